@@ -1,0 +1,314 @@
+//! One cell of a schedule or a program: what a rank does at one point of its row.
+//!
+//! Actions are small `Copy` values, since a large program holds a hundred million of them. Their text form is in
+//! [`crate::notation`]; what an action does to tensors is the runtime's business.
+
+use crate::ids::{Microbatch, StageIndex};
+
+/// One thing that a rank does. Each variant's text form stands in its documentation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Action {
+    /// `2F0`: run the stage on the microbatch.
+    Forward {
+        /// The stage that runs.
+        stage: StageIndex,
+        /// The microbatch it runs on.
+        microbatch: Microbatch,
+    },
+    /// `2I0`: compute the gradient of the stage's inputs, and leave that of its weights for later.
+    InputBackward {
+        /// The stage that runs.
+        stage: StageIndex,
+        /// The microbatch it runs on.
+        microbatch: Microbatch,
+    },
+    /// `2W0`: compute the gradient of the stage's weights that `2I0` left.
+    WeightBackward {
+        /// The stage that runs.
+        stage: StageIndex,
+        /// The microbatch it runs on.
+        microbatch: Microbatch,
+    },
+    /// `2B0`: compute the gradients of inputs and weights together.
+    Backward {
+        /// The stage that runs.
+        stage: StageIndex,
+        /// The microbatch it runs on.
+        microbatch: Microbatch,
+    },
+    /// `2UNSHARD`: gather the stage's sharded parameters.
+    Unshard {
+        /// The stage whose parameters are gathered.
+        stage: StageIndex,
+    },
+    /// `2RESHARD`: drop the gathered parameters again.
+    Reshard {
+        /// The stage whose parameters are dropped.
+        stage: StageIndex,
+    },
+    /// `2REDUCE_GRAD`: start to reduce the stage's gradients over its data-parallel replicas.
+    ReduceGrad {
+        /// The stage whose gradients are reduced.
+        stage: StageIndex,
+    },
+    /// `2WAIT_REDUCE_GRAD`: wait until that reduction is complete.
+    WaitReduceGrad {
+        /// The stage whose gradients are waited for.
+        stage: StageIndex,
+    },
+    /// `2SEND_F0`: send the output of `2F0` to stage 3.
+    SendForward {
+        /// The stage whose output is sent.
+        stage: StageIndex,
+        /// The microbatch it belongs to.
+        microbatch: Microbatch,
+    },
+    /// `2RECV_F0`: receive the input of `2F0` from stage 1.
+    RecvForward {
+        /// The stage whose input is received.
+        stage: StageIndex,
+        /// The microbatch it belongs to.
+        microbatch: Microbatch,
+    },
+    /// `2SEND_B0`: send the gradient of the inputs of `2F0` to stage 1.
+    SendBackward {
+        /// The stage whose input gradient is sent.
+        stage: StageIndex,
+        /// The microbatch it belongs to.
+        microbatch: Microbatch,
+    },
+    /// `2RECV_B0`: receive the gradient of the output of `2F0` from stage 3.
+    RecvBackward {
+        /// The stage whose output gradient is received.
+        stage: StageIndex,
+        /// The microbatch it belongs to.
+        microbatch: Microbatch,
+    },
+    /// `2WAIT_SEND_F0`: wait until `2SEND_F0` is complete.
+    WaitSendForward {
+        /// The stage whose output was sent.
+        stage: StageIndex,
+        /// The microbatch it belongs to.
+        microbatch: Microbatch,
+    },
+    /// `2WAIT_SEND_B0`: wait until `2SEND_B0` is complete.
+    WaitSendBackward {
+        /// The stage whose input gradient was sent.
+        stage: StageIndex,
+        /// The microbatch it belongs to.
+        microbatch: Microbatch,
+    },
+    /// `(0F7;7B3)OVERLAP_F_B`: run one stage's forward and another's backward together.
+    Overlap {
+        /// The stage and microbatch that run forward.
+        forward: (StageIndex, Microbatch),
+        /// The stage and microbatch that run backward.
+        backward: (StageIndex, Microbatch),
+    },
+}
+
+/// What sort of action an [`Action`] is, without its stage and microbatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(missing_docs, reason = "each kind is documented at the variant of `Action` with its name")]
+pub enum ActionKind {
+    Forward,
+    InputBackward,
+    WeightBackward,
+    Backward,
+    Unshard,
+    Reshard,
+    ReduceGrad,
+    WaitReduceGrad,
+    SendForward,
+    RecvForward,
+    SendBackward,
+    RecvBackward,
+    WaitSendForward,
+    WaitSendBackward,
+    Overlap,
+}
+
+impl Action {
+    /// The sort of action.
+    pub fn kind(self) -> ActionKind {
+        match self {
+            Self::Forward { .. } => ActionKind::Forward,
+            Self::InputBackward { .. } => ActionKind::InputBackward,
+            Self::WeightBackward { .. } => ActionKind::WeightBackward,
+            Self::Backward { .. } => ActionKind::Backward,
+            Self::Unshard { .. } => ActionKind::Unshard,
+            Self::Reshard { .. } => ActionKind::Reshard,
+            Self::ReduceGrad { .. } => ActionKind::ReduceGrad,
+            Self::WaitReduceGrad { .. } => ActionKind::WaitReduceGrad,
+            Self::SendForward { .. } => ActionKind::SendForward,
+            Self::RecvForward { .. } => ActionKind::RecvForward,
+            Self::SendBackward { .. } => ActionKind::SendBackward,
+            Self::RecvBackward { .. } => ActionKind::RecvBackward,
+            Self::WaitSendForward { .. } => ActionKind::WaitSendForward,
+            Self::WaitSendBackward { .. } => ActionKind::WaitSendBackward,
+            Self::Overlap { .. } => ActionKind::Overlap,
+        }
+    }
+
+    /// The stage the action belongs to; for an overlap, that of its forward part.
+    pub fn stage(self) -> StageIndex {
+        match self {
+            Self::Unshard { stage }
+            | Self::Reshard { stage }
+            | Self::ReduceGrad { stage }
+            | Self::WaitReduceGrad { stage }
+            | Self::Forward { stage, .. }
+            | Self::InputBackward { stage, .. }
+            | Self::WeightBackward { stage, .. }
+            | Self::Backward { stage, .. }
+            | Self::SendForward { stage, .. }
+            | Self::RecvForward { stage, .. }
+            | Self::SendBackward { stage, .. }
+            | Self::RecvBackward { stage, .. }
+            | Self::WaitSendForward { stage, .. }
+            | Self::WaitSendBackward { stage, .. }
+            | Self::Overlap { forward: (stage, _), .. } => stage,
+        }
+    }
+
+    /// The microbatch the action belongs to; for an overlap, that of its forward part; `None` for the actions that
+    /// concern a stage as a whole.
+    pub fn microbatch(self) -> Option<Microbatch> {
+        match self {
+            Self::Unshard { .. }
+            | Self::Reshard { .. }
+            | Self::ReduceGrad { .. }
+            | Self::WaitReduceGrad { .. } => None,
+            Self::Forward { microbatch, .. }
+            | Self::InputBackward { microbatch, .. }
+            | Self::WeightBackward { microbatch, .. }
+            | Self::Backward { microbatch, .. }
+            | Self::SendForward { microbatch, .. }
+            | Self::RecvForward { microbatch, .. }
+            | Self::SendBackward { microbatch, .. }
+            | Self::RecvBackward { microbatch, .. }
+            | Self::WaitSendForward { microbatch, .. }
+            | Self::WaitSendBackward { microbatch, .. }
+            | Self::Overlap { forward: (_, microbatch), .. } => Some(microbatch),
+        }
+    }
+
+    /// Whether the action runs a stage forward or backward.
+    pub fn is_compute(self) -> bool {
+        self.kind().is_compute()
+    }
+
+    /// Whether the action moves a tensor between two stages, or waits for such a move.
+    pub fn is_communication(self) -> bool {
+        self.kind().is_communication()
+    }
+
+    /// The single actions that this one runs: the forward and the backward of an overlap, else the action itself.
+    pub fn parts(self) -> impl Iterator<Item = Action> {
+        let (first, second) = match self {
+            Self::Overlap { forward, backward } => (
+                Self::Forward { stage: forward.0, microbatch: forward.1 },
+                Some(Self::Backward { stage: backward.0, microbatch: backward.1 }),
+            ),
+            single => (single, None),
+        };
+        std::iter::once(first).chain(second)
+    }
+
+    /// An action of a kind that has a stage and a microbatch; `None` for the kinds that have not.
+    pub(crate) fn of_microbatch(kind: ActionKind, stage: StageIndex, microbatch: Microbatch) -> Option<Self> {
+        Some(match kind {
+            ActionKind::Forward => Self::Forward { stage, microbatch },
+            ActionKind::InputBackward => Self::InputBackward { stage, microbatch },
+            ActionKind::WeightBackward => Self::WeightBackward { stage, microbatch },
+            ActionKind::Backward => Self::Backward { stage, microbatch },
+            ActionKind::SendForward => Self::SendForward { stage, microbatch },
+            ActionKind::RecvForward => Self::RecvForward { stage, microbatch },
+            ActionKind::SendBackward => Self::SendBackward { stage, microbatch },
+            ActionKind::RecvBackward => Self::RecvBackward { stage, microbatch },
+            ActionKind::WaitSendForward => Self::WaitSendForward { stage, microbatch },
+            ActionKind::WaitSendBackward => Self::WaitSendBackward { stage, microbatch },
+            _ => return None,
+        })
+    }
+
+    /// An action of a kind that concerns a stage as a whole; `None` for the other kinds.
+    pub(crate) fn of_stage(kind: ActionKind, stage: StageIndex) -> Option<Self> {
+        Some(match kind {
+            ActionKind::Unshard => Self::Unshard { stage },
+            ActionKind::Reshard => Self::Reshard { stage },
+            ActionKind::ReduceGrad => Self::ReduceGrad { stage },
+            ActionKind::WaitReduceGrad => Self::WaitReduceGrad { stage },
+            _ => return None,
+        })
+    }
+}
+
+impl ActionKind {
+    /// Every kind, in the order in which the design lists them.
+    pub const ALL: [Self; 15] = [
+        Self::Forward,
+        Self::InputBackward,
+        Self::WeightBackward,
+        Self::Backward,
+        Self::Unshard,
+        Self::Reshard,
+        Self::ReduceGrad,
+        Self::WaitReduceGrad,
+        Self::SendForward,
+        Self::RecvForward,
+        Self::SendBackward,
+        Self::RecvBackward,
+        Self::WaitSendForward,
+        Self::WaitSendBackward,
+        Self::Overlap,
+    ];
+
+    /// Whether actions of this kind run a stage forward or backward.
+    pub fn is_compute(self) -> bool {
+        matches!(
+            self,
+            Self::Forward | Self::InputBackward | Self::WeightBackward | Self::Backward | Self::Overlap
+        )
+    }
+
+    /// Whether actions of this kind move a tensor between two stages, or wait for such a move.
+    pub fn is_communication(self) -> bool {
+        matches!(
+            self,
+            Self::SendForward
+                | Self::RecvForward
+                | Self::SendBackward
+                | Self::RecvBackward
+                | Self::WaitSendForward
+                | Self::WaitSendBackward
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_action_stays_small() {
+        assert!(size_of::<Action>() <= 20, "a hundred million of them must fit a laptop");
+        assert_eq!(size_of::<Option<Action>>(), size_of::<Action>());
+    }
+
+    #[test]
+    fn an_overlap_has_two_parts() {
+        let action: Action = "(0F7;7B3)OVERLAP_F_B".parse().expect("an overlap");
+        let parts: Vec<String> = action.parts().map(|part| part.to_string()).collect();
+        assert_eq!(parts, ["0F7", "7B3"]);
+        assert!(action.is_compute() && !action.is_communication());
+    }
+
+    #[test]
+    fn kinds_fall_into_three_families() {
+        let count =
+            |family: fn(ActionKind) -> bool| ActionKind::ALL.into_iter().filter(|&kind| family(kind)).count();
+        assert_eq!(count(ActionKind::is_compute), 5);
+        assert_eq!(count(ActionKind::is_communication), 6);
+    }
+}

@@ -1,0 +1,43 @@
+//! Forward-only: every microbatch runs through every stage once, and nothing is differentiated.
+//!
+//! For evaluation and inference; not for training. One stage a rank, microbatches in ascending order.
+//!
+//! With `p` ranks, `m` microbatches and a forward of equal length on every stage, the bubble is
+//! `(p - 1) / (m + p - 1)`. No activation outlives its microbatch's forward.
+
+use crate::action::Action;
+use crate::generate::catalogue::Generator;
+use crate::generate::spec::{GenerateError, ScheduleSpec};
+use crate::ids::{Microbatch, StageIndex};
+use crate::schedule::Schedule;
+
+const NAME: &str = "forwardonly";
+
+pub(super) const GENERATOR: Generator =
+    Generator { name: NAME, summary: "forward of every microbatch, no backward; for evaluation", generate };
+
+fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
+    let placement = spec.one_stage_a_rank(NAME)?;
+    let rows = placement.all_stages().map(|stage| row(stage, spec.microbatches)).collect();
+    Ok(Schedule::generated(placement, spec.microbatches, rows))
+}
+
+fn row(stage: StageIndex, microbatches: u32) -> Vec<Option<Action>> {
+    (0..microbatches)
+        .map(Microbatch::new)
+        .map(|microbatch| Some(Action::Forward { stage, microbatch }))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::print_schedule;
+
+    #[test]
+    fn fewer_microbatches_than_stages_are_fine() {
+        let spec = ScheduleSpec { ranks: 3, stages_per_rank: Some(1), microbatches: 2 };
+        let schedule = generate(&spec).expect("a schedule");
+        assert_eq!(print_schedule(&schedule), "0F0,0F1\n1F0,1F1\n2F0,2F1\n");
+    }
+}

@@ -1,0 +1,63 @@
+//! 1F1B: one forward, one backward in turn, so that a stage holds no more microbatches than stages follow it.
+//!
+//! Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019, with the flush at the
+//! step's end of "Memory-Efficient Pipeline-Parallel DNN Training", 2021. One stage a rank.
+//!
+//! Stage `s` of `p` warms up with `min(m, p - s)` forwards, then runs a backward and a forward in turn while forwards
+//! remain, and cools down with the remaining backwards. With forward and backward of equal length on every stage, the
+//! bubble is `(p - 1) / (m + p - 1)`. Stage `s` holds the activations of at most `min(m, p - s)` microbatches.
+
+use crate::action::Action;
+use crate::generate::catalogue::Generator;
+use crate::generate::spec::{GenerateError, ScheduleSpec};
+use crate::ids::{Microbatch, StageIndex};
+use crate::schedule::Schedule;
+
+const NAME: &str = "1f1b";
+
+pub(super) const GENERATOR: Generator = Generator {
+    name: NAME,
+    summary: "one forward, one backward in turn; memory bounded by the ranks",
+    generate,
+};
+
+fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
+    let placement = spec.one_stage_a_rank(NAME)?;
+    spec.check_fills(NAME, &placement)?;
+    let stages = placement.stages();
+    let rows = placement.all_stages().map(|stage| row(stage, stages, spec.microbatches)).collect();
+    Ok(Schedule::generated(placement, spec.microbatches, rows))
+}
+
+fn row(stage: StageIndex, stages: u32, microbatches: u32) -> Vec<Option<Action>> {
+    let forward = |microbatch| Some(Action::Forward { stage, microbatch: Microbatch::new(microbatch) });
+    let backward = |microbatch| Some(Action::Backward { stage, microbatch: Microbatch::new(microbatch) });
+    let warm_up = microbatches.min(stages - stage.get());
+    let mut row = Vec::with_capacity(2 * microbatches as usize);
+    row.extend((0..warm_up).map(forward));
+    for finished in 0..microbatches {
+        row.push(backward(finished));
+        if warm_up + finished < microbatches {
+            row.push(forward(warm_up + finished));
+        }
+    }
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_holds_no_more_than_follow_it() {
+        let (stages, microbatches) = (5, 12);
+        for stage in (0..stages).map(StageIndex::new) {
+            let (mut held, mut peak) = (0u32, 0);
+            for action in row(stage, stages, microbatches).into_iter().flatten() {
+                held = if matches!(action, Action::Forward { .. }) { held + 1 } else { held - 1 };
+                peak = peak.max(held);
+            }
+            assert_eq!(peak, stages - stage.get());
+        }
+    }
+}

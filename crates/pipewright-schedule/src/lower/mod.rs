@@ -1,0 +1,24 @@
+//! From a schedule to a program: a list of small passes, each with its own file, rules and tests.
+//!
+//! [`lower`] is the table of contents. In debug builds the program is validated after each pass, at the level that
+//! holds there. Passes are linear in the program, and take rows over rather than copy them.
+//!
+//! ```
+//! use pipewright_schedule::{Level, LowerConfig, csv, lower};
+//! let schedule = csv::parse_schedule("0F0,,0B0\n,1F0,1B0\n")?;
+//! let program = lower(&schedule, &LowerConfig::from(Level::Comms))?;
+//! assert_eq!(csv::print_program(&program), "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod drop_bubbles;
+mod passes;
+mod reduce_grad;
+mod send_recv;
+mod unshard;
+
+pub use drop_bubbles::drop_bubbles;
+pub use passes::{LowerConfig, LowerError, lower};
+pub use reduce_grad::reduce_grad;
+pub use send_recv::{send_recv, send_recv_in_step};
+pub use unshard::unshard;

@@ -1,0 +1,118 @@
+//! The list of passes and their settings.
+
+use std::num::NonZeroU32;
+
+use thiserror::Error;
+
+use crate::level::Level;
+use crate::lower::{drop_bubbles, reduce_grad, send_recv, unshard};
+use crate::schedule::{Program, Schedule};
+use crate::validate::{Blocked, Violations, check};
+
+/// Which passes run, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LowerConfig {
+    /// Gather parameters before their stage computes, for at most so many stages at once; `None` where parameters are
+    /// not sharded.
+    pub unshard_window: Option<NonZeroU32>,
+    /// Reduce each stage's gradients after its last weight gradient.
+    pub reduce_grad: bool,
+    /// Send and receive between ranks.
+    pub communicate: bool,
+}
+
+impl From<Level> for LowerConfig {
+    fn from(level: Level) -> Self {
+        const WINDOW: NonZeroU32 = NonZeroU32::new(3).expect("3 is not 0");
+        Self {
+            unshard_window: (level == Level::Full).then_some(WINDOW),
+            reduce_grad: level == Level::Full,
+            communicate: level != Level::Compute,
+        }
+    }
+}
+
+/// Why a schedule cannot be lowered.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum LowerError {
+    /// The program is unsound after a pass. After the first pass it is the schedule that is at fault.
+    #[error("after the pass `{pass}`: {violations}")]
+    Unsound {
+        /// The pass.
+        pass: &'static str,
+        /// What is wrong.
+        violations: Violations,
+    },
+    /// The ranks wait for each other, so that no order of messages serves them.
+    #[error("no rank can go on: {}; correct the order of the schedule", list(.blocked))]
+    Stuck {
+        /// Every rank that has not come to its end.
+        blocked: Vec<Blocked>,
+    },
+    /// The program sends or receives already.
+    #[error("the program communicates already; add sends and receives only once")]
+    AlreadyCommunicates,
+}
+
+/// Lowers `schedule` to a program.
+///
+/// # Errors
+/// When the schedule is unsound. Release builds notice only what keeps a pass from going on; validate the outcome.
+pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, LowerError> {
+    let mut program = sound("drop bubbles", drop_bubbles(schedule), Level::Compute)?;
+    if let Some(window) = config.unshard_window {
+        program = sound("unshard", unshard(program, window), Level::Compute)?;
+    }
+    if config.reduce_grad {
+        program = sound("reduce-grad", reduce_grad(program), Level::Compute)?;
+    }
+    if config.communicate {
+        let is_full = config.reduce_grad && config.unshard_window.is_some();
+        let level = if is_full { Level::Full } else { Level::Comms };
+        program = sound("send-recv", send_recv(program)?, level)?;
+    }
+    Ok(program)
+}
+
+/// The program, which debug builds prove to be sound at `level` after `pass`.
+fn sound(pass: &'static str, program: Program, level: Level) -> Result<Program, LowerError> {
+    if cfg!(debug_assertions) {
+        let report = check(&program, level);
+        if report.total() > 0 {
+            return Err(LowerError::Unsound { pass, violations: report.into_violations(program) });
+        }
+    }
+    Ok(program)
+}
+
+/// The first few blocked ranks, for a message.
+fn list(blocked: &[Blocked]) -> String {
+    let named: Vec<String> = blocked.iter().take(8).map(Blocked::to_string).collect();
+    let more = if blocked.len() > named.len() { ", and more" } else { "" };
+    named.join(", ") + more
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv;
+
+    #[test]
+    #[cfg(debug_assertions)]
+    fn an_unsound_schedule_is_named_as_such() {
+        let schedule = csv::parse_schedule("0F0,0B0\n1B0,1F0\n").expect("a schedule");
+        let error =
+            lower(&schedule, &LowerConfig::from(Level::Comms)).expect_err("a backward before its forward");
+        assert!(error.to_string().starts_with("after the pass `drop bubbles`: unsound program, "), "{error}");
+    }
+
+    #[test]
+    fn passes_are_independent() {
+        let schedule = csv::parse_schedule("0F0,0B0\n1F0,1B0\n").expect("a schedule");
+        let config = LowerConfig { unshard_window: None, reduce_grad: true, communicate: true };
+        let program = lower(&schedule, &config).expect("a program");
+        let expected = "0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n\
+                        1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD\n";
+        assert_eq!(csv::print_program(&program), expected);
+    }
+}

@@ -1,0 +1,62 @@
+//! Reduces a stage's gradients over its data-parallel replicas once they are complete.
+//!
+//! Rule: right behind a stage's last weight gradient (`W`, `B`, or the backward of an overlap) come its `REDUCE_GRAD`
+//! and `WAIT_REDUCE_GRAD`. A stage without a backward reduces nothing. Reductions are not spread over the microbatches:
+//! gradients add up locally first, and are reduced once.
+
+use crate::action::{Action, ActionKind};
+use crate::ids::Rank;
+use crate::schedule::Program;
+
+/// Adds `REDUCE_GRAD` and `WAIT_REDUCE_GRAD` to every stage that runs backward.
+pub fn reduce_grad(program: Program) -> Program {
+    let mut last = vec![None; program.placement().stages() as usize];
+    for (rank, row) in (0..).map(Rank::new).zip(program.rows()) {
+        for (position, action) in row.iter().enumerate() {
+            for part in action.parts().filter(|&part| adds_to_weights(part)) {
+                if let Some(last) = last.get_mut(part.stage().index()) {
+                    *last = Some((rank, position));
+                }
+            }
+        }
+    }
+    program.map_rows(|rank, row| {
+        let mut lowered = Vec::with_capacity(row.len() + 2);
+        for (position, action) in row.into_iter().enumerate() {
+            lowered.push(action);
+            for stage in action.parts().filter(|&part| adds_to_weights(part)).map(Action::stage) {
+                if last.get(stage.index()) == Some(&Some((rank, position))) {
+                    lowered.extend([Action::ReduceGrad { stage }, Action::WaitReduceGrad { stage }]);
+                }
+            }
+        }
+        lowered
+    })
+}
+
+fn adds_to_weights(action: Action) -> bool {
+    matches!(action.kind(), ActionKind::Backward | ActionKind::WeightBackward)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::{parse_program, print_program};
+
+    fn check(rows: &str, expected: &str) {
+        let program = parse_program(rows).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(print_program(&reduce_grad(program)), expected);
+    }
+
+    #[test]
+    fn after_the_last_weight_gradient() {
+        check("0F0,0F1,0B1,0B0\n", "0F0,0F1,0B1,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n");
+        check("0F0,0I0,0W0,1F0\n", "0F0,0I0,0W0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,1F0\n");
+        check("(0F0;1B0)OVERLAP_F_B\n", "(0F0;1B0)OVERLAP_F_B,1REDUCE_GRAD,1WAIT_REDUCE_GRAD\n");
+    }
+
+    #[test]
+    fn nothing_without_a_backward() {
+        check("0F0\n1F0\n", "0F0\n1F0\n");
+    }
+}

@@ -1,0 +1,210 @@
+//! Adds the sends and receives between ranks, in an order in which nothing can block for ever.
+//!
+//! The ranks are swept in ascending order, again and again. Rules: (1) in a sweep, a rank does its next action if the
+//! action's input or gradient has been made; else it does nothing; (2) right behind an action that makes what a stage on
+//! another rank needs comes its send, and at the same moment the receive is appended to the other rank's row; (3) stages
+//! that share a rank hand tensors over without either; (4) an overlap waits for what both its halves need, and is
+//! followed by both sends.
+//!
+//! A receive is thus never placed by the rank that wants it. All sends and receives are made in one global order in
+//! which a send stands next to its receive, so every pair of ranks agrees on an order, and the program runs to its end
+//! even where a send completes only when it is received.
+//!
+//! Sweeping costs nothing for blocked ranks: a queue, ordered by sweep and rank, holds the ranks that may go on, and an
+//! action wakes the rank that waited for it, at the next moment at which the sweep comes by. Time `n log p` for `n`
+//! actions on `p` ranks.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::action::Action;
+use crate::ids::Rank;
+use crate::lower::passes::LowerError;
+use crate::marks::Marks;
+use crate::placement::Placement;
+use crate::schedule::{Program, Schedule};
+use crate::transfer::Transfer;
+use crate::validate::Blocked;
+
+/// Adds every `SEND_F`, `RECV_F`, `SEND_B` and `RECV_B`.
+///
+/// # Errors
+/// When the program communicates already, or its ranks wait for each other.
+pub fn send_recv(program: Program) -> Result<Program, LowerError> {
+    if program.rows().iter().flatten().any(|action| action.is_communication()) {
+        return Err(LowerError::AlreadyCommunicates);
+    }
+    let rows = Sweep::over(program.placement(), program.microbatches(), program.rows()).run()?;
+    Ok(Program::lowered(program.placement().clone(), program.microbatches(), rows))
+}
+
+/// As [`send_recv`], for a schedule with its bubbles: a bubble keeps its rank from acting for one sweep, so that where
+/// the bubbles are right, a sweep is a tick of the schedule. The bubbles themselves are dropped.
+///
+/// # Errors
+/// When the ranks wait for each other.
+pub fn send_recv_in_step(schedule: &Schedule) -> Result<Program, LowerError> {
+    let rows = Sweep::over(schedule.placement(), schedule.microbatches(), schedule.rows()).run()?;
+    Ok(Program::lowered(schedule.placement().clone(), schedule.microbatches(), rows))
+}
+
+/// The sweeping of rows of cells, which are actions (of a program) or may be bubbles (of a schedule).
+struct Sweep<'a, Cell> {
+    placement: &'a Placement,
+    rows: &'a [Vec<Cell>],
+    /// The ranks to visit, by the number of the sweep and then by rank.
+    queue: BinaryHeap<Reverse<(u64, Rank)>>,
+    /// How many cells each rank has done.
+    next: Vec<usize>,
+    /// For each rank that is not in the queue and not at its end, the action it waits for.
+    waits_for: Vec<Option<Action>>,
+    done: Marks,
+    /// What the rows hold, to know which kind of backward yields a gradient.
+    present: Marks,
+    lowered: Vec<Vec<Action>>,
+}
+
+impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
+    fn over(placement: &'a Placement, microbatches: u32, rows: &'a [Vec<Cell>]) -> Self {
+        let mut present = Marks::sized(placement.stages(), microbatches);
+        for part in rows.iter().flatten().filter_map(|&cell| cell.into()).flat_map(Action::parts) {
+            present.insert(part);
+        }
+        Self {
+            placement,
+            rows,
+            queue: placement.all_ranks().map(|rank| Reverse((0, rank))).collect(),
+            next: vec![0; rows.len()],
+            waits_for: vec![None; rows.len()],
+            done: Marks::sized(placement.stages(), microbatches),
+            present,
+            // With each forward and backward come at most a send and a receive.
+            lowered: rows.iter().map(|row| Vec::with_capacity(row.len() * 3)).collect(),
+        }
+    }
+
+    /// Sweeps until no rank can go on.
+    fn run(mut self) -> Result<Vec<Vec<Action>>, LowerError> {
+        while let Some(Reverse((number, rank))) = self.queue.pop() {
+            self.visit(number, rank);
+        }
+        self.finish()
+    }
+
+    /// The cell at which `rank` stands; `None` at its end.
+    fn standing_at(&self, rank: Rank) -> Option<Option<Action>> {
+        self.rows[rank.index()].get(self.next[rank.index()]).map(|&cell| cell.into())
+    }
+
+    /// Lets `rank` do its next action in sweep `number`, if it can.
+    fn visit(&mut self, number: u64, rank: Rank) {
+        let Some(cell) = self.standing_at(rank) else { return };
+        if let Some(action) = cell {
+            if let Some(missing) = self.missing_input(action) {
+                self.waits_for[rank.index()] = Some(missing);
+                return;
+            }
+            self.act(number, rank, action);
+        }
+        self.next[rank.index()] += 1;
+        self.queue.push(Reverse((number + 1, rank)));
+    }
+
+    /// Does `action`, sends what it makes, and lets the receivers go on.
+    fn act(&mut self, number: u64, rank: Rank, action: Action) {
+        self.lowered[rank.index()].push(action);
+        for part in action.parts() {
+            self.done.insert(part);
+            if let Some(transfer) = Transfer::after(self.placement, part) {
+                self.lowered[rank.index()].push(transfer.send);
+                self.lowered[transfer.receiver.index()].push(transfer.receive);
+                self.wake(number, rank, transfer.receiver, part);
+            }
+        }
+    }
+
+    /// Lets `peer` be visited when the sweep next comes by, if it waits for `made`, which `rank` has just done.
+    fn wake(&mut self, number: u64, rank: Rank, peer: Rank, made: Action) {
+        if self.waits_for[peer.index()] == Some(made) {
+            self.waits_for[peer.index()] = None;
+            self.queue.push(Reverse((if peer > rank { number } else { number + 1 }, peer)));
+        }
+    }
+
+    /// The first action that must be done before `action` and is not.
+    fn missing_input(&self, action: Action) -> Option<Action> {
+        let placement = self.placement;
+        let inputs = action.parts().filter_map(|part| match part {
+            Action::Forward { stage, microbatch } => {
+                Some(Action::Forward { stage: placement.previous(stage)?, microbatch })
+            }
+            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
+                Some(self.present.input_gradient(placement.next(stage)?, microbatch))
+            }
+            _ => None,
+        });
+        inputs.into_iter().find(|&input| !self.done.has(input))
+    }
+
+    /// The rows, where every rank has come to its end.
+    fn finish(self) -> Result<Vec<Vec<Action>>, LowerError> {
+        let blocked: Vec<Blocked> = (0..)
+            .map(Rank::new)
+            .zip(&self.waits_for)
+            .filter_map(|(rank, missing)| {
+                let position = self.next[rank.index()];
+                let action = self.standing_at(rank)??;
+                let waits_for = self.placement.owner((*missing)?.stage())?;
+                Some(Blocked { rank, position, action, waits_for })
+            })
+            .collect();
+        if blocked.is_empty() { Ok(self.lowered) } else { Err(LowerError::Stuck { blocked }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::{parse_program, print_program};
+
+    fn check(rows: &str, expected: Result<&str, &str>) {
+        let program = parse_program(rows).unwrap_or_else(|error| panic!("{error}"));
+        let found =
+            send_recv(program).map(|program| print_program(&program)).map_err(|error| error.to_string());
+        assert_eq!(found.as_deref().map_err(String::as_str), expected);
+    }
+
+    #[test]
+    fn a_message_joins_two_ranks() {
+        check("0F0,0B0\n1F0,1B0\n", Ok("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"));
+    }
+
+    #[test]
+    fn a_turn_needs_no_message() {
+        check("0F0,1F0,1B0,0B0\n", Ok("0F0,1F0,1B0,0B0\n"));
+    }
+
+    #[test]
+    fn a_receive_comes_when_it_is_sent() {
+        // Rank 1 has its second input before it is done with the first.
+        check(
+            "0F0,0F1\n1F0,1B0,1F1\n",
+            Ok("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0\n1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1\n"),
+        );
+    }
+
+    #[test]
+    fn ranks_that_wait_for_each_other_are_named() {
+        check(
+            "0F0,0B0,0F1\n1F0,1F1,1B0\n",
+            Err("no rank can go on: rank 0 at position 1 (0B0) waits for rank 1, \
+                 rank 1 at position 1 (1F1) waits for rank 0; correct the order of the schedule"),
+        );
+    }
+
+    #[test]
+    fn messages_are_not_added_twice() {
+        let twice = "the program communicates already; add sends and receives only once";
+        check("0F0,0SEND_F0\n1RECV_F0,1F0\n", Err(twice));
+    }
+}

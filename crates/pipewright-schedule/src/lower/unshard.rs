@@ -1,0 +1,127 @@
+//! Gathers a stage's sharded parameters before it computes, and drops them when others are nearer.
+//!
+//! Before each compute action, the `window` distinct stages that the rank computes next, from that action on, are to be
+//! gathered. Rules: (1) a gathered stage that is not among them is dropped (`RESHARD`), in ascending order; (2) a stage
+//! among them that is not gathered is gathered (`UNSHARD`), in the order of its next use, after the drops; (3) at the
+//! end of the row every gathered stage is dropped; (4) both stages of an overlap count, even where only the first fits
+//! the window.
+//!
+//! The stages that come next are found from the row's end to its start. Going back by one action moves its stage to the
+//! front of the list, and a stage that has left the window never returns without being used, so a list of `window + 1`
+//! stages suffices and the pass takes time linear in the row, times the window.
+
+use std::num::NonZeroU32;
+
+use crate::action::Action;
+use crate::ids::StageIndex;
+use crate::schedule::Program;
+
+/// Adds `UNSHARD` and `RESHARD`, keeping at most `window` stages of a rank gathered (one more around an overlap).
+pub fn unshard(program: Program, window: NonZeroU32) -> Program {
+    program.map_rows(|_, row| unshard_row(&row, window.get() as usize))
+}
+
+fn unshard_row(row: &[Action], window: usize) -> Vec<Action> {
+    let mut changes = changes_from_the_end(row, window);
+    let mut lowered = Vec::with_capacity(row.len() + changes.len());
+    for position in 0..=row.len() {
+        while let Some((_, change)) = changes.pop_if(|(at, _)| *at == position) {
+            lowered.push(change);
+        }
+        lowered.extend(row.get(position));
+    }
+    lowered
+}
+
+/// What is gathered or dropped before which position, the last first.
+fn changes_from_the_end(row: &[Action], window: usize) -> Vec<(usize, Action)> {
+    let mut changes = Vec::new();
+    let mut upcoming = Upcoming { window, nearest: Vec::new() };
+    let mut after: Vec<StageIndex> = Vec::new();
+    for (position, action) in row.iter().enumerate().rev().filter(|(_, action)| action.is_compute()) {
+        upcoming.go_back_to(position, *action);
+        let before: Vec<StageIndex> = upcoming.in_window().collect();
+        // The last compute action before the change is here, so the change belongs right behind it.
+        push_changes(&mut changes, position + 1, &before, &after);
+        after = before;
+    }
+    push_changes(&mut changes, 0, &[], &after);
+    changes
+}
+
+/// Notes how the gathered stages change from `before` to `after`; backwards, since the list begins with the last.
+fn push_changes(changes: &mut Vec<(usize, Action)>, at: usize, before: &[StageIndex], after: &[StageIndex]) {
+    let fetched = after.iter().rev().filter(|stage| !before.contains(stage));
+    changes.extend(fetched.map(|&stage| (at, Action::Unshard { stage })));
+    let mut dropped: Vec<StageIndex> =
+        before.iter().copied().filter(|stage| !after.contains(stage)).collect();
+    dropped.sort_unstable_by(|a, b| b.cmp(a));
+    changes.extend(dropped.into_iter().map(|stage| (at, Action::Reshard { stage })));
+}
+
+/// The stages that come next, nearest first, each with the position of its next use.
+struct Upcoming {
+    window: usize,
+    nearest: Vec<(StageIndex, usize)>,
+}
+
+impl Upcoming {
+    fn go_back_to(&mut self, position: usize, action: Action) {
+        let mut stages = action.parts().map(Action::stage);
+        let (first, second) = (stages.next(), stages.next());
+        for stage in [second, first].into_iter().flatten() {
+            self.nearest.retain(|&(other, _)| other != stage);
+            self.nearest.insert(0, (stage, position));
+        }
+        self.nearest.truncate(self.window + 1);
+    }
+
+    fn in_window(&self) -> impl Iterator<Item = StageIndex> {
+        let splits_overlap = match (self.nearest.get(self.window - 1), self.nearest.get(self.window)) {
+            (Some(last), Some(beyond)) => last.1 == beyond.1,
+            _ => false,
+        };
+        self.nearest.iter().take(self.window + usize::from(splits_overlap)).map(|&(stage, _)| stage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(window: usize, row: &str, expected: &str) {
+        let row: Vec<Action> = row.split_whitespace().map(|cell| cell.parse().expect("an action")).collect();
+        let lowered: Vec<String> = unshard_row(&row, window).iter().map(ToString::to_string).collect();
+        assert_eq!(lowered.join(" "), expected);
+    }
+
+    #[test]
+    fn one_stage_is_gathered_once() {
+        check(3, "0F0 0F1 0B0 0B1", "0UNSHARD 0F0 0F1 0B0 0B1 0RESHARD");
+        check(1, "", "");
+    }
+
+    #[test]
+    fn a_stage_that_is_done_is_dropped() {
+        check(
+            3,
+            "0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1",
+            "0UNSHARD 1UNSHARD 0F0 0F1 1F0 1F1 1B0 1B1 1RESHARD 0B0 0B1 0RESHARD",
+        );
+    }
+
+    #[test]
+    fn a_narrow_window_gathers_again() {
+        check(1, "0F0 1F0 1B0 0B0", "0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1B0 1RESHARD 0UNSHARD 0B0 0RESHARD");
+        check(
+            2,
+            "0F0 1F0 2F0 0B0",
+            "0UNSHARD 1UNSHARD 0F0 0RESHARD 2UNSHARD 1F0 1RESHARD 0UNSHARD 2F0 2RESHARD 0B0 0RESHARD",
+        );
+    }
+
+    #[test]
+    fn an_overlap_is_gathered_whole() {
+        check(1, "(0F1;1B0)OVERLAP_F_B 1B1", "0UNSHARD 1UNSHARD (0F1;1B0)OVERLAP_F_B 0RESHARD 1B1 1RESHARD");
+    }
+}

@@ -1,0 +1,317 @@
+//! The text form of an action, `[stage][action][microbatch]`: `2F0`, `1UNSHARD`, `3SEND_F1`, `(0F7;7B3)OVERLAP_F_B`.
+//!
+//! Printing and parsing are each other's inverse. Parsing matches the whole text and says at which byte it went
+//! wrong: `1F0xyz` is an error, not `1F0`. Rows and files of actions are in [`crate::csv`].
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::action::{Action, ActionKind};
+use crate::ids::{Microbatch, StageIndex};
+
+/// Why a text is not an action, and where in the text.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{kind}")]
+pub struct ParseActionError {
+    /// The byte at which the text goes wrong, counted from 1.
+    pub column: usize,
+    /// What is wrong there.
+    pub kind: ParseActionErrorKind,
+}
+
+/// What is wrong with the text of an action.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ParseActionErrorKind {
+    /// The text is empty.
+    #[error("no action; write one such as `0F0`")]
+    Empty,
+    /// The text does not begin with a number.
+    #[error("missing stage: an action begins with its stage's number, such as `0F0`")]
+    MissingStage,
+    /// A number that an index cannot hold.
+    #[error("number too large: at most {}", u32::MAX)]
+    NumberTooLarge,
+    /// The letters after the stage name no action.
+    #[error("unknown action `{name}`{}", did_you_mean(.suggestion))]
+    UnknownAction {
+        /// The letters, shortened where there are very many.
+        name: String,
+        /// The known name that is nearest, where one is near.
+        suggestion: Option<&'static str>,
+    },
+    /// The action needs a microbatch and has none.
+    #[error("missing microbatch: `{name}` ends with its microbatch's number, such as `0{name}0`")]
+    MissingMicrobatch {
+        /// The action's name.
+        name: &'static str,
+    },
+    /// Something follows a complete action.
+    #[error("unexpected text after the action; a cell holds exactly one")]
+    TrailingText,
+    /// A punctuation mark of `(0F0;1B0)OVERLAP_F_B` is not where it belongs.
+    #[error("expected `{expected}`: an overlap is written `(0F7;7B3)OVERLAP_F_B`")]
+    MalformedOverlap {
+        /// The text that belongs at this place.
+        expected: &'static str,
+    },
+}
+
+/// The end of an error message that offers a near name, or all names.
+fn did_you_mean(suggestion: &Option<&'static str>) -> String {
+    match suggestion {
+        Some(name) => format!("; did you mean `{name}`?"),
+        None => format!("; the actions are {}", ActionKind::ALL.map(ActionKind::name).join(", ")),
+    }
+}
+
+impl ActionKind {
+    /// The name in the text form, such as `SEND_F`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "F",
+            Self::InputBackward => "I",
+            Self::WeightBackward => "W",
+            Self::Backward => "B",
+            Self::Unshard => "UNSHARD",
+            Self::Reshard => "RESHARD",
+            Self::ReduceGrad => "REDUCE_GRAD",
+            Self::WaitReduceGrad => "WAIT_REDUCE_GRAD",
+            Self::SendForward => "SEND_F",
+            Self::RecvForward => "RECV_F",
+            Self::SendBackward => "SEND_B",
+            Self::RecvBackward => "RECV_B",
+            Self::WaitSendForward => "WAIT_SEND_F",
+            Self::WaitSendBackward => "WAIT_SEND_B",
+            Self::Overlap => "OVERLAP_F_B",
+        }
+    }
+}
+
+impl fmt::Display for ActionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Self::Overlap { forward, backward } = self {
+            return write!(f, "({}F{};{}B{})OVERLAP_F_B", forward.0, forward.1, backward.0, backward.1);
+        }
+        write!(f, "{}{}", self.stage(), self.kind().name())?;
+        self.microbatch().map_or(Ok(()), |microbatch| write!(f, "{microbatch}"))
+    }
+}
+
+impl FromStr for Action {
+    type Err = ParseActionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut cursor = Cursor { text, at: 0 };
+        let action = match text.as_bytes().first() {
+            None => return Err(cursor.error(ParseActionErrorKind::Empty)),
+            Some(b'(') => cursor.overlap()?,
+            Some(_) => cursor.single()?,
+        };
+        if cursor.at < text.len() {
+            return Err(cursor.error(ParseActionErrorKind::TrailingText));
+        }
+        Ok(action)
+    }
+}
+
+/// A text and how much of it has been read.
+struct Cursor<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    /// `2F0` or `1UNSHARD`.
+    fn single(&mut self) -> Result<Action, ParseActionError> {
+        let missing = ParseActionErrorKind::MissingStage;
+        let stage = StageIndex::new(self.number(missing)?);
+        let name_at = self.at;
+        let name = self.take_while(|byte| byte.is_ascii_alphabetic() || byte == b'_');
+        let kind = ActionKind::ALL.into_iter().find(|kind| kind.name() == name);
+        let Some(kind) = kind else {
+            self.at = name_at;
+            return Err(self.error(unknown_action(name)));
+        };
+        if kind == ActionKind::Overlap {
+            self.at = 0;
+            self.expect("(")?;
+        }
+        if let Some(action) = Action::of_stage(kind, stage) {
+            return Ok(action);
+        }
+        let missing = ParseActionErrorKind::MissingMicrobatch { name: kind.name() };
+        let microbatch = Microbatch::new(self.number(missing)?);
+        Ok(Action::of_microbatch(kind, stage, microbatch).expect("every other kind has a microbatch"))
+    }
+
+    /// `(0F7;7B3)OVERLAP_F_B`.
+    fn overlap(&mut self) -> Result<Action, ParseActionError> {
+        self.expect("(")?;
+        let forward = self.overlap_part(ActionKind::Forward)?;
+        self.expect(";")?;
+        let backward = self.overlap_part(ActionKind::Backward)?;
+        self.expect(")OVERLAP_F_B")?;
+        Ok(Action::Overlap { forward, backward })
+    }
+
+    /// One side of an overlap, which must be of the given kind.
+    fn overlap_part(&mut self, kind: ActionKind) -> Result<(StageIndex, Microbatch), ParseActionError> {
+        let stage = StageIndex::new(self.number(ParseActionErrorKind::MissingStage)?);
+        self.expect(kind.name())?;
+        let missing = ParseActionErrorKind::MissingMicrobatch { name: kind.name() };
+        Ok((stage, Microbatch::new(self.number(missing)?)))
+    }
+
+    /// A run of digits; `missing` is the error where there is none.
+    fn number(&mut self, missing: ParseActionErrorKind) -> Result<u32, ParseActionError> {
+        let start = self.at;
+        let digits = self.take_while(|byte| byte.is_ascii_digit());
+        if digits.is_empty() {
+            return Err(self.error(missing));
+        }
+        digits.parse().map_err(|_too_large| {
+            self.at = start;
+            self.error(ParseActionErrorKind::NumberTooLarge)
+        })
+    }
+
+    /// Reads past `expected`, which must come next.
+    fn expect(&mut self, expected: &'static str) -> Result<(), ParseActionError> {
+        if !self.text.as_bytes()[self.at..].starts_with(expected.as_bytes()) {
+            return Err(self.error(ParseActionErrorKind::MalformedOverlap { expected }));
+        }
+        self.at += expected.len();
+        Ok(())
+    }
+
+    /// Reads the longest run of ASCII bytes that satisfy `wanted`.
+    fn take_while(&mut self, wanted: impl Fn(u8) -> bool) -> &'a str {
+        let start = self.at;
+        let rest = &self.text.as_bytes()[start..];
+        self.at += rest.iter().position(|&byte| !wanted(byte)).unwrap_or(rest.len());
+        &self.text[start..self.at]
+    }
+
+    fn error(&self, kind: ParseActionErrorKind) -> ParseActionError {
+        ParseActionError { column: self.at + 1, kind }
+    }
+}
+
+/// The error for letters that name no action.
+fn unknown_action(name: &str) -> ParseActionErrorKind {
+    // A cell may hold megabytes; the report quotes its start, and nothing so long is near a known name.
+    let name: String = name.chars().take(32).collect();
+    let names = ActionKind::ALL.iter().map(|kind| kind.name());
+    let suggestion = names
+        .map(|known| (strsim::levenshtein(known, &name.to_ascii_uppercase()), known))
+        .min_by_key(|&(distance, _)| distance)
+        .filter(|&(distance, known)| distance <= 2 && distance < known.len())
+        .map(|(_, known)| known);
+    ParseActionErrorKind::UnknownAction { name, suggestion }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ALL_NAMES: &str = "F, I, W, B, UNSHARD, RESHARD, REDUCE_GRAD, WAIT_REDUCE_GRAD, SEND_F, RECV_F, SEND_B, \
+                             RECV_B, WAIT_SEND_F, WAIT_SEND_B, OVERLAP_F_B";
+
+    fn check(text: &str) {
+        let action: Action = text.parse().unwrap_or_else(|error| panic!("`{text}`: {error}"));
+        assert_eq!(action.to_string(), text);
+    }
+
+    fn check_error(text: &str, column: usize, message: &str) {
+        let error = text.parse::<Action>().expect_err(text);
+        let found = error.to_string().replace(ALL_NAMES, "...");
+        assert_eq!((error.column, found.as_str()), (column, message), "`{text}`");
+    }
+
+    #[test]
+    fn every_kind_round_trips() {
+        for kind in ActionKind::ALL {
+            match kind {
+                ActionKind::Overlap => check("(0F7;7B3)OVERLAP_F_B"),
+                _ if Action::of_stage(kind, StageIndex::new(0)).is_some() => check(&format!("12{kind}")),
+                _ => check(&format!("12{kind}345")),
+            }
+        }
+        check("4294967295F4294967295");
+    }
+
+    #[test]
+    fn errors_say_what_is_missing() {
+        check_error("", 1, "no action; write one such as `0F0`");
+        check_error("F0", 1, "missing stage: an action begins with its stage's number, such as `0F0`");
+        check_error("-1F0", 1, "missing stage: an action begins with its stage's number, such as `0F0`");
+        check_error("1F", 3, "missing microbatch: `F` ends with its microbatch's number, such as `0F0`");
+        check_error(
+            "1SEND_F",
+            8,
+            "missing microbatch: `SEND_F` ends with its microbatch's number, such as `0SEND_F0`",
+        );
+    }
+
+    #[test]
+    fn errors_match_the_whole_text() {
+        check_error("1F0xyz", 4, "unexpected text after the action; a cell holds exactly one");
+        check_error("1UNSHARD0", 9, "unexpected text after the action; a cell holds exactly one");
+        check_error("1F0é", 4, "unexpected text after the action; a cell holds exactly one");
+    }
+
+    #[test]
+    fn errors_bound_numbers() {
+        check_error("4294967296F0", 1, "number too large: at most 4294967295");
+        check_error("0B99999999999999999999", 3, "number too large: at most 4294967295");
+    }
+
+    #[test]
+    fn errors_suggest_the_nearest_name() {
+        check_error("1UNSHRD", 2, "unknown action `UNSHRD`; did you mean `UNSHARD`?");
+        check_error("1send_f0", 2, "unknown action `send_f`; did you mean `SEND_F`?");
+        check_error("1QQQ0", 2, "unknown action `QQQ`; the actions are ...");
+        check_error("1", 2, "unknown action ``; the actions are ...");
+        check_error("1OVERLAP_F_B", 1, "expected `(`: an overlap is written `(0F7;7B3)OVERLAP_F_B`");
+    }
+
+    #[test]
+    fn errors_point_into_an_overlap() {
+        check_error("(0B7;7B3)OVERLAP_F_B", 3, "expected `F`: an overlap is written `(0F7;7B3)OVERLAP_F_B`");
+        check_error("(0F7,7B3)OVERLAP_F_B", 5, "expected `;`: an overlap is written `(0F7;7B3)OVERLAP_F_B`");
+        check_error("(0F7;7B3)", 9, "expected `)OVERLAP_F_B`: an overlap is written `(0F7;7B3)OVERLAP_F_B`");
+    }
+
+    proptest! {
+        #[test]
+        fn any_action_round_trips(kind in 0..15usize, stage: u32, microbatch: u32, other: u32) {
+            let (stage, microbatch) = (StageIndex::new(stage), Microbatch::new(microbatch));
+            let kind = ActionKind::ALL[kind];
+            let action = Action::of_stage(kind, stage)
+                .or_else(|| Action::of_microbatch(kind, stage, microbatch))
+                .unwrap_or(Action::Overlap { forward: (stage, microbatch), backward: (other.into(), other.into()) });
+            prop_assert_eq!(action.to_string().parse::<Action>(), Ok(action));
+        }
+
+        #[test]
+        fn what_parses_prints_the_same_up_to_leading_zeros(text in "[0-9]{1,2}[A-Z_]{1,6}[0-9]{0,2}[ -~]?") {
+            if let Ok(action) = text.parse::<Action>() {
+                prop_assert_eq!(action.to_string().parse::<Action>(), Ok(action));
+            }
+        }
+
+        #[test]
+        fn no_text_panics(text: String) {
+            let _outcome = text.parse::<Action>();
+        }
+    }
+}

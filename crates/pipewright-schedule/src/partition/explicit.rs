@@ -1,0 +1,22 @@
+//! Explicit: stages begin where the user says.
+
+use crate::partition::{Partition, PartitionError};
+
+/// Cuts before each boundary: the first layer of each stage but the first.
+pub(super) fn cut(layers: usize, stages: u32, boundaries: &[usize]) -> Result<Partition, PartitionError> {
+    if boundaries.len() + 1 != stages as usize {
+        return Err(PartitionError::BoundaryCount { boundaries: boundaries.len(), stages });
+    }
+    let mut starts = vec![0];
+    for &boundary in boundaries {
+        let previous = starts[starts.len() - 1];
+        if boundary <= previous {
+            return Err(PartitionError::NotAscending { boundary, previous });
+        }
+        if boundary >= layers {
+            return Err(PartitionError::BoundaryOutOfRange { boundary, layers });
+        }
+        starts.push(boundary);
+    }
+    Ok(Partition::from_starts(starts, layers))
+}

@@ -1,0 +1,172 @@
+//! The methods by name, and the one function that partitions.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::partition::{Partition, even, explicit, optimal, weighted};
+
+/// How layers are cut into stages. As text: `even`, `weighted`, `optimal`, `explicit:4,8`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Method {
+    /// Equally many layers for each stage; the first stages take what is left over.
+    Even,
+    /// A greedy cut by weight, as the reference makes it.
+    Weighted,
+    /// The smallest possible weight of the heaviest stage.
+    #[default]
+    Optimal,
+    /// Where the user says.
+    Explicit {
+        /// The first layer of each stage but the first, ascending.
+        boundaries: Vec<usize>,
+    },
+}
+
+/// Why layers cannot be cut into stages.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PartitionError {
+    /// No stage was asked for.
+    #[error("a partition needs at least one stage")]
+    NoStages,
+    /// A stage would be empty.
+    #[error("{layers} layers cannot fill {stages} stages; use at most {layers} stages")]
+    MoreStagesThanLayers {
+        /// The number of layers.
+        layers: usize,
+        /// The requested number of stages.
+        stages: u32,
+    },
+    /// Too few or too many boundaries.
+    #[error("{boundaries} boundaries do not make {stages} stages; give {} boundaries", .stages - 1)]
+    BoundaryCount {
+        /// How many boundaries were given.
+        boundaries: usize,
+        /// The requested number of stages; at least 1.
+        stages: u32,
+    },
+    /// A boundary does not lie behind the one before it.
+    #[error(
+        "boundary {boundary} does not lie behind {previous}; every stage needs a layer, so boundaries ascend from 1"
+    )]
+    NotAscending {
+        /// The boundary.
+        boundary: usize,
+        /// The boundary before it, or 0 for the first.
+        previous: usize,
+    },
+    /// A boundary beyond the last layer.
+    #[error("boundary {boundary} lies beyond the last of {layers} layers; use one below {layers}")]
+    BoundaryOutOfRange {
+        /// The boundary.
+        boundary: usize,
+        /// The number of layers.
+        layers: usize,
+    },
+}
+
+/// A text that names no [`Method`].
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "unknown partition method `{text}`; use `even`, `weighted`, `optimal`, or `explicit:4,8` with the first layer of each later stage"
+)]
+pub struct UnknownMethod {
+    /// The text.
+    pub text: String,
+}
+
+/// Cuts layers with these weights into `stages` stages.
+///
+/// # Errors
+/// When there are no stages, or more stages than layers, or the boundaries of an explicit cut do not fit.
+pub fn partition(weights: &[u64], stages: u32, method: &Method) -> Result<Partition, PartitionError> {
+    let layers = weights.len();
+    if stages == 0 {
+        return Err(PartitionError::NoStages);
+    }
+    if stages as usize > layers {
+        return Err(PartitionError::MoreStagesThanLayers { layers, stages });
+    }
+    match method {
+        Method::Even => Ok(even::cut(layers, stages as usize)),
+        Method::Weighted => Ok(weighted::cut(weights, stages as usize)),
+        Method::Optimal => Ok(optimal::cut(weights, stages as usize)),
+        Method::Explicit { boundaries } => explicit::cut(layers, stages, boundaries),
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Even => f.pad("even"),
+            Self::Weighted => f.pad("weighted"),
+            Self::Optimal => f.pad("optimal"),
+            Self::Explicit { boundaries } => {
+                let boundaries: Vec<String> = boundaries.iter().map(ToString::to_string).collect();
+                f.pad(&format!("explicit:{}", boundaries.join(",")))
+            }
+        }
+    }
+}
+
+impl FromStr for Method {
+    type Err = UnknownMethod;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let unknown = || UnknownMethod { text: text.to_owned() };
+        match text {
+            "even" => Ok(Self::Even),
+            "weighted" => Ok(Self::Weighted),
+            "optimal" => Ok(Self::Optimal),
+            "explicit:" => Ok(Self::Explicit { boundaries: Vec::new() }),
+            _ => {
+                let boundaries = text.strip_prefix("explicit:").ok_or_else(unknown)?;
+                let boundaries = boundaries.split(',').map(str::parse).collect::<Result<_, _>>();
+                Ok(Self::Explicit { boundaries: boundaries.map_err(|_not_a_number| unknown())? })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_error(layers: usize, stages: u32, method: &str, message: &str) {
+        let method = method.parse().expect("a method");
+        let error = partition(&vec![1; layers], stages, &method).expect_err("no such partition");
+        assert_eq!(error.to_string(), message);
+    }
+
+    #[test]
+    fn names_round_trip() {
+        for text in ["even", "weighted", "optimal", "explicit:", "explicit:4", "explicit:4,8"] {
+            assert_eq!(text.parse::<Method>().map(|method| method.to_string()), Ok(text.to_owned()));
+        }
+        for text in ["", "Even", "explicit", "explicit:x", "explicit:1,,2"] {
+            assert_eq!(text.parse::<Method>(), Err(UnknownMethod { text: text.to_owned() }));
+        }
+    }
+
+    #[test]
+    fn impossible_cuts_are_refused() {
+        check_error(3, 0, "even", "a partition needs at least one stage");
+        for method in ["even", "weighted", "optimal", "explicit:1,2,3"] {
+            check_error(3, 4, method, "3 layers cannot fill 4 stages; use at most 3 stages");
+        }
+        check_error(0, 1, "optimal", "0 layers cannot fill 1 stages; use at most 0 stages");
+    }
+
+    #[test]
+    fn boundaries_must_fit() {
+        check_error(9, 3, "explicit:4", "1 boundaries do not make 3 stages; give 2 boundaries");
+        let order = "does not lie behind 4; every stage needs a layer, so boundaries ascend from 1";
+        check_error(9, 3, "explicit:4,4", &format!("boundary 4 {order}"));
+        check_error(9, 3, "explicit:4,3", &format!("boundary 3 {order}"));
+        let first =
+            "boundary 0 does not lie behind 0; every stage needs a layer, so boundaries ascend from 1";
+        check_error(9, 2, "explicit:0", first);
+        check_error(9, 2, "explicit:9", "boundary 9 lies beyond the last of 9 layers; use one below 9");
+    }
+}

@@ -1,0 +1,53 @@
+//! The outcome of a partition: which layers each stage has.
+
+use std::ops::Range;
+
+use crate::ids::StageIndex;
+
+/// Contiguous ranges of layers, one a stage, that cover a model without gap or overlap. No range is empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partition {
+    /// The first layer of each stage, ascending, and at last the number of layers.
+    starts: Vec<usize>,
+}
+
+impl Partition {
+    /// A partition from the first layer of each stage, which must begin with 0 and ascend, and the number of layers.
+    pub(super) fn from_starts(mut starts: Vec<usize>, layers: usize) -> Self {
+        starts.push(layers);
+        debug_assert!(
+            starts[0] == 0 && starts.is_sorted_by(|a, b| a < b),
+            "stages are neither empty nor reversed"
+        );
+        Self { starts }
+    }
+
+    /// The number of stages.
+    pub fn stages(&self) -> u32 {
+        self.starts.len() as u32 - 1
+    }
+
+    /// The number of layers of all stages together.
+    pub fn layers(&self) -> usize {
+        self.starts[self.starts.len() - 1]
+    }
+
+    /// The layers of `stage`; an empty range at the model's end where there is no such stage.
+    pub fn range(&self, stage: StageIndex) -> Range<usize> {
+        match self.starts.get(stage.index()..stage.index().saturating_add(2)) {
+            Some(&[start, end]) => start..end,
+            _ => self.layers()..self.layers(),
+        }
+    }
+
+    /// The layers of every stage, in stage order.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        self.starts.windows(2).map(|pair| pair[0]..pair[1])
+    }
+
+    /// The sum of `weights`, one for each layer, over each stage. Weights that are left out count nothing.
+    pub fn weights(&self, weights: &[u64]) -> Vec<u128> {
+        let weight = |layer| weights.get(layer).map_or(0, |&weight| u128::from(weight));
+        self.ranges().map(|range| range.map(weight).sum()).collect()
+    }
+}

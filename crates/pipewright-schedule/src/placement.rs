@@ -1,0 +1,266 @@
+//! Which rank owns which stage, and in what order a rank counts its stages as chunks.
+//!
+//! Not for deciding how many layers a stage has ([`mod@crate::partition`]) nor when a stage runs ([`mod@crate::generate`]).
+//!
+//! ```
+//! use pipewright_schedule::{Placement, Rank, StageIndex};
+//! let placement = Placement::v(2, 2)?;
+//! assert_eq!(placement.stages_of(Rank::new(0)), [StageIndex::new(0), StageIndex::new(3)]);
+//! # Ok::<(), pipewright_schedule::PlacementError>(())
+//! ```
+
+use thiserror::Error;
+
+use crate::ids::{Chunk, Rank, StageIndex};
+
+/// The largest number of stages that a placement holds: far beyond any cluster, small enough to allocate.
+pub const MAX_STAGES: u64 = 1 << 24;
+
+/// A map from stages to ranks in which every rank owns at least one stage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    rank_of: Vec<Rank>,
+    chunk_of: Vec<Chunk>,
+    /// The stages sorted by rank, ascending within a rank.
+    by_rank: Vec<StageIndex>,
+    /// Where each rank's stages begin in `by_rank`; one more entry than there are ranks.
+    starts: Vec<u32>,
+}
+
+/// Why stages cannot be placed on ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PlacementError {
+    /// There is no stage, or no rank, to place.
+    #[error(
+        "a placement of {ranks} ranks with {stages_per_rank} stages each has no stage; use at least one of both"
+    )]
+    Empty {
+        /// The requested number of ranks.
+        ranks: u32,
+        /// The requested number of stages on each rank.
+        stages_per_rank: u32,
+    },
+    /// More stages than [`MAX_STAGES`].
+    #[error(
+        "{stages} stages are more than the {MAX_STAGES} that a placement holds; use fewer ranks or stages"
+    )]
+    TooManyStages {
+        /// The requested number of stages.
+        stages: u64,
+    },
+    /// A rank between 0 and the largest named rank owns no stage.
+    #[error("rank {rank} owns no stage; give it one, or number the ranks without gaps")]
+    IdleRank {
+        /// The lowest rank without a stage.
+        rank: Rank,
+    },
+}
+
+impl Placement {
+    /// Stage `s` on rank `s mod ranks`: the loop of interleaved schedules, and the plain pipeline with one stage a rank.
+    ///
+    /// # Errors
+    /// When either number is zero, or there are more than [`MAX_STAGES`] stages.
+    pub fn looped(ranks: u32, stages_per_rank: u32) -> Result<Self, PlacementError> {
+        let stages = checked_stages(ranks, stages_per_rank)?;
+        Self::explicit((0..stages).map(|stage| Rank::new(stage % ranks)).collect())
+    }
+
+    /// Stages run down the ranks and up again, turning at the ends: with two stages a rank, rank `r` owns `r` and
+    /// `2 * ranks - 1 - r`. Neighbouring stages at a turn share a rank and need no communication.
+    ///
+    /// # Errors
+    /// When either number is zero, or there are more than [`MAX_STAGES`] stages.
+    pub fn v(ranks: u32, stages_per_rank: u32) -> Result<Self, PlacementError> {
+        let stages = checked_stages(ranks, stages_per_rank)?;
+        let rank_at = |stage: u32| match (stage / ranks).is_multiple_of(2) {
+            true => stage % ranks,
+            false => ranks - 1 - stage % ranks,
+        };
+        Self::explicit((0..stages).map(|stage| Rank::new(rank_at(stage))).collect())
+    }
+
+    /// Stage `s` on rank `rank_of[s]`. The number of ranks is the largest rank plus one.
+    ///
+    /// # Errors
+    /// When the list is empty, too long, or leaves out a rank below its largest.
+    pub fn explicit(rank_of: Vec<Rank>) -> Result<Self, PlacementError> {
+        let stages = rank_of.len() as u64;
+        if stages > MAX_STAGES {
+            return Err(PlacementError::TooManyStages { stages });
+        }
+        let Some(last) = rank_of.iter().max() else {
+            return Err(PlacementError::Empty { ranks: 0, stages_per_rank: 0 });
+        };
+        // A rank beyond the number of stages proves a gap, and would otherwise let one number allocate without bound.
+        let ranks = last.index().min(rank_of.len()) + 1;
+        let mut counts = vec![0u32; ranks];
+        for rank in rank_of.iter().filter(|rank| rank.index() < ranks) {
+            counts[rank.index()] += 1;
+        }
+        if let Some(idle) = counts.iter().position(|&count| count == 0) {
+            return Err(PlacementError::IdleRank { rank: Rank::new(idle as u32) });
+        }
+        Ok(Self::grouped(rank_of, &counts))
+    }
+
+    /// Sorts the stages by rank; `counts` holds the number of stages of each rank.
+    fn grouped(rank_of: Vec<Rank>, counts: &[u32]) -> Self {
+        let mut starts = Vec::with_capacity(counts.len() + 1);
+        starts.push(0);
+        for count in counts {
+            starts.push(starts[starts.len() - 1] + count);
+        }
+        let mut next = starts.clone();
+        let mut by_rank = vec![StageIndex::new(0); rank_of.len()];
+        let mut chunk_of = Vec::with_capacity(rank_of.len());
+        for (stage, rank) in (0..).zip(&rank_of) {
+            let slot = &mut next[rank.index()];
+            chunk_of.push(Chunk::new(*slot - starts[rank.index()]));
+            by_rank[*slot as usize] = StageIndex::new(stage);
+            *slot += 1;
+        }
+        Self { rank_of, chunk_of, by_rank, starts }
+    }
+
+    /// The number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.starts.len() as u32 - 1
+    }
+
+    /// The number of stages.
+    pub fn stages(&self) -> u32 {
+        self.rank_of.len() as u32
+    }
+
+    /// The rank that owns `stage`.
+    ///
+    /// # Panics
+    /// When `stage` is not below [`Placement::stages`], as indexing does; see [`Placement::owner`].
+    pub fn rank_of(&self, stage: StageIndex) -> Rank {
+        self.rank_of[stage.index()]
+    }
+
+    /// The rank that owns `stage`, or `None` where there is no such stage.
+    pub fn owner(&self, stage: StageIndex) -> Option<Rank> {
+        self.rank_of.get(stage.index()).copied()
+    }
+
+    /// The stages of `rank`, ascending; empty where there is no such rank.
+    pub fn stages_of(&self, rank: Rank) -> &[StageIndex] {
+        match self.starts.get(rank.index()..rank.index().saturating_add(2)) {
+            Some(&[start, end]) => &self.by_rank[start as usize..end as usize],
+            _ => &[],
+        }
+    }
+
+    /// The place of `stage` among the stages of its rank.
+    ///
+    /// # Panics
+    /// When `stage` is not below [`Placement::stages`], as indexing does.
+    pub fn chunk_of(&self, stage: StageIndex) -> Chunk {
+        self.chunk_of[stage.index()]
+    }
+
+    /// The stage that reads the batch.
+    pub fn first_stage(&self) -> StageIndex {
+        StageIndex::new(0)
+    }
+
+    /// The stage that computes the loss.
+    pub fn last_stage(&self) -> StageIndex {
+        StageIndex::new(self.stages() - 1)
+    }
+
+    /// The stage after `stage` in the model, or `None` at the end and beyond it.
+    pub fn next(&self, stage: StageIndex) -> Option<StageIndex> {
+        (stage < self.last_stage()).then(|| StageIndex::new(stage.get() + 1))
+    }
+
+    /// The stage before `stage` in the model, or `None` at the start and for stages that do not exist.
+    pub fn previous(&self, stage: StageIndex) -> Option<StageIndex> {
+        (stage <= self.last_stage()).then(|| stage.get().checked_sub(1).map(StageIndex::new)).flatten()
+    }
+
+    /// All ranks, ascending.
+    pub fn all_ranks(&self) -> impl DoubleEndedIterator<Item = Rank> + ExactSizeIterator + use<> {
+        (0..self.ranks()).map(Rank::new)
+    }
+
+    /// All stages, ascending.
+    pub fn all_stages(&self) -> impl DoubleEndedIterator<Item = StageIndex> + ExactSizeIterator + use<> {
+        (0..self.stages()).map(StageIndex::new)
+    }
+}
+
+/// `ranks * stages_per_rank`, where that is a number of stages that can be placed.
+fn checked_stages(ranks: u32, stages_per_rank: u32) -> Result<u32, PlacementError> {
+    let stages = u64::from(ranks) * u64::from(stages_per_rank);
+    match stages {
+        0 => Err(PlacementError::Empty { ranks, stages_per_rank }),
+        1..=MAX_STAGES => Ok(stages as u32),
+        _ => Err(PlacementError::TooManyStages { stages }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(placement: Result<Placement, PlacementError>, rows: &[&[u32]]) {
+        let placement = placement.expect("the placement exists");
+        assert_eq!(placement.ranks() as usize, rows.len());
+        for (rank, stages) in placement.all_ranks().zip(rows) {
+            let found: Vec<u32> = placement.stages_of(rank).iter().map(|stage| stage.get()).collect();
+            assert_eq!(&found, stages);
+            for (chunk, &stage) in stages.iter().enumerate() {
+                assert_eq!(placement.rank_of(StageIndex::new(stage)), rank);
+                assert_eq!(placement.chunk_of(StageIndex::new(stage)).index(), chunk);
+            }
+        }
+    }
+
+    fn check_explicit(ranks: &[u32], expected: Result<&[&[u32]], PlacementError>) {
+        let placement = Placement::explicit(ranks.iter().copied().map(Rank::new).collect());
+        match expected {
+            Ok(rows) => check(placement, rows),
+            Err(error) => assert_eq!(placement, Err(error)),
+        }
+    }
+
+    #[test]
+    fn loops_and_turns() {
+        check(Placement::looped(3, 1), &[&[0], &[1], &[2]]);
+        check(Placement::looped(2, 3), &[&[0, 2, 4], &[1, 3, 5]]);
+        check(Placement::v(3, 2), &[&[0, 5], &[1, 4], &[2, 3]]);
+        check(Placement::v(2, 3), &[&[0, 3, 4], &[1, 2, 5]]);
+        check(Placement::v(1, 2), &[&[0, 1]]);
+    }
+
+    #[test]
+    fn explicit_lists() {
+        check_explicit(&[1, 0, 1], Ok(&[&[1], &[0, 2]]));
+        check_explicit(&[0, 2], Err(PlacementError::IdleRank { rank: Rank::new(1) }));
+        check_explicit(&[0, u32::MAX], Err(PlacementError::IdleRank { rank: Rank::new(1) }));
+        check_explicit(&[], Err(PlacementError::Empty { ranks: 0, stages_per_rank: 0 }));
+    }
+
+    #[test]
+    fn refuses_sizes_that_cannot_be() {
+        assert_eq!(Placement::looped(0, 2), Err(PlacementError::Empty { ranks: 0, stages_per_rank: 2 }));
+        assert_eq!(Placement::v(2, 0), Err(PlacementError::Empty { ranks: 2, stages_per_rank: 0 }));
+        let stages = u64::from(u32::MAX) * 4;
+        assert_eq!(Placement::looped(u32::MAX, 4), Err(PlacementError::TooManyStages { stages }));
+    }
+
+    #[test]
+    fn neighbours_end_with_the_model() {
+        let placement = Placement::looped(2, 1).expect("the placement exists");
+        assert_eq!(placement.next(StageIndex::new(0)), Some(StageIndex::new(1)));
+        assert_eq!(placement.next(StageIndex::new(1)), None);
+        assert_eq!(placement.previous(StageIndex::new(0)), None);
+        assert_eq!(placement.previous(StageIndex::new(7)), None);
+        assert_eq!(placement.owner(StageIndex::new(7)), None);
+        assert!(placement.stages_of(Rank::new(u32::MAX)).is_empty());
+    }
+}

@@ -1,0 +1,344 @@
+//! What each rank does and in what order: a [`Schedule`] computes and may idle, a [`Program`] also communicates.
+//!
+//! Both hold their rows next to the placement and the number of microbatches that give the rows their meaning. That
+//! they are sound is not promised here: that is what [`mod@crate::validate`] proves.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use crate::action::Action;
+use crate::ids::{Rank, StageIndex};
+use crate::placement::{Placement, PlacementError};
+
+/// The compute actions of every rank in order, with bubbles (`None`) where a generator leaves a rank idle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Schedule {
+    placement: Placement,
+    microbatches: u32,
+    rows: Vec<Vec<Option<Action>>>,
+}
+
+/// The actions of every rank in order: computation, and as far as it is lowered, communication.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    placement: Placement,
+    microbatches: u32,
+    rows: Vec<Vec<Action>>,
+}
+
+/// Why rows do not make a schedule or a program.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ScheduleError {
+    /// There are more or fewer rows than ranks.
+    #[error("{rows} rows for {ranks} ranks; give one row to each rank")]
+    RowCount {
+        /// The number of rows.
+        rows: usize,
+        /// The number of ranks in the placement.
+        ranks: u32,
+    },
+    /// A schedule holds an action that does not compute.
+    #[error(
+        "rank {rank}, position {position}: {action} does not compute, and a schedule holds computation alone"
+    )]
+    NotCompute {
+        /// The rank of the row.
+        rank: Rank,
+        /// The cell in the row, counted from 0.
+        position: usize,
+        /// The action found there.
+        action: Action,
+    },
+    /// The sizes call for far more actions than there are.
+    #[error(
+        "{stages} stages and {microbatches} microbatches need {} forwards, and there are only {actions} actions; \
+         check for a microbatch number that is too large",
+        u64::from(*.stages) * u64::from(*.microbatches)
+    )]
+    TooSparse {
+        /// The number of stages.
+        stages: u32,
+        /// The number of microbatches.
+        microbatches: u32,
+        /// The number of actions in all rows.
+        actions: u64,
+    },
+    /// More actions than a position can count.
+    #[error(
+        "{actions} actions are more than the {} that a program holds; use fewer ranks, stages or microbatches",
+        u32::MAX
+    )]
+    TooManyActions {
+        /// The number of actions in all rows.
+        actions: u64,
+    },
+    /// Two ranks run the same stage.
+    #[error("stage {stage} runs on rank {first} and on rank {second}; a stage belongs to exactly one rank")]
+    StageOnTwoRanks {
+        /// The stage.
+        stage: StageIndex,
+        /// The rank that was found first.
+        first: Rank,
+        /// The rank that was found second.
+        second: Rank,
+    },
+    /// A stage below the largest one appears in no row.
+    #[error("stage {stage} is missing, though stage {largest} exists; every stage needs a rank")]
+    MissingStage {
+        /// The lowest missing stage.
+        stage: StageIndex,
+        /// The largest stage that appears.
+        largest: StageIndex,
+    },
+    /// The stages do not make a placement, for example because a row is empty.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+}
+
+impl Schedule {
+    /// A schedule from its rows, one a rank.
+    ///
+    /// # Errors
+    /// When the number of rows is not that of the ranks, a cell does not compute, or the sizes are absurd for the
+    /// number of cells.
+    pub fn new(
+        placement: Placement,
+        microbatches: u32,
+        rows: Vec<Vec<Option<Action>>>,
+    ) -> Result<Self, ScheduleError> {
+        for (rank, row) in (0..).map(Rank::new).zip(&rows) {
+            let stranger = row.iter().position(|cell| cell.is_some_and(|action| !action.is_compute()));
+            if let Some((position, action)) = stranger.and_then(|position| Some((position, row[position]?))) {
+                return Err(ScheduleError::NotCompute { rank, position, action });
+            }
+        }
+        let actions = rows.iter().map(|row| row.iter().flatten().count() as u64).sum();
+        check_sizes(&placement, microbatches, rows.len(), actions)?;
+        Ok(Self { placement, microbatches, rows })
+    }
+
+    /// A schedule from a generator, which has checked its sizes and makes compute actions alone.
+    pub(crate) fn generated(placement: Placement, microbatches: u32, rows: Vec<Vec<Option<Action>>>) -> Self {
+        debug_assert_eq!(rows.len(), placement.ranks() as usize);
+        Self { placement, microbatches, rows }
+    }
+
+    /// A schedule whose placement and number of microbatches follow from its rows.
+    ///
+    /// # Errors
+    /// As [`Schedule::new`], and when a stage is on two ranks or on none.
+    pub fn infer(rows: Vec<Vec<Option<Action>>>) -> Result<Self, ScheduleError> {
+        let (placement, microbatches) = infer(rows.iter().map(|row| row.iter().copied().flatten()))?;
+        Self::new(placement, microbatches, rows)
+    }
+
+    /// Which rank owns which stage.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// How many microbatches a step has.
+    pub fn microbatches(&self) -> u32 {
+        self.microbatches
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u32 {
+        self.placement.ranks()
+    }
+
+    /// The cells of `rank`; empty where there is no such rank.
+    pub fn row(&self, rank: Rank) -> &[Option<Action>] {
+        self.rows.get(rank.index()).map_or(&[], Vec::as_slice)
+    }
+
+    /// All rows, in rank order.
+    pub fn rows(&self) -> &[Vec<Option<Action>>] {
+        &self.rows
+    }
+}
+
+impl Program {
+    /// A program from its rows, one a rank.
+    ///
+    /// # Errors
+    /// When the number of rows is not that of the ranks, or the sizes are absurd for the number of actions.
+    pub fn new(
+        placement: Placement,
+        microbatches: u32,
+        rows: Vec<Vec<Action>>,
+    ) -> Result<Self, ScheduleError> {
+        let actions = rows.iter().map(|row| row.len() as u64).sum();
+        check_sizes(&placement, microbatches, rows.len(), actions)?;
+        Ok(Self { placement, microbatches, rows })
+    }
+
+    /// A program whose placement and number of microbatches follow from its rows.
+    ///
+    /// # Errors
+    /// As [`Program::new`], and when a stage is on two ranks or on none.
+    pub fn infer(rows: Vec<Vec<Action>>) -> Result<Self, ScheduleError> {
+        let (placement, microbatches) = infer(rows.iter().map(|row| row.iter().copied()))?;
+        Self::new(placement, microbatches, rows)
+    }
+
+    /// Which rank owns which stage.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// How many microbatches a step has.
+    pub fn microbatches(&self) -> u32 {
+        self.microbatches
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u32 {
+        self.placement.ranks()
+    }
+
+    /// The actions of `rank`; empty where there is no such rank.
+    pub fn row(&self, rank: Rank) -> &[Action] {
+        self.rows.get(rank.index()).map_or(&[], Vec::as_slice)
+    }
+
+    /// All rows, in rank order.
+    pub fn rows(&self) -> &[Vec<Action>] {
+        &self.rows
+    }
+
+    /// The program that does what `schedule` does, in the same order, without waiting where the schedule idles.
+    pub(crate) fn without_bubbles(schedule: &Schedule) -> Self {
+        let rows = schedule.rows.iter().map(|row| row.iter().copied().flatten().collect()).collect();
+        Self { placement: schedule.placement.clone(), microbatches: schedule.microbatches, rows }
+    }
+
+    /// A program whose rows a pass has made from those of a schedule or a program, adding to them at most a few times
+    /// as many actions.
+    pub(crate) fn lowered(placement: Placement, microbatches: u32, rows: Vec<Vec<Action>>) -> Self {
+        debug_assert_eq!(rows.len(), placement.ranks() as usize);
+        Self { placement, microbatches, rows }
+    }
+
+    /// The same program with every row put through `pass`, one after another, so that a large program is never held
+    /// twice. The pass keeps the stages and microbatches, so the sizes stay sensible.
+    pub(crate) fn map_rows(mut self, mut pass: impl FnMut(Rank, Vec<Action>) -> Vec<Action>) -> Self {
+        for (rank, row) in (0..).map(Rank::new).zip(&mut self.rows) {
+            *row = pass(rank, std::mem::take(row));
+        }
+        self
+    }
+}
+
+/// Refuses sizes that could make a table over stages and microbatches much larger than the actions themselves, and
+/// rows that do not belong to the ranks.
+fn check_sizes(
+    placement: &Placement,
+    microbatches: u32,
+    rows: usize,
+    actions: u64,
+) -> Result<(), ScheduleError> {
+    if rows != placement.ranks() as usize {
+        return Err(ScheduleError::RowCount { rows, ranks: placement.ranks() });
+    }
+    if actions > u64::from(u32::MAX) {
+        return Err(ScheduleError::TooManyActions { actions });
+    }
+    let stages = placement.stages();
+    // A sound row needs a forward for each pair. The slack leaves room for programs that lack many of their actions,
+    // so that validation can say which.
+    if u64::from(stages) * u64::from(microbatches) > 1024 + 8 * actions {
+        return Err(ScheduleError::TooSparse { stages, microbatches, actions });
+    }
+    Ok(())
+}
+
+/// The placement and the number of microbatches of rows of actions.
+fn infer<Row: Iterator<Item = Action>>(
+    rows: impl Iterator<Item = Row>,
+) -> Result<(Placement, u32), ScheduleError> {
+    // A map, because a stage number in a hostile file must not size an allocation.
+    let mut owners: BTreeMap<StageIndex, Rank> = BTreeMap::new();
+    let mut last_microbatch = None;
+    for (rank, row) in (0..).map(Rank::new).zip(rows) {
+        for part in row.flat_map(Action::parts) {
+            last_microbatch = last_microbatch.max(part.microbatch());
+            let (stage, first) = (part.stage(), *owners.entry(part.stage()).or_insert(rank));
+            if first != rank {
+                return Err(ScheduleError::StageOnTwoRanks { stage, first, second: rank });
+            }
+        }
+    }
+    if let Some((&largest, _)) = owners.last_key_value() {
+        let missing =
+            (0..).map(StageIndex::new).zip(owners.keys()).find(|(expected, found)| expected != *found);
+        if let Some((stage, _)) = missing {
+            return Err(ScheduleError::MissingStage { stage, largest });
+        }
+    }
+    let placement = Placement::explicit(owners.into_values().collect())?;
+    let microbatches = last_microbatch.map_or(0, |last| last.get().saturating_add(1));
+    Ok((placement, microbatches))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(rows: &[&str], expected: Result<(&[u32], u32), &str>) {
+        let rows =
+            rows.iter().map(|row| row.split_whitespace().map(|cell| cell.parse().expect(cell)).collect());
+        let found = Program::infer(rows.collect());
+        match (found, expected) {
+            (Ok(program), Ok((ranks, microbatches))) => {
+                let placement = program.placement();
+                let found: Vec<u32> =
+                    placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect();
+                assert_eq!((found.as_slice(), program.microbatches()), (ranks, microbatches));
+            }
+            (Err(error), Err(message)) => assert_eq!(error.to_string(), message),
+            (found, _) => panic!("unexpected {found:?}"),
+        }
+    }
+
+    #[test]
+    fn placement_follows_from_the_rows() {
+        check(&["0F0 1F0 0F1 1F1"], Ok((&[0, 0], 2)));
+        check(&["0F0 3F0", "1F0 2F0"], Ok((&[0, 1, 1, 0], 1)));
+        check(&["(0F1;1B0)OVERLAP_F_B"], Ok((&[0, 0], 2)));
+    }
+
+    #[test]
+    fn errors_name_stage_and_ranks() {
+        check(
+            &["0F0", "0F1"],
+            Err("stage 0 runs on rank 0 and on rank 1; a stage belongs to exactly one rank"),
+        );
+        check(&["0F0", "2F0"], Err("stage 1 is missing, though stage 2 exists; every stage needs a rank"));
+        check(
+            &["4294967295F0"],
+            Err("stage 0 is missing, though stage 4294967295 exists; every stage needs a rank"),
+        );
+        check(
+            &["0F0", "", "1F0"],
+            Err("rank 1 owns no stage; give it one, or number the ranks without gaps"),
+        );
+        check(&["0F0", ""], Err("2 rows for 1 ranks; give one row to each rank"));
+        check(
+            &["0F4294967295"],
+            Err(
+                "1 stages and 4294967295 microbatches need 4294967295 forwards, and there are only 1 actions; \
+                 check for a microbatch number that is too large",
+            ),
+        );
+    }
+
+    #[test]
+    fn a_schedule_holds_computation_alone() {
+        let rows = vec![vec![None, Some("0UNSHARD".parse().expect("an action"))]];
+        let error = Schedule::infer(rows).expect_err("an action that does not compute");
+        let message = "rank 0, position 1: 0UNSHARD does not compute, and a schedule holds computation alone";
+        assert_eq!(error.to_string(), message);
+    }
+}

@@ -1,0 +1,300 @@
+//! The logical simulation: one action a tick, the dry run of the reference, tick by tick.
+//!
+//! In each tick the ranks are visited twice in ascending order. Rules: (1) in the first visit, a rank does its next
+//! action if it can; (2) in the second visit, so does a rank that could not in the first, since a rank behind it may have
+//! made what it needs; (3) else it idles for the tick. An action is seen by every later visit, even of the same tick.
+//!
+//! What an action starts on: a forward on its received input, or on the neighbour's forward on the same rank; a
+//! backward on its received gradient, or on the neighbour's backward; `W` on its `I`, where the program has one; a send
+//! on what it sends, without waiting for its receive; a receive on its send; a wait for a send on the receive. Sharding
+//! and reduction start at once. An overlap needs what both its halves need.
+//!
+//! Idle ranks cost nothing: a queue, ordered by tick, visit and rank, holds the ranks that may go on, and an action wakes
+//! the rank that waited for it. Time `n log p` for `n` actions on `p` ranks; the idle cells are never stored.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use thiserror::Error;
+
+use crate::action::Action;
+use crate::ids::{Rank, StageIndex};
+use crate::marks::Marks;
+use crate::schedule::Program;
+use crate::timeline::{Event, Timeline};
+use crate::transfer::Transfer;
+use crate::validate::Blocked;
+
+/// When each action of a program runs, in ticks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogicalRun<'a> {
+    program: &'a Program,
+    /// For each rank, the tick of each of its actions.
+    ticks: Vec<Vec<u32>>,
+}
+
+/// Why a program cannot be simulated.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SimulateError {
+    /// No rank can go on.
+    #[error("deadlock at tick {tick}: {}; validate the program", list(.blocked))]
+    Deadlock {
+        /// The first tick in which no rank does anything.
+        tick: u32,
+        /// Every rank that has not come to its end.
+        blocked: Vec<Blocked>,
+    },
+}
+
+/// Runs `program`, which must communicate wherever a tensor crosses ranks.
+///
+/// # Errors
+/// When the ranks wait for each other, or for what never happens.
+pub fn logical(program: &Program) -> Result<LogicalRun<'_>, SimulateError> {
+    let mut run = Run::of(program);
+    while let Some(Reverse(visit)) = run.queue.pop() {
+        run.visit(visit);
+    }
+    run.finish()
+}
+
+impl<'a> LogicalRun<'a> {
+    /// The number of ticks until every rank is at its end.
+    pub fn steps(&self) -> u32 {
+        self.ticks.iter().filter_map(|row| row.last()).max().map_or(0, |last| last + 1)
+    }
+
+    /// The tick of each action of `rank`; empty where there is no such rank.
+    pub fn ticks(&self, rank: Rank) -> &[u32] {
+        self.ticks.get(rank.index()).map_or(&[], Vec::as_slice)
+    }
+
+    /// What `rank` does in each tick, up to its last action; `None` where it idles.
+    pub fn row(&self, rank: Rank) -> impl Iterator<Item = Option<Action>> + use<'a, '_> {
+        let mut actions = self.program.row(rank).iter().zip(self.ticks(rank)).peekable();
+        let length = self.ticks(rank).last().map_or(0, |last| last + 1);
+        (0..length).map(move |tick| actions.next_if(|&(_, at)| *at == tick).map(|(&action, _)| action))
+    }
+
+    /// The program that was run.
+    pub fn program(&self) -> &'a Program {
+        self.program
+    }
+
+    /// The run as a timeline on which each action takes `tick` seconds.
+    pub fn timeline(&self, tick: f64) -> Timeline {
+        let event = |rank, (&action, &at): (&Action, &u32)| Event {
+            rank,
+            action,
+            start: f64::from(at) * tick,
+            end: f64::from(at) * tick + tick,
+        };
+        let ranks = self.program.placement().all_ranks();
+        let events = ranks.flat_map(|rank| {
+            self.program.row(rank).iter().zip(self.ticks(rank)).map(move |cell| event(rank, cell))
+        });
+        Timeline::new(self.program.ranks(), events.collect())
+    }
+}
+
+/// One visit of a rank, in the order in which visits happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Visit {
+    tick: u32,
+    second: bool,
+    rank: Rank,
+}
+
+impl Visit {
+    /// The first visit of `rank` after this one.
+    fn next_of(self, rank: Rank) -> Self {
+        match self {
+            Self { rank: visited, .. } if rank > visited => Self { rank, ..self },
+            Self { tick, second: false, .. } => Self { tick, second: true, rank },
+            Self { tick, second: true, .. } => Self { tick: tick + 1, second: false, rank },
+        }
+    }
+}
+
+/// A simulation on its way.
+struct Run<'a> {
+    program: &'a Program,
+    queue: BinaryHeap<Reverse<Visit>>,
+    ticks: Vec<Vec<u32>>,
+    /// For each rank that is not in the queue and not at its end, the action it waits for.
+    waits_for: Vec<Option<Action>>,
+    done: Marks,
+    /// The backwards that the program has, to know which kind yields a gradient.
+    present: Marks,
+}
+
+impl<'a> Run<'a> {
+    fn of(program: &'a Program) -> Self {
+        let mut present = Marks::for_program(program);
+        for action in program.rows().iter().flatten().flat_map(|action| action.parts()) {
+            present.insert(action);
+        }
+        let first = |rank| Reverse(Visit { tick: 0, second: false, rank });
+        Self {
+            program,
+            queue: program.placement().all_ranks().map(first).collect(),
+            ticks: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
+            waits_for: vec![None; program.rows().len()],
+            done: Marks::for_program(program),
+            present,
+        }
+    }
+
+    /// Lets the visited rank do its next action, if it can.
+    fn visit(&mut self, visit: Visit) {
+        let rank = visit.rank;
+        let Some(action) = self.standing_at(rank) else { return };
+        if let Some(missing) = action.parts().find_map(|part| self.missing_for(part)) {
+            self.waits_for[rank.index()] = Some(missing);
+            return;
+        }
+        self.ticks[rank.index()].push(visit.tick);
+        for part in action.parts() {
+            self.done.insert(part);
+            if let Some(transfer) = Transfer::of(self.program.placement(), part) {
+                self.wake(visit, transfer.sender, part);
+                self.wake(visit, transfer.receiver, part);
+            }
+        }
+        self.queue.push(Reverse(Visit { tick: visit.tick + 1, second: false, rank }));
+    }
+
+    /// Lets `peer` be visited again, if it waits for what this visit has made.
+    fn wake(&mut self, visit: Visit, peer: Rank, made: Action) {
+        if self.waits_for[peer.index()] == Some(made) {
+            self.waits_for[peer.index()] = None;
+            // A rank acts once a tick; one that acted in this tick has to wait for the next.
+            let acted = self.ticks[peer.index()].last() == Some(&visit.tick);
+            let next = Visit { tick: visit.tick + 1, second: false, rank: peer };
+            self.queue.push(Reverse(if acted { next } else { visit.next_of(peer) }));
+        }
+    }
+
+    fn standing_at(&self, rank: Rank) -> Option<Action> {
+        self.program.row(rank).get(self.ticks[rank.index()].len()).copied()
+    }
+
+    /// What must be done before `part` can start and is not.
+    fn missing_for(&self, part: Action) -> Option<Action> {
+        let placement = self.program.placement();
+        let needs = match part {
+            Action::Forward { stage, microbatch } => {
+                let previous = placement.previous(stage)?;
+                let local = Action::Forward { stage: previous, microbatch };
+                self.brought(stage, previous, local, Action::RecvForward { stage, microbatch })
+            }
+            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
+                let next = placement.next(stage)?;
+                let local = self.present.input_gradient(next, microbatch);
+                self.brought(stage, next, local, Action::RecvBackward { stage, microbatch })
+            }
+            Action::WeightBackward { stage, microbatch } => {
+                let inputs = Action::InputBackward { stage, microbatch };
+                self.present.has(inputs).then_some(inputs)?
+            }
+            Action::SendForward { stage, microbatch } => Action::Forward { stage, microbatch },
+            Action::SendBackward { stage, microbatch } => self.present.input_gradient(stage, microbatch),
+            Action::RecvForward { .. } | Action::RecvBackward { .. } => Transfer::of(placement, part)?.send,
+            Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => {
+                Transfer::of(placement, part)?.receive
+            }
+            _ => return None,
+        };
+        (!self.done.has(needs)).then_some(needs)
+    }
+
+    /// `local` where both stages are on one rank, else `receive`.
+    fn brought(&self, to: StageIndex, from: StageIndex, local: Action, receive: Action) -> Action {
+        let placement = self.program.placement();
+        if placement.owner(to) == placement.owner(from) { local } else { receive }
+    }
+
+    fn finish(self) -> Result<LogicalRun<'a>, SimulateError> {
+        let blocked: Vec<Blocked> = self
+            .program
+            .placement()
+            .all_ranks()
+            .filter_map(|rank| {
+                let (action, missing) = (self.standing_at(rank)?, self.waits_for[rank.index()]?);
+                let waits_for = self.program.placement().owner(missing.stage()).unwrap_or(rank);
+                Some(Blocked { rank, position: self.ticks[rank.index()].len(), action, waits_for })
+            })
+            .collect();
+        let run = LogicalRun { program: self.program, ticks: self.ticks };
+        if blocked.is_empty() { Ok(run) } else { Err(SimulateError::Deadlock { tick: run.steps(), blocked }) }
+    }
+}
+
+/// The first few blocked ranks, for a message.
+fn list(blocked: &[Blocked]) -> String {
+    let named: Vec<String> = blocked.iter().take(8).map(Blocked::to_string).collect();
+    let more = if blocked.len() > named.len() { ", and more" } else { "" };
+    named.join(", ") + more
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::{parse_program, print_rows};
+
+    fn check(rows: &str, expected: Result<&str, &str>) {
+        let program = parse_program(rows).unwrap_or_else(|error| panic!("{error}"));
+        let found = logical(&program)
+            .map(|run| {
+                print_rows(program.placement().all_ranks().map(|rank| run.row(rank).collect::<Vec<_>>()))
+            })
+            .map_err(|error| error.to_string());
+        assert_eq!(found.as_deref().map_err(String::as_str), expected);
+    }
+
+    #[test]
+    fn a_receive_may_share_the_tick_of_its_send() {
+        check("0F0,0SEND_F0\n1RECV_F0,1F0\n", Ok("0F0,0SEND_F0\n,1RECV_F0,1F0\n"));
+    }
+
+    #[test]
+    fn a_second_visit_sees_the_ranks_behind() {
+        check(
+            "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
+            Ok("0F0,0SEND_F0,,,0RECV_B0,0B0\n,1RECV_F0,1F0,1B0,1SEND_B0\n"),
+        );
+    }
+
+    #[test]
+    fn sharding_takes_its_ticks() {
+        check(
+            "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\n",
+            Ok("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\n"),
+        );
+    }
+
+    #[test]
+    fn a_wait_for_a_send_ends_with_its_receive() {
+        check(
+            "0F0,0SEND_F0,0WAIT_SEND_F0\n1UNSHARD,1UNSHARD,1UNSHARD,1RECV_F0,1F0\n",
+            Ok("0F0,0SEND_F0,,0WAIT_SEND_F0\n1UNSHARD,1UNSHARD,1UNSHARD,1RECV_F0,1F0\n"),
+        );
+    }
+
+    #[test]
+    fn a_deadlock_names_the_blocked_ranks() {
+        check(
+            "0F0,0RECV_B0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
+            Err("deadlock at tick 1: rank 0 at position 1 (0RECV_B0) waits for rank 1, \
+                 rank 1 at position 0 (1RECV_F0) waits for rank 0; validate the program"),
+        );
+    }
+
+    #[test]
+    fn a_timeline_has_one_event_an_action() {
+        let program = parse_program("0F0,0SEND_F0\n1RECV_F0,1F0\n").expect("a program");
+        let timeline = logical(&program).expect("no deadlock").timeline(0.5);
+        assert_eq!((timeline.events().len(), timeline.makespan()), (4, 1.5));
+        assert!((timeline.bubble_fraction() - 2.0 / 3.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,154 @@
+//! When each rank did, or would do, what: the one type for predicted and measured runs.
+//!
+//! A simulation and the executor both emit [`Event`]s; the measures and pictures of a run work on either. Nothing here
+//! reads a clock.
+
+use crate::action::Action;
+use crate::ids::Rank;
+
+/// One action of one rank, from its start to its end, in seconds since a common origin.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Event {
+    /// The rank that acted.
+    pub rank: Rank,
+    /// What it did.
+    pub action: Action,
+    /// When it began, in seconds.
+    pub start: f64,
+    /// When it ended, in seconds; not before `start`.
+    pub end: f64,
+}
+
+/// The events of one step on every rank.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Timeline {
+    ranks: u32,
+    events: Vec<Event>,
+}
+
+impl Timeline {
+    /// A timeline of `ranks` ranks. Events of other ranks, and events whose times are not finite or run backwards, are
+    /// left out: they have no place on it.
+    pub fn new(ranks: u32, mut events: Vec<Event>) -> Self {
+        events.retain(|event| event.rank.get() < ranks && event.start.is_finite() && event.end.is_finite());
+        events.retain(|event| event.start <= event.end);
+        events.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.start.total_cmp(&b.start)));
+        Self { ranks, events }
+    }
+
+    /// The number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// All events, by rank and then by start.
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// The events of one rank, by start.
+    pub fn events_of(&self, rank: Rank) -> &[Event] {
+        let start = self.events.partition_point(|event| event.rank < rank);
+        let end = self.events.partition_point(|event| event.rank <= rank);
+        &self.events[start..end]
+    }
+
+    /// When the first event of any rank begins, in seconds; 0 without events.
+    pub fn start(&self) -> f64 {
+        self.events.iter().map(|event| event.start).reduce(f64::min).unwrap_or(0.0)
+    }
+
+    /// From the first event's start to the last event's end, over all ranks, in seconds.
+    pub fn makespan(&self) -> f64 {
+        self.events.iter().map(|event| event.end).reduce(f64::max).map_or(0.0, |end| end - self.start())
+    }
+
+    /// How long `rank` computes, in seconds. Communication does not count.
+    pub fn busy(&self, rank: Rank) -> f64 {
+        let compute = self.events_of(rank).iter().filter(|event| event.action.is_compute());
+        // `+ 0.0`, because an empty sum of floats is -0.
+        compute.map(|event| event.end - event.start).sum::<f64>() + 0.0
+    }
+
+    /// The share of the makespan in which each rank does not compute, barrier to barrier: `1 - busy / makespan`.
+    pub fn bubble_per_rank(&self) -> Vec<f64> {
+        let makespan = self.makespan();
+        (0..self.ranks).map(|rank| idle_share(self.busy(Rank::new(rank)), makespan)).collect()
+    }
+
+    /// The mean of [`Timeline::bubble_per_rank`] over the ranks: the bubble of a step that begins and ends with a
+    /// barrier.
+    pub fn bubble_fraction(&self) -> f64 {
+        mean(&self.bubble_per_rank())
+    }
+
+    /// As [`Timeline::bubble_fraction`], but each rank is measured from its own first event to its own last: what
+    /// remains when neighbouring steps fill a rank's waiting at the ends.
+    pub fn span_bubble_fraction(&self) -> f64 {
+        let share = |rank| {
+            let events = self.events_of(rank);
+            let start = events.first().map_or(0.0, |event| event.start);
+            let end = events.iter().map(|event| event.end).reduce(f64::max).unwrap_or(0.0);
+            idle_share(self.busy(rank), end - start)
+        };
+        mean(&(0..self.ranks).map(Rank::new).map(share).collect::<Vec<_>>())
+    }
+}
+
+/// `1 - busy / span`, and 0 for an empty span, in which nothing is lost.
+fn idle_share(busy: f64, span: f64) -> f64 {
+    if span > 0.0 { 1.0 - busy / span } else { 0.0 }
+}
+
+/// The arithmetic mean; 0 for no values.
+fn mean(values: &[f64]) -> f64 {
+    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timeline(ranks: u32, events: &[(u32, &str, f64, f64)]) -> Timeline {
+        let event = |&(rank, action, start, end): &(u32, &str, f64, f64)| Event {
+            rank: Rank::new(rank),
+            action: action.parse().expect("an action"),
+            start,
+            end,
+        };
+        Timeline::new(ranks, events.iter().map(event).collect())
+    }
+
+    #[test]
+    fn bubbles_of_a_staircase() {
+        let steps = [
+            (0, "0F0", 1.0, 2.0),
+            (0, "0SEND_F0", 2.0, 2.5),
+            (1, "1RECV_F0", 1.0, 2.5),
+            (1, "1F0", 2.5, 3.0),
+        ];
+        let timeline = timeline(2, &steps);
+        assert_eq!(timeline.makespan(), 2.0);
+        assert_eq!(timeline.busy(Rank::new(0)), 1.0);
+        assert_eq!(timeline.bubble_per_rank(), [0.5, 0.75]);
+        assert_eq!(timeline.bubble_fraction(), 0.625);
+        // Rank 0 spans 1.5 s and computes 1 s of it; rank 1 spans 2 s and computes 0.5 s.
+        assert!((timeline.span_bubble_fraction() - (1.0 / 3.0 + 0.75) / 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn an_empty_timeline_loses_nothing() {
+        let timeline = timeline(2, &[]);
+        assert_eq!(
+            (timeline.makespan(), timeline.bubble_fraction(), timeline.span_bubble_fraction()),
+            (0.0, 0.0, 0.0)
+        );
+    }
+
+    #[test]
+    fn events_without_a_place_are_left_out() {
+        let events =
+            [(7, "0F0", 0.0, 1.0), (0, "0F0", 0.0, f64::NAN), (0, "0F0", 2.0, 1.0), (0, "0F1", 0.0, 1.0)];
+        assert_eq!(timeline(1, &events).events().len(), 1);
+    }
+}

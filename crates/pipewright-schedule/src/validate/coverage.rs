@@ -1,0 +1,104 @@
+//! What must be there: every stage runs every microbatch exactly once, on the rank that owns it.
+//!
+//! Rules: (1) stages and microbatches are in range; (2) an action is on the rank that owns its stage; (3) no action is
+//! there twice, except gathering and dropping parameters, which may alternate; (4) every stage has a forward for every
+//! microbatch; (5) unless the program is forward-only, every stage has for every microbatch either a full backward or
+//! both halves of a split one; (6) the level `compute` has no communication. Sends and receives are in
+//! [`super::matching`].
+
+use crate::action::{Action, ActionKind};
+use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::level::Level;
+use crate::marks::Marks;
+use crate::schedule::Program;
+use crate::validate::check::{Context, position_of};
+use crate::validate::violation::{Report, ViolationKind};
+
+/// Checks each action by itself (rules 1, 2, 3 and 6), and returns which of them are present.
+pub(super) fn check_each(program: &Program, level: Level, report: &mut Report) -> Marks {
+    let mut present = Marks::for_program(program);
+    for (rank, row) in (0..).map(Rank::new).zip(program.rows()) {
+        for (position, &cell) in row.iter().enumerate() {
+            if level == Level::Compute && cell.is_communication() {
+                let kind = ViolationKind::UnexpectedCommunication { action: cell, level };
+                report.push(rank, || (position, kind));
+            }
+            for action in cell.parts() {
+                if let Some(kind) = misplaced(program, rank, action) {
+                    report.push(rank, || (position, kind));
+                } else if !present.insert(action) && !may_repeat(action) {
+                    let first = || position_of(program, rank, action);
+                    report.push(rank, || (position, ViolationKind::Duplicate { action, first: first() }));
+                }
+            }
+        }
+    }
+    present
+}
+
+/// Checks that everything is there that must be (rules 4 and 5).
+pub(super) fn check_all(context: &Context<'_>, report: &mut Report) {
+    let placement = context.program.placement();
+    if context.program.microbatches() == 0 {
+        report.push(Rank::new(0), || (0, ViolationKind::NoMicrobatches));
+    }
+    for stage in placement.all_stages() {
+        let rank = placement.rank_of(stage);
+        for microbatch in (0..context.program.microbatches()).map(Microbatch::new) {
+            check_forward(context, report, rank, Action::Forward { stage, microbatch });
+            if !context.forward_only {
+                check_backward(context, report, rank, stage, microbatch);
+            }
+        }
+    }
+}
+
+fn check_forward(context: &Context<'_>, report: &mut Report, rank: Rank, forward: Action) {
+    if !context.present.has(forward) {
+        report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action: forward }));
+    }
+}
+
+fn check_backward(
+    context: &Context<'_>,
+    report: &mut Report,
+    rank: Rank,
+    stage: StageIndex,
+    microbatch: Microbatch,
+) {
+    let full = Action::Backward { stage, microbatch };
+    let inputs = Action::InputBackward { stage, microbatch };
+    let weights = Action::WeightBackward { stage, microbatch };
+    let has = |action| context.present.has(action);
+    let missing = match (has(full), has(inputs), has(weights)) {
+        (true, false, false) | (false, true, true) => return,
+        (true, has_inputs, _) => {
+            let other = if has_inputs { inputs } else { weights };
+            let position = || position_of(context.program, rank, full);
+            report.push(rank, || (position(), ViolationKind::MixedBackward { action: full, other }));
+            return;
+        }
+        (false, false, false) => full,
+        (false, true, false) => weights,
+        (false, false, true) => inputs,
+    };
+    report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action: missing }));
+}
+
+/// Why `action` may not be on `rank`, if it may not.
+fn misplaced(program: &Program, rank: Rank, action: Action) -> Option<ViolationKind> {
+    let placement = program.placement();
+    let Some(owner) = placement.owner(action.stage()) else {
+        return Some(ViolationKind::StageOutOfRange { action, stages: placement.stages() });
+    };
+    let microbatches = program.microbatches();
+    if action.microbatch().is_some_and(|microbatch| microbatch.get() >= microbatches) {
+        return Some(ViolationKind::MicrobatchOutOfRange { action, microbatches });
+    }
+    (owner != rank).then_some(ViolationKind::NotOwned { action, owner })
+}
+
+/// Whether a stage may do this several times in a step.
+fn may_repeat(action: Action) -> bool {
+    matches!(action.kind(), ActionKind::Unshard | ActionKind::Reshard)
+}

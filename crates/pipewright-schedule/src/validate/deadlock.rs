@@ -1,0 +1,177 @@
+//! The ranks together reach the end, even where a send completes only when it is received.
+//!
+//! The rows are run against each other without tensors. A rank stands at its next action until that can complete:
+//!
+//! - At the level `compute`, an action completes once the action on another rank that makes its input or its gradient
+//!   is done.
+//! - Else a send and its receive complete together, when both ranks stand at them. A send that is waited for later
+//!   (`WAIT_SEND_F`, `WAIT_SEND_B`) only starts, and completes at once; the receive completes once it has started,
+//!   and the wait once it is received.
+//!
+//! Every blocked rank waits for one other rank, so when nothing can go on, ranks wait in a circle. Messages without a
+//! counterpart are reported by [`super::matching`] and block nobody here. Every action is left exactly once and looked
+//! at a bounded number of times, so the run is linear, and its outcome does not depend on the order in which ranks are
+//! run: completing one action never takes another's chance.
+
+use crate::action::Action;
+use crate::ids::{Rank, StageIndex};
+use crate::level::Level;
+use crate::marks::Marks;
+use crate::transfer::Transfer;
+use crate::validate::check::Context;
+use crate::validate::violation::{Blocked, Report, ViolationKind};
+
+/// Checks that every rank reaches the end of its row, and reports every circle of ranks that does not.
+pub(super) fn check(context: &Context<'_>, report: &mut Report) {
+    let ranks = context.program.ranks() as usize;
+    let mut run = Run {
+        context,
+        next: vec![0; ranks],
+        waits_for: vec![None; ranks],
+        ready: context.program.placement().all_ranks().rev().collect(),
+        done: Marks::for_program(context.program),
+    };
+    while let Some(rank) = run.ready.pop() {
+        run.advance(rank);
+    }
+    run.report_circles(report);
+}
+
+/// The ranks on their way through their rows.
+struct Run<'a> {
+    context: &'a Context<'a>,
+    /// The action at which each rank stands.
+    next: Vec<usize>,
+    /// For each blocked rank, the rank that it waits for.
+    waits_for: Vec<Option<Rank>>,
+    /// The ranks that can be tried.
+    ready: Vec<Rank>,
+    /// The actions that are complete, or for a send that is waited for later, started.
+    done: Marks,
+}
+
+impl Run<'_> {
+    /// Runs `rank` until it is blocked or at its end.
+    fn advance(&mut self, rank: Rank) {
+        while let Some(action) = self.standing_at(rank) {
+            let blocker = match self.context.level {
+                Level::Compute => self.blocker_of_compute(rank, action),
+                Level::Comms | Level::Full => self.blocker_of_message(rank, action),
+            };
+            self.waits_for[rank.index()] = blocker;
+            if blocker.is_some() {
+                return;
+            }
+            self.complete(rank, action);
+        }
+    }
+
+    fn standing_at(&self, rank: Rank) -> Option<Action> {
+        self.context.program.row(rank).get(self.next[rank.index()]).copied()
+    }
+
+    /// Steps `rank` over `action`, and wakes the ranks that may have waited for it.
+    fn complete(&mut self, rank: Rank, action: Action) {
+        self.next[rank.index()] += 1;
+        self.waits_for[rank.index()] = None;
+        let placement = self.context.program.placement();
+        for part in action.parts() {
+            self.done.insert(part);
+            let neighbours = [placement.previous(part.stage()), placement.next(part.stage())];
+            for peer in neighbours.into_iter().flatten().map(|stage| placement.rank_of(stage)) {
+                if self.waits_for[peer.index()] == Some(rank) {
+                    self.waits_for[peer.index()] = None;
+                    self.ready.push(peer);
+                }
+            }
+        }
+    }
+
+    /// The rank whose computation `action` waits for, if any.
+    fn blocker_of_compute(&self, rank: Rank, action: Action) -> Option<Rank> {
+        let placement = self.context.program.placement();
+        let unfinished = |stage: StageIndex, source: Action| {
+            let owner = placement.rank_of(stage);
+            let waits = owner != rank && self.context.present.has(source) && !self.done.has(source);
+            waits.then_some(owner)
+        };
+        action.parts().find_map(|part| match part {
+            Action::Forward { stage, microbatch } => {
+                let previous = placement.previous(stage)?;
+                unfinished(previous, Action::Forward { stage: previous, microbatch })
+            }
+            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
+                let next = placement.next(stage)?;
+                unfinished(next, self.context.present.input_gradient(next, microbatch))
+            }
+            _ => None,
+        })
+    }
+
+    /// The rank that must come to the other end of the message of `action`, if any. Where both ends are reached, the
+    /// peer is stepped over its end.
+    fn blocker_of_message(&mut self, rank: Rank, action: Action) -> Option<Rank> {
+        let transfer = Transfer::of(self.context.program.placement(), action)?;
+        let present = &self.context.present;
+        if !present.has(transfer.send) || !present.has(transfer.receive) {
+            return None;
+        }
+        let (peer, counterpart, already) = if action == transfer.receive {
+            (transfer.sender, transfer.send, self.done.has(transfer.send))
+        } else {
+            (transfer.receiver, transfer.receive, self.done.has(transfer.receive))
+        };
+        if already || peer == rank || (action == transfer.send && self.is_waited_for(action)) {
+            return None;
+        }
+        let is_wait = action != transfer.send && action != transfer.receive;
+        if is_wait || self.standing_at(peer) != Some(counterpart) || self.is_waited_for(counterpart) {
+            return Some(peer);
+        }
+        self.complete(peer, counterpart);
+        self.ready.push(peer);
+        None
+    }
+
+    /// Whether `send` only starts a message, because its completion is waited for elsewhere.
+    fn is_waited_for(&self, send: Action) -> bool {
+        match send {
+            Action::SendForward { stage, microbatch } => {
+                self.context.present.has(Action::WaitSendForward { stage, microbatch })
+            }
+            Action::SendBackward { stage, microbatch } => {
+                self.context.present.has(Action::WaitSendBackward { stage, microbatch })
+            }
+            _ => false,
+        }
+    }
+
+    /// Follows each blocked rank to the one it waits for, until a rank comes again.
+    fn report_circles(&self, report: &mut Report) {
+        // The walk in which a rank was first met; a walk that meets itself has found a circle.
+        let mut walks: Vec<Option<Rank>> = vec![None; self.next.len()];
+        for start in self.context.program.placement().all_ranks() {
+            let mut rank = start;
+            while let (Some(next), None) = (self.waits_for[rank.index()], walks[rank.index()]) {
+                walks[rank.index()] = Some(start);
+                rank = next;
+            }
+            if walks[rank.index()] == Some(start) {
+                self.report_circle(rank, report);
+            }
+        }
+    }
+
+    fn report_circle(&self, first: Rank, report: &mut Report) {
+        let mut cycle = Vec::new();
+        let mut rank = first;
+        while let (Some(waits_for), Some(action)) = (self.waits_for[rank.index()], self.standing_at(rank)) {
+            cycle.push(Blocked { rank, position: self.next[rank.index()], action, waits_for });
+            rank = waits_for;
+            if rank == first {
+                break;
+            }
+        }
+        report.push(first, || (self.next[first.index()], ViolationKind::Deadlock { cycle }));
+    }
+}

@@ -1,0 +1,116 @@
+//! What must come before what on one rank.
+//!
+//! Rules: (1) a forward after what brings its input: the receive, or the neighbour's forward on the same rank; (2) a
+//! backward after its stage's forward and after what brings its gradient; (3) `W` after `I`; (4) a send after what
+//! computes the tensor; (5) a wait after what it waits for. The halves of an overlap start together, so that neither
+//! can bring what the other needs.
+//!
+//! Where the needed action is nowhere, the other families report it as missing; a send or a wait of nothing is
+//! reported here.
+
+use crate::action::Action;
+use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::level::Level;
+use crate::marks::Marks;
+use crate::validate::check::{Context, position_of};
+use crate::validate::violation::{Report, ViolationKind};
+
+/// Checks the order of every row.
+pub(super) fn check(context: &Context<'_>, report: &mut Report) {
+    let mut done = Marks::for_program(context.program);
+    for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
+        for (position, &cell) in row.iter().enumerate() {
+            for action in cell.parts() {
+                for needs in context.needs(action).into_iter().flatten() {
+                    if !done.has(needs) {
+                        check_missing(context, report, (rank, position), action, needs);
+                    }
+                }
+            }
+            for action in cell.parts() {
+                done.insert(action);
+            }
+        }
+    }
+}
+
+/// Reports that `needs` does not come before `action`, as far as it is this family's to report.
+fn check_missing(
+    context: &Context<'_>,
+    report: &mut Report,
+    place: (Rank, usize),
+    action: Action,
+    needs: Action,
+) {
+    let (rank, position) = place;
+    if context.present.has(needs) {
+        let at = || position_of(context.program, rank, needs);
+        report.push(rank, || (position, ViolationKind::TooEarly { action, needs, at: at() }));
+    } else if !action.is_compute() {
+        report.push(rank, || (position, ViolationKind::NeverHappens { action, needs }));
+    }
+}
+
+impl Context<'_> {
+    /// What `action`, which is no overlap, needs to come before it on its own rank: at most two actions.
+    fn needs(&self, action: Action) -> [Option<Action>; 2] {
+        match action {
+            Action::Forward { stage, microbatch } => [self.input(stage, microbatch), None],
+            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
+                [Some(Action::Forward { stage, microbatch }), self.gradient(stage, microbatch)]
+            }
+            Action::WeightBackward { stage, microbatch } => {
+                [Some(Action::InputBackward { stage, microbatch }), None]
+            }
+            Action::SendForward { stage, microbatch } => [Some(Action::Forward { stage, microbatch }), None],
+            Action::SendBackward { stage, microbatch } => {
+                [Some(self.present.input_gradient(stage, microbatch)), None]
+            }
+            Action::WaitSendForward { stage, microbatch } => {
+                [Some(Action::SendForward { stage, microbatch }), None]
+            }
+            Action::WaitSendBackward { stage, microbatch } => {
+                [Some(Action::SendBackward { stage, microbatch }), None]
+            }
+            Action::WaitReduceGrad { stage } => [Some(Action::ReduceGrad { stage }), None],
+            Action::RecvForward { .. }
+            | Action::RecvBackward { .. }
+            | Action::Unshard { .. }
+            | Action::Reshard { .. }
+            | Action::ReduceGrad { .. }
+            | Action::Overlap { .. } => [None, None],
+        }
+    }
+
+    /// What brings the input of a forward to its rank; `None` where the batch does, or where the level leaves it open.
+    fn input(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
+        let previous = self.program.placement().previous(stage)?;
+        self.brought(
+            stage,
+            previous,
+            Action::Forward { stage: previous, microbatch },
+            Action::RecvForward { stage, microbatch },
+        )
+    }
+
+    /// What brings the output's gradient to a backward's rank; `None` where the loss does, or where the level leaves
+    /// it open.
+    fn gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
+        let next = self.program.placement().next(stage)?;
+        self.brought(
+            stage,
+            next,
+            self.present.input_gradient(next, microbatch),
+            Action::RecvBackward { stage, microbatch },
+        )
+    }
+
+    /// `local` where both stages are on one rank, else `receive`, which the level `compute` does not have.
+    fn brought(&self, to: StageIndex, from: StageIndex, local: Action, receive: Action) -> Option<Action> {
+        let placement = self.program.placement();
+        if placement.owner(to) == placement.owner(from) {
+            return Some(local);
+        }
+        (self.level != Level::Compute).then_some(receive)
+    }
+}

@@ -1,0 +1,83 @@
+//! Gathered parameters and reduced gradients.
+//!
+//! Rules, for each stage that gathers its parameters anywhere (at the level `full`, for every stage): (1) it computes
+//! only while they are gathered; (2) gathering and dropping alternate, beginning with gathering. For each stage that
+//! reduces its gradients (at the level `full`, unless the program is forward-only, for every stage): (3) the reduction
+//! comes after its last weight gradient; (4) at the level `full` it is there, and waited for.
+
+use crate::action::{Action, ActionKind};
+use crate::ids::Rank;
+use crate::level::Level;
+use crate::marks::Marks;
+use crate::validate::check::Context;
+use crate::validate::violation::{Report, ViolationKind};
+
+/// Checks every stage.
+pub(super) fn check(context: &Context<'_>, report: &mut Report) {
+    check_gathering(context, report);
+    check_reduction(context, report);
+    if context.level == Level::Full && !context.forward_only {
+        check_reduced(context, report);
+    }
+}
+
+/// Rules 1 and 2.
+fn check_gathering(context: &Context<'_>, report: &mut Report) {
+    let mut gathered = vec![false; context.program.placement().stages() as usize];
+    let shards = |stage| {
+        let present = |action| context.present.has(action);
+        context.level == Level::Full
+            || present(Action::Unshard { stage })
+            || present(Action::Reshard { stage })
+    };
+    for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
+        for (position, &cell) in row.iter().enumerate() {
+            for action in cell.parts() {
+                let Some(gathered) = gathered.get_mut(action.stage().index()) else { continue };
+                let kind = match action.kind() {
+                    ActionKind::Unshard if *gathered => ViolationKind::AlreadyUnsharded { action },
+                    ActionKind::Reshard if !*gathered => ViolationKind::NotUnsharded { action },
+                    kind if kind.is_compute() && !*gathered && shards(action.stage()) => {
+                        ViolationKind::NotUnsharded { action }
+                    }
+                    kind => {
+                        *gathered = (*gathered || kind == ActionKind::Unshard) && kind != ActionKind::Reshard;
+                        continue;
+                    }
+                };
+                report.push(rank, || (position, kind));
+            }
+        }
+    }
+}
+
+/// Rule 3.
+fn check_reduction(context: &Context<'_>, report: &mut Report) {
+    let mut reduced = Marks::for_program(context.program);
+    for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
+        for (position, &cell) in row.iter().enumerate() {
+            for action in cell.parts() {
+                let reduce = Action::ReduceGrad { stage: action.stage() };
+                let adds = matches!(action.kind(), ActionKind::Backward | ActionKind::WeightBackward);
+                if adds && reduced.has(reduce) {
+                    report.push(rank, || (position, ViolationKind::AfterReduce { action, reduce }));
+                } else if action == reduce {
+                    reduced.insert(reduce);
+                }
+            }
+        }
+    }
+}
+
+/// Rule 4.
+fn check_reduced(context: &Context<'_>, report: &mut Report) {
+    let placement = context.program.placement();
+    for stage in placement.all_stages() {
+        let rank = placement.rank_of(stage);
+        for action in [Action::ReduceGrad { stage }, Action::WaitReduceGrad { stage }] {
+            if !context.present.has(action) {
+                report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action }));
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Agreement with the reference, cell by cell: generators, passes, partitions and the logical simulation.
+//!
+//! Schedules whose generators this crate does not have are read from the golden data, so that passes, validation and
+//! simulation are judged on every case.
+
+use pipewright_schedule::csv::{parse_program, parse_schedule, print_program, print_rows, print_schedule};
+use pipewright_schedule::generate::catalogue;
+use pipewright_schedule::lower::{drop_bubbles, reduce_grad, send_recv_in_step, unshard};
+use pipewright_schedule::simulate::logical;
+use pipewright_schedule::{
+    Level, LowerConfig, Method, Placement, Program, Rank, Schedule, ScheduleSpec, StageIndex, generate,
+    lower, partition, validate,
+};
+use serde_json::Value;
+
+fn read(text: &str) -> Value {
+    serde_json::from_str(text).expect("golden data is JSON")
+}
+
+fn schedules() -> Vec<Value> {
+    read(include_str!("golden/schedules.json")).as_array().expect("a list of cases").clone()
+}
+
+fn peer_cases() -> Value {
+    read(include_str!("golden/peer_cases.json"))
+}
+
+fn text<'a>(case: &'a Value, key: &str) -> Option<&'a str> {
+    case[key].as_str()
+}
+
+fn number(case: &Value, key: &str) -> u32 {
+    case[key].as_u64().and_then(|number| number.try_into().ok()).expect("golden data holds small numbers")
+}
+
+fn numbers(value: &Value) -> Vec<u64> {
+    value.as_array().expect("a list").iter().map(|number| number.as_u64().expect("a number")).collect()
+}
+
+fn title(case: &Value) -> String {
+    let size = ["ranks", "stages_per_rank", "microbatches"].map(|key| number(case, key));
+    format!("{} {size:?}", case["schedule"])
+}
+
+/// The cases of the schedules that this crate generates.
+fn generated_cases() -> Vec<Value> {
+    let known =
+        |case: &Value| catalogue().iter().any(|generator| text(case, "schedule") == Some(generator.name));
+    schedules().into_iter().filter(known).collect()
+}
+
+#[test]
+fn generators_agree() {
+    let cases = generated_cases();
+    assert!(cases.len() >= 6, "the golden cases of gpipe and 1f1b");
+    for case in cases {
+        let spec = ScheduleSpec {
+            ranks: number(&case, "ranks"),
+            stages_per_rank: Some(number(&case, "stages_per_rank")),
+            microbatches: number(&case, "microbatches"),
+        };
+        let found = generate(text(&case, "schedule").expect("a name"), &spec);
+        if let Some(expected) = text(&case, "compute") {
+            assert_eq!(print_schedule(&found.expect("a schedule")), expected, "{}", title(&case));
+        } else {
+            assert!(found.is_err(), "{} is rejected", title(&case));
+        }
+    }
+}
+
+fn check_lowered(level: Level, key: &str) {
+    let mut judged = 0;
+    for case in schedules() {
+        let (Some(compute), Some(expected)) = (text(&case, "compute"), text(&case, key)) else { continue };
+        let schedule = parse_schedule(compute).unwrap_or_else(|error| panic!("{}: {error}", title(&case)));
+        let lowered = lower(&schedule, &LowerConfig::from(level))
+            .unwrap_or_else(|error| panic!("{}: {error}", title(&case)));
+        assert_eq!(print_program(&lowered), expected, "{}", title(&case));
+        assert_eq!(schedule.microbatches(), number(&case, "microbatches"));
+        judged += 1;
+    }
+    assert!(judged >= 21, "only {judged} cases have the level {level}");
+}
+
+#[test]
+fn lowering_agrees_at_comms() {
+    check_lowered(Level::Comms, "comms");
+}
+
+#[test]
+fn lowering_agrees_at_full() {
+    check_lowered(Level::Full, "full");
+}
+
+#[test]
+fn every_level_of_every_case_is_sound() {
+    for case in schedules() {
+        for (level, key) in [(Level::Compute, "compute"), (Level::Comms, "comms"), (Level::Full, "full")] {
+            let Some(rows) = text(&case, key) else { continue };
+            let program = parse_program(rows).expect("golden rows parse");
+            let validated =
+                validate(program, level).unwrap_or_else(|error| panic!("{} {key}: {error}", title(&case)));
+            assert!(!validated.is_forward_only());
+        }
+    }
+}
+
+#[test]
+fn logical_simulation_agrees() {
+    let mut judged = 0;
+    for case in schedules() {
+        let (Some(comms), Some(expected)) = (text(&case, "comms"), text(&case, "simulated")) else {
+            continue;
+        };
+        let program = parse_program(comms).expect("golden rows parse");
+        let run = logical(&program).unwrap_or_else(|error| panic!("{}: {error}", title(&case)));
+        assert_eq!(
+            print_rows(program.placement().all_ranks().map(|rank| run.row(rank))),
+            expected,
+            "{}",
+            title(&case)
+        );
+        assert_eq!(run.steps(), number(&case, "steps"), "{}", title(&case));
+        judged += 1;
+    }
+    assert!(judged >= 19, "only {judged} cases are simulated");
+}
+
+fn check_partition(case: &Value, key: &str, stages: u32, method: &Method) {
+    let weights = numbers(&case["weights"]);
+    let found = partition(&weights, stages, method).unwrap_or_else(|error| panic!("{weights:?}: {error}"));
+    let found: Vec<Vec<u64>> =
+        found.ranges().map(|range| vec![range.start as u64, range.end as u64 - 1]).collect();
+    let expected: Vec<Vec<u64>> = case[key].as_array().expect("a list").iter().map(numbers).collect();
+    assert_eq!(found, expected, "{key} {weights:?} in {stages}");
+}
+
+#[test]
+fn partitions_agree() {
+    let golden = read(include_str!("golden/partitions.json"));
+    for case in golden["partitions"].as_array().expect("a list of cases") {
+        let stages = number(case, "stages");
+        check_partition(case, "even", stages, &Method::Even);
+        check_partition(case, "weighted", stages, &Method::Weighted);
+        if case["boundaries"].is_array() {
+            let boundaries: Vec<usize> =
+                numbers(&case["boundaries"]).iter().map(|&first| first as usize).collect();
+            let stages = boundaries.len() as u32 + 1;
+            check_partition(case, "explicit", stages, &Method::Explicit { boundaries });
+        }
+    }
+}
+
+/// A program from rows of blank-separated cells, `.` being a bubble, with its stages on the given ranks.
+fn peer_program(rows: &[&str], ranks: &[u64], microbatches: u32) -> Program {
+    let placement =
+        Placement::explicit(ranks.iter().map(|&rank| Rank::new(rank as u32)).collect()).expect("a placement");
+    let cells = |row: &&str| {
+        row.split(' ').filter(|&cell| cell != ".").map(|cell| cell.parse().expect(cell)).collect()
+    };
+    Program::new(placement, microbatches, rows.iter().map(cells).collect()).expect("a program")
+}
+
+fn peer_rows(program: &Program) -> Vec<String> {
+    print_program(program).lines().map(|row| row.replace(',', " ")).collect()
+}
+
+fn strings(value: &Value) -> Vec<&str> {
+    value.as_array().expect("a list").iter().map(|text| text.as_str().expect("a text")).collect()
+}
+
+#[test]
+fn peer_actions_round_trip() {
+    for text in strings(&peer_cases()["action_parse_roundtrip"]) {
+        let action: pipewright_schedule::Action = text.parse().expect(text);
+        assert_eq!(action.to_string(), text);
+    }
+}
+
+#[test]
+fn peer_unshard_agrees() {
+    for case in peer_cases()["unshard_reshard"].as_array().expect("a list of cases") {
+        let row = strings(case);
+        let stages = if row[0].contains("1F0") { vec![0, 0] } else { vec![0] };
+        let lowered = unshard(peer_program(&row[..1], &stages, 2), 3.try_into().expect("3 is not 0"));
+        assert_eq!(peer_rows(&lowered), row[1..]);
+    }
+}
+
+#[test]
+fn peer_reduce_grad_agrees_up_to_the_wait() {
+    for case in peer_cases()["reduce_grad_pre215_nmb2"].as_array().expect("a list of cases") {
+        let row = strings(case);
+        let stages = if row[0].contains("1F0") { vec![0, 0] } else { vec![0] };
+        let lowered = peer_rows(&reduce_grad(peer_program(&row[..1], &stages, 2)));
+        // That version of the reference does not wait for the reduction.
+        let without_wait: Vec<&str> =
+            lowered[0].split(' ').filter(|cell| !cell.contains("WAIT_REDUCE")).collect();
+        assert_eq!(without_wait.join(" "), row[1]);
+    }
+}
+
+#[test]
+fn peer_send_recv_agrees() {
+    for case in peer_cases()["send_recv"].as_array().expect("a list of cases") {
+        let row = |row: &str| row.split(' ').map(|cell| cell.parse().ok().filter(|_| cell != ".")).collect();
+        let compute = strings(&case["compute"]).into_iter().map(row).collect();
+        let lowered = send_recv_in_step(&Schedule::infer(compute).expect("a schedule")).expect("a program");
+        let ranks: Vec<u64> =
+            lowered.placement().all_stages().map(|it| lowered.placement().rank_of(it).get().into()).collect();
+        assert_eq!(ranks, numbers(&case["map"]));
+        assert_eq!(peer_rows(&lowered), strings(&case["comms"]));
+        assert_eq!(logical(&lowered).expect("no deadlock").steps(), number(case, "steps"));
+    }
+}
+
+#[test]
+fn placement_follows_from_the_rows() {
+    for case in schedules() {
+        let Some(compute) = text(&case, "compute") else { continue };
+        let schedule = parse_schedule(compute).expect("golden rows parse");
+        let (ranks, per_rank) = (number(&case, "ranks"), number(&case, "stages_per_rank"));
+        let is_v = ["zbvzerobubble", "dualpipev"].contains(&text(&case, "schedule").expect("a name"));
+        let expected = if is_v { Placement::v(ranks, per_rank) } else { Placement::looped(ranks, per_rank) };
+        assert_eq!(schedule.placement(), &expected.expect("a placement"));
+        assert_eq!(drop_bubbles(&schedule).placement().last_stage(), StageIndex::new(ranks * per_rank - 1));
+    }
+}

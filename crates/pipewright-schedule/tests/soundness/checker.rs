@@ -1,0 +1,270 @@
+//! The independent checker: runs a program on symbols, with a set of named tensors on each rank.
+//!
+//! It knows what an action consumes and makes, and nothing of the validator's rules: a duplicate fails because its input
+//! is used up, a missing receive because its tensor never comes, a crossed order because two ranks stand before each
+//! other's second message.
+
+use std::collections::HashSet;
+
+use pipewright_schedule::{Action, Level, Microbatch, Program, Rank};
+
+/// What may lie on a rank: a tensor of a stage and a microbatch, or a state of a stage as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Thing {
+    Input(u32, u32),
+    Output(u32, u32),
+    Saved(u32, u32),
+    OutputGradient(u32, u32),
+    InputGradient(u32, u32),
+    Stash(u32, u32),
+    WeightGradient(u32, u32),
+    Gathered(u32),
+    Reducing(u32),
+    Reduced(u32),
+}
+
+struct World<'a> {
+    program: &'a Program,
+    level: Level,
+    stages: u32,
+    things: Vec<HashSet<Thing>>,
+    next: Vec<usize>,
+    trains: bool,
+}
+
+/// Runs `program` to its end, or says where it breaks.
+pub(crate) fn execute(program: &Program, level: Level) -> Result<(), String> {
+    let trains = program.rows().iter().flatten().any(|action| {
+        action.parts().any(|part| {
+            matches!(
+                part,
+                Action::Backward { .. } | Action::InputBackward { .. } | Action::WeightBackward { .. }
+            )
+        })
+    });
+    let stages = program.placement().stages();
+    let things = vec![HashSet::new(); program.rows().len()];
+    let mut world = World { program, level, stages, things, next: vec![0; program.rows().len()], trains };
+    for microbatch in 0..program.microbatches() {
+        world.place(0, Thing::Input(0, microbatch));
+    }
+    while world.round()? {}
+    world.judge_end()
+}
+
+impl World<'_> {
+    /// Lets every rank try its next action once; says whether any rank moved.
+    fn round(&mut self) -> Result<bool, String> {
+        let mut moved = false;
+        for rank in 0..self.next.len() {
+            let Some(action) = self.standing_at(rank) else { continue };
+            moved |= match action {
+                Action::SendForward { .. } | Action::SendBackward { .. } => self.send(rank, action)?,
+                // A receive is done by its send.
+                Action::RecvForward { .. } | Action::RecvBackward { .. } if self.level != Level::Compute => {
+                    false
+                }
+                _ => self.act(rank, action)?,
+            };
+        }
+        Ok(moved)
+    }
+
+    fn standing_at(&self, rank: usize) -> Option<Action> {
+        self.program.rows()[rank].get(self.next[rank]).copied()
+    }
+
+    fn owner(&self, stage: u32) -> Option<usize> {
+        self.program.placement().owner(stage.into()).map(Rank::index)
+    }
+
+    fn place(&mut self, stage: u32, thing: Thing) {
+        if let Some(owner) = self.owner(stage) {
+            self.things[owner].insert(thing);
+        }
+    }
+
+    /// A send whose tensor is there, and whose receiver stands at the matching receive, moves the tensor.
+    fn send(&mut self, rank: usize, send: Action) -> Result<bool, String> {
+        let (stage, microbatch) = numbers(send);
+        let (tensor, receive, arriving, peer_stage) = match send {
+            Action::SendForward { microbatch: same, .. } => {
+                let to = stage + 1;
+                let receive = Action::RecvForward { stage: to.into(), microbatch: same };
+                (Thing::Output(stage, microbatch), receive, Thing::Input(to, microbatch), to)
+            }
+            Action::SendBackward { microbatch: same, .. } => {
+                let to = stage.checked_sub(1).ok_or("a gradient leaves the first stage")?;
+                let receive = Action::RecvBackward { stage: to.into(), microbatch: same };
+                (Thing::InputGradient(stage, microbatch), receive, Thing::OutputGradient(to, microbatch), to)
+            }
+            _ => return Err(format!("{send} is no send")),
+        };
+        let peer = self.owner(peer_stage).ok_or(format!("{send} has no receiver"))?;
+        if self.level == Level::Compute || self.owner(stage) != Some(rank) || peer == rank {
+            return Err(format!("{send} does not belong to rank {rank}"));
+        }
+        if !self.things[rank].contains(&tensor) {
+            return Err(format!("{send} sends what is not there"));
+        }
+        if self.standing_at(peer) != Some(receive) {
+            return Ok(false);
+        }
+        self.things[rank].remove(&tensor);
+        self.things[peer].insert(arriving);
+        self.next[rank] += 1;
+        self.next[peer] += 1;
+        Ok(true)
+    }
+
+    /// Every action that needs no other rank. At the level `compute`, one whose tensors are still on their way waits.
+    fn act(&mut self, rank: usize, action: Action) -> Result<bool, String> {
+        let parts: Vec<Action> = action.parts().collect();
+        let mut consumed = Vec::new();
+        for &part in &parts {
+            let (stage, microbatch) = numbers(part);
+            if self.owner(stage) != Some(rank) || microbatch >= self.program.microbatches() {
+                return Err(format!("{part} does not belong to rank {rank}"));
+            }
+            if self.level == Level::Full
+                && part.is_compute()
+                && !self.things[rank].contains(&Thing::Gathered(stage))
+            {
+                return Err(format!("{part} lacks parameters"));
+            }
+            for thing in self.needs(part)? {
+                if !self.things[rank].contains(&thing) {
+                    return if self.may_come(thing, rank) {
+                        Ok(false)
+                    } else {
+                        Err(format!("{part} lacks {thing:?}"))
+                    };
+                }
+                consumed.push(thing);
+            }
+        }
+        for thing in consumed {
+            self.things[rank].remove(&thing);
+        }
+        for part in parts {
+            self.make(rank, part)?;
+        }
+        self.next[rank] += 1;
+        Ok(true)
+    }
+
+    /// Whether a missing tensor may still be made by another rank without a message.
+    fn may_come(&self, thing: Thing, rank: usize) -> bool {
+        let source = match thing {
+            Thing::Input(stage, _) => stage.checked_sub(1),
+            Thing::OutputGradient(stage, _) => Some(stage + 1),
+            _ => None,
+        };
+        let source = source.and_then(|stage| self.owner(stage));
+        self.level == Level::Compute && source.is_some_and(|owner| owner != rank)
+    }
+
+    /// What an action uses up.
+    fn needs(&self, part: Action) -> Result<Vec<Thing>, String> {
+        let (s, m) = numbers(part);
+        Ok(match part {
+            Action::Forward { .. } => vec![Thing::Input(s, m)],
+            Action::Backward { .. } | Action::InputBackward { .. } => {
+                vec![Thing::Saved(s, m), Thing::OutputGradient(s, m)]
+            }
+            Action::WeightBackward { .. } => vec![Thing::Stash(s, m)],
+            Action::Reshard { .. } => vec![Thing::Gathered(s)],
+            Action::ReduceGrad { .. } => {
+                (0..self.program.microbatches()).map(|m| Thing::WeightGradient(s, m)).collect()
+            }
+            Action::WaitReduceGrad { .. } => vec![Thing::Reducing(s)],
+            Action::Unshard { .. } => vec![],
+            other => return Err(format!("{other} cannot run at the level {}", self.level)),
+        })
+    }
+
+    /// What an action leaves behind.
+    fn make(&mut self, rank: usize, part: Action) -> Result<(), String> {
+        let (s, m) = numbers(part);
+        let made = match part {
+            Action::Forward { .. } if s + 1 == self.stages => {
+                vec![Thing::Saved(s, m), Thing::OutputGradient(s, m)]
+            }
+            Action::Forward { .. } => vec![Thing::Saved(s, m), Thing::Output(s, m)],
+            Action::Backward { .. } => vec![Thing::InputGradient(s, m), Thing::WeightGradient(s, m)],
+            Action::InputBackward { .. } => vec![Thing::InputGradient(s, m), Thing::Stash(s, m)],
+            Action::WeightBackward { .. } => vec![Thing::WeightGradient(s, m)],
+            Action::Unshard { .. } => vec![Thing::Gathered(s)],
+            Action::ReduceGrad { .. } => vec![Thing::Reducing(s)],
+            Action::WaitReduceGrad { .. } => vec![Thing::Reduced(s)],
+            _ => vec![],
+        };
+        for thing in made {
+            if !self.things[rank].insert(thing) {
+                return Err(format!("{part} makes {thing:?} again"));
+            }
+        }
+        self.hand_over(rank, part);
+        Ok(())
+    }
+
+    /// Moves an output to its next stage where that needs no message: on the same rank, or at the level `compute`.
+    fn hand_over(&mut self, rank: usize, part: Action) {
+        let (s, m) = numbers(part);
+        let (made, arriving, to) = match part {
+            Action::Forward { .. } => (Thing::Output(s, m), Thing::Input(s + 1, m), Some(s + 1)),
+            Action::Backward { .. } | Action::InputBackward { .. } => {
+                let to = s.checked_sub(1);
+                (Thing::InputGradient(s, m), Thing::OutputGradient(to.unwrap_or(0), m), to)
+            }
+            _ => return,
+        };
+        let peer = to.and_then(|stage| self.owner(stage));
+        match peer {
+            Some(peer) if peer == rank || self.level == Level::Compute => {
+                self.things[rank].remove(&made);
+                self.things[peer].insert(arriving);
+            }
+            Some(_) => {}
+            // The first stage's input has no use for a gradient.
+            None => {
+                self.things[rank].remove(&made);
+            }
+        }
+    }
+
+    /// At the end every row is done, and what lies around is exactly what a step leaves.
+    fn judge_end(&self) -> Result<(), String> {
+        if let Some(rank) = (0..self.next.len()).find(|&rank| self.standing_at(rank).is_some()) {
+            return Err(format!("rank {rank} does not come to its end"));
+        }
+        for stage in 0..self.stages {
+            let things = &self.things[self.owner(stage).ok_or("a stage without a rank")?];
+            let reduces = self.trains && self.level == Level::Full;
+            if reduces && !things.contains(&Thing::Reduced(stage)) {
+                return Err(format!("stage {stage} is not reduced"));
+            }
+            for m in 0..self.program.microbatches() {
+                let result =
+                    if self.trains { Thing::WeightGradient(stage, m) } else { Thing::Saved(stage, m) };
+                if !reduces && !things.contains(&result) {
+                    return Err(format!("{result:?} is never made"));
+                }
+            }
+        }
+        let lost = |thing: &&Thing| match thing {
+            Thing::Input(..)
+            | Thing::Output(..)
+            | Thing::InputGradient(..)
+            | Thing::Stash(..)
+            | Thing::Reducing(..) => true,
+            Thing::Saved(..) | Thing::OutputGradient(..) => self.trains,
+            Thing::WeightGradient(..) | Thing::Gathered(..) | Thing::Reduced(..) => false,
+        };
+        self.things.iter().flatten().find(lost).map_or(Ok(()), |thing| Err(format!("{thing:?} is left over")))
+    }
+}
+
+fn numbers(action: Action) -> (u32, u32) {
+    (action.stage().get(), action.microbatch().map_or(0, Microbatch::get))
+}

@@ -1,0 +1,101 @@
+//! Are sound programs accepted, and unsound ones refused? Two judges that share no code must agree: the crate's
+//! validator, which applies rules, and the checker here, which runs the program on symbols.
+
+mod checker;
+mod mutations;
+mod random;
+
+use checker::execute;
+use mutations::{Mutation, mutate};
+use pipewright_schedule::csv::{print_program, print_schedule};
+use pipewright_schedule::generate::catalogue;
+use pipewright_schedule::simulate::logical;
+use pipewright_schedule::{Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower, validate};
+use proptest::prelude::*;
+use random::any_schedule;
+
+const LEVELS: [Level; 3] = [Level::Compute, Level::Comms, Level::Full];
+
+fn lowered(schedule: &Schedule, level: Level) -> Program {
+    lower(schedule, &LowerConfig::from(level))
+        .unwrap_or_else(|error| panic!("{error}\n{}", print_schedule(schedule)))
+}
+
+/// Both judges accept the program of `schedule` at every level, and the logical simulation ends.
+fn check_sound(schedule: &Schedule) -> Result<(), TestCaseError> {
+    for level in LEVELS {
+        let program = lower(schedule, &LowerConfig::from(level));
+        let program =
+            program.unwrap_or_else(|error| panic!("{level}: {error}\n{}", print_schedule(schedule)));
+        prop_assert_eq!(execute(&program, level), Ok(()), "{}\n{}", level, print_program(&program));
+        if level != Level::Compute {
+            let cells: usize = program.rows().iter().map(Vec::len).sum();
+            let run = logical(&program).expect("a sound program ends");
+            prop_assert!(run.steps() as usize <= cells);
+        }
+        if let Err(violations) = validate(program, level) {
+            prop_assert!(false, "{}: {}", level, violations);
+        }
+    }
+    Ok(())
+}
+
+/// Both judges say the same of `program`; returns what.
+fn judged(program: Program, level: Level) -> Result<bool, TestCaseError> {
+    let executed = execute(&program, level);
+    let text = print_program(&program);
+    let validated = validate(program, level);
+    prop_assert_eq!(
+        executed.is_ok(),
+        validated.is_ok(),
+        "{}: {:?} but {:?}\n{}",
+        level,
+        executed,
+        validated.err(),
+        text
+    );
+    Ok(executed.is_ok())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn every_generator_is_sound(which in 0..16usize, ranks in 1..9u32, more in 0..9u32) {
+        let generator = &catalogue()[which % catalogue().len()];
+        let spec = ScheduleSpec { ranks, stages_per_rank: None, microbatches: ranks + more };
+        check_sound(&generate(generator.name, &spec).expect("a size that every schedule has"))?;
+    }
+
+    #[test]
+    fn every_random_schedule_is_sound(schedule in any_schedule()) {
+        check_sound(&schedule)?;
+    }
+
+    #[test]
+    fn every_mutation_is_caught(
+        schedule in any_schedule(),
+        level in prop::sample::select(&LEVELS[..]),
+        mutation in prop::sample::select(Mutation::ALL),
+        seed: u64,
+    ) {
+        let program = lowered(&schedule, level);
+        if let Some(mutant) = mutate(&program, mutation, seed) {
+            let text = print_program(&mutant);
+            prop_assert!(!judged(mutant, level)?, "{:?} at {} goes unnoticed\n{}", mutation, level, text);
+        }
+    }
+
+    #[test]
+    fn both_judges_agree_on_any_swap(
+        schedule in any_schedule(),
+        level in prop::sample::select(&LEVELS[..]),
+        seeds in prop::collection::vec(any::<u64>(), 1..4),
+    ) {
+        let mut program = lowered(&schedule, level);
+        for seed in seeds {
+            program = mutations::swap_any(&program, seed);
+        }
+        judged(program, level)?;
+    }
+}

@@ -1,0 +1,126 @@
+//! Ways to break a sound program, each of which both judges must notice.
+
+use pipewright_schedule::{Action, ActionKind, Program, StageIndex};
+
+/// A class of mistakes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mutation {
+    Drop,
+    Duplicate,
+    SwapDependent,
+    Restage,
+    Renumber,
+    RemoveSend,
+    CrossReceives,
+}
+
+impl Mutation {
+    pub(crate) const ALL: &[Self] = &[
+        Self::Drop,
+        Self::Duplicate,
+        Self::SwapDependent,
+        Self::Restage,
+        Self::Renumber,
+        Self::RemoveSend,
+        Self::CrossReceives,
+    ];
+}
+
+/// `program` with one mistake, at a place that `seed` chooses; `None` where it has no place for that mistake.
+pub(crate) fn mutate(program: &Program, mutation: Mutation, seed: u64) -> Option<Program> {
+    let mut rows = program.rows().to_vec();
+    let places = rows.iter().enumerate().flat_map(|(rank, row)| (0..row.len()).map(move |at| (rank, at)));
+    let fits = |&(rank, at): &(usize, usize)| has_place(&rows[rank], at, mutation);
+    let places: Vec<(usize, usize)> = places.filter(fits).collect();
+    let &(rank, at) = places.get(usize::try_from(seed % places.len().max(1) as u64).ok()?)?;
+    let row = &mut rows[rank];
+    match mutation {
+        Mutation::Drop | Mutation::RemoveSend => drop(row.remove(at)),
+        Mutation::Duplicate => {
+            let later = at + (seed >> 32) as usize % (row.len() - at) + 1;
+            row.insert(later, row[at]);
+        }
+        Mutation::SwapDependent => row.swap(at, at + 1),
+        Mutation::Restage => row[at] = renumbered(row[at], 1, 0)?,
+        Mutation::Renumber => row[at] = renumbered(row[at], 0, 1)?,
+        Mutation::CrossReceives => {
+            let other = later_receive(row, at)?;
+            row.swap(at, other);
+        }
+    }
+    let mutant = Program::new(program.placement().clone(), program.microbatches(), rows).ok()?;
+    // Without its only backward, a program is forward-only, and sound.
+    (trains(&mutant) == trains(program)).then_some(mutant)
+}
+
+fn trains(program: &Program) -> bool {
+    program.rows().iter().flatten().any(|action| action.is_compute() && action.kind() != ActionKind::Forward)
+}
+
+/// `program` with two neighbouring actions of a row swapped, which may or may not matter.
+pub(crate) fn swap_any(program: &Program, seed: u64) -> Program {
+    let mut rows = program.rows().to_vec();
+    let rank = seed as usize % rows.len();
+    let pairs = rows[rank].len().saturating_sub(1);
+    if pairs > 0 {
+        let at = (seed >> 16) as usize % pairs;
+        rows[rank].swap(at, at + 1);
+    }
+    Program::new(program.placement().clone(), program.microbatches(), rows).expect("the same sizes")
+}
+
+fn has_place(row: &[Action], at: usize, mutation: Mutation) -> bool {
+    let kind = row[at].kind();
+    match mutation {
+        // A program need not drop its parameters in the end.
+        Mutation::Drop => kind != ActionKind::Reshard,
+        Mutation::Duplicate => !matches!(kind, ActionKind::Unshard | ActionKind::Reshard),
+        Mutation::SwapDependent => row.get(at + 1).is_some_and(|&next| depends(next, row[at])),
+        Mutation::Restage => !matches!(kind, ActionKind::Reshard),
+        Mutation::Renumber => row[at].microbatch().is_some(),
+        Mutation::RemoveSend => matches!(kind, ActionKind::SendForward | ActionKind::SendBackward),
+        Mutation::CrossReceives => later_receive(row, at).is_some(),
+    }
+}
+
+/// Whether `next` needs `action`, for the same stage and microbatch.
+fn depends(next: Action, action: Action) -> bool {
+    use ActionKind::*;
+    let chains = [
+        (Forward, RecvForward),
+        (SendForward, Forward),
+        (Backward, Forward),
+        (InputBackward, Forward),
+        (Backward, RecvBackward),
+        (InputBackward, RecvBackward),
+        (SendBackward, Backward),
+        (SendBackward, InputBackward),
+        (WeightBackward, InputBackward),
+    ];
+    let same = next.stage() == action.stage() && next.microbatch() == action.microbatch();
+    let reduces = [(WaitReduceGrad, ReduceGrad), (ReduceGrad, Backward), (ReduceGrad, WeightBackward)];
+    let pair = (next.kind(), action.kind());
+    (same && chains.contains(&pair)) || (next.stage() == action.stage() && reduces.contains(&pair))
+}
+
+/// The next receive of the same stage and direction, which comes from the same rank.
+fn later_receive(row: &[Action], at: usize) -> Option<usize> {
+    let kind = row[at].kind();
+    let is_receive = matches!(kind, ActionKind::RecvForward | ActionKind::RecvBackward);
+    let same = |action: &Action| action.kind() == kind && action.stage() == row[at].stage();
+    is_receive.then(|| row[at + 1..].iter().position(same).map(|distance| at + 1 + distance)).flatten()
+}
+
+/// `action` with its stage and microbatch moved on; of an overlap, the forward's.
+fn renumbered(action: Action, stages: u32, microbatches: u32) -> Option<Action> {
+    let text = action.to_string();
+    if let Action::Overlap { forward, backward } = action {
+        let forward = (StageIndex::new(forward.0.get() + stages), (forward.1.get() + microbatches).into());
+        return Some(Action::Overlap { forward, backward });
+    }
+    let name = action.kind().name();
+    let microbatch = action.microbatch().map(|microbatch| (microbatch.get() + microbatches).to_string());
+    let moved = format!("{}{name}{}", action.stage().get() + stages, microbatch.unwrap_or_default());
+    assert_ne!(moved, text);
+    moved.parse().ok()
+}

@@ -1,0 +1,294 @@
+//! Every rule of the validator, one tiny program each, with the message that a user reads.
+
+use pipewright_schedule::csv::parse_program;
+use pipewright_schedule::{Level, Placement, Program, Rank, StageIndex, validate};
+
+/// All violations of `program` at `level`, as text.
+fn messages(program: Program, level: Level) -> Vec<String> {
+    match validate(program, level) {
+        Ok(_) => Vec::new(),
+        Err(violations) => violations.listed().iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn check(level: Level, rows: &str, expected: &[&str]) {
+    let program = parse_program(rows).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(messages(program, level), expected);
+}
+
+/// As [`check`], with the stages on given ranks and a given number of microbatches.
+fn check_placed(rank_of: &[u32], microbatches: u32, rows: &[&str], expected: &[&str]) {
+    let placement =
+        Placement::explicit(rank_of.iter().copied().map(Rank::new).collect()).expect("a placement");
+    let row = |row: &&str| row.split_whitespace().map(|cell| cell.parse().expect(cell)).collect();
+    let program = Program::new(placement, microbatches, rows.iter().map(row).collect()).expect("a program");
+    assert_eq!(messages(program, Level::Compute), expected);
+}
+
+#[test]
+fn sound_programs_pass() {
+    check(Level::Compute, "0F0,0B0\n1F0,1B0\n", &[]);
+    check(Level::Compute, "0F0,0F1\n1F0,1F1\n", &[]);
+    check(Level::Compute, "0F0,1F0,1I0,1W0,0B0\n", &[]);
+    check(Level::Comms, "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", &[]);
+    check(Level::Full, "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\n", &[]);
+}
+
+#[test]
+fn coverage() {
+    check(Level::Compute, "0F0,0F1,0B0\n", &["rank 0, position 3: 0B1 is missing; add it to this rank"]);
+    check(Level::Compute, "0F0,0I0\n", &["rank 0, position 2: 0W0 is missing; add it to this rank"]);
+    check(Level::Compute, "0F0,0W0\n", &["rank 0, position 2: 0I0 is missing; add it to this rank"]);
+    check(
+        Level::Compute,
+        "0F0,0F0,0B0\n",
+        &["rank 0, position 1: 0F0 is there a second time, first at position 0; drop one of them"],
+    );
+    check(
+        Level::Compute,
+        "0F0,0B0,0I0,0W0\n",
+        &["rank 0, position 1: 0B0 and 0I0 compute the same gradients; keep one of them"],
+    );
+    check(
+        Level::Compute,
+        "0UNSHARD\n",
+        &["rank 0, position 0: the program has no microbatch; use at least one"],
+    );
+}
+
+#[test]
+fn range_and_ownership() {
+    check_placed(
+        &[0, 1],
+        1,
+        &["0F0 1F0", "1F0"],
+        &["rank 0, position 1: 1F0 belongs to rank 1, which owns its stage; move it there"],
+    );
+    check_placed(
+        &[0],
+        1,
+        &["0F0 5F0"],
+        &["rank 0, position 1: 5F0 names a stage beyond the last, 0; correct its stage"],
+    );
+    check_placed(
+        &[0],
+        1,
+        &["0F0 0F7"],
+        &["rank 0, position 1: 0F7 names a microbatch beyond the last, 0; correct its microbatch"],
+    );
+}
+
+#[test]
+fn order_on_a_rank() {
+    check(
+        Level::Compute,
+        "0B0,0F0\n",
+        &["rank 0, position 0: 0B0 needs 0F0, which comes only at position 1; move one of them"],
+    );
+    check(
+        Level::Compute,
+        "0F0,0W0,0I0\n",
+        &["rank 0, position 1: 0W0 needs 0I0, which comes only at position 2; move one of them"],
+    );
+    check(
+        Level::Compute,
+        "1F0,0F0\n",
+        &["rank 0, position 0: 1F0 needs 0F0, which comes only at position 1; move one of them"],
+    );
+    // The halves of an overlap start together.
+    check(
+        Level::Compute,
+        "(0F0;0B0)OVERLAP_F_B\n",
+        &["rank 0, position 0: 0B0 needs 0F0, which comes only at position 0; move one of them"],
+    );
+}
+
+#[test]
+fn order_of_messages() {
+    check(
+        Level::Comms,
+        "0SEND_F0,0F0\n1RECV_F0,1F0\n",
+        &["rank 0, position 0: 0SEND_F0 needs 0F0, which comes only at position 1; move one of them"],
+    );
+    check(
+        Level::Comms,
+        "0F0,0SEND_F0\n1F0,1RECV_F0\n",
+        &["rank 1, position 0: 1F0 needs 1RECV_F0, which comes only at position 1; move one of them"],
+    );
+    check(
+        Level::Comms,
+        "0F0,0WAIT_SEND_F0,0SEND_F0\n1RECV_F0,1F0\n",
+        &[
+            "rank 0, position 1: 0WAIT_SEND_F0 needs 0SEND_F0, which comes only at position 2; move one of them",
+            "rank 0, position 1: deadlock: rank 0 at position 1 (0WAIT_SEND_F0) waits for rank 1, \
+             rank 1 at position 0 (1RECV_F0) waits for rank 0; break the circle",
+        ],
+    );
+}
+
+#[test]
+fn waits_have_starts() {
+    check(
+        Level::Compute,
+        "0F0,0B0,0WAIT_REDUCE_GRAD\n",
+        &[
+            "rank 0, position 2: 0WAIT_REDUCE_GRAD needs 0REDUCE_GRAD, which is nowhere; add it or drop this one",
+        ],
+    );
+}
+
+#[test]
+fn messages_have_two_ends() {
+    check(
+        Level::Comms,
+        "0F0,0SEND_F0\n1F0\n",
+        &["rank 0, position 1: 0SEND_F0 is never received; add 1RECV_F0 to rank 1"],
+    );
+    check(
+        Level::Comms,
+        "0F0\n1RECV_F0,1F0\n",
+        &["rank 1, position 0: 1RECV_F0 waits for what is never sent; add 0SEND_F0 to rank 0"],
+    );
+    check(
+        Level::Comms,
+        "0F0\n1F0\n",
+        &[
+            "rank 0, position 1: 0SEND_F0 is missing; add it to this rank",
+            "rank 1, position 1: 1RECV_F0 is missing; add it to this rank",
+        ],
+    );
+    check(
+        Level::Comms,
+        "0F0,0SEND_F0,1F0\n",
+        &["rank 0, position 1: 0SEND_F0 has no other rank to talk to; drop it"],
+    );
+    check(
+        Level::Compute,
+        "0F0,0SEND_F0\n1F0\n",
+        &["rank 0, position 1: 0SEND_F0 communicates, which the level `compute` does not; \
+           validate at the level `comms` or `full`"],
+    );
+}
+
+#[test]
+fn peers_agree_on_an_order() {
+    check(
+        Level::Comms,
+        "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F1,1RECV_F0,1F0,1F1\n",
+        &[
+            "rank 1, position 0: 1RECV_F1 is here where rank 0 sends 0SEND_F0; receive in the order of the sends",
+            "rank 0, position 1: deadlock: rank 0 at position 1 (0SEND_F0) waits for rank 1, \
+             rank 1 at position 0 (1RECV_F1) waits for rank 0; break the circle",
+        ],
+    );
+}
+
+#[test]
+fn circles_of_computation() {
+    check(
+        Level::Compute,
+        "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
+        &["rank 0, position 1: deadlock: rank 0 at position 1 (0B0) waits for rank 1, \
+           rank 1 at position 1 (1F1) waits for rank 0; break the circle"],
+    );
+}
+
+#[test]
+fn circles_of_unbuffered_sends() {
+    // Each rank sends before it receives: fine with buffers, a deadlock without.
+    check(
+        Level::Comms,
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
+         1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
+        &["rank 0, position 3: deadlock: rank 0 at position 3 (0SEND_F1) waits for rank 1, \
+           rank 1 at position 3 (1SEND_B0) waits for rank 0; break the circle"],
+    );
+    // A send that is waited for later does not block.
+    check(
+        Level::Comms,
+        "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F1,0RECV_B1,0B1\n\
+         1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
+        &[],
+    );
+    // But its wait does.
+    check(
+        Level::Comms,
+        "0F0,0SEND_F0,0F1,0SEND_F1,0WAIT_SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
+         1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
+        &["rank 0, position 4: deadlock: rank 0 at position 4 (0WAIT_SEND_F1) waits for rank 1, \
+           rank 1 at position 3 (1SEND_B0) waits for rank 0; break the circle"],
+    );
+}
+
+#[test]
+fn gathering() {
+    let lacks = "finds the stage's parameters not gathered; put 0UNSHARD before it";
+    check(Level::Compute, "0F0,0UNSHARD,0RESHARD\n", &[&format!("rank 0, position 0: 0F0 {lacks}")]);
+    check(Level::Compute, "0UNSHARD,0F0,0RESHARD,0B0\n", &[&format!("rank 0, position 3: 0B0 {lacks}")]);
+    check(Level::Compute, "0RESHARD,0UNSHARD,0F0\n", &[&format!("rank 0, position 0: 0RESHARD {lacks}")]);
+    check(
+        Level::Compute,
+        "0UNSHARD,0UNSHARD,0F0\n",
+        &["rank 0, position 1: 0UNSHARD gathers parameters that are gathered already; drop it, \
+           or put 0RESHARD before it"],
+    );
+    check(Level::Full, "0F0\n", &[&format!("rank 0, position 0: 0F0 {lacks}")]);
+}
+
+#[test]
+fn reduction() {
+    check(
+        Level::Compute,
+        "0F0,0F1,0B0,0REDUCE_GRAD,0B1\n",
+        &["rank 0, position 4: 0B1 adds to gradients that are reduced already; put 0REDUCE_GRAD behind it"],
+    );
+    check(
+        Level::Full,
+        "0UNSHARD,0F0,0B0\n",
+        &[
+            "rank 0, position 3: 0REDUCE_GRAD is missing; add it to this rank",
+            "rank 0, position 3: 0WAIT_REDUCE_GRAD is missing; add it to this rank",
+        ],
+    );
+    check(Level::Full, "0UNSHARD,0F0\n", &[]);
+}
+
+#[test]
+fn all_violations_are_reported_and_absurd_numbers_are_counted() {
+    check(
+        Level::Compute,
+        "0F0,0F0,0B1,0F1\n",
+        &[
+            "rank 0, position 1: 0F0 is there a second time, first at position 0; drop one of them",
+            "rank 0, position 4: 0B0 is missing; add it to this rank",
+            "rank 0, position 2: 0B1 needs 0F1, which comes only at position 3; move one of them",
+        ],
+    );
+    let program = parse_program(&vec!["0F0"; 5001].join(",")).expect("a program");
+    let violations = validate(program, Level::Compute).expect_err("5,000 duplicates");
+    assert_eq!((violations.listed().len(), violations.omitted()), (1000, 4000));
+    assert!(
+        violations
+            .to_string()
+            .starts_with("unsound program, 5000 violations; the first: rank 0, position 1: ")
+    );
+    assert_eq!(violations.into_program().row(Rank::new(0)).len(), 5001);
+}
+
+fn check_in_order(rows: &str, expected: bool) {
+    let validated =
+        validate(parse_program(rows).expect("a program"), Level::Compute).expect("a sound program");
+    assert_eq!(validated.visits_in_order(StageIndex::new(0)), expected, "{rows}");
+}
+
+#[test]
+fn order_of_microbatches() {
+    check_in_order("0F1,0F0,0B0,0B1\n", true);
+    check_in_order("0F0,0F1,0B1,0B0\n", false);
+    check_in_order("0F0,0F1,0I0,0I1,0W0,0W1\n", true);
+    check_in_order("0F0,0F1,0I0,0I1,0W1,0W0\n", false);
+    check_in_order("0F0,0F1,0I1,0I0,0W0,0W1\n", false);
+    check_in_order("0F0,0F1,0I0,0B1,0W0\n", false);
+    check_in_order("0F0,0F1\n", true);
+    check_in_order("0F0,1F0,0F1,1F1,1B1,1B0,0B0,0B1\n", true);
+}

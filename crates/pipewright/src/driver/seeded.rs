@@ -1,0 +1,135 @@
+//! One thread, all ranks, and a seed: the order in which ranks are polled and messages arrive is drawn at random.
+//!
+//! A thousand seeds try a thousand interleavings, each of which can be had again. There is no clock: when every rank
+//! is blocked and no message is under way, the run is stuck, and says so at once.
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::{StageIndex, ValidatedProgram};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::threads::caught;
+use crate::executor::{Executor, Poll};
+use crate::failure::{Abort, Cause, StepError};
+use crate::memory::RankMemory;
+use crate::pipeline::{Assembly, PipelineConfig, PipelineError};
+use crate::report::{StepReport, training};
+use crate::stage::Stage;
+use crate::transport::{Limbo, World};
+use crate::value::Values;
+
+/// A pipeline on the calling thread, for tests: same executors, same results, an order of events per seed.
+pub struct SeededPipeline {
+    assembly: Assembly,
+    executors: Vec<Executor>,
+    limbo: Limbo,
+    abort: Abort,
+    rng: ChaCha8Rng,
+    step: u64,
+    lose: Option<usize>,
+    /// A step that some ranks took and others did not.
+    diverged: Option<u64>,
+}
+
+impl SeededPipeline {
+    /// Builds all stages, in stage order by rank.
+    ///
+    /// # Errors
+    /// As [`crate::pipeline::Pipeline::launch`].
+    pub fn new<E: Display>(
+        program: ValidatedProgram,
+        config: &PipelineConfig,
+        seed: u64,
+        make: impl Fn(StageIndex) -> Result<Stage, E>,
+    ) -> Result<Self, PipelineError> {
+        let (world, limbo) = World::held(program.ranks());
+        let (assembly, endpoints) = Assembly::new(program, world, config)?;
+        let abort = assembly.abort.clone();
+        let build = |endpoint| assembly.build(endpoint, RankMemory::new(), &make);
+        let executors = endpoints.into_iter().map(build).collect::<Result<_, _>>()?;
+        let rng = ChaCha8Rng::seed_from_u64(seed);
+        Ok(Self { assembly, executors, limbo, abort, rng, step: 0, lose: None, diverged: None })
+    }
+
+    /// Loses the `nth` message of the next step, counted from 0 in the order of this seed's arrivals.
+    pub fn lose_message(&mut self, nth: usize) {
+        self.lose = Some(nth);
+    }
+
+    /// As [`crate::pipeline::Pipeline::step_microbatches`].
+    ///
+    /// # Errors
+    /// When a rank fails, or nothing can move any more.
+    pub fn step_microbatches(
+        &mut self,
+        inputs: Vec<Values>,
+        targets: Vec<Values>,
+        learning_rate: f64,
+    ) -> Result<StepReport, PipelineError> {
+        if let Some(step) = self.diverged {
+            return Err(PipelineError::Diverged { step });
+        }
+        let start = Instant::now();
+        self.step += 1;
+        let inputs = self.assembly.step_inputs(self.step, inputs, targets, learning_rate, start)?;
+        self.executors.iter_mut().zip(inputs).for_each(|(executor, input)| executor.begin(input));
+        let outcome = self.drive();
+        self.lose = None;
+        if let Err(error) = outcome {
+            self.abort.raise(error.clone());
+            if error.in_update() || self.executors.iter().any(Executor::is_done) {
+                self.diverged = Some(self.step);
+            }
+            self.executors.iter_mut().for_each(Executor::reset);
+            while !self.limbo.is_empty() {
+                self.limbo.lose(0);
+            }
+            self.abort.clear();
+            return Err(error.into());
+        }
+        let reports = self.executors.iter_mut().map(Executor::report).collect();
+        Ok(training(self.step, self.assembly.program.ranks(), reports, start.elapsed()))
+    }
+
+    /// Polls a random rank or lets a random message arrive, until all ranks are done.
+    fn drive(&mut self) -> Result<(), StepError> {
+        // Ranks that can go on as far as is known; an arrival may unblock any.
+        let mut ready: Vec<usize> = (0..self.executors.len()).collect();
+        let mut blocked: Vec<usize> = Vec::new();
+        let mut arrivals = 0;
+        loop {
+            let held = self.limbo.len();
+            if ready.is_empty() && held == 0 {
+                return match blocked.first() {
+                    None => Ok(()),
+                    Some(&stuck) => Err(self.stuck(stuck)),
+                };
+            }
+            let choice = self.rng.random_range(0..ready.len() + held.min(ready.len() + 1));
+            if choice < ready.len() {
+                let rank = ready[choice];
+                let executor = &mut self.executors[rank];
+                let poll = caught(|| executor.poll()).unwrap_or_else(|cause| Err(executor.error(cause)))?;
+                if poll != Poll::Progress {
+                    ready.swap_remove(choice);
+                    blocked.extend(matches!(poll, Poll::Blocked(_)).then_some(rank));
+                }
+            } else {
+                let place = self.rng.random_range(0..held);
+                match self.lose == Some(arrivals) {
+                    true => drop(self.limbo.lose(place)),
+                    false => self.limbo.release(place),
+                }
+                arrivals += 1;
+                ready.append(&mut blocked);
+            }
+        }
+    }
+
+    fn stuck(&self, rank: usize) -> StepError {
+        let report = self.assembly.board.report(&self.assembly.program);
+        self.executors[rank].error(Cause::Deadline { waited: Duration::ZERO, report })
+    }
+}

@@ -1,0 +1,181 @@
+//! A thread a rank: it polls its executor, parks while nothing can be done, and watches the deadline.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use pipewright_schedule::{Rank, ValidatedProgram};
+
+use crate::executor::{Executor, Poll, RankReport, StepInput};
+use crate::failure::{Cause, StepError};
+use crate::memory::RankMemory;
+use crate::pipeline::NamedParameter;
+use crate::progress::Board;
+use crate::transport::Waited;
+
+/// What a rank's thread is asked to do.
+pub(crate) enum Command {
+    Step(Box<StepInput>),
+    Parameters,
+}
+
+/// What a rank's thread answers.
+pub(crate) enum Reply {
+    /// The rank is built, or why it is not.
+    Ready(Result<(), StepError>),
+    Step(Result<Box<RankReport>, StepError>),
+    Parameters(Vec<NamedParameter>),
+}
+
+/// How a rank's thread runs.
+#[derive(Clone)]
+pub(crate) struct ThreadSettings {
+    pub threads: usize,
+    pub deadline: Duration,
+}
+
+/// A running rank, as its owner sees it. Dropping it ends the thread after the command that it is at.
+pub(crate) struct RankThread {
+    pub(crate) commands: Sender<Command>,
+    pub(crate) handle: JoinHandle<()>,
+}
+
+/// Everything that a rank's thread begins with. The executor is built on its own thread, so that a stage's parameters
+/// are allocated, counted and kept near where they are used.
+pub(crate) struct RankSeed<B> {
+    pub rank: Rank,
+    pub settings: ThreadSettings,
+    pub program: Arc<ValidatedProgram>,
+    pub board: Board,
+    pub memory: RankMemory,
+    pub build: B,
+    pub replies: Sender<(Rank, Reply)>,
+}
+
+impl RankThread {
+    /// Starts a rank. Its first reply is [`Reply::Ready`].
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(crate) fn start<B>(seed: RankSeed<B>) -> std::io::Result<Self>
+    where
+        B: FnOnce(RankMemory) -> Result<Executor, StepError> + Send + 'static,
+    {
+        let (commands, inbox) = crossbeam_channel::unbounded();
+        let name = format!("rank-{}", seed.rank);
+        let handle = std::thread::Builder::new().name(name).spawn(move || seed.run(&inbox))?;
+        Ok(Self { commands, handle })
+    }
+}
+
+impl<B> RankSeed<B>
+where
+    B: FnOnce(RankMemory) -> Result<Executor, StepError>,
+{
+    fn run(self, inbox: &Receiver<Command>) {
+        let Self { rank, settings, program, board, memory, build, replies } = self;
+        // A pool of the rank's own: its tensor operations use so many threads and no others.
+        let counted = memory.clone();
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(settings.threads)
+            .use_current_thread()
+            .thread_name(move |index| format!("rank-{rank}-{index}"))
+            .start_handler(move |_| std::mem::forget(counted.count_this_thread()))
+            .build();
+        let _counted = memory.count_this_thread();
+        let failure = |cause| StepError { rank, step: 0, action: None, cause };
+        let built = match &pool {
+            Ok(_) => caught(|| build(memory)).unwrap_or_else(|cause| Err(failure(cause))),
+            Err(error) => Err(failure(Cause::Build { message: format!("no thread pool: {error}") })),
+        };
+        let mut executor = match built {
+            Ok(executor) => {
+                let _ = replies.send((rank, Reply::Ready(Ok(()))));
+                executor
+            }
+            Err(error) => {
+                let _ = replies.send((rank, Reply::Ready(Err(error))));
+                return;
+            }
+        };
+        let watch = Watch { program, board, deadline: settings.deadline };
+        // The channel closes when the pipeline is dropped; a reply that nobody takes is no reason to fail then.
+        for command in inbox {
+            let reply = match command {
+                Command::Step(input) => Reply::Step(step(&mut executor, *input, &watch).map(Box::new)),
+                Command::Parameters => Reply::Parameters(parameters(&executor)),
+            };
+            if replies.send((rank, reply)).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// What a waiting rank watches.
+struct Watch {
+    program: Arc<ValidatedProgram>,
+    board: Board,
+    deadline: Duration,
+}
+
+/// Runs one step to its end; a failure is raised for all ranks and leaves the executor clean.
+fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> Result<RankReport, StepError> {
+    executor.begin(input);
+    let outcome = caught(|| drive(executor, watch)).unwrap_or_else(|cause| Err(executor.error(cause)));
+    match outcome {
+        Ok(()) => Ok(executor.report()),
+        Err(error) => {
+            executor.endpoint().fail(error.clone());
+            executor.reset();
+            Err(error)
+        }
+    }
+}
+
+fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
+    loop {
+        match executor.poll()? {
+            Poll::Progress => {}
+            Poll::Done => return Ok(()),
+            Poll::Blocked(_) => park(executor, watch)?,
+        }
+    }
+}
+
+/// Sleeps until something arrives. The deadline starts anew whenever any rank of this process moves.
+fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
+    loop {
+        let moves = watch.board.moves();
+        match executor.endpoint().wait(Instant::now() + watch.deadline) {
+            // An abort is reported by the next poll.
+            Waited::Arrived | Waited::Aborted => return Ok(()),
+            Waited::TimedOut if watch.board.moves() != moves => {}
+            Waited::TimedOut => {
+                let report = watch.board.report(&watch.program);
+                return Err(executor.error(Cause::Deadline { waited: watch.deadline, report }));
+            }
+        }
+    }
+}
+
+fn parameters(executor: &Executor) -> Vec<NamedParameter> {
+    let of_chunk = executor.chunks().iter().flat_map(|chunk| {
+        let values = chunk.runner.parameters();
+        let stage = chunk.stage;
+        chunk.runner.paths().iter().cloned().zip(values).map(move |(path, data)| NamedParameter {
+            stage,
+            path,
+            data,
+        })
+    });
+    of_chunk.collect()
+}
+
+/// Runs user code; a panic becomes a cause.
+pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Cause> {
+    // What a panic may leave half done is the executor's step state, which is reset, and the stage's own module.
+    catch_unwind(AssertUnwindSafe(run)).map_err(|payload| Cause::from_panic(&*payload))
+}

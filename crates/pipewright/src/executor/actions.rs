@@ -1,0 +1,173 @@
+//! One handler an action. None blocks: a receive whose message is not there says what it waits for and is tried again.
+//!
+//! Between stages of one rank (the turn of a V placement) tensors are handed over in place, and the program has no
+//! communication for them.
+
+use std::time::Instant;
+
+use pipewright_schedule::{Action, Microbatch, StageIndex};
+
+use super::machine::{Blocked, Executor};
+use crate::failure::Cause;
+use crate::memory::bytes_of;
+use crate::stage::{Gradient, StageContext};
+use crate::transport::{Direction, Message, Payload, Tag};
+use crate::value::{Value, Values};
+
+/// None when the action is done, otherwise what it waits for.
+type Outcome = Result<Option<Blocked>, Cause>;
+
+/// Why a tensor that an action uses up is there.
+const MADE_BEFORE: &str = "in a validated program, what an action uses was made by one before it";
+
+impl Executor {
+    /// Does `action`, or says what it waits for.
+    pub(super) fn act(&mut self, action: Action) -> Outcome {
+        match action {
+            Action::Forward { stage, microbatch } => self.forward(stage, microbatch),
+            Action::Backward { stage, microbatch } => self.backward(stage, microbatch),
+            // Stages compute weight gradients together with input gradients, so nothing is left for `W`.
+            Action::InputBackward { stage, microbatch } => self.backward(stage, microbatch),
+            Action::WeightBackward { .. } => Ok(None),
+            Action::Overlap { forward, backward } => {
+                self.forward(forward.0, forward.1)?;
+                self.backward(backward.0, backward.1)
+            }
+            Action::SendForward { stage, microbatch } => self.send_forward(stage, microbatch),
+            Action::RecvForward { stage, microbatch } => self.receive_forward(stage, microbatch),
+            Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
+            Action::RecvBackward { stage, microbatch } => self.receive_backward(stage, microbatch),
+            // A send hands its tensors over at once: there is nothing to wait for.
+            Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => Ok(None),
+            // A stage without replicas holds its parameters whole and its gradients are complete.
+            Action::Unshard { .. }
+            | Action::Reshard { .. }
+            | Action::ReduceGrad { .. }
+            | Action::WaitReduceGrad { .. } => Ok(None),
+        }
+    }
+
+    fn forward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        let forward_only = self.program.is_forward_only();
+        let place = microbatch.index();
+        let chunk = self.chunk(stage);
+        let inputs = chunk.inputs[place].take().expect(MADE_BEFORE);
+        let target = chunk.targets[place].take();
+        let context = StageContext::new(stage, microbatch);
+        let forwarded = match forward_only {
+            true => chunk.runner.infer(&context, inputs, target)?,
+            false => chunk.runner.forward(&context, inputs, target)?,
+        };
+        chunk.losses[place] = forwarded.loss;
+        let next = self.program.placement().next(stage);
+        match next {
+            Some(next) if self.elsewhere(next).is_none() => {
+                self.chunk(next).inputs[place] = Some(forwarded.outputs);
+            }
+            None if !forward_only => {}
+            _ => self.chunk(stage).outputs[place] = Some(forwarded.outputs),
+        }
+        Ok(None)
+    }
+
+    fn backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        let place = microbatch.index();
+        let is_last = self.is_last(stage);
+        let chunk = self.chunk(stage);
+        let gradients = match is_last {
+            true => Vec::new(),
+            false => chunk.output_gradients[place].take().expect(MADE_BEFORE),
+        };
+        let gradients = chunk.runner.backward(microbatch, gradients)?;
+        match self.program.placement().previous(stage) {
+            Some(previous) if self.elsewhere(previous).is_none() => {
+                self.chunk(previous).output_gradients[place] = Some(gradients);
+            }
+            Some(_) => self.chunk(stage).input_gradients[place] = Some(gradients),
+            // The data needs no gradient.
+            None => {}
+        }
+        Ok(None)
+    }
+
+    fn send_forward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        let outputs = self.chunk(stage).outputs[microbatch.index()].take().expect(MADE_BEFORE);
+        let next =
+            self.program.placement().next(stage).expect("a validated program sends from no last stage");
+        self.send(Direction::Forward, next, microbatch, outputs.into_iter().map(Some).collect());
+        Ok(None)
+    }
+
+    fn send_backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        let gradients = self.chunk(stage).input_gradients[microbatch.index()].take().expect(MADE_BEFORE);
+        let previous = self.program.placement().previous(stage);
+        let previous = previous.expect("a validated program sends no gradient from the first stage");
+        self.send(Direction::Backward, previous, microbatch, gradients);
+        Ok(None)
+    }
+
+    fn receive_forward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        let previous = self.program.placement().previous(stage);
+        let previous = previous.expect("a validated program receives no activations at the first stage");
+        match self.receive(Direction::Forward, previous, stage, microbatch) {
+            Ok(tensors) => {
+                let inputs: Values = tensors.into_iter().flatten().collect();
+                self.chunk(stage).inputs[microbatch.index()] = Some(inputs);
+                Ok(None)
+            }
+            Err(blocked) => Ok(Some(blocked)),
+        }
+    }
+
+    fn receive_backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        let next = self.program.placement().next(stage);
+        let next = next.expect("a validated program receives no gradient at the last stage");
+        match self.receive(Direction::Backward, next, stage, microbatch) {
+            Ok(gradients) => {
+                self.chunk(stage).output_gradients[microbatch.index()] = Some(gradients);
+                Ok(None)
+            }
+            Err(blocked) => Ok(Some(blocked)),
+        }
+    }
+
+    /// Sends a boundary's tensors to the rank of `stage`.
+    fn send(
+        &mut self,
+        direction: Direction,
+        stage: StageIndex,
+        microbatch: Microbatch,
+        tensors: Vec<Gradient>,
+    ) {
+        let start = Instant::now();
+        let to = self.program.placement().rank_of(stage);
+        self.memory.give_away(bytes_of(tensors.iter().flatten()));
+        self.endpoint.send(to, Tag::Boundary { direction, stage, microbatch }, Payload::Tensors(tensors));
+        self.step.exposed += start.elapsed();
+    }
+
+    /// Takes the tensors that the rank of `source` sent to `stage`, or says what is missing.
+    fn receive(
+        &mut self,
+        direction: Direction,
+        source: StageIndex,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Vec<Option<Value>>, Blocked> {
+        let from = self.program.placement().rank_of(source);
+        let tag = Tag::Boundary { direction, stage, microbatch };
+        let Some(message) = self.endpoint.try_take(from, tag) else { return Err(Blocked { from, tag }) };
+        self.note_exposed(&message);
+        let Payload::Tensors(tensors) = message.into_payload() else { unreachable!("the tag says tensors") };
+        self.memory.take_over(bytes_of(tensors.iter().flatten()));
+        let device = self.chunk(stage).runner.device();
+        Ok(tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(&device))).collect())
+    }
+
+    /// The rank stood idle while the message was on its way: from its sending, or from when the rank began to wait for
+    /// it if that was later, until now. Waiting for a message that was not sent yet is a bubble.
+    fn note_exposed(&mut self, message: &Message) {
+        let waiting_since = self.step.entered.unwrap_or_else(Instant::now);
+        self.step.exposed += waiting_since.max(message.sent()).elapsed();
+    }
+}

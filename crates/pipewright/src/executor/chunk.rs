@@ -1,0 +1,47 @@
+//! What a rank keeps for one of its stages: the stage, and the tensors between two actions.
+
+use burn::tensor::Tensor;
+use pipewright_schedule::StageIndex;
+
+use crate::stage::{Gradient, Runner, Stage};
+use crate::value::Values;
+
+/// A stage on its rank. Every list has one place a microbatch; a place is full from the action that makes the tensors
+/// to the one that uses them up.
+pub(crate) struct Chunk {
+    pub(crate) stage: StageIndex,
+    pub(crate) runner: Box<dyn Runner>,
+    pub(crate) inputs: Vec<Option<Values>>,
+    pub(crate) targets: Vec<Option<Values>>,
+    pub(crate) outputs: Vec<Option<Values>>,
+    pub(crate) output_gradients: Vec<Option<Vec<Gradient>>>,
+    pub(crate) input_gradients: Vec<Option<Vec<Gradient>>>,
+    pub(crate) losses: Vec<Option<Tensor<1>>>,
+}
+
+impl Chunk {
+    pub(crate) fn new(stage: StageIndex, runner: Stage, microbatches: u32) -> Self {
+        let microbatches = microbatches as usize;
+        Self {
+            stage,
+            runner: runner.runner,
+            inputs: vec![None; microbatches],
+            targets: vec![None; microbatches],
+            outputs: vec![None; microbatches],
+            output_gradients: vec![None; microbatches],
+            input_gradients: vec![None; microbatches],
+            losses: vec![None; microbatches],
+        }
+    }
+
+    /// Forgets everything of a step that failed.
+    pub(crate) fn reset(&mut self) {
+        self.runner.reset();
+        self.inputs.fill(None);
+        self.targets.fill(None);
+        self.outputs.fill(None);
+        self.output_gradients.fill(None);
+        self.input_gradients.fill(None);
+        self.losses.fill(None);
+    }
+}

@@ -1,0 +1,72 @@
+//! The end of a step: losses, the global gradient norm, the optimizer.
+//!
+//! No rank updates before every rank has contributed to the norm, and none contributes before its losses are found
+//! finite. So when any loss or gradient is not finite, all parameters are still those before the step.
+
+use super::machine::Executor;
+use crate::failure::Cause;
+use crate::transport::{Payload, Tag};
+use pipewright_schedule::{Microbatch, Rank};
+
+/// What is added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
+const CLIP_EPSILON: f64 = 1e-6;
+
+impl Executor {
+    /// Reads the losses off the device, in microbatch order.
+    pub(super) fn read_losses(&mut self) -> Result<(), Cause> {
+        let last = self.chunks.last_mut().expect("every rank owns a stage");
+        for (microbatch, loss) in (0..).map(Microbatch::new).zip(&mut last.losses) {
+            let Some(loss) = loss.take() else { continue };
+            let loss = f64::from(loss.into_scalar::<f32>());
+            if !loss.is_finite() {
+                return Err(Cause::LossNotFinite { microbatch, loss });
+            }
+            self.step.losses.push(loss);
+        }
+        Ok(())
+    }
+
+    /// Computes this rank's part of the norm and sends it to every other rank.
+    pub(super) fn send_norm_part(&mut self) {
+        let parts = self
+            .chunks
+            .iter()
+            .flat_map(|chunk| chunk.runner.paths().iter().cloned().zip(chunk.runner.gradient_squares()));
+        self.step.norm_parts = parts.collect();
+        for to in (0..self.endpoint.ranks()).map(Rank::new).filter(|&to| to != self.rank) {
+            self.endpoint.send(to, Tag::GradientNorm, Payload::Contribution(self.step.norm_parts.clone()));
+        }
+    }
+
+    /// Takes another rank's part of the norm; false while it has not arrived.
+    pub(super) fn take_norm_part(&mut self, from: Rank) -> bool {
+        let Some(message) = self.endpoint.try_take(from, Tag::GradientNorm) else { return false };
+        let Payload::Contribution(parts) = message.into_payload() else {
+            unreachable!("the tag says a contribution")
+        };
+        self.step.norm_parts.extend(parts);
+        true
+    }
+
+    /// The norm of the mean gradient over all parameters of all ranks. The squares are added in the order of the
+    /// parameters' paths, so that every cut of the model gives the same bits.
+    pub(super) fn gradient_norm(&mut self) -> Result<f64, Cause> {
+        let parts = &mut self.step.norm_parts;
+        parts.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        if let Some((parameter, _)) = parts.iter().find(|(_, square)| !square.is_finite()) {
+            return Err(Cause::GradientNotFinite { parameter: parameter.clone() });
+        }
+        let sum: f64 = parts.iter().map(|(_, square)| square).sum();
+        Ok(sum.sqrt() / f64::from(self.program.microbatches()))
+    }
+
+    /// Scales the gradient sums to the mean over the microbatches, clips them, and takes the optimizer step.
+    pub(super) fn update(&mut self) {
+        let norm = self.step.norm.expect("the norm is known before the update");
+        let clip = self.clip_norm.map_or(1.0, |clip| (clip / (norm + CLIP_EPSILON)).min(1.0));
+        let factor = clip / f64::from(self.program.microbatches());
+        for chunk in &mut self.chunks {
+            chunk.runner.update(factor, self.step.learning_rate);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The states of a rank's step, and the way from one to the next.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::{Event, Rank, StageIndex, ValidatedProgram};
+
+use super::chunk::Chunk;
+use crate::failure::{Cause, StepError};
+use crate::memory::{RankMemory, bytes_of};
+use crate::pipeline::Assembly;
+use crate::progress::Board;
+use crate::stage::Stage;
+use crate::transport::{Contribution, Endpoint, Tag};
+use crate::value::Values;
+
+/// One rank's side of a step.
+pub(crate) struct Executor {
+    pub(super) rank: Rank,
+    pub(super) program: Arc<ValidatedProgram>,
+    pub(super) chunks: Vec<Chunk>,
+    pub(super) endpoint: Endpoint,
+    pub(super) clip_norm: Option<f64>,
+    pub(super) memory: RankMemory,
+    board: Board,
+    pub(super) step: StepState,
+}
+
+/// What a rank needs to begin a step.
+pub(crate) struct StepInput {
+    /// Counted from 1.
+    pub step: u64,
+    /// The first stage's input of each microbatch; empty on other ranks.
+    pub inputs: Vec<Values>,
+    /// The last stage's targets of each microbatch; empty on other ranks.
+    pub targets: Vec<Values>,
+    /// The optimizer's learning rate.
+    pub learning_rate: f64,
+    /// The zero of the timeline.
+    pub origin: Instant,
+}
+
+/// What a rank has to say about a step that is done.
+#[derive(Debug)]
+pub(crate) struct RankReport {
+    pub rank: Rank,
+    /// Loss of each microbatch, on the rank of the last stage.
+    pub losses: Vec<f64>,
+    /// The last stage's outputs of each microbatch; kept by forward-only programs alone.
+    pub outputs: Vec<Values>,
+    /// Global norm of the mean gradient before clipping; none for forward-only programs.
+    pub gradient_norm: Option<f64>,
+    pub events: Vec<Event>,
+    /// Time in which a message was there to be taken, or was being sent, and the rank did nothing else.
+    pub exposed_communication: Duration,
+    /// Time of the gradient scaling and the optimizer step.
+    pub update: Duration,
+    pub peak_bytes: u64,
+}
+
+/// How far a poll got.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Poll {
+    /// Something was done: poll again.
+    Progress,
+    /// Nothing can be done before this has arrived.
+    Blocked(Blocked),
+    /// The step is done.
+    Done,
+}
+
+/// What a rank waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Blocked {
+    pub from: Rank,
+    pub tag: Tag,
+}
+
+impl fmt::Display for Blocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} from rank {}", self.tag, self.from)
+    }
+}
+
+/// Where the step stands.
+pub(super) struct StepState {
+    pub(super) number: u64,
+    pub(super) learning_rate: f64,
+    phase: Phase,
+    position: usize,
+    /// When the current action was first tried; a blocked one is tried again.
+    pub(super) entered: Option<Instant>,
+    origin: Instant,
+    events: Vec<Event>,
+    pub(super) exposed: Duration,
+    pub(super) losses: Vec<f64>,
+    pub(super) norm_parts: Contribution,
+    pub(super) norm: Option<f64>,
+    update: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    Actions,
+    /// The parts of ranks below this one have been taken.
+    Norm {
+        next: Rank,
+    },
+    Update,
+    Done,
+}
+
+impl Executor {
+    /// The executor of `endpoint`'s rank; `stages` are that rank's, in chunk order.
+    pub(crate) fn new(
+        assembly: &Assembly,
+        endpoint: Endpoint,
+        stages: Vec<(StageIndex, Stage)>,
+        memory: RankMemory,
+    ) -> Self {
+        let microbatches = assembly.program.microbatches();
+        let chunks = stages.into_iter().map(|(stage, mut made)| {
+            if let Some(optimizer) = &assembly.config.optimizer {
+                made.runner.set_optimizer(optimizer.clone());
+            }
+            Chunk::new(stage, made, microbatches)
+        });
+        Self {
+            rank: endpoint.rank(),
+            chunks: chunks.collect(),
+            program: assembly.program.clone(),
+            endpoint,
+            clip_norm: assembly.config.clip_norm,
+            memory,
+            board: assembly.board.clone(),
+            step: StepState::idle(),
+        }
+    }
+
+    /// Sets out on a step.
+    pub(crate) fn begin(&mut self, input: StepInput) {
+        self.endpoint.begin_step(input.step);
+        self.memory.restart_peak();
+        self.step = StepState { number: input.step, learning_rate: input.learning_rate, ..StepState::idle() };
+        self.step.origin = input.origin;
+        self.step.phase = Phase::Actions;
+        self.step.events.reserve(self.program.row(self.rank).len());
+        self.board.moved(self.rank, 0);
+        let arrived = bytes_of(input.inputs.iter().chain(&input.targets).flatten());
+        self.memory.take_over(arrived);
+        for (place, values) in input.inputs.into_iter().enumerate() {
+            let chunk = self.chunks.first_mut().expect("every rank owns a stage");
+            chunk.inputs[place] = Some(values);
+        }
+        for (place, values) in input.targets.into_iter().enumerate() {
+            let chunk = self.chunks.last_mut().expect("every rank owns a stage");
+            chunk.targets[place] = Some(values);
+        }
+    }
+
+    /// Does the next thing there is to do, or says what it waits for.
+    pub(crate) fn poll(&mut self) -> Result<Poll, StepError> {
+        if self.endpoint.abort().is_raised() {
+            let first = self.endpoint.abort().first().map_or(self.rank, |error| error.rank);
+            return Err(self.error(Cause::Aborted { first }));
+        }
+        let blocked = match self.step.phase {
+            Phase::Actions => self.poll_action(),
+            Phase::Norm { next } => self.poll_norm(next),
+            Phase::Update => self.poll_update(),
+            Phase::Done => return Ok(Poll::Done),
+        };
+        match blocked {
+            Ok(None) => Ok(Poll::Progress),
+            Ok(Some(blocked)) => Ok(Poll::Blocked(blocked)),
+            Err(cause) => Err(self.error(cause)),
+        }
+    }
+
+    fn poll_action(&mut self) -> Result<Option<Blocked>, Cause> {
+        let Some(&action) = self.program.row(self.rank).get(self.step.position) else {
+            return self.end_of_program();
+        };
+        let entered = *self.step.entered.get_or_insert_with(Instant::now);
+        if let Some(blocked) = self.act(action)? {
+            return Ok(Some(blocked));
+        }
+        let origin = self.step.origin;
+        self.step.events.push(Event {
+            rank: self.rank,
+            action,
+            start: entered.saturating_duration_since(origin).as_secs_f64(),
+            end: origin.elapsed().as_secs_f64(),
+        });
+        self.step.entered = None;
+        self.step.position += 1;
+        self.board.moved(self.rank, self.step.position);
+        Ok(None)
+    }
+
+    fn end_of_program(&mut self) -> Result<Option<Blocked>, Cause> {
+        self.read_losses()?;
+        if self.program.is_forward_only() {
+            self.step.phase = Phase::Done;
+        } else {
+            self.send_norm_part();
+            self.step.phase = Phase::Norm { next: Rank::new(0) };
+        }
+        Ok(None)
+    }
+
+    fn poll_norm(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
+        if next.get() == self.endpoint.ranks() {
+            self.step.norm = Some(self.gradient_norm()?);
+            self.step.phase = Phase::Update;
+            return Ok(None);
+        }
+        if next != self.rank && !self.take_norm_part(next) {
+            return Ok(Some(Blocked { from: next, tag: Tag::GradientNorm }));
+        }
+        self.board.moved(self.rank, self.step.position);
+        self.step.phase = Phase::Norm { next: Rank::new(next.get() + 1) };
+        Ok(None)
+    }
+
+    fn poll_update(&mut self) -> Result<Option<Blocked>, Cause> {
+        let start = Instant::now();
+        self.update();
+        self.step.update = start.elapsed();
+        self.board.moved(self.rank, self.step.position);
+        self.step.phase = Phase::Done;
+        Ok(None)
+    }
+
+    /// Whether the step is done, and with it this rank's update.
+    pub(crate) fn is_done(&self) -> bool {
+        self.step.phase == Phase::Done
+    }
+
+    /// What the step amounted to. Call once, when it is done.
+    pub(crate) fn report(&mut self) -> RankReport {
+        let last = self.chunks.last_mut().expect("every rank owns a stage");
+        let outputs = match self.program.is_forward_only() {
+            true => last.outputs.iter_mut().filter_map(Option::take).collect(),
+            false => Vec::new(),
+        };
+        let events = std::mem::take(&mut self.step.events);
+        self.memory.give_away(events.capacity() * size_of::<Event>() + bytes_of(outputs.iter().flatten()));
+        RankReport {
+            rank: self.rank,
+            losses: std::mem::take(&mut self.step.losses),
+            outputs,
+            gradient_norm: self.step.norm,
+            events,
+            exposed_communication: self.step.exposed,
+            update: self.step.update,
+            peak_bytes: self.memory.peak(),
+        }
+    }
+
+    /// Forgets a step that failed: the next one starts as if it had not been.
+    pub(crate) fn reset(&mut self) {
+        self.chunks.iter_mut().for_each(Chunk::reset);
+        self.step = StepState::idle();
+    }
+
+    /// An error of this rank at its place in the step.
+    pub(crate) fn error(&self, cause: Cause) -> StepError {
+        let action = match self.step.phase {
+            Phase::Actions => self.program.row(self.rank).get(self.step.position).copied(),
+            _ => None,
+        };
+        StepError { rank: self.rank, step: self.step.number, action, cause }
+    }
+
+    pub(crate) fn endpoint(&mut self) -> &mut Endpoint {
+        &mut self.endpoint
+    }
+
+    pub(crate) fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    pub(super) fn chunk(&mut self, stage: StageIndex) -> &mut Chunk {
+        let place = self.program.placement().chunk_of(stage).index();
+        &mut self.chunks[place]
+    }
+
+    /// The rank of `stage`, or none when it is this one.
+    pub(super) fn elsewhere(&self, stage: StageIndex) -> Option<Rank> {
+        Some(self.program.placement().rank_of(stage)).filter(|&rank| rank != self.rank)
+    }
+
+    pub(super) fn is_last(&self, stage: StageIndex) -> bool {
+        stage == self.program.placement().last_stage()
+    }
+}
+
+impl StepState {
+    fn idle() -> Self {
+        Self {
+            number: 0,
+            learning_rate: 0.0,
+            phase: Phase::Done,
+            position: 0,
+            entered: None,
+            origin: Instant::now(),
+            events: Vec::new(),
+            exposed: Duration::ZERO,
+            losses: Vec::new(),
+            norm_parts: Vec::new(),
+            norm: None,
+            update: Duration::ZERO,
+        }
+    }
+}

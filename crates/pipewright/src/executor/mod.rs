@@ -1,0 +1,25 @@
+//! One rank's step as a state machine: what to do next, and what it waits for.
+//!
+//! An [`Executor`] walks its rank's row of a validated program. [`Executor::poll`] does at most one action and never
+//! blocks; who polls, parks and watches the deadline is a driver ([`crate::driver`]). After the program the ranks add
+//! up the gradient norm, and each takes its optimizer step.
+//!
+//! ```text
+//! actions --> norm: send own part --> norm: take the others' --> update --> done
+//!    ^  |             (training only)
+//!    +--+ blocked on a message: try again when something has arrived
+//! ```
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `machine.rs` | the states and the way from one to the next |
+//! | `actions.rs` | one handler an action |
+//! | `finish.rs` | losses, gradient norm, optimizer step |
+//! | `chunk.rs` | what a rank keeps for each of its stages |
+
+mod actions;
+mod chunk;
+mod finish;
+mod machine;
+
+pub(crate) use machine::{Executor, Poll, RankReport, StepInput};

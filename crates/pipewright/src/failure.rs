@@ -1,0 +1,194 @@
+//! What can go wrong in a step, who saw it first, and how the other ranks learn of it.
+//!
+//! The first cause wins: every rank shares one [`Abort`]. Whoever fails raises it with the cause; everybody else finds
+//! it raised at their next wait or action and stops. The caller gets the cause, never an echo of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use pipewright_schedule::{Action, Microbatch, Rank};
+
+use crate::stage::StageError;
+
+/// A step that failed: where, and why.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("step {step}: rank {rank}{}: {cause}", .action.map(Where).map(|place| place.to_string()).unwrap_or_default())]
+pub struct StepError {
+    /// The rank that failed first.
+    pub rank: Rank,
+    /// The step, counted from 1.
+    pub step: u64,
+    /// What the rank was doing; none between the program and the optimizer.
+    pub action: Option<Action>,
+    /// Why it failed.
+    #[source]
+    pub cause: Cause,
+}
+
+impl StepError {
+    /// Whether the optimizer failed: the one failure after which ranks disagree about the parameters.
+    pub(crate) fn in_update(&self) -> bool {
+        self.action.is_none() && self.step > 0 && matches!(self.cause, Cause::Panic { .. })
+    }
+}
+
+/// An action spelled out: `, stage 2, microbatch 5, action 2F5`.
+struct Where(Action);
+
+impl std::fmt::Display for Where {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, ", stage {}", self.0.stage())?;
+        if let Some(microbatch) = self.0.microbatch() {
+            write!(f, ", microbatch {microbatch}")?;
+        }
+        write!(f, ", action {}", self.0)
+    }
+}
+
+/// Why a rank failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The stage's own code panicked.
+    #[error("the stage panicked: {message}")]
+    Panic {
+        /// What it said.
+        message: String,
+    },
+    /// The stage was handed tensors that it does not take.
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    /// The stage could not be made.
+    #[error("the stage cannot be made: {message}")]
+    Build {
+        /// What its maker said.
+        message: String,
+    },
+    /// A microbatch's loss is infinite or not a number. The parameters are those before the step.
+    #[error(
+        "the loss of microbatch {microbatch} is {loss}; the parameters are still those before this step: lower the \
+         learning rate, clip gradients, or look at the data of this step"
+    )]
+    LossNotFinite {
+        /// The first such microbatch.
+        microbatch: Microbatch,
+        /// Its loss.
+        loss: f64,
+    },
+    /// A parameter's gradient is infinite or not a number. The parameters are those before the step.
+    #[error(
+        "the gradient of `{parameter}` is not finite; the parameters are still those before this step: lower the \
+         learning rate, or look at the data of this step"
+    )]
+    GradientNotFinite {
+        /// The first such parameter, by path.
+        parameter: Arc<str>,
+    },
+    /// Nothing moved on any rank for the whole deadline.
+    #[error("no rank has moved for {:.1} s\n{report}", .waited.as_secs_f64())]
+    Deadline {
+        /// The deadline.
+        waited: Duration,
+        /// Each rank's place in its program and what it waits for, a line a rank.
+        report: String,
+    },
+    /// A rank's thread or process is gone.
+    #[error("rank {peer} is gone")]
+    LostPeer {
+        /// The rank that is gone.
+        peer: Rank,
+    },
+    /// Another rank failed first. Kept to that rank's peers: the caller sees the first cause.
+    #[error("aborted because rank {first} failed")]
+    Aborted {
+        /// The rank that failed first.
+        first: Rank,
+    },
+}
+
+impl Cause {
+    /// What a panic said, from its payload.
+    pub(crate) fn from_panic(payload: &(dyn std::any::Any + Send)) -> Self {
+        let message = payload
+            .downcast_ref::<&str>()
+            .map(|message| (*message).to_owned())
+            .or_else(|| payload.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "(no message)".to_owned());
+        Self::Panic { message }
+    }
+}
+
+/// The flag that stops every rank, and the first reason to raise it.
+#[derive(Clone, Debug, Default)]
+pub struct Abort {
+    state: Arc<AbortState>,
+}
+
+#[derive(Debug, Default)]
+struct AbortState {
+    raised: AtomicBool,
+    first: Mutex<Option<StepError>>,
+}
+
+impl Abort {
+    /// Raises the flag; the first error raised is kept, later ones are dropped.
+    pub fn raise(&self, error: StepError) {
+        let mut first = self.state.first.lock().unwrap_or_else(PoisonError::into_inner);
+        if first.is_none() {
+            tracing::error!(%error, "a step failed");
+            *first = Some(error);
+        }
+        self.state.raised.store(true, Ordering::Release);
+    }
+
+    /// Whether somebody failed. Cheap: one atomic load.
+    pub fn is_raised(&self) -> bool {
+        self.state.raised.load(Ordering::Acquire)
+    }
+
+    /// The first error, if somebody failed.
+    pub fn first(&self) -> Option<StepError> {
+        self.state.first.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lowers the flag, for the next step.
+    pub(crate) fn clear(&self) {
+        *self.state.first.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.state.raised.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(rank: u32, action: Option<&str>) -> StepError {
+        StepError {
+            rank: Rank::new(rank),
+            step: 3,
+            action: action.map(|text| text.parse().expect("an action")),
+            cause: Cause::Panic { message: "out of cheese".to_owned() },
+        }
+    }
+
+    #[test]
+    fn the_first_cause_wins() {
+        let abort = Abort::default();
+        abort.raise(error(2, None));
+        abort.raise(error(1, None));
+        assert_eq!(abort.first().map(|first| first.rank), Some(Rank::new(2)));
+        abort.clear();
+        assert!(!abort.is_raised() && abort.first().is_none());
+    }
+
+    #[test]
+    fn an_error_says_where_and_what() {
+        assert_eq!(
+            error(1, Some("1F3")).to_string(),
+            "step 3: rank 1, stage 1, microbatch 3, action 1F3: the stage panicked: out of cheese"
+        );
+        assert_eq!(error(1, None).to_string(), "step 3: rank 1: the stage panicked: out of cheese");
+    }
+}

@@ -1,0 +1,442 @@
+//! A running pipeline: ranks with their stages, and the steps they are asked to take.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::optim::ModuleOptimizer;
+use burn::tensor::TensorData;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use pipewright_schedule::{Level, Rank, StageIndex, ValidatedProgram};
+
+use crate::boundary::{Boundary, pack};
+use crate::driver::{Command, RankSeed, RankThread, Reply, ThreadSettings};
+use crate::executor::{Executor, RankReport, StepInput};
+use crate::failure::{Abort, Cause, StepError};
+use crate::memory::RankMemory;
+use crate::microbatch::{SplitError, split};
+use crate::progress::Board;
+use crate::report::{EvalReport, StepReport, evaluation, training};
+use crate::stage::Stage;
+use crate::transport::{Endpoint, World};
+use crate::value::Values;
+
+/// How a pipeline runs.
+#[derive(Clone)]
+pub struct PipelineConfig {
+    /// Takes the gradients of every stage; none for a pipeline that only evaluates.
+    pub optimizer: Option<ModuleOptimizer>,
+    /// Gradients are scaled down to this global norm when theirs is greater.
+    pub clip_norm: Option<f64>,
+    /// Threads for the tensor operations of one rank.
+    pub threads_per_rank: usize,
+    /// When no rank moves for so long, the step fails.
+    pub deadline: Duration,
+}
+
+impl Default for PipelineConfig {
+    /// No optimizer, no clipping, one thread a rank, a minute.
+    fn default() -> Self {
+        Self { optimizer: None, clip_norm: None, threads_per_rank: 1, deadline: Duration::from_secs(60) }
+    }
+}
+
+/// A parameter as it stands between two steps.
+#[derive(Clone, Debug)]
+pub struct NamedParameter {
+    /// The stage that holds it.
+    pub stage: StageIndex,
+    /// Its global path.
+    pub path: Arc<str>,
+    /// Its values.
+    pub data: TensorData,
+}
+
+/// Why a pipeline does not start, or does not take a step.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PipelineError {
+    /// The program has no communication in it, and more than one rank.
+    #[error("the program is at level `{level}`, without communication: lower it to `comms` or `full` first")]
+    NotLowered {
+        /// Its level.
+        level: Level,
+    },
+    /// A world of another size than the program.
+    #[error("the transport has {world} ranks, the program {program}")]
+    WorldSize {
+        /// Ranks of the transport.
+        world: u32,
+        /// Ranks of the program.
+        program: u32,
+    },
+    /// A training step on a pipeline that cannot train, or the other way round.
+    #[error("the program is {}: call `{}`", if *.forward_only { "forward-only" } else { "for training" },
+        if *.forward_only { "eval" } else { "step" })]
+    WrongCall {
+        /// Whether the program has no backward.
+        forward_only: bool,
+    },
+    /// Training without an optimizer.
+    #[error("a program with backward actions needs `PipelineConfig::optimizer`")]
+    NoOptimizer,
+    /// The last stage has no loss.
+    #[error("stage {stage} is the last one and has no loss: make it with `Stage::with_loss`")]
+    NoLoss {
+        /// The last stage.
+        stage: StageIndex,
+    },
+    /// The batch cannot be split.
+    #[error("the {what} cannot be split into microbatches: {source}")]
+    Split {
+        /// Inputs or targets.
+        what: &'static str,
+        /// Why.
+        source: SplitError,
+    },
+    /// Another number of microbatches than the program has.
+    #[error("{found} microbatches of {what}, the program has {expected}")]
+    Microbatches {
+        /// Inputs or targets.
+        what: &'static str,
+        /// Microbatches given.
+        found: usize,
+        /// Microbatches of the program.
+        expected: u32,
+    },
+    /// The system gives no thread.
+    #[error("rank {rank} cannot be started: {source}")]
+    Thread {
+        /// The rank.
+        rank: Rank,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A step, or the making of a stage, failed.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// An earlier step failed after some ranks had taken it.
+    #[error(
+        "step {step} failed after some ranks had updated their parameters and others had not: they no longer belong \
+         together; start again from a checkpoint"
+    )]
+    Diverged {
+        /// The step that failed.
+        step: u64,
+    },
+}
+
+/// Ranks that run, each with its stages. Dropping it ends them.
+pub struct Pipeline {
+    assembly: Assembly,
+    ranks: Vec<RankThread>,
+    replies: Receiver<(Rank, Reply)>,
+    step: u64,
+    /// Why the pipeline takes no further step, when it does not.
+    end: Option<End>,
+}
+
+/// What ends a pipeline for good.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// A rank no longer answers.
+    Lost(Rank),
+    /// The step left some ranks' parameters updated and others' not.
+    Diverged(u64),
+}
+
+impl Pipeline {
+    /// Starts a rank for each endpoint of `world`; `make` is called on a rank's own thread for each of its stages.
+    ///
+    /// # Errors
+    /// When program, world and configuration do not fit together, or a stage cannot be made.
+    pub fn launch<F, E>(
+        program: ValidatedProgram,
+        world: World,
+        config: &PipelineConfig,
+        make: F,
+    ) -> Result<Self, PipelineError>
+    where
+        F: Fn(StageIndex) -> Result<Stage, E> + Send + Sync + 'static,
+        E: Display,
+    {
+        let (assembly, endpoints) = Assembly::new(program, world, config)?;
+        let make = Arc::new(make);
+        let (sender, replies) = crossbeam_channel::unbounded();
+        let mut ranks = Vec::new();
+        for endpoint in endpoints {
+            let rank = endpoint.rank();
+            let (building, make) = (assembly.clone(), make.clone());
+            let seed = RankSeed {
+                settings: ThreadSettings {
+                    threads: config.threads_per_rank.max(1),
+                    deadline: config.deadline,
+                },
+                program: assembly.program.clone(),
+                board: assembly.board.clone(),
+                memory: RankMemory::new(),
+                build: move |memory| building.build(endpoint, memory, &*make),
+                replies: sender.clone(),
+                rank,
+            };
+            ranks.push(RankThread::start(seed).map_err(|source| PipelineError::Thread { rank, source })?);
+        }
+        let mut pipeline = Self { assembly, ranks, replies, step: 0, end: None };
+        pipeline.await_ranks(|reply| match reply {
+            Reply::Ready(ready) => ready,
+            _ => unreachable!("the first reply of a rank says that it is ready"),
+        })?;
+        Ok(pipeline)
+    }
+
+    /// The program that the pipeline runs.
+    pub fn program(&self) -> &ValidatedProgram {
+        &self.assembly.program
+    }
+
+    /// Splits a batch into the program's microbatches along dimension 0, trains on it, and takes one optimizer step.
+    ///
+    /// # Errors
+    /// When the batch does not divide, or a rank fails. A failed step changes no parameter and leaves the pipeline
+    /// ready for the next one; where that cannot be had, the next one says so ([`PipelineError::Diverged`],
+    /// [`Cause::LostPeer`]).
+    pub fn step(
+        &mut self,
+        inputs: impl Boundary,
+        targets: impl Boundary,
+        learning_rate: f64,
+    ) -> Result<StepReport, PipelineError> {
+        let inputs = self.split("inputs", inputs)?;
+        let targets = self.split("targets", targets)?;
+        self.step_microbatches(inputs, targets, learning_rate)
+    }
+
+    /// As [`Pipeline::step`], with a batch that is split already: one entry a microbatch.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`].
+    pub fn step_microbatches(
+        &mut self,
+        inputs: Vec<Values>,
+        targets: Vec<Values>,
+        learning_rate: f64,
+    ) -> Result<StepReport, PipelineError> {
+        if self.assembly.program.is_forward_only() {
+            return Err(PipelineError::WrongCall { forward_only: true });
+        }
+        let start = Instant::now();
+        let reports = self.run(inputs, targets, learning_rate, start)?;
+        Ok(training(self.step, self.assembly.program.ranks(), reports, start.elapsed()))
+    }
+
+    /// Runs a forward-only program on a batch; with targets it returns losses too.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`].
+    pub fn eval(
+        &mut self,
+        inputs: impl Boundary,
+        targets: Option<impl Boundary>,
+    ) -> Result<EvalReport, PipelineError> {
+        if !self.assembly.program.is_forward_only() {
+            return Err(PipelineError::WrongCall { forward_only: false });
+        }
+        let inputs = self.split("inputs", inputs)?;
+        let targets = targets.map(|targets| self.split("targets", targets)).transpose()?.unwrap_or_default();
+        let reports = self.run(inputs, targets, 0.0, Instant::now())?;
+        Ok(evaluation(self.assembly.program.ranks(), reports))
+    }
+
+    /// The parameters of all stages of this process, as they stand.
+    ///
+    /// # Errors
+    /// When a rank no longer answers.
+    pub fn parameters(&mut self) -> Result<Vec<NamedParameter>, PipelineError> {
+        self.command(|| Command::Parameters)?;
+        let of_ranks = self.await_ranks(|reply| match reply {
+            Reply::Parameters(parameters) => Ok(parameters),
+            _ => unreachable!("a rank answers what it was asked"),
+        })?;
+        Ok(of_ranks.into_iter().flatten().collect())
+    }
+
+    fn split(&self, what: &'static str, batch: impl Boundary) -> Result<Vec<Values>, PipelineError> {
+        split(&pack(batch), self.assembly.program.microbatches())
+            .map_err(|source| PipelineError::Split { what, source })
+    }
+
+    fn run(
+        &mut self,
+        inputs: Vec<Values>,
+        targets: Vec<Values>,
+        learning_rate: f64,
+        origin: Instant,
+    ) -> Result<Vec<RankReport>, PipelineError> {
+        let inputs = self.assembly.step_inputs(self.step + 1, inputs, targets, learning_rate, origin)?;
+        self.step += 1;
+        let mut inputs = inputs.into_iter();
+        self.command(|| Command::Step(Box::new(inputs.next().expect("an input a rank"))))?;
+        let reports = self.await_ranks(|reply| match reply {
+            Reply::Step(report) => report.map(|report| *report),
+            _ => unreachable!("a rank answers what it was asked"),
+        })?;
+        Ok(reports)
+    }
+
+    fn command(&mut self, mut command: impl FnMut() -> Command) -> Result<(), PipelineError> {
+        match self.end {
+            Some(End::Lost(peer)) => return Err(self.lost_peer(peer).into()),
+            Some(End::Diverged(step)) => return Err(PipelineError::Diverged { step }),
+            None => {}
+        }
+        for (rank, thread) in (0..).map(Rank::new).zip(&self.ranks) {
+            if thread.commands.send(command()).is_err() {
+                return Err(self.lost_peer(rank).into());
+            }
+        }
+        Ok(())
+    }
+
+    fn lost_peer(&self, peer: Rank) -> StepError {
+        StepError { rank: peer, step: self.step, action: None, cause: Cause::LostPeer { peer } }
+    }
+
+    /// One reply of every rank, in rank order; or, when any failed, the first cause. All ranks have answered then, and
+    /// the abort flag is lowered.
+    fn await_ranks<T>(
+        &mut self,
+        mut take: impl FnMut(Reply) -> Result<T, StepError>,
+    ) -> Result<Vec<T>, StepError> {
+        let mut answers: Vec<Option<Result<T, StepError>>> = self.ranks.iter().map(|_| None).collect();
+        let mut moves = self.assembly.board.moves();
+        while let Some(silent) = answers.iter().position(Option::is_none) {
+            match self.replies.recv_timeout(self.assembly.config.deadline) {
+                Ok((rank, reply)) => answers[rank.index()] = Some(take(reply)),
+                Err(RecvTimeoutError::Timeout) if self.assembly.board.moves() != moves => {
+                    moves = self.assembly.board.moves();
+                }
+                Err(_) => return Err(self.give_up(Rank::new(silent as u32))),
+            }
+        }
+        let first = self.assembly.abort.first();
+        self.assembly.abort.clear();
+        let taken = answers.iter().flatten().any(Result::is_ok);
+        let answers: Result<Vec<T>, StepError> = answers.into_iter().flatten().collect();
+        answers.map_err(|error| {
+            let first = first.unwrap_or(error);
+            if !self.assembly.program.is_forward_only() && (taken || first.in_update()) {
+                self.end = Some(End::Diverged(self.step));
+            }
+            first
+        })
+    }
+
+    /// A rank has neither moved nor answered for the deadline: its stage does not come back. The others are told to
+    /// stop; the thread cannot be, and is left behind.
+    fn give_up(&mut self, silent: Rank) -> StepError {
+        self.end = Some(End::Lost(silent));
+        let report = self.assembly.board.report(&self.assembly.program);
+        let cause = Cause::Deadline { waited: self.assembly.config.deadline, report };
+        self.assembly.abort.raise(StepError { rank: silent, step: self.step, action: None, cause });
+        self.assembly.abort.first().unwrap_or_else(|| self.lost_peer(silent))
+    }
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        for RankThread { commands, handle } in self.ranks.drain(..) {
+            drop(commands);
+            // A lost rank's thread may never end; the others end at their closed channel.
+            if !matches!(self.end, Some(End::Lost(_))) {
+                let _ = handle.join();
+            }
+        }
+    }
+}
+
+/// What the ranks of a pipeline have in common, whoever drives them.
+#[derive(Clone)]
+pub(crate) struct Assembly {
+    pub(crate) program: Arc<ValidatedProgram>,
+    pub(crate) config: PipelineConfig,
+    pub(crate) board: Board,
+    pub(crate) abort: Abort,
+}
+
+impl Assembly {
+    /// Checks that program, world and configuration fit together.
+    pub(crate) fn new(
+        program: ValidatedProgram,
+        world: World,
+        config: &PipelineConfig,
+    ) -> Result<(Self, Vec<Endpoint>), PipelineError> {
+        let endpoints = world.into_endpoints();
+        if program.level() == Level::Compute && program.ranks() > 1 {
+            return Err(PipelineError::NotLowered { level: program.level() });
+        }
+        let ranks = endpoints.first().map_or(0, Endpoint::ranks);
+        if ranks != program.ranks() {
+            return Err(PipelineError::WorldSize { world: ranks, program: program.ranks() });
+        }
+        if config.optimizer.is_none() && !program.is_forward_only() {
+            return Err(PipelineError::NoOptimizer);
+        }
+        let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
+        let board = Board::new(ranks);
+        Ok((Self { program: Arc::new(program), config: config.clone(), board, abort }, endpoints))
+    }
+
+    /// Makes a rank's stages and its executor; call it on the rank's own thread.
+    pub(crate) fn build<E: Display>(
+        &self,
+        endpoint: Endpoint,
+        memory: RankMemory,
+        make: &dyn Fn(StageIndex) -> Result<Stage, E>,
+    ) -> Result<Executor, StepError> {
+        let rank = endpoint.rank();
+        let failure = |message| StepError { rank, step: 0, action: None, cause: Cause::Build { message } };
+        let placement = self.program.placement();
+        let mut stages = Vec::new();
+        for &stage in placement.stages_of(rank) {
+            let made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            let must_have_loss = stage == placement.last_stage() && !self.program.is_forward_only();
+            if must_have_loss && !made.runner.has_loss() {
+                return Err(failure(PipelineError::NoLoss { stage }.to_string()));
+            }
+            self.board.moved(rank, 0);
+            stages.push((stage, made));
+        }
+        Ok(Executor::new(self, endpoint, stages, memory))
+    }
+
+    /// What each rank begins the step with, in rank order: the first stage's rank gets the inputs, the last one's the
+    /// targets.
+    pub(crate) fn step_inputs(
+        &self,
+        step: u64,
+        inputs: Vec<Values>,
+        targets: Vec<Values>,
+        learning_rate: f64,
+        origin: Instant,
+    ) -> Result<Vec<StepInput>, PipelineError> {
+        let expected = self.program.microbatches();
+        let optional = self.program.is_forward_only() && targets.is_empty();
+        for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {
+            if found != expected as usize && !(what == "targets" && optional) {
+                return Err(PipelineError::Microbatches { what, found, expected });
+            }
+        }
+        let placement = self.program.placement();
+        let first = placement.rank_of(placement.first_stage());
+        let last = placement.rank_of(placement.last_stage());
+        let (mut inputs, mut targets) = (Some(inputs), Some(targets));
+        let of_rank = |rank| StepInput {
+            step,
+            inputs: inputs.take_if(|_| rank == first).unwrap_or_default(),
+            targets: targets.take_if(|_| rank == last).unwrap_or_default(),
+            learning_rate,
+            origin,
+        };
+        Ok(placement.all_ranks().map(of_rank).collect())
+    }
+}

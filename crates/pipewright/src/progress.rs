@@ -1,0 +1,84 @@
+//! Where every rank of a process stands, for whoever wonders whether anything still moves.
+//!
+//! A wait is not stuck because it is long: in a deep pipeline the last rank waits while the others work. It is stuck
+//! when *no* rank has moved for the whole deadline.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pipewright_schedule::{Rank, ValidatedProgram};
+
+use crate::transport::{Direction, Tag};
+use pipewright_schedule::Action;
+
+/// Actions on either side of a rank's place that a report shows.
+const SHOWN: usize = 4;
+
+/// Counts each rank's actions. Sharing is by clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Board {
+    places: Arc<[Place]>,
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    /// Actions that are done in this step.
+    position: AtomicU64,
+    /// Moves since the start; never goes back.
+    moves: AtomicU64,
+}
+
+impl Board {
+    pub(crate) fn new(ranks: u32) -> Self {
+        Self { places: (0..ranks).map(|_| Place::default()).collect() }
+    }
+
+    /// Notes that `rank` stands before action `position`.
+    pub(crate) fn moved(&self, rank: Rank, position: usize) {
+        let place = &self.places[rank.index()];
+        place.position.store(position as u64, Ordering::Relaxed);
+        // Only the rank itself writes here, so a load and a store do what a slower `fetch_add` would.
+        place.moves.store(place.moves.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Moves of all ranks together. It changes whenever anybody moves.
+    pub(crate) fn moves(&self) -> u64 {
+        self.places.iter().map(|place| place.moves.load(Ordering::Relaxed)).sum()
+    }
+
+    /// A line a rank: its place, what it did last, what it is at.
+    pub(crate) fn report(&self, program: &ValidatedProgram) -> String {
+        let lines = program.placement().all_ranks().map(|rank| {
+            let row = program.row(rank);
+            let at = (self.places[rank.index()].position.load(Ordering::Relaxed) as usize).min(row.len());
+            let done =
+                row[at.saturating_sub(SHOWN)..at].iter().map(Action::to_string).collect::<Vec<_>>().join(" ");
+            match row.get(at) {
+                Some(action) => {
+                    let waits = awaited(*action, program)
+                        .map(|wait| format!(", waits for {wait}"))
+                        .unwrap_or_default();
+                    format!("  rank {rank}: {at} of {} done ({done}), is at {action}{waits}", row.len())
+                }
+                None => format!("  rank {rank}: all {} actions done ({done})", row.len()),
+            }
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// What a receive waits for, in words.
+fn awaited(action: Action, program: &ValidatedProgram) -> Option<String> {
+    let placement = program.placement();
+    let (direction, stage, microbatch, from) = match action {
+        Action::RecvForward { stage, microbatch } => {
+            (Direction::Forward, stage, microbatch, placement.previous(stage)?)
+        }
+        Action::RecvBackward { stage, microbatch } => {
+            (Direction::Backward, stage, microbatch, placement.next(stage)?)
+        }
+        _ => return None,
+    };
+    let tag = Tag::Boundary { direction, stage, microbatch };
+    Some(format!("{tag} from rank {}", placement.rank_of(from)))
+}

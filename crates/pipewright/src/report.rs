@@ -1,0 +1,83 @@
+//! What a step amounted to, put together from what each rank has to say.
+
+use std::time::Duration;
+
+use pipewright_schedule::Timeline;
+
+use crate::executor::RankReport;
+use crate::value::Values;
+
+/// A training step that is done.
+#[derive(Debug)]
+pub struct StepReport {
+    /// Counted from 1.
+    pub step: u64,
+    /// Loss of each microbatch, in microbatch order.
+    pub losses: Vec<f64>,
+    /// Global norm of the gradient of the mean loss, before clipping.
+    pub gradient_norm: f64,
+    /// What each rank did and when, in seconds since the step began.
+    pub timeline: Timeline,
+    /// Time that each rank spent with the optimizer.
+    pub update: Vec<Duration>,
+    /// Time in which each rank stood idle for a message that had been sent, or was sending one.
+    pub exposed_communication: Vec<Duration>,
+    /// Most bytes that each rank held at once; 0 without [`crate::memory::TrackingAllocator`].
+    pub peak_bytes: Vec<u64>,
+    /// From the call to its return.
+    pub wall: Duration,
+}
+
+/// A forward-only step that is done.
+#[derive(Debug)]
+pub struct EvalReport {
+    /// Loss of each microbatch, in microbatch order; empty without targets.
+    pub losses: Vec<f64>,
+    /// The last stage's outputs, of each microbatch in order.
+    pub outputs: Vec<Values>,
+    /// What each rank did and when, in seconds since the step began.
+    pub timeline: Timeline,
+}
+
+impl StepReport {
+    /// Mean over the microbatches.
+    pub fn loss(&self) -> f64 {
+        self.losses.iter().sum::<f64>() / self.losses.len() as f64
+    }
+
+    /// Share of the program's time in which ranks were held up by communication alone, as a mean over ranks.
+    pub fn exposed_communication_fraction(&self) -> f64 {
+        let whole = self.timeline.makespan() * self.exposed_communication.len() as f64;
+        let exposed: f64 = self.exposed_communication.iter().map(Duration::as_secs_f64).sum();
+        if whole > 0.0 { exposed / whole } else { 0.0 }
+    }
+}
+
+/// The reports of all ranks of this process, in rank order.
+pub(crate) fn training(step: u64, ranks: u32, mut reports: Vec<RankReport>, wall: Duration) -> StepReport {
+    reports.sort_unstable_by_key(|report| report.rank);
+    StepReport {
+        step,
+        losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
+        gradient_norm: reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0),
+        update: reports.iter().map(|report| report.update).collect(),
+        exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
+        peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),
+        timeline: timeline(ranks, &mut reports),
+        wall,
+    }
+}
+
+/// As [`training`], for a forward-only program.
+pub(crate) fn evaluation(ranks: u32, mut reports: Vec<RankReport>) -> EvalReport {
+    reports.sort_unstable_by_key(|report| report.rank);
+    EvalReport {
+        losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
+        outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
+        timeline: timeline(ranks, &mut reports),
+    }
+}
+
+fn timeline(ranks: u32, reports: &mut [RankReport]) -> Timeline {
+    Timeline::new(ranks, reports.iter_mut().flat_map(|report| std::mem::take(&mut report.events)).collect())
+}

@@ -1,0 +1,13 @@
+//! Stages: a user's Burn module, and what the executor does with it.
+//!
+//! [`StageModule`] is the typed front that a user implements; [`Stage`] is the same thing with its types erased, plus
+//! what training needs beside it: the tape of every microbatch in flight, the gradient sums, the optimizer.
+
+mod gradients;
+mod module;
+mod runner;
+mod training;
+
+pub use module::{StageContext, StageModule};
+pub(crate) use runner::{Gradient, Runner};
+pub use runner::{Stage, StageError};

@@ -1,0 +1,142 @@
+//! The face of a stage towards the executor: no types of the user's model in sight.
+
+use burn::module::Module;
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Device, Tensor, TensorData};
+use pipewright_schedule::Microbatch;
+
+use super::module::{StageContext, StageModule};
+use super::training::TrainingStage;
+use crate::boundary::{Boundary, BoundaryError};
+use crate::value::{Value, Values};
+
+/// A stage, ready to be handed to a rank.
+///
+/// The last stage of a training pipeline has a loss; no other has.
+pub struct Stage {
+    pub(crate) runner: Box<dyn Runner>,
+}
+
+impl Stage {
+    /// A stage whose output goes to the next stage.
+    pub fn new<M: StageModule>(module: M) -> Self {
+        Self { runner: Box::new(TrainingStage::new(module, None)) }
+    }
+
+    /// The last stage: `loss` takes its output and the microbatch's targets, and returns a scalar (shape `[1]`), the
+    /// *mean* over the microbatch. The loss of a step is the mean over its microbatches.
+    pub fn with_loss<M, T, L>(module: M, loss: L) -> Self
+    where
+        M: StageModule,
+        T: Boundary,
+        L: Fn(M::Output, T) -> Tensor<1> + Send + 'static,
+    {
+        let loss =
+            move |output: M::Output, target: Values| Ok(loss(output, crate::boundary::unpack(target)?));
+        Self { runner: Box::new(TrainingStage::new(module, Some(Box::new(loss)))) }
+    }
+}
+
+impl std::fmt::Debug for Stage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stage").field("parameters", &self.runner.paths().len()).finish_non_exhaustive()
+    }
+}
+
+/// The gradient of one tensor of a boundary; none for integers, booleans and what nobody differentiates.
+pub(crate) type Gradient = Option<Value>;
+
+/// What a forward leaves behind for the executor. Nothing of it is held by the stage.
+pub(crate) struct Forwarded {
+    /// The stage's outputs, off the tape.
+    pub outputs: Values,
+    /// The last stage's loss, off the tape (shape `[1]`).
+    pub loss: Option<Tensor<1>>,
+}
+
+/// What the executor asks of a stage.
+pub(crate) trait Runner: Send {
+    /// Runs the stage for a microbatch and keeps what its backward needs.
+    fn forward(
+        &mut self,
+        context: &StageContext,
+        inputs: Values,
+        target: Option<Values>,
+    ) -> Result<Forwarded, StageError>;
+
+    /// Runs the stage without a tape.
+    fn infer(
+        &self,
+        context: &StageContext,
+        inputs: Values,
+        target: Option<Values>,
+    ) -> Result<Forwarded, StageError>;
+
+    /// Adds the microbatch's parameter gradients to the sums and returns the gradients of its inputs.
+    fn backward(
+        &mut self,
+        microbatch: Microbatch,
+        gradients: Vec<Gradient>,
+    ) -> Result<Vec<Gradient>, StageError>;
+
+    /// Global path of each parameter, in the stage's own order.
+    fn paths(&self) -> &[std::sync::Arc<str>];
+
+    /// Sum of the squares of each parameter's gradient sum, in the order of [`Runner::paths`].
+    fn gradient_squares(&self) -> Vec<f64>;
+
+    /// Multiplies the gradient sums by `factor`, takes one optimizer step with them and clears them.
+    fn update(&mut self, factor: f64, learning_rate: f64);
+
+    /// Forgets every microbatch in flight and every gradient: the state before the step.
+    fn reset(&mut self);
+
+    /// Gives the stage its optimizer.
+    fn set_optimizer(&mut self, optimizer: ModuleOptimizer);
+
+    /// The parameters' values, in the order of [`Runner::paths`].
+    fn parameters(&self) -> Vec<TensorData>;
+
+    /// Where the stage computes.
+    fn device(&self) -> Device;
+
+    /// Whether the stage ends in a loss.
+    fn has_loss(&self) -> bool;
+}
+
+/// Why a stage cannot run an action.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum StageError {
+    /// The tensors that arrived are not those that the stage takes.
+    #[error("the stage cannot take its input: {0}")]
+    Input(#[source] BoundaryError),
+    /// The targets are not those that the loss takes.
+    #[error("the loss cannot take its targets: {0}")]
+    Target(#[source] BoundaryError),
+    /// The stage has a loss and the step brought no targets.
+    #[error("the stage ends in a loss, and the step brought no targets for it")]
+    NoTarget,
+    /// Another number of gradients than of outputs.
+    #[error("{gradients} gradient(s) arrived for {outputs} output(s)")]
+    GradientCount {
+        /// Outputs that the forward returned.
+        outputs: usize,
+        /// Gradients that arrived.
+        gradients: usize,
+    },
+    /// A gradient of another shape than its output.
+    #[error("the gradient of output {index} has shape {gradient:?}, the output had {output:?}")]
+    GradientShape {
+        /// The output's place.
+        index: usize,
+        /// Shape of the output.
+        output: Vec<usize>,
+        /// Shape of the gradient.
+        gradient: Vec<usize>,
+    },
+}
+
+/// The first device of a module's parameters; the default one for a module without any.
+pub(crate) fn device_of<M: Module>(module: &M) -> Device {
+    module.devices().into_iter().next().unwrap_or_else(|| Device::flex().autodiff())
+}

@@ -1,0 +1,232 @@
+//! A stage in training: its module, the tape of every microbatch in flight, the gradient sums and the optimizer.
+//!
+//! # What a forward keeps
+//!
+//! The inputs become leaves of the tape; the outputs are taken off it and leave *by value*. What stays is the leaves,
+//! one gradient root for each float output (or the loss), and whatever the operations recorded for their own backward.
+//! No output storage stays unless an operation needs it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::{ModuleVisitor, Param};
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Device, Tensor, TensorData};
+use pipewright_schedule::Microbatch;
+
+use super::gradients::GradientSums;
+use super::module::{StageContext, StageModule};
+use super::runner::{Forwarded, Gradient, Runner, StageError, device_of};
+use crate::autodiff::{GradientSlot, gradient_root};
+use crate::boundary::{BoundaryError, pack, unpack};
+use crate::value::{Value, ValueKind, Values};
+
+/// A loss with its target's type erased.
+pub(crate) type Loss<O> = Box<dyn Fn(O, Values) -> Result<Tensor<1>, BoundaryError> + Send>;
+
+pub(crate) struct TrainingStage<M: StageModule> {
+    /// Empty only while the optimizer holds it.
+    module: Option<M>,
+    loss: Option<Loss<M::Output>>,
+    tapes: HashMap<Microbatch, Tape>,
+    sums: GradientSums,
+    optimizer: Option<ModuleOptimizer>,
+    device: Device,
+}
+
+/// What the backward of one microbatch starts from and ends at.
+struct Tape {
+    /// The inputs as leaves; none for inputs that carry no gradient.
+    leaves: Vec<Option<Tensor<1>>>,
+    /// The last stage starts from its loss,
+    loss: Option<Tensor<1>>,
+    /// every other one from its outputs.
+    outputs: Vec<OutputRoot>,
+}
+
+/// An output that has left.
+struct OutputRoot {
+    shape: Vec<usize>,
+    /// None for outputs off the tape: nothing upstream asks for their gradient.
+    root: Option<(Tensor<1>, GradientSlot)>,
+}
+
+impl<M: StageModule> TrainingStage<M> {
+    pub(crate) fn new(module: M, loss: Option<Loss<M::Output>>) -> Self {
+        let device = device_of(&module);
+        let module = if device.is_autodiff() { module } else { module.train() };
+        let sums = GradientSums::new(&module);
+        let device = device.autodiff();
+        Self { module: Some(module), loss, tapes: HashMap::new(), sums, optimizer: None, device }
+    }
+
+    fn module(&self) -> &M {
+        self.module.as_ref().expect("the module is away only during the optimizer's step")
+    }
+
+    fn loss_of(&self, output: M::Output, target: Option<Values>) -> Result<Option<Tensor<1>>, StageError> {
+        let Some(loss) = &self.loss else { return Ok(None) };
+        let target = target.ok_or(StageError::NoTarget)?;
+        loss(output, target).map(Some).map_err(StageError::Target)
+    }
+}
+
+impl<M: StageModule> Runner for TrainingStage<M> {
+    fn forward(
+        &mut self,
+        context: &StageContext,
+        inputs: Values,
+        target: Option<Values>,
+    ) -> Result<Forwarded, StageError> {
+        let (inputs, leaves) = inputs.into_iter().map(as_leaf).unzip();
+        let output = self.module().forward(unpack(inputs).map_err(StageError::Input)?, context);
+        if self.loss.is_some() {
+            let loss = self.loss_of(output, target)?;
+            let loss = loss.expect("a stage with a loss computes it");
+            let report = loss.clone().inner();
+            let tape = Tape { leaves, loss: Some(loss), outputs: Vec::new() };
+            self.tapes.insert(context.microbatch(), tape);
+            return Ok(Forwarded { outputs: Values::new(), loss: Some(report) });
+        }
+        let (outputs, roots) = pack(output).into_iter().map(off_tape).unzip();
+        self.tapes.insert(context.microbatch(), Tape { leaves, loss: None, outputs: roots });
+        Ok(Forwarded { outputs, loss: None })
+    }
+
+    fn infer(
+        &self,
+        context: &StageContext,
+        inputs: Values,
+        target: Option<Values>,
+    ) -> Result<Forwarded, StageError> {
+        let output = self.module().valid().forward(unpack(inputs).map_err(StageError::Input)?, context);
+        let outputs = pack(output);
+        let loss = match target {
+            Some(target) => {
+                self.loss_of(unpack(outputs.clone()).map_err(StageError::Input)?, Some(target))?
+            }
+            None => None,
+        };
+        Ok(Forwarded { outputs, loss })
+    }
+
+    fn backward(
+        &mut self,
+        microbatch: Microbatch,
+        gradients: Vec<Gradient>,
+    ) -> Result<Vec<Gradient>, StageError> {
+        let tape =
+            self.tapes.remove(&microbatch).expect("a validated program runs a forward before its backward");
+        let root = match tape.loss {
+            Some(loss) => Some(loss),
+            None => plant(tape.outputs, gradients)?,
+        };
+        let Some(root) = root.filter(Tensor::is_tracked) else {
+            return Ok(vec![None; tape.leaves.len()]);
+        };
+        let mut gradients = root.backward();
+        drop(root);
+        let module = self.module.as_ref().expect("the module is away only during the optimizer's step");
+        self.sums.add(module, &mut gradients);
+        let inputs = tape.leaves.into_iter().map(|leaf| {
+            let gradient = leaf?.grad_remove(&mut gradients)?;
+            Some(Value::of(gradient))
+        });
+        Ok(inputs.collect())
+    }
+
+    fn paths(&self) -> &[Arc<str>] {
+        self.sums.paths()
+    }
+
+    fn gradient_squares(&self) -> Vec<f64> {
+        self.sums.squares()
+    }
+
+    fn update(&mut self, factor: f64, learning_rate: f64) {
+        let Some(optimizer) = &mut self.optimizer else { return self.sums.clear() };
+        // The module is moved through the optimizer, so that it owns the storage and may write in place.
+        let module = self.module.take().expect("the module is away only during the optimizer's step");
+        let gradients = self.sums.take(&module, factor);
+        self.module = Some(optimizer.step(learning_rate, module, gradients));
+    }
+
+    fn reset(&mut self) {
+        self.tapes.clear();
+        self.sums.clear();
+    }
+
+    fn set_optimizer(&mut self, optimizer: ModuleOptimizer) {
+        self.optimizer = Some(optimizer);
+    }
+
+    fn parameters(&self) -> Vec<TensorData> {
+        let mut reader = Reader::default();
+        self.module().visit(&mut reader);
+        reader.0
+    }
+
+    fn device(&self) -> Device {
+        self.device.clone()
+    }
+
+    fn has_loss(&self) -> bool {
+        self.loss.is_some()
+    }
+}
+
+/// An input as the module sees it, and the leaf to ask for its gradient.
+fn as_leaf(input: Value) -> (Value, Option<Tensor<1>>) {
+    if input.kind() != ValueKind::Float {
+        return (input, None);
+    }
+    // Rank plays no part on the tape, so any may stand in the type.
+    let leaf = Tensor::<1>::from_dispatch(input.into_dispatch()).autodiff().require_grad();
+    (Value::of(leaf.clone()), Some(leaf))
+}
+
+/// An output as the next stage gets it, and the root through which its gradient comes back.
+fn off_tape(output: Value) -> (Value, OutputRoot) {
+    let shape = output.shape().to_vec();
+    if output.kind() != ValueKind::Float {
+        return (output, OutputRoot { shape, root: None });
+    }
+    let slot = GradientSlot::default();
+    let tensor = Tensor::<1>::from_dispatch(output.into_dispatch());
+    let root = tensor.is_tracked().then(|| (gradient_root(&Value::of(tensor.clone()), slot.clone()), slot));
+    (Value::of(tensor.inner()), OutputRoot { shape, root })
+}
+
+/// Lays each gradient down at its output and joins the roots into the one that the backward pass starts from; none
+/// when no output is on the tape.
+fn plant(roots: Vec<OutputRoot>, gradients: Vec<Gradient>) -> Result<Option<Tensor<1>>, StageError> {
+    if roots.len() != gradients.len() {
+        return Err(StageError::GradientCount { outputs: roots.len(), gradients: gradients.len() });
+    }
+    let mut joined: Option<Tensor<1>> = None;
+    for (index, (output, gradient)) in roots.into_iter().zip(gradients).enumerate() {
+        let Some((root, slot)) = output.root else { continue };
+        if let Some(gradient) = gradient {
+            let shape = gradient.shape().to_vec();
+            if shape != output.shape {
+                return Err(StageError::GradientShape { index, output: output.shape, gradient: shape });
+            }
+            slot.fill(gradient);
+        }
+        joined = Some(match joined {
+            Some(joined) => joined + root,
+            None => root,
+        });
+    }
+    Ok(joined)
+}
+
+/// Collects the parameters' values.
+#[derive(Default)]
+struct Reader(Vec<TensorData>);
+
+impl ModuleVisitor for Reader {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push(param.val().inner().into_data());
+    }
+}

@@ -1,0 +1,81 @@
+//! What travels: a tag that says what it is, and tensors or a rank's contribution to a sum over all ranks.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pipewright_schedule::{Microbatch, Rank, StageIndex};
+
+use crate::value::Value;
+
+/// Which way a message goes through the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Direction {
+    /// Activations, towards the loss.
+    Forward,
+    /// Gradients, towards the input.
+    Backward,
+}
+
+/// What a message is. With its sender it is unique within a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tag {
+    /// The tensors of one boundary for one microbatch.
+    Boundary {
+        /// Which way they go.
+        direction: Direction,
+        /// The stage that takes them.
+        stage: StageIndex,
+        /// Their microbatch.
+        microbatch: Microbatch,
+    },
+    /// A rank's part of the gradient norm, which ends the step's program.
+    GradientNorm,
+}
+
+impl std::fmt::Display for Tag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Boundary { direction: Direction::Forward, stage, microbatch } => {
+                write!(f, "the activations of microbatch {microbatch} for stage {stage}")
+            }
+            Self::Boundary { direction: Direction::Backward, stage, microbatch } => {
+                write!(f, "the gradients of microbatch {microbatch} for stage {stage}")
+            }
+            Self::GradientNorm => f.write_str("its part of the gradient norm"),
+        }
+    }
+}
+
+/// A rank's part of the global gradient norm: the sum of squares of each parameter's gradient, by path.
+pub type Contribution = Vec<(Arc<str>, f64)>;
+
+/// A message's content.
+#[derive(Debug)]
+pub enum Payload {
+    /// A boundary's tensors; none where a tensor has no gradient.
+    Tensors(Vec<Option<Value>>),
+    /// A part of the gradient norm.
+    Contribution(Contribution),
+}
+
+/// A payload on its way.
+#[derive(Debug)]
+pub struct Message {
+    pub(crate) from: Rank,
+    pub(crate) step: u64,
+    pub(crate) tag: Tag,
+    pub(crate) payload: Payload,
+    pub(crate) sent: Instant,
+}
+
+impl Message {
+    /// When it was sent.
+    pub fn sent(&self) -> Instant {
+        self.sent
+    }
+
+    /// What it carries.
+    pub fn into_payload(self) -> Payload {
+        self.payload
+    }
+}

@@ -1,0 +1,126 @@
+//! Tensors without their rank and kind in the type: what crosses a stage boundary.
+//!
+//! Stages are written with ordinary `Tensor<D, K>` arguments ([`crate::boundary`] converts); everything between two
+//! stages (executor, transports, splitting into microbatches) moves [`Values`] and never looks inside them.
+
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, Shape, Tensor, kind::Basic};
+
+use crate::boundary::BoundaryError;
+
+/// One tensor of any rank, float, integer or boolean. Cloning shares the storage.
+#[derive(Clone, Debug)]
+pub struct Value {
+    tensor: DispatchTensor,
+}
+
+/// The tensors of one boundary, in the order in which the stage returns or takes them.
+pub type Values = Vec<Value>;
+
+/// Kind of element, as far as a boundary cares: gradients flow through floats alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueKind {
+    /// Floating point of any width.
+    Float,
+    /// Signed or unsigned integer of any width.
+    Int,
+    /// Boolean.
+    Bool,
+}
+
+impl std::fmt::Display for ValueKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Float => "float",
+            Self::Int => "int",
+            Self::Bool => "bool",
+        })
+    }
+}
+
+impl Value {
+    pub(crate) fn from_dispatch(tensor: DispatchTensor) -> Self {
+        Self { tensor }
+    }
+
+    pub(crate) fn into_dispatch(self) -> DispatchTensor {
+        self.tensor
+    }
+
+    /// The tensor's shape.
+    pub fn shape(&self) -> Shape {
+        self.tensor.shape()
+    }
+
+    /// The tensor's element type.
+    pub fn dtype(&self) -> DType {
+        self.tensor.dtype()
+    }
+
+    /// The tensor's kind of element.
+    pub fn kind(&self) -> ValueKind {
+        match self.dtype() {
+            dtype if dtype.is_bool() => ValueKind::Bool,
+            dtype if dtype.is_int() || dtype.is_uint() => ValueKind::Int,
+            _ => ValueKind::Float,
+        }
+    }
+
+    /// Bytes that the elements take.
+    pub fn bytes(&self) -> usize {
+        self.shape().num_elements() * self.dtype().size()
+    }
+
+    /// The device that holds the elements.
+    pub fn device(&self) -> Device {
+        Device::new(self.tensor.device())
+    }
+
+    /// The same tensor on `device`; the storage is moved, or shared when it is there already.
+    pub fn to_device(self, device: &Device) -> Self {
+        // Rank plays no part in a move between devices, so any rank may stand in the type.
+        match self.kind() {
+            ValueKind::Float => Self::of(Tensor::<1>::from_dispatch(self.tensor).to_device(device)),
+            ValueKind::Int => {
+                Self::of(Tensor::<1, burn::tensor::Int>::from_dispatch(self.tensor).to_device(device))
+            }
+            ValueKind::Bool => {
+                Self::of(Tensor::<1, burn::tensor::Bool>::from_dispatch(self.tensor).to_device(device))
+            }
+        }
+    }
+
+    /// Rows `start..end` of dimension 0, sharing the storage where the back end can.
+    pub(crate) fn rows(&self, start: usize, end: usize) -> Self {
+        let mut slices = vec![burn::tensor::Slice::full(); self.shape().num_dims()];
+        slices[0] = burn::tensor::Slice::from(start..end);
+        let tensor = self.tensor.clone();
+        Self::from_dispatch(match self.kind() {
+            ValueKind::Float => Dispatch::float_slice(tensor, &slices),
+            ValueKind::Int => Dispatch::int_slice(tensor, &slices),
+            ValueKind::Bool => Dispatch::bool_slice(tensor, &slices),
+        })
+    }
+
+    pub(crate) fn of<const D: usize, K: Basic>(tensor: Tensor<D, K>) -> Self {
+        Self { tensor: tensor.into_dispatch() }
+    }
+
+    /// The typed tensor, when rank and kind are those asked for.
+    pub(crate) fn tensor<const D: usize, K: Basic>(
+        self,
+        kind: ValueKind,
+    ) -> Result<Tensor<D, K>, BoundaryError> {
+        let rank = self.shape().num_dims();
+        if rank != D || self.kind() != kind {
+            return Err(BoundaryError::Mismatch {
+                expected_rank: D,
+                expected_kind: kind,
+                found_kind: self.kind(),
+                found_shape: self.shape(),
+            });
+        }
+        Ok(Tensor::from_dispatch(self.tensor))
+    }
+}

@@ -1,0 +1,228 @@
+//! Whatever goes wrong in a step: the first cause is told with its place, nothing hangs, and the next step is clean.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use pipewright::failure::{Cause, StepError};
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::transport::World;
+use pipewright_schedule::StageIndex;
+use support::{Mlp, batch, config, loss, program, stage};
+
+/// What a stage does wrong, and when.
+#[derive(Clone, Debug)]
+struct Fault {
+    stage: u32,
+    microbatch: u32,
+    kind: FaultKind,
+    armed: Arc<AtomicBool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum FaultKind {
+    Panic,
+    NotANumber,
+    Sleep(Duration),
+}
+
+#[derive(Module, Debug)]
+struct Faulty {
+    inner: Mlp,
+    #[module(skip)]
+    fault: Option<Fault>,
+}
+
+impl StageModule for Faulty {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
+        let strikes = |fault: &&Fault| {
+            fault.stage == context.stage().get()
+                && fault.microbatch == context.microbatch().get()
+                && fault.armed.swap(false, Ordering::SeqCst)
+        };
+        let fault = self.fault.as_ref().filter(strikes).map(|fault| fault.kind);
+        let output = self.inner.forward(input, context);
+        match fault {
+            None => output,
+            Some(FaultKind::Panic) => panic!("out of cheese"),
+            Some(FaultKind::NotANumber) => output * f32::NAN,
+            Some(FaultKind::Sleep(time)) => {
+                std::thread::sleep(time);
+                output
+            }
+        }
+    }
+
+    fn parameter_path(&self, local: &str) -> String {
+        self.inner.parameter_path(local.strip_prefix("inner.").expect("the inner module's"))
+    }
+}
+
+fn faulty(schedule: &str, ranks: u32, stage: u32, microbatch: u32, kind: FaultKind) -> Pipeline {
+    let fault = Fault { stage, microbatch, kind, armed: Arc::new(AtomicBool::new(true)) };
+    let make = move |index: StageIndex| {
+        let module = Faulty { inner: Mlp::of_stage(index, ranks), fault: Some(fault.clone()) };
+        Ok::<_, std::convert::Infallible>(match index.get() + 1 == ranks {
+            true => Stage::with_loss(module, loss),
+            false => Stage::new(module),
+        })
+    };
+    let config = PipelineConfig { deadline: Duration::from_millis(500), ..config() };
+    Pipeline::launch(program(schedule, ranks, 4), World::local(ranks), &config, make)
+        .expect("the pipeline starts")
+}
+
+fn step(pipeline: &mut Pipeline) -> Result<Vec<f64>, StepError> {
+    match pipeline.step(batch(0, 4), batch(100, 4), 1e-2) {
+        Ok(report) => Ok(report.losses),
+        Err(PipelineError::Step(error)) => Err(error),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn healthy(schedule: &str, ranks: u32) -> Vec<f64> {
+    let make = move |index| stage(index, ranks);
+    let mut pipeline = Pipeline::launch(program(schedule, ranks, 4), World::local(ranks), &config(), make)
+        .expect("it starts");
+    step(&mut pipeline).expect("a step")
+}
+
+/// A fault strikes once; the step after it must be what the first step of a healthy pipeline is.
+fn check(ranks: u32, stage: u32, microbatch: u32, kind: FaultKind, expected: &str) {
+    let mut pipeline = faulty("1f1b", ranks, stage, microbatch, kind);
+    let start = Instant::now();
+    let error = step(&mut pipeline).expect_err("the fault strikes");
+    assert!(start.elapsed() < Duration::from_secs(5), "it took {:?}", start.elapsed());
+    assert!(error.to_string().starts_with(expected), "{error}\nexpected {expected}");
+    assert_eq!(step(&mut pipeline).expect("a step"), healthy("1f1b", ranks));
+}
+
+#[test]
+fn a_panic_is_told_with_its_place() {
+    check(
+        2,
+        0,
+        0,
+        FaultKind::Panic,
+        "step 1: rank 0, stage 0, microbatch 0, action 0F0: the stage panicked: out of",
+    );
+    check(
+        2,
+        1,
+        3,
+        FaultKind::Panic,
+        "step 1: rank 1, stage 1, microbatch 3, action 1F3: the stage panicked: out of",
+    );
+    check(
+        4,
+        2,
+        1,
+        FaultKind::Panic,
+        "step 1: rank 2, stage 2, microbatch 1, action 2F1: the stage panicked: out of",
+    );
+}
+
+#[test]
+fn every_stage_and_microbatch_may_panic() {
+    for stage in 0..4 {
+        for microbatch in 0..4 {
+            let place = format!("step 1: rank {stage}, stage {stage}, microbatch {microbatch}, ");
+            check(4, stage, microbatch, FaultKind::Panic, &place);
+        }
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_finite_changes_no_parameter() {
+    check(
+        2,
+        0,
+        2,
+        FaultKind::NotANumber,
+        "step 1: rank 1: the loss of microbatch 2 is NaN; the parameters are still",
+    );
+    check(
+        1,
+        0,
+        3,
+        FaultKind::NotANumber,
+        "step 1: rank 0: the loss of microbatch 3 is NaN; the parameters are still",
+    );
+}
+
+#[test]
+fn a_slow_stage_is_waited_for() {
+    let mut pipeline = faulty("1f1b", 2, 0, 1, FaultKind::Sleep(Duration::from_millis(250)));
+    assert_eq!(step(&mut pipeline).expect("it is only slow"), healthy("1f1b", 2));
+}
+
+#[test]
+fn a_stage_that_does_not_come_back_is_told_by_all_ranks() {
+    let mut pipeline = faulty("1f1b", 2, 0, 1, FaultKind::Sleep(Duration::from_secs(3)));
+    let start = Instant::now();
+    let error = step(&mut pipeline).expect_err("it does not come back");
+    assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
+    let Cause::Deadline { report, .. } = &error.cause else { panic!("{error}") };
+    assert!(report.contains("is at 0F1"), "{report}");
+    assert!(report.contains("waits for the activations of microbatch 1 for stage 1 from rank 0"), "{report}");
+}
+
+#[test]
+fn a_stage_that_cannot_be_made_is_named() {
+    let make = |index: StageIndex| match index.get() {
+        1 => Err("no such file".to_owned()),
+        _ => stage(index, 2).map_err(|never| match never {}),
+    };
+    let error =
+        Pipeline::launch(program("1f1b", 2, 2), World::local(2), &config(), make).err().expect("it fails");
+    assert_eq!(error.to_string(), "step 0: rank 1: the stage cannot be made: stage 1: no such file");
+}
+
+#[test]
+fn a_batch_that_does_not_divide_runs_nothing() {
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = calls.clone();
+    let make = move |index| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        stage(index, 2)
+    };
+    let mut pipeline = Pipeline::launch(program("gpipe", 2, 2), World::local(2), &config(), make)
+        .expect("the pipeline starts");
+    let error = pipeline.step(batch(0, 3), batch(100, 3), 1e-2).expect_err("nine rows do not halve");
+    assert!(error.to_string().contains("9 rows do not divide into 2 microbatches"), "{error}");
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
+    pipeline.step(batch(0, 2), batch(100, 2), 1e-2).expect("six do");
+}
+
+#[test]
+fn boundaries_that_do_not_fit_are_named() {
+    #[derive(Module, Debug)]
+    struct Cube {
+        inner: Mlp,
+    }
+    impl StageModule for Cube {
+        type Input = Tensor<3>;
+        type Output = Tensor<2>;
+        fn forward(&self, input: Tensor<3>, _context: &StageContext) -> Tensor<2> {
+            input.flatten(0, 1)
+        }
+    }
+    let make = |index: StageIndex| match index.get() {
+        0 => stage(index, 2),
+        _ => Ok(Stage::with_loss(Cube { inner: Mlp::of_stage(index, 2) }, loss)),
+    };
+    let mut pipeline = Pipeline::launch(program("gpipe", 2, 2), World::local(2), &config(), make)
+        .expect("the pipeline starts");
+    let error = pipeline.step(batch(0, 2), batch(100, 2), 1e-2).expect_err("the ranks differ");
+    let expected = "step 1: rank 1, stage 1, microbatch 0, action 1F0: the stage cannot take its input: expected a \
+                    float tensor of rank 3, found a float tensor of shape";
+    assert!(error.to_string().starts_with(expected), "{error}");
+}

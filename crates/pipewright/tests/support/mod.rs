@@ -1,0 +1,158 @@
+//! A small model and its unpipelined reference run, for the tests of this crate.
+
+#![expect(dead_code, reason = "each test file uses its own part")]
+
+use burn::module::{Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::{Device, Tensor, TensorData, activation};
+use pipewright::pipeline::PipelineConfig;
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::value::Values;
+use pipewright_schedule::{
+    Level, LowerConfig, ScheduleSpec, StageIndex, ValidatedProgram, generate, lower, validate,
+};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Layers of the model; every cut into 1, 2, 4 or 8 stages is even.
+pub(crate) const LAYERS: usize = 8;
+/// Features of every layer.
+pub(crate) const WIDTH: usize = 6;
+/// Rows of a microbatch.
+pub(crate) const ROWS: usize = 3;
+
+/// `x + tanh(linear(x))` for each of a run of layers.
+#[derive(Module, Debug)]
+pub(crate) struct Mlp {
+    layers: Vec<Linear>,
+    #[module(skip)]
+    first: usize,
+}
+
+impl Mlp {
+    /// Layers `first..first + count`; a layer's parameters depend on its place alone.
+    pub(crate) fn new(first: usize, count: usize) -> Self {
+        let device = Device::flex().autodiff();
+        let layers = (first..first + count).map(|layer| {
+            let mut linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
+            linear.weight = Param::from_data(numbers(layer as u64, [WIDTH, WIDTH]), &device);
+            linear.bias = Some(Param::from_data(numbers(1000 + layer as u64, [WIDTH]), &device));
+            linear
+        });
+        Self { layers: layers.collect(), first }
+    }
+
+    /// The layers that `stage` of `stages` holds.
+    pub(crate) fn of_stage(stage: StageIndex, stages: u32) -> Self {
+        let count = LAYERS / stages as usize;
+        Self::new(stage.index() * count, count)
+    }
+}
+
+impl StageModule for Mlp {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+        self.layers.iter().fold(input, |x, layer| x.clone() + activation::tanh(layer.forward(x)))
+    }
+
+    fn parameter_path(&self, local: &str) -> String {
+        let mut parts = local.splitn(3, '.');
+        let (Some("layers"), Some(place), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
+            panic!("unexpected parameter {local}");
+        };
+        format!("layers.{}.{rest}", place.parse::<usize>().expect("a place") + self.first)
+    }
+}
+
+/// Mean squared error.
+pub(crate) fn loss(output: Tensor<2>, target: Tensor<2>) -> Tensor<1> {
+    (output - target).powf_scalar(2.0).mean()
+}
+
+/// The stage as the pipeline takes it.
+pub(crate) fn stage(stage: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
+    let module = Mlp::of_stage(stage, stages);
+    Ok(match stage.get() + 1 == stages {
+        true => Stage::with_loss(module, loss),
+        false => Stage::new(module),
+    })
+}
+
+/// Small numbers that depend on `seed` alone.
+pub(crate) fn numbers<const D: usize>(seed: u64, shape: [usize; D]) -> TensorData {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let count = shape.iter().product::<usize>();
+    TensorData::new((0..count).map(|_| rng.random_range(-0.5f32..0.5)).collect::<Vec<_>>(), shape)
+}
+
+/// Inputs or targets of a step with `microbatches` microbatches.
+pub(crate) fn batch(seed: u64, microbatches: u32) -> Tensor<2> {
+    Tensor::from_data(numbers(seed, [ROWS * microbatches as usize, WIDTH]), &Device::flex())
+}
+
+/// The same, split.
+pub(crate) fn split(tensor: Tensor<2>, microbatches: u32) -> Vec<Values> {
+    pipewright::microbatch::split(&pipewright::boundary::pack(tensor), microbatches).expect("it divides")
+}
+
+pub(crate) fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {
+    let spec = ScheduleSpec { ranks, stages_per_rank: None, microbatches };
+    let schedule = generate(schedule, &spec).expect("a schedule");
+    let program = lower(&schedule, &LowerConfig::from(Level::Full)).expect("it lowers");
+    validate(program, Level::Full).expect("it is sound")
+}
+
+/// A program from its text, one rank a line.
+pub(crate) fn program_of(text: &str) -> ValidatedProgram {
+    let schedule = pipewright_schedule::csv::parse_schedule(text).expect("a schedule");
+    let program = lower(&schedule, &LowerConfig::from(Level::Full)).expect("it lowers");
+    validate(program, Level::Full).expect("it is sound")
+}
+
+pub(crate) fn optimizer() -> ModuleOptimizer {
+    AdamWConfig::new().with_weight_decay(0.1).init()
+}
+
+pub(crate) fn config() -> PipelineConfig {
+    let deadline = std::time::Duration::from_secs(20);
+    PipelineConfig {
+        optimizer: Some(optimizer()),
+        clip_norm: Some(0.05),
+        deadline,
+        ..PipelineConfig::default()
+    }
+}
+
+/// What a step shows: its losses and its gradient norm, to the bit.
+pub(crate) type Step = (Vec<f64>, f64);
+
+/// Plain Burn, no pipeline: the same microbatches one after another, their gradients summed by Burn's own tape.
+/// Returns each step's losses.
+pub(crate) fn unpipelined(steps: u64, microbatches: u32) -> Vec<Vec<f64>> {
+    let mut module = Mlp::new(0, LAYERS);
+    let mut optimizer = optimizer();
+    let context = StageContext::new(StageIndex::new(0), 0.into());
+    let mut all = Vec::new();
+    for step in 0..steps {
+        let inputs = batch(step, microbatches).chunk(microbatches as usize, 0);
+        let targets = batch(100 + step, microbatches).chunk(microbatches as usize, 0);
+        let mut losses = Vec::new();
+        let mut total: Option<Tensor<1>> = None;
+        for (input, target) in inputs.into_iter().zip(targets) {
+            let loss = loss(module.forward(input.autodiff(), &context), target.autodiff());
+            losses.push(f64::from(loss.clone().into_scalar::<f32>()));
+            let loss = loss / microbatches as f32;
+            total = Some(match total {
+                Some(total) => total + loss,
+                None => loss,
+            });
+        }
+        let gradients = total.expect("a microbatch").backward();
+        module = optimizer.step(1e-2, module.clone(), GradientsParams::from_grads(gradients, &module));
+        all.push(losses);
+    }
+    all
+}
