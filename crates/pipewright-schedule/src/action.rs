@@ -1,7 +1,7 @@
 //! One cell of a schedule or a program: what a rank does at one point of its row.
 //!
-//! Actions are small `Copy` values, since a large program holds a hundred million of them. Their text form is in
-//! [`crate::notation`]; what an action does to tensors is the runtime's business.
+//! Actions are small `Copy` values, since a large program holds a hundred million of them. Their text form is
+//! in [`crate::notation`]; what an action does to tensors is the runtime's business.
 
 use crate::ids::{Microbatch, StageIndex};
 
@@ -171,8 +171,8 @@ impl Action {
         }
     }
 
-    /// The microbatch the action belongs to; for an overlap, that of its forward part; `None` for the actions that
-    /// concern a stage as a whole.
+    /// The microbatch the action belongs to; for an overlap, that of its forward part; `None` for the actions
+    /// that concern a stage as a whole.
     pub fn microbatch(self) -> Option<Microbatch> {
         match self {
             Self::Unshard { .. }
@@ -203,7 +203,8 @@ impl Action {
         self.kind().is_communication()
     }
 
-    /// The single actions that this one runs: the forward and the backward of an overlap, else the action itself.
+    /// The single actions that this one runs: the forward and the backward of an overlap, else the action
+    /// itself.
     pub fn parts(self) -> impl Iterator<Item = Action> {
         let (first, second) = match self {
             Self::Overlap { forward, backward } => (

@@ -1,8 +1,9 @@
-//! Schedules and programs as CSV: one row a rank, cells separated by commas, an empty cell for a bubble, no quotes.
+//! Schedules and programs as CSV: one row a rank, cells separated by commas, an empty cell for a bubble, no
+//! quotes.
 //!
-//! It is the format in which PyTorch's pipelining loads and dumps schedules, so that either side runs the other's.
-//! Reading accepts `\r\n` line ends, blanks around a cell and a missing last line end; writing uses `\n` alone. Reading
-//! allocates in proportion to the text, whatever the text says.
+//! It is the format in which PyTorch's pipelining loads and dumps schedules, so that either side runs the
+//! other's. Reading accepts `\r\n` line ends, blanks around a cell and a missing last line end; writing uses
+//! `\n` alone. Reading allocates in proportion to the text, whatever the text says.
 //!
 //! ```
 //! use pipewright_schedule::csv;
@@ -47,7 +48,8 @@ pub fn parse_schedule(text: &str) -> Result<Schedule, CsvError> {
     Ok(Schedule::infer(parse_rows(text)?)?)
 }
 
-/// Reads a program of any level, without its bubbles; its placement and number of microbatches follow from the cells.
+/// Reads a program of any level, without its bubbles; its placement and number of microbatches follow from
+/// the cells.
 ///
 /// # Errors
 /// At the first cell that is no action, or where [`Program::infer`] refuses the rows.
@@ -141,7 +143,7 @@ mod tests {
             "0F0,0F",
             "line 1, column 7: missing microbatch: `F` ends with its microbatch's number, such as `0F0`",
         );
-        check_error("", "a placement of 0 ranks with 0 stages each has no stage; use at least one of both");
+        check_error("", "no action in any row; write one row a rank, with cells such as `0F0`");
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //!    --lower--> Program (compute + communication) --validate--> ValidatedProgram --simulate--> Timeline
 //! ```
 //!
-//! The modules stand in the order in which the data meets them. The crate never depends on Burn, never reads a clock
-//! or a file, and never starts a thread: what runs a [`ValidatedProgram`] is elsewhere.
+//! The modules stand in the order in which the data meets them. The crate never depends on Burn, never reads
+//! a clock or a file, and never starts a thread: what runs a [`ValidatedProgram`] is elsewhere.
 
 // Reading order, which is not that of the alphabet: blank lines keep the formatter from sorting.
 pub mod ids;
@@ -40,7 +40,7 @@ pub mod simulate;
 
 pub mod timeline;
 
-pub mod trace;
+mod trace;
 
 pub mod picture;
 

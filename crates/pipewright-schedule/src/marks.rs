@@ -1,7 +1,8 @@
 //! A table of which actions have been seen: one bit for each kind, stage and microbatch.
 //!
-//! Validation, lowering and simulation ask it in constant time whether something is present or done. It takes two
-//! bytes for each pair of stage and microbatch, whose number [`crate::schedule`] bounds by the number of actions.
+//! Validation, lowering and simulation ask it in constant time whether something is present or done. It takes
+//! two bytes for each pair of stage and microbatch, whose number [`crate::schedule`] bounds by the number of
+//! actions.
 
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, StageIndex};
@@ -53,8 +54,8 @@ impl Marks {
         fresh
     }
 
-    /// The backward of a stage and microbatch that yields the gradient of its inputs: `B` where the set has it, else
-    /// `I`.
+    /// The backward of a stage and microbatch that yields the gradient of its inputs: `B` where the set has
+    /// it, else `I`.
     pub(crate) fn input_gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Action {
         let full = Action::Backward { stage, microbatch };
         if self.has(full) { full } else { Action::InputBackward { stage, microbatch } }

@@ -1,7 +1,7 @@
 //! A model as the engine sees it: a list of named layers with their sizes and relative costs.
 //!
-//! Not for weights or arithmetic: model families describe themselves with these types, and the engine cuts the
-//! description ([`mod@crate::partition`]) without knowing what a layer computes.
+//! Not for weights or arithmetic: model families describe themselves with these types, and the engine cuts
+//! the description ([`mod@crate::partition`]) without knowing what a layer computes.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,8 @@ pub struct LayerDesc {
     pub kind: String,
     /// How many scalar parameters the layer holds.
     pub parameters: u64,
-    /// The layer's cost relative to the other layers, in any unit; `weighted` and `optimal` partitions balance it.
+    /// The layer's cost relative to the other layers, in any unit; `weighted` and `optimal` partitions
+    /// balance it.
     pub weight: u64,
 }
 

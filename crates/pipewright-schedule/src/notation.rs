@@ -1,7 +1,8 @@
-//! The text form of an action, `[stage][action][microbatch]`: `2F0`, `1UNSHARD`, `3SEND_F1`, `(0F7;7B3)OVERLAP_F_B`.
+//! The text form of an action, `[stage][action][microbatch]`: `2F0`, `1UNSHARD`, `3SEND_F1`,
+//! `(0F7;7B3)OVERLAP_F_B`.
 //!
-//! Printing and parsing are each other's inverse. Parsing matches the whole text and says at which byte it went
-//! wrong: `1F0xyz` is an error, not `1F0`. Rows and files of actions are in [`crate::csv`].
+//! Printing and parsing are each other's inverse. Parsing matches the whole text and says at which byte it
+//! went wrong: `1F0xyz` is an error, not `1F0`. Rows and files of actions are in [`crate::csv`].
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,6 +1,7 @@
 //! Which rank owns which stage, and in what order a rank counts its stages as chunks.
 //!
-//! Not for deciding how many layers a stage has ([`mod@crate::partition`]) nor when a stage runs ([`mod@crate::generate`]).
+//! Not for deciding how many layers a stage has ([`mod@crate::partition`]) nor when a stage runs
+//! ([`mod@crate::generate`]).
 //!
 //! ```
 //! use pipewright_schedule::{Placement, Rank, StageIndex};
@@ -57,7 +58,8 @@ pub enum PlacementError {
 }
 
 impl Placement {
-    /// Stage `s` on rank `s mod ranks`: the loop of interleaved schedules, and the plain pipeline with one stage a rank.
+    /// Stage `s` on rank `s mod ranks`: the loop of interleaved schedules, and the plain pipeline with one
+    /// stage a rank.
     ///
     /// # Errors
     /// When either number is zero, or there are more than [`MAX_STAGES`] stages.
@@ -66,8 +68,8 @@ impl Placement {
         Self::explicit((0..stages).map(|stage| Rank::new(stage % ranks)).collect())
     }
 
-    /// Stages run down the ranks and up again, turning at the ends: with two stages a rank, rank `r` owns `r` and
-    /// `2 * ranks - 1 - r`. Neighbouring stages at a turn share a rank and need no communication.
+    /// Stages run down the ranks and up again, turning at the ends: with two stages a rank, rank `r` owns `r`
+    /// and `2 * ranks - 1 - r`. Neighbouring stages at a turn share a rank and need no communication.
     ///
     /// # Errors
     /// When either number is zero, or there are more than [`MAX_STAGES`] stages.
@@ -92,7 +94,8 @@ impl Placement {
         let Some(last) = rank_of.iter().max() else {
             return Err(PlacementError::Empty { ranks: 0, stages_per_rank: 0 });
         };
-        // A rank beyond the number of stages proves a gap, and would otherwise let one number allocate without bound.
+        // A rank beyond the number of stages proves a gap, and would otherwise let one number allocate
+        // without bound.
         let ranks = last.index().min(rank_of.len()) + 1;
         let mut counts = vec![0u32; ranks];
         for rank in rank_of.iter().filter(|rank| rank.index() < ranks) {

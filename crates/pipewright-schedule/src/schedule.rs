@@ -1,7 +1,8 @@
-//! What each rank does and in what order: a [`Schedule`] computes and may idle, a [`Program`] also communicates.
+//! What each rank does and in what order: a [`Schedule`] computes and may idle, a [`Program`] also
+//! communicates.
 //!
-//! Both hold their rows next to the placement and the number of microbatches that give the rows their meaning. That
-//! they are sound is not promised here: that is what [`mod@crate::validate`] proves.
+//! Both hold their rows next to the placement and the number of microbatches that give the rows their
+//! meaning. That they are sound is not promised here: that is what [`mod@crate::validate`] proves.
 
 use std::collections::BTreeMap;
 
@@ -73,6 +74,9 @@ pub enum ScheduleError {
         /// The number of actions in all rows.
         actions: u64,
     },
+    /// No row holds an action, so that nothing follows from the rows.
+    #[error("no action in any row; write one row a rank, with cells such as `0F0`")]
+    NoActions,
     /// Two ranks run the same stage.
     #[error("stage {stage} runs on rank {first} and on rank {second}; a stage belongs to exactly one rank")]
     StageOnTwoRanks {
@@ -100,8 +104,8 @@ impl Schedule {
     /// A schedule from its rows, one a rank.
     ///
     /// # Errors
-    /// When the number of rows is not that of the ranks, a cell does not compute, or the sizes are absurd for the
-    /// number of cells.
+    /// When the number of rows is not that of the ranks, a cell does not compute, or the sizes are absurd for
+    /// the number of cells.
     pub fn new(
         placement: Placement,
         microbatches: u32,
@@ -208,21 +212,22 @@ impl Program {
         &self.rows
     }
 
-    /// The program that does what `schedule` does, in the same order, without waiting where the schedule idles.
+    /// The program that does what `schedule` does, in the same order, without waiting where the schedule
+    /// idles.
     pub(crate) fn without_bubbles(schedule: &Schedule) -> Self {
         let rows = schedule.rows.iter().map(|row| row.iter().copied().flatten().collect()).collect();
         Self { placement: schedule.placement.clone(), microbatches: schedule.microbatches, rows }
     }
 
-    /// A program whose rows a pass has made from those of a schedule or a program, adding to them at most a few times
-    /// as many actions.
+    /// A program whose rows a pass has made from those of a schedule or a program, adding to them at most a
+    /// few times as many actions.
     pub(crate) fn lowered(placement: Placement, microbatches: u32, rows: Vec<Vec<Action>>) -> Self {
         debug_assert_eq!(rows.len(), placement.ranks() as usize);
         Self { placement, microbatches, rows }
     }
 
-    /// The same program with every row put through `pass`, one after another, so that a large program is never held
-    /// twice. The pass keeps the stages and microbatches, so the sizes stay sensible.
+    /// The same program with every row put through `pass`, one after another, so that a large program is
+    /// never held twice. The pass keeps the stages and microbatches, so the sizes stay sensible.
     pub(crate) fn map_rows(mut self, mut pass: impl FnMut(Rank, Vec<Action>) -> Vec<Action>) -> Self {
         for (rank, row) in (0..).map(Rank::new).zip(&mut self.rows) {
             *row = pass(rank, std::mem::take(row));
@@ -231,8 +236,8 @@ impl Program {
     }
 }
 
-/// Refuses sizes that could make a table over stages and microbatches much larger than the actions themselves, and
-/// rows that do not belong to the ranks.
+/// Refuses sizes that could make a table over stages and microbatches much larger than the actions
+/// themselves, and rows that do not belong to the ranks.
 fn check_sizes(
     placement: &Placement,
     microbatches: u32,
@@ -246,8 +251,8 @@ fn check_sizes(
         return Err(ScheduleError::TooManyActions { actions });
     }
     let stages = placement.stages();
-    // A sound row needs a forward for each pair. The slack leaves room for programs that lack many of their actions,
-    // so that validation can say which.
+    // A sound row needs a forward for each pair. The slack leaves room for programs that lack many of their
+    // actions, so that validation can say which.
     if u64::from(stages) * u64::from(microbatches) > 1024 + 8 * actions {
         return Err(ScheduleError::TooSparse { stages, microbatches, actions });
     }
@@ -270,12 +275,10 @@ fn infer<Row: Iterator<Item = Action>>(
             }
         }
     }
-    if let Some((&largest, _)) = owners.last_key_value() {
-        let missing =
-            (0..).map(StageIndex::new).zip(owners.keys()).find(|(expected, found)| expected != *found);
-        if let Some((stage, _)) = missing {
-            return Err(ScheduleError::MissingStage { stage, largest });
-        }
+    let Some((&largest, _)) = owners.last_key_value() else { return Err(ScheduleError::NoActions) };
+    let missing = (0..).map(StageIndex::new).zip(owners.keys()).find(|(expected, found)| expected != *found);
+    if let Some((stage, _)) = missing {
+        return Err(ScheduleError::MissingStage { stage, largest });
     }
     let placement = Placement::explicit(owners.into_values().collect())?;
     let microbatches = last_microbatch.map_or(0, |last| last.get().saturating_add(1));

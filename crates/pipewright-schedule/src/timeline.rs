@@ -1,7 +1,7 @@
 //! When each rank did, or would do, what: the one type for predicted and measured runs.
 //!
-//! A simulation and the executor both emit [`Event`]s; the measures and pictures of a run work on either. Nothing here
-//! reads a clock.
+//! A simulation and the executor both emit [`Event`]s; the measures and pictures of a run work on either.
+//! Nothing here reads a clock.
 
 use crate::action::Action;
 use crate::ids::Rank;
@@ -27,8 +27,8 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A timeline of `ranks` ranks. Events of other ranks, and events whose times are not finite or run backwards, are
-    /// left out: they have no place on it.
+    /// A timeline of `ranks` ranks. Events of other ranks, and events whose times are not finite or run
+    /// backwards, are left out: they have no place on it.
     pub fn new(ranks: u32, mut events: Vec<Event>) -> Self {
         events.retain(|event| event.rank.get() < ranks && event.start.is_finite() && event.end.is_finite());
         events.retain(|event| event.start <= event.end);
@@ -70,20 +70,21 @@ impl Timeline {
         compute.map(|event| event.end - event.start).sum::<f64>() + 0.0
     }
 
-    /// The share of the makespan in which each rank does not compute, barrier to barrier: `1 - busy / makespan`.
+    /// The share of the makespan in which each rank does not compute, barrier to barrier:
+    /// `1 - busy / makespan`.
     pub fn bubble_per_rank(&self) -> Vec<f64> {
         let makespan = self.makespan();
         (0..self.ranks).map(|rank| idle_share(self.busy(Rank::new(rank)), makespan)).collect()
     }
 
-    /// The mean of [`Timeline::bubble_per_rank`] over the ranks: the bubble of a step that begins and ends with a
-    /// barrier.
+    /// The mean of [`Timeline::bubble_per_rank`] over the ranks: the bubble of a step that begins and ends
+    /// with a barrier.
     pub fn bubble_fraction(&self) -> f64 {
         mean(&self.bubble_per_rank())
     }
 
-    /// As [`Timeline::bubble_fraction`], but each rank is measured from its own first event to its own last: what
-    /// remains when neighbouring steps fill a rank's waiting at the ends.
+    /// As [`Timeline::bubble_fraction`], but each rank is measured from its own first event to its own last:
+    /// what remains when neighbouring steps fill a rank's waiting at the ends.
     pub fn span_bubble_fraction(&self) -> f64 {
         let share = |rank| {
             let events = self.events_of(rank);

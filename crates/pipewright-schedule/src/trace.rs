@@ -1,7 +1,7 @@
 //! A timeline in the trace format that Perfetto and `chrome://tracing` open.
 //!
-//! One thread a rank, one slice an event, and an arrow from each send to its receive. The pictures that need no viewer
-//! are in [`crate::picture`].
+//! One thread a rank, one slice an event, and an arrow from each send to its receive. The pictures that need
+//! no viewer are in [`crate::picture`].
 
 use std::collections::HashMap;
 
@@ -11,13 +11,15 @@ use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::timeline::{Event, Timeline};
 
-/// The timeline as a JSON text in the Chrome trace format.
-pub fn chrome_trace(timeline: &Timeline) -> String {
-    let names = (0..timeline.ranks()).map(thread_name);
-    let slices = timeline.events().iter().map(slice);
-    let events = names.chain(slices).chain(arrows(timeline)).collect();
-    let trace = Trace { display_time_unit: "ms", trace_events: events };
-    serde_json::to_string(&trace).expect("a trace holds numbers and texts alone, which JSON can express")
+impl Timeline {
+    /// The timeline as a JSON text in the Chrome trace format, which Perfetto opens.
+    pub fn chrome_trace(&self) -> String {
+        let names = (0..self.ranks()).map(thread_name);
+        let slices = self.events().iter().map(slice);
+        let events = names.chain(slices).chain(arrows(self)).collect();
+        let trace = Trace { display_time_unit: "ms", trace_events: events };
+        serde_json::to_string(&trace).expect("a trace holds numbers and texts alone, which JSON can express")
+    }
 }
 
 #[derive(Serialize)]
@@ -27,7 +29,8 @@ struct Trace {
     trace_events: Vec<TraceEvent>,
 }
 
-/// An entry of the format. `ph` says what it is: `M` a name, `X` a slice, `s` and `f` an arrow's start and end.
+/// An entry of the format. `ph` says what it is: `M` a name, `X` a slice, `s` and `f` an arrow's start and
+/// end.
 #[derive(Serialize)]
 struct TraceEvent {
     name: String,
@@ -135,14 +138,13 @@ fn entry(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::csv::parse_program;
     use crate::simulate::logical;
 
     #[test]
     fn slices_threads_and_arrows() {
         let program = parse_program("0F0,0SEND_F0\n1RECV_F0,1F0\n").expect("a program");
-        let trace = chrome_trace(&logical(&program).expect("no deadlock").timeline(1.0));
+        let trace = logical(&program).expect("no deadlock").timeline(1.0).chrome_trace();
         let trace: serde_json::Value = serde_json::from_str(&trace).expect("JSON");
         let events = trace["traceEvents"].as_array().expect("a list");
         let of = |ph: &str| events.iter().filter(|event| event["ph"] == ph).collect::<Vec<_>>();

@@ -1,7 +1,7 @@
 //! Which send belongs to which receive, and between which ranks a stage's tensors travel.
 //!
-//! A forward send of stage `s` meets the forward receive of stage `s + 1`; a backward send of stage `s` meets the
-//! backward receive of stage `s - 1`. Neighbours that share a rank hand tensors over without either.
+//! A forward send of stage `s` meets the forward receive of stage `s + 1`; a backward send of stage `s` meets
+//! the backward receive of stage `s - 1`. Neighbours that share a rank hand tensors over without either.
 
 use crate::action::Action;
 use crate::ids::Rank;
@@ -17,8 +17,8 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// The message that `action` sends, receives or waits for. `None` where it does not communicate, its stage has no
-    /// neighbour there, or the neighbour shares its rank.
+    /// The message that `action` sends, receives or waits for. `None` where it does not communicate, its
+    /// stage has no neighbour there, or the neighbour shares its rank.
     pub(crate) fn of(placement: &Placement, action: Action) -> Option<Self> {
         match action {
             Action::SendForward { .. } | Action::SendBackward { .. } => Self::sent_by(placement, action),
@@ -40,7 +40,8 @@ impl Transfer {
         }
     }
 
-    /// The message that carries what `action`, a compute action and no overlap, leaves for a neighbouring stage.
+    /// The message that carries what `action`, a compute action and no overlap, leaves for a neighbouring
+    /// stage.
     pub(crate) fn after(placement: &Placement, action: Action) -> Option<Self> {
         match action {
             Action::Forward { stage, microbatch } => {

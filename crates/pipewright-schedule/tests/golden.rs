@@ -1,7 +1,7 @@
 //! Agreement with the reference, cell by cell: generators, passes, partitions and the logical simulation.
 //!
-//! Schedules whose generators this crate does not have are read from the golden data, so that passes, validation and
-//! simulation are judged on every case.
+//! Schedules whose generators this crate does not have are read from the golden data, so that passes,
+//! validation and simulation are judged on every case.
 
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program, print_rows, print_schedule};
 use pipewright_schedule::generate::catalogue;

@@ -1,7 +1,8 @@
 //! Schedules by name: what each rank computes, in which order.
 //!
-//! One generator a file. A generator documents its paper, its order, its bubble and its memory, and is entered into
-//! the list in `catalogue.rs`; nothing else knows it. Communication is added by [`mod@crate::lower`].
+//! One generator a file. A generator documents its paper, its order, its bubble and its memory, and is
+//! entered into the list in `catalogue.rs`; nothing else knows it. Communication is added by
+//! [`mod@crate::lower`].
 //!
 //! ```
 //! use pipewright_schedule::{ScheduleSpec, csv, generate};

@@ -5,8 +5,8 @@ use thiserror::Error;
 use crate::generate::catalogue::catalogue;
 use crate::placement::{Placement, PlacementError};
 
-/// The largest number of compute actions that is generated. Lowering about triples it, which a program's positions
-/// must still count.
+/// The largest number of compute actions that is generated. Lowering about triples it, which a program's
+/// positions must still count.
 pub const MAX_COMPUTE_ACTIONS: u128 = 1 << 30;
 
 /// How large a schedule is asked for.

@@ -1,7 +1,7 @@
 //! Drops bubbles: from what a rank does at each tick to what it does in order.
 //!
-//! Rule: the actions of a row stay, in their order; empty cells go. When a rank idles is decided from here on by what
-//! it waits for, not by the schedule.
+//! Rule: the actions of a row stay, in their order; empty cells go. When a rank idles is decided from here on
+//! by what it waits for, not by the schedule.
 
 use crate::schedule::{Program, Schedule};
 

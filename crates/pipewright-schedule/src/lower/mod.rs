@@ -1,7 +1,7 @@
 //! From a schedule to a program: a list of small passes, each with its own file, rules and tests.
 //!
-//! [`lower`] is the table of contents. In debug builds the program is validated after each pass, at the level that
-//! holds there. Passes are linear in the program, and take rows over rather than copy them.
+//! [`lower`] is the table of contents. In debug builds the program is validated after each pass, at the level
+//! that holds there. Passes are linear in the program, and take rows over rather than copy them.
 //!
 //! ```
 //! use pipewright_schedule::{Level, LowerConfig, csv, lower};

@@ -12,8 +12,8 @@ use crate::validate::{Blocked, Violations, check};
 /// Which passes run, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LowerConfig {
-    /// Gather parameters before their stage computes, for at most so many stages at once; `None` where parameters are
-    /// not sharded.
+    /// Gather parameters before their stage computes, for at most so many stages at once; `None` where
+    /// parameters are not sharded.
     pub unshard_window: Option<NonZeroU32>,
     /// Reduce each stage's gradients after its last weight gradient.
     pub reduce_grad: bool,
@@ -57,7 +57,8 @@ pub enum LowerError {
 /// Lowers `schedule` to a program.
 ///
 /// # Errors
-/// When the schedule is unsound. Release builds notice only what keeps a pass from going on; validate the outcome.
+/// When the schedule is unsound. Release builds notice only what keeps a pass from going on; validate the
+/// outcome.
 pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, LowerError> {
     let mut program = sound("drop bubbles", drop_bubbles(schedule), Level::Compute)?;
     if let Some(window) = config.unshard_window {

@@ -1,8 +1,8 @@
 //! Reduces a stage's gradients over its data-parallel replicas once they are complete.
 //!
-//! Rule: right behind a stage's last weight gradient (`W`, `B`, or the backward of an overlap) come its `REDUCE_GRAD`
-//! and `WAIT_REDUCE_GRAD`. A stage without a backward reduces nothing. Reductions are not spread over the microbatches:
-//! gradients add up locally first, and are reduced once.
+//! Rule: right behind a stage's last weight gradient (`W`, `B`, or the backward of an overlap) come its
+//! `REDUCE_GRAD` and `WAIT_REDUCE_GRAD`. A stage without a backward reduces nothing. Reductions are not
+//! spread over the microbatches: gradients add up locally first, and are reduced once.
 
 use crate::action::{Action, ActionKind};
 use crate::ids::Rank;

@@ -1,18 +1,18 @@
 //! Adds the sends and receives between ranks, in an order in which nothing can block for ever.
 //!
-//! The ranks are swept in ascending order, again and again. Rules: (1) in a sweep, a rank does its next action if the
-//! action's input or gradient has been made; else it does nothing; (2) right behind an action that makes what a stage on
-//! another rank needs comes its send, and at the same moment the receive is appended to the other rank's row; (3) stages
-//! that share a rank hand tensors over without either; (4) an overlap waits for what both its halves need, and is
-//! followed by both sends.
+//! The ranks are swept in ascending order, again and again. Rules: (1) in a sweep, a rank does its next
+//! action if the action's input or gradient has been made; else it does nothing; (2) right behind an action
+//! that makes what a stage on another rank needs comes its send, and at the same moment the receive is
+//! appended to the other rank's row; (3) stages that share a rank hand tensors over without either; (4) an
+//! overlap waits for what both its halves need, and is followed by both sends.
 //!
-//! A receive is thus never placed by the rank that wants it. All sends and receives are made in one global order in
-//! which a send stands next to its receive, so every pair of ranks agrees on an order, and the program runs to its end
-//! even where a send completes only when it is received.
+//! A receive is thus never placed by the rank that wants it. All sends and receives are made in one global
+//! order in which a send stands next to its receive, so every pair of ranks agrees on an order, and the
+//! program runs to its end even where a send completes only when it is received.
 //!
-//! Sweeping costs nothing for blocked ranks: a queue, ordered by sweep and rank, holds the ranks that may go on, and an
-//! action wakes the rank that waited for it, at the next moment at which the sweep comes by. Time `n log p` for `n`
-//! actions on `p` ranks.
+//! Sweeping costs nothing for blocked ranks: a queue, ordered by sweep and rank, holds the ranks that may go
+//! on, and an action wakes the rank that waited for it, at the next moment at which the sweep comes by. Time
+//! `n log p` for `n` actions on `p` ranks.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -38,8 +38,8 @@ pub fn send_recv(program: Program) -> Result<Program, LowerError> {
     Ok(Program::lowered(program.placement().clone(), program.microbatches(), rows))
 }
 
-/// As [`send_recv`], for a schedule with its bubbles: a bubble keeps its rank from acting for one sweep, so that where
-/// the bubbles are right, a sweep is a tick of the schedule. The bubbles themselves are dropped.
+/// As [`send_recv`], for a schedule with its bubbles: a bubble keeps its rank from acting for one sweep, so
+/// that where the bubbles are right, a sweep is a tick of the schedule. The bubbles themselves are dropped.
 ///
 /// # Errors
 /// When the ranks wait for each other.
@@ -123,7 +123,8 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
         }
     }
 
-    /// Lets `peer` be visited when the sweep next comes by, if it waits for `made`, which `rank` has just done.
+    /// Lets `peer` be visited when the sweep next comes by, if it waits for `made`, which `rank` has just
+    /// done.
     fn wake(&mut self, number: u64, rank: Rank, peer: Rank, made: Action) {
         if self.waits_for[peer.index()] == Some(made) {
             self.waits_for[peer.index()] = None;

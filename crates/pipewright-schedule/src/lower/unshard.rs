@@ -1,14 +1,14 @@
 //! Gathers a stage's sharded parameters before it computes, and drops them when others are nearer.
 //!
-//! Before each compute action, the `window` distinct stages that the rank computes next, from that action on, are to be
-//! gathered. Rules: (1) a gathered stage that is not among them is dropped (`RESHARD`), in ascending order; (2) a stage
-//! among them that is not gathered is gathered (`UNSHARD`), in the order of its next use, after the drops; (3) at the
-//! end of the row every gathered stage is dropped; (4) both stages of an overlap count, even where only the first fits
-//! the window.
+//! Before each compute action, the `window` distinct stages that the rank computes next, from that action on,
+//! are to be gathered. Rules: (1) a gathered stage that is not among them is dropped (`RESHARD`), in
+//! ascending order; (2) a stage among them that is not gathered is gathered (`UNSHARD`), in the order of its
+//! next use, after the drops; (3) at the end of the row every gathered stage is dropped; (4) both stages of
+//! an overlap count, even where only the first fits the window.
 //!
-//! The stages that come next are found from the row's end to its start. Going back by one action moves its stage to the
-//! front of the list, and a stage that has left the window never returns without being used, so a list of `window + 1`
-//! stages suffices and the pass takes time linear in the row, times the window.
+//! The stages that come next are found from the row's end to its start. Going back by one action moves its
+//! stage to the front of the list, and a stage that has left the window never returns without being used, so
+//! a list of `window + 1` stages suffices and the pass takes time linear in the row, times the window.
 
 use std::num::NonZeroU32;
 
@@ -16,7 +16,8 @@ use crate::action::Action;
 use crate::ids::StageIndex;
 use crate::schedule::Program;
 
-/// Adds `UNSHARD` and `RESHARD`, keeping at most `window` stages of a rank gathered (one more around an overlap).
+/// Adds `UNSHARD` and `RESHARD`, keeping at most `window` stages of a rank gathered (one more around an
+/// overlap).
 pub fn unshard(program: Program, window: NonZeroU32) -> Program {
     program.map_rows(|_, row| unshard_row(&row, window.get() as usize))
 }
@@ -49,7 +50,8 @@ fn changes_from_the_end(row: &[Action], window: usize) -> Vec<(usize, Action)> {
     changes
 }
 
-/// Notes how the gathered stages change from `before` to `after`; backwards, since the list begins with the last.
+/// Notes how the gathered stages change from `before` to `after`; backwards, since the list begins with the
+/// last.
 fn push_changes(changes: &mut Vec<(usize, Action)>, at: usize, before: &[StageIndex], after: &[StageIndex]) {
     let fetched = after.iter().rev().filter(|stage| !before.contains(stage));
     changes.extend(fetched.map(|&stage| (at, Action::Unshard { stage })));

@@ -1,16 +1,17 @@
 //! Optimal: the smallest possible weight of the heaviest stage, exactly.
 //!
-//! The pipeline's pace is that of its heaviest stage. The smallest bound under which the layers fit into the stages is
-//! found by bisection: filling each stage as far as the bound allows needs the fewest stages.
+//! The pipeline's pace is that of its heaviest stage. The smallest bound under which the layers fit into the
+//! stages is found by bisection: filling each stage as far as the bound allows needs the fewest stages.
 //!
-//! Many cuts may reach that bound. Among them, each stage in turn takes the number of layers that brings its weight
-//! nearest to its share, the weight that is left divided by the stages that are left, without costing the later stages
-//! the bound; of equally near ones the number nearest to its share of the layers, then the larger. Time
-//! `n log w` for `n` layers of total weight `w`.
+//! Many cuts may reach that bound. Among them, each stage in turn takes the number of layers that brings its
+//! weight nearest to its share, the weight that is left divided by the stages that are left, without costing
+//! the later stages the bound; of equally near ones the number nearest to its share of the layers, then the
+//! larger. Time `n log w` for `n` layers of total weight `w`.
 
 use crate::partition::Partition;
 
-/// Cuts layers with these weights into `stages` stages, of which there are at least one and at most the layers.
+/// Cuts layers with these weights into `stages` stages, of which there are at least one and at most the
+/// layers.
 pub(super) fn cut(weights: &[u64], stages: usize) -> Partition {
     let sums = running_sums(weights);
     let bound = smallest_bound(weights, &sums, stages);
@@ -49,8 +50,8 @@ fn smallest_bound(weights: &[u64], sums: &[u128], stages: usize) -> u128 {
     low
 }
 
-/// For each layer, the fewest stages of at most `bound` that hold it and the layers behind it. No layer alone exceeds
-/// `bound`.
+/// For each layer, the fewest stages of at most `bound` that hold it and the layers behind it. No layer alone
+/// exceeds `bound`.
 fn stages_needed(sums: &[u128], bound: u128) -> Vec<usize> {
     let layers = sums.len() - 1;
     let mut needed = vec![0; layers + 1];

@@ -12,7 +12,8 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// A partition from the first layer of each stage, which must begin with 0 and ascend, and the number of layers.
+    /// A partition from the first layer of each stage, which must begin with 0 and ascend, and the number of
+    /// layers.
     pub(super) fn from_starts(mut starts: Vec<usize>, layers: usize) -> Self {
         starts.push(layers);
         debug_assert!(

@@ -1,14 +1,16 @@
 //! Weighted: a greedy cut by weight, layer by layer, that matches the reference's cut.
 //!
-//! A stage is closed as soon as its weight reaches its share, the weight that is left at its start divided by the stages
-//! that are left; or when each later stage needs one of the layers that are left. Without any weight the cut is even.
+//! A stage is closed as soon as its weight reaches its share, the weight that is left at its start divided by
+//! the stages that are left; or when each later stage needs one of the layers that are left. Without any
+//! weight the cut is even.
 //!
 //! Greedy is not optimal: a stage that just misses its share takes the next layer, however heavy. See
 //! [`super::optimal`].
 
 use crate::partition::{Partition, even};
 
-/// Cuts layers with these weights into `stages` stages, of which there are at least one and at most the layers.
+/// Cuts layers with these weights into `stages` stages, of which there are at least one and at most the
+/// layers.
 pub(super) fn cut(weights: &[u64], stages: usize) -> Partition {
     let mut left: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
     if left == 0 {

@@ -15,8 +15,8 @@ use crate::ids::Rank;
 
 /// Draws rows of cells, such as those of a schedule, a program or a simulation. Bubbles are dots.
 ///
-/// The `marked` places, such as those of violations, get an exclamation mark. A mark behind a row's last cell, where
-/// something is missing, stands alone; marks further off are drawn there too.
+/// The `marked` places, such as those of violations, get an exclamation mark. A mark behind a row's last
+/// cell, where something is missing, stands alone; marks further off are drawn there too.
 pub fn grid<Row: IntoIterator<Item = Option<Action>>>(
     rows: impl IntoIterator<Item = Row>,
     marked: &[(Rank, usize)],
@@ -45,7 +45,8 @@ pub fn grid<Row: IntoIterator<Item = Option<Action>>>(
     picture
 }
 
-/// The cells of one rank, with their marks. Every cell keeps a place for a mark, so that marks do not shift columns.
+/// The cells of one rank, with their marks. Every cell keeps a place for a mark, so that marks do not shift
+/// columns.
 fn texts(rank: Rank, row: impl IntoIterator<Item = Option<Action>>, marked: &[(Rank, usize)]) -> Vec<String> {
     let is_marked = |position| marked.binary_search(&(rank, position)).is_ok();
     let text = |(position, cell): (usize, Option<Action>)| {

@@ -1,7 +1,7 @@
 //! The drawing: a self-contained SVG of a timeline, to scale.
 //!
-//! One lane a rank. Computation fills its lane; communication and sharding are thin bars along its lower edge, so that
-//! what they overlap stays visible. Every mark has a title, which a browser shows on hovering.
+//! One lane a rank. Computation fills its lane; communication and sharding are thin bars along its lower
+//! edge, so that what they overlap stays visible. Every mark has a title, which a browser shows on hovering.
 
 use std::fmt::Write;
 
@@ -157,8 +157,8 @@ fn push_legend(picture: &mut String, timeline: &Timeline, y: f64) {
     picture.push_str(&bubble);
 }
 
-/// The fill, the colour of text on it, and what the fill means. Lightness differs too, for readers who do not tell the
-/// hues apart.
+/// The fill, the colour of text on it, and what the fill means. Lightness differs too, for readers who do not
+/// tell the hues apart.
 fn style(action: Action) -> (&'static str, &'static str, &'static str) {
     match action.kind() {
         ActionKind::Forward => ("#4c8bd6", "#ffffff", "forward"),

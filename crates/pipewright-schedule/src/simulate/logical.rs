@@ -1,16 +1,18 @@
 //! The logical simulation: one action a tick, the dry run of the reference, tick by tick.
 //!
-//! In each tick the ranks are visited twice in ascending order. Rules: (1) in the first visit, a rank does its next
-//! action if it can; (2) in the second visit, so does a rank that could not in the first, since a rank behind it may have
-//! made what it needs; (3) else it idles for the tick. An action is seen by every later visit, even of the same tick.
+//! In each tick the ranks are visited twice in ascending order. Rules: (1) in the first visit, a rank does
+//! its next action if it can; (2) in the second visit, so does a rank that could not in the first, since a
+//! rank behind it may have made what it needs; (3) else it idles for the tick. An action is seen by every
+//! later visit, even of the same tick.
 //!
-//! What an action starts on: a forward on its received input, or on the neighbour's forward on the same rank; a
-//! backward on its received gradient, or on the neighbour's backward; `W` on its `I`, where the program has one; a send
-//! on what it sends, without waiting for its receive; a receive on its send; a wait for a send on the receive. Sharding
-//! and reduction start at once. An overlap needs what both its halves need.
+//! What an action starts on: a forward on its received input, or on the neighbour's forward on the same rank;
+//! a backward on its received gradient, or on the neighbour's backward; `W` on its `I`, where the program has
+//! one; a send on what it sends, without waiting for its receive; a receive on its send; a wait for a send on
+//! the receive. Sharding and reduction start at once. An overlap needs what both its halves need.
 //!
-//! Idle ranks cost nothing: a queue, ordered by tick, visit and rank, holds the ranks that may go on, and an action wakes
-//! the rank that waited for it. Time `n log p` for `n` actions on `p` ranks; the idle cells are never stored.
+//! Idle ranks cost nothing: a queue, ordered by tick, visit and rank, holds the ranks that may go on, and an
+//! action wakes the rank that waited for it. Time `n log p` for `n` actions on `p` ranks; the idle cells are
+//! never stored.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -168,10 +170,7 @@ impl<'a> Run<'a> {
     fn wake(&mut self, visit: Visit, peer: Rank, made: Action) {
         if self.waits_for[peer.index()] == Some(made) {
             self.waits_for[peer.index()] = None;
-            // A rank acts once a tick; one that acted in this tick has to wait for the next.
-            let acted = self.ticks[peer.index()].last() == Some(&visit.tick);
-            let next = Visit { tick: visit.tick + 1, second: false, rank: peer };
-            self.queue.push(Reverse(if acted { next } else { visit.next_of(peer) }));
+            self.queue.push(Reverse(visit.next_of(peer)));
         }
     }
 

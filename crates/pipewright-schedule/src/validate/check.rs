@@ -33,8 +33,8 @@ pub(crate) fn check(program: &Program, level: Level) -> Report {
     report
 }
 
-/// Where in the row of `rank` `action` is, alone or as a part of an overlap; the row's end where it is not. A scan:
-/// for reports only.
+/// Where in the row of `rank` `action` is, alone or as a part of an overlap; the row's end where it is not. A
+/// scan: for reports only.
 pub(super) fn position_of(program: &Program, rank: Rank, action: Action) -> usize {
     let row = program.row(rank);
     row.iter().position(|cell| cell.parts().any(|part| part == action)).unwrap_or(row.len())

@@ -1,10 +1,10 @@
 //! What must be there: every stage runs every microbatch exactly once, on the rank that owns it.
 //!
-//! Rules: (1) stages and microbatches are in range; (2) an action is on the rank that owns its stage; (3) no action is
-//! there twice, except gathering and dropping parameters, which may alternate; (4) every stage has a forward for every
-//! microbatch; (5) unless the program is forward-only, every stage has for every microbatch either a full backward or
-//! both halves of a split one; (6) the level `compute` has no communication. Sends and receives are in
-//! [`super::matching`].
+//! Rules: (1) stages and microbatches are in range; (2) an action is on the rank that owns its stage; (3) no
+//! action is there twice, except gathering and dropping parameters, which may alternate; (4) every stage has
+//! a forward for every microbatch; (5) unless the program is forward-only, every stage has for every
+//! microbatch either a full backward or both halves of a split one; (6) the level `compute` has no
+//! communication. Sends and receives are in [`super::matching`].
 
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank, StageIndex};

@@ -1,17 +1,18 @@
 //! The ranks together reach the end, even where a send completes only when it is received.
 //!
-//! The rows are run against each other without tensors. A rank stands at its next action until that can complete:
+//! The rows are run against each other without tensors. A rank stands at its next action until that can
+//! complete:
 //!
-//! - At the level `compute`, an action completes once the action on another rank that makes its input or its gradient
-//!   is done.
-//! - Else a send and its receive complete together, when both ranks stand at them. A send that is waited for later
-//!   (`WAIT_SEND_F`, `WAIT_SEND_B`) only starts, and completes at once; the receive completes once it has started,
-//!   and the wait once it is received.
+//! - At the level `compute`, an action completes once the action on another rank that makes its input or its
+//!   gradient is done.
+//! - Else a send and its receive complete together, when both ranks stand at them. A send that is waited for
+//!   later (`WAIT_SEND_F`, `WAIT_SEND_B`) only starts, and completes at once; the receive completes once it
+//!   has started, and the wait once it is received.
 //!
-//! Every blocked rank waits for one other rank, so when nothing can go on, ranks wait in a circle. Messages without a
-//! counterpart are reported by [`super::matching`] and block nobody here. Every action is left exactly once and looked
-//! at a bounded number of times, so the run is linear, and its outcome does not depend on the order in which ranks are
-//! run: completing one action never takes another's chance.
+//! Every blocked rank waits for one other rank, so when nothing can go on, ranks wait in a circle. Messages
+//! without a counterpart are reported by [`super::matching`] and block nobody here. Every action is left
+//! exactly once and looked at a bounded number of times, so the run is linear, and its outcome does not
+//! depend on the order in which ranks are run: completing one action never takes another's chance.
 
 use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
@@ -108,8 +109,8 @@ impl Run<'_> {
         })
     }
 
-    /// The rank that must come to the other end of the message of `action`, if any. Where both ends are reached, the
-    /// peer is stepped over its end.
+    /// The rank that must come to the other end of the message of `action`, if any. Where both ends are
+    /// reached, the peer is stepped over its end.
     fn blocker_of_message(&mut self, rank: Rank, action: Action) -> Option<Rank> {
         let transfer = Transfer::of(self.context.program.placement(), action)?;
         let present = &self.context.present;
@@ -125,7 +126,7 @@ impl Run<'_> {
             return None;
         }
         let is_wait = action != transfer.send && action != transfer.receive;
-        if is_wait || self.standing_at(peer) != Some(counterpart) || self.is_waited_for(counterpart) {
+        if is_wait || self.standing_at(peer) != Some(counterpart) {
             return Some(peer);
         }
         self.complete(peer, counterpart);

@@ -1,9 +1,9 @@
 //! Every receive has its send, and the other way round, in one order for each pair of ranks.
 //!
-//! Rules: (1) what one rank computes and a neighbouring stage on another rank needs is sent and received; (2) no send
-//! without its receive, no receive without its send; (3) no communication at the ends of the model or between stages
-//! of one rank; (4) for each ordered pair of ranks, the receives come in the order of the sends, since a transport
-//! without tags delivers in order.
+//! Rules: (1) what one rank computes and a neighbouring stage on another rank needs is sent and received; (2)
+//! no send without its receive, no receive without its send; (3) no communication at the ends of the model or
+//! between stages of one rank; (4) for each ordered pair of ranks, the receives come in the order of the
+//! sends, since a transport without tags delivers in order.
 
 use std::collections::BTreeMap;
 
@@ -73,8 +73,8 @@ fn check_pair(context: &Context<'_>, report: &mut Report, transfer: Transfer, re
     }
 }
 
-/// Rule 4, over the messages that have both ends. Only the first disorder of a pair of ranks is reported: those
-/// after it follow from it.
+/// Rule 4, over the messages that have both ends. Only the first disorder of a pair of ranks is reported:
+/// those after it follow from it.
 fn check_peer_order(context: &Context<'_>, report: &mut Report) {
     let numbers = SendNumbers::new(context);
     let mut received = vec![0; numbers.channels.len()];
@@ -171,7 +171,8 @@ impl SendNumbers {
         self.numbers[slot][direction]
     }
 
-    /// Where the number of a message is kept. Its send is in the program, so its stage and microbatch are in range.
+    /// Where the number of a message is kept. Its send is in the program, so its stage and microbatch are in
+    /// range.
     fn slot(&self, transfer: &Transfer) -> (usize, usize) {
         let direction = usize::from(matches!(transfer.send, Action::SendBackward { .. }));
         let microbatch = transfer.send.microbatch().map_or(0, Microbatch::index);

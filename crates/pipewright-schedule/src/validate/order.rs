@@ -1,12 +1,12 @@
 //! What must come before what on one rank.
 //!
-//! Rules: (1) a forward after what brings its input: the receive, or the neighbour's forward on the same rank; (2) a
-//! backward after its stage's forward and after what brings its gradient; (3) `W` after `I`; (4) a send after what
-//! computes the tensor; (5) a wait after what it waits for. The halves of an overlap start together, so that neither
-//! can bring what the other needs.
+//! Rules: (1) a forward after what brings its input: the receive, or the neighbour's forward on the same
+//! rank; (2) a backward after its stage's forward and after what brings its gradient; (3) `W` after `I`; (4)
+//! a send after what computes the tensor; (5) a wait after what it waits for. The halves of an overlap start
+//! together, so that neither can bring what the other needs.
 //!
-//! Where the needed action is nowhere, the other families report it as missing; a send or a wait of nothing is
-//! reported here.
+//! Where the needed action is nowhere, the other families report it as missing; a send or a wait of nothing
+//! is reported here.
 
 use crate::action::Action;
 use crate::ids::{Microbatch, Rank, StageIndex};
@@ -82,7 +82,8 @@ impl Context<'_> {
         }
     }
 
-    /// What brings the input of a forward to its rank; `None` where the batch does, or where the level leaves it open.
+    /// What brings the input of a forward to its rank; `None` where the batch does, or where the level leaves
+    /// it open.
     fn input(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
         let previous = self.program.placement().previous(stage)?;
         self.brought(
@@ -93,8 +94,8 @@ impl Context<'_> {
         )
     }
 
-    /// What brings the output's gradient to a backward's rank; `None` where the loss does, or where the level leaves
-    /// it open.
+    /// What brings the output's gradient to a backward's rank; `None` where the loss does, or where the level
+    /// leaves it open.
     fn gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
         let next = self.program.placement().next(stage)?;
         self.brought(

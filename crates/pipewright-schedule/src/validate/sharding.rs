@@ -1,9 +1,10 @@
 //! Gathered parameters and reduced gradients.
 //!
-//! Rules, for each stage that gathers its parameters anywhere (at the level `full`, for every stage): (1) it computes
-//! only while they are gathered; (2) gathering and dropping alternate, beginning with gathering. For each stage that
-//! reduces its gradients (at the level `full`, unless the program is forward-only, for every stage): (3) the reduction
-//! comes after its last weight gradient; (4) at the level `full` it is there, and waited for.
+//! Rules, for each stage that gathers its parameters anywhere (at the level `full`, for every stage): (1) it
+//! computes only while they are gathered; (2) gathering and dropping alternate, beginning with gathering. For
+//! each stage that reduces its gradients (at the level `full`, unless the program is forward-only, for every
+//! stage): (3) the reduction comes after its last weight gradient; (4) at the level `full` it is there, and
+//! waited for.
 
 use crate::action::{Action, ActionKind};
 use crate::ids::Rank;

@@ -18,7 +18,8 @@ pub struct ValidatedProgram {
 
 /// Proves that `program` is sound at `level`.
 ///
-/// A program without any backward action is judged as forward-only: nothing is differentiated, so nothing is missing.
+/// A program without any backward action is judged as forward-only: nothing is differentiated, so nothing is
+/// missing.
 ///
 /// # Errors
 /// All violations, each with its place; they give the program back.
@@ -62,9 +63,10 @@ impl ValidatedProgram {
         self.level
     }
 
-    /// Whether the backward actions of `stage` visit the microbatches in ascending order, so that its gradients add
-    /// up in the same order as without a pipeline. Where the backward is split, both halves must ascend, since either
-    /// may compute a weight's gradient. Takes time linear in the row of the stage's rank.
+    /// Whether the backward actions of `stage` visit the microbatches in ascending order, so that its
+    /// gradients add up in the same order as without a pipeline. Where the backward is split, both halves
+    /// must ascend, since either may compute a weight's gradient. Takes time linear in the row of the stage's
+    /// rank.
     pub fn visits_in_order(&self, stage: StageIndex) -> bool {
         let Some(rank) = self.placement().owner(stage) else { return true };
         let (mut inputs, mut weights) = (None, None);

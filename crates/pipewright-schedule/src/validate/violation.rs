@@ -185,7 +185,8 @@ impl fmt::Display for Blocked {
     }
 }
 
-/// Prints blocked ranks one after another. A thousand ranks may wait in one circle; the message names the first few.
+/// Prints blocked ranks one after another. A thousand ranks may wait in one circle; the message names the
+/// first few.
 struct Chain<'a>(&'a [Blocked]);
 
 impl fmt::Display for Chain<'_> {
@@ -242,8 +243,8 @@ impl fmt::Display for Violations {
 
 impl std::error::Error for Violations {}
 
-/// Collects violations while the rules run. Absurd input may break a rule a million times, so only the first are kept
-/// and the rest are counted.
+/// Collects violations while the rules run. Absurd input may break a rule a million times, so only the first
+/// are kept and the rest are counted.
 pub(crate) struct Report {
     listed: Vec<Violation>,
     omitted: u64,
@@ -256,7 +257,8 @@ impl Report {
         Self { listed: Vec::new(), omitted: 0 }
     }
 
-    /// Notes a violation. Its details are made only where they will be listed, since finding them may take a scan.
+    /// Notes a violation. Its details are made only where they will be listed, since finding them may take a
+    /// scan.
     pub(super) fn push(&mut self, rank: Rank, details: impl FnOnce() -> (usize, ViolationKind)) {
         if self.listed.len() < Self::LISTED {
             let (position, kind) = details();

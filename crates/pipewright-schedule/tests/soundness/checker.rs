@@ -1,8 +1,8 @@
 //! The independent checker: runs a program on symbols, with a set of named tensors on each rank.
 //!
-//! It knows what an action consumes and makes, and nothing of the validator's rules: a duplicate fails because its input
-//! is used up, a missing receive because its tensor never comes, a crossed order because two ranks stand before each
-//! other's second message.
+//! It knows what an action consumes and makes, and nothing of the validator's rules: a duplicate fails
+//! because its input is used up, a missing receive because its tensor never comes, a crossed order because
+//! two ranks stand before each other's second message.
 
 use std::collections::HashSet;
 
@@ -117,7 +117,8 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// Every action that needs no other rank. At the level `compute`, one whose tensors are still on their way waits.
+    /// Every action that needs no other rank. At the level `compute`, one whose tensors are still on their
+    /// way waits.
     fn act(&mut self, rank: usize, action: Action) -> Result<bool, String> {
         let parts: Vec<Action> = action.parts().collect();
         let mut consumed = Vec::new();
@@ -208,7 +209,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Moves an output to its next stage where that needs no message: on the same rank, or at the level `compute`.
+    /// Moves an output to its next stage where that needs no message: on the same rank, or at the level
+    /// `compute`.
     fn hand_over(&mut self, rank: usize, part: Action) {
         let (s, m) = numbers(part);
         let (made, arriving, to) = match part {

@@ -1,5 +1,5 @@
-//! Are sound programs accepted, and unsound ones refused? Two judges that share no code must agree: the crate's
-//! validator, which applies rules, and the checker here, which runs the program on symbols.
+//! Are sound programs accepted, and unsound ones refused? Two judges that share no code must agree: the
+//! crate's validator, which applies rules, and the checker here, which runs the program on symbols.
 
 mod checker;
 mod mutations;

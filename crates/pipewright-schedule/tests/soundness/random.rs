@@ -1,5 +1,5 @@
-//! Sound schedules that no generator makes: random placements, random orders, random bubbles, and full and split
-//! backwards mixed.
+//! Sound schedules that no generator makes: random placements, random orders, random bubbles, and full and
+//! split backwards mixed.
 
 use pipewright_schedule::{Action, Microbatch, Placement, Rank, Schedule, StageIndex};
 use proptest::prelude::*;

@@ -1,0 +1,206 @@
+//! What can be wrong with training data, with the file and the place in it.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why there are no rows to learn from.
+#[derive(Debug, Error)]
+pub enum DataError {
+    /// No pattern is given, or all of them exclude.
+    #[error("no data path is given; name text files, such as \"notes/**/*.txt\"")]
+    NoPath,
+    /// A pattern cannot be understood.
+    #[error("{pattern}: not a pattern of paths: {reason}; see that brackets and braces are closed")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A pattern matches nothing.
+    #[error(
+        "{pattern}: no file matches; hidden files and those that a .gitignore lists are passed over, and relative \
+         patterns start at {}", start.display()
+    )]
+    NoMatch {
+        /// The pattern.
+        pattern: String,
+        /// The folder that was searched.
+        start: PathBuf,
+    },
+    /// A file does not exist.
+    #[error("{}: there is no such data file; check the path", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A folder is given where files are expected.
+    #[error("{}: this is a folder; name the files in it, such as \"{}/**/*.txt\"", path.display(), path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file or folder cannot be read.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// A file is not text.
+    #[error(
+        "{}: byte {offset} is not valid UTF-8; convert the file, or leave it out with a pattern such as \"!**/{}\"",
+        path.display(), path.file_name().unwrap_or_default().display()
+    )]
+    NotUtf8 {
+        /// The file.
+        path: PathBuf,
+        /// How many bytes of the file are valid.
+        offset: u64,
+    },
+    /// All files together hold no token.
+    #[error("{}: the data is empty; name files that hold text", path.display())]
+    Empty {
+        /// The first file.
+        path: PathBuf,
+    },
+    /// There are fewer rows than a step takes.
+    #[error(
+        "the data has {found} rows of seq_len {seq_len}, and a step's batch takes {needed}; \
+         give more data, a shorter seq_len, or fewer or smaller microbatches"
+    )]
+    FewRows {
+        /// Rows in the data.
+        found: usize,
+        /// Rows in a batch.
+        needed: usize,
+        /// Tokens a row.
+        seq_len: usize,
+    },
+    /// There are more rows than an epoch's order can number.
+    #[error("the data has {found} rows, and at most {} can be put in order; use a longer seq_len", u32::MAX)]
+    ManyRows {
+        /// Rows in the data.
+        found: usize,
+    },
+    /// The model does not know a token.
+    #[error(
+        "{}:{place}: token id {id} lies beyond the vocabulary of {vocab_size}; raise vocab_size, or correct the data",
+        path.display()
+    )]
+    BeyondVocabulary {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file.
+        place: TokenPlace,
+        /// The token id.
+        id: u64,
+        /// How many ids the model knows.
+        vocab_size: usize,
+    },
+    /// A line of a `.jsonl` file is no array of ids.
+    #[error("{}:{line}:{column}: not an array of token ids: {reason}; write lines such as [12, 7, 255]", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: u64,
+        /// The column, counted from 1.
+        column: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A line of a `.jsonl` file has another length than a row.
+    #[error(
+        "{}:{line}: the row holds {found} ids, and seq_len {seq_len} takes {}; correct the row or seq_len",
+        path.display(), seq_len + 1
+    )]
+    RowLength {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: u64,
+        /// Ids in the row.
+        found: usize,
+        /// Tokens a row that are fed to the model.
+        seq_len: usize,
+    },
+    /// Rows of ids cannot be mixed with text or other rows.
+    #[error(
+        "{}: a .jsonl file of token ids must be the only data file, and there are {files} files; \
+         join the rows in one file", path.display()
+    )]
+    JsonlAmongOthers {
+        /// The `.jsonl` file.
+        path: PathBuf,
+        /// How many files there are.
+        files: usize,
+    },
+    /// A `tokenizer.json` cannot be used.
+    #[error("{}: not a usable tokenizer: {reason}; give a Hugging Face tokenizer.json, or \"bytes\"", path.display())]
+    Tokenizer {
+        /// The tokenizer's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The library was built without tokenizers.
+    #[error(
+        "{}: tokenizer files are not compiled in; use the tokenizer \"bytes\", or build with the feature `tokenizers`",
+        path.display()
+    )]
+    TokenizersNotCompiledIn {
+        /// The tokenizer's file.
+        path: PathBuf,
+    },
+    /// A text could not be turned into tokens.
+    #[error("{}: the tokenizer failed: {reason}; leave the file out, or use another tokenizer", path.display())]
+    Tokenize {
+        /// The text's file.
+        path: PathBuf,
+        /// The tokenizer's reason.
+        reason: String,
+    },
+    /// The ids do not fit in memory.
+    #[error("{}: {bytes} more bytes of memory are needed and cannot be had; give less data", path.display())]
+    Memory {
+        /// The file at which memory ran out.
+        path: PathBuf,
+        /// The bytes that were asked for.
+        bytes: u64,
+    },
+    /// A cursor does not belong to this data.
+    #[error(
+        "row {index} of an epoch is asked for, and the data has {rows}; resume with the data of the first run"
+    )]
+    Cursor {
+        /// The cursor's row.
+        index: u64,
+        /// Rows in the data.
+        rows: usize,
+    },
+}
+
+/// Where in a file a token stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenPlace {
+    /// A byte of a text, counted from 0.
+    Byte(u64),
+    /// A line of a `.jsonl` file, counted from 1.
+    Line(u64),
+    /// A token of a tokenized text, counted from 0.
+    Token(u64),
+}
+
+impl fmt::Display for TokenPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Byte(byte) => write!(f, " byte {byte}"),
+            Self::Line(line) => write!(f, "{line}"),
+            Self::Token(token) => write!(f, " token {token}"),
+        }
+    }
+}

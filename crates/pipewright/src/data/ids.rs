@@ -1,0 +1,81 @@
+//! Token ids in as few bytes as the vocabulary allows, so that several gigabytes of text stay that size.
+
+/// Token ids in one, two or four bytes each.
+#[derive(Debug)]
+pub(super) enum Ids {
+    /// Up to 256 different ids.
+    One(Vec<u8>),
+    /// Up to 65,536 different ids.
+    Two(Vec<u16>),
+    /// More.
+    Four(Vec<u32>),
+}
+
+impl Ids {
+    /// No ids, with room for ids below `vocab_size`.
+    pub(super) fn new(vocab_size: usize) -> Self {
+        match vocab_size {
+            0..=0x100 => Self::One(Vec::new()),
+            0x101..=0x1_0000 => Self::Two(Vec::new()),
+            _ => Self::Four(Vec::new()),
+        }
+    }
+
+    /// Appends an id, which must be below the vocabulary size.
+    pub(super) fn push(&mut self, id: u32) {
+        match self {
+            Self::One(ids) => ids.push(id as u8),
+            Self::Two(ids) => ids.push(id as u16),
+            Self::Four(ids) => ids.push(id),
+        }
+    }
+
+    /// How many ids there are.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::One(ids) => ids.len(),
+            Self::Two(ids) => ids.len(),
+            Self::Four(ids) => ids.len(),
+        }
+    }
+
+    /// Appends `count` ids from `start` on to `into`.
+    pub(super) fn copy(&self, start: usize, count: usize, into: &mut Vec<i32>) {
+        let range = start..start + count;
+        match self {
+            Self::One(ids) => into.extend(ids[range].iter().copied().map(i32::from)),
+            Self::Two(ids) => into.extend(ids[range].iter().copied().map(i32::from)),
+            // Ids are below a vocabulary size that fits a signed index, which every reader checks.
+            Self::Four(ids) => into.extend(ids[range].iter().map(|id| *id as i32)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(vocab_size: usize, bytes: usize) {
+        let mut ids = Ids::new(vocab_size);
+        let last = u32::try_from(vocab_size - 1).expect("a small vocabulary");
+        [0, last, 1].into_iter().for_each(|id| ids.push(id));
+        let mut copied = Vec::new();
+        ids.copy(1, 2, &mut copied);
+        assert_eq!((copied.as_slice(), ids.len()), (&[last as i32, 1][..], 3));
+        let size = match ids {
+            Ids::One(_) => 1,
+            Ids::Two(_) => 2,
+            Ids::Four(_) => 4,
+        };
+        assert_eq!(size, bytes);
+    }
+
+    #[test]
+    fn ids_keep_their_value() {
+        check(256, 1);
+        check(257, 2);
+        check(65_536, 2);
+        check(65_537, 4);
+        check(i32::MAX as usize, 4);
+    }
+}

@@ -1,0 +1,124 @@
+//! Rows of token ids, dealt out in batches, epoch after epoch.
+
+use serde::{Deserialize, Serialize};
+
+use crate::data::config::DataConfig;
+use crate::data::error::DataError;
+use crate::data::ids::Ids;
+use crate::data::order::permutation;
+
+/// All rows of a data source, and which of them comes next.
+#[derive(Debug)]
+pub struct TokenRows {
+    ids: Ids,
+    seq_len: usize,
+    /// Ids from one row's start to the next one's.
+    stride: usize,
+    rows: u32,
+    /// The seed of the order, when there is one.
+    shuffle: Option<u64>,
+    cursor: Cursor,
+    /// The order of the cursor's epoch, once it is drawn.
+    order: Option<(u64, Vec<u32>)>,
+}
+
+/// The place of the row that comes next. Together with the data and the seed it is all that resuming needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// How often all rows have been dealt out.
+    pub epoch: u64,
+    /// The place in the epoch's order, counted from 0; the number of rows at an epoch's very end.
+    pub index: u64,
+}
+
+/// Rows for one step: what the model is fed, and what it should say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Token ids of shape `[rows, seq_len]`, row by row.
+    pub inputs: Vec<i32>,
+    /// For each input its successor, of the same shape.
+    pub targets: Vec<i32>,
+    /// How many rows there are.
+    pub rows: usize,
+    /// Tokens a row.
+    pub seq_len: usize,
+}
+
+/// How rows lie in the stream of ids.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stride {
+    /// Each row has ids of its own.
+    Disjoint,
+    /// A row's last id is the next one's first.
+    Overlapping,
+}
+
+impl TokenRows {
+    pub(super) fn new(ids: Ids, stride: Stride, config: &DataConfig) -> Result<Self, DataError> {
+        let seq_len = config.seq_len;
+        let (stride, rows) = match stride {
+            Stride::Disjoint => (seq_len + 1, ids.len() / (seq_len + 1)),
+            Stride::Overlapping => (seq_len, ids.len().saturating_sub(1) / seq_len.max(1)),
+        };
+        let rows = u32::try_from(rows).map_err(|_| DataError::ManyRows { found: rows })?;
+        let shuffle = config.shuffle.then_some(config.seed);
+        Ok(Self { ids, seq_len, stride, rows, shuffle, cursor: Cursor::default(), order: None })
+    }
+
+    /// The next `rows` rows; behind the last row of an epoch comes the first of the next.
+    ///
+    /// Data without a single row, which [`DataConfig::open`] lets pass only for batches of none, gives an empty batch.
+    pub fn next_batch(&mut self, rows: usize) -> Batch {
+        let rows = if self.rows == 0 { 0 } else { rows };
+        let mut inputs = Vec::with_capacity(rows * self.seq_len);
+        let mut targets = Vec::with_capacity(rows * self.seq_len);
+        for _ in 0..rows {
+            let start = self.next_row() * self.stride;
+            self.ids.copy(start, self.seq_len, &mut inputs);
+            self.ids.copy(start + 1, self.seq_len, &mut targets);
+        }
+        Batch { inputs, targets, rows, seq_len: self.seq_len }
+    }
+
+    /// How many rows an epoch has.
+    pub fn rows(&self) -> usize {
+        self.rows as usize
+    }
+
+    /// How many token ids the data holds, those that fill no row included.
+    pub fn tokens(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// The place of the row that comes next.
+    pub fn cursor(&self) -> Cursor {
+        self.cursor
+    }
+
+    /// Goes on at another place.
+    ///
+    /// # Errors
+    /// When an epoch has fewer rows.
+    pub fn seek(&mut self, cursor: Cursor) -> Result<(), DataError> {
+        if cursor.index > u64::from(self.rows) {
+            return Err(DataError::Cursor { index: cursor.index, rows: self.rows() });
+        }
+        self.cursor = cursor;
+        Ok(())
+    }
+
+    fn next_row(&mut self) -> usize {
+        if self.cursor.index >= u64::from(self.rows) {
+            self.cursor = Cursor { epoch: self.cursor.epoch.wrapping_add(1), index: 0 };
+        }
+        let Cursor { epoch, index } = self.cursor;
+        self.cursor.index += 1;
+        // The index is below the number of rows, which fits.
+        let index = index as usize;
+        let Some(seed) = self.shuffle else { return index };
+        if self.order.as_ref().is_none_or(|(drawn, _)| *drawn != epoch) {
+            self.order = Some((epoch, permutation(seed, epoch, self.rows)));
+        }
+        self.order.as_ref().map_or(index, |(_, order)| order[index] as usize)
+    }
+}
