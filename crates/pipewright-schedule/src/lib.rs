@@ -17,6 +17,8 @@ pub mod partition;
 
 pub mod placement;
 
+pub mod vpp;
+
 pub mod action;
 
 pub mod notation;
@@ -31,6 +33,8 @@ pub mod level;
 
 mod marks;
 mod transfer;
+mod turns;
+mod wiring;
 
 pub mod lower;
 

@@ -33,6 +33,7 @@ impl Marks {
     }
 
     /// Whether `action` is in the set.
+    #[inline]
     pub(crate) fn has(&self, action: Action) -> bool {
         let kinds = match (self.slot(action.stage(), action.microbatch()), action.microbatch()) {
             (Some(slot), Some(_)) => self.by_microbatch[slot],
@@ -43,6 +44,7 @@ impl Marks {
     }
 
     /// Adds `action`; says whether it was not in the set before.
+    #[inline]
     pub(crate) fn insert(&mut self, action: Action) -> bool {
         let kinds = match (self.slot(action.stage(), action.microbatch()), action.microbatch()) {
             (Some(slot), Some(_)) => &mut self.by_microbatch[slot],
@@ -54,13 +56,28 @@ impl Marks {
         fresh
     }
 
+    /// For each microbatch of `stage`, the [`bit`]s of the kinds in the set; empty for stages that do not
+    /// exist.
+    pub(crate) fn of_stage(&self, stage: StageIndex) -> &[u16] {
+        let width = self.microbatches as usize;
+        self.by_microbatch.get(stage.index() * width..(stage.index() + 1) * width).unwrap_or(&[])
+    }
+
+    /// Whether an action of one of `kinds`, which concern a stage as a whole, is in the set for any stage.
+    pub(crate) fn has_any(&self, kinds: &[ActionKind]) -> bool {
+        let wanted = kinds.iter().fold(0, |bits, &kind| bits | bit(kind));
+        self.by_stage.iter().any(|bits| bits & wanted != 0)
+    }
+
     /// The backward of a stage and microbatch that yields the gradient of its inputs: `B` where the set has
     /// it, else `I`.
+    #[inline]
     pub(crate) fn input_gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Action {
         let full = Action::Backward { stage, microbatch };
         if self.has(full) { full } else { Action::InputBackward { stage, microbatch } }
     }
 
+    #[inline]
     fn slot(&self, stage: StageIndex, microbatch: Option<Microbatch>) -> Option<usize> {
         let (in_stage, width) = match microbatch {
             Some(microbatch) => (microbatch.get(), self.microbatches),
@@ -71,6 +88,50 @@ impl Marks {
     }
 }
 
-fn bit(kind: ActionKind) -> u16 {
+/// A set of the tensors that cross between stages, each named by the receive that would bring it. It takes two
+/// bits for each pair of stage and microbatch: where a thousand ranks advance together, what they touch must
+/// lie close together.
+pub(crate) struct Tensors {
+    stages: u32,
+    microbatches: u32,
+    bits: Vec<u64>,
+}
+
+impl Tensors {
+    /// The empty set for these sizes.
+    pub(crate) fn sized(stages: u32, microbatches: u32) -> Self {
+        let bits = 2 * stages as usize * microbatches as usize;
+        Self { stages, microbatches, bits: vec![0; bits.div_ceil(64)] }
+    }
+
+    /// Whether the tensor of `receive` is in the set.
+    #[inline]
+    pub(crate) fn has(&self, receive: Action) -> bool {
+        self.place(receive).is_some_and(|(word, bit)| self.bits[word] & bit != 0)
+    }
+
+    /// Adds the tensor of `receive`, unless it is outside the sizes.
+    #[inline]
+    pub(crate) fn insert(&mut self, receive: Action) {
+        if let Some((word, bit)) = self.place(receive) {
+            self.bits[word] |= bit;
+        }
+    }
+
+    #[inline]
+    fn place(&self, receive: Action) -> Option<(usize, u64)> {
+        let (stage, microbatch, gradient) = match receive {
+            Action::RecvForward { stage, microbatch } => (stage, microbatch, 0),
+            Action::RecvBackward { stage, microbatch } => (stage, microbatch, 1),
+            _ => return None,
+        };
+        let fits = stage.get() < self.stages && microbatch.get() < self.microbatches;
+        let bit = 2 * (stage.index() * self.microbatches as usize + microbatch.index()) + gradient;
+        fits.then_some((bit / 64, 1 << (bit % 64)))
+    }
+}
+
+/// The bit of a kind.
+pub(crate) const fn bit(kind: ActionKind) -> u16 {
     1 << kind as u16
 }

@@ -133,7 +133,7 @@ impl Schedule {
     /// # Errors
     /// As [`Schedule::new`], and when a stage is on two ranks or on none.
     pub fn infer(rows: Vec<Vec<Option<Action>>>) -> Result<Self, ScheduleError> {
-        let (placement, microbatches) = infer(rows.iter().map(|row| row.iter().copied().flatten()))?;
+        let (placement, microbatches) = infer_sizes(rows.iter().map(|row| row.iter().copied().flatten()))?;
         Self::new(placement, microbatches, rows)
     }
 
@@ -183,7 +183,7 @@ impl Program {
     /// # Errors
     /// As [`Program::new`], and when a stage is on two ranks or on none.
     pub fn infer(rows: Vec<Vec<Action>>) -> Result<Self, ScheduleError> {
-        let (placement, microbatches) = infer(rows.iter().map(|row| row.iter().copied()))?;
+        let (placement, microbatches) = infer_sizes(rows.iter().map(|row| row.iter().copied()))?;
         Self::new(placement, microbatches, rows)
     }
 
@@ -238,7 +238,7 @@ impl Program {
 
 /// Refuses sizes that could make a table over stages and microbatches much larger than the actions
 /// themselves, and rows that do not belong to the ranks.
-fn check_sizes(
+pub(crate) fn check_sizes(
     placement: &Placement,
     microbatches: u32,
     rows: usize,
@@ -260,7 +260,7 @@ fn check_sizes(
 }
 
 /// The placement and the number of microbatches of rows of actions.
-fn infer<Row: Iterator<Item = Action>>(
+pub(crate) fn infer_sizes<Row: Iterator<Item = Action>>(
     rows: impl Iterator<Item = Row>,
 ) -> Result<(Placement, u32), ScheduleError> {
     // A map, because a stage number in a hostile file must not size an allocation.

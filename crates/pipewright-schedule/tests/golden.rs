@@ -5,11 +5,15 @@
 
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program, print_rows, print_schedule};
 use pipewright_schedule::generate::catalogue;
-use pipewright_schedule::lower::{drop_bubbles, reduce_grad, send_recv_in_step, unshard};
+use pipewright_schedule::lower::{
+    Pass, PassInput, ReduceWait, UnshardConfig, apply, defer_recv, drop_bubbles, merge_bw, reduce_grad,
+    unshard, wait_send,
+};
 use pipewright_schedule::simulate::logical;
+use pipewright_schedule::vpp::{VirtualPipeline, tables};
 use pipewright_schedule::{
-    Level, LowerConfig, Method, Placement, Program, Rank, Schedule, ScheduleSpec, StageIndex, generate,
-    lower, partition, validate,
+    Level, LowerConfig, Method, Placement, Program, Rank, ScheduleSpec, StageIndex, generate, lower,
+    partition, validate,
 };
 use serde_json::Value;
 
@@ -52,12 +56,13 @@ fn generated_cases() -> Vec<Value> {
 #[test]
 fn generators_agree() {
     let cases = generated_cases();
-    assert!(cases.len() >= 6, "the golden cases of gpipe and 1f1b");
+    assert_eq!(cases.len(), schedules().len(), "every golden schedule is generated");
     for case in cases {
         let spec = ScheduleSpec {
             ranks: number(&case, "ranks"),
             stages_per_rank: Some(number(&case, "stages_per_rank")),
             microbatches: number(&case, "microbatches"),
+            ..ScheduleSpec::default()
         };
         let found = generate(text(&case, "schedule").expect("a name"), &spec);
         if let Some(expected) = text(&case, "compute") {
@@ -151,6 +156,25 @@ fn partitions_agree() {
     }
 }
 
+#[test]
+fn virtual_pipelines_agree() {
+    let golden = read(include_str!("golden/partitions.json"));
+    let cases = golden["vpp"].as_array().expect("a list of cases");
+    assert_eq!(cases.len(), 16);
+    for case in cases {
+        let pipeline = VirtualPipeline {
+            ranks: number(case, "pp"),
+            chunks: number(case, "chunks"),
+            microbatches: number(case, "microbatches"),
+            group: case["group"].is_u64().then(|| number(case, "group")),
+        };
+        let found = serde_json::to_value(tables(&pipeline).expect("tables")).expect("JSON");
+        for key in ["stage_ids", "table", "warmup", "warmup_forward_only"] {
+            assert_eq!(found[key], case[key], "{key} of {pipeline:?}");
+        }
+    }
+}
+
 /// A program from rows of blank-separated cells, `.` being a bubble, with its stages on the given ranks.
 fn peer_program(rows: &[&str], ranks: &[u64], microbatches: u32) -> Program {
     let placement =
@@ -182,7 +206,7 @@ fn peer_unshard_agrees() {
     for case in peer_cases()["unshard_reshard"].as_array().expect("a list of cases") {
         let row = strings(case);
         let stages = if row[0].contains("1F0") { vec![0, 0] } else { vec![0] };
-        let lowered = unshard(peer_program(&row[..1], &stages, 2), 3.try_into().expect("3 is not 0"));
+        let lowered = unshard(peer_program(&row[..1], &stages, 2), UnshardConfig::default());
         assert_eq!(peer_rows(&lowered), row[1..]);
     }
 }
@@ -192,7 +216,7 @@ fn peer_reduce_grad_agrees_up_to_the_wait() {
     for case in peer_cases()["reduce_grad_pre215_nmb2"].as_array().expect("a list of cases") {
         let row = strings(case);
         let stages = if row[0].contains("1F0") { vec![0, 0] } else { vec![0] };
-        let lowered = peer_rows(&reduce_grad(peer_program(&row[..1], &stages, 2)));
+        let lowered = peer_rows(&reduce_grad(peer_program(&row[..1], &stages, 2), ReduceWait::AtOnce));
         // That version of the reference does not wait for the reduction.
         let without_wait: Vec<&str> =
             lowered[0].split(' ').filter(|cell| !cell.contains("WAIT_REDUCE")).collect();
@@ -204,13 +228,44 @@ fn peer_reduce_grad_agrees_up_to_the_wait() {
 fn peer_send_recv_agrees() {
     for case in peer_cases()["send_recv"].as_array().expect("a list of cases") {
         let row = |row: &str| row.split(' ').map(|cell| cell.parse().ok().filter(|_| cell != ".")).collect();
-        let compute = strings(&case["compute"]).into_iter().map(row).collect();
-        let lowered = send_recv_in_step(&Schedule::infer(compute).expect("a schedule")).expect("a program");
+        let rows = strings(&case["compute"]).into_iter().map(row).collect();
+        let input = PassInput { rows, stage_to_rank: None, microbatches: None };
+        let lowered = apply(input, &[Pass::SendRecv]).expect("a program");
         let ranks: Vec<u64> =
             lowered.placement().all_stages().map(|it| lowered.placement().rank_of(it).get().into()).collect();
         assert_eq!(ranks, numbers(&case["map"]));
         assert_eq!(peer_rows(&lowered), strings(&case["comms"]));
         assert_eq!(logical(&lowered).expect("no deadlock").steps(), number(case, "steps"));
+    }
+}
+
+#[test]
+fn peer_merge_bw_agrees() {
+    for case in peer_cases()["merge_bw"].as_array().expect("a list of cases") {
+        let row = strings(case);
+        assert_eq!(peer_rows(&merge_bw(peer_program(&row[..1], &[0], 3))), row[1..]);
+    }
+}
+
+#[test]
+fn peer_defer_recv_agrees() {
+    for case in peer_cases()["defer_recv"].as_array().expect("a list of cases") {
+        let program = peer_program(&strings(&case["input"]), &numbers(&case["map"]), 2);
+        assert_eq!(peer_rows(&defer_recv(program)), strings(&case["out"]));
+    }
+}
+
+#[test]
+fn deferred_receives_are_sound_with_waits() {
+    for case in schedules() {
+        let Some(comms) = text(&case, "comms") else { continue };
+        let program = parse_program(comms).expect("golden rows parse");
+        let lowered = defer_recv(wait_send(program.clone(), None));
+        validate(lowered, Level::Comms).unwrap_or_else(|error| panic!("{}: {error}", title(&case)));
+        for budget in 1..4 {
+            let lowered = wait_send(program.clone(), budget.try_into().ok());
+            validate(lowered, Level::Comms).unwrap_or_else(|error| panic!("{}: {error}", title(&case)));
+        }
     }
 }
 

@@ -36,7 +36,7 @@
 //!     }
 //! }
 //!
-//! let spec = ScheduleSpec { ranks: 2, stages_per_rank: None, microbatches: 4 };
+//! let spec = ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() };
 //! let program = lower(&generate("1f1b", &spec)?, &LowerConfig::from(Level::Comms))?;
 //! let program = validate(program, Level::Comms)?;
 //!

@@ -1,11 +1,34 @@
 //! The list of all generators, and the look-up by name.
 
-use crate::generate::spec::{GenerateError, ScheduleSpec};
-use crate::generate::{forward_only, gpipe, one_f_one_b};
+use crate::generate::error::GenerateError;
+use crate::generate::settings::Setting;
+use crate::generate::spec::ScheduleSpec;
+use crate::generate::{
+    dual_pipe_v, forward_only, gpipe, group_interleaved, hanayo, interleaved_1f1b, interleaved_zb_h1,
+    interleaved_zero_bubble, looped_bfs, one_f_one_b, v_half, v_min, zb_greedy, zb_h1, zb_h2,
+    zbv_zero_bubble,
+};
 use crate::schedule::Schedule;
 
 /// Every generator, in the order in which a user reads them.
-const CATALOGUE: &[Generator] = &[forward_only::GENERATOR, gpipe::GENERATOR, one_f_one_b::GENERATOR];
+const CATALOGUE: &[Generator] = &[
+    forward_only::GENERATOR,
+    gpipe::GENERATOR,
+    one_f_one_b::GENERATOR,
+    looped_bfs::GENERATOR,
+    interleaved_1f1b::GENERATOR,
+    interleaved_zero_bubble::GENERATOR,
+    zbv_zero_bubble::GENERATOR,
+    dual_pipe_v::GENERATOR,
+    zb_h1::GENERATOR,
+    zb_h2::GENERATOR,
+    interleaved_zb_h1::GENERATOR,
+    v_half::GENERATOR,
+    v_min::GENERATOR,
+    group_interleaved::GENERATOR,
+    hanayo::GENERATOR,
+    zb_greedy::GENERATOR,
+];
 
 /// A schedule that can be asked for by name.
 #[derive(Debug, Clone, Copy)]
@@ -14,6 +37,8 @@ pub struct Generator {
     pub name: &'static str,
     /// What the schedule is good for, in one line.
     pub summary: &'static str,
+    /// The settings that it takes beyond the size.
+    pub settings: &'static [Setting],
     /// Makes the schedule for a size, or says why it cannot.
     pub(super) generate: fn(&ScheduleSpec) -> Result<Schedule, GenerateError>,
 }
@@ -26,10 +51,14 @@ pub fn catalogue() -> &'static [Generator] {
 /// Makes the schedule called `name`, without regard to case.
 ///
 /// # Errors
-/// When there is no such schedule, or it does not exist at this size.
+/// When there is no such schedule, or it does not exist at this size or has no use for a given setting.
 pub fn generate(name: &str, spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let found = CATALOGUE.iter().find(|generator| generator.name.eq_ignore_ascii_case(name));
     let generator = found.ok_or_else(|| unknown_schedule(name))?;
+    let unused = Setting::ALL.into_iter().find(|it| it.is_given(spec) && !generator.settings.contains(it));
+    if let Some(setting) = unused {
+        return Err(GenerateError::UnusedSetting { schedule: generator.name, setting });
+    }
     (generator.generate)(spec)
 }
 
@@ -49,13 +78,13 @@ mod tests {
     use super::*;
 
     fn check_unknown(name: &str, message: &str) {
-        let spec = ScheduleSpec { ranks: 1, stages_per_rank: None, microbatches: 1 };
+        let spec = ScheduleSpec { ranks: 1, microbatches: 1, ..ScheduleSpec::default() };
         assert_eq!(generate(name, &spec).expect_err(name).to_string(), message);
     }
 
     #[test]
     fn case_does_not_matter() {
-        let spec = ScheduleSpec { ranks: 2, stages_per_rank: None, microbatches: 2 };
+        let spec = ScheduleSpec { ranks: 2, microbatches: 2, ..ScheduleSpec::default() };
         assert_eq!(generate("GPipe", &spec), generate("gpipe", &spec));
         assert!(generate("ForwardOnly", &spec).is_ok());
     }
@@ -64,6 +93,16 @@ mod tests {
     fn near_names_are_offered() {
         check_unknown("gpip", "unknown schedule `gpip`; did you mean `gpipe`?");
         check_unknown("1F2B", "unknown schedule `1F2B`; did you mean `1f1b`?");
-        check_unknown("zigzag", "unknown schedule `zigzag`; the schedules are forwardonly, gpipe, 1f1b");
+        let spec = ScheduleSpec { ranks: 1, microbatches: 1, ..ScheduleSpec::default() };
+        let far = generate("zigzag", &spec).expect_err("no such schedule").to_string();
+        assert!(far.starts_with("unknown schedule `zigzag`; the schedules are forwardonly, gpipe, 1f1b, "));
+    }
+
+    #[test]
+    fn a_setting_of_another_schedule_is_refused() {
+        let spec = ScheduleSpec { ranks: 2, microbatches: 4, group: Some(2), ..ScheduleSpec::default() };
+        let message = "`gpipe` has no setting `group`; leave it out";
+        assert_eq!(generate("gpipe", &spec).map_err(|error| error.to_string()), Err(message.to_owned()));
+        assert!(generate("group-interleaved", &spec).is_ok());
     }
 }

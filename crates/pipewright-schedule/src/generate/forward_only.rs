@@ -7,14 +7,19 @@
 
 use crate::action::Action;
 use crate::generate::catalogue::Generator;
-use crate::generate::spec::{GenerateError, ScheduleSpec};
+use crate::generate::error::GenerateError;
+use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Schedule;
 
 const NAME: &str = "forwardonly";
 
-pub(super) const GENERATOR: Generator =
-    Generator { name: NAME, summary: "forward of every microbatch, no backward; for evaluation", generate };
+pub(super) const GENERATOR: Generator = Generator {
+    name: NAME,
+    summary: "forward of every microbatch, no backward; for evaluation",
+    settings: &[],
+    generate,
+};
 
 fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let placement = spec.one_stage_a_rank(NAME)?;
@@ -36,7 +41,7 @@ mod tests {
 
     #[test]
     fn fewer_microbatches_than_stages_are_fine() {
-        let spec = ScheduleSpec { ranks: 3, stages_per_rank: Some(1), microbatches: 2 };
+        let spec = ScheduleSpec { ranks: 3, microbatches: 2, ..ScheduleSpec::default() };
         let schedule = generate(&spec).expect("a schedule");
         assert_eq!(print_schedule(&schedule), "0F0,0F1\n1F0,1F1\n2F0,2F1\n");
     }

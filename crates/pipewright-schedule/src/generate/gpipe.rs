@@ -9,7 +9,8 @@
 
 use crate::action::Action;
 use crate::generate::catalogue::Generator;
-use crate::generate::spec::{GenerateError, ScheduleSpec};
+use crate::generate::error::GenerateError;
+use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Schedule;
 
@@ -18,6 +19,7 @@ const NAME: &str = "gpipe";
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "all forwards, then all backwards; simple, memory grows with microbatches",
+    settings: &[],
     generate,
 };
 

@@ -6,16 +6,41 @@
 //!
 //! ```
 //! use pipewright_schedule::{ScheduleSpec, csv, generate};
-//! let schedule = generate("1f1b", &ScheduleSpec { ranks: 2, stages_per_rank: None, microbatches: 3 })?;
+//! let schedule = generate("1f1b", &ScheduleSpec { ranks: 2, microbatches: 3, ..ScheduleSpec::default() })?;
 //! assert_eq!(csv::print_schedule(&schedule), "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n");
 //! # Ok::<(), pipewright_schedule::GenerateError>(())
 //! ```
 
 mod catalogue;
-mod forward_only;
-mod gpipe;
-mod one_f_one_b;
+mod costs;
+mod error;
+mod settings;
 mod spec;
 
+mod interleaving;
+mod lane;
+mod split_backward;
+mod building_block;
+
+mod dual_pipe_v;
+mod forward_only;
+mod gpipe;
+mod group_interleaved;
+mod hanayo;
+mod interleaved_1f1b;
+mod interleaved_zb_h1;
+mod interleaved_zero_bubble;
+mod looped_bfs;
+mod one_f_one_b;
+mod v_half;
+mod v_min;
+mod zb_greedy;
+mod zb_h1;
+mod zb_h2;
+mod zbv_zero_bubble;
+
 pub use catalogue::{Generator, catalogue, generate};
-pub use spec::{GenerateError, MAX_COMPUTE_ACTIONS, ScheduleSpec};
+pub use costs::{Costs, MAX_COST, PerStage, StageCost};
+pub use error::GenerateError;
+pub use settings::Setting;
+pub use spec::{MAX_COMPUTE_ACTIONS, ScheduleSpec};

@@ -10,7 +10,8 @@
 
 use crate::action::Action;
 use crate::generate::catalogue::Generator;
-use crate::generate::spec::{GenerateError, ScheduleSpec};
+use crate::generate::error::GenerateError;
+use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Schedule;
 
@@ -19,6 +20,7 @@ const NAME: &str = "1f1b";
 pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "one forward, one backward in turn; memory bounded by the ranks",
+    settings: &[],
     generate,
 };
 

@@ -1,16 +1,20 @@
-//! The size of a schedule, the checks that every generator shares, and the errors of generation.
+//! The size and the settings of a schedule, and the checks that several generators share.
 
-use thiserror::Error;
-
-use crate::generate::catalogue::catalogue;
-use crate::placement::{Placement, PlacementError};
+use crate::generate::costs::{Costs, PerStage};
+use crate::generate::error::GenerateError;
+use crate::placement::Placement;
 
 /// The largest number of compute actions that is generated. Lowering about triples it, which a program's
 /// positions must still count.
 pub const MAX_COMPUTE_ACTIONS: u128 = 1 << 30;
 
-/// How large a schedule is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How large a schedule is asked for, and with which settings.
+///
+/// ```
+/// use pipewright_schedule::ScheduleSpec;
+/// let spec = ScheduleSpec { ranks: 4, microbatches: 8, ..ScheduleSpec::default() };
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ScheduleSpec {
     /// The number of ranks.
     pub ranks: u32,
@@ -18,78 +22,73 @@ pub struct ScheduleSpec {
     pub stages_per_rank: Option<u32>,
     /// The number of microbatches in a step.
     pub microbatches: u32,
-}
-
-/// Why a schedule cannot be generated.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum GenerateError {
-    /// No schedule has the name.
-    #[error("unknown schedule `{name}`; {}", suggest(.suggestion))]
-    UnknownSchedule {
-        /// The name, shortened where it is very long.
-        name: String,
-        /// The known name that is nearest, where one is near.
-        suggestion: Option<&'static str>,
-    },
-    /// There is nothing to run.
-    #[error("a schedule needs at least one microbatch")]
-    NoMicrobatches,
-    /// More compute actions than [`MAX_COMPUTE_ACTIONS`].
-    #[error(
-        "{stages} stages and {microbatches} microbatches make more than {MAX_COMPUTE_ACTIONS} actions; use fewer of either"
-    )]
-    TooLarge {
-        /// The number of stages.
-        stages: u32,
-        /// The number of microbatches.
-        microbatches: u32,
-    },
-    /// The pipeline cannot be filled.
-    #[error(
-        "{microbatches} microbatches cannot fill the {stages} stages of `{schedule}`; use at least {stages}"
-    )]
-    TooFewMicrobatches {
-        /// The schedule.
-        schedule: &'static str,
-        /// The requested number of microbatches.
-        microbatches: u32,
-        /// The number of stages.
-        stages: u32,
-    },
-    /// The schedule does not exist with so many stages on a rank.
-    #[error("`{schedule}` runs {supported} stage(s) on each rank, not {requested}; leave the number out")]
-    StagesPerRank {
-        /// The schedule.
-        schedule: &'static str,
-        /// The requested number of stages on each rank.
-        requested: u32,
-        /// The number that the schedule runs.
-        supported: u32,
-    },
-    /// The stages cannot be placed on the ranks.
-    #[error(transparent)]
-    Placement(#[from] PlacementError),
+    /// How many microbatches a chunk runs before the next chunk's turn, for schedules that leave it open;
+    /// `None` for the number of ranks.
+    pub group: Option<u32>,
+    /// Whether to warm up with two more forwards, rather than one, for each rank that follows, where a
+    /// schedule leaves it open.
+    pub wide_warmup: bool,
+    /// What actions take, for schedules that are made to measure; `None` for [`Costs::UNIT`].
+    pub costs: Option<Costs>,
+    /// How many microbatches' activations a stage may hold at once, for schedules that keep a limit; `None`
+    /// for the number of ranks.
+    pub memory_limit: Option<PerStage<u32>>,
 }
 
 impl ScheduleSpec {
     /// The placement of a schedule with one stage on each rank, after all checks that such schedules share.
     pub(super) fn one_stage_a_rank(&self, schedule: &'static str) -> Result<Placement, GenerateError> {
-        if let Some(requested) = self.stages_per_rank.filter(|&requested| requested != 1) {
-            return Err(GenerateError::StagesPerRank { schedule, requested, supported: 1 });
-        }
-        self.check_size(1)?;
+        self.check_stages_per_rank(schedule, 1)?;
+        self.check_size(1, 0)?;
         Ok(Placement::looped(self.ranks, 1)?)
     }
 
-    /// Refuses an empty schedule, and one too large to allocate, before anything is allocated.
-    fn check_size(&self, stages_per_rank: u32) -> Result<(), GenerateError> {
+    /// The placement of a schedule with any number of stages on each rank, two where none is asked for, in a
+    /// loop over the ranks.
+    pub(super) fn looped(&self) -> Result<Placement, GenerateError> {
+        let stages_per_rank = self.stages_per_rank.unwrap_or(2);
+        self.check_size(stages_per_rank, 2 * u64::from(self.ranks))?;
+        Ok(Placement::looped(self.ranks, stages_per_rank)?)
+    }
+
+    /// The placement of a schedule with two stages on each rank that runs down the ranks and up again.
+    pub(super) fn one_v(&self, schedule: &'static str) -> Result<Placement, GenerateError> {
+        self.check_stages_per_rank(schedule, 2)?;
+        self.check_size(2, 2 * u64::from(self.ranks))?;
+        Ok(Placement::v(self.ranks, 2)?)
+    }
+
+    /// The placement of a schedule that runs down the ranks and up again several times; once where no number
+    /// of stages is asked for.
+    pub(super) fn several_vs(&self, schedule: &'static str) -> Result<Placement, GenerateError> {
+        let requested = self.stages_per_rank.unwrap_or(2);
+        if !requested.is_multiple_of(2) {
+            return Err(GenerateError::OddStagesPerRank { schedule, requested });
+        }
+        self.check_size(requested, 2 * u64::from(self.ranks))?;
+        Ok(Placement::v(self.ranks, requested)?)
+    }
+
+    fn check_stages_per_rank(&self, schedule: &'static str, supported: u32) -> Result<(), GenerateError> {
+        match self.stages_per_rank {
+            Some(requested) if requested != supported => {
+                Err(GenerateError::StagesPerRank { schedule, requested, supported })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses an empty schedule, and one too large to allocate, before anything is allocated. A rank may idle
+    /// for as long as `idle` further microbatches would take.
+    fn check_size(&self, stages_per_rank: u32, idle: u64) -> Result<(), GenerateError> {
         let Self { ranks, microbatches, .. } = *self;
         if microbatches == 0 {
             return Err(GenerateError::NoMicrobatches);
         }
         // A forward, and a backward that may be split in two.
-        let actions = 3 * u128::from(ranks) * u128::from(stages_per_rank) * u128::from(microbatches);
-        if actions > MAX_COMPUTE_ACTIONS {
+        let length = 3 * (u128::from(microbatches) + u128::from(idle));
+        let cells = u128::from(ranks) * u128::from(stages_per_rank) * length;
+        if cells > MAX_COMPUTE_ACTIONS {
             let stages = ranks.saturating_mul(stages_per_rank);
             return Err(GenerateError::TooLarge { stages, microbatches });
         }
@@ -108,47 +107,81 @@ impl ScheduleSpec {
         }
         Ok(())
     }
-}
 
-/// The end of the message for an unknown schedule.
-fn suggest(suggestion: &Option<&'static str>) -> String {
-    match suggestion {
-        Some(name) => format!("did you mean `{name}`?"),
-        None => {
-            let names: Vec<&str> = catalogue().iter().map(|generator| generator.name).collect();
-            format!("the schedules are {}", names.join(", "))
+    /// How many microbatches a round has: one round for as many microbatches as there are ranks, and each as
+    /// large as the others.
+    pub(super) fn microbatches_per_round(&self, schedule: &'static str) -> Result<u32, GenerateError> {
+        let Self { ranks, microbatches, .. } = *self;
+        let rounds = microbatches.checked_div(ranks).unwrap_or(1).max(1);
+        if !microbatches.is_multiple_of(rounds) {
+            return Err(GenerateError::UnevenRounds { schedule, microbatches, rounds });
         }
+        Ok(microbatches / rounds)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::generate;
+    use crate::generate::{catalogue, generate};
 
     fn check(name: &str, ranks: u32, stages_per_rank: Option<u32>, microbatches: u32, message: &str) {
-        let found = generate(name, &ScheduleSpec { ranks, stages_per_rank, microbatches });
+        let spec = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
+        let found = generate(name, &spec);
         assert_eq!(found.map_err(|error| error.to_string()).expect_err(name), message);
     }
 
     #[test]
     fn impossible_sizes_are_refused() {
-        let empty = "a placement of 0 ranks with 1 stages each has no stage; use at least one of both";
-        check("gpipe", 0, None, 4, empty);
-        check("gpipe", 4, None, 0, "a schedule needs at least one microbatch");
+        let empty = |stages| {
+            format!("a placement of 0 ranks with {stages} stages each has no stage; use at least one of both")
+        };
+        check("gpipe", 0, None, 4, &empty(1));
+        for name in ["loopedbfs", "interleaved1f1b", "zbvzerobubble", "dualpipev", "v-half", "hanayo"] {
+            check(name, 0, None, 4, &empty(2));
+        }
+        for generator in catalogue() {
+            check(generator.name, 4, None, 0, "a schedule needs at least one microbatch");
+        }
+    }
+
+    #[test]
+    fn stages_that_a_schedule_cannot_run_are_refused() {
         check("gpipe", 4, Some(2), 4, "`gpipe` runs 1 stage(s) on each rank, not 2; leave the number out");
         check("gpipe", 4, Some(0), 4, "`gpipe` runs 1 stage(s) on each rank, not 0; leave the number out");
+        check("v-min", 4, Some(3), 8, "`v-min` runs 2 stage(s) on each rank, not 3; leave the number out");
+        let none = "a placement of 4 ranks with 0 stages each has no stage; use at least one of both";
+        check("loopedbfs", 4, Some(0), 4, none);
+        check("hanayo", 4, Some(0), 4, none);
+        check("hanayo", 4, Some(3), 4, "`hanayo` runs an even number of stages on each rank, not 3; use 4");
     }
 
     #[test]
     fn absurd_sizes_are_refused_before_allocating() {
-        let huge = "4000000000 stages and 4000000000 microbatches make more than 1073741824 actions; use fewer of either";
-        for name in ["forwardonly", "gpipe", "1f1b"] {
-            check(name, 4_000_000_000, None, 4_000_000_000, huge);
+        for generator in catalogue() {
+            for (ranks, stages, microbatches) in [
+                (4_000_000_000, None, 4_000_000_000),
+                (4_000_000_000, None, 1),
+                (4_000_000_000, Some(4_000_000_000), 4_000_000_000),
+                (1, Some(4_000_000_000), 1),
+                (1, None, 4_000_000_000),
+            ] {
+                let spec =
+                    ScheduleSpec { ranks, stages_per_rank: stages, microbatches, ..ScheduleSpec::default() };
+                let error = generate(generator.name, &spec).expect_err(generator.name);
+                let expected =
+                    matches!(error, GenerateError::TooLarge { .. } | GenerateError::StagesPerRank { .. });
+                assert!(expected, "{} {spec:?}: {error}", generator.name);
+            }
         }
-        let wide =
-            "4000000000 stages and 1 microbatches make more than 1073741824 actions; use fewer of either";
-        check("forwardonly", 4_000_000_000, None, 1, wide);
+    }
+
+    #[test]
+    fn idle_cells_count() {
+        // Without them, a million ranks with one microbatch would pass, and each would idle a million cells.
+        let huge = "2000000 stages and 1 microbatches make more than 1073741824 actions; use fewer of either";
+        check("loopedbfs", 1_000_000, None, 1, huge);
+        check("zbvzerobubble", 1_000_000, None, 1, huge);
     }
 
     #[test]
@@ -157,5 +190,22 @@ mod tests {
             let message = format!("3 microbatches cannot fill the 4 stages of `{name}`; use at least 4");
             check(name, 4, None, 3, &message);
         }
+        let message = "7 microbatches cannot fill the 8 stages of `dualpipev`; use at least 8";
+        check("dualpipev", 4, None, 7, message);
+    }
+
+    #[test]
+    fn uneven_rounds_are_refused() {
+        let message = "`interleaved1f1b` runs 9 microbatches in 2 rounds of equal size, which 2 does not divide; \
+                       use a multiple of 2";
+        check("interleaved1f1b", 4, None, 9, message);
+        assert_eq!(
+            ScheduleSpec { ranks: 4, microbatches: 10, ..ScheduleSpec::default() }.microbatches_per_round(""),
+            Ok(5)
+        );
+        assert_eq!(
+            ScheduleSpec { ranks: 4, microbatches: 3, ..ScheduleSpec::default() }.microbatches_per_round(""),
+            Ok(3)
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! From a schedule to a program: a list of small passes, each with its own file, rules and tests.
 //!
 //! [`lower`] is the table of contents. In debug builds the program is validated after each pass, at the level
-//! that holds there. Passes are linear in the program, and take rows over rather than copy them.
+//! that holds there. Passes are linear in the program, and take rows over rather than copy them. [`apply`]
+//! runs a list of passes of the user's choice.
 //!
 //! ```
 //! use pipewright_schedule::{Level, LowerConfig, csv, lower};
@@ -11,14 +12,22 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod defer_recv;
 mod drop_bubbles;
+mod merge_bw;
+mod pass_list;
 mod passes;
 mod reduce_grad;
 mod send_recv;
 mod unshard;
+mod wait_send;
 
+pub use defer_recv::defer_recv;
 pub use drop_bubbles::drop_bubbles;
-pub use passes::{LowerConfig, LowerError, lower};
-pub use reduce_grad::reduce_grad;
+pub use merge_bw::merge_bw;
+pub use pass_list::{ParsePassError, Pass, PassInput, apply};
+pub use passes::{LowerConfig, LowerError, Messages, lower};
+pub use reduce_grad::{ReduceWait, reduce_grad};
 pub use send_recv::{send_recv, send_recv_in_step};
-pub use unshard::unshard;
+pub use unshard::{UnshardConfig, unshard};
+pub use wait_send::wait_send;

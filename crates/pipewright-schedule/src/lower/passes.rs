@@ -5,29 +5,48 @@ use std::num::NonZeroU32;
 use thiserror::Error;
 
 use crate::level::Level;
-use crate::lower::{drop_bubbles, reduce_grad, send_recv, unshard};
-use crate::schedule::{Program, Schedule};
+use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
+use crate::lower::unshard::{UnshardConfig, unshard};
+use crate::lower::{defer_recv, drop_bubbles, merge_bw, send_recv, wait_send};
+use crate::schedule::{Program, Schedule, ScheduleError};
 use crate::validate::{Blocked, Violations, check};
 
 /// Which passes run, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LowerConfig {
-    /// Gather parameters before their stage computes, for at most so many stages at once; `None` where
-    /// parameters are not sharded.
-    pub unshard_window: Option<NonZeroU32>,
-    /// Reduce each stage's gradients after its last weight gradient.
-    pub reduce_grad: bool,
+    /// Merge the halves of a split backward that stand next to each other.
+    pub merge_bw: bool,
+    /// Gather parameters before their stage computes; `None` where parameters are not sharded.
+    pub unshard: Option<UnshardConfig>,
+    /// Reduce each stage's gradients after its last weight gradient, and wait for it where this says.
+    pub reduce_grad: Option<ReduceWait>,
     /// Send and receive between ranks.
-    pub communicate: bool,
+    pub communicate: Option<Messages>,
+}
+
+/// How ranks send and receive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Messages {
+    /// A send completes when it is received.
+    Blocking,
+    /// Sends only start, and are waited for later.
+    Waited {
+        /// Put receives off until their tensor is used.
+        defer_recv: bool,
+        /// How many sends of a rank may be on their way; `None` for any number. With `defer_recv`, a small
+        /// budget may be a deadlock.
+        budget: Option<NonZeroU32>,
+    },
 }
 
 impl From<Level> for LowerConfig {
+    /// What the levels of the reference hold.
     fn from(level: Level) -> Self {
-        const WINDOW: NonZeroU32 = NonZeroU32::new(3).expect("3 is not 0");
         Self {
-            unshard_window: (level == Level::Full).then_some(WINDOW),
-            reduce_grad: level == Level::Full,
-            communicate: level != Level::Compute,
+            merge_bw: false,
+            unshard: (level == Level::Full).then(UnshardConfig::default),
+            reduce_grad: (level == Level::Full).then_some(ReduceWait::AtOnce),
+            communicate: (level != Level::Compute).then_some(Messages::Blocking),
         }
     }
 }
@@ -49,6 +68,9 @@ pub enum LowerError {
         /// Every rank that has not come to its end.
         blocked: Vec<Blocked>,
     },
+    /// The rows do not fit together.
+    #[error(transparent)]
+    Rows(#[from] ScheduleError),
     /// The program sends or receives already.
     #[error("the program communicates already; add sends and receives only once")]
     AlreadyCommunicates,
@@ -61,16 +83,23 @@ pub enum LowerError {
 /// outcome.
 pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, LowerError> {
     let mut program = sound("drop bubbles", drop_bubbles(schedule), Level::Compute)?;
-    if let Some(window) = config.unshard_window {
-        program = sound("unshard", unshard(program, window), Level::Compute)?;
+    if config.merge_bw {
+        program = sound("merge-bw", merge_bw(program), Level::Compute)?;
     }
-    if config.reduce_grad {
-        program = sound("reduce-grad", reduce_grad(program), Level::Compute)?;
+    if let Some(config) = config.unshard {
+        program = sound("unshard", unshard(program, config), Level::Compute)?;
     }
-    if config.communicate {
-        let is_full = config.reduce_grad && config.unshard_window.is_some();
-        let level = if is_full { Level::Full } else { Level::Comms };
-        program = sound("send-recv", send_recv(program)?, level)?;
+    if let Some(wait) = config.reduce_grad {
+        program = sound("reduce-grad", reduce_grad(program, wait), Level::Compute)?;
+    }
+    let Some(messages) = config.communicate else { return Ok(program) };
+    let is_full = config.reduce_grad.is_some() && config.unshard.is_some();
+    let level = if is_full { Level::Full } else { Level::Comms };
+    program = sound("send-recv", send_recv(program)?, level)?;
+    let Messages::Waited { defer_recv: defer, budget } = messages else { return Ok(program) };
+    program = sound("wait-send", wait_send(program, budget), level)?;
+    if defer {
+        program = sound("defer-recv", defer_recv(program), level)?;
     }
     Ok(program)
 }
@@ -110,7 +139,7 @@ mod tests {
     #[test]
     fn passes_are_independent() {
         let schedule = csv::parse_schedule("0F0,0B0\n1F0,1B0\n").expect("a schedule");
-        let config = LowerConfig { unshard_window: None, reduce_grad: true, communicate: true };
+        let config = LowerConfig { reduce_grad: Some(ReduceWait::AtOnce), ..LowerConfig::from(Level::Comms) };
         let program = lower(&schedule, &config).expect("a program");
         let expected = "0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n\
                         1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD\n";

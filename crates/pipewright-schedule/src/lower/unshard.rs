@@ -4,7 +4,9 @@
 //! are to be gathered. Rules: (1) a gathered stage that is not among them is dropped (`RESHARD`), in
 //! ascending order; (2) a stage among them that is not gathered is gathered (`UNSHARD`), in the order of its
 //! next use, after the drops; (3) at the end of the row every gathered stage is dropped; (4) both stages of
-//! an overlap count, even where only the first fits the window.
+//! an overlap count, even where only the first fits the window; (5) a stage that is used only after the next
+//! `lookahead` compute actions does not count, where that is set, so that parameters are not held for long
+//! without use.
 //!
 //! The stages that come next are found from the row's end to its start. Going back by one action moves its
 //! stage to the front of the list, and a stage that has left the window never returns without being used, so
@@ -16,14 +18,31 @@ use crate::action::Action;
 use crate::ids::StageIndex;
 use crate::schedule::Program;
 
-/// Adds `UNSHARD` and `RESHARD`, keeping at most `window` stages of a rank gathered (one more around an
-/// overlap).
-pub fn unshard(program: Program, window: NonZeroU32) -> Program {
-    program.map_rows(|_, row| unshard_row(&row, window.get() as usize))
+/// How far parameters are gathered ahead of their use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct UnshardConfig {
+    /// How many stages of a rank are gathered at once (one more around an overlap).
+    pub window: NonZeroU32,
+    /// Within how many of a rank's compute actions, the next one included, a gathered stage must be used;
+    /// `None` for any number.
+    pub lookahead: Option<NonZeroU32>,
 }
 
-fn unshard_row(row: &[Action], window: usize) -> Vec<Action> {
-    let mut changes = changes_from_the_end(row, window);
+impl Default for UnshardConfig {
+    /// That of the reference: a window of 3 stages, however far ahead.
+    fn default() -> Self {
+        const WINDOW: NonZeroU32 = NonZeroU32::new(3).expect("3 is not 0");
+        Self { window: WINDOW, lookahead: None }
+    }
+}
+
+/// Adds `UNSHARD` and `RESHARD`.
+pub fn unshard(program: Program, config: UnshardConfig) -> Program {
+    program.map_rows(|_, row| unshard_row(&row, config))
+}
+
+fn unshard_row(row: &[Action], config: UnshardConfig) -> Vec<Action> {
+    let mut changes = changes_from_the_end(row, config);
     let mut lowered = Vec::with_capacity(row.len() + changes.len());
     for position in 0..=row.len() {
         while let Some((_, change)) = changes.pop_if(|(at, _)| *at == position) {
@@ -35,12 +54,17 @@ fn unshard_row(row: &[Action], window: usize) -> Vec<Action> {
 }
 
 /// What is gathered or dropped before which position, the last first.
-fn changes_from_the_end(row: &[Action], window: usize) -> Vec<(usize, Action)> {
+fn changes_from_the_end(row: &[Action], config: UnshardConfig) -> Vec<(usize, Action)> {
     let mut changes = Vec::new();
-    let mut upcoming = Upcoming { window, nearest: Vec::new() };
+    let mut upcoming = Upcoming {
+        window: config.window.get() as usize,
+        lookahead: config.lookahead.map_or(usize::MAX, |lookahead| lookahead.get() as usize),
+        seen: 0,
+        nearest: Vec::new(),
+    };
     let mut after: Vec<StageIndex> = Vec::new();
     for (position, action) in row.iter().enumerate().rev().filter(|(_, action)| action.is_compute()) {
-        upcoming.go_back_to(position, *action);
+        upcoming.go_back_to(*action);
         let before: Vec<StageIndex> = upcoming.in_window().collect();
         // The last compute action before the change is here, so the change belongs right behind it.
         push_changes(&mut changes, position + 1, &before, &after);
@@ -61,21 +85,26 @@ fn push_changes(changes: &mut Vec<(usize, Action)>, at: usize, before: &[StageIn
     changes.extend(dropped.into_iter().map(|stage| (at, Action::Reshard { stage })));
 }
 
-/// The stages that come next, nearest first, each with the position of its next use.
+/// The stages that come next, nearest first.
 struct Upcoming {
     window: usize,
+    lookahead: usize,
+    /// How many compute actions have been gone back over.
+    seen: usize,
+    /// Each stage with the value of `seen` at its next use.
     nearest: Vec<(StageIndex, usize)>,
 }
 
 impl Upcoming {
-    fn go_back_to(&mut self, position: usize, action: Action) {
+    fn go_back_to(&mut self, action: Action) {
+        self.seen += 1;
         let mut stages = action.parts().map(Action::stage);
         let (first, second) = (stages.next(), stages.next());
         for stage in [second, first].into_iter().flatten() {
             self.nearest.retain(|&(other, _)| other != stage);
-            self.nearest.insert(0, (stage, position));
+            self.nearest.insert(0, (stage, self.seen));
         }
-        self.nearest.truncate(self.window + 1);
+        self.nearest.truncate(self.window.saturating_add(1));
     }
 
     fn in_window(&self) -> impl Iterator<Item = StageIndex> {
@@ -83,7 +112,9 @@ impl Upcoming {
             (Some(last), Some(beyond)) => last.1 == beyond.1,
             _ => false,
         };
-        self.nearest.iter().take(self.window + usize::from(splits_overlap)).map(|&(stage, _)| stage)
+        let counted = self.window.saturating_add(usize::from(splits_overlap));
+        let near = |&&(_, used): &&(StageIndex, usize)| self.seen - used < self.lookahead;
+        self.nearest.iter().take(counted).take_while(near).map(|&(stage, _)| stage)
     }
 }
 
@@ -91,9 +122,16 @@ impl Upcoming {
 mod tests {
     use super::*;
 
-    fn check(window: usize, row: &str, expected: &str) {
+    fn check(window: u32, row: &str, expected: &str) {
+        check_ahead(window, 0, row, expected);
+    }
+
+    /// As [`check`], looking `lookahead` actions ahead, or with 0 any number.
+    fn check_ahead(window: u32, lookahead: u32, row: &str, expected: &str) {
+        let lookahead = NonZeroU32::new(lookahead);
+        let config = UnshardConfig { window: NonZeroU32::new(window).expect("a window"), lookahead };
         let row: Vec<Action> = row.split_whitespace().map(|cell| cell.parse().expect("an action")).collect();
-        let lowered: Vec<String> = unshard_row(&row, window).iter().map(ToString::to_string).collect();
+        let lowered: Vec<String> = unshard_row(&row, config).iter().map(ToString::to_string).collect();
         assert_eq!(lowered.join(" "), expected);
     }
 
@@ -125,5 +163,12 @@ mod tests {
     #[test]
     fn an_overlap_is_gathered_whole() {
         check(1, "(0F1;1B0)OVERLAP_F_B 1B1", "0UNSHARD 1UNSHARD (0F1;1B0)OVERLAP_F_B 0RESHARD 1B1 1RESHARD");
+    }
+
+    #[test]
+    fn what_is_far_away_is_not_gathered() {
+        check_ahead(2, 2, "0F0 0F1 0F2 1F0", "0UNSHARD 0F0 0F1 1UNSHARD 0F2 0RESHARD 1F0 1RESHARD");
+        check_ahead(2, 1, "0F0 1F0", "0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1RESHARD");
+        check_ahead(u32::MAX, u32::MAX, "0F0 1F0", "0UNSHARD 1UNSHARD 0F0 0RESHARD 1F0 1RESHARD");
     }
 }

@@ -1,9 +1,31 @@
-//! Runs programs without tensors: predictions of when each rank does what.
+//! Runs programs without tensors: predictions of when each rank does what, and what it holds meanwhile.
 //!
 //! [`logical()`] counts every action as one tick, which shows the order of events and proves that a program
-//! comes to its end. Its outcome can be looked at as a [`crate::Timeline`], the type that measured runs have
-//! too.
+//! comes to its end. [`timed()`] gives actions and messages their costs. Both outcomes can be looked at as a
+//! [`crate::Timeline`], the type that measured runs have too; [`memory_curve`] reads memory off any timeline,
+//! and [`lifetimes()`] says in how few buffers a rank's activations fit.
+//!
+//! ```
+//! use pipewright_schedule::simulate::{Costs, summarize};
+//! use pipewright_schedule::{Level, LowerConfig, csv, lower};
+//! let schedule = csv::parse_schedule("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")?;
+//! let program = lower(&schedule, &LowerConfig::from(Level::Comms))?;
+//! let summary = summarize(&program, &Costs::default())?;
+//! assert_eq!((summary.makespan, summary.bubble_fraction), (9.0, 1.0 - 6.0 / 9.0));
+//! assert_eq!(summary.peak_activations, [2, 1]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
+mod costs;
+mod lifetimes;
 pub mod logical;
+mod memory;
+mod summary;
+mod timed;
 
+pub use costs::{Costs, CostsError, Link, StageCosts, StageSizes};
+pub use lifetimes::{LifetimeOf, Lifetimes, LiveRange, lifetimes};
 pub use logical::{LogicalRun, SimulateError, logical};
+pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};
+pub use summary::{Summary, summarize};
+pub use timed::{TimedRun, timed};

@@ -1,12 +1,13 @@
 //! Runs every rule family over a program: the validator's table of contents.
 
-use crate::action::Action;
+use crate::action::{Action, ActionKind};
 use crate::ids::Rank;
 use crate::level::Level;
-use crate::marks::Marks;
+use crate::marks::{Marks, bit};
 use crate::schedule::Program;
 use crate::validate::violation::Report;
-use crate::validate::{coverage, deadlock, matching, order, sharding, validated};
+use crate::validate::{coverage, deadlock, matching, order, peer_order, sharding, validated};
+use crate::wiring::Wiring;
 
 /// What the rule families share.
 pub(super) struct Context<'a> {
@@ -14,6 +15,7 @@ pub(super) struct Context<'a> {
     pub(super) level: Level,
     /// The actions that are somewhere in the program, on the rank that owns their stage.
     pub(super) present: Marks,
+    pub(super) wiring: Wiring,
     /// Whether no stage runs backward.
     pub(super) forward_only: bool,
 }
@@ -22,15 +24,37 @@ pub(super) struct Context<'a> {
 pub(crate) fn check(program: &Program, level: Level) -> Report {
     let mut report = Report::new();
     let present = coverage::check_each(program, level, &mut report);
-    let context = Context { program, level, present, forward_only: !validated::has_backward(program) };
+    let context = Context {
+        program,
+        level,
+        present,
+        wiring: Wiring::of(program.placement()),
+        forward_only: !validated::has_backward(program),
+    };
     coverage::check_all(&context, &mut report);
     order::check(&context, &mut report);
     if level != Level::Compute {
         matching::check(&context, &mut report);
     }
-    deadlock::check(&context, &mut report);
+    // Where every message has exactly its two ends, and each blocks until the other is reached, running to
+    // the end also proves that each pair of ranks agrees on their order.
+    let plain = level != Level::Compute && report.total() == 0 && !context.waits_for_sends();
+    let run = deadlock::Run::to_the_end(&context, plain);
+    if level != Level::Compute && (!plain || run.is_stuck()) {
+        peer_order::check(&context, &mut report);
+    }
+    run.report_circles(&mut report);
     sharding::check(&context, &mut report);
     report
+}
+
+impl Context<'_> {
+    /// Whether any send only starts, because it is waited for later.
+    fn waits_for_sends(&self) -> bool {
+        const WAITS: u16 = bit(ActionKind::WaitSendForward) | bit(ActionKind::WaitSendBackward);
+        let mut stages = self.program.placement().all_stages();
+        stages.any(|stage| self.present.of_stage(stage).iter().any(|kinds| kinds & WAITS != 0))
+    }
 }
 
 /// Where in the row of `rank` `action` is, alone or as a part of an overlap; the row's end where it is not. A

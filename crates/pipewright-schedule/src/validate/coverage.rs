@@ -9,7 +9,7 @@
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
-use crate::marks::Marks;
+use crate::marks::{Marks, bit};
 use crate::schedule::Program;
 use crate::validate::check::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
@@ -44,13 +44,24 @@ pub(super) fn check_all(context: &Context<'_>, report: &mut Report) {
     }
     for stage in placement.all_stages() {
         let rank = placement.rank_of(stage);
-        for microbatch in (0..context.program.microbatches()).map(Microbatch::new) {
-            check_forward(context, report, rank, Action::Forward { stage, microbatch });
-            if !context.forward_only {
-                check_backward(context, report, rank, stage, microbatch);
+        for (microbatch, &kinds) in (0..).map(Microbatch::new).zip(context.present.of_stage(stage)) {
+            if !is_covered(kinds, context.forward_only) {
+                check_forward(context, report, rank, Action::Forward { stage, microbatch });
+                if !context.forward_only {
+                    check_backward(context, report, rank, stage, microbatch);
+                }
             }
         }
     }
+}
+
+/// Whether `kinds`, those present for a stage and microbatch, are what must be there.
+fn is_covered(kinds: u16, forward_only: bool) -> bool {
+    const FORWARD: u16 = bit(ActionKind::Forward);
+    const FULL: u16 = FORWARD | bit(ActionKind::Backward);
+    const SPLIT: u16 = FORWARD | bit(ActionKind::InputBackward) | bit(ActionKind::WeightBackward);
+    let compute = kinds & (FULL | SPLIT);
+    if forward_only { compute == FORWARD } else { compute == FULL || compute == SPLIT }
 }
 
 fn check_forward(context: &Context<'_>, report: &mut Report, rank: Rank, forward: Action) {

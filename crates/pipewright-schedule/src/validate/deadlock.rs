@@ -21,25 +21,10 @@ use crate::marks::Marks;
 use crate::transfer::Transfer;
 use crate::validate::check::Context;
 use crate::validate::violation::{Blocked, Report, ViolationKind};
-
-/// Checks that every rank reaches the end of its row, and reports every circle of ranks that does not.
-pub(super) fn check(context: &Context<'_>, report: &mut Report) {
-    let ranks = context.program.ranks() as usize;
-    let mut run = Run {
-        context,
-        next: vec![0; ranks],
-        waits_for: vec![None; ranks],
-        ready: context.program.placement().all_ranks().rev().collect(),
-        done: Marks::for_program(context.program),
-    };
-    while let Some(rank) = run.ready.pop() {
-        run.advance(rank);
-    }
-    run.report_circles(report);
-}
+use crate::wiring::Neighbour;
 
 /// The ranks on their way through their rows.
-struct Run<'a> {
+pub(super) struct Run<'a> {
     context: &'a Context<'a>,
     /// The action at which each rank stands.
     next: Vec<usize>,
@@ -47,11 +32,37 @@ struct Run<'a> {
     waits_for: Vec<Option<Rank>>,
     /// The ranks that can be tried.
     ready: Vec<Rank>,
-    /// The actions that are complete, or for a send that is waited for later, started.
+    plain: bool,
+    /// The actions that are complete, or for a send that is waited for later, started; none where all is
+    /// plain.
     done: Marks,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    /// Runs all ranks until each is blocked or at its end. `plain` says that every message has exactly its two
+    /// ends, and that no send is waited for later: then both ends complete together, and nothing need be
+    /// remembered of them.
+    pub(super) fn to_the_end(context: &'a Context<'a>, plain: bool) -> Self {
+        let ranks = context.program.ranks() as usize;
+        let mut run = Self {
+            context,
+            next: vec![0; ranks],
+            waits_for: vec![None; ranks],
+            ready: context.program.placement().all_ranks().rev().collect(),
+            plain,
+            done: if plain { Marks::sized(0, 0) } else { Marks::for_program(context.program) },
+        };
+        while let Some(rank) = run.ready.pop() {
+            run.advance(rank);
+        }
+        run
+    }
+
+    /// Whether a rank did not come to its end.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.waits_for.iter().any(Option::is_some)
+    }
+
     /// Runs `rank` until it is blocked or at its end.
     fn advance(&mut self, rank: Rank) {
         while let Some(action) = self.standing_at(rank) {
@@ -75,12 +86,17 @@ impl Run<'_> {
     fn complete(&mut self, rank: Rank, action: Action) {
         self.next[rank.index()] += 1;
         self.waits_for[rank.index()] = None;
-        let placement = self.context.program.placement();
+        if self.context.level != Level::Compute && !action.is_communication() {
+            // Nobody waits for computation itself where its results are sent.
+            return;
+        }
         for part in action.parts() {
             self.done.insert(part);
-            let neighbours = [placement.previous(part.stage()), placement.next(part.stage())];
-            for peer in neighbours.into_iter().flatten().map(|stage| placement.rank_of(stage)) {
-                if self.waits_for[peer.index()] == Some(rank) {
+            let wiring = &self.context.wiring;
+            for neighbour in [wiring.before(part.stage()), wiring.after(part.stage())] {
+                if let Neighbour::On(peer) = neighbour
+                    && self.waits_for[peer.index()] == Some(rank)
+                {
                     self.waits_for[peer.index()] = None;
                     self.ready.push(peer);
                 }
@@ -112,26 +128,33 @@ impl Run<'_> {
     /// The rank that must come to the other end of the message of `action`, if any. Where both ends are
     /// reached, the peer is stepped over its end.
     fn blocker_of_message(&mut self, rank: Rank, action: Action) -> Option<Rank> {
-        let transfer = Transfer::of(self.context.program.placement(), action)?;
-        let present = &self.context.present;
-        if !present.has(transfer.send) || !present.has(transfer.receive) {
+        let peer = self.context.wiring.peer(action)?;
+        let counterpart = Transfer::other_end(action)?;
+        if !self.plain && self.need_not_meet(rank, peer, action, counterpart) {
             return None;
         }
-        let (peer, counterpart, already) = if action == transfer.receive {
-            (transfer.sender, transfer.send, self.done.has(transfer.send))
-        } else {
-            (transfer.receiver, transfer.receive, self.done.has(transfer.receive))
-        };
-        if already || peer == rank || (action == transfer.send && self.is_waited_for(action)) {
-            return None;
-        }
-        let is_wait = action != transfer.send && action != transfer.receive;
+        let is_wait = matches!(action, Action::WaitSendForward { .. } | Action::WaitSendBackward { .. });
         if is_wait || self.standing_at(peer) != Some(counterpart) {
             return Some(peer);
         }
         self.complete(peer, counterpart);
         self.ready.push(peer);
         None
+    }
+
+    /// Whether `action` completes at once, without the peer's `counterpart`.
+    fn need_not_meet(&self, rank: Rank, peer: Rank, action: Action, counterpart: Action) -> bool {
+        let present = &self.context.present;
+        let own = match action {
+            Action::WaitSendForward { stage, microbatch } => Action::SendForward { stage, microbatch },
+            Action::WaitSendBackward { stage, microbatch } => Action::SendBackward { stage, microbatch },
+            other => other,
+        };
+        !present.has(own)
+            || !present.has(counterpart)
+            || self.done.has(counterpart)
+            || peer == rank
+            || self.is_waited_for(action)
     }
 
     /// Whether `send` only starts a message, because its completion is waited for elsewhere.
@@ -147,8 +170,9 @@ impl Run<'_> {
         }
     }
 
-    /// Follows each blocked rank to the one it waits for, until a rank comes again.
-    fn report_circles(&self, report: &mut Report) {
+    /// Reports every circle of ranks that wait for each other. It follows each blocked rank to the one it waits
+    /// for, until a rank comes again.
+    pub(super) fn report_circles(&self, report: &mut Report) {
         // The walk in which a rank was first met; a walk that meets itself has found a circle.
         let mut walks: Vec<Option<Rank>> = vec![None; self.next.len()];
         for start in self.context.program.placement().all_ranks() {

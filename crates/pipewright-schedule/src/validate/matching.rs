@@ -1,29 +1,29 @@
-//! Every receive has its send, and the other way round, in one order for each pair of ranks.
+//! Every receive has its send, and the other way round.
 //!
 //! Rules: (1) what one rank computes and a neighbouring stage on another rank needs is sent and received; (2)
 //! no send without its receive, no receive without its send; (3) no communication at the ends of the model or
-//! between stages of one rank; (4) for each ordered pair of ranks, the receives come in the order of the
-//! sends, since a transport without tags delivers in order.
+//! between stages of one rank. The order of messages is in [`super::peer_order`].
 
-use std::collections::BTreeMap;
-
-use crate::action::Action;
-use crate::ids::{Microbatch, Rank};
-use crate::schedule::Program;
+use crate::action::{Action, ActionKind};
+use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::marks::bit;
 use crate::transfer::Transfer;
 use crate::validate::check::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
+use crate::wiring::Neighbour;
 
 /// Checks all messages.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     check_peers(context, report);
     check_pairs(context, report);
-    check_peer_order(context, report);
 }
 
 /// Rule 3.
 fn check_peers(context: &Context<'_>, report: &mut Report) {
     let placement = context.program.placement();
+    if !placement.all_stages().any(|stage| talks_to_nobody(context, stage)) {
+        return;
+    }
     for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
         for (position, &action) in row.iter().enumerate() {
             // Actions outside the program's sizes, or on a foreign rank, are reported by the coverage rules.
@@ -35,18 +35,49 @@ fn check_peers(context: &Context<'_>, report: &mut Report) {
     }
 }
 
+/// Whether `stage` communicates on a side on which no other rank is.
+fn talks_to_nobody(context: &Context<'_>, stage: StageIndex) -> bool {
+    const BEFORE: u16 =
+        bit(ActionKind::RecvForward) | bit(ActionKind::SendBackward) | bit(ActionKind::WaitSendBackward);
+    const AFTER: u16 =
+        bit(ActionKind::SendForward) | bit(ActionKind::RecvBackward) | bit(ActionKind::WaitSendForward);
+    let lacks = |neighbour| !matches!(neighbour, Neighbour::On(_));
+    let before = if lacks(context.wiring.before(stage)) { BEFORE } else { 0 };
+    let after = if lacks(context.wiring.after(stage)) { AFTER } else { 0 };
+    let wrong = before | after;
+    wrong != 0 && context.present.of_stage(stage).iter().any(|kinds| kinds & wrong != 0)
+}
+
 /// Rules 1 and 2.
 fn check_pairs(context: &Context<'_>, report: &mut Report) {
+    for stage in context.program.placement().all_stages() {
+        if matches!(context.wiring.after(stage), Neighbour::On(_)) {
+            check_boundary(context, report, stage);
+        }
+    }
+}
+
+/// Checks all messages between `stage` and the next one, which is on another rank.
+fn check_boundary(context: &Context<'_>, report: &mut Report, stage: StageIndex) {
     let placement = context.program.placement();
-    for stage in placement.all_stages() {
-        for microbatch in (0..context.program.microbatches()).map(Microbatch::new) {
-            let forward = Transfer::after(placement, Action::Forward { stage, microbatch });
-            if let Some(transfer) = forward {
-                check_pair(context, report, transfer, true);
-            }
-            let backward = Transfer::after(placement, Action::Backward { stage, microbatch });
-            if let Some(transfer) = backward {
-                check_pair(context, report, transfer, !context.forward_only);
+    let Some(next) = placement.next(stage) else { return };
+    const FORWARD: [u16; 2] = [bit(ActionKind::SendForward), bit(ActionKind::RecvForward)];
+    const BACKWARD: [u16; 2] = [bit(ActionKind::RecvBackward), bit(ActionKind::SendBackward)];
+    let has = |kinds: u16, wanted: u16| kinds & wanted != 0;
+    let here = context.present.of_stage(stage).iter().zip(context.present.of_stage(next));
+    for (microbatch, (&here, &there)) in (0..).map(Microbatch::new).zip(here) {
+        let forward = has(here, FORWARD[0]) && has(there, FORWARD[1]);
+        let backward = [has(here, BACKWARD[0]), has(there, BACKWARD[1])];
+        if forward && (backward == [true; 2] || (context.forward_only && backward == [false; 2])) {
+            continue;
+        }
+        let sources = [
+            (Action::Forward { stage, microbatch }, true),
+            (Action::Backward { stage: next, microbatch }, !context.forward_only),
+        ];
+        for (source, required) in sources {
+            if let Some(transfer) = Transfer::after(placement, source) {
+                check_pair(context, report, transfer, required);
             }
         }
     }
@@ -70,112 +101,5 @@ fn check_pair(context: &Context<'_>, report: &mut Report, transfer: Transfer, re
             report.push(receiver, || (row_end(receiver), ViolationKind::Missing { action: receive }));
         }
         (false, false) => {}
-    }
-}
-
-/// Rule 4, over the messages that have both ends. Only the first disorder of a pair of ranks is reported:
-/// those after it follow from it.
-fn check_peer_order(context: &Context<'_>, report: &mut Report) {
-    let numbers = SendNumbers::new(context);
-    let mut received = vec![0; numbers.channels.len()];
-    let mut reported = vec![false; numbers.channels.len()];
-    for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
-        for (position, &action) in row.iter().enumerate() {
-            let is_receive = matches!(action, Action::RecvForward { .. } | Action::RecvBackward { .. });
-            let Some(transfer) = is_receive.then(|| complete(context, rank, action)).flatten() else {
-                continue;
-            };
-            let channel = numbers.channel(&transfer);
-            let expected = received[channel];
-            received[channel] += 1;
-            if numbers.number(&transfer) != expected && !reported[channel] {
-                reported[channel] = true;
-                let peer = transfer.sender;
-                let sent = || nth_send(context, peer, rank, expected).unwrap_or(transfer.send);
-                report.push(rank, || (position, ViolationKind::PeerOrder { action, peer, sent: sent() }));
-            }
-        }
-    }
-}
-
-/// The message of `action` on `rank`, where both its ends are in the program and this one is in its place.
-fn complete(context: &Context<'_>, rank: Rank, action: Action) -> Option<Transfer> {
-    let transfer = Transfer::of(context.program.placement(), action)?;
-    let here = context.program.placement().owner(action.stage()) == Some(rank);
-    (here && context.present.has(transfer.send) && context.present.has(transfer.receive)).then_some(transfer)
-}
-
-/// The send number `wanted` from one rank to another. A scan: for reports only.
-fn nth_send(context: &Context<'_>, from: Rank, to: Rank, wanted: u32) -> Option<Action> {
-    let sends = context.program.row(from).iter().filter(|&&action| is_send(action));
-    let transfers = sends.filter_map(|&action| complete(context, from, action));
-    transfers.filter(|transfer| transfer.receiver == to).nth(wanted as usize).map(|transfer| transfer.send)
-}
-
-fn is_send(action: Action) -> bool {
-    matches!(action, Action::SendForward { .. } | Action::SendBackward { .. })
-}
-
-/// The number of each send among those from its rank to the same peer.
-struct SendNumbers {
-    microbatches: usize,
-    /// For each ordered pair of ranks that may talk, a number.
-    channels: BTreeMap<(Rank, Rank), usize>,
-    /// For each stage, the channels of its forward and of its backward sends.
-    channel_of: Vec<[usize; 2]>,
-    /// For each stage and microbatch, the numbers of its forward and of its backward send.
-    numbers: Vec<[u32; 2]>,
-}
-
-impl SendNumbers {
-    fn new(context: &Context<'_>) -> Self {
-        let mut this = Self::without_numbers(context.program);
-        let mut sent = vec![0u32; this.channels.len()];
-        for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
-            for &action in row.iter().filter(|&&action| is_send(action)) {
-                let Some(transfer) = complete(context, rank, action) else { continue };
-                let channel = this.channel(&transfer);
-                let (slot, direction) = this.slot(&transfer);
-                this.numbers[slot][direction] = sent[channel];
-                sent[channel] += 1;
-            }
-        }
-        this
-    }
-
-    fn without_numbers(program: &Program) -> Self {
-        let placement = program.placement();
-        let mut channels = BTreeMap::new();
-        let mut channel_to = |from: Rank, to: Option<Rank>| {
-            let next = channels.len();
-            to.map_or(0, |to| *channels.entry((from, to)).or_insert(next))
-        };
-        let channel_of = placement.all_stages().map(|stage| {
-            let rank = placement.rank_of(stage);
-            [placement.next(stage), placement.previous(stage)]
-                .map(|peer| channel_to(rank, peer.map(|peer| placement.rank_of(peer))))
-        });
-        let channel_of: Vec<_> = channel_of.collect();
-        let microbatches = program.microbatches() as usize;
-        let numbers = vec![[0; 2]; placement.stages() as usize * microbatches];
-        Self { microbatches, channels, channel_of, numbers }
-    }
-
-    fn channel(&self, transfer: &Transfer) -> usize {
-        let (_, direction) = self.slot(transfer);
-        self.channel_of[transfer.send.stage().index()][direction]
-    }
-
-    fn number(&self, transfer: &Transfer) -> u32 {
-        let (slot, direction) = self.slot(transfer);
-        self.numbers[slot][direction]
-    }
-
-    /// Where the number of a message is kept. Its send is in the program, so its stage and microbatch are in
-    /// range.
-    fn slot(&self, transfer: &Transfer) -> (usize, usize) {
-        let direction = usize::from(matches!(transfer.send, Action::SendBackward { .. }));
-        let microbatch = transfer.send.microbatch().map_or(0, Microbatch::index);
-        (transfer.send.stage().index() * self.microbatches + microbatch, direction)
     }
 }

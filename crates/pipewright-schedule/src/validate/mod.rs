@@ -1,8 +1,8 @@
 //! Proves that a program is sound, or lists everything that is wrong with it.
 //!
 //! One family of rules a file: `coverage` (what must be there, exactly once, and on the right rank), `order`
-//! (what must come before what on one rank), `matching` (every receive has its send, in the same order for
-//! each pair of ranks), `deadlock` (the ranks together reach the end, even with unbuffered sends) and
+//! (what must come before what on one rank), `matching` (every receive has its send), `peer_order` (in the
+//! same order for each pair of ranks), `deadlock` (the ranks together reach the end, even with unbuffered sends) and
 //! `sharding` (gathered parameters, reduced gradients). `check` runs them in this order.
 //!
 //! The level says what must be there. Sharding and reduction may be there at any level, and are then checked.
@@ -21,6 +21,7 @@ mod coverage;
 mod deadlock;
 mod matching;
 mod order;
+mod peer_order;
 mod sharding;
 mod validated;
 mod violation;

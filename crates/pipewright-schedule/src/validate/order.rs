@@ -14,6 +14,7 @@ use crate::level::Level;
 use crate::marks::Marks;
 use crate::validate::check::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
+use crate::wiring::Neighbour;
 
 /// Checks the order of every row.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
@@ -21,10 +22,9 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
         for (position, &cell) in row.iter().enumerate() {
             for action in cell.parts() {
-                for needs in context.needs(action).into_iter().flatten() {
-                    if !done.has(needs) {
-                        check_missing(context, report, (rank, position), action, needs);
-                    }
+                let needs = context.needs(action).into_iter().flatten();
+                for needs in needs.filter(|&needs| !done.has(needs)) {
+                    check_missing(context, report, (rank, position), action, needs);
                 }
             }
             for action in cell.parts() {
@@ -53,6 +53,7 @@ fn check_missing(
 
 impl Context<'_> {
     /// What `action`, which is no overlap, needs to come before it on its own rank: at most two actions.
+    #[inline]
     fn needs(&self, action: Action) -> [Option<Action>; 2] {
         match action {
             Action::Forward { stage, microbatch } => [self.input(stage, microbatch), None],
@@ -85,33 +86,29 @@ impl Context<'_> {
     /// What brings the input of a forward to its rank; `None` where the batch does, or where the level leaves
     /// it open.
     fn input(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
-        let previous = self.program.placement().previous(stage)?;
-        self.brought(
-            stage,
-            previous,
-            Action::Forward { stage: previous, microbatch },
-            Action::RecvForward { stage, microbatch },
-        )
+        match self.wiring.before(stage) {
+            Neighbour::Nobody => None,
+            Neighbour::Here => {
+                Some(Action::Forward { stage: self.program.placement().previous(stage)?, microbatch })
+            }
+            Neighbour::On(_) => self.received(Action::RecvForward { stage, microbatch }),
+        }
     }
 
     /// What brings the output's gradient to a backward's rank; `None` where the loss does, or where the level
     /// leaves it open.
     fn gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
-        let next = self.program.placement().next(stage)?;
-        self.brought(
-            stage,
-            next,
-            self.present.input_gradient(next, microbatch),
-            Action::RecvBackward { stage, microbatch },
-        )
+        match self.wiring.after(stage) {
+            Neighbour::Nobody => None,
+            Neighbour::Here => {
+                Some(self.present.input_gradient(self.program.placement().next(stage)?, microbatch))
+            }
+            Neighbour::On(_) => self.received(Action::RecvBackward { stage, microbatch }),
+        }
     }
 
-    /// `local` where both stages are on one rank, else `receive`, which the level `compute` does not have.
-    fn brought(&self, to: StageIndex, from: StageIndex, local: Action, receive: Action) -> Option<Action> {
-        let placement = self.program.placement();
-        if placement.owner(to) == placement.owner(from) {
-            return Some(local);
-        }
+    /// `receive`, which the level `compute` does not have.
+    fn received(&self, receive: Action) -> Option<Action> {
         (self.level != Level::Compute).then_some(receive)
     }
 }

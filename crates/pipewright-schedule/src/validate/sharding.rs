@@ -9,14 +9,18 @@
 use crate::action::{Action, ActionKind};
 use crate::ids::Rank;
 use crate::level::Level;
-use crate::marks::Marks;
 use crate::validate::check::Context;
 use crate::validate::violation::{Report, ViolationKind};
 
 /// Checks every stage.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
-    check_gathering(context, report);
-    check_reduction(context, report);
+    let full = context.level == Level::Full;
+    if full || context.present.has_any(&[ActionKind::Unshard, ActionKind::Reshard]) {
+        check_gathering(context, report);
+    }
+    if context.present.has_any(&[ActionKind::ReduceGrad]) {
+        check_reduction(context, report);
+    }
     if context.level == Level::Full && !context.forward_only {
         check_reduced(context, report);
     }
@@ -54,17 +58,17 @@ fn check_gathering(context: &Context<'_>, report: &mut Report) {
 
 /// Rule 3.
 fn check_reduction(context: &Context<'_>, report: &mut Report) {
-    let mut reduced = Marks::for_program(context.program);
+    let mut reduced = vec![false; context.program.placement().stages() as usize];
     for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
         for (position, &cell) in row.iter().enumerate() {
             for action in cell.parts() {
                 let reduce = Action::ReduceGrad { stage: action.stage() };
                 let adds = matches!(action.kind(), ActionKind::Backward | ActionKind::WeightBackward);
-                if adds && reduced.has(reduce) {
+                let Some(reduced) = reduced.get_mut(action.stage().index()) else { continue };
+                if adds && *reduced {
                     report.push(rank, || (position, ViolationKind::AfterReduce { action, reduce }));
-                } else if action == reduce {
-                    reduced.insert(reduce);
                 }
+                *reduced |= action == reduce;
             }
         }
     }

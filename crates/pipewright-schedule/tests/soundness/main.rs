@@ -8,8 +8,9 @@ mod random;
 use checker::execute;
 use mutations::{Mutation, mutate};
 use pipewright_schedule::csv::{print_program, print_schedule};
-use pipewright_schedule::generate::catalogue;
-use pipewright_schedule::simulate::logical;
+use pipewright_schedule::generate::{PerStage, Setting, catalogue};
+use pipewright_schedule::lower::Messages;
+use pipewright_schedule::simulate::{Costs, logical, timed};
 use pipewright_schedule::{Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower, validate};
 use proptest::prelude::*;
 use random::any_schedule;
@@ -40,6 +41,35 @@ fn check_sound(schedule: &Schedule) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// Any generator, at a small size that it may or may not have, with any settings that it takes.
+fn any_spec() -> impl Strategy<Value = (&'static str, ScheduleSpec)> {
+    let size = (1..9u32, prop::option::of(1..5u32), 1..20u32);
+    let settings = (prop::option::of(1..9u32), any::<bool>(), prop::option::of(1..9u32));
+    (prop::sample::select(catalogue()), size, settings).prop_map(|(generator, size, settings)| {
+        let (ranks, stages_per_rank, microbatches) = size;
+        let (group, wide_warmup, limit) = settings;
+        let takes = |setting| generator.settings.contains(&setting);
+        let spec = ScheduleSpec {
+            ranks,
+            stages_per_rank,
+            microbatches,
+            group: group.filter(|_| takes(Setting::Group)),
+            wide_warmup: wide_warmup && takes(Setting::WideWarmup),
+            memory_limit: limit.filter(|_| takes(Setting::MemoryLimit)).map(PerStage::Same),
+            ..ScheduleSpec::default()
+        };
+        (generator.name, spec)
+    })
+}
+
+#[test]
+fn every_generator_has_the_plain_size() -> Result<(), TestCaseError> {
+    let spec = ScheduleSpec { ranks: 4, microbatches: 8, ..ScheduleSpec::default() };
+    catalogue().iter().try_for_each(|generator| {
+        check_sound(&generate(generator.name, &spec).expect("a size that every schedule has"))
+    })
+}
+
 /// Both judges say the same of `program`; returns what.
 fn judged(program: Program, level: Level) -> Result<bool, TestCaseError> {
     let executed = execute(&program, level);
@@ -61,15 +91,33 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn every_generator_is_sound(which in 0..16usize, ranks in 1..9u32, more in 0..9u32) {
-        let generator = &catalogue()[which % catalogue().len()];
-        let spec = ScheduleSpec { ranks, stages_per_rank: None, microbatches: ranks + more };
-        check_sound(&generate(generator.name, &spec).expect("a size that every schedule has"))?;
+    fn every_generator_is_sound((name, spec) in any_spec()) {
+        // A size that a schedule does not have is an error, never a panic.
+        if let Ok(schedule) = generate(name, &spec) {
+            check_sound(&schedule)?;
+        }
     }
 
     #[test]
     fn every_random_schedule_is_sound(schedule in any_schedule()) {
         check_sound(&schedule)?;
+    }
+
+    #[test]
+    fn waits_and_deferred_receives_are_sound(
+        schedule in any_schedule(),
+        defer_recv: bool,
+        budget in prop::option::of(1..4u32),
+    ) {
+        // Receives that are put off may need more than a small budget.
+        let budget = budget.filter(|_| !defer_recv).and_then(std::num::NonZeroU32::new);
+        let messages = Messages::Waited { defer_recv, budget };
+        let config = LowerConfig { communicate: Some(messages), ..LowerConfig::from(Level::Comms) };
+        let program = lower(&schedule, &config).expect("a sound schedule");
+        prop_assert!(logical(&program).is_ok() && timed(&program, &Costs::default()).is_ok());
+        if let Err(violations) = validate(program, Level::Comms) {
+            prop_assert!(false, "{}\n{}", violations, print_program(violations.program()));
+        }
     }
 
     #[test]

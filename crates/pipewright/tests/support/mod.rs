@@ -99,7 +99,7 @@ pub(crate) fn split(tensor: Tensor<2>, microbatches: u32) -> Vec<Values> {
 }
 
 pub(crate) fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {
-    let spec = ScheduleSpec { ranks, stages_per_rank: None, microbatches };
+    let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
     let schedule = generate(schedule, &spec).expect("a schedule");
     let program = lower(&schedule, &LowerConfig::from(Level::Full)).expect("it lowers");
     validate(program, Level::Full).expect("it is sound")

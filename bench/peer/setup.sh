@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Installs PyTorch into a virtual environment for `schedule_1f1b.py`. Run on request, never by CI.
+#
+#   bench/peer/setup.sh
+#
+# PIPEWRIGHT_PEER_VENV    the environment's folder (default: bench/.venv)
+# PIPEWRIGHT_PEER_PYTHON  the Python to make it with, 3.11 or later (default: python3)
+#
+# A second run finds the environment ready and changes nothing. pip reads its own configuration, so an index
+# that offers CPU-only wheels of this PyTorch version can be chosen there; the CUDA libraries are then not needed.
+
+set -euo pipefail
+
+TORCH_VERSION=2.15.0
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+venv=${PIPEWRIGHT_PEER_VENV:-$here/../.venv}
+base_python=${PIPEWRIGHT_PEER_PYTHON:-python3}
+
+# What `import torch` needs beside its own wheel.
+PURE=(
+    filelock==4.2.11 fsspec==2026.9.0 jinja2==3.1.6 markupsafe==3.0.4 mpmath==1.3.0 networkx==3.6.1
+    numpy==2.4.6 setuptools==84.2.1 sympy==1.14.0 typing-extensions==4.16.0
+)
+
+# The general Linux wheel is linked against these, so the loader wants them even where no GPU is used.
+# What is only wanted for work on a GPU (Triton, the compiler headers, the Python bindings) is left out.
+CUDA_LIBRARIES=(
+    nvidia-cublas==13.4.1.3 nvidia-cuda-cupti==13.2.86 nvidia-cuda-nvrtc==13.2.86
+    nvidia-cuda-runtime==13.2.86 nvidia-cudnn-cu13==9.26.0.51 nvidia-cufft==12.2.0.57
+    nvidia-cufile==1.17.1.22 nvidia-cusparse==12.7.10.12 nvidia-cusparselt-cu13==0.8.1
+    nvidia-nccl-cu13==2.30.7 nvidia-nvjitlink==13.5.37 nvidia-nvshmem-cu13==3.7.2
+)
+
+main() {
+    if [[ $# -gt 0 ]]; then
+        sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        [[ $1 == -h || $1 == --help ]] || die "takes no arguments, got \`$*\`"
+        exit 0
+    fi
+    if usable 2>/dev/null; then
+        say "PyTorch $TORCH_VERSION is ready in $venv, nothing to do"
+        exit 0
+    fi
+    make_environment
+    install "PyTorch $TORCH_VERSION (about 0.5 GB)" "torch==$TORCH_VERSION" "${PURE[@]}"
+    if ! usable 2>/dev/null; then
+        install "the CUDA libraries that this wheel is linked against (about 2 GB)" "${CUDA_LIBRARIES[@]}"
+    fi
+    usable || die "PyTorch $TORCH_VERSION was installed in $venv but cannot be used; the reason stands above"
+    say "PyTorch $TORCH_VERSION is ready in $venv"
+}
+
+# Makes the environment, or takes over the one that an interrupted run has left.
+make_environment() {
+    command -v "$base_python" >/dev/null || die "no \`$base_python\` found; set PIPEWRIGHT_PEER_PYTHON"
+    "$base_python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        die "$("$base_python" --version) is too old, 3.11 or later is needed; set PIPEWRIGHT_PEER_PYTHON"
+    if [[ -d $venv && ! -e $venv/pyvenv.cfg && -n $(ls -A "$venv") ]]; then
+        die "$venv exists and is no virtual environment; set PIPEWRIGHT_PEER_VENV to another folder"
+    fi
+    if [[ ! -x $venv/bin/pip ]]; then
+        say "making a virtual environment in $venv"
+        "$base_python" -m venv "$venv" || die "cannot make a virtual environment in $venv"
+    fi
+}
+
+# install WHAT REQUIREMENT...: exactly these, without what they would draw in.
+install() {
+    say "installing $1"
+    "$venv/bin/python" -m pip install --quiet --no-input --disable-pip-version-check --no-deps "${@:2}" ||
+        die "cannot install $1; pip's message stands above"
+}
+
+# Whether the comparison can run: the right version loads, with pipelining and Gloo.
+usable() {
+    [[ -x $venv/bin/python ]] && "$venv/bin/python" - "$TORCH_VERSION" <<'PYTHON'
+import sys
+
+import torch
+import torch.distributed
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+if torch.__version__.split("+")[0] != sys.argv[1]:
+    sys.exit(f"found PyTorch {torch.__version__}, need {sys.argv[1]}")
+if not torch.distributed.is_gloo_available():
+    sys.exit("this PyTorch was built without Gloo")
+PYTHON
+}
+
+say() {
+    echo "setup.sh: $*"
+}
+
+die() {
+    echo "setup.sh: error: $*" >&2
+    exit 1
+}
+
+main "$@"

@@ -1,0 +1,61 @@
+//! Benches of the runtime. Each prints ratios of things measured side by side in one run, since the machine's speed
+//! drifts from one run to the next.
+//!
+//! ```text
+//! cargo run --release -p pipewright-bench -- bound      # 1F1B on two ranks against what the schedule allows
+//! cargo run --release -p pipewright-bench -- memory     # peak resident size with 8 and with 64 microbatches
+//! cargo run --release -p pipewright-bench -- overhead   # time an action of stages that do nothing
+//! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
+//! ```
+
+#![expect(clippy::print_stdout, reason = "a bench prints its figures")]
+
+mod bound;
+mod memory;
+mod model;
+mod overhead;
+mod peer;
+mod statistics;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Benches of the Pipewright runtime.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// 1F1B on two ranks against (m + p - 1) x the slowest stage's time a microbatch.
+    Bound(bound::Options),
+    /// Peak resident size of 1F1B and GPipe with 8 and with 64 microbatches.
+    Memory(memory::Options),
+    /// Time an action of stages that do nothing.
+    Overhead(overhead::Options),
+    /// Throughput against PyTorch's Schedule1F1B, in turn.
+    Peer(peer::Options),
+}
+
+fn main() -> ExitCode {
+    let outcome: Result<(), Box<dyn Error>> = match Arguments::parse().bench {
+        Bench::Bound(options) => bound::run(&options),
+        Bench::Memory(options) => memory::run(&options),
+        Bench::Overhead(options) => overhead::run(&options),
+        Bench::Peer(options) => peer::run(&options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("failed: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

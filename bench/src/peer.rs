@@ -1,0 +1,62 @@
+//! Throughput against PyTorch's `Schedule1F1B` on the same model, two processes with one thread each.
+//!
+//! The two run in turn, so that a machine whose speed drifts gives honest ratios.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::model::Bench;
+use crate::statistics::Spread;
+
+/// Size of the measurement.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Turns that count.
+    #[arg(long, default_value_t = 5)]
+    turns: usize,
+    /// Steps of each turn; the first two do not count.
+    #[arg(long, default_value_t = 6)]
+    steps: usize,
+    /// The Python that `bench/peer/setup.sh` installed PyTorch for.
+    #[arg(long, default_value = "bench/.venv/bin/python")]
+    python: PathBuf,
+}
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peer/schedule_1f1b.py");
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for turn in 0..options.turns {
+        let peer = peer_rate(options)?;
+        let own = own_rate(options)?;
+        println!("turn {}: pipewright {own:.0} tokens/s, PyTorch {peer:.0}: {:.2} x", turn + 1, own / peer);
+        ratios.push(own / peer);
+        ours.push(own);
+        theirs.push(peer);
+    }
+    println!("pipewright: {} tokens/s", Spread::new(ours));
+    println!("PyTorch:    {} tokens/s", Spread::new(theirs));
+    println!("ratio:      {}", Spread::new(ratios));
+    Ok(())
+}
+
+fn own_rate(options: &Options) -> Result<f64, Box<dyn Error>> {
+    let mut bench = Bench::new("1f1b", 2, 8)?;
+    let reports = bench.steps(2, options.steps.saturating_sub(2).max(1))?;
+    let rates = reports.iter().map(|report| bench.tokens as f64 / report.wall.as_secs_f64()).collect();
+    Ok(Spread::new(rates).median())
+}
+
+fn peer_rate(options: &Options) -> Result<f64, Box<dyn Error>> {
+    let steps = options.steps.saturating_sub(2).max(1).to_string();
+    let output = Command::new(&options.python)
+        .args([SCRIPT, "--warmup", "2", "--steps", &steps, "--json"])
+        .output()
+        .map_err(|error| format!("{}: {error}; run bench/peer/setup.sh first", options.python.display()))?;
+    if !output.status.success() {
+        return Err(format!("PyTorch failed: {}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    let figures: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    figures["tokens_per_second"].as_f64().ok_or_else(|| "PyTorch's figures lack tokens_per_second".into())
+}

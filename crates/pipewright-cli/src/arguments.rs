@@ -1,0 +1,74 @@
+//! The commands, as clap sees them. Each command's own arguments stand in its file.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands::{init, partition, schedule, validate};
+
+/// Trains models that do not fit on one device, by pipeline parallelism.
+#[derive(Debug, Parser)]
+#[command(name = "pipewright", version, max_term_width = 100, after_help = EXITS)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXITS: &str = "\
+Exit codes: 0 done; 2 wrong input; 3 a check said no; 4 a rank failed; 70 a bug of Pipewright.
+
+Example:
+  pipewright train --set run.steps=20";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a model across pipeline ranks.
+    #[command(after_help = "\
+Without a file, a small model learns from the text at hand, on this machine. The folder `run.out` receives metrics.jsonl,
+config.toml and timeline.json; an earlier run in it is moved aside.
+
+Example:
+  pipewright train --set run.steps=20 --set pipeline.schedule=gpipe")]
+    Train(RunArguments),
+    /// Check everything that can be checked without training.
+    #[command(after_help = "Example:\n  pipewright check --set pipeline.ranks=4")]
+    Check(RunArguments),
+    /// Write a commented configuration.
+    #[command(after_help = "Example:\n  pipewright init my-run.toml")]
+    Init(init::InitArguments),
+    /// Print what each rank computes, in order.
+    #[command(after_help = "Example:\n  pipewright schedule 1f1b --ranks 4 --microbatches 8 --format grid")]
+    Schedule(schedule::ScheduleArguments),
+    /// Prove a schedule sound, or list everything that is wrong with it.
+    #[command(after_help = "\
+Prints one line for each violation and exits with 3 where there is one.
+
+Example:
+  pipewright schedule 1f1b --ranks 4 --microbatches 8 -o 1f1b.csv && pipewright validate 1f1b.csv")]
+    Validate(validate::ValidateArguments),
+    /// Share layers out over stages.
+    #[command(after_help = "Example:\n  pipewright partition --weights 4,1,1,2 --stages 2 --method optimal")]
+    Partition(partition::PartitionArguments),
+}
+
+/// The configuration of a run.
+#[derive(Debug, Args)]
+pub(crate) struct RunArguments {
+    /// The configuration; without it, the built-in sample
+    #[arg(value_name = "CONFIG.toml")]
+    pub(crate) config: Option<PathBuf>,
+    /// Override a key with a TOML value, or with a text where the value is no TOML
+    #[arg(long, value_name = "section.key=value")]
+    pub(crate) set: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_fit_together() {
+        <Arguments as clap::CommandFactory>::command().debug_assert();
+    }
+}

@@ -1,0 +1,35 @@
+//! `pipewright init`: writes a commented configuration.
+
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::config::TEMPLATE;
+use crate::display;
+use crate::failure::Failure;
+
+/// The arguments of `pipewright init`.
+#[derive(Debug, Args)]
+pub(crate) struct InitArguments {
+    /// The file to write; it must not exist
+    #[arg(default_value = "pipewright.toml")]
+    file: PathBuf,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &InitArguments) -> Result<(), Failure> {
+    let name = arguments.file.display();
+    let written = File::create_new(&arguments.file).and_then(|mut file| file.write_all(TEMPLATE.as_bytes()));
+    match written {
+        Ok(()) => {
+            display::say(&format!("wrote {name}; train with: pipewright train {name}"));
+            Ok(())
+        }
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            Err(Failure::input(format!("{name}: the file exists and is left as it is; name another file")))
+        }
+        Err(error) => Err(Failure::input(format!("{name}: cannot be written: {error}; name another file"))),
+    }
+}

@@ -1,0 +1,95 @@
+//! From a prepared run to a trainer: stages with their parameters, an optimizer, ranks that wait for the first step.
+
+use std::path::PathBuf;
+
+use burn::optim::AdamWConfig;
+use burn::tensor::Device;
+use pipewright::failure::Cause;
+use pipewright::learning_rate::LearningRate;
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
+use pipewright::stage::Stage;
+use pipewright::trainer::Trainer;
+use pipewright::transport::World;
+use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
+use pipewright_schedule::StageIndex;
+use pipewright_schedule::partition::Partition;
+
+use crate::commands::prepare::Prepared;
+use crate::config::Settings;
+use crate::config::model::ModelSettings;
+use crate::config::optimizer::OptimizerSettings;
+use crate::failure::{Exit, Failure};
+
+/// Starts the ranks.
+pub(super) fn launch(prepared: Prepared) -> Result<Trainer, Failure> {
+    match prepared.model.clone() {
+        ModelConfig::Llama(config) => launch_family(prepared, config),
+        other => Err(Failure::new(Exit::Bug, format!("no stages can be made of {other:?}"))),
+    }
+}
+
+fn launch_family<F: ModelFamily + 'static>(prepared: Prepared, model: F) -> Result<Trainer, Failure> {
+    let Prepared { settings, program, partition, rows, .. } = prepared;
+    let from = match &settings.model {
+        ModelSettings::From { from } => Some(from.clone()),
+        ModelSettings::Fresh(_) => None,
+    };
+    let plan = StagePlan { model, from, partition, seed: settings.run.seed };
+    let world = World::local(program.ranks());
+    let pipeline =
+        Pipeline::launch(program, world, &pipeline_config(&settings), move |stage| plan.stage(stage))
+            .map_err(|error| failure(&error))?;
+    let OptimizerSettings { learning_rate: peak, schedule: decay, warmup_steps, .. } = settings.optimizer;
+    let rate = LearningRate { peak, decay, warmup_steps, steps: settings.run.steps };
+    Ok(Trainer::new(pipeline, rows, settings.pipeline.rows(), rate))
+}
+
+/// How every stage is made, on the thread of its rank.
+struct StagePlan<F> {
+    model: F,
+    from: Option<PathBuf>,
+    partition: Partition,
+    seed: u64,
+}
+
+impl<F: ModelFamily> StagePlan<F> {
+    fn stage(&self, stage: StageIndex) -> Result<Stage, String> {
+        let (layers, device) = (self.partition.range(stage), Device::flex().autodiff());
+        let is_last = layers.end == self.partition.layers();
+        let module = match &self.from {
+            Some(folder) => {
+                hf::load_stage(folder, &self.model, layers, &device).map_err(|error| error.to_string())?
+            }
+            None => self.model.init_stage(layers, self.seed, &device).map_err(|error| error.to_string())?,
+        };
+        Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
+    }
+}
+
+fn pipeline_config(settings: &Settings) -> PipelineConfig {
+    let OptimizerSettings { betas: [beta_1, beta_2], eps, weight_decay, clip_norm, .. } = settings.optimizer;
+    let adamw = AdamWConfig::new()
+        .with_beta_1(beta_1 as f32)
+        .with_beta_2(beta_2 as f32)
+        .with_epsilon(eps as f32)
+        .with_weight_decay(weight_decay as f32);
+    PipelineConfig {
+        optimizer: Some(adamw.init()),
+        clip_norm: (clip_norm > 0.0).then_some(clip_norm),
+        threads_per_rank: settings.pipeline.threads_per_rank as usize,
+        deadline: settings.run.deadline(),
+    }
+}
+
+/// Whose fault an error of the pipeline is. Settings and program are checked before, so most would be ours.
+pub(super) fn failure(error: &PipelineError) -> Failure {
+    let exit = match error {
+        // A stage is made of the user's files.
+        PipelineError::Step(step) if matches!(step.cause, Cause::Build { .. }) => Exit::WrongInput,
+        PipelineError::Step(_) | PipelineError::Thread { .. } | PipelineError::Diverged { .. } => {
+            Exit::RankFailed
+        }
+        _ => Exit::Bug,
+    };
+    Failure::new(exit, error)
+}

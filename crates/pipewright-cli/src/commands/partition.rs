@@ -1,0 +1,94 @@
+//! `pipewright partition`: shares layers out over stages.
+
+use std::fmt::Write;
+
+use clap::{Args, ValueEnum};
+use pipewright_schedule::partition::{Method, Partition, partition};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output;
+
+/// The arguments of `pipewright partition`.
+#[derive(Debug, Args)]
+pub(crate) struct PartitionArguments {
+    /// The weight of each layer, in any unit
+    #[arg(long, value_name = "WEIGHT,..", value_delimiter = ',', required = true)]
+    weights: Vec<u64>,
+    /// How many stages to make
+    #[arg(long, value_name = "N")]
+    stages: u32,
+    /// How to cut
+    #[arg(long, value_enum, default_value = "optimal")]
+    method: MethodName,
+    /// The first layer of each stage but the first, for `--method explicit`
+    #[arg(long, value_name = "LAYER,..", value_delimiter = ',', required_if_eq("method", "explicit"))]
+    boundaries: Vec<usize>,
+    /// What to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum MethodName {
+    /// Equally many layers for each stage
+    Even,
+    /// A greedy cut by weight, as the reference makes it
+    Weighted,
+    /// The smallest possible weight of the heaviest stage
+    Optimal,
+    /// Where --boundaries say
+    Explicit,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    /// A line for each stage
+    Text,
+    /// Inclusive layer ranges and stage weights
+    Json,
+}
+
+/// What `--format json` prints.
+#[derive(Serialize)]
+struct Stages {
+    stages: Vec<[usize; 2]>,
+    weights: Vec<u128>,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &PartitionArguments) -> Result<(), Failure> {
+    if !arguments.boundaries.is_empty() && arguments.method != MethodName::Explicit {
+        return Err(Failure::input(
+            "--boundaries are given without --method explicit; leave one out or add the other",
+        ));
+    }
+    let method = match arguments.method {
+        MethodName::Even => Method::Even,
+        MethodName::Weighted => Method::Weighted,
+        MethodName::Optimal => Method::Optimal,
+        MethodName::Explicit => Method::Explicit { boundaries: arguments.boundaries.clone() },
+    };
+    let cut = partition(&arguments.weights, arguments.stages, &method).map_err(Failure::input)?;
+    let stages = stages(&cut, &arguments.weights);
+    let text = match arguments.format {
+        Format::Text => text(&stages),
+        Format::Json => serde_json::to_string(&stages).expect("numbers can be written as JSON") + "\n",
+    };
+    output::write(None, &text)
+}
+
+fn stages(cut: &Partition, weights: &[u64]) -> Stages {
+    // Every stage has a layer, so a last one.
+    let stages = cut.ranges().map(|layers| [layers.start, layers.end - 1]).collect();
+    Stages { stages, weights: cut.weights(weights) }
+}
+
+fn text(stages: &Stages) -> String {
+    let mut text = String::new();
+    for (stage, ([first, last], weight)) in stages.stages.iter().zip(&stages.weights).enumerate() {
+        writeln!(text, "stage {stage}: layers {first} to {last}, weight {weight}")
+            .expect("a string takes all text");
+    }
+    text
+}

@@ -1,0 +1,135 @@
+//! What `train` and `check` have in common: from arguments to everything that is needed before a rank starts.
+//!
+//! Nothing is written here, and no parameter is made or read.
+
+use std::path::Path;
+
+use pipewright::data::{DataConfig, TokenRows, Tokenizer};
+use pipewright_models::{ModelConfig, hf};
+use pipewright_schedule::csv::{parse_program, parse_schedule};
+use pipewright_schedule::partition::{Partition, partition};
+use pipewright_schedule::{
+    Level, LowerConfig, ModelDesc, Program, Schedule, ScheduleSpec, ValidatedProgram, generate, lower,
+    validate,
+};
+
+use crate::arguments::RunArguments;
+use crate::commands::validate::{implied_level, locate};
+use crate::config::data::{BYTES, DataSettings};
+use crate::config::model::ModelSettings;
+use crate::config::pipeline::{PipelineSettings, ScheduleChoice};
+use crate::config::{Settings, Surroundings};
+use crate::failure::{Exit, Failure};
+use crate::run_folder;
+
+/// A run, checked as far as it can be without training.
+pub(super) struct Prepared {
+    /// The settings; sizes that a schedule's file brings are entered.
+    pub(super) settings: Settings,
+    /// The model's configuration.
+    pub(super) model: ModelConfig,
+    /// The model's layers.
+    pub(super) layers: ModelDesc,
+    /// What each rank runs.
+    pub(super) program: ValidatedProgram,
+    /// Which layers each stage has.
+    pub(super) partition: Partition,
+    /// The data.
+    pub(super) rows: TokenRows,
+}
+
+/// Prepares the run that the arguments ask for.
+pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
+    let surroundings = Surroundings::of_process().map_err(|error| {
+        Failure::input(format!("the working folder cannot be found: {error}; go to another"))
+    })?;
+    let mut settings = Settings::load(arguments.config.as_deref(), &arguments.set, &surroundings)?;
+    let program = read_program(&mut settings.pipeline)?;
+    let model = read_model(&settings.model)?;
+    let layers = model.describe(settings.data.seq_len as usize);
+    let method = settings.pipeline.method();
+    let partition =
+        partition(&layers.weights(), program.placement().stages(), &method).map_err(Failure::input)?;
+    run_folder::probe(&settings.run.out).map_err(Failure::input)?;
+    let rows = open_data(&settings, vocab_size(&model)?)?;
+    Ok(Prepared { settings, model, layers, program, partition, rows })
+}
+
+/// The program that the settings name. The sizes that a file brings replace those of the settings.
+fn read_program(pipeline: &mut PipelineSettings) -> Result<ValidatedProgram, Failure> {
+    let program = match &pipeline.schedule {
+        ScheduleChoice::Named(name) => {
+            let stages_per_rank = Some(pipeline.stages_per_rank);
+            let spec = ScheduleSpec {
+                ranks: pipeline.ranks,
+                stages_per_rank,
+                microbatches: pipeline.microbatches,
+                ..ScheduleSpec::default()
+            };
+            // Reading the settings made the same schedule, so what fails here is ours.
+            let schedule = generate(name, &spec).map_err(|error| Failure::new(Exit::Bug, error))?;
+            lower_to_comms(&schedule).map_err(|error| Failure::new(Exit::Bug, error))?
+        }
+        ScheduleChoice::Csv(file) => read_csv(file)?,
+    };
+    let (level, place) = (implied_level(&program).max(Level::Comms), pipeline.schedule.to_string());
+    let program = validate(program, level)
+        .map_err(|error| Failure::new(Exit::CheckFailed, format!("{place}: {error}")))?;
+    if program.is_forward_only() {
+        return Err(Failure::input(format!(
+            "{place}: the schedule has no backward and cannot train; use another"
+        )));
+    }
+    let placement = program.placement();
+    pipeline.ranks = program.ranks();
+    pipeline.microbatches = program.microbatches();
+    let on_a_rank = placement.all_ranks().map(|rank| placement.stages_of(rank).len() as u32);
+    pipeline.stages_per_rank = on_a_rank.max().unwrap_or(1);
+    Ok(program)
+}
+
+fn read_csv(file: &Path) -> Result<Program, Failure> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| Failure::input(format!("{}: cannot read the schedule: {error}", file.display())))?;
+    let located = |error| Failure::input(locate(file, &error));
+    let program = parse_program(&text).map_err(located)?;
+    if implied_level(&program) > Level::Compute {
+        return Ok(program);
+    }
+    let unsound = |error: String| Failure::new(Exit::CheckFailed, format!("{}: {error}", file.display()));
+    validate(program, Level::Compute).map_err(|error| unsound(error.to_string()))?;
+    lower_to_comms(&parse_schedule(&text).map_err(located)?).map_err(unsound)
+}
+
+fn lower_to_comms(schedule: &Schedule) -> Result<Program, String> {
+    lower(schedule, &LowerConfig::from(Level::Comms)).map_err(|error| error.to_string())
+}
+
+fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failure> {
+    match settings {
+        ModelSettings::From { from } => hf::read_config(from).map_err(Failure::input),
+        ModelSettings::Fresh(model) => Ok(model.config()),
+    }
+}
+
+fn vocab_size(model: &ModelConfig) -> Result<usize, Failure> {
+    match model {
+        ModelConfig::Llama(config) => Ok(config.vocab_size),
+        other => Err(Failure::new(Exit::Bug, format!("no vocabulary size is known for {other:?}"))),
+    }
+}
+
+fn open_data(settings: &Settings, vocab_size: usize) -> Result<TokenRows, Failure> {
+    let DataSettings { path, tokenizer, seq_len, shuffle } = &settings.data;
+    let config = DataConfig {
+        path: path.clone(),
+        tokenizer: match tokenizer.as_str() {
+            BYTES => Tokenizer::Bytes,
+            file => Tokenizer::File(file.into()),
+        },
+        seq_len: *seq_len as usize,
+        shuffle: *shuffle,
+        seed: settings.run.seed,
+    };
+    config.open(vocab_size, settings.pipeline.rows()).map_err(Failure::input)
+}

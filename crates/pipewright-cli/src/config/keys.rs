@@ -1,0 +1,110 @@
+//! Every section and key that a configuration may hold, and which known name a misspelt one is nearest to.
+//!
+//! Not for types, ranges or defaults: those stand with each section's reader.
+
+use crate::config::problem::Suggestion;
+
+/// The sections in the order in which they are written, each with its keys.
+pub(super) const SECTIONS: &[(&str, &[&str])] = &[
+    (
+        "model",
+        &[
+            "from",
+            "architecture",
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "rms_norm_eps",
+            "rope_theta",
+            "tie_word_embeddings",
+        ],
+    ),
+    ("data", &["path", "tokenizer", "seq_len", "shuffle"]),
+    (
+        "pipeline",
+        &[
+            "ranks",
+            "stages_per_rank",
+            "schedule",
+            "microbatches",
+            "microbatch_size",
+            "partition",
+            "boundaries",
+            "transport",
+            "threads_per_rank",
+        ],
+    ),
+    (
+        "optimizer",
+        &["name", "learning_rate", "betas", "eps", "weight_decay", "clip_norm", "schedule", "warmup_steps"],
+    ),
+    ("run", &["steps", "seed", "out", "checkpoint_every", "deadline_seconds", "device"]),
+];
+
+/// The keys of `section`, when there is such a section.
+pub(super) fn keys_of(section: &str) -> Option<&'static [&'static str]> {
+    SECTIONS.iter().find(|(name, _)| *name == section).map(|(_, keys)| *keys)
+}
+
+/// What the writer of an unknown section probably meant.
+pub(super) fn suggest_section(section: &str) -> Option<Suggestion> {
+    nearest(section, SECTIONS.iter().map(|(name, _)| *name)).map(|name| Suggestion::Name(name.to_owned()))
+}
+
+/// What the writer of an unknown key probably meant: a key of another section spelt exactly so, else a key of this
+/// section spelt nearly so, else one of another section.
+pub(super) fn suggest_key(section: &str, key: &str) -> Option<Suggestion> {
+    let elsewhere = |wanted: &str| {
+        let owner = SECTIONS.iter().find(|(name, keys)| *name != section && keys.contains(&wanted));
+        owner.map(|(name, _)| Suggestion::KeyOf { section: (*name).to_owned(), key: wanted.to_owned() })
+    };
+    let here = keys_of(section).unwrap_or_default();
+    let others = SECTIONS.iter().flat_map(|(_, keys)| keys.iter().copied());
+    elsewhere(key)
+        .or_else(|| nearest(key, here.iter().copied()).map(|name| Suggestion::Name(name.to_owned())))
+        .or_else(|| nearest(key, others).and_then(elsewhere))
+}
+
+/// The candidate that `name` is a likely misspelling of: at most a third of its letters differ.
+pub(super) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let name = name.to_lowercase();
+    let distance = |candidate: &str| strsim::damerau_levenshtein(&name, candidate);
+    candidates
+        .map(|candidate| (distance(candidate), candidate))
+        .filter(|(distance, candidate)| *distance <= (candidate.chars().count() / 3).max(1))
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(section: &str, key: &str, expected: Option<&str>) {
+        assert_eq!(suggest_key(section, key).map(|found| found.to_string()).as_deref(), expected);
+    }
+
+    #[test]
+    fn misspelt_keys() {
+        check("pipeline", "rnaks", Some("`ranks`"));
+        check("pipeline", "Microbatches", Some("`microbatches`"));
+        check("pipeline", "micro_batches", Some("`microbatches`"));
+        check("run", "deadline_second", Some("`deadline_seconds`"));
+        check("pipeline", "seq_len", Some("`seq_len` in [data]"));
+        check("pipeline", "seqlen", Some("`seq_len` in [data]"));
+        check("pipeline", "colour", None);
+        check("pipeline", "", None);
+    }
+
+    #[test]
+    fn misspelt_sections() {
+        assert_eq!(
+            suggest_section("pipelines").map(|found| found.to_string()).as_deref(),
+            Some("`pipeline`")
+        );
+        assert_eq!(suggest_section("colours").map(|found| found.to_string()), None);
+    }
+}

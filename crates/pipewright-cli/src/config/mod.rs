@@ -1,0 +1,27 @@
+//! The configuration of a run: strict TOML, with every mistake located and reported at once.
+//!
+//! The road: a file and `--set` arguments become a raw [`document`] of keys with their places; each section's file reads
+//! its keys through a [`section`] reader, which records mistakes and goes on; the result is [`Settings`], which nothing
+//! later checks again. Not for whether data, model and schedule fit each other: `commands/` asks those who know.
+
+pub(crate) mod data;
+mod document;
+mod keys;
+pub(crate) mod model;
+pub(crate) mod optimizer;
+mod paths;
+pub(crate) mod pipeline;
+mod place;
+mod problem;
+pub(crate) mod run;
+mod section;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use paths::Surroundings;
+pub(crate) use problem::ConfigError;
+pub(crate) use settings::Settings;
+
+/// A configuration with every key at its default and a word on each.
+pub(crate) const TEMPLATE: &str = include_str!("template.toml");

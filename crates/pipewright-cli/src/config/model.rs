@@ -1,0 +1,154 @@
+//! The `[model]` section: a fresh model by its sizes, or a Hugging Face folder to take it from.
+//!
+//! Keys and meaning are those of Hugging Face's `config.json`.
+
+use std::path::PathBuf;
+
+use pipewright_models::llama::LlamaConfig;
+use pipewright_models::{ConfigError, ModelConfig};
+use serde::Serialize;
+
+use crate::config::document::Document;
+use crate::config::paths::Surroundings;
+use crate::config::place::Place;
+use crate::config::problem::ProblemKind;
+use crate::config::section::{Bound, Section};
+
+/// Which model to train.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(crate) enum ModelSettings {
+    /// The model in a folder with `config.json` and `*.safetensors`.
+    From {
+        /// The folder.
+        from: PathBuf,
+    },
+    /// A model of these sizes with fresh parameters.
+    Fresh(FreshModel),
+}
+
+/// The model families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Architecture {
+    /// Rotary embeddings, RMSNorm, SwiGLU, grouped-query attention.
+    Llama,
+}
+
+/// The sizes of a model with fresh parameters.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct FreshModel {
+    /// The model family.
+    pub(crate) architecture: Architecture,
+    /// How many token ids there are.
+    pub(crate) vocab_size: u32,
+    /// Channels between layers.
+    pub(crate) hidden_size: u32,
+    /// Channels inside a feed-forward block.
+    pub(crate) intermediate_size: u32,
+    /// Decoder layers.
+    pub(crate) num_hidden_layers: u32,
+    /// Query heads.
+    pub(crate) num_attention_heads: u32,
+    /// Key and value heads; each serves a group of query heads.
+    pub(crate) num_key_value_heads: u32,
+    /// What RMSNorm adds to the mean square.
+    pub(crate) rms_norm_eps: f64,
+    /// The base of the rotary embeddings' wavelengths.
+    pub(crate) rope_theta: f64,
+    /// Whether the output head's weight is the embedding's.
+    pub(crate) tie_word_embeddings: bool,
+}
+
+impl FreshModel {
+    /// The model's configuration.
+    pub(crate) fn config(&self) -> ModelConfig {
+        match self.architecture {
+            Architecture::Llama => ModelConfig::Llama(self.llama()),
+        }
+    }
+
+    fn llama(&self) -> LlamaConfig {
+        LlamaConfig {
+            hidden_size: self.hidden_size as usize,
+            intermediate_size: self.intermediate_size as usize,
+            num_hidden_layers: self.num_hidden_layers as usize,
+            num_key_value_heads: self.num_key_value_heads as usize,
+            rms_norm_eps: self.rms_norm_eps,
+            rope_theta: self.rope_theta,
+            ..LlamaConfig::new(self.vocab_size as usize, self.num_attention_heads as usize)
+        }
+    }
+}
+
+/// Reads the section.
+pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> ModelSettings {
+    let from_argument =
+        document.entry("model", "from").is_some_and(|entry| matches!(entry.place, Place::Set { .. }));
+    if from_argument {
+        forget_the_file(document);
+    }
+    let others: Vec<String> =
+        document.written("model").map(|(key, _)| key.to_owned()).filter(|key| key != "from").collect();
+    let mut section = Section::new(document, surroundings, "model");
+    let from = section.path("from");
+    if section.is_written("from") {
+        for key in others {
+            section.refuse(&key, ProblemKind::BesideFrom { key: key.clone() });
+        }
+    }
+    let model = read_sizes(&mut section);
+    match from {
+        Some(from) => ModelSettings::From { from },
+        None => ModelSettings::Fresh(model),
+    }
+}
+
+/// `--set model.from=DIR` replaces the file's whole section: whoever types it does not mean the file's sizes.
+fn forget_the_file(document: &mut Document) {
+    let in_file = |(key, place): (&str, &Place)| matches!(place, Place::File { .. }).then(|| key.to_owned());
+    let keys: Vec<String> = document.written("model").filter_map(in_file).collect();
+    for key in keys {
+        document.remove("model", &key);
+    }
+}
+
+/// Sizes beyond these are mistakes, and products of several of them could not be counted.
+const LARGEST_WIDTH: u32 = 1 << 20;
+const MOST_LAYERS: u32 = 1 << 16;
+
+fn read_sizes(section: &mut Section<'_>) -> FreshModel {
+    let num_attention_heads = section.count_to("num_attention_heads", 4, LARGEST_WIDTH);
+    let model = FreshModel {
+        architecture: section.choice("architecture", Architecture::Llama, &[("llama", Architecture::Llama)]),
+        vocab_size: section.count("vocab_size", 256),
+        hidden_size: section.count_to("hidden_size", 256, LARGEST_WIDTH),
+        intermediate_size: section.count_to("intermediate_size", 688, LARGEST_WIDTH),
+        num_hidden_layers: section.count_to("num_hidden_layers", 8, MOST_LAYERS),
+        num_attention_heads,
+        num_key_value_heads: section.count_to("num_key_value_heads", num_attention_heads, LARGEST_WIDTH),
+        rms_norm_eps: section.number("rms_norm_eps", 1e-5, &Bound::Positive),
+        rope_theta: section.number("rope_theta", 10_000.0, &Bound::Positive),
+        tie_word_embeddings: section.flag("tie_word_embeddings", false),
+    };
+    if model.tie_word_embeddings {
+        let (key, value) = ("tie_word_embeddings", "true".to_owned());
+        section.refuse(key, ProblemKind::NotSupported { key, value, instead: "false" });
+    }
+    if section.is_sound()
+        && let Err(error) = model.llama().validate()
+    {
+        section.refuse_at_first_of(&culprits(&error), error.into());
+    }
+    model
+}
+
+/// The keys that an error of the model's configuration is about.
+fn culprits(error: &ConfigError) -> Vec<&'static str> {
+    match error {
+        ConfigError::OutOfRange { key: "head_dim", .. } => vec!["hidden_size", "num_attention_heads"],
+        ConfigError::NotDivisible { key, by, .. } => vec![by, key],
+        ConfigError::OutOfRange { key, .. } | ConfigError::NotSupported { key, .. } => vec![key],
+        _ => vec!["architecture"],
+    }
+}

@@ -1,0 +1,54 @@
+//! The `[optimizer]` section: AdamW with decoupled weight decay, global clipping and a learning rate over time.
+
+use pipewright::learning_rate::Decay;
+use serde::Serialize;
+
+use crate::config::document::Document;
+use crate::config::paths::Surroundings;
+use crate::config::section::{Bound, Section};
+
+/// How gradients become steps.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct OptimizerSettings {
+    /// The algorithm.
+    pub(crate) name: OptimizerName,
+    /// The highest learning rate.
+    pub(crate) learning_rate: f64,
+    /// Decay of the first and second moment.
+    pub(crate) betas: [f64; 2],
+    /// What is added to the root of the second moment.
+    pub(crate) eps: f64,
+    /// Decoupled weight decay, on every parameter.
+    pub(crate) weight_decay: f64,
+    /// The largest global gradient norm over all ranks; 0 turns clipping off.
+    pub(crate) clip_norm: f64,
+    /// How the learning rate falls after the warm-up.
+    pub(crate) schedule: Decay,
+    /// Steps over which the learning rate rises.
+    pub(crate) warmup_steps: u64,
+}
+
+/// The optimizers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OptimizerName {
+    /// Adam with decoupled weight decay.
+    AdamW,
+}
+
+/// Reads the section.
+pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> OptimizerSettings {
+    const DECAYS: [(&str, Decay); 3] =
+        [("constant", Decay::Constant), ("cosine", Decay::Cosine), ("linear", Decay::Linear)];
+    let mut section = Section::new(document, surroundings, "optimizer");
+    OptimizerSettings {
+        name: section.choice("name", OptimizerName::AdamW, &[("adamw", OptimizerName::AdamW)]),
+        learning_rate: section.number("learning_rate", 1e-3, &Bound::Positive),
+        betas: section.pair("betas", [0.9, 0.95], &Bound::Fraction),
+        eps: section.number("eps", 1e-8, &Bound::Positive),
+        weight_decay: section.number("weight_decay", 0.1, &Bound::NonNegative),
+        clip_norm: section.number("clip_norm", 1.0, &Bound::NonNegative),
+        schedule: section.choice("schedule", Decay::Constant, &DECAYS),
+        warmup_steps: section.whole("warmup_steps", 0, 0, i64::MAX as u64),
+    }
+}

@@ -1,0 +1,137 @@
+//! Where relative paths start, and what `~` and `$NAME` at a path's beginning stand for.
+//!
+//! A relative path in a file starts at that file's folder; one after `--set`, and `run.out` anywhere, starts at the
+//! working folder. Settings hold absolute paths, so that the effective configuration means the same wherever it lies.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::place::Place;
+use crate::config::problem::ProblemKind;
+
+/// What the meaning of a path depends on besides its text.
+pub(crate) struct Surroundings {
+    /// The absolute folder that the command runs in.
+    pub(crate) working_folder: PathBuf,
+    /// The environment variable of that name.
+    pub(crate) variable: fn(&str) -> Option<String>,
+}
+
+impl Surroundings {
+    /// The process's working folder and environment.
+    pub(crate) fn of_process() -> std::io::Result<Self> {
+        let working_folder = std::env::current_dir()?;
+        Ok(Self {
+            working_folder,
+            variable: |name| std::env::var(name).ok().filter(|value| !value.is_empty()),
+        })
+    }
+
+    /// The absolute path that `text`, written at `place`, stands for.
+    pub(super) fn path(&self, key: &'static str, text: &str, place: &Place) -> Result<PathBuf, ProblemKind> {
+        Ok(match self.expand(key, text)? {
+            Some((start, rest)) => Path::new(&start).join(rest),
+            None => self.base(place).join(text),
+        })
+    }
+
+    /// The absolute pattern that `text`, written at `place`, stands for. `!` in front is kept, and so is `!**/`, which
+    /// excludes wherever it matches.
+    pub(super) fn pattern(
+        &self,
+        key: &'static str,
+        text: &str,
+        place: &Place,
+    ) -> Result<String, ProblemKind> {
+        if text.starts_with("!**/") {
+            return Ok(text.to_owned());
+        }
+        let (mark, pattern) = text.strip_prefix('!').map_or(("", text), |pattern| ("!", pattern));
+        let (start, rest) = match self.expand(key, pattern)? {
+            Some((start, rest)) => (start, rest),
+            None if Path::new(pattern).is_absolute() => return Ok(text.to_owned()),
+            None => (self.base(place).to_string_lossy().into_owned(), pattern.to_owned()),
+        };
+        let rest = rest.strip_prefix("./").unwrap_or(&rest);
+        Ok(format!("{mark}{}/{rest}", globset::escape(start.trim_end_matches('/'))))
+    }
+
+    /// The folder at which relative paths written at `place` start.
+    fn base(&self, place: &Place) -> PathBuf {
+        match place {
+            Place::File { source, .. } => {
+                let folder = Path::new(&source.name).parent().unwrap_or(Path::new(""));
+                self.working_folder.join(folder)
+            }
+            Place::Set { .. } | Place::Default => self.working_folder.clone(),
+        }
+    }
+
+    /// The value of a leading `~` or `$NAME`, and what follows it without the slash between them.
+    fn expand(&self, key: &'static str, text: &str) -> Result<Option<(String, String)>, ProblemKind> {
+        let (first, rest) = text.split_once('/').unwrap_or((text, ""));
+        let name = match first.strip_prefix('$') {
+            _ if first == "~" => "HOME",
+            Some(name) => name.strip_prefix('{').and_then(|name| name.strip_suffix('}')).unwrap_or(name),
+            None => return Ok(None),
+        };
+        let value = (self.variable)(name);
+        let value = value.ok_or_else(|| ProblemKind::NoVariable { key, variable: name.to_owned() })?;
+        Ok(Some((value, rest.to_owned())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::config::place::Source;
+
+    fn surroundings() -> Surroundings {
+        let variable = |name: &str| match name {
+            "HOME" => Some("/home/a[b]".to_owned()),
+            "CARGO_HOME" => Some("/cargo/".to_owned()),
+            _ => None,
+        };
+        Surroundings { working_folder: "/work".into(), variable }
+    }
+
+    fn in_file() -> Place {
+        let source = Source { name: "sub/a.toml".into(), text: String::new() };
+        Place::File { source: Arc::new(source), span: 0..0 }
+    }
+
+    #[test]
+    fn patterns() {
+        let check = |text: &str, place: &Place, expected: &str| {
+            assert_eq!(surroundings().pattern("path", text, place).expect(text), expected);
+        };
+        check("**/*.md", &Place::Default, "/work/**/*.md");
+        check("./*.md", &in_file(), "/work/sub/*.md");
+        check("!*.md", &in_file(), "!/work/sub/*.md");
+        check("!**/*.md", &in_file(), "!**/*.md");
+        check("/data/*.md", &in_file(), "/data/*.md");
+        check("~/x/*.md", &in_file(), "/home/a[[]b[]]/x/*.md");
+        check("$CARGO_HOME/registry/**/*.rs", &in_file(), "/cargo/registry/**/*.rs");
+        check("${CARGO_HOME}/*.rs", &in_file(), "/cargo/*.rs");
+    }
+
+    #[test]
+    fn paths() {
+        let check = |text: &str, place: &Place, expected: &str| {
+            assert_eq!(surroundings().path("out", text, place).expect(text), Path::new(expected));
+        };
+        check("runs/a", &Place::Default, "/work/runs/a");
+        check("runs/a", &in_file(), "/work/sub/runs/a");
+        check("~/a", &in_file(), "/home/a[b]/a");
+        check("/a", &in_file(), "/a");
+        check("a~", &in_file(), "/work/sub/a~");
+    }
+
+    #[test]
+    fn a_variable_that_is_not_set() {
+        let found = surroundings().path("out", "$NOWHERE/a", &Place::Default).expect_err("it is not set");
+        let message = "`out` begins with $NOWHERE, which is not set in the environment";
+        assert_eq!(found.to_string(), message);
+    }
+}

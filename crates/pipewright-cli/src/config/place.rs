@@ -1,0 +1,77 @@
+//! Where a setting was written: a file's line and column, a `--set` argument, or nowhere because it is a default.
+//!
+//! ```text
+//! train.toml:12:9          --set pipeline.ranks=0          the defaults
+//! ```
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A configuration file as it was read.
+#[derive(Debug)]
+pub(crate) struct Source {
+    /// The path as the user gave it.
+    pub(crate) name: String,
+    /// The text, to find lines and columns in and to show.
+    pub(crate) text: String,
+}
+
+/// Where a setting was written.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// Bytes of a file.
+    File {
+        /// The file.
+        source: Arc<Source>,
+        /// The bytes, within the file's text.
+        span: Range<usize>,
+    },
+    /// An argument of the command line.
+    Set {
+        /// What followed `--set`.
+        argument: String,
+    },
+    /// Nowhere: the value is a default.
+    Default,
+}
+
+impl Place {
+    /// Line and column of a file's place, counted from 1; columns count characters.
+    pub(crate) fn line_and_column(&self) -> Option<(usize, usize)> {
+        let Self::File { source, span } = self else { return None };
+        let before = source.text.get(..span.start.min(source.text.len()))?;
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        Some((before.matches('\n').count() + 1, before[line_start..].chars().count() + 1))
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { source, .. } => match self.line_and_column() {
+                Some((line, column)) => write!(f, "{}:{line}:{column}", source.name),
+                None => f.write_str(&source.name),
+            },
+            Self::Set { argument } => write!(f, "--set {argument}"),
+            Self::Default => f.write_str("the defaults"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_count_characters() {
+        let source = Arc::new(Source { name: "a.toml".into(), text: "[run]\nout = \"é\" # x\n".into() });
+        let place = |needle: &str| {
+            let start = source.text.find(needle).expect("the needle is in the text");
+            Place::File { source: Arc::clone(&source), span: start..start + needle.len() }.to_string()
+        };
+        assert_eq!(place("[run]"), "a.toml:1:1");
+        assert_eq!(place("out"), "a.toml:2:1");
+        assert_eq!(place("# x"), "a.toml:2:11");
+    }
+}

@@ -1,0 +1,264 @@
+//! What can be wrong with a configuration, each problem tied to the place where it was written.
+//!
+//! A configuration is read to its end, so that all problems are reported at once ([`ConfigError`]).
+
+use std::fmt;
+use std::path::PathBuf;
+
+use miette::{LabeledSpan, SourceCode};
+use pipewright_schedule::{GenerateError, PartitionError};
+use thiserror::Error;
+
+use crate::config::place::Place;
+
+/// Why there are no settings.
+#[derive(Debug, Error)]
+pub(crate) enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: cannot read the configuration: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// The file or the arguments hold mistakes.
+    #[error("{} problems in the configuration", .0.len())]
+    Problems(Vec<Problem>),
+}
+
+/// One mistake in a configuration.
+#[derive(Debug, Error)]
+#[error("{place}: {kind}")]
+pub(crate) struct Problem {
+    /// Where it was written.
+    pub(crate) place: Place,
+    /// What is wrong there.
+    pub(crate) kind: ProblemKind,
+}
+
+/// What is wrong in one place of a configuration.
+#[derive(Debug, Error)]
+pub(crate) enum ProblemKind {
+    /// The text is not TOML.
+    #[error("not valid TOML: {}", message.replace('\n', ", "))]
+    Syntax {
+        /// The parser's words.
+        message: String,
+    },
+    /// `--set` was not followed by `section.key=value`.
+    #[error("not of the form section.key=value")]
+    SetForm,
+    /// No section has this name.
+    #[error("unknown section `{section}`")]
+    UnknownSection {
+        /// The name as written.
+        section: String,
+        /// The name that was probably meant.
+        suggestion: Option<Suggestion>,
+    },
+    /// A value stands where a section is expected.
+    #[error("`{key}` stands outside any section")]
+    OutsideSections {
+        /// The key as written.
+        key: String,
+        /// The section and key that were probably meant.
+        suggestion: Option<Suggestion>,
+    },
+    /// The section has no such key.
+    #[error("unknown key `{key}` in [{section}]")]
+    UnknownKey {
+        /// The section.
+        section: String,
+        /// The key as written.
+        key: String,
+        /// The key that was probably meant.
+        suggestion: Option<Suggestion>,
+    },
+    /// The value is of another type.
+    #[error("`{key}` is {found}, where {expected} is expected")]
+    WrongType {
+        /// The key.
+        key: &'static str,
+        /// What is expected, with its article.
+        expected: &'static str,
+        /// What was found, with its article.
+        found: &'static str,
+    },
+    /// The number lies outside its range.
+    #[error("`{key}` is {value}, where {range} is expected")]
+    OutOfRange {
+        /// The key.
+        key: &'static str,
+        /// The number as found.
+        value: String,
+        /// The range in words.
+        range: String,
+    },
+    /// The word is none of those that are known.
+    #[error("`{key}` is \"{value}\", where {} is expected", known.join(", "))]
+    UnknownValue {
+        /// The key.
+        key: &'static str,
+        /// The word as written.
+        value: String,
+        /// The words that are known.
+        known: Vec<String>,
+        /// The word that was probably meant.
+        suggestion: Option<Suggestion>,
+    },
+    /// The word is known, but this binary does not have what it names.
+    #[error("`{key}` is \"{value}\", which is not compiled into this binary")]
+    NotCompiledIn {
+        /// The key.
+        key: &'static str,
+        /// The word as written.
+        value: String,
+        /// A word that this binary knows.
+        instead: &'static str,
+    },
+    /// The value is legal, but nothing here can do what it asks for.
+    #[error("`{key}` is {value}, which is not supported")]
+    NotSupported {
+        /// The key.
+        key: &'static str,
+        /// The value as written.
+        value: String,
+        /// The value to write in its place.
+        instead: &'static str,
+    },
+    /// Text that must not be empty is.
+    #[error("`{key}` is empty")]
+    Empty {
+        /// The key.
+        key: &'static str,
+    },
+    /// A key stands beside `from`, which decides it.
+    #[error("`{key}` stands beside `from`, and with `from` the model follows from its config.json")]
+    BesideFrom {
+        /// The key.
+        key: String,
+    },
+    /// The sizes make no model.
+    #[error(transparent)]
+    Model(#[from] pipewright_models::ConfigError),
+    /// The sizes make no schedule.
+    #[error(transparent)]
+    Schedule(#[from] GenerateError),
+    /// The schedule does not train.
+    #[error("`{key}` is \"{value}\", which runs no backward and cannot train")]
+    NoTraining {
+        /// The key.
+        key: &'static str,
+        /// The schedule.
+        value: String,
+    },
+    /// The layers cannot be shared out over the stages.
+    #[error(transparent)]
+    Partition(#[from] PartitionError),
+    /// `partition = "explicit"` without `boundaries`.
+    #[error("`partition` is \"explicit\", and there are no `boundaries`")]
+    NoBoundaries,
+    /// `boundaries` without `partition = "explicit"`.
+    #[error("`boundaries` are given, and `partition` is not \"explicit\"")]
+    UnusedBoundaries,
+    /// A path begins with a variable that is not set.
+    #[error("`{key}` begins with ${variable}, which is not set in the environment")]
+    NoVariable {
+        /// The key.
+        key: &'static str,
+        /// The variable.
+        variable: String,
+    },
+    /// There is no text to learn from.
+    #[error("`data.path` is missing, and the working folder is in no checkout of Pipewright to learn from")]
+    NoData,
+}
+
+/// What the writer probably meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Suggestion {
+    /// Another name in the same place.
+    Name(String),
+    /// A key of some section.
+    KeyOf {
+        /// The section.
+        section: String,
+        /// The key.
+        key: String,
+    },
+}
+
+impl fmt::Display for Suggestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => write!(f, "`{name}`"),
+            Self::KeyOf { section, key } => write!(f, "`{key}` in [{section}]"),
+        }
+    }
+}
+
+impl ProblemKind {
+    /// What to do about it, where the message does not say so itself.
+    fn advice(&self) -> Option<String> {
+        Some(match self {
+            Self::Model(_) | Self::Schedule(_) | Self::Partition(_) => return None,
+            Self::Syntax { .. } => "write keys as `key = value` below a `[section]`".into(),
+            Self::SetForm => "write for example --set pipeline.ranks=4".into(),
+            Self::UnknownSection { suggestion: Some(meant), .. }
+            | Self::OutsideSections { suggestion: Some(meant), .. }
+            | Self::UnknownKey { suggestion: Some(meant), .. }
+            | Self::UnknownValue { suggestion: Some(meant), .. } => format!("did you mean {meant}?"),
+            Self::UnknownSection { .. } => format!("the sections are {}", sections()),
+            Self::OutsideSections { .. } => format!("put it below one of {}", sections()),
+            Self::UnknownKey { section, .. } => format!("the keys of [{section}] are {}", keys(section)),
+            Self::UnknownValue { .. } => "write one of these".into(),
+            Self::WrongType { expected, .. } => format!("write {expected}"),
+            Self::OutOfRange { range, .. } => format!("write {range}"),
+            Self::NotCompiledIn { key, instead, .. } | Self::NotSupported { key, instead, .. } => {
+                format!("write `{key} = {instead}`")
+            }
+            Self::Empty { key } => format!("give `{key}` a value, or leave it out"),
+            Self::BesideFrom { key } => format!("remove `{key}`, or remove `from`"),
+            Self::NoTraining { key, .. } => format!("write for example `{key} = \"1f1b\"`"),
+            Self::NoBoundaries => "name each later stage's first layer, such as `boundaries = [4]`".into(),
+            Self::UnusedBoundaries => "write `partition = \"explicit\"`, or remove `boundaries`".into(),
+            Self::NoVariable { variable, .. } => format!("set {variable}, or write the path out"),
+            Self::NoData => "name text files, for example --set 'data.path=\"notes/**/*.txt\"'".into(),
+        })
+    }
+}
+
+fn sections() -> String {
+    let names: Vec<String> = super::keys::SECTIONS.iter().map(|(name, _)| format!("[{name}]")).collect();
+    names.join(", ")
+}
+
+fn keys(section: &str) -> String {
+    let names = super::keys::keys_of(section).unwrap_or_default();
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+impl miette::Diagnostic for Problem {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        let advice = self.kind.advice()?;
+        Some(Box::new(advice))
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        match &self.place {
+            Place::File { source, .. } => Some(&source.text),
+            Place::Set { .. } | Place::Default => None,
+        }
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        match &self.place {
+            Place::File { span, .. } => {
+                let label = LabeledSpan::new_primary_with_span(None, (span.start, span.len()));
+                Some(Box::new(std::iter::once(label)))
+            }
+            Place::Set { .. } | Place::Default => None,
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The `[run]` section: how long, from which seed, on what, and where the results go.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::config::document::Document;
+use crate::config::paths::Surroundings;
+use crate::config::place::Place;
+use crate::config::problem::ProblemKind;
+use crate::config::section::{Bound, Section};
+
+/// The longest deadline, about three years: beyond it the number is a mistake, and instants could overflow.
+const LONGEST_DEADLINE: f64 = 1e8;
+
+/// How long to train, and where the results go.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct RunSettings {
+    /// Optimizer steps.
+    pub(crate) steps: u64,
+    /// What parameters and the order of the data follow from.
+    pub(crate) seed: u64,
+    /// The absolute folder of the results.
+    pub(crate) out: PathBuf,
+    /// Steps between two checkpoints; 0 writes none.
+    pub(crate) checkpoint_every: u64,
+    /// How long a rank waits for another before the run is given up.
+    pub(crate) deadline_seconds: f64,
+    /// What each rank computes on.
+    pub(crate) device: DeviceChoice,
+}
+
+/// What each rank computes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum DeviceChoice {
+    /// The processor, with Burn's `flex` back end.
+    Flex,
+}
+
+impl RunSettings {
+    /// How long a rank waits for another before the run is given up.
+    pub(crate) fn deadline(&self) -> Duration {
+        Duration::from_secs_f64(self.deadline_seconds)
+    }
+}
+
+/// Reads the section.
+pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunSettings {
+    let mut section = Section::new(document, surroundings, "run");
+    RunSettings {
+        steps: section.whole("steps", 100, 1, i64::MAX as u64),
+        seed: section.whole("seed", 42, 0, i64::MAX as u64),
+        out: read_out(&mut section, surroundings),
+        checkpoint_every: read_checkpoint_every(&mut section),
+        deadline_seconds: read_deadline(&mut section),
+        device: read_device(&mut section),
+    }
+}
+
+/// The results go below the working folder wherever the configuration lies, so its place plays no part.
+fn read_out(section: &mut Section<'_>, surroundings: &Surroundings) -> PathBuf {
+    let text = section.text("out").unwrap_or_else(|| "runs/sample".into());
+    surroundings.path("out", &text, &Place::Default).unwrap_or_else(|kind| {
+        section.refuse("out", kind);
+        PathBuf::new()
+    })
+}
+
+fn read_checkpoint_every(section: &mut Section<'_>) -> u64 {
+    let every = section.whole("checkpoint_every", 0, 0, i64::MAX as u64);
+    if every != 0 {
+        let kind =
+            ProblemKind::NotSupported { key: "checkpoint_every", value: every.to_string(), instead: "0" };
+        section.refuse("checkpoint_every", kind);
+    }
+    every
+}
+
+fn read_deadline(section: &mut Section<'_>) -> f64 {
+    let seconds = section.number("deadline_seconds", 60.0, &Bound::Positive);
+    if seconds > LONGEST_DEADLINE {
+        let (value, range) = (seconds.to_string(), format!("at most {LONGEST_DEADLINE}"));
+        section.refuse("deadline_seconds", ProblemKind::OutOfRange { key: "deadline_seconds", value, range });
+    }
+    seconds
+}
+
+fn read_device(section: &mut Section<'_>) -> DeviceChoice {
+    let Some(text) = section.text("device") else { return DeviceChoice::Flex };
+    let (name, index) =
+        text.split_once(':').map_or((text.as_str(), None), |(name, index)| (name, Some(index)));
+    match name {
+        "flex" if index.is_none() => {}
+        "cuda" | "rocm" | "metal" | "vulkan" | "wgpu"
+            if index.is_none_or(|index| index.parse::<u32>().is_ok()) =>
+        {
+            let kind = ProblemKind::NotCompiledIn { key: "device", value: text, instead: "\"flex\"" };
+            section.refuse("device", kind);
+        }
+        _ => section.refuse_word("device", &text, ["flex"].into_iter()),
+    }
+    DeviceChoice::Flex
+}

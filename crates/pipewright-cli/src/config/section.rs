@@ -1,0 +1,299 @@
+//! Typed reading of one section: every getter gives a value to go on with and records what is wrong.
+//!
+//! Going on with the default after a mistake lets one run report all mistakes. Checks that compare several keys are
+//! left out once the document holds a mistake, for they would judge values that nobody wrote.
+
+use std::path::PathBuf;
+
+use toml::Value;
+
+use crate::config::document::{Document, Entry};
+use crate::config::keys::{keys_of, nearest};
+use crate::config::paths::Surroundings;
+use crate::config::place::Place;
+use crate::config::problem::{Problem, ProblemKind, Suggestion};
+
+/// The largest count that a configuration may ask for: what a token id, and every index of the engine, can hold.
+const LARGEST_COUNT: u32 = i32::MAX as u32;
+
+/// One section of a document.
+pub(super) struct Section<'a> {
+    name: &'static str,
+    document: &'a mut Document,
+    surroundings: &'a Surroundings,
+}
+
+/// The numbers that a key takes.
+pub(super) enum Bound {
+    /// Above 0.
+    Positive,
+    /// 0 and above.
+    NonNegative,
+    /// From 0 to below 1.
+    Fraction,
+}
+
+impl Bound {
+    fn holds(&self, number: f64) -> bool {
+        number.is_finite()
+            && match self {
+                Self::Positive => number > 0.0,
+                Self::NonNegative => number >= 0.0,
+                Self::Fraction => (0.0..1.0).contains(&number),
+            }
+    }
+
+    fn words(&self) -> &'static str {
+        match self {
+            Self::Positive => "a finite number above 0",
+            Self::NonNegative => "a finite number, 0 or above",
+            Self::Fraction => "a number from 0 to below 1",
+        }
+    }
+}
+
+impl<'a> Section<'a> {
+    /// The section of that name.
+    pub(super) fn new(
+        document: &'a mut Document,
+        surroundings: &'a Surroundings,
+        name: &'static str,
+    ) -> Self {
+        Self { name, document, surroundings }
+    }
+
+    /// A whole number from 1 up.
+    pub(super) fn count(&mut self, key: &'static str, default: u32) -> u32 {
+        self.count_to(key, default, LARGEST_COUNT)
+    }
+
+    /// A whole number from 1 to `most`.
+    pub(super) fn count_to(&mut self, key: &'static str, default: u32, most: u32) -> u32 {
+        let count = self.whole(key, u64::from(default), 1, u64::from(most));
+        u32::try_from(count).expect("whole() keeps to its range, which u32 holds")
+    }
+
+    /// A whole number within `least..=most`.
+    pub(super) fn whole(&mut self, key: &'static str, default: u64, least: u64, most: u64) -> u64 {
+        let Some(value) = self.value(key) else { return default };
+        let Value::Integer(number) = value else {
+            self.refuse(key, wrong_type(key, "a whole number", &value));
+            return default;
+        };
+        match u64::try_from(number) {
+            Ok(number) if (least..=most).contains(&number) => number,
+            _ => {
+                let range = format!("a whole number from {least} to {most}");
+                self.refuse(key, ProblemKind::OutOfRange { key, value: number.to_string(), range });
+                default
+            }
+        }
+    }
+
+    /// A list of whole numbers from 1 up.
+    pub(super) fn counts(&mut self, key: &'static str) -> Option<Vec<u32>> {
+        const EXPECTED: &str = "a list of whole numbers, such as [4, 8]";
+        let value = self.value(key)?;
+        let Value::Array(items) = &value else {
+            self.refuse(key, wrong_type(key, EXPECTED, &value));
+            return None;
+        };
+        let mut counts = Vec::with_capacity(items.len());
+        for item in items {
+            let Value::Integer(number) = item else {
+                self.refuse(key, wrong_type(key, EXPECTED, &value));
+                return None;
+            };
+            match u32::try_from(*number) {
+                Ok(count) if (1..=LARGEST_COUNT).contains(&count) => counts.push(count),
+                _ => {
+                    let range = format!("whole numbers from 1 to {LARGEST_COUNT}");
+                    self.refuse(key, ProblemKind::OutOfRange { key, value: value.to_string(), range });
+                    return None;
+                }
+            }
+        }
+        Some(counts)
+    }
+
+    /// A number; whole numbers count as well.
+    pub(super) fn number(&mut self, key: &'static str, default: f64, bound: &Bound) -> f64 {
+        let Some(value) = self.value(key) else { return default };
+        match as_number(&value) {
+            Some(number) if bound.holds(number) => number,
+            Some(_) => {
+                let range = bound.words().to_owned();
+                self.refuse(key, ProblemKind::OutOfRange { key, value: value.to_string(), range });
+                default
+            }
+            None => {
+                self.refuse(key, wrong_type(key, "a number", &value));
+                default
+            }
+        }
+    }
+
+    /// Two numbers.
+    pub(super) fn pair(&mut self, key: &'static str, default: [f64; 2], bound: &Bound) -> [f64; 2] {
+        let Some(value) = self.value(key) else { return default };
+        let numbers = match &value {
+            Value::Array(items) => items.iter().map(as_number).collect::<Option<Vec<f64>>>(),
+            _ => None,
+        };
+        match numbers.and_then(|numbers| <[f64; 2]>::try_from(numbers).ok()) {
+            Some(pair) if pair.iter().all(|number| bound.holds(*number)) => pair,
+            Some(_) => {
+                let range = format!("for each of the two {}", bound.words());
+                self.refuse(key, ProblemKind::OutOfRange { key, value: value.to_string(), range });
+                default
+            }
+            None => {
+                self.refuse(key, wrong_type(key, "a list of two numbers", &value));
+                default
+            }
+        }
+    }
+
+    /// `true` or `false`.
+    pub(super) fn flag(&mut self, key: &'static str, default: bool) -> bool {
+        match self.value(key) {
+            None => default,
+            Some(Value::Boolean(flag)) => flag,
+            Some(value) => {
+                self.refuse(key, wrong_type(key, "true or false", &value));
+                default
+            }
+        }
+    }
+
+    /// Text that is not empty.
+    pub(super) fn text(&mut self, key: &'static str) -> Option<String> {
+        match self.value(key)? {
+            Value::String(text) if text.is_empty() => self.refuse(key, ProblemKind::Empty { key }),
+            Value::String(text) => return Some(text),
+            value => self.refuse(key, wrong_type(key, "a text", &value)),
+        }
+        None
+    }
+
+    /// One text or a list of texts, none of them empty.
+    pub(super) fn texts(&mut self, key: &'static str) -> Option<Vec<String>> {
+        let value = self.value(key)?;
+        let texts = match &value {
+            Value::String(text) => Some(vec![text.clone()]),
+            Value::Array(items) => items.iter().map(|item| item.as_str().map(str::to_owned)).collect(),
+            _ => None,
+        };
+        match texts {
+            Some(texts) if texts.is_empty() || texts.iter().any(String::is_empty) => {
+                self.refuse(key, ProblemKind::Empty { key });
+            }
+            Some(texts) => return Some(texts),
+            None => self.refuse(key, wrong_type(key, "a text or a list of texts", &value)),
+        }
+        None
+    }
+
+    /// One of a few words.
+    pub(super) fn choice<T: Copy>(&mut self, key: &'static str, default: T, options: &[(&str, T)]) -> T {
+        let Some(text) = self.text(key) else { return default };
+        match options.iter().find(|(name, _)| *name == text) {
+            Some((_, option)) => *option,
+            None => {
+                self.refuse_word(key, &text, options.iter().map(|(name, _)| *name));
+                default
+            }
+        }
+    }
+
+    /// A path, made absolute: relative to the file's folder, or to the working folder after `--set`.
+    pub(super) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
+        let text = self.text(key)?;
+        match self.surroundings.path(key, &text, &self.place(key)) {
+            Ok(path) => Some(path),
+            Err(kind) => {
+                self.refuse(key, kind);
+                None
+            }
+        }
+    }
+
+    /// Patterns of paths, made absolute as by [`Section::path`].
+    pub(super) fn patterns(&mut self, key: &'static str) -> Option<Vec<String>> {
+        let texts = self.texts(key)?;
+        let place = self.place(key);
+        match texts.iter().map(|text| self.surroundings.pattern(key, text, &place)).collect() {
+            Ok(patterns) => Some(patterns),
+            Err(kind) => {
+                self.refuse(key, kind);
+                None
+            }
+        }
+    }
+
+    /// Records a word that is none of those known.
+    pub(super) fn refuse_word<'w>(
+        &mut self,
+        key: &'static str,
+        value: &str,
+        known: impl Iterator<Item = &'w str> + Clone,
+    ) {
+        let suggestion = nearest(value, known.clone()).map(|name| Suggestion::Name(name.to_owned()));
+        let known = known.map(str::to_owned).collect();
+        self.refuse(key, ProblemKind::UnknownValue { key, value: value.to_owned(), known, suggestion });
+    }
+
+    /// Records a problem of one key.
+    pub(super) fn refuse(&mut self, key: &str, kind: ProblemKind) {
+        let place = self.place(key);
+        self.document.problems.push(Problem { place, kind });
+    }
+
+    /// Records a problem of several keys, at the first of them that somebody wrote.
+    pub(super) fn refuse_at_first_of(&mut self, keys: &[&str], kind: ProblemKind) {
+        let written = keys.iter().find(|key| self.is_written(key));
+        self.refuse(written.or(keys.first()).copied().unwrap_or_default(), kind);
+    }
+
+    /// Whether no problem was found so far.
+    pub(super) fn is_sound(&self) -> bool {
+        self.document.problems.is_empty()
+    }
+
+    /// Whether somebody wrote the key.
+    pub(super) fn is_written(&self, key: &str) -> bool {
+        self.document.entry(self.name, key).is_some()
+    }
+
+    /// Where the key was written.
+    pub(super) fn place(&self, key: &str) -> Place {
+        self.document.entry(self.name, key).map_or(Place::Default, |entry| entry.place.clone())
+    }
+
+    fn value(&self, key: &'static str) -> Option<Value> {
+        debug_assert!(keys_of(self.name).is_some_and(|keys| keys.contains(&key)), "{key} is not in SECTIONS");
+        self.document.entry(self.name, key).map(|Entry { value, .. }| value.clone())
+    }
+}
+
+fn as_number(value: &Value) -> Option<f64> {
+    match value {
+        // Whole numbers above 2^53 round, as they do wherever a float is written in decimal.
+        Value::Integer(number) => Some(*number as f64),
+        Value::Float(number) => Some(*number),
+        _ => None,
+    }
+}
+
+fn wrong_type(key: &'static str, expected: &'static str, value: &Value) -> ProblemKind {
+    let found = match value {
+        Value::String(_) => "a text",
+        Value::Integer(_) => "a whole number",
+        Value::Float(_) => "a number with a fraction",
+        Value::Boolean(_) => "true or false",
+        Value::Datetime(_) => "a date",
+        Value::Array(_) => "a list",
+        Value::Table(_) => "a table",
+    };
+    ProblemKind::WrongType { key, expected, found }
+}

@@ -1,0 +1,75 @@
+//! The validated settings of a run, and the way to them from a file and `--set` arguments.
+//!
+//! Settings can be written as TOML and read again to equal settings.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::config::data::{self, DataSettings};
+use crate::config::document::Document;
+use crate::config::model::{self, ModelSettings};
+use crate::config::optimizer::{self, OptimizerSettings};
+use crate::config::paths::Surroundings;
+use crate::config::pipeline::{self, PipelineSettings};
+use crate::config::place::Source;
+use crate::config::problem::ConfigError;
+use crate::config::run::{self, RunSettings};
+
+/// Everything that a run depends on, checked and with defaults filled in.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Settings {
+    /// Which model to train.
+    pub(crate) model: ModelSettings,
+    /// What to learn from.
+    pub(crate) data: DataSettings,
+    /// How the model is laid out over ranks, and how a step runs.
+    pub(crate) pipeline: PipelineSettings,
+    /// How gradients become steps.
+    pub(crate) optimizer: OptimizerSettings,
+    /// How long to train, and where the results go.
+    pub(crate) run: RunSettings,
+}
+
+impl Settings {
+    /// Reads the settings of `file`, or the built-in sample's, with `arguments` of the form `section.key=value` on top.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or with every mistake that is found in it and in the arguments.
+    pub(crate) fn load(
+        file: Option<&Path>,
+        arguments: &[String],
+        surroundings: &Surroundings,
+    ) -> Result<Self, ConfigError> {
+        let source = file.map(read_source).transpose()?;
+        let mut document = Document::new(source, arguments);
+        let model = model::read(&mut document, surroundings);
+        let data = data::read(&mut document, surroundings);
+        let layers = match &model {
+            ModelSettings::Fresh(model) if document.problems.is_empty() => {
+                Some(model.config().describe(data.seq_len as usize))
+            }
+            ModelSettings::Fresh(_) | ModelSettings::From { .. } => None,
+        };
+        let pipeline = pipeline::read(&mut document, surroundings, layers.as_ref());
+        let optimizer = optimizer::read(&mut document, surroundings);
+        let run = run::read(&mut document, surroundings);
+        if document.problems.is_empty() {
+            Ok(Self { model, data, pipeline, optimizer, run })
+        } else {
+            Err(ConfigError::Problems(document.problems))
+        }
+    }
+
+    /// The effective configuration.
+    pub(crate) fn to_toml(&self) -> String {
+        toml::to_string(self)
+            .expect("settings are tables of plain values, and their paths came from UTF-8 text")
+    }
+}
+
+fn read_source(path: &Path) -> Result<Source, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    Ok(Source { name: path.display().to_string(), text })
+}

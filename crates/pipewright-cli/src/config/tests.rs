@@ -1,0 +1,256 @@
+//! Tests of the whole road from text to settings. How the errors look on a terminal is tested through the binary.
+
+use std::path::Path;
+
+use crate::config::{ConfigError, Settings, Surroundings, TEMPLATE};
+
+/// The settings of a file's text below some scratch folder, or its problems, one a line, without the folder.
+fn load(text: Option<&str>, arguments: &[&str]) -> Result<Settings, String> {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let file = folder.path().join("a.toml");
+    if let Some(text) = text {
+        std::fs::write(&file, text).expect("the scratch folder takes files");
+    }
+    let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    let surroundings =
+        Surroundings { working_folder: Path::new(env!("CARGO_MANIFEST_DIR")).to_owned(), variable: |_| None };
+    let file = text.is_some().then_some(file.as_path());
+    Settings::load(file, &arguments, &surroundings).map_err(|error| match error {
+        ConfigError::Problems(problems) => {
+            let prefix = format!("{}/", folder.path().display());
+            let lines: Vec<String> =
+                problems.iter().map(|problem| problem.to_string().replace(&prefix, "")).collect();
+            lines.join("\n")
+        }
+        error @ ConfigError::Read { .. } => error.to_string(),
+    })
+}
+
+fn check(text: &str, problems: &[&str]) {
+    let found = load(Some(text), &[]).err().unwrap_or_default();
+    assert_eq!(found.lines().collect::<Vec<_>>(), problems);
+}
+
+fn check_set(arguments: &[&str], problems: &[&str]) {
+    let found = load(None, arguments).err().unwrap_or_default();
+    assert_eq!(found.lines().collect::<Vec<_>>(), problems);
+}
+
+#[test]
+fn the_template_holds_the_defaults() {
+    let defaults = load(None, &[]).expect("the defaults are sound");
+    assert_eq!(load(Some(TEMPLATE), &[]), Ok(defaults.clone()));
+    assert_eq!(load(Some(""), &[]), Ok(defaults));
+}
+
+#[test]
+fn the_template_names_every_key() {
+    for (section, keys) in super::keys::SECTIONS {
+        assert!(TEMPLATE.contains(&format!("\n[{section}]")), "[{section}]");
+        for key in *keys {
+            assert!(
+                TEMPLATE.contains(&format!("\n{key} = ")) || TEMPLATE.contains(&format!("\n# {key} = ")),
+                "{key}"
+            );
+        }
+    }
+}
+
+#[test]
+fn settings_survive_being_written_and_read() {
+    let cases: [&[&str]; 4] = [
+        &[],
+        &["model.from=models/a", "data.path=[\"a b/*.txt\", \"!**/c/**\"]", "data.tokenizer=tokenizer.json"],
+        &[
+            "pipeline.schedule=a.csv",
+            "optimizer.learning_rate=0.1234567890123456",
+            "run.deadline_seconds=0.5",
+        ],
+        &["pipeline.partition=explicit", "pipeline.boundaries=[3]", "run.seed=9223372036854775807"],
+    ];
+    for arguments in cases {
+        let settings = load(None, arguments).expect("sound arguments");
+        assert_eq!(load(Some(&settings.to_toml()), &[]), Ok(settings));
+    }
+}
+
+#[test]
+fn unknown_names() {
+    check("[pipeline]\nrnaks = 2", &["a.toml:2:1: unknown key `rnaks` in [pipeline]"]);
+    check("[pipline]\nranks = 2", &["a.toml:1:2: unknown section `pipline`"]);
+    check("steps = 2", &["a.toml:1:1: `steps` stands outside any section"]);
+    check("[run]\nsteps = 2\nsteps = 3", &["a.toml:3:1: not valid TOML: duplicate key"]);
+    check_set(&["pipeline.rnaks=2"], &["--set pipeline.rnaks=2: unknown key `rnaks` in [pipeline]"]);
+}
+
+#[test]
+fn wrong_types() {
+    check(
+        "[run]\nsteps = 2.5",
+        &["a.toml:2:9: `steps` is a number with a fraction, where a whole number is expected"],
+    );
+    check(
+        "[data]\nshuffle = 1",
+        &["a.toml:2:11: `shuffle` is a whole number, where true or false is expected"],
+    );
+    check(
+        "[data]\npath = [1]",
+        &["a.toml:2:8: `path` is a list, where a text or a list of texts is expected"],
+    );
+    check("[run]\nout = 7", &["a.toml:2:7: `out` is a whole number, where a text is expected"]);
+    check("[optimizer]\neps = \"x\"", &["a.toml:2:7: `eps` is a text, where a number is expected"]);
+    check(
+        "[optimizer]\nbetas = [1]",
+        &["a.toml:2:9: `betas` is a list, where a list of two numbers is expected"],
+    );
+}
+
+#[test]
+fn all_problems_at_once() {
+    check(
+        "[pipeline]\nranks = 0\nrnaks = 1\n[optimizer]\nbetas = [0.9, 1.0]\n[run]\nsteps = true\n",
+        &[
+            "a.toml:3:1: unknown key `rnaks` in [pipeline]",
+            "a.toml:2:9: `ranks` is 0, where a whole number from 1 to 2147483647 is expected",
+            "a.toml:5:9: `betas` is [0.9, 1.0], where for each of the two a number from 0 to below 1 is expected",
+            "a.toml:7:9: `steps` is true or false, where a whole number is expected",
+        ],
+    );
+}
+
+#[test]
+fn numbers_out_of_range() {
+    let out_of_range = |argument: &str, range: &str| {
+        let (key, value) = argument.split_once('=').expect("section.key=value");
+        let key = key.split_once('.').expect("section.key").1;
+        check_set(
+            &[argument],
+            &[&format!("--set {argument}: `{key}` is {value}, where {range} is expected")],
+        );
+    };
+    const COUNTS: [(&str, u32); 12] = [
+        ("model.vocab_size", i32::MAX as u32),
+        ("model.hidden_size", 1 << 20),
+        ("model.intermediate_size", 1 << 20),
+        ("model.num_hidden_layers", 1 << 16),
+        ("model.num_attention_heads", 1 << 20),
+        ("model.num_key_value_heads", 1 << 20),
+        ("data.seq_len", i32::MAX as u32),
+        ("pipeline.ranks", i32::MAX as u32),
+        ("pipeline.stages_per_rank", i32::MAX as u32),
+        ("pipeline.microbatches", i32::MAX as u32),
+        ("pipeline.microbatch_size", i32::MAX as u32),
+        ("pipeline.threads_per_rank", 1024),
+    ];
+    for (key, most) in COUNTS {
+        for value in [0, -1, i64::from(most) + 1] {
+            out_of_range(&format!("{key}={value}"), &format!("a whole number from 1 to {most}"));
+        }
+    }
+    out_of_range("run.steps=0", "a whole number from 1 to 9223372036854775807");
+    out_of_range("run.seed=-1", "a whole number from 0 to 9223372036854775807");
+    for key in ["model.rms_norm_eps", "model.rope_theta", "optimizer.learning_rate", "optimizer.eps"] {
+        for value in ["0", "-1", "inf", "nan"] {
+            out_of_range(&format!("{key}={value}"), "a finite number above 0");
+        }
+    }
+    out_of_range("optimizer.weight_decay=-0.1", "a finite number, 0 or above");
+    out_of_range("optimizer.clip_norm=-1", "a finite number, 0 or above");
+    out_of_range("run.deadline_seconds=0", "a finite number above 0");
+    out_of_range("run.deadline_seconds=1000000000", "at most 100000000");
+}
+
+#[test]
+fn words() {
+    let at =
+        |argument: &str, message: &str| check_set(&[argument], &[&format!("--set {argument}: {message}")]);
+    at("model.architecture=lama", "`architecture` is \"lama\", where llama is expected");
+    at("pipeline.schedule=1f1", "unknown schedule `1f1`; did you mean `1f1b`?");
+    at(
+        "pipeline.schedule=ForwardOnly",
+        "`schedule` is \"forwardonly\", which runs no backward and cannot train",
+    );
+    at("model.tie_word_embeddings=true", "`tie_word_embeddings` is true, which is not supported");
+    at(
+        "pipeline.partition=best",
+        "`partition` is \"best\", where even, weighted, optimal, explicit is expected",
+    );
+    at("pipeline.transport=mpi", "`transport` is \"mpi\", which is not compiled into this binary");
+    at("pipeline.transport=tcp", "`transport` is \"tcp\", where local, mpi, nccl is expected");
+    at("run.device=cuda:0", "`device` is \"cuda:0\", which is not compiled into this binary");
+    at("run.device=tpu", "`device` is \"tpu\", where flex is expected");
+    at("optimizer.name=adam", "`name` is \"adam\", where adamw is expected");
+    at("optimizer.schedule=step", "`schedule` is \"step\", where constant, cosine, linear is expected");
+    at("run.out=", "`out` is empty");
+    at("data.path=[]", "`path` is empty");
+    at("data.path=$NOWHERE/*.rs", "`path` begins with $NOWHERE, which is not set in the environment");
+    at("run.checkpoint_every=10", "`checkpoint_every` is 10, which is not supported");
+    assert!(load(None, &["pipeline.schedule=GPipe"]).is_ok());
+}
+
+#[test]
+fn sizes_that_do_not_fit_each_other() {
+    let at = |arguments: &[&str], message: &str| {
+        let culprit = arguments[arguments.len() - 1];
+        check_set(arguments, &[&format!("--set {culprit}: {message}")]);
+    };
+    at(&["model.hidden_size=250"], "`hidden_size = 250` is not divisible by `num_attention_heads = 4`");
+    at(
+        &["model.hidden_size=252"],
+        "`head_dim = 63` is out of range: it must be even, for the rotary embedding turns pairs",
+    );
+    at(
+        &["model.num_key_value_heads=3"],
+        "`num_attention_heads = 4` is not divisible by `num_key_value_heads = 3`",
+    );
+    at(
+        &["pipeline.ranks=4", "pipeline.microbatches=3"],
+        "3 microbatches cannot fill the 4 stages of `1f1b`; use at least 4",
+    );
+    at(&["pipeline.ranks=9"], "8 microbatches cannot fill the 9 stages of `1f1b`; use at least 9");
+    at(
+        &["pipeline.microbatches=16", "pipeline.ranks=11"],
+        "10 layers cannot fill 11 stages; use at most 10 stages",
+    );
+    at(&["pipeline.stages_per_rank=2"], "`1f1b` runs 1 stage(s) on each rank, not 2; leave the number out");
+}
+
+#[test]
+fn boundaries() {
+    let at = |arguments: &[&str], message: &str| {
+        let culprit = arguments[arguments.len() - 1];
+        check_set(arguments, &[&format!("--set {culprit}: {message}")]);
+    };
+    let explicit = "pipeline.partition=explicit";
+    at(&[explicit], "`partition` is \"explicit\", and there are no `boundaries`");
+    at(&["pipeline.boundaries=[4]"], "`boundaries` are given, and `partition` is not \"explicit\"");
+    at(&[explicit, "pipeline.boundaries=[2, 4]"], "2 boundaries do not make 2 stages; give 1 boundaries");
+    at(
+        &[explicit, "pipeline.ranks=3", "pipeline.boundaries=[4, 4]"],
+        "boundary 4 does not lie behind 4; every stage needs a layer, so boundaries ascend from 1",
+    );
+    at(
+        &[explicit, "pipeline.boundaries=[10]"],
+        "boundary 10 lies beyond the last of 10 layers; use one below 10",
+    );
+}
+
+#[test]
+fn the_model_from_a_folder() {
+    let file = "[model]\nhidden_size = 8\n";
+    assert!(load(Some(file), &["model.from=m"]).is_ok(), "an argument replaces the file's section");
+    check(
+        "[model]\nfrom = \"m\"\nhidden_size = 8\n",
+        &[
+            "a.toml:3:15: `hidden_size` stands beside `from`, and with `from` the model follows from its config.json",
+        ],
+    );
+}
+
+#[test]
+fn a_file_that_cannot_be_read() {
+    let surroundings = Surroundings { working_folder: "/".into(), variable: |_| None };
+    let error =
+        Settings::load(Some(Path::new("no-such.toml")), &[], &surroundings).expect_err("there is no file");
+    assert!(error.to_string().starts_with("no-such.toml: cannot read the configuration: "), "{error}");
+}

@@ -1,0 +1,86 @@
+//! Plain lines for logs: the first step, the last, and at most one step a second between them.
+//!
+//! Every step is in `metrics.jsonl`; a log of millions of lines would serve nobody.
+
+use std::time::{Duration, Instant};
+
+use pipewright::trainer::Metrics;
+
+use crate::display::figures::{bytes, clock, per_rank, percent};
+
+/// The least time between two lines.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The lines of one run.
+pub(crate) struct Lines {
+    steps: u64,
+    start: Instant,
+    last: Option<Instant>,
+}
+
+impl Lines {
+    /// Lines for a run of `steps` steps.
+    pub(super) fn new(steps: u64) -> Self {
+        Self { steps, start: Instant::now(), last: None }
+    }
+
+    /// The line for a step, when it is time for one.
+    pub(super) fn step(&mut self, metrics: &Metrics) -> Option<String> {
+        let now = Instant::now();
+        let is_due = self.last.is_none_or(|last| now - last >= PAUSE);
+        if !is_due && metrics.step < self.steps {
+            return None;
+        }
+        self.last = Some(now);
+        Some(line(metrics, self.steps, now - self.start))
+    }
+}
+
+fn line(metrics: &Metrics, steps: u64, elapsed: Duration) -> String {
+    let left = elapsed.as_secs_f64() / metrics.step.max(1) as f64 * steps.saturating_sub(metrics.step) as f64;
+    format!(
+        "step {}/{steps}  loss {:.4}  grad norm {:.3}  lr {:.2e}  {:.0} tokens/s  bubble {}  memory {}  eta {}",
+        metrics.step,
+        metrics.loss,
+        metrics.grad_norm,
+        metrics.learning_rate,
+        metrics.tokens_per_second,
+        percent(metrics.bubble_fraction),
+        per_rank(&metrics.peak_bytes, bytes),
+        clock(Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metrics(step: u64) -> Metrics {
+        Metrics {
+            step,
+            loss: 2.5,
+            grad_norm: 1.25,
+            learning_rate: 1e-3,
+            tokens_per_second: 1024.4,
+            step_ms: 20.0,
+            bubble_fraction: 0.125,
+            exposed_comm_fraction: 0.0,
+            peak_bytes: vec![2048, 4096],
+            bubble_per_rank: vec![0.1, 0.2],
+        }
+    }
+
+    #[test]
+    fn what_a_line_says() {
+        let expected = "step 2/10  loss 2.5000  grad norm 1.250  lr 1.00e-3  1024 tokens/s  bubble 12.5%  \
+                        memory 2.0 KiB  4.0 KiB  eta 0:12";
+        assert_eq!(line(&metrics(2), 10, Duration::from_secs(3)), expected);
+    }
+
+    #[test]
+    fn the_first_and_the_last_step_have_lines() {
+        let mut lines = Lines::new(3);
+        let shown = [1, 2, 3].map(|step| lines.step(&metrics(step)).is_some());
+        assert_eq!(shown, [true, false, true]);
+    }
+}

@@ -1,0 +1,48 @@
+//! The command `pipewright`: schedules, partitions and training runs from the command line.
+//!
+//! This crate reads arguments and configurations, calls the libraries, and shows what they say. What a user of the
+//! libraries would want too does not belong here.
+
+mod arguments;
+mod commands;
+mod config;
+mod display;
+mod failure;
+mod output;
+mod panic;
+mod run_folder;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use pipewright::memory::TrackingAllocator;
+
+use crate::arguments::{Arguments, Command};
+use crate::failure::Failure;
+
+/// Counts what each rank holds, for the display and `metrics.jsonl`.
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator<std::alloc::System> = TrackingAllocator(std::alloc::System);
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    display::log::start();
+    match panic::guard(|| run(&arguments.command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.report();
+            failure.exit.into()
+        }
+    }
+}
+
+fn run(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Train(arguments) => commands::train::run(arguments),
+        Command::Check(arguments) => commands::check::run(arguments),
+        Command::Init(arguments) => commands::init::run(arguments),
+        Command::Schedule(arguments) => commands::schedule::run(arguments),
+        Command::Validate(arguments) => commands::validate::run(arguments),
+        Command::Partition(arguments) => commands::partition::run(arguments),
+    }
+}

@@ -1,0 +1,21 @@
+//! Where a command's data goes: a file, or standard output.
+
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
+use crate::failure::Failure;
+
+/// Writes `text` to `file`, or to standard output where none is named. A reader who has seen enough is no failure.
+pub(crate) fn write(file: Option<&Path>, text: &str) -> Result<(), Failure> {
+    let Some(path) = file else {
+        let mut out = std::io::stdout().lock();
+        return match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                Err(Failure::input(format!("standard output cannot be written: {error}")))
+            }
+            _ => Ok(()),
+        };
+    };
+    let unwritable = |error| format!("{}: cannot be written: {error}; choose another file", path.display());
+    std::fs::write(path, text).map_err(|error| Failure::input(unwritable(error)))
+}

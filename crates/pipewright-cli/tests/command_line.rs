@@ -1,0 +1,332 @@
+//! The command line as scripts and people meet it: what goes where, exit codes, and the words of errors.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use assert_cmd::Command;
+use tempfile::TempDir;
+
+/// Text enough for two batches of the configurations below.
+const TEXT: &str = "the quick brown fox jumps over the lazy dog and runs away from it";
+
+/// A configuration that is quick to train, with `text.txt` as data.
+const SMALL: &str = "\
+[model]
+vocab_size = 128
+hidden_size = 16
+intermediate_size = 24
+num_hidden_layers = 2
+num_attention_heads = 2
+[data]
+path = \"text.txt\"
+seq_len = 8
+[pipeline]
+microbatches = 2
+[run]
+steps = 3
+out = \"out\"
+";
+
+/// A scratch folder with `small.toml` and `text.txt`.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    write(&folder, "small.toml", SMALL);
+    write(&folder, "text.txt", TEXT);
+    folder
+}
+
+fn write(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) {
+    fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
+}
+
+fn run_in(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::cargo_bin("pipewright").expect("the binary is built");
+    command.current_dir(folder).args(arguments).timeout(std::time::Duration::from_secs(60));
+    command.output().expect("the binary starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a command that succeeds; returns its standard output.
+fn succeed(folder: &TempDir, arguments: &[&str]) -> String {
+    let output = run_in(folder.path(), arguments);
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Runs a command that fails with `code`, and compares the lines of its standard error that begin an error or its help.
+fn fail(folder: &TempDir, arguments: &[&str], code: i32, expected: &[&str]) {
+    let output = run_in(folder.path(), arguments);
+    let stderr = text(&output.stderr).replace(&format!("{}/", folder.path().display()), "");
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+    let lines =
+        stderr.lines().filter(|line| line.starts_with("error:") || line.trim_start().starts_with("help:"));
+    assert_eq!(lines.map(str::trim).collect::<Vec<_>>(), expected, "{arguments:?}");
+    assert!(!stderr.contains('\u{1b}'), "colour where there is no terminal: {stderr:?}");
+}
+
+/// A check of `small.toml` with one override, which is refused in one sentence and perhaps with help.
+fn refuse(argument: &str, expected: &[&str]) {
+    fail(&folder(), &["check", "small.toml", "--set", argument], 2, expected);
+}
+
+#[test]
+fn a_misspelt_key_is_shown_where_it_stands() {
+    let folder = folder();
+    write(&folder, "bad.toml", SMALL.replace("microbatches", "mikrobatches"));
+    let output = run_in(folder.path(), &["check", "bad.toml"]);
+    let expected = "\
+error: bad.toml:11:1: unknown key `mikrobatches` in [pipeline]
+    ,-[11:1]
+ 10 | [pipeline]
+ 11 | mikrobatches = 2
+    : ^^^^^^^^^^^^
+ 12 | [run]
+    `----
+  help: did you mean `microbatches`?
+";
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
+}
+
+#[test]
+fn all_mistakes_of_a_configuration_are_reported() {
+    let folder = folder();
+    write(&folder, "bad.toml", "[run]\nsteps = 0\n[pipeline]\nranks = \"two\"\n");
+    fail(
+        &folder,
+        &["check", "bad.toml", "--set", "data.seqlen=8", "--set", "data.path=text.txt"],
+        2,
+        &[
+            "error: --set data.seqlen=8: unknown key `seqlen` in [data]",
+            "help: did you mean `seq_len`?",
+            "error: bad.toml:4:9: `ranks` is a text, where a whole number is expected",
+            "help: write a whole number",
+            "error: bad.toml:2:9: `steps` is 0, where a whole number from 1 to 9223372036854775807 is expected",
+            "help: write a whole number from 1 to 9223372036854775807",
+        ],
+    );
+}
+
+#[test]
+fn sizes_that_do_not_fit_each_other() {
+    refuse(
+        "pipeline.microbatches=1",
+        &[
+            "error: --set pipeline.microbatches=1: 1 microbatches cannot fill the 2 stages of `1f1b`; use at least 2",
+        ],
+    );
+    refuse(
+        "model.num_attention_heads=3",
+        &[
+            "error: --set model.num_attention_heads=3: `hidden_size = 16` is not divisible by `num_attention_heads = 3`",
+        ],
+    );
+    let folder = folder();
+    let arguments = ["check", "small.toml", "--set", "pipeline.ranks=5", "--set", "pipeline.microbatches=8"];
+    let message = "error: --set pipeline.ranks=5: 4 layers cannot fill 5 stages; use at most 4 stages";
+    fail(&folder, &arguments, 2, &[message]);
+}
+
+#[test]
+fn missing_configurations() {
+    let expected = "error: none.toml: cannot read the configuration: No such file or directory (os error 2)";
+    fail(&folder(), &["train", "none.toml"], 2, &[expected]);
+}
+
+#[test]
+fn without_data_the_command_says_how_to_name_some() {
+    let expected = [
+        "error: the defaults: `data.path` is missing, and the working folder is in no checkout of Pipewright to learn from",
+        "help: name text files, for example --set 'data.path=\"notes/**/*.txt\"'",
+    ];
+    fail(&folder(), &["train"], 2, &expected);
+}
+
+#[test]
+fn bad_data() {
+    let folder = folder();
+    write(&folder, "empty.txt", "");
+    write(&folder, "latin.txt", b"na\xefve text in Latin-1");
+    write(&folder, "short.txt", "ten bytes!");
+    write(&folder, "accent.txt", "seventeen bytes, caf\u{e9}");
+    write(&folder, "rows.jsonl", "[1,2,3,4,5,6,7,8,9]\n[1,2,3]\n");
+    write(&folder, "large.jsonl", "[1,2,3,4,5,6,7,8,9]\n[1,2,3,4,5,6,7,8,128]\n");
+    let refuse = |path: &str, message: &str| {
+        let argument = format!("data.path={path}");
+        fail(&folder, &["check", "small.toml", "--set", &argument], 2, &[&format!("error: {message}")]);
+    };
+    refuse("none.txt", "none.txt: there is no such data file; check the path");
+    refuse("empty.txt", "empty.txt: the data is empty; name files that hold text");
+    refuse(
+        "latin.txt",
+        "latin.txt: byte 2 is not valid UTF-8; convert the file, or leave it out with a pattern such as \"!**/latin.txt\"",
+    );
+    refuse(
+        "short.txt",
+        "the data has 1 rows of seq_len 8, and a step's batch takes 2; \
+         give more data, a shorter seq_len, or fewer or smaller microbatches",
+    );
+    refuse(
+        "accent.txt",
+        "accent.txt: byte 20: token id 195 lies beyond the vocabulary of 128; raise vocab_size, or correct the data",
+    );
+    refuse(
+        "rows.jsonl",
+        "rows.jsonl:2: the row holds 3 ids, and seq_len 8 takes 9; correct the row or seq_len",
+    );
+    refuse(
+        "large.jsonl",
+        "large.jsonl:2: token id 128 lies beyond the vocabulary of 128; raise vocab_size, or correct the data",
+    );
+}
+
+#[test]
+fn an_output_folder_that_cannot_be_written() {
+    refuse("run.out=text.txt/out", &["error: text.txt: this is no folder; choose another run.out"]);
+    let folder = folder();
+    fs::create_dir(folder.path().join("out")).expect("a folder");
+    write(&folder, "out/config.toml", "mine");
+    let message = "error: out/config.toml: the file belongs to no earlier run and would be overwritten; \
+                   choose another run.out";
+    fail(&folder, &["train", "small.toml"], 2, &[message]);
+    assert_eq!(fs::read_to_string(folder.path().join("out/config.toml")).ok().as_deref(), Some("mine"));
+}
+
+#[test]
+fn check_tells_what_would_run_and_leaves_no_trace() {
+    let folder = folder();
+    let expected = "\
+model     4 layers, 7024 parameters
+stage 0   on rank 0: layers 0 to 1, 4256 parameters
+stage 1   on rank 1: layers 2 to 3, 4272 parameters
+schedule  1f1b: 2 ranks, 2 microbatches, proved sound
+data      65 tokens, 8 rows, 4 steps of 2 rows an epoch
+";
+    let found = succeed(&folder, &["check", "small.toml"]);
+    let (summary, run) = found.split_at(found.find("run ").expect("a line on the run"));
+    assert_eq!(summary, expected);
+    assert!(run.starts_with("run       3 steps, results in /"), "{run}");
+    assert!(!folder.path().join("out").exists());
+}
+
+#[test]
+fn init_writes_a_configuration_once() {
+    let folder = folder();
+    succeed(&folder, &["init"]);
+    succeed(&folder, &["check", "pipewright.toml", "--set", "data.path=text.txt", "--set", "data.seq_len=4"]);
+    let message = "error: pipewright.toml: the file exists and is left as it is; name another file";
+    fail(&folder, &["init"], 2, &[message]);
+}
+
+#[test]
+fn schedules() {
+    let folder = folder();
+    let of = |rest: &[&str]| succeed(&folder, &[&["schedule"], rest].concat());
+    assert_eq!(of(&["1F1B", "--ranks", "2", "--microbatches", "2"]), "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+    let comms = "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n";
+    // One microbatch would not fill the pipeline, so that of the forward-only schedule is the smallest.
+    assert_eq!(
+        of(&["forwardonly", "--ranks", "2", "--microbatches", "1", "--level", "comms"]),
+        "0F0,0SEND_F0\n1RECV_F0,1F0\n"
+    );
+    write(&folder, "one.csv", comms);
+    assert!(
+        of(&["gpipe", "--ranks", "2", "--microbatches", "2", "--format", "grid"]).contains("rank 1  1F0")
+    );
+    assert!(of(&["gpipe", "--ranks", "2", "--microbatches", "2", "--format", "svg"]).starts_with("<svg "));
+    assert!(of(&["--list"]).lines().any(|line| line.starts_with("1f1b ")));
+    assert_eq!(of(&["gpipe", "--ranks", "1", "--microbatches", "1", "-o", "g.csv"]), "");
+    assert_eq!(fs::read_to_string(folder.path().join("g.csv")).ok().as_deref(), Some("0F0,0B0\n"));
+}
+
+#[test]
+fn schedules_that_do_not_exist() {
+    let refuse = |name: &str, message: &str| {
+        fail(&folder(), &["schedule", name, "--ranks", "4", "--microbatches", "2"], 2, &[message]);
+    };
+    refuse("gpip", "error: unknown schedule `gpip`; did you mean `gpipe`?");
+    refuse("gpipe", "error: 2 microbatches cannot fill the 4 stages of `gpipe`; use at least 4");
+}
+
+#[test]
+fn sound_schedules_validate() {
+    let folder = folder();
+    for level in ["compute", "comms", "full"] {
+        let made =
+            ["schedule", "1f1b", "--ranks", "4", "--microbatches", "8", "--level", level, "-o", "s.csv"];
+        succeed(&folder, &made);
+        let found = succeed(&folder, &["validate", "s.csv", "--level", level]);
+        assert_eq!(found, format!("s.csv: sound at level {level}: 4 ranks, 4 stages, 8 microbatches\n"));
+    }
+}
+
+#[test]
+fn every_violation_has_its_line() {
+    let folder = folder();
+    write(&folder, "s.csv", "0F0,0B0\n1B0,1F0,1F0\n");
+    let output = run_in(folder.path(), &["validate", "s.csv"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(text(&output.stderr), "error: s.csv: the schedule is unsound, 2 violations\n");
+    let lines = text(&output.stdout);
+    assert_eq!(lines.lines().count(), 2, "{lines}");
+    assert!(lines.lines().all(|line| line.starts_with("rank 1, position ")), "{lines}");
+    write(&folder, "two.csv", "0F0,0B0\n0F1,0B1\n");
+    assert_eq!(
+        run_in(folder.path(), &["validate", "two.csv"]).status.code(),
+        Some(3),
+        "a stage on two ranks"
+    );
+}
+
+#[test]
+fn a_bad_cell_is_located() {
+    let folder = folder();
+    write(&folder, "s.csv", "0F0,0B0\n1F0, 1B0x\n");
+    let output = run_in(folder.path(), &["validate", "s.csv"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).starts_with("error: s.csv:2:9: "), "{}", text(&output.stderr));
+    assert_eq!(run_in(folder.path(), &["validate", "none.csv"]).status.code(), Some(2));
+}
+
+#[test]
+fn partitions() {
+    let folder = folder();
+    let of = |rest: &[&str]| succeed(&folder, &[&["partition", "--stages", "3", "--weights"], rest].concat());
+    assert_eq!(
+        of(&["5,5,6,6", "--method", "optimal", "--format", "json"]),
+        "{\"stages\":[[0,0],[1,1],[2,3]],\"weights\":[5,5,12]}\n"
+    );
+    assert_eq!(
+        of(&["1,2,3,4", "--method", "explicit", "--boundaries", "1,3"]),
+        "stage 0: layers 0 to 0, weight 1\nstage 1: layers 1 to 2, weight 5\nstage 2: layers 3 to 3, weight 4\n"
+    );
+    let few = ["partition", "--weights", "1,2", "--stages", "3", "--method", "even"];
+    fail(&folder, &few, 2, &["error: 2 layers cannot fill 3 stages; use at most 2 stages"]);
+}
+
+#[test]
+fn the_examples_of_the_help_work_as_typed() {
+    for command in ["check", "init", "schedule", "validate", "partition"] {
+        let folder = folder();
+        let help = succeed(&folder, &[command, "--help"]);
+        let example = help.split("Example:\n").nth(1).expect(command).trim();
+        for line in example.split(" && ") {
+            let mut words: Vec<&str> = line.split_whitespace().skip(1).collect();
+            if command == "check" {
+                // The example stands for a checkout of the project; here there is other text.
+                words.extend(["--set", "data.path=text.txt", "--set", "data.seq_len=4"]);
+            }
+            succeed(&folder, &words);
+        }
+    }
+}
+
+#[test]
+fn wrong_arguments_have_the_code_of_wrong_input() {
+    for arguments in [&["trian"][..], &["schedule", "gpipe"], &["partition", "--weights", "x"], &[]] {
+        assert_eq!(run_in(folder().path(), arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}

@@ -1,0 +1,144 @@
+//! Training through the command line: what is written, what is shown, and that the cut does not show in the figures.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use assert_cmd::Command;
+use tempfile::TempDir;
+
+/// A configuration that trains in a moment.
+const SMALL: &str = "\
+[model]
+vocab_size = 128
+hidden_size = 16
+intermediate_size = 24
+num_hidden_layers = 2
+num_attention_heads = 2
+[data]
+path = \"text.txt\"
+seq_len = 8
+[pipeline]
+microbatches = 4
+[run]
+steps = 4
+out = \"out\"
+";
+
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let text = "the quick brown fox jumps over the lazy dog and runs away from it ".repeat(4);
+    for (name, content) in [("small.toml", SMALL), ("text.txt", &text)] {
+        fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
+    }
+    folder
+}
+
+fn train(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::cargo_bin("pipewright").expect("the binary is built");
+    command.current_dir(folder).arg("train").args(arguments).timeout(std::time::Duration::from_secs(120));
+    command.output().expect("the binary starts")
+}
+
+/// Trains with these overrides; returns loss and gradient norm of each step, digit for digit.
+fn figures(folder: &TempDir, overrides: &[&str]) -> Vec<(String, String)> {
+    let mut arguments = vec!["small.toml"];
+    arguments.extend(overrides.iter().flat_map(|argument| ["--set", argument]));
+    let output = train(folder.path(), &arguments);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let metrics =
+        fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("a run writes its metrics");
+    let figure = |line: &str| {
+        let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
+        (value["loss"].to_string(), value["grad_norm"].to_string())
+    };
+    metrics.lines().map(figure).collect()
+}
+
+#[test]
+fn a_run_writes_its_results() {
+    let folder = folder();
+    let output = train(folder.path(), &["small.toml"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stdout.is_empty(), "words for people go to standard error");
+    let out = |name: &str| fs::read_to_string(folder.path().join("out").join(name)).expect(name);
+    let metrics = out("metrics.jsonl");
+    let steps: Vec<serde_json::Value> =
+        metrics.lines().map(|line| serde_json::from_str(line).expect("a line is an object")).collect();
+    assert_eq!(steps.iter().map(|step| step["step"].as_u64()).collect::<Vec<_>>(), [1, 2, 3, 4].map(Some));
+    let loss = steps[0]["loss"].as_f64().expect("a number");
+    assert!((loss - 128f64.ln()).abs() < 0.1, "a fresh model knows nothing: {loss}");
+    assert!(steps[0]["peak_bytes"].as_array().is_some_and(|ranks| ranks.len() == 2));
+    let trace: serde_json::Value = serde_json::from_str(&out("timeline.json")).expect("a trace is JSON");
+    assert!(trace["traceEvents"].is_array());
+    assert!(out("config.toml").contains("num_hidden_layers = 2"));
+}
+
+#[test]
+fn the_effective_configuration_repeats_the_run() {
+    let folder = folder();
+    let first = figures(&folder, &["optimizer.learning_rate=0.01"]);
+    let output = train(folder.path(), &["out/config.toml"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(words.contains("moved the earlier run to ") && words.contains("out.1"), "{words}");
+    assert_eq!(
+        fs::read_to_string(folder.path().join("out/config.toml")).expect("a configuration"),
+        fs::read_to_string(folder.path().join("out.1/config.toml")).expect("a configuration"),
+    );
+    let again = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
+    for (line, (loss, _)) in again.lines().zip(first) {
+        assert!(line.contains(&format!("\"loss\":{loss},")), "{line} has another loss than {loss}");
+    }
+}
+
+#[test]
+fn cut_and_schedule_change_no_digit() {
+    let folder = folder();
+    let one = figures(&folder, &["pipeline.ranks=1"]);
+    assert_eq!(one.len(), 4);
+    for overrides in [
+        &["pipeline.ranks=2"][..],
+        &["pipeline.ranks=4"],
+        &["pipeline.ranks=2", "pipeline.schedule=gpipe"],
+        &["pipeline.ranks=3", "pipeline.partition=explicit", "pipeline.boundaries=[1, 2]"],
+    ] {
+        assert_eq!(figures(&folder, overrides), one, "{overrides:?}");
+    }
+}
+
+#[test]
+fn a_schedule_from_a_file_brings_its_sizes() {
+    let folder = folder();
+    let named = figures(&folder, &["pipeline.ranks=4"]);
+    let mut schedule = Command::cargo_bin("pipewright").expect("the binary is built");
+    let arguments = ["schedule", "1f1b", "--ranks", "4", "--microbatches", "4", "-o", "s.csv"];
+    assert!(
+        schedule.current_dir(folder.path()).args(arguments).output().expect("it starts").status.success()
+    );
+    assert_eq!(figures(&folder, &["pipeline.schedule=s.csv"]), named);
+    let config = fs::read_to_string(folder.path().join("out/config.toml")).expect("a configuration");
+    assert!(config.contains("ranks = 4"), "{config}");
+}
+
+#[test]
+fn a_loss_that_is_not_finite_names_its_place() {
+    let folder = folder();
+    let overrides = ["small.toml", "--set", "optimizer.learning_rate=1e30", "--set", "optimizer.clip_norm=0"];
+    let output = train(folder.path(), &overrides);
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(4), "{words}");
+    assert!(words.contains("error: step 2: rank ") && words.contains("microbatch 0"), "{words}");
+    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
+    assert_eq!(metrics.lines().count(), 1, "the first step is kept");
+}
+
+#[test]
+fn weights_that_cannot_be_read_are_wrong_input() {
+    let folder = folder();
+    let output = train(folder.path(), &["small.toml", "--set", "model.from=nowhere"]);
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("nowhere/config.json"), "{words}");
+    assert!(!folder.path().join("out").exists());
+}

@@ -1,0 +1,150 @@
+//! What can be wrong with a model directory.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+
+use crate::family::ConfigError;
+
+/// Why a model directory cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum HfError {
+    /// The system refused.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was tried, as an infinitive.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A JSON file that is none, or has other content than its name says.
+    #[error("{} is not valid", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// A configuration that no family accepts.
+    #[error("{} does not describe a model that can be run", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Which key.
+        source: ConfigError,
+    },
+    /// A stage that the model does not have.
+    #[error(transparent)]
+    Stage(#[from] ConfigError),
+    /// No weights in the folder.
+    #[error("{} holds neither model.safetensors nor model.safetensors.index.json", dir.display())]
+    NoWeights {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// A file name in the index that leads out of the folder.
+    #[error("{} places tensor `{tensor}` in `{file}`, which is not a plain file name", path.display())]
+    IndexFile {
+        /// The index.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The name.
+        file: String,
+    },
+    /// The file's length is not what its header says: a download or copy that was cut off, usually.
+    #[error("{} is {found} bytes long, its header asks for {expected}: copy or download it again", path.display())]
+    Length {
+        /// The file.
+        path: PathBuf,
+        /// Bytes by the header.
+        expected: u64,
+        /// Bytes there are.
+        found: u64,
+    },
+    /// The header is not one.
+    #[error("{} does not start with a safetensors header", path.display())]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// The model needs a tensor that is not there.
+    #[error("{} lacks tensor `{tensor}`", path.display())]
+    MissingTensor {
+        /// The file that should have it, or the index.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor of another shape than the configuration implies.
+    #[error(
+        "tensor `{tensor}` in {} has shape {found:?}, the configuration asks for {expected:?}",
+        path.display()
+    )]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Shape by the configuration, in the file's layout.
+        expected: Vec<usize>,
+        /// Shape in the file.
+        found: Vec<usize>,
+    },
+    /// An element type that cannot become `f32`.
+    #[error("tensor `{tensor}` in {} has element type {found:?}: only F32, BF16 and F16 can be read", path.display())]
+    ElementType {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Type in the file.
+        found: Dtype,
+    },
+    /// The folder to write has content already, which is never overwritten.
+    #[error("{} is not empty: choose a folder that does not exist yet", dir.display())]
+    NotEmpty {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// A tensor that was announced twice.
+    #[error("tensor `{tensor}` belongs to two stages: each layer must be written once")]
+    Duplicate {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor that was not announced, or is written a second time.
+    #[error("tensor `{tensor}` was not announced, or is written already")]
+    Unexpected {
+        /// The tensor.
+        tensor: String,
+    },
+    /// Values that do not fill the announced shape.
+    #[error("tensor `{tensor}` was announced with {expected} elements, {found} were given")]
+    Elements {
+        /// The tensor.
+        tensor: String,
+        /// Elements of the announced shape.
+        expected: usize,
+        /// Elements given.
+        found: usize,
+    },
+    /// A tensor that was announced and never written.
+    #[error("tensor `{tensor}` was announced and not written")]
+    Unwritten {
+        /// The tensor.
+        tensor: String,
+    },
+}
+
+impl HfError {
+    /// For `map_err`: the system's reason with what was tried on which path.
+    pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { action, path: path.to_owned(), source }
+    }
+}

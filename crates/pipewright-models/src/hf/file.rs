@@ -1,0 +1,99 @@
+//! One safetensors file, read tensor by tensor.
+//!
+//! The header is checked against the file's length when the file is opened, so that a file cut short is reported before
+//! anything is allocated. Tensors are read by position: memory mapping would gain nothing, since every element is
+//! converted once, and would turn a file that shrinks meanwhile into a crash.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
+
+use burn::tensor::{bf16, f16};
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+
+use super::HfError;
+
+/// A header longer than this is no header; the format has the same limit.
+const MAX_HEADER: u64 = 100_000_000;
+/// Bytes of the header's length field.
+const LENGTH_FIELD: u64 = 8;
+
+#[derive(Debug)]
+pub(super) struct SafetensorsFile {
+    path: PathBuf,
+    file: File,
+    metadata: Metadata,
+    /// Where the first tensor starts.
+    data: u64,
+}
+
+impl SafetensorsFile {
+    pub(super) fn open(path: PathBuf) -> Result<Self, HfError> {
+        let mut file = File::open(&path).map_err(HfError::io("open", &path))?;
+        let found = file.metadata().map_err(HfError::io("read", &path))?.len();
+        let require = |expected: u64| {
+            if found < expected {
+                Err(HfError::Length { path: path.clone(), expected, found })
+            } else {
+                Ok(())
+            }
+        };
+
+        require(LENGTH_FIELD)?;
+        let mut field = [0; LENGTH_FIELD as usize];
+        file.read_exact(&mut field).map_err(HfError::io("read", &path))?;
+        let length = u64::from_le_bytes(field);
+        if length > MAX_HEADER {
+            let source = serde::de::Error::custom(format!("its length would be {length} bytes"));
+            return Err(HfError::Header { path, source });
+        }
+        let data = LENGTH_FIELD + length;
+        require(data)?;
+
+        let mut header = vec![0; length as usize];
+        file.read_exact(&mut header).map_err(HfError::io("read", &path))?;
+        let metadata: Metadata = match serde_json::from_slice(&header) {
+            Ok(metadata) => metadata,
+            Err(source) => return Err(HfError::Header { path, source }),
+        };
+        let expected = data + metadata.data_len() as u64;
+        if found != expected {
+            return Err(HfError::Length { path, expected, found });
+        }
+        Ok(Self { path, file, metadata, data })
+    }
+
+    /// The elements of `tensor`, which must have `shape`.
+    pub(super) fn read(&mut self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, HfError> {
+        let (path, tensor) = (|| self.path.clone(), || tensor.to_owned());
+        let Some(info) = self.metadata.info(&tensor()) else {
+            return Err(HfError::MissingTensor { path: path(), tensor: tensor() });
+        };
+        if info.shape != shape {
+            let (expected, found) = (shape.to_vec(), info.shape.clone());
+            return Err(HfError::Shape { path: path(), tensor: tensor(), expected, found });
+        }
+        let convert = match info.dtype {
+            Dtype::F32 => floats,
+            Dtype::BF16 => |bytes: &[u8]| halves(bytes, |bits| bf16::from_bits(bits).to_f32()),
+            Dtype::F16 => |bytes: &[u8]| halves(bytes, |bits| f16::from_bits(bits).to_f32()),
+            found => return Err(HfError::ElementType { path: path(), tensor: tensor(), found }),
+        };
+
+        let (start, end) = info.data_offsets;
+        let mut bytes = vec![0; end - start];
+        let place = SeekFrom::Start(self.data + start as u64);
+        let read = self.file.seek(place).and_then(|_| self.file.read_exact(&mut bytes));
+        read.map_err(HfError::io("read", &self.path))?;
+        Ok(convert(&bytes))
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect()
+}
+
+fn halves(bytes: &[u8], convert: fn(u16) -> f32) -> Vec<f32> {
+    bytes.as_chunks().0.iter().copied().map(|pair| convert(u16::from_le_bytes(pair))).collect()
+}

@@ -1,0 +1,67 @@
+//! The one difference between parameters here and in a checkpoint: the weight of a linear layer is `[inputs, outputs]` in
+//! Burn and `[outputs, inputs]` in a file.
+
+use crate::parameter::{ParameterKind, ParameterSpec};
+
+/// The parameter's shape in a file.
+pub(super) fn file_shape(spec: &ParameterSpec) -> Vec<usize> {
+    match spec.kind {
+        ParameterKind::Matrix => spec.shape.iter().rev().copied().collect(),
+        ParameterKind::Table | ParameterKind::Scale => spec.shape.clone(),
+    }
+}
+
+/// A parameter's elements as they stand in a file, from Burn's order.
+pub(super) fn to_file(spec: &ParameterSpec, values: &[f32]) -> Vec<f32> {
+    match (spec.kind, spec.shape.as_slice()) {
+        (ParameterKind::Matrix, &[inputs, outputs]) => transposed(values, inputs, outputs),
+        _ => values.to_vec(),
+    }
+}
+
+/// A parameter's elements in Burn's order, from a file's.
+pub(super) fn from_file(spec: &ParameterSpec, values: Vec<f32>) -> Vec<f32> {
+    match (spec.kind, spec.shape.as_slice()) {
+        (ParameterKind::Matrix, &[inputs, outputs]) => transposed(&values, outputs, inputs),
+        _ => values,
+    }
+}
+
+/// `[rows, columns]` to `[columns, rows]`, in squares that stay in cache.
+fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    const SIDE: usize = 32;
+    let mut result = vec![0.0; values.len()];
+    for top in (0..rows).step_by(SIDE) {
+        for left in (0..columns).step_by(SIDE) {
+            for row in top..(top + SIDE).min(rows) {
+                for column in left..(left + SIDE).min(columns) {
+                    result[column * rows + row] = values[row * columns + column];
+                }
+            }
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(rows: usize, columns: usize) {
+        let values: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
+        let result = transposed(&values, rows, columns);
+        for row in 0..rows {
+            for column in 0..columns {
+                assert_eq!(result[column * rows + row], values[row * columns + column]);
+            }
+        }
+    }
+
+    #[test]
+    fn transposes_shapes_of_any_remainder() {
+        check(1, 1);
+        check(1, 70);
+        check(64, 32);
+        check(33, 97);
+    }
+}

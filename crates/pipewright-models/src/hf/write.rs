@@ -1,0 +1,278 @@
+//! From stages to a directory.
+//!
+//! Everything is written into a scratch folder next to the target, which is renamed when it is complete and on disk: a
+//! failure, at any moment, leaves no half-written model and touches nothing that was there before.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use burn::module::Module;
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde_json::json;
+
+use super::layout::{file_shape, to_file};
+use super::{CONFIG, HfError, INDEX, SINGLE};
+use crate::family::ModelFamily;
+use crate::parameter::{ParameterSpec, parameter_specs, visit_parameters};
+
+/// Weights above this size are split into several files, as Hugging Face does.
+pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
+
+/// Writes the model that `stages` make up, all at once, into `dir`, which must not exist or be empty.
+///
+/// # Errors
+/// As [`Writer`]'s functions.
+pub fn save<F: ModelFamily>(dir: &Path, config: &F, stages: &[&F::Stage]) -> Result<(), HfError> {
+    let specs = stages.iter().flat_map(|stage| parameter_specs(*stage)).collect();
+    let mut writer = Writer::create(dir, config, specs, DEFAULT_SHARD_BYTES)?;
+    for stage in stages {
+        writer.write_stage(*stage)?;
+    }
+    writer.finish()
+}
+
+/// A model directory in the making. Tensors are announced first and written in any order; dropped before
+/// [`Writer::finish`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct Writer {
+    target: PathBuf,
+    scratch: Scratch,
+    files: Vec<(PathBuf, File)>,
+    /// What is still to be written.
+    pending: BTreeMap<String, Slot>,
+}
+
+/// A tensor's place.
+#[derive(Debug)]
+struct Slot {
+    spec: ParameterSpec,
+    file: usize,
+    offset: u64,
+}
+
+impl Writer {
+    /// Announces the model's tensors and lays out their files, each of at most `max_shard_bytes` unless a single tensor
+    /// is larger.
+    ///
+    /// # Errors
+    /// When `dir` has content already, when a tensor is announced twice, or when the system refuses.
+    pub fn create<F: ModelFamily>(
+        dir: &Path,
+        config: &F,
+        tensors: Vec<ParameterSpec>,
+        max_shard_bytes: u64,
+    ) -> Result<Self, HfError> {
+        let target = std::path::absolute(dir).map_err(HfError::io("resolve", dir))?;
+        require_vacant(&target)?;
+        let mut sorted = BTreeMap::new();
+        for spec in tensors {
+            if let Some(spec) = sorted.insert(spec.path.clone(), spec) {
+                return Err(HfError::Duplicate { tensor: spec.path });
+            }
+        }
+        let shards = plan(sorted.into_values(), max_shard_bytes);
+
+        let scratch = Scratch::create(&target)?;
+        let mut writer = Self { target, scratch, files: Vec::new(), pending: BTreeMap::new() };
+        let count = shards.len();
+        let mut total: u64 = 0;
+        let mut weight_map = BTreeMap::new();
+        for (index, shard) in shards.into_iter().enumerate() {
+            let name = file_name(index, count);
+            for spec in &shard {
+                total += bytes(spec);
+                weight_map.insert(spec.path.clone(), name.clone());
+            }
+            writer.create_file(&name, shard)?;
+        }
+        if count > 1 {
+            let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
+            writer.scratch.write_json(INDEX, &index)?;
+        }
+        writer.scratch.write_json(CONFIG, &config.to_json())?;
+        Ok(writer)
+    }
+
+    /// Creates a file at its full length, with its header, and a slot for each tensor.
+    fn create_file(&mut self, name: &str, specs: Vec<ParameterSpec>) -> Result<(), HfError> {
+        let path = self.scratch.path.join(name);
+        let (header, length) =
+            header(&specs).map_err(|source| HfError::Header { path: path.clone(), source })?;
+        let file = File::create_new(&path).and_then(|mut file| {
+            file.set_len(header.len() as u64 + length)?;
+            file.write_all(&header)?;
+            Ok(file)
+        });
+        let file = file.map_err(HfError::io("write", &path))?;
+        let mut offset = header.len() as u64;
+        for spec in specs {
+            let next = offset + bytes(&spec);
+            self.pending.insert(spec.path.clone(), Slot { spec, file: self.files.len(), offset });
+            offset = next;
+        }
+        self.files.push((path, file));
+        Ok(())
+    }
+
+    /// Writes the parameter `path`, with its elements in Burn's order.
+    ///
+    /// # Errors
+    /// When the tensor was not announced, is written already, or has another number of elements, or when the system
+    /// refuses.
+    pub fn write(&mut self, path: &str, values: &[f32]) -> Result<(), HfError> {
+        let slot = self.pending.get(path).ok_or_else(|| HfError::Unexpected { tensor: path.to_owned() })?;
+        let expected = slot.spec.shape.iter().product();
+        if values.len() != expected {
+            return Err(HfError::Elements { tensor: path.to_owned(), expected, found: values.len() });
+        }
+        let data: Vec<u8> = to_file(&slot.spec, values).into_iter().flat_map(f32::to_le_bytes).collect();
+        let (file_path, file) = &mut self.files[slot.file];
+        let written = file.seek(SeekFrom::Start(slot.offset)).and_then(|_| file.write_all(&data));
+        written.map_err(HfError::io("write", file_path))?;
+        self.pending.remove(path);
+        Ok(())
+    }
+
+    /// Writes all parameters of a stage.
+    ///
+    /// # Errors
+    /// As [`Writer::write`], for the first parameter that fails.
+    pub fn write_stage<M: Module>(&mut self, stage: &M) -> Result<(), HfError> {
+        let mut result = Ok(());
+        visit_parameters(stage, |spec, data| {
+            if result.is_ok() {
+                let values: Vec<f32> = data().iter().collect();
+                result = self.write(&spec.path, &values);
+            }
+        });
+        result
+    }
+
+    /// Makes the directory visible.
+    ///
+    /// # Errors
+    /// When an announced tensor was not written, when the target has got content meanwhile, or when the system refuses.
+    pub fn finish(mut self) -> Result<(), HfError> {
+        if let Some(tensor) = self.pending.pop_first().map(|(path, _)| path) {
+            return Err(HfError::Unwritten { tensor });
+        }
+        for (path, file) in &self.files {
+            file.sync_all().map_err(HfError::io("write", path))?;
+        }
+        require_vacant(&self.target)?;
+        self.scratch.rename_to(&self.target)
+    }
+}
+
+/// Fills files in path order. There is always one file, if need be without tensors.
+fn plan(specs: impl Iterator<Item = ParameterSpec>, max_shard_bytes: u64) -> Vec<Vec<ParameterSpec>> {
+    let mut shards = vec![Vec::new()];
+    let mut used = 0;
+    for spec in specs {
+        let size = bytes(&spec);
+        if used > 0 && used + size > max_shard_bytes {
+            shards.push(Vec::new());
+            used = 0;
+        }
+        used += size;
+        shards.last_mut().expect("there is one from the start").push(spec);
+    }
+    shards
+}
+
+fn file_name(index: usize, count: usize) -> String {
+    if count == 1 { SINGLE.to_owned() } else { format!("model-{:05}-of-{count:05}.safetensors", index + 1) }
+}
+
+fn bytes(spec: &ParameterSpec) -> u64 {
+    spec.shape.iter().product::<usize>() as u64 * size_of::<f32>() as u64
+}
+
+/// The length field and header of a file with these tensors, and the bytes of the tensors.
+fn header(specs: &[ParameterSpec]) -> Result<(Vec<u8>, u64), serde_json::Error> {
+    let mut offset = 0;
+    let tensors = specs.iter().map(|spec| {
+        let start = offset;
+        offset += bytes(spec) as usize;
+        (
+            spec.path.clone(),
+            TensorInfo { dtype: Dtype::F32, shape: file_shape(spec), data_offsets: (start, offset) },
+        )
+    });
+    let tensors = tensors.collect();
+    // Other readers refuse a file that does not say which framework's layout it has.
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(format), tensors).map_err(serde::ser::Error::custom)?;
+    let mut json = serde_json::to_vec(&metadata)?;
+    // Tensors start at a multiple of eight, as the format recommends.
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    Ok((header, offset as u64))
+}
+
+fn require_vacant(dir: &Path) -> Result<(), HfError> {
+    match fs::read_dir(dir).map(|mut entries| entries.next().is_none()) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(HfError::NotEmpty { dir: dir.to_owned() }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(HfError::Io { action: "write to", path: dir.to_owned(), source }),
+    }
+}
+
+/// A folder that disappears unless it is renamed.
+#[derive(Debug)]
+struct Scratch {
+    path: PathBuf,
+    renamed: bool,
+}
+
+impl Scratch {
+    /// A fresh folder next to `target`, so that the rename stays within one file system.
+    fn create(target: &Path) -> Result<Self, HfError> {
+        let parent = target.parent().unwrap_or(target);
+        fs::create_dir_all(parent).map_err(HfError::io("create", parent))?;
+        let name = target.file_name().unwrap_or_default().to_string_lossy();
+        for attempt in 0_u64.. {
+            let path = parent.join(format!(".{name}.partial-{}-{attempt}", std::process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(Self { path, renamed: false }),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(HfError::Io { action: "create", path, source }),
+            }
+        }
+        unreachable!("a folder does not hold 2^64 others")
+    }
+
+    fn write_json(&self, name: &str, json: &serde_json::Value) -> Result<(), HfError> {
+        let path = self.path.join(name);
+        let written = File::create_new(&path).and_then(|mut file| {
+            file.write_all(format!("{json:#}\n").as_bytes())?;
+            file.sync_all()
+        });
+        written.map_err(HfError::io("write", &path))
+    }
+
+    fn rename_to(&mut self, target: &Path) -> Result<(), HfError> {
+        // Not every system renames onto an empty folder.
+        match fs::remove_dir(target) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => fs::rename(&self.path, target),
+        }
+        .map_err(HfError::io("write to", target))?;
+        self.renamed = true;
+        Ok(())
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if !self.renamed {
+            // Best effort: what is left over is named as partial, and harms nothing.
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}

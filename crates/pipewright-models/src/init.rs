@@ -1,0 +1,138 @@
+//! Initial parameters that depend on the seed and the parameter's path alone: never on how the model is cut, on the
+//! order of construction, or on the machine.
+//!
+//! The stream of a parameter is ChaCha8 keyed by the seed and the FNV-1a hash of the path. Normal numbers are made with
+//! the polar method (Marsaglia and Bray, 1964) in plain IEEE arithmetic: the standard library's logarithm is the
+//! system's, which may differ in the last place between machines.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::family::ConfigError;
+use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
+
+/// Draws matrices and tables from a normal distribution around zero, and sets scales to one.
+#[derive(Debug, Clone)]
+pub struct SeededInit {
+    /// The run's seed.
+    pub seed: u64,
+    /// The standard deviation, Hugging Face's `initializer_range`.
+    pub deviation: f64,
+}
+
+impl ParameterSource for SeededInit {
+    type Error = ConfigError;
+
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
+        let len = spec.shape.iter().product();
+        Ok(match spec.kind {
+            ParameterKind::Scale => vec![1.0; len],
+            ParameterKind::Matrix | ParameterKind::Table => {
+                let mut normal = Normal::new(self.seed, &spec.path);
+                (0..len).map(|_| (normal.next() * self.deviation) as f32).collect()
+            }
+        })
+    }
+}
+
+/// Independent standard normal numbers.
+struct Normal {
+    stream: ChaCha8Rng,
+    spare: Option<f64>,
+}
+
+impl Normal {
+    fn new(seed: u64, path: &str) -> Self {
+        let mut key = [0; 32];
+        key[..8].copy_from_slice(&seed.to_le_bytes());
+        key[8..16].copy_from_slice(&fnv1a(path.as_bytes()).to_le_bytes());
+        Self { stream: ChaCha8Rng::from_seed(key), spare: None }
+    }
+
+    fn next(&mut self) -> f64 {
+        if let Some(spare) = self.spare.take() {
+            return spare;
+        }
+        loop {
+            let bits = self.stream.next_u64();
+            let (x, y) = (symmetric(bits as u32), symmetric((bits >> 32) as u32));
+            let square = x * x + y * y;
+            if square < 1.0 {
+                let factor = (-2.0 * ln(square) / square).sqrt();
+                self.spare = Some(y * factor);
+                return x * factor;
+            }
+        }
+    }
+}
+
+/// A number in (-1, 1) from 32 random bits, symmetric around zero and never zero itself.
+fn symmetric(bits: u32) -> f64 {
+    (f64::from(bits as i32) + 0.5) / 2_147_483_648.0
+}
+
+/// The natural logarithm of a positive normal number, to about 1e-13 relative.
+///
+/// With `x = m 2^e` and `m` around one, `ln m = 2 artanh t` for `t = (m - 1) / (m + 1)`, `|t| < 0.172`, as a series.
+fn ln(x: f64) -> f64 {
+    const MANTISSA: u64 = (1 << 52) - 1;
+    let bits = x.to_bits();
+    let mut exponent = (bits >> 52) as i32 - 1023;
+    let mut mantissa = f64::from_bits((bits & MANTISSA) | (1023 << 52));
+    if mantissa > std::f64::consts::SQRT_2 {
+        mantissa *= 0.5;
+        exponent += 1;
+    }
+    let t = (mantissa - 1.0) / (mantissa + 1.0);
+    let square = t * t;
+    let series = (0..8).rev().fold(0.0, |sum, k| sum * square + 1.0 / f64::from(2 * k + 1));
+    2.0 * t * series + f64::from(exponent) * std::f64::consts::LN_2
+}
+
+/// The 64-bit FNV-1a hash (Fowler, Noll and Vo), which is the same on every platform and in every release.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hash_is_the_published_one() {
+        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn logarithm_agrees_with_the_system() {
+        for x in [1e-18, 1e-3, 0.1, 0.5, 0.707, 0.708, 0.999_999, 1.0, 1.5, 7.0] {
+            assert!((ln(x) - f64::ln(x)).abs() <= 2e-13 * f64::ln(x).abs().max(1.0), "ln {x}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_standard_normal() {
+        let mut normal = Normal::new(7, "model.norm.weight");
+        let numbers: Vec<f64> = (0..200_000).map(|_| normal.next()).collect();
+        let moment = |power: i32| numbers.iter().map(|x| x.powi(power)).sum::<f64>() / numbers.len() as f64;
+        let check =
+            |got: f64, want: f64, tolerance: f64| assert!((got - want).abs() < tolerance, "{got} for {want}");
+        check(moment(1), 0.0, 0.01);
+        check(moment(2), 1.0, 0.02);
+        check(moment(3), 0.0, 0.05);
+        check(moment(4), 3.0, 0.15);
+        let inside = numbers.iter().filter(|x| x.abs() < 1.0).count() as f64 / numbers.len() as f64;
+        check(inside, 0.6827, 0.005);
+    }
+
+    #[test]
+    fn streams_differ_by_seed_and_by_path_and_repeat() {
+        let first = |seed, path| Normal::new(seed, path).next();
+        assert_eq!(first(1, "a"), first(1, "a"));
+        assert_ne!(first(1, "a"), first(2, "a"));
+        assert_ne!(first(1, "a"), first(1, "b"));
+    }
+}

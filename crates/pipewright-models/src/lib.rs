@@ -1,0 +1,44 @@
+//! Model families that Pipewright trains: Burn modules that describe themselves as a list of layers and can be cut
+//! into stages anywhere between two layers.
+//!
+//! A family is a configuration type that implements [`ModelFamily`]; [`ModelConfig`] lists the families and reads
+//! whichever one a `config.json` names. Parameters come from a [`ParameterSource`]: seeded random numbers
+//! ([`init::SeededInit`]) or a Hugging Face directory ([`hf`]). Schedules, transports and training loops are elsewhere.
+//!
+//! ```
+//! use burn::tensor::{Device, Int, Tensor};
+//! use pipewright_models::ModelFamily;
+//! use pipewright_models::llama::{LlamaConfig, LlamaInput};
+//!
+//! let config = LlamaConfig {
+//!     hidden_size: 32,
+//!     intermediate_size: 48,
+//!     num_hidden_layers: 2,
+//!     ..LlamaConfig::new(256, 4)
+//! };
+//! let layers = config.describe(16).layers.len();
+//! assert_eq!(layers, 4, "embedding, two blocks, norm and head");
+//!
+//! let device = Device::flex();
+//! let first = config.init_stage(0..2, 42, &device)?;
+//! let last = config.init_stage(2..layers, 42, &device)?;
+//! let tokens = Tensor::<2, Int>::zeros([1, 16], &device);
+//! let logits = last.run(LlamaInput::Hidden(first.run(LlamaInput::Tokens(tokens))));
+//! assert_eq!(logits.dims(), [1, 16, 256]);
+//! # Ok::<(), pipewright_models::ConfigError>(())
+//! ```
+
+pub mod family;
+pub mod parameter;
+
+pub mod init;
+
+mod layer;
+pub mod llama;
+pub mod loss;
+
+pub mod hf;
+
+pub use family::{ConfigError, ModelConfig, ModelFamily};
+pub use loss::cross_entropy;
+pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};

@@ -1,0 +1,122 @@
+//! The sizes and constants of a model, and which of them go together. How they stand in a file is in
+//! [`super::json`].
+
+use serde::{Deserialize, Serialize};
+
+use super::json::{self, RawConfig};
+use crate::family::ConfigError;
+
+/// The sizes and constants of a Llama model; the names are those of Hugging Face's `config.json`.
+///
+/// Deserialising accepts what Hugging Face writes, old and new, fills in its defaults, validates, and refuses settings
+/// that change the arithmetic in a way that is not implemented.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "RawConfig", into = "RawConfig")]
+pub struct LlamaConfig {
+    /// Token ids run from 0 to `vocab_size - 1`.
+    pub vocab_size: usize,
+    /// Width of the hidden states.
+    pub hidden_size: usize,
+    /// Inner width of the feed-forward layers.
+    pub intermediate_size: usize,
+    /// Decoder blocks.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads; each serves `num_attention_heads / num_key_value_heads` query heads.
+    pub num_key_value_heads: usize,
+    /// Width of a head, `hidden_size / num_attention_heads` when absent.
+    pub head_dim: Option<usize>,
+    /// Added to the mean square before its root is taken.
+    pub rms_norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Standard deviation of initial matrices and embeddings.
+    pub initializer_range: f64,
+    /// The longest sequence that the model is meant for; nothing is allocated by it.
+    pub max_position_embeddings: usize,
+}
+
+impl LlamaConfig {
+    /// A small model (hidden 64, intermediate 176, 2 blocks) with as many key as query heads and the constants that
+    /// Hugging Face assumes; meant to be completed with `..`.
+    pub fn new(vocab_size: usize, num_attention_heads: usize) -> Self {
+        Self {
+            vocab_size,
+            hidden_size: 64,
+            intermediate_size: 176,
+            num_hidden_layers: 2,
+            num_attention_heads,
+            num_key_value_heads: num_attention_heads,
+            head_dim: None,
+            rms_norm_eps: json::default_rms_norm_eps(),
+            rope_theta: json::DEFAULT_ROPE_THETA,
+            initializer_range: json::default_initializer_range(),
+            max_position_embeddings: json::default_max_position_embeddings(),
+        }
+    }
+
+    /// Width of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    /// Layers in the list that is cut into stages: the embedding, the blocks, and the norm with the head.
+    pub fn layers(&self) -> usize {
+        self.num_hidden_layers + 2
+    }
+
+    /// Checks that the sizes make a model.
+    ///
+    /// # Errors
+    /// The first key that is out of range or does not go with another.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ];
+        for (key, value) in sizes {
+            require(value > 0, key, value, "at least 1")?;
+        }
+        if self.head_dim.is_none() {
+            divisible(("hidden_size", self.hidden_size), ("num_attention_heads", self.num_attention_heads))?;
+        }
+        divisible(
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+        )?;
+        let head_dim = self.head_dim();
+        let pairs = head_dim > 0 && head_dim.is_multiple_of(2);
+        require(pairs, "head_dim", head_dim, "even, for the rotary embedding turns pairs")?;
+
+        let positive = |x: f64| x.is_finite() && x > 0.0;
+        require(positive(self.rms_norm_eps), "rms_norm_eps", self.rms_norm_eps, "positive")?;
+        require(positive(self.rope_theta), "rope_theta", self.rope_theta, "positive")?;
+        let range = self.initializer_range;
+        require(range == 0.0 || positive(range), "initializer_range", range, "zero or positive")
+    }
+}
+
+fn require(
+    holds: bool,
+    key: &'static str,
+    value: impl ToString,
+    range: &'static str,
+) -> Result<(), ConfigError> {
+    if holds { Ok(()) } else { Err(ConfigError::OutOfRange { key, value: value.to_string(), range }) }
+}
+
+fn divisible(
+    (key, value): (&'static str, usize),
+    (by, divisor): (&'static str, usize),
+) -> Result<(), ConfigError> {
+    if value.is_multiple_of(divisor) {
+        return Ok(());
+    }
+    Err(ConfigError::NotDivisible { key, value, by, divisor })
+}

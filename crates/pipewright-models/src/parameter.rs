@@ -1,0 +1,129 @@
+//! Parameters by global path: what a stage asks for when it is built, and what it holds afterwards.
+//!
+//! A global path is the parameter's name in a Hugging Face checkpoint, such as
+//! `model.layers.3.mlp.up_proj.weight`. Stages are laid out so that Burn's own module paths are these names however the
+//! model is cut; nothing translates between the two.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::{Embedding, Linear};
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::layer::RmsNorm;
+
+/// Where the values of a stage's parameters come from.
+pub trait ParameterSource {
+    /// Why a parameter cannot be had.
+    type Error;
+
+    /// The parameter's elements, row-major in `spec.shape`.
+    ///
+    /// # Errors
+    /// When the source has no such parameter, or one of another shape.
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, Self::Error>;
+}
+
+/// A parameter that a stage asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParameterSpec {
+    /// The global path.
+    pub path: String,
+    /// The shape as Burn stores it; a matrix is `[inputs, outputs]`.
+    pub shape: Vec<usize>,
+    /// What the parameter is used for.
+    pub kind: ParameterKind,
+}
+
+/// What a parameter is used for, which decides how it starts and how it is laid out in files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParameterKind {
+    /// The weight of a linear layer: `[inputs, outputs]` here, `[outputs, inputs]` in a checkpoint. Starts normal.
+    Matrix,
+    /// One row per token id, the same in a checkpoint. Starts normal.
+    Table,
+    /// Elementwise factors. Start as ones.
+    Scale,
+}
+
+/// Builds the layers of a stage from a source.
+pub(crate) struct Builder<'a, S> {
+    source: &'a mut S,
+    device: &'a Device,
+}
+
+impl<'a, S: ParameterSource> Builder<'a, S> {
+    pub(crate) fn new(source: &'a mut S, device: &'a Device) -> Self {
+        Self { source, device }
+    }
+
+    /// `path` is the layer's path: `.weight` is added.
+    pub(crate) fn linear(&mut self, path: &str, inputs: usize, outputs: usize) -> Result<Linear, S::Error> {
+        let weight = self.weight(path, [inputs, outputs], ParameterKind::Matrix)?;
+        Ok(Linear { weight, bias: None })
+    }
+
+    pub(crate) fn embedding(&mut self, path: &str, rows: usize, width: usize) -> Result<Embedding, S::Error> {
+        Ok(Embedding { weight: self.weight(path, [rows, width], ParameterKind::Table)? })
+    }
+
+    pub(crate) fn norm(&mut self, path: &str, width: usize, epsilon: f64) -> Result<RmsNorm, S::Error> {
+        let weight = self.weight(path, [width], ParameterKind::Scale)?;
+        Ok(RmsNorm { weight, epsilon })
+    }
+
+    fn weight<const D: usize>(
+        &mut self,
+        layer: &str,
+        shape: [usize; D],
+        kind: ParameterKind,
+    ) -> Result<Param<Tensor<D>>, S::Error> {
+        let spec = ParameterSpec { path: format!("{layer}.weight"), shape: shape.to_vec(), kind };
+        let values = self.source.parameter(&spec)?;
+        Ok(Param::from_data(TensorData::new(values, shape), self.device))
+    }
+}
+
+/// The parameters that `stage` holds, in the order in which Burn visits them.
+pub fn parameter_specs<M: Module>(stage: &M) -> Vec<ParameterSpec> {
+    let mut specs = Vec::new();
+    visit_parameters(stage, |spec, _| specs.push(spec));
+    specs
+}
+
+/// Calls `visit` for each float parameter of `stage`, with a function that copies its elements out.
+pub(crate) fn visit_parameters<M, F>(stage: &M, visit: F)
+where
+    M: Module,
+    F: FnMut(ParameterSpec, &dyn Fn() -> TensorData),
+{
+    stage.visit(&mut PathVisitor { names: Vec::new(), owners: Vec::new(), visit });
+}
+
+/// Keeps the names on the way down, and the types that hold them: a matrix is known by the linear layer around it.
+struct PathVisitor<F> {
+    names: Vec<String>,
+    owners: Vec<String>,
+    visit: F,
+}
+
+impl<F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor for PathVisitor<F> {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.names.push(name.to_owned());
+        self.owners.push(container_type.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.names.pop();
+        self.owners.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let kind = match self.owners.last().map(String::as_str) {
+            Some("Struct:Linear") if D == 2 => ParameterKind::Matrix,
+            Some("Struct:Embedding") => ParameterKind::Table,
+            _ => ParameterKind::Scale,
+        };
+        let value = param.val();
+        let spec = ParameterSpec { path: self.names.join("."), shape: value.dims().to_vec(), kind };
+        (self.visit)(spec, &|| value.to_data());
+    }
+}

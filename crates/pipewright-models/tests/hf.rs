@@ -1,0 +1,291 @@
+//! Model directories: what is written is read again bit-identically, and broken ones are refused by name.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor, TensorData};
+use pipewright_models::hf::{self, HfError};
+use pipewright_models::llama::{LlamaConfig, LlamaStage};
+use pipewright_models::{ModelConfig, ModelFamily, parameter_specs};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tiny");
+
+fn config(dir: &Path) -> LlamaConfig {
+    match hf::read_config(dir) {
+        Ok(ModelConfig::Llama(config)) => config,
+        other => panic!("a Llama was written, not {other:?}"),
+    }
+}
+
+fn load(dir: &Path) -> Result<LlamaStage, HfError> {
+    let config = config(dir);
+    hf::load_stage(dir, &config, 0..config.layers(), &Device::flex())
+}
+
+fn values(stage: &LlamaStage) -> Vec<TensorData> {
+    struct Collector(Vec<TensorData>);
+    impl ModuleVisitor for Collector {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.push(param.val().to_data());
+        }
+    }
+    let mut collector = Collector(Vec::new());
+    stage.visit(&mut collector);
+    collector.0
+}
+
+/// A copy of the golden model to damage.
+fn copy() -> (TempDir, PathBuf) {
+    let folder = TempDir::new().expect("a temporary folder");
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(Path::new(GOLDEN).join(name), folder.path().join(name)).expect("the file is here");
+    }
+    let weights = folder.path().join("model.safetensors");
+    (folder, weights)
+}
+
+/// Rewrites the header of a safetensors file; tensors stay.
+fn edit_header(path: &Path, edit: impl FnOnce(&mut Value)) {
+    let bytes = fs::read(path).expect("the file is here");
+    let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+    let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).expect("a header");
+    edit(&mut header);
+    let header = header.to_string().into_bytes();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(path, [&length, header.as_slice(), &bytes[8 + bytes_before(&bytes)..]].concat())
+        .expect("it is writable");
+}
+
+fn bytes_before(file: &[u8]) -> usize {
+    u64::from_le_bytes(file[..8].try_into().expect("eight bytes")) as usize
+}
+
+fn check_refused(dir: &Path, message: &str) {
+    let error = load(dir).map(|_| ()).expect_err("it is broken").to_string();
+    let error = error.replace(&dir.display().to_string(), "DIR");
+    assert_eq!(error, message);
+}
+
+#[test]
+fn round_trip_in_one_file() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let dir = folder.path().join("deep/model");
+    let golden = load(Path::new(GOLDEN)).expect("it loads");
+    hf::save(&dir, &config(Path::new(GOLDEN)), &[&golden]).expect("it is written");
+
+    assert_eq!(config(&dir), config(Path::new(GOLDEN)));
+    assert_eq!(values(&load(&dir).expect("it loads")), values(&golden));
+    // The reference writes tensors in the same order and layout.
+    let data = |dir: &Path| {
+        let bytes = fs::read(dir.join("model.safetensors")).expect("the file is here");
+        bytes[8 + bytes_before(&bytes)..].to_vec()
+    };
+    assert_eq!(data(&dir), data(Path::new(GOLDEN)));
+}
+
+#[test]
+fn round_trip_of_stages_in_several_files() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let dir = folder.path().join("model");
+    let config = config(Path::new(GOLDEN));
+    let stage = |range| hf::load_stage(Path::new(GOLDEN), &config, range, &Device::flex()).expect("it loads");
+    let stages = [stage(0..3), stage(3..10)];
+
+    let specs = stages.iter().flat_map(parameter_specs).collect();
+    let mut writer = hf::Writer::create(&dir, &config, specs, 500_000).expect("it starts");
+    writer.write_stage(&stages[1]).expect("it is written");
+    assert!(!dir.exists(), "nothing shows before the end");
+    writer.write_stage(&stages[0]).expect("it is written");
+    writer.finish().expect("it is complete");
+
+    let mut names: Vec<_> =
+        fs::read_dir(&dir).expect("it is there").map(|e| e.expect("an entry").file_name()).collect();
+    names.sort();
+    assert_eq!(
+        names,
+        [
+            "config.json",
+            "model-00001-of-00004.safetensors",
+            "model-00002-of-00004.safetensors",
+            "model-00003-of-00004.safetensors",
+            "model-00004-of-00004.safetensors",
+            "model.safetensors.index.json",
+        ]
+    );
+    assert_eq!(values(&load(&dir).expect("it loads")), values(&load(Path::new(GOLDEN)).expect("it loads")));
+}
+
+#[test]
+fn half_precision_is_widened() {
+    let (folder, weights) = copy();
+    let values = [1.0f32, -2.5, 0.15625, 65504.0];
+    check_halves(
+        folder.path(),
+        &weights,
+        "BF16",
+        &values.map(|x| (x.to_bits() >> 16) as u16),
+        &[1.0, -2.5, 0.15625],
+    );
+    check_halves(
+        folder.path(),
+        &weights,
+        "F16",
+        &[0x3c00, 0xc100, 0x3100, 0x0001],
+        &[1.0, -2.5, 0.15625, 2f32.powi(-24)],
+    );
+}
+
+/// Replaces the weights by a file that holds the final norm and the head in half precision.
+fn check_halves(dir: &Path, weights: &Path, dtype: &str, bits: &[u16], expected: &[f32]) {
+    let (norm, head) = (64 * 2, 256 * 64 * 2);
+    let header = json!({
+        "model.norm.weight": {"dtype": dtype, "shape": [64], "data_offsets": [0, norm]},
+        "lm_head.weight": {"dtype": dtype, "shape": [256, 64], "data_offsets": [norm, norm + head]},
+    });
+    let header = header.to_string().into_bytes();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header);
+    file.extend(bits.iter().cycle().take((norm + head) / 2).flat_map(|bits| bits.to_le_bytes()));
+    fs::write(weights, file).expect("it is writable");
+    let stage =
+        hf::load_stage(dir, &config(dir), 9..10, &Device::flex()).expect("the norm and head are there");
+    let norm: Vec<f32> = values(&stage)[0].iter().take(expected.len()).collect();
+    assert_eq!(norm, expected);
+}
+
+#[test]
+fn a_file_cut_short_is_refused() {
+    let (folder, weights) = copy();
+    let bytes = fs::read(&weights).expect("the file is here");
+    for (length, expected) in [(bytes.len() - 1, bytes.len()), (1000, 8 + bytes_before(&bytes)), (5, 8)] {
+        fs::write(&weights, &bytes[..length]).expect("it is writable");
+        let advice = "copy or download it again";
+        check_refused(
+            folder.path(),
+            &format!(
+                "DIR/model.safetensors is {length} bytes long, its header asks for {expected}: {advice}"
+            ),
+        );
+    }
+}
+
+#[test]
+fn a_file_that_is_something_else_is_refused() {
+    let (folder, weights) = copy();
+    fs::write(&weights, "<html>not found</html>").expect("it is writable");
+    check_refused(folder.path(), "DIR/model.safetensors does not start with a safetensors header");
+    fs::write(&weights, [&[4, 0, 0, 0, 0, 0, 0, 0], b"{..}".as_slice()].concat()).expect("it is writable");
+    check_refused(folder.path(), "DIR/model.safetensors does not start with a safetensors header");
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    let (folder, weights) = copy();
+    edit_header(&weights, |header| {
+        let header = header.as_object_mut().expect("it is one");
+        let tensor = header.remove("model.layers.6.mlp.up_proj.weight").expect("it is there");
+        header.insert("other".to_owned(), tensor);
+    });
+    check_refused(folder.path(), "DIR/model.safetensors lacks tensor `model.layers.6.mlp.up_proj.weight`");
+    let config = config(folder.path());
+    let other = hf::load_stage(folder.path(), &config, 0..7, &Device::flex());
+    assert!(other.is_ok(), "a stage that does not need it loads");
+}
+
+#[test]
+fn a_wrong_shape_shows_both() {
+    let (folder, weights) = copy();
+    edit_header(&weights, |header| header["model.layers.0.mlp.down_proj.weight"]["shape"] = json!([176, 64]));
+    check_refused(
+        folder.path(),
+        "tensor `model.layers.0.mlp.down_proj.weight` in DIR/model.safetensors has shape [176, 64], the configuration \
+         asks for [64, 176]",
+    );
+}
+
+#[test]
+fn an_element_type_that_cannot_be_read_is_named() {
+    let (folder, weights) = copy();
+    edit_header(&weights, |header| header["lm_head.weight"]["dtype"] = json!("I32"));
+    check_refused(
+        folder.path(),
+        "tensor `lm_head.weight` in DIR/model.safetensors has element type I32: only F32, BF16 and F16 can be read",
+    );
+    edit_header(&weights, |header| header["lm_head.weight"]["dtype"] = json!("Q4"));
+    check_refused(folder.path(), "DIR/model.safetensors does not start with a safetensors header");
+}
+
+#[test]
+fn an_index_may_not_lead_out_of_the_folder() {
+    let (folder, weights) = copy();
+    fs::remove_file(weights).expect("it is there");
+    check_refused(folder.path(), "DIR holds neither model.safetensors nor model.safetensors.index.json");
+    let index = json!({"weight_map": {"model.embed_tokens.weight": "../secret.safetensors"}});
+    fs::write(folder.path().join("model.safetensors.index.json"), index.to_string()).expect("it is writable");
+    check_refused(
+        folder.path(),
+        "DIR/model.safetensors.index.json places tensor `model.embed_tokens.weight` in `../secret.safetensors`, which \
+         is not a plain file name",
+    );
+}
+
+#[test]
+fn configurations_that_cannot_be_run_are_refused() {
+    let (folder, _) = copy();
+    let path = folder.path().join("config.json");
+    let check = |content: &str, outer: &str, inner: &str| {
+        fs::write(&path, content).expect("it is writable");
+        let error = hf::read_config(folder.path()).expect_err("it is broken");
+        let source = std::error::Error::source(&error).expect("there is a cause").to_string();
+        assert_eq!(error.to_string(), format!("{} {outer}", path.display()));
+        assert_eq!(source, inner);
+    };
+    check("{", "is not valid", "EOF while parsing an object at line 1 column 1");
+    let families = "set `model_type` (or `architectures`) to one of llama";
+    let unknown = format!("unknown model family `mamba`: {families}");
+    check(r#"{"model_type": "mamba"}"#, "does not describe a model that can be run", &unknown);
+    check(
+        r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 2}"#,
+        "does not describe a model that can be run",
+        "invalid model configuration: missing field `hidden_size`",
+    );
+}
+
+#[test]
+fn a_folder_with_content_is_never_overwritten() {
+    let (folder, weights) = copy();
+    let before = fs::read(&weights).expect("the file is here");
+    let stage = load(folder.path()).expect("it loads");
+    let error = hf::save(folder.path(), &config(folder.path()), &[&stage]).expect_err("it has content");
+    assert!(matches!(error, HfError::NotEmpty { .. }), "{error}");
+    assert_eq!(fs::read(&weights).expect("the file is here"), before);
+}
+
+#[test]
+fn an_unfinished_model_leaves_nothing_behind() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let config = LlamaConfig::new(16, 4);
+    let stage = config.init_stage(0..2, 1, &Device::flex()).expect("the range is valid");
+    let other = config.init_stage(2..4, 1, &Device::flex()).expect("the range is valid");
+    let specs: Vec<_> = [&stage, &other].into_iter().flat_map(parameter_specs).collect();
+
+    let dir = folder.path().join("model");
+    let mut writer = hf::Writer::create(&dir, &config, specs.clone(), u64::MAX).expect("it starts");
+    writer.write_stage(&stage).expect("it is written");
+    let again = writer.write("model.embed_tokens.weight", &[0.0; 16 * 64]).expect_err("it is there already");
+    assert_eq!(
+        again.to_string(),
+        "tensor `model.embed_tokens.weight` was not announced, or is written already"
+    );
+    let short = writer.write("model.norm.weight", &[0.0]).expect_err("it is too short");
+    assert_eq!(short.to_string(), "tensor `model.norm.weight` was announced with 64 elements, 1 were given");
+    let error = writer.finish().expect_err("it is not complete");
+    assert_eq!(error.to_string(), "tensor `lm_head.weight` was announced and not written");
+    assert_eq!(fs::read_dir(folder.path()).expect("it is there").count(), 0);
+
+    let twice = hf::save(&dir, &config, &[&stage, &stage]).expect_err("the same layers");
+    assert!(matches!(twice, HfError::Duplicate { .. }), "{twice}");
+}

@@ -1,0 +1,253 @@
+//! Schedules from a building block: six slots a rank, repeated for every microbatch, then squeezed.
+//!
+//! Qi et al., "Pipeline Parallelism with Controllable Memory", 2024. Two stages a rank on a V, the backward
+//! split; what the paper calls B and W are `I` and `W` here.
+//!
+//! Notation: `F0`, `I0`, `W0` belong to the stage on the way down, `F1`, `I1`, `W1` to the one on the way up. A
+//! block says in which slot each rank runs `F0`, `F1`, `I1` and `I0` of microbatch 0; microbatch `j` follows
+//! `6 j` slots later. No two of these fall together, so that two slots in six are left for `W0` and `W1`. How
+//! long an activation lives in the block decides the memory: the shorter the way from `F0` to `I0`, the fewer
+//! of them overlap.
+//!
+//! Squeezing runs the repeated block tick by tick, every action taking one, and lets each rank run the first
+//! of these that can:
+//!
+//! 1. the action whose slot is next;
+//! 2. a forward whose slot is later, where memory allows it *and* all forwards with slots between: so the
+//!    rest of the block always fits, and nothing can block for good;
+//! 3. a backward whose slot is later, once the rank's forwards of the way up are over: only then does it delay
+//!    no one;
+//! 4. the weight gradient that waits longest.
+//!
+//! Cost: one look at four candidates for each rank and tick, linear in the actions.
+
+use std::collections::VecDeque;
+
+use crate::action::Action;
+use crate::generate::error::GenerateError;
+use crate::generate::lane::Lane;
+use crate::generate::spec::ScheduleSpec;
+use crate::ids::{Rank, StageIndex};
+use crate::placement::Placement;
+use crate::schedule::Schedule;
+
+/// How many slots after a microbatch's actions those of the next one follow.
+const PERIOD: u32 = 6;
+
+/// What a schedule of the family chooses.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BuildingBlock {
+    /// For a number of ranks and a rank, the slots of microbatch 0, in the order of [`Pass`].
+    pub(super) slots: fn(u32, u32) -> [u32; 4],
+    /// For a number of ranks, the largest number of activations that the repeated block holds on any rank.
+    pub(super) peak: fn(u32) -> u32,
+}
+
+/// The actions of a block whose slots are given, in the order of their dependencies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    ForwardDown,
+    ForwardUp,
+    BackwardUp,
+    BackwardDown,
+}
+
+/// A rank on its way through the repeated block.
+struct RankState {
+    lanes: [Lane; 2],
+    stages: [StageIndex; 2],
+    slots: [u32; 4],
+    /// How many microbatches each pass has run.
+    run: [u32; 4],
+    /// The activations held: forwards without their weight gradient.
+    held: u32,
+    /// The chunks of the weight gradients that wait.
+    waiting: VecDeque<usize>,
+    row: Vec<Option<Action>>,
+}
+
+/// What all ranks together have run before the present tick, counted by stage.
+struct Finished {
+    forwards: Vec<u32>,
+    backwards: Vec<u32>,
+    microbatches: u32,
+    limit: u32,
+}
+
+impl Pass {
+    const ALL: [Self; 4] = [Self::ForwardDown, Self::ForwardUp, Self::BackwardUp, Self::BackwardDown];
+
+    fn is_forward(self) -> bool {
+        matches!(self, Self::ForwardDown | Self::ForwardUp)
+    }
+
+    fn chunk(self) -> usize {
+        usize::from(matches!(self, Self::ForwardUp | Self::BackwardUp))
+    }
+}
+
+/// The schedule that squeezing makes of a block.
+pub(super) fn squeezed(
+    name: &'static str,
+    spec: &ScheduleSpec,
+    block: BuildingBlock,
+) -> Result<Schedule, GenerateError> {
+    let placement = spec.one_v(name)?;
+    let microbatches = spec.microbatches;
+    let mut finished = Finished {
+        forwards: vec![0; placement.stages() as usize],
+        backwards: vec![0; placement.stages() as usize],
+        microbatches,
+        limit: (block.peak)(placement.ranks()),
+    };
+    let mut ranks: Vec<RankState> =
+        placement.all_ranks().map(|rank| RankState::new(&placement, rank, block, microbatches)).collect();
+    let mut left = u64::from(microbatches) * 3 * u64::from(placement.stages());
+    let mut just_run: Vec<(Pass, StageIndex)> = Vec::new();
+    while left > 0 {
+        let ran = ranks.iter_mut().filter(|rank| rank.row.len() < 6 * microbatches as usize);
+        let ran = ran.map(|rank| u64::from(rank.tick(&finished, &mut just_run))).sum::<u64>();
+        assert!(ran > 0, "the rest of the repeated block fits in memory at any time");
+        left -= ran;
+        for (pass, stage) in just_run.drain(..) {
+            let counts = if pass.is_forward() { &mut finished.forwards } else { &mut finished.backwards };
+            counts[stage.index()] += 1;
+        }
+    }
+    Ok(Schedule::generated(placement, microbatches, ranks.into_iter().map(|rank| rank.row).collect()))
+}
+
+impl RankState {
+    fn new(placement: &Placement, rank: Rank, block: BuildingBlock, microbatches: u32) -> Self {
+        let stages = [rank.get(), placement.stages() - 1 - rank.get()].map(StageIndex::new);
+        Self {
+            lanes: stages.map(Lane::new),
+            stages,
+            slots: (block.slots)(placement.ranks(), rank.get()),
+            run: [0; 4],
+            held: 0,
+            waiting: VecDeque::new(),
+            row: Vec::with_capacity(6 * microbatches as usize),
+        }
+    }
+
+    /// Runs what can run, if anything; says whether anything did.
+    fn tick(&mut self, finished: &Finished, just_run: &mut Vec<(Pass, StageIndex)>) -> bool {
+        let mut candidates = Pass::ALL;
+        candidates.sort_unstable_by_key(|&pass| self.slot(pass));
+        let mut unfinished =
+            candidates.into_iter().filter(|&pass| self.run[pass as usize] < finished.microbatches);
+        let next = unfinished.next();
+        let chosen = next.filter(|&pass| self.can_run(pass, finished) && self.fits(pass, 0, finished));
+        let chosen = chosen.or_else(|| unfinished.find(|&pass| self.may_overtake(pass, finished)));
+        if let Some(pass) = chosen {
+            just_run.push((pass, self.stages[pass.chunk()]));
+            self.run(pass);
+        } else if let Some(chunk) = self.waiting.pop_front() {
+            self.held -= 1;
+            self.row.push(Some(self.lanes[chunk].weight_backward()));
+        } else {
+            return false;
+        }
+        true
+    }
+
+    fn run(&mut self, pass: Pass) {
+        self.run[pass as usize] += 1;
+        let lane = &mut self.lanes[pass.chunk()];
+        if pass.is_forward() {
+            self.held += 1;
+            self.row.push(Some(lane.forward()));
+        } else {
+            self.waiting.push_back(pass.chunk());
+            self.row.push(Some(lane.input_backward()));
+        }
+    }
+
+    /// The slot of the next microbatch's `pass`.
+    fn slot(&self, pass: Pass) -> u32 {
+        self.slots[pass as usize] + PERIOD * self.run[pass as usize]
+    }
+
+    /// Whether everything that the next microbatch's `pass` needs is there.
+    fn can_run(&self, pass: Pass, finished: &Finished) -> bool {
+        let (stage, microbatch) = (self.stages[pass.chunk()].index(), self.run[pass as usize]);
+        if pass.is_forward() {
+            return stage.checked_sub(1).is_none_or(|previous| finished.forwards[previous] > microbatch);
+        }
+        let gradient = finished.backwards.get(stage + 1).is_none_or(|&backwards| backwards > microbatch);
+        gradient && finished.forwards[stage] > microbatch
+    }
+
+    /// Whether memory allows `pass` and as many forwards as are `reserved`.
+    fn fits(&self, pass: Pass, reserved: u32, finished: &Finished) -> bool {
+        !pass.is_forward() || self.held + reserved < finished.limit
+    }
+
+    /// Whether `pass` may run although its slot is not the next one.
+    fn may_overtake(&self, pass: Pass, finished: &Finished) -> bool {
+        let other = match pass {
+            Pass::ForwardDown => Pass::ForwardUp,
+            Pass::ForwardUp => Pass::ForwardDown,
+            Pass::BackwardUp | Pass::BackwardDown => {
+                let forwards_over = self.run[Pass::ForwardUp as usize] == finished.microbatches;
+                return forwards_over && self.can_run(pass, finished);
+            }
+        };
+        let between = self.slot(pass).saturating_sub(self.slot(other)).div_ceil(PERIOD);
+        let left = finished.microbatches - self.run[other as usize];
+        self.can_run(pass, finished) && self.fits(pass, between.min(left), finished)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generate::{v_half, v_min};
+
+    /// The slots of a block never meet, follow their dependencies, and hold what the formula says.
+    fn check(block: BuildingBlock) {
+        for ranks in 1..40 {
+            let slots: Vec<[u32; 4]> = (0..ranks).map(|rank| (block.slots)(ranks, rank)).collect();
+            for own in &slots {
+                let mut places = own.map(|slot| slot % PERIOD);
+                places.sort_unstable();
+                assert!(places.is_sorted_by(|a, b| a < b), "{ranks}: {own:?}");
+                assert!(own.is_sorted_by(|a, b| a < b), "{ranks}: {own:?}");
+            }
+            for pair in slots.windows(2) {
+                let [down, up] = [pair[0], pair[1]];
+                assert!(down[0] < up[0] && up[1] < down[1] && down[2] < up[2] && up[3] < down[3], "{pair:?}");
+            }
+            let held = slots.iter().map(|own| held(*own)).max();
+            assert_eq!(held, Some((block.peak)(ranks)), "{ranks} ranks");
+        }
+    }
+
+    /// The most activations that the endlessly repeated block holds, a `W` taking the first slot left free.
+    fn held(slots: [u32; 4]) -> u32 {
+        let end = slots[3] + PERIOD * 12;
+        let (mut held, mut waiting, mut peak) = (0, 0, 0);
+        for slot in 0..end {
+            let pass = slots.iter().position(|&first| slot >= first && (slot - first) % PERIOD == 0);
+            match pass {
+                Some(0 | 1) => held += 1,
+                Some(_) => waiting += 1,
+                None if waiting > 0 => (held, waiting) = (held - 1, waiting - 1),
+                None => {}
+            }
+            peak = peak.max(held);
+        }
+        peak
+    }
+
+    #[test]
+    fn v_half_is_a_block() {
+        check(v_half::BLOCK);
+    }
+
+    #[test]
+    fn v_min_is_a_block() {
+        check(v_min::BLOCK);
+    }
+}

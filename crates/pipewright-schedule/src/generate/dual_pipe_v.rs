@@ -1,0 +1,103 @@
+//! DualPipeV: a V of two stages a rank on which a forward of one stage and a backward of the other run as one
+//! action, so that the communication of each hides behind the other's computation.
+//!
+//! DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024 (DualPipe), cut in half to a V so that no parameter is held
+//! twice, as its open-source description has it. Two stages a rank: rank `r` of `p` owns `r`, called chunk 0,
+//! and `2 p - 1 - r`, called chunk 1. At least as many microbatches as stages.
+//!
+//! The order of rank `r` for `m` microbatches, `(F0 B1)` being one overlapped action:
+//!
+//! 1. `2 (p - 1 - r)` times `F0`;
+//! 2. `r + 1` times `F0 F1`;
+//! 3. `p - 1 - r` times `I1 W1 F1`;
+//! 4. `m - 2 p + r + 1` times `(F0 B1) (F1 B0)`; the last rank begins with `F0` and `B1` on their own;
+//! 5. `p - 1 - r` times `B1 (F1 B0)`;
+//! 6. `r + 1` times `B1 B0`, of which the second half (rounded to begin with `B1` on odd ranks, with `B0` on
+//!    even ones) computes gradients of the inputs alone;
+//! 7. `p - 1 - r` times `W I0`, the weight gradient being the one that waits longest;
+//! 8. the weight gradients that are left, in the order of their input gradients.
+//!
+//! Rank `r` holds at most `2 p + 1` activations of a stage, `p + 1/2` stages' worth as 1F1B counts them.
+
+use std::collections::VecDeque;
+
+use crate::action::Action;
+use crate::generate::catalogue::Generator;
+use crate::generate::error::GenerateError;
+use crate::generate::lane::Lane;
+use crate::generate::spec::ScheduleSpec;
+use crate::ids::Rank;
+use crate::placement::Placement;
+use crate::schedule::Schedule;
+
+const NAME: &str = "dualpipev";
+
+pub(super) const GENERATOR: Generator = Generator {
+    name: NAME,
+    summary: "DualPipeV: forward and backward of two stages overlap on a V",
+    settings: &[],
+    generate,
+};
+
+fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
+    let placement = spec.one_v(NAME)?;
+    spec.check_fills(NAME, &placement)?;
+    let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches)).collect();
+    Ok(Schedule::generated(placement, spec.microbatches, rows))
+}
+
+fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Action>> {
+    let (ranks, above) = (placement.ranks(), rank.get());
+    let below = ranks - 1 - above;
+    let mut lanes = placement.stages_of(rank).iter().copied().map(Lane::new);
+    let (Some(mut down), Some(mut up)) = (lanes.next(), lanes.next()) else { return Vec::new() };
+    let mut row = Vec::with_capacity(6 * microbatches as usize);
+    row.extend((0..2 * below).map(|_| down.forward()));
+    row.extend((0..=above).flat_map(|_| [down.forward(), up.forward()]));
+    row.extend((0..below).flat_map(|_| [up.input_backward(), up.weight_backward(), up.forward()]));
+    for turn in 0..microbatches - 2 * ranks + above + 1 {
+        if turn == 0 && below == 0 {
+            row.extend([down.forward(), up.backward()]);
+        } else {
+            row.push(down.overlap(&mut up));
+        }
+        row.push(up.overlap(&mut down));
+    }
+    row.extend((0..below).flat_map(|_| [up.backward(), up.overlap(&mut down)]));
+    cool_down(&mut row, [&mut down, &mut up], above, below);
+    row.into_iter().map(Some).collect()
+}
+
+/// Steps 6 to 8.
+fn cool_down(row: &mut Vec<Action>, lanes: [&mut Lane; 2], above: u32, below: u32) {
+    let [down, up] = lanes;
+    // From which turn on each chunk leaves its weight gradients for later: `above + 1` times in all.
+    let (up_splits, down_splits) = (above / 2 + 1, above.div_ceil(2));
+    // The chunks of the weight gradients that wait, `true` for the chunk that goes up.
+    let mut waiting: VecDeque<bool> = VecDeque::new();
+    for turn in 0..=above {
+        if turn < up_splits {
+            row.push(up.backward());
+        } else {
+            row.push(up.input_backward());
+            waiting.push_back(true);
+        }
+        if turn < down_splits {
+            row.push(down.backward());
+        } else {
+            row.push(down.input_backward());
+            waiting.push_back(false);
+        }
+    }
+    for _ in 0..below {
+        row.extend(
+            waiting
+                .pop_front()
+                .map(|is_up| if is_up { up.weight_backward() } else { down.weight_backward() }),
+        );
+        row.push(down.input_backward());
+        waiting.push_back(false);
+    }
+    let left = waiting.into_iter();
+    row.extend(left.map(|is_up| if is_up { up.weight_backward() } else { down.weight_backward() }));
+}

@@ -1,0 +1,141 @@
+//! Why a schedule cannot be generated.
+
+use thiserror::Error;
+
+use crate::generate::catalogue::catalogue;
+use crate::generate::costs::MAX_COST;
+use crate::generate::settings::Setting;
+use crate::generate::spec::MAX_COMPUTE_ACTIONS;
+use crate::ids::StageIndex;
+use crate::placement::PlacementError;
+
+/// Why a schedule cannot be generated.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum GenerateError {
+    /// No schedule has the name.
+    #[error("unknown schedule `{name}`; {}", suggest(.suggestion))]
+    UnknownSchedule {
+        /// The name, shortened where it is very long.
+        name: String,
+        /// The known name that is nearest, where one is near.
+        suggestion: Option<&'static str>,
+    },
+    /// There is nothing to run.
+    #[error("a schedule needs at least one microbatch")]
+    NoMicrobatches,
+    /// More cells than [`MAX_COMPUTE_ACTIONS`].
+    #[error(
+        "{stages} stages and {microbatches} microbatches make more than {MAX_COMPUTE_ACTIONS} actions; use fewer of either"
+    )]
+    TooLarge {
+        /// The number of stages.
+        stages: u32,
+        /// The number of microbatches.
+        microbatches: u32,
+    },
+    /// The pipeline cannot be filled.
+    #[error(
+        "{microbatches} microbatches cannot fill the {stages} stages of `{schedule}`; use at least {stages}"
+    )]
+    TooFewMicrobatches {
+        /// The schedule.
+        schedule: &'static str,
+        /// The requested number of microbatches.
+        microbatches: u32,
+        /// The number of stages.
+        stages: u32,
+    },
+    /// The schedule does not exist with so many stages on a rank.
+    #[error("`{schedule}` runs {supported} stage(s) on each rank, not {requested}; leave the number out")]
+    StagesPerRank {
+        /// The schedule.
+        schedule: &'static str,
+        /// The requested number of stages on each rank.
+        requested: u32,
+        /// The number that the schedule runs.
+        supported: u32,
+    },
+    /// The schedule turns at both ends, so that every rank has as many stages going down as going up.
+    #[error("`{schedule}` runs an even number of stages on each rank, not {requested}; use {}", requested.saturating_add(1))]
+    OddStagesPerRank {
+        /// The schedule.
+        schedule: &'static str,
+        /// The requested number of stages on each rank.
+        requested: u32,
+    },
+    /// The microbatches do not fall into rounds of equal size.
+    #[error(
+        "`{schedule}` runs {microbatches} microbatches in {rounds} rounds of equal size, which {rounds} does not \
+         divide; use a multiple of {rounds}"
+    )]
+    UnevenRounds {
+        /// The schedule.
+        schedule: &'static str,
+        /// The requested number of microbatches.
+        microbatches: u32,
+        /// The number of rounds: one for as many microbatches as there are ranks.
+        rounds: u32,
+    },
+    /// The group of microbatches that a chunk runs before the next chunk's turn does not fit the ranks.
+    #[error("a group of {group} microbatches does not fit {ranks} ranks; use one from {smallest} to {ranks}")]
+    Group {
+        /// The requested group.
+        group: u32,
+        /// The number of ranks.
+        ranks: u32,
+        /// The smallest group that the ranks allow.
+        smallest: u32,
+    },
+    /// The microbatches do not fall into groups of equal size.
+    #[error("{microbatches} microbatches do not fall into groups of {group}; use a multiple of {group}")]
+    UnevenGroups {
+        /// The requested number of microbatches.
+        microbatches: u32,
+        /// The size of a group.
+        group: u32,
+    },
+    /// A setting of another schedule, for which this one has no use.
+    #[error("`{schedule}` has no setting `{setting}`; leave it out")]
+    UnusedSetting {
+        /// The schedule.
+        schedule: &'static str,
+        /// The setting.
+        setting: Setting,
+    },
+    /// A list with one entry for each stage has the wrong length.
+    #[error("the setting `{setting}` has {found} entries for {stages} stages; give one to each stage")]
+    EntryCount {
+        /// The setting.
+        setting: Setting,
+        /// The number of entries.
+        found: usize,
+        /// The number of stages.
+        stages: u32,
+    },
+    /// A stage may hold no activation at all.
+    #[error("the memory limit of stage {stage} is 0 microbatches; a stage needs room for at least one")]
+    NoMemory {
+        /// The stage.
+        stage: StageIndex,
+    },
+    /// A cost is so large that the times of a step cannot be counted.
+    #[error("a cost of {cost} is more than the {MAX_COST} that a schedule counts with; use a larger unit")]
+    CostTooLarge {
+        /// The cost.
+        cost: u64,
+    },
+    /// The stages cannot be placed on the ranks.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+}
+
+/// The end of the message for an unknown schedule.
+fn suggest(suggestion: &Option<&'static str>) -> String {
+    match suggestion {
+        Some(name) => format!("did you mean `{name}`?"),
+        None => {
+            let names: Vec<&str> = catalogue().iter().map(|generator| generator.name).collect();
+            format!("the schedules are {}", names.join(", "))
+        }
+    }
+}

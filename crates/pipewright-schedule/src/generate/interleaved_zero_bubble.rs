@@ -1,0 +1,96 @@
+//! Interleaved zero bubble (ZB1P): interleaved 1F1B with the backward split, so that weight gradients fill
+//! the cool-down.
+//!
+//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, the schedule called ZB-H1 there, carried over to several
+//! stages a rank, as PyTorch has it. Any number of stages a rank, in a loop, microbatches in rounds as in
+//! interleaved 1F1B.
+//!
+//! With `p` ranks, `v` stages a rank and rounds of `g` microbatches, rank `r` warms up with
+//! `min(v m, (v - 1) g + p - 1 - r)` forwards and keeps up to `r` weight gradients pending
+//! (`split_backward.rs`). The idle cells are those of the reference: `r` before the first forward,
+//! `p - 1 - r` after the warm-up, and as many before a forward as the forward of the stage before it takes
+//! to come, in a grid in which every action takes one. A backward is not made to wait: the reference looks
+//! for full backwards, of which there are none, so its cells say nothing of when gradients come. The order
+//! is sound all the same; [`super::interleaved_zb_h1`] is the same order without idle cells.
+//!
+//! With `m` a multiple of `p`, and `F`, `I` and `W` of one length, the bubble is
+//! `(p - 1) / (3 v m + p - 1)` and every rank holds `v p` activations of a stage, as 1F1B does.
+
+use std::iter::repeat_n;
+
+use crate::action::Action;
+use crate::generate::catalogue::Generator;
+use crate::generate::error::GenerateError;
+use crate::generate::interleaving::Interleaving;
+use crate::generate::lane::Lane;
+use crate::generate::spec::ScheduleSpec;
+use crate::generate::split_backward::{Phases, split_backward};
+use crate::ids::{Rank, StageIndex};
+use crate::placement::Placement;
+use crate::schedule::Schedule;
+
+const NAME: &str = "interleavedzerobubble";
+
+pub(super) const GENERATOR: Generator = Generator {
+    name: NAME,
+    summary: "ZB1P: interleaved, backward split, weight gradients fill the cool-down",
+    settings: &[],
+    generate,
+};
+
+fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
+    let placement = spec.looped()?;
+    let group = spec.microbatches_per_round(NAME)?;
+    let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches, group)).collect();
+    let rows = with_waits(rows, placement.stages());
+    Ok(Schedule::generated(placement, spec.microbatches, rows))
+}
+
+/// The actions of a rank, idle before its first forward and after its warm-up.
+fn row(placement: &Placement, rank: Rank, microbatches: u32, group: u32) -> Vec<Option<Action>> {
+    let order = Interleaving { chunks: placement.stages_of(rank).len() as u32, group };
+    let followers = placement.ranks() - 1 - rank.get();
+    let warm_up = (order.chunks * microbatches).min((order.chunks - 1) * group + followers);
+    let phases = Phases { warm_up, pending: rank.get() };
+    let mut row = split_backward(&mut Lane::of_rank(placement, rank), order, microbatches, phases);
+    if warm_up > 0 {
+        let at = warm_up as usize;
+        row.splice(at..at, repeat_n(None, followers as usize));
+    }
+    row.splice(0..0, repeat_n(None, rank.index()));
+    row
+}
+
+/// Runs the rows, one cell a tick, and idles a rank whose forward has no input yet.
+fn with_waits(rows: Vec<Vec<Option<Action>>>, stages: u32) -> Vec<Vec<Option<Action>>> {
+    // Forwards of a stage run in ascending order, so that their number says which are done.
+    let mut done = vec![0u32; stages as usize];
+    let mut just_done: Vec<StageIndex> = Vec::new();
+    let mut next = vec![0; rows.len()];
+    let mut waited: Vec<Vec<Option<Action>>> = rows.iter().map(|row| Vec::with_capacity(row.len())).collect();
+    loop {
+        for ((row, next), waited) in rows.iter().zip(&mut next).zip(&mut waited) {
+            let Some(&cell) = row.get(*next) else { continue };
+            let forward = match cell {
+                Some(Action::Forward { stage, microbatch }) => Some((stage, microbatch)),
+                _ => None,
+            };
+            let waits = forward.is_some_and(|(stage, microbatch)| {
+                stage.index().checked_sub(1).is_some_and(|previous| done[previous] <= microbatch.get())
+            });
+            if waits {
+                waited.push(None);
+            } else {
+                waited.push(cell);
+                just_done.extend(forward.map(|(stage, _)| stage));
+                *next += 1;
+            }
+        }
+        if next.iter().zip(&rows).all(|(&next, row)| next == row.len()) {
+            return waited;
+        }
+        for stage in just_done.drain(..) {
+            done[stage.index()] += 1;
+        }
+    }
+}

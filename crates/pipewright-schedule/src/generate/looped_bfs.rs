@@ -1,0 +1,55 @@
+//! Looped BFS: breadth first, all microbatches through one stage before the rank's next stage.
+//!
+//! Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022. Any number of stages a rank, in a loop.
+//!
+//! Rank `r` of `p` runs its stages in ascending order, each for all microbatches forward, then its stages in
+//! descending order, each for all microbatches backward. Within a stage the backwards run from the last
+//! microbatch to the first, so that the activations made last are used first. Each rank idles `r` cells
+//! before its first forward and `2 (p - 1 - r)` cells before its first backward, the ticks until the first
+//! gradient comes up from the last rank.
+//!
+//! With `v` stages a rank, `m >= p` microbatches, and forward and backward of equal length on every stage,
+//! the bubble is `(p - 1) / (v m + p - 1)`. Every stage holds the activations of all `m` microbatches at
+//! once; what it saves is communication: a stage's parameters are gathered twice a step and no more.
+
+use std::iter::repeat_n;
+
+use crate::action::Action;
+use crate::generate::catalogue::Generator;
+use crate::generate::error::GenerateError;
+use crate::generate::spec::ScheduleSpec;
+use crate::ids::{Microbatch, Rank};
+use crate::placement::Placement;
+use crate::schedule::Schedule;
+
+const NAME: &str = "loopedbfs";
+
+pub(super) const GENERATOR: Generator = Generator {
+    name: NAME,
+    summary: "several stages a rank, all microbatches through one stage before the next",
+    settings: &[],
+    generate,
+};
+
+fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
+    let placement = spec.looped()?;
+    let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches)).collect();
+    Ok(Schedule::generated(placement, spec.microbatches, rows))
+}
+
+fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Action>> {
+    let all = || (0..microbatches).map(Microbatch::new);
+    let stages = placement.stages_of(rank);
+    let followers = placement.ranks() as usize - 1 - rank.index();
+    let idle = rank.index() + 2 * followers;
+    let mut row = Vec::with_capacity(idle + 2 * stages.len() * microbatches as usize);
+    row.extend(repeat_n(None, rank.index()));
+    for &stage in stages {
+        row.extend(all().map(|microbatch| Some(Action::Forward { stage, microbatch })));
+    }
+    row.extend(repeat_n(None, 2 * followers));
+    for &stage in stages.iter().rev() {
+        row.extend(all().rev().map(|microbatch| Some(Action::Backward { stage, microbatch })));
+    }
+    row
+}

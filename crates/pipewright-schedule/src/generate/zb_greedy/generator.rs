@@ -1,0 +1,51 @@
+//! The candidates, and the choice among them.
+
+use crate::action::Action;
+use crate::generate::catalogue::Generator;
+use crate::generate::costs::{Costs, PerStage, memory_limits};
+use crate::generate::error::GenerateError;
+use crate::generate::settings::Setting;
+use crate::generate::spec::ScheduleSpec;
+use crate::generate::zb_greedy::rules::Rules;
+use crate::generate::zb_greedy::run::{Outcome, Plan, Task, run};
+use crate::generate::{zb_h1, zb_h2};
+use crate::schedule::Schedule;
+
+const NAME: &str = "zb-greedy";
+
+pub(crate) const GENERATOR: Generator = Generator {
+    name: NAME,
+    summary: "made to measured times and a memory limit; never worse than ZB-H1 at its memory",
+    settings: &[Setting::Costs, Setting::MemoryLimit],
+    generate,
+};
+
+fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
+    let placement = spec.one_stage_a_rank(NAME)?;
+    let (ranks, stages) = (placement.ranks(), placement.stages());
+    let costs = spec.costs.as_ref().unwrap_or(&Costs::UNIT);
+    let as_1f1b = PerStage::Same(ranks);
+    let limits = spec.memory_limit.as_ref().unwrap_or(&as_1f1b);
+    let task = Task {
+        microbatches: spec.microbatches,
+        costs: costs.expand(stages)?,
+        hop: costs.hop,
+        limits: memory_limits(limits, stages)?,
+    };
+    let best = best_of(&task, ranks);
+    Ok(Schedule::generated(placement, spec.microbatches, best.rows))
+}
+
+/// The shortest of all candidates; of several, the first.
+fn best_of(task: &Task, ranks: u32) -> Outcome {
+    let fixed =
+        [zb_h1::rows, zb_h2::rows].map(|rows| -> Vec<Vec<Option<Action>>> { rows(ranks, task.microbatches) });
+    let mut best: Option<Outcome> = None;
+    let plans = fixed.iter().map(|rows| Plan::Order(rows)).chain(Rules::all().map(Plan::Rules));
+    for outcome in plans.filter_map(|plan| run(task, plan)) {
+        if best.as_ref().is_none_or(|best| outcome.makespan < best.makespan) {
+            best = Some(outcome);
+        }
+    }
+    best.expect("rules keep the limits, so that their runs come to an end")
+}

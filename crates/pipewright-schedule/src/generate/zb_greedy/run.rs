@@ -1,0 +1,170 @@
+//! A run of all stages in time: by rules that choose what comes next, or along an order that is given.
+//!
+//! A stage is one rank. Its actions take what its costs say; a result is on the neighbouring rank `hop` after
+//! the action's end. Stages are looked at whenever one of their actions ends or something arrives, in the
+//! order of time and then of stages, so that a run depends on nothing but its input.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::action::Action;
+use crate::generate::costs::StageCost;
+use crate::generate::lane::Lane;
+use crate::generate::zb_greedy::rules::{Rules, Situation, Step};
+use crate::ids::StageIndex;
+
+/// What all runs of a schedule share.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) microbatches: u32,
+    pub(super) costs: Vec<StageCost>,
+    pub(super) hop: u64,
+    /// How many microbatches' activations each stage may hold.
+    pub(super) limits: Vec<u32>,
+}
+
+/// What decides what a stage does next.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Plan<'a> {
+    /// Rules, at the time when the stage is free.
+    Rules(Rules),
+    /// A row for each stage, followed in order.
+    Order(&'a [Vec<Option<Action>>]),
+}
+
+/// What a run has made.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// The end of the last action.
+    pub(super) makespan: u64,
+    pub(super) rows: Vec<Vec<Option<Action>>>,
+}
+
+/// A stage in the middle of a run.
+struct Stage {
+    lane: Lane,
+    cost: StageCost,
+    limit: u32,
+    warm_up: u32,
+    forwards: u32,
+    backwards: u32,
+    weights: u32,
+    /// When inputs and gradients that are not used yet arrive, the next one first.
+    inputs: VecDeque<u64>,
+    gradients: VecDeque<u64>,
+    free_at: u64,
+    forward_was_last: bool,
+    row: Vec<Option<Action>>,
+}
+
+/// Runs a step; `None` where the given order is above the memory limit of a stage.
+pub(super) fn run(task: &Task, plan: Plan<'_>) -> Option<Outcome> {
+    let mut stages: Vec<Stage> = (0..task.costs.len()).map(|stage| Stage::new(task, stage, plan)).collect();
+    let mut wakes: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::from([Reverse((0, 0))]);
+    let mut makespan = 0;
+    while let Some(Reverse((now, at))) = wakes.pop() {
+        let stage = &mut stages[at];
+        if stage.free_at > now {
+            continue;
+        }
+        let step = match plan {
+            Plan::Rules(rules) => rules.choose(stage.situation(now)),
+            Plan::Order(rows) => stage.follow(&rows[at], now),
+        };
+        let Some(step) = step else { continue };
+        if step == Step::Forward && stage.forwards - stage.weights == stage.limit {
+            return None;
+        }
+        let end = stage.perform(step, now);
+        makespan = makespan.max(end);
+        wakes.push(Reverse((end, at)));
+        let arrival = end + task.hop;
+        let receiver = match step {
+            Step::Forward if at + 1 == stages.len() => {
+                stages[at].gradients.push_back(end);
+                None
+            }
+            Step::Forward => Some((at + 1, true)),
+            Step::InputBackward => at.checked_sub(1).map(|to| (to, false)),
+            Step::WeightBackward => None,
+        };
+        if let Some((to, is_input)) = receiver {
+            let queue = if is_input { &mut stages[to].inputs } else { &mut stages[to].gradients };
+            queue.push_back(arrival);
+            wakes.push(Reverse((arrival, to)));
+        }
+    }
+    Some(Outcome { makespan, rows: stages.into_iter().map(|stage| stage.row).collect() })
+}
+
+impl Stage {
+    fn new(task: &Task, stage: usize, plan: Plan<'_>) -> Self {
+        let following = (task.costs.len() - 1 - stage) as u32;
+        let warm_up = match plan {
+            Plan::Rules(rules) => rules.warm_up(following),
+            Plan::Order(_) => u32::MAX,
+        };
+        let from_batch = if stage == 0 { task.microbatches as usize } else { 0 };
+        Self {
+            lane: Lane::new(StageIndex::new(stage as u32)),
+            cost: task.costs[stage],
+            limit: task.limits[stage],
+            warm_up,
+            forwards: 0,
+            backwards: 0,
+            weights: 0,
+            inputs: std::iter::repeat_n(0, from_batch).collect(),
+            gradients: VecDeque::new(),
+            free_at: 0,
+            forward_was_last: false,
+            row: Vec::with_capacity(3 * task.microbatches as usize),
+        }
+    }
+
+    fn situation(&self, now: u64) -> Situation {
+        let has_room = self.forwards - self.weights < self.limit;
+        let may_warm_up = self.backwards > 0 || self.forwards < self.warm_up;
+        Situation {
+            forward_at: self.inputs.front().copied().filter(|_| has_room && may_warm_up),
+            backward_at: self.gradients.front().copied(),
+            weights_take: (self.weights < self.backwards).then_some(self.cost.weight_backward),
+            forward_was_last: self.forward_was_last,
+            now,
+        }
+    }
+
+    /// The next step of a row, once it can run.
+    fn follow(&self, row: &[Option<Action>], now: u64) -> Option<Step> {
+        let has_come = |queue: &VecDeque<u64>| queue.front().is_some_and(|&arrival| arrival <= now);
+        match row.get(self.row.len()).copied().flatten()? {
+            Action::Forward { .. } => has_come(&self.inputs).then_some(Step::Forward),
+            Action::InputBackward { .. } => has_come(&self.gradients).then_some(Step::InputBackward),
+            _ => Some(Step::WeightBackward),
+        }
+    }
+
+    /// Begins a step and returns its end.
+    fn perform(&mut self, step: Step, now: u64) -> u64 {
+        let (action, takes) = match step {
+            Step::Forward => {
+                self.inputs.pop_front();
+                self.forwards += 1;
+                (self.lane.forward(), self.cost.forward)
+            }
+            Step::InputBackward => {
+                self.gradients.pop_front();
+                self.backwards += 1;
+                (self.lane.input_backward(), self.cost.input_backward)
+            }
+            Step::WeightBackward => {
+                self.weights += 1;
+                (self.lane.weight_backward(), self.cost.weight_backward)
+            }
+        };
+        self.forward_was_last =
+            step == Step::Forward || (self.forward_was_last && step != Step::InputBackward);
+        self.row.push(Some(action));
+        self.free_at = now + takes;
+        self.free_at
+    }
+}

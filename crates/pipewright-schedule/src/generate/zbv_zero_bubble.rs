@@ -1,0 +1,78 @@
+//! ZBV: zero bubble on a V of two stages a rank, with the memory of 1F1B.
+//!
+//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section on ZB-V, in the fixed order that PyTorch has. Two
+//! stages a rank: rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1.
+//!
+//! The order of rank `r`, for `n = max(m, 2 p - 1)` microbatches, a number below each kind of action counting
+//! up by itself (`F0` is a forward of chunk 0):
+//!
+//! 1. `2 (p - r) - 1` times `F0`;
+//! 2. `r` times `F1 F0`;
+//! 3. `p - r` times `F1 I1 W1`;
+//! 4. while forwards remain, `F0 I0 W0 F1 I1 W1`, without the `F0` once there is none;
+//! 5. `r` times `I0 I1`, whose weight gradients wait;
+//! 6. `p - r` times `I0 W0`;
+//! 7. the weight gradients that are left, those of chunk 1 first.
+//!
+//! Actions of microbatches that the step does not have, where `m < 2 p - 1`, are idle cells; so are `r` cells
+//! at the start.
+//!
+//! With `m >= 2 p - 1` and `F`, `I` and `W` of one length, no rank idles between its first and its last action,
+//! and the bubble from barrier to barrier is `(p - 1) / (6 m + p - 1)`. Every rank holds at most `2 p`
+//! activations of a stage, which is what 1F1B holds on rank 0.
+
+use std::iter::repeat_n;
+
+use crate::action::Action;
+use crate::generate::catalogue::Generator;
+use crate::generate::error::GenerateError;
+use crate::generate::lane::Lane;
+use crate::generate::spec::ScheduleSpec;
+use crate::ids::Rank;
+use crate::placement::Placement;
+use crate::schedule::Schedule;
+
+const NAME: &str = "zbvzerobubble";
+
+pub(super) const GENERATOR: Generator = Generator {
+    name: NAME,
+    summary: "ZBV: zero bubble on a V of two stages a rank, memory of 1F1B",
+    settings: &[],
+    generate,
+};
+
+fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
+    let placement = spec.one_v(NAME)?;
+    let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches)).collect();
+    Ok(Schedule::generated(placement, spec.microbatches, rows))
+}
+
+fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Action>> {
+    let (ranks, above) = (placement.ranks(), rank.get());
+    let below = ranks - above;
+    let full = microbatches.max(2 * ranks - 1);
+    let mut lanes = placement.stages_of(rank).iter().copied().map(Lane::new);
+    let (Some(mut down), Some(mut up)) = (lanes.next(), lanes.next()) else { return Vec::new() };
+    let mut row = Vec::with_capacity((above + 6 * full) as usize);
+    row.extend((0..2 * below - 1).map(|_| down.forward()));
+    row.extend((0..above).flat_map(|_| [up.forward(), down.forward()]));
+    row.extend((0..below).flat_map(|_| [up.forward(), up.input_backward(), up.weight_backward()]));
+    // Chunk 0 has run `2 p - 1 - r` forwards so far, and chunk 1 `p`.
+    let (mut down_done, mut up_done) = (2 * ranks - 1 - above, ranks);
+    while up_done < full {
+        if down_done < full {
+            row.push(down.forward());
+            down_done += 1;
+        }
+        row.extend([down.input_backward(), down.weight_backward()]);
+        row.extend([up.forward(), up.input_backward(), up.weight_backward()]);
+        up_done += 1;
+    }
+    row.extend((0..above).flat_map(|_| [down.input_backward(), up.input_backward()]));
+    row.extend((0..below).flat_map(|_| [down.input_backward(), down.weight_backward()]));
+    row.extend((0..above).map(|_| up.weight_backward()));
+    row.extend((0..above).map(|_| down.weight_backward()));
+    let exists = |action: &Action| action.microbatch().is_some_and(|it| it.get() < microbatches);
+    let cells = row.into_iter().map(|action| Some(action).filter(exists));
+    repeat_n(None, rank.index()).chain(cells).collect()
+}

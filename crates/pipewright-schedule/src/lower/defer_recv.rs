@@ -1,0 +1,141 @@
+//! Moves each receive to where its tensor is needed, so that what comes before it need not wait.
+//!
+//! The send/receive pass puts a receive where its message is sent, which may be long before it is used. On
+//! transports that work off a rank's messages one after another, such a receive holds up the sends behind it.
+//!
+//! Rules: (1) a receive waits until the forward or backward that uses its tensor, and comes right before it;
+//! (2) of two ranks, the lower one first receives what it has put off from the higher one before it sends to
+//! it, so that they do not both insist on sending first; (3) where the order of use is not the order of
+//! arrival, a receive brings along the earlier ones from the same rank, since a transport without tags
+//! delivers in order; (4) what nobody uses comes at the row's end. A receive never moves forward.
+//!
+//! The outcome needs sends that only start (`wait-send`): two ranks that send to each other before they
+//! receive are a deadlock where a send completes only when it is received, and rule 2 does not help circles
+//! of three. With waits, a receive that comes later asks less of the others, so a sound program stays sound.
+//!
+//! Time linear in the program.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+
+use crate::action::Action;
+use crate::ids::Rank;
+use crate::placement::Placement;
+use crate::schedule::Program;
+use crate::transfer::Transfer;
+
+/// Puts off every receive until its tensor is used.
+pub fn defer_recv(program: Program) -> Program {
+    let placement = program.placement().clone();
+    program.map_rows(|rank, row| {
+        let mut held = Held::new(&placement);
+        for (position, action) in row.into_iter().enumerate() {
+            held.take(rank, position, action);
+        }
+        held.finish()
+    })
+}
+
+/// The receives of a row that are put off, and what has been written of the row.
+struct Held<'a> {
+    placement: &'a Placement,
+    waiting: HashSet<Action>,
+    /// By the rank they come from, in the order in which they stood, each with its position.
+    from: BTreeMap<Rank, VecDeque<(usize, Action)>>,
+    lowered: Vec<Action>,
+}
+
+impl<'a> Held<'a> {
+    fn new(placement: &'a Placement) -> Self {
+        Self { placement, waiting: HashSet::new(), from: BTreeMap::new(), lowered: Vec::new() }
+    }
+
+    fn take(&mut self, rank: Rank, position: usize, action: Action) {
+        match (action, Transfer::of(self.placement, action)) {
+            (Action::RecvForward { .. } | Action::RecvBackward { .. }, Some(transfer)) => {
+                self.waiting.insert(action);
+                self.from.entry(transfer.sender).or_default().push_back((position, action));
+                return;
+            }
+            (Action::SendForward { .. } | Action::SendBackward { .. }, Some(transfer))
+                if rank < transfer.receiver =>
+            {
+                while self.receive_next(transfer.receiver).is_some() {}
+            }
+            _ => {
+                for part in action.parts() {
+                    self.receive_for(part);
+                }
+            }
+        }
+        self.lowered.push(action);
+    }
+
+    /// Receives what `part` uses, and before it what came earlier from the same rank.
+    fn receive_for(&mut self, part: Action) {
+        let wanted = match part {
+            Action::Forward { stage, microbatch } => Action::RecvForward { stage, microbatch },
+            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
+                Action::RecvBackward { stage, microbatch }
+            }
+            _ => return,
+        };
+        let Some(transfer) = Transfer::of(self.placement, wanted) else { return };
+        while self.waiting.contains(&wanted) && self.receive_next(transfer.sender).is_some() {}
+    }
+
+    /// Receives the first that is put off from `peer`.
+    fn receive_next(&mut self, peer: Rank) -> Option<Action> {
+        let (_, receive) = self.from.get_mut(&peer)?.pop_front()?;
+        self.waiting.remove(&receive);
+        self.lowered.push(receive);
+        Some(receive)
+    }
+
+    /// The row, with what nobody uses at its end.
+    fn finish(mut self) -> Vec<Action> {
+        let mut unused: Vec<(usize, Action)> = self.from.into_values().flatten().collect();
+        unused.sort_unstable();
+        self.lowered.extend(unused.into_iter().map(|(_, receive)| receive));
+        self.lowered
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::{parse_program, print_program};
+
+    fn check(rows: &str, expected: &str) {
+        let program = parse_program(rows).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(print_program(&defer_recv(program)), expected);
+    }
+
+    #[test]
+    fn a_receive_comes_before_its_use() {
+        check(
+            "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1RECV_F1,1F0,1F1\n",
+            "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1F0,1RECV_F1,1F1\n",
+        );
+    }
+
+    #[test]
+    fn the_lower_rank_receives_before_it_sends() {
+        check(
+            "0F0,0SEND_F0,0F1,0RECV_B0,0SEND_F1,0B0\n1F0\n",
+            "0F0,0SEND_F0,0F1,0RECV_B0,0SEND_F1,0B0\n1F0\n",
+        );
+    }
+
+    #[test]
+    fn messages_of_one_rank_keep_their_order() {
+        check(
+            "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1RECV_F1,1F1,1F0\n",
+            "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1RECV_F1,1F1,1F0\n",
+        );
+    }
+
+    #[test]
+    fn what_nobody_uses_comes_last() {
+        check("0F0,0SEND_F0\n1RECV_F0,1F7\n", "0F0,0SEND_F0\n1F7,1RECV_F0\n");
+    }
+}

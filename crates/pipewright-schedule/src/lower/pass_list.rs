@@ -1,0 +1,288 @@
+//! Passes by name, and any list of them over the rows of a file.
+//!
+//! [`mod@crate::lower`] has its one order of passes, which is proved sound after each of them. What is here
+//! runs a user's own list, on rows that may be a mere fragment of a program, and proves nothing: validate the
+//! outcome.
+//!
+//! ```
+//! use pipewright_schedule::csv;
+//! use pipewright_schedule::lower::{Pass, PassInput, apply};
+//! let rows = csv::parse_rows("0F0,,0I0,0W0\n,1F0,1I0,1W0\n")?;
+//! let passes = Pass::parse_list("merge-bw,send-recv")?;
+//! let program = apply(PassInput { rows, stage_to_rank: None, microbatches: None }, &passes)?;
+//! assert_eq!(csv::print_program(&program), "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::action::Action;
+use crate::ids::Rank;
+use crate::lower::passes::LowerError;
+use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
+use crate::lower::send_recv::cells_in_step;
+use crate::lower::unshard::{UnshardConfig, unshard};
+use crate::lower::{defer_recv, merge_bw, send_recv, wait_send};
+use crate::placement::Placement;
+use crate::schedule::{Program, ScheduleError, check_sizes, infer_sizes};
+
+/// A pass with its setting. The text form stands at each variant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// `unshard`, `unshard=W` with a window of `W` stages, or `unshard=W:L`, which looks `L` actions ahead.
+    Unshard(UnshardConfig),
+    /// `merge-bw`
+    MergeBw,
+    /// `reduce-grad`, or `reduce-grad=at-end` to wait at the row's end.
+    ReduceGrad(ReduceWait),
+    /// `send-recv`
+    SendRecv,
+    /// `defer-recv`
+    DeferRecv,
+    /// `wait-send`, or `wait-send=K` with at most `K` sends on their way.
+    WaitSend(Option<NonZeroU32>),
+}
+
+/// A text that names no [`Pass`].
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ParsePassError {
+    /// No pass has the name.
+    #[error("unknown pass `{name}`; the passes are {}", NAMES.join(", "))]
+    Unknown {
+        /// The name, shortened where it is very long.
+        name: String,
+    },
+    /// The pass has no such setting.
+    #[error("`{setting}` is no setting of the pass `{pass}`; {}", settings(.pass))]
+    Setting {
+        /// The pass.
+        pass: &'static str,
+        /// What stands behind its `=`, shortened where it is very long.
+        setting: String,
+    },
+}
+
+const NAMES: [&str; 6] = ["unshard", "merge-bw", "reduce-grad", "send-recv", "defer-recv", "wait-send"];
+
+/// What a pass takes behind its `=`.
+fn settings(pass: &str) -> &'static str {
+    match pass {
+        "unshard" => "use `unshard`, `unshard=3` or `unshard=3:8`",
+        "reduce-grad" => "use `reduce-grad` or `reduce-grad=at-end`",
+        "wait-send" => "use `wait-send` or `wait-send=2`",
+        _ => "it has none",
+    }
+}
+
+impl Pass {
+    /// Reads passes separated by commas.
+    ///
+    /// # Errors
+    /// At the first that is none.
+    pub fn parse_list(text: &str) -> Result<Vec<Self>, ParsePassError> {
+        text.split(',').map(|pass| pass.trim().parse()).collect()
+    }
+
+    /// The name, without the setting.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unshard(_) => "unshard",
+            Self::MergeBw => "merge-bw",
+            Self::ReduceGrad(_) => "reduce-grad",
+            Self::SendRecv => "send-recv",
+            Self::DeferRecv => "defer-recv",
+            Self::WaitSend(_) => "wait-send",
+        }
+    }
+
+    fn run(self, program: Program) -> Result<Program, LowerError> {
+        Ok(match self {
+            Self::Unshard(config) => unshard(program, config),
+            Self::MergeBw => merge_bw(program),
+            Self::ReduceGrad(wait) => reduce_grad(program, wait),
+            Self::SendRecv => send_recv(program)?,
+            Self::DeferRecv => defer_recv(program),
+            Self::WaitSend(budget) => wait_send(program, budget),
+        })
+    }
+}
+
+impl fmt::Display for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            Self::Unshard(UnshardConfig { window, lookahead: None }) => write!(f, "={window}"),
+            Self::Unshard(UnshardConfig { window, lookahead: Some(lookahead) }) => {
+                write!(f, "={window}:{lookahead}")
+            }
+            Self::ReduceGrad(ReduceWait::AtEnd) => f.write_str("=at-end"),
+            Self::WaitSend(Some(budget)) => write!(f, "={budget}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Pass {
+    type Err = ParsePassError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, setting) = match text.split_once('=') {
+            Some((name, setting)) => (name, Some(setting)),
+            None => (text, None),
+        };
+        let shortened = |text: &str| text.chars().take(64).collect::<String>();
+        let Some(pass) = NAMES.into_iter().find(|&known| known == name) else {
+            return Err(ParsePassError::Unknown { name: shortened(name) });
+        };
+        with_setting(pass, setting)
+            .ok_or_else(|| ParsePassError::Setting { pass, setting: shortened(setting.unwrap_or_default()) })
+    }
+}
+
+/// The pass called `pass`; `None` where it has no such setting.
+fn with_setting(pass: &str, setting: Option<&str>) -> Option<Pass> {
+    Some(match (pass, setting) {
+        ("unshard", None) => Pass::Unshard(UnshardConfig::default()),
+        ("unshard", Some(setting)) => Pass::Unshard(match setting.split_once(':') {
+            Some((window, lookahead)) => {
+                UnshardConfig { window: window.parse().ok()?, lookahead: Some(lookahead.parse().ok()?) }
+            }
+            None => UnshardConfig { window: setting.parse().ok()?, lookahead: None },
+        }),
+        ("merge-bw", None) => Pass::MergeBw,
+        ("reduce-grad", None) => Pass::ReduceGrad(ReduceWait::AtOnce),
+        ("reduce-grad", Some("at-end")) => Pass::ReduceGrad(ReduceWait::AtEnd),
+        ("send-recv", None) => Pass::SendRecv,
+        ("defer-recv", None) => Pass::DeferRecv,
+        ("wait-send", None) => Pass::WaitSend(None),
+        ("wait-send", Some(budget)) => Pass::WaitSend(Some(budget.parse().ok()?)),
+        _ => return None,
+    })
+}
+
+/// What a list of passes runs on: the rows of a file, and what the file does not say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PassInput {
+    /// One row a rank, at any level, with or without bubbles.
+    pub rows: Vec<Vec<Option<Action>>>,
+    /// The rank of each stage; `None` where it follows from the rows.
+    pub stage_to_rank: Option<Vec<Rank>>,
+    /// The number of microbatches; `None` where it follows from the rows.
+    pub microbatches: Option<u32>,
+}
+
+/// Runs `passes` over rows, one after another.
+///
+/// Bubbles go with the first pass. Where that is `send-recv`, a bubble keeps its rank from acting for a turn
+/// ([`crate::lower::send_recv_in_step`]), so that messages stand where the file's columns put them.
+///
+/// # Errors
+/// When the rows do not fit together, or a pass cannot go on.
+pub fn apply(input: PassInput, passes: &[Pass]) -> Result<Program, LowerError> {
+    let PassInput { rows, stage_to_rank, microbatches } = input;
+    let (placement, microbatches) = sizes(&rows, stage_to_rank, microbatches)?;
+    let (mut program, rest) = match passes {
+        [Pass::SendRecv, rest @ ..] => {
+            let actions = rows.iter().flatten().flatten().count() as u64;
+            check_sizes(&placement, microbatches, rows.len(), actions)?;
+            (cells_in_step(&placement, microbatches, &rows)?, rest)
+        }
+        all => {
+            let rows = rows.into_iter().map(|row| row.into_iter().flatten().collect()).collect();
+            (Program::new(placement, microbatches, rows)?, all)
+        }
+    };
+    for pass in rest {
+        program = pass.run(program)?;
+    }
+    Ok(program)
+}
+
+/// The placement and the number of microbatches: as given, else as the rows say.
+fn sizes(
+    rows: &[Vec<Option<Action>>],
+    stage_to_rank: Option<Vec<Rank>>,
+    microbatches: Option<u32>,
+) -> Result<(Placement, u32), ScheduleError> {
+    let parts = rows.iter().flatten().flatten().flat_map(|action| action.parts());
+    let last = parts.filter_map(Action::microbatch).max();
+    let (placement, inferred) = match stage_to_rank {
+        Some(ranks) => (Placement::explicit(ranks)?, last.map_or(0, |last| last.get().saturating_add(1))),
+        None => infer_sizes(rows.iter().map(|row| row.iter().copied().flatten()))?,
+    };
+    Ok((placement, microbatches.unwrap_or(inferred)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::{parse_rows, print_program};
+
+    fn check(rows: &str, stage_to_rank: Option<&[u32]>, passes: &str, expected: Result<&str, &str>) {
+        let rows = parse_rows(rows).expect("rows");
+        let stage_to_rank = stage_to_rank.map(|ranks| ranks.iter().copied().map(Rank::new).collect());
+        let passes = Pass::parse_list(passes).expect("passes");
+        let found = apply(PassInput { rows, stage_to_rank, microbatches: None }, &passes)
+            .map(|program| print_program(&program))
+            .map_err(|error| error.to_string());
+        assert_eq!(found.as_deref().map_err(String::as_str), expected);
+    }
+
+    fn check_error(pass: &str, message: &str) {
+        assert_eq!(pass.parse::<Pass>().expect_err(pass).to_string(), message);
+    }
+
+    #[test]
+    fn passes_round_trip() {
+        let all = "unshard=3,unshard=2:5,merge-bw,reduce-grad,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2";
+        let printed: Vec<String> =
+            Pass::parse_list(all).expect("passes").iter().map(ToString::to_string).collect();
+        assert_eq!(printed.join(","), all);
+        assert_eq!("unshard".parse(), Ok(Pass::Unshard(UnshardConfig::default())));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        check_error(
+            "sendrecv",
+            "unknown pass `sendrecv`; the passes are unshard, merge-bw, reduce-grad, send-recv, defer-recv, wait-send",
+        );
+        check_error(
+            "wait-send=0",
+            "`0` is no setting of the pass `wait-send`; use `wait-send` or `wait-send=2`",
+        );
+        check_error("merge-bw=1", "`1` is no setting of the pass `merge-bw`; it has none");
+    }
+
+    #[test]
+    fn bubbles_are_turns_for_messages_alone() {
+        check(
+            "0F0,0F1\n,,1F0,1F1\n",
+            None,
+            "send-recv",
+            Ok("0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1RECV_F1,1F0,1F1\n"),
+        );
+        check(
+            "0F0,0F1\n,,1F0,1F1\n",
+            None,
+            "merge-bw,send-recv",
+            Ok("0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1F0,1RECV_F1,1F1\n"),
+        );
+    }
+
+    #[test]
+    fn a_placement_may_name_stages_without_actions() {
+        check("0F0\n", Some(&[0, 0]), "unshard", Ok("0UNSHARD,0F0,0RESHARD\n"));
+        check("0F0\n", Some(&[0, 1]), "unshard", Err("1 rows for 2 ranks; give one row to each rank"));
+    }
+
+    #[test]
+    fn messages_are_not_added_twice() {
+        let twice = "the program communicates already; add sends and receives only once";
+        check("0F0,0SEND_F0\n1RECV_F0,1F0\n", None, "send-recv", Err(twice));
+    }
+}

@@ -1,0 +1,140 @@
+//! Lets sends only start, and puts the waits for their completion where they cost nothing.
+//!
+//! A send that is waited for elsewhere (`WAIT_SEND_F`, `WAIT_SEND_B`) does not hold up its rank; what it
+//! sends stays allocated until the wait.
+//!
+//! Rules without a budget: (1) the wait for a forward send comes right behind the backward of the same stage
+//! and microbatch, since its gradient proves that the send arrived; (2) all other waits come at the row's
+//! end, in the order of the sends. The waits then never take time, and hold a boundary's tensor as long as
+//! the stage's activations live.
+//!
+//! Rules with a budget of `k`: (1) before a send that would be the `k + 1`st that is not waited for, comes
+//! the wait for the oldest; (2) as above, where a wait is due before that; (3) the rest come at the end. So
+//! at most `k` tensors are on their way from a rank.
+//!
+//! Waiting asks less than a send that blocks, so a program that is sound with blocking sends stays sound
+//! under any budget. A program whose receives are put off ([`super::defer_recv`]) may need more than a small
+//! budget; validation says so.
+
+use std::collections::{HashSet, VecDeque};
+use std::num::NonZeroU32;
+
+use crate::action::Action;
+use crate::schedule::Program;
+
+/// Adds a wait for every send that has none; `budget` bounds the sends of a rank that are on their way.
+pub fn wait_send(program: Program, budget: Option<NonZeroU32>) -> Program {
+    program.map_rows(|_, row| wait_row(row, budget))
+}
+
+fn wait_row(row: Vec<Action>, budget: Option<NonZeroU32>) -> Vec<Action> {
+    let budget = budget.map_or(usize::MAX, |budget| budget.get() as usize);
+    let present: HashSet<Action> = row.iter().copied().filter(|&action| is_wait(action)).collect();
+    let mut waits = Waits::default();
+    waits.lowered.reserve(row.len() + row.len() / 4);
+    for action in row {
+        if let Some(wait) = wait_for(action).filter(|wait| !present.contains(wait)) {
+            while waits.open.len() >= budget {
+                waits.wait_for_oldest();
+            }
+            waits.open.insert(wait);
+            waits.started.push_back(wait);
+        }
+        waits.lowered.push(action);
+        for part in action.parts() {
+            waits.settle(part);
+        }
+    }
+    while !waits.open.is_empty() {
+        waits.wait_for_oldest();
+    }
+    waits.lowered
+}
+
+/// The waits of a row that are due later, and what has been written of the row.
+#[derive(Default)]
+struct Waits {
+    open: HashSet<Action>,
+    /// In the order of the sends; those that are not open any more are skipped.
+    started: VecDeque<Action>,
+    lowered: Vec<Action>,
+}
+
+impl Waits {
+    fn wait_for_oldest(&mut self) {
+        let oldest = std::iter::from_fn(|| self.started.pop_front()).find(|wait| self.open.remove(wait));
+        self.lowered.extend(oldest);
+    }
+
+    /// Waits for the forward send that the backward `part` proves to have arrived.
+    fn settle(&mut self, part: Action) {
+        if let Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } = part {
+            let wait = Action::WaitSendForward { stage, microbatch };
+            if self.open.remove(&wait) {
+                self.lowered.push(wait);
+            }
+        }
+    }
+}
+
+fn wait_for(send: Action) -> Option<Action> {
+    match send {
+        Action::SendForward { stage, microbatch } => Some(Action::WaitSendForward { stage, microbatch }),
+        Action::SendBackward { stage, microbatch } => Some(Action::WaitSendBackward { stage, microbatch }),
+        _ => None,
+    }
+}
+
+fn is_wait(action: Action) -> bool {
+    matches!(action, Action::WaitSendForward { .. } | Action::WaitSendBackward { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(budget: u32, row: &str, expected: &str) {
+        let row = row.split_whitespace().map(|cell| cell.parse().expect("an action")).collect();
+        let lowered: Vec<String> =
+            wait_row(row, NonZeroU32::new(budget)).iter().map(Action::to_string).collect();
+        assert_eq!(lowered.join(" "), expected);
+    }
+
+    #[test]
+    fn a_gradient_proves_the_send() {
+        check(
+            0,
+            "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0I1 0W1",
+            "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0WAIT_SEND_F0 0RECV_B1 0I1 0WAIT_SEND_F1 0W1",
+        );
+        check(
+            0,
+            "0SEND_F0 (1F1;0B0)OVERLAP_F_B 1SEND_F1",
+            "0SEND_F0 (1F1;0B0)OVERLAP_F_B 0WAIT_SEND_F0 1SEND_F1 1WAIT_SEND_F1",
+        );
+    }
+
+    #[test]
+    fn the_rest_is_waited_for_at_the_end() {
+        check(0, "1B0 1SEND_B0 1B1 1SEND_B1", "1B0 1SEND_B0 1B1 1SEND_B1 1WAIT_SEND_B0 1WAIT_SEND_B1");
+    }
+
+    #[test]
+    fn a_budget_is_kept() {
+        check(
+            1,
+            "0SEND_F0 0SEND_F1 0SEND_F2",
+            "0SEND_F0 0WAIT_SEND_F0 0SEND_F1 0WAIT_SEND_F1 0SEND_F2 0WAIT_SEND_F2",
+        );
+        check(
+            2,
+            "0SEND_F0 0SEND_F1 0B0 0SEND_F2 0SEND_F3",
+            "0SEND_F0 0SEND_F1 0B0 0WAIT_SEND_F0 0SEND_F2 0WAIT_SEND_F1 0SEND_F3 0WAIT_SEND_F2 0WAIT_SEND_F3",
+        );
+    }
+
+    #[test]
+    fn waits_are_not_added_twice() {
+        check(0, "0SEND_F0 0F1 0WAIT_SEND_F0 0SEND_F1", "0SEND_F0 0F1 0WAIT_SEND_F0 0SEND_F1 0WAIT_SEND_F1");
+    }
+}

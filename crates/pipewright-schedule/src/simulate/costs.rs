@@ -1,0 +1,233 @@
+//! What actions cost: seconds of computation, the links between ranks, and bytes of memory.
+//!
+//! ```
+//! use pipewright_schedule::simulate::Costs;
+//! let costs: Costs = "F=1,I=1.5,W=1,hop=0.1".parse()?;
+//! assert_eq!(costs.stages[0].backward, 2.5);
+//! assert_eq!(costs.link.latency, 0.1);
+//! # Ok::<(), pipewright_schedule::simulate::CostsError>(())
+//! ```
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::ids::{Rank, StageIndex};
+
+/// What a program costs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Costs {
+    /// Seconds of computation of each stage; a single entry holds for every stage.
+    pub stages: Vec<StageCosts>,
+    /// Bytes of each stage; a single entry holds for every stage. Empty where they are not known: then
+    /// messages take their link's latency alone, and memory is counted in activations.
+    pub sizes: Vec<StageSizes>,
+    /// The link between any two ranks, in each direction.
+    pub link: Link,
+    /// Links that are not as the others, by sender and receiver.
+    pub links: BTreeMap<(Rank, Rank), Link>,
+}
+
+/// How long a stage computes for one microbatch, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StageCosts {
+    /// `F`.
+    pub forward: f64,
+    /// `I`.
+    pub input_backward: f64,
+    /// `W`.
+    pub weight_backward: f64,
+    /// `B`.
+    pub backward: f64,
+    /// `UNSHARD`, once a call.
+    pub unshard: f64,
+    /// `REDUCE_GRAD`, once a call.
+    pub reduce_grad: f64,
+}
+
+/// How many bytes a stage holds or sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StageSizes {
+    /// The output for one microbatch, and so the gradient that comes back for it.
+    pub output: u64,
+    /// What a forward saves for its backward, for one microbatch: from `F` to `B` or `I`.
+    pub activation: u64,
+    /// What `I` leaves for `W`, for one microbatch.
+    pub stash: u64,
+    /// The gradients of the stage's weights: from the first weight gradient to the end of the step.
+    pub gradient: u64,
+}
+
+/// One direction of the connection of two ranks. It carries one message at a time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Link {
+    /// From the last byte's departure to its arrival, in seconds. The link is free meanwhile.
+    pub latency: f64,
+    /// Bytes a second; infinite where size does not matter.
+    pub bandwidth: f64,
+}
+
+/// Why costs cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum CostsError {
+    /// A part of the text is not `NAME=NUMBER`.
+    #[error("`{part}` is no cost; write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed")]
+    NotACost {
+        /// The part, shortened where it is very long.
+        part: String,
+    },
+    /// A cost that is negative or not finite.
+    #[error("the cost `{name}` is {value}; use a finite number that is not negative")]
+    OutOfRange {
+        /// The cost.
+        name: &'static str,
+        /// Its value, as text.
+        value: String,
+    },
+    /// There are more or fewer entries than stages.
+    #[error("{entries} entries for the {what} of {stages} stages; give one for all, or one each")]
+    Entries {
+        /// What the entries are.
+        what: &'static str,
+        /// The number of entries.
+        entries: usize,
+        /// The number of stages.
+        stages: u32,
+    },
+}
+
+impl StageCosts {
+    /// `F`, `I` and `W` in seconds, `B` as long as both halves, and no cost for anything else.
+    pub fn new(forward: f64, input_backward: f64, weight_backward: f64) -> Self {
+        let backward = input_backward + weight_backward;
+        Self { forward, input_backward, weight_backward, backward, unshard: 0.0, reduce_grad: 0.0 }
+    }
+
+    fn named(&self) -> [(&'static str, f64); 6] {
+        [
+            ("F", self.forward),
+            ("I", self.input_backward),
+            ("W", self.weight_backward),
+            ("B", self.backward),
+            ("UNSHARD", self.unshard),
+            ("REDUCE_GRAD", self.reduce_grad),
+        ]
+    }
+}
+
+impl Default for Costs {
+    /// One second for each of `F`, `I` and `W`, and messages that take no time.
+    fn default() -> Self {
+        Self {
+            stages: vec![StageCosts::new(1.0, 1.0, 1.0)],
+            sizes: Vec::new(),
+            link: Link { latency: 0.0, bandwidth: f64::INFINITY },
+            links: BTreeMap::new(),
+        }
+    }
+}
+
+impl Costs {
+    /// The costs of `stage`.
+    pub(super) fn stage(&self, stage: StageIndex) -> &StageCosts {
+        &self.stages[stage.index().min(self.stages.len() - 1)]
+    }
+
+    /// How long a message of `bytes` occupies the link, and how long it is on its way after that.
+    pub(super) fn transfer(&self, from: Rank, to: Rank, bytes: u64) -> (f64, f64) {
+        let link = self.links.get(&(from, to)).unwrap_or(&self.link);
+        (bytes as f64 / link.bandwidth, link.latency)
+    }
+
+    /// Refuses costs that do not fit `stages` stages, or with which time would not go forward.
+    pub(super) fn check(&self, stages: u32) -> Result<(), CostsError> {
+        let fits = |entries: usize| entries == 1 || entries == stages as usize;
+        if !fits(self.stages.len()) {
+            return Err(CostsError::Entries { what: "costs", entries: self.stages.len(), stages });
+        }
+        if !self.sizes.is_empty() && !fits(self.sizes.len()) {
+            return Err(CostsError::Entries { what: "sizes", entries: self.sizes.len(), stages });
+        }
+        let links = self.links.values().chain([&self.link]);
+        let mut latencies = links.clone().map(|link| ("hop", link.latency));
+        let mut all = self.stages.iter().flat_map(StageCosts::named).chain(latencies.by_ref());
+        let wrong = all.find(|&(_, value)| !(value.is_finite() && value >= 0.0));
+        let slow = links
+            .map(|link| ("bandwidth", link.bandwidth))
+            .find(|&(_, value)| value.is_nan() || value <= 0.0);
+        match wrong.or(slow) {
+            Some((name, value)) => Err(CostsError::OutOfRange { name, value: value.to_string() }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Costs {
+    type Err = CostsError;
+
+    /// Reads `F=1,I=1,W=1,B=2,hop=0.1`, in any order and without regard to case. `F`, `I` and `W` are 1 where
+    /// they are left out, `B` is `I + W`, and `hop`, the latency of every link, is 0.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut costs = Self::default();
+        let mut backward = None;
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let no_cost = || CostsError::NotACost { part: part.chars().take(64).collect() };
+            let (name, value) = part.split_once('=').ok_or_else(no_cost)?;
+            let value: f64 = value.trim().parse().map_err(|_not_a_number| no_cost())?;
+            match name.trim().to_ascii_lowercase().as_str() {
+                "f" => costs.stages[0].forward = value,
+                "i" => costs.stages[0].input_backward = value,
+                "w" => costs.stages[0].weight_backward = value,
+                "b" => backward = Some(value),
+                "hop" => costs.link.latency = value,
+                _ => return Err(no_cost()),
+            }
+        }
+        let stage = &mut costs.stages[0];
+        stage.backward = backward.unwrap_or(stage.input_backward + stage.weight_backward);
+        costs.check(1)?;
+        Ok(costs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, [forward, input, weight, full, hop]: [f64; 5]) {
+        let costs: Costs = text.parse().expect(text);
+        let stage = costs.stages[0];
+        let found =
+            [stage.forward, stage.input_backward, stage.weight_backward, stage.backward, costs.link.latency];
+        assert_eq!(found, [forward, input, weight, full, hop], "{text}");
+    }
+
+    fn check_error(text: &str, message: &str) {
+        assert_eq!(text.parse::<Costs>().expect_err(text).to_string(), message);
+    }
+
+    #[test]
+    fn what_is_left_out_has_a_default() {
+        check("", [1.0, 1.0, 1.0, 2.0, 0.0]);
+        check("F=1,I=1,W=1,hop=0.1", [1.0, 1.0, 1.0, 2.0, 0.1]);
+        check(" w = 3 , B=1e-3", [1.0, 1.0, 3.0, 1e-3, 0.0]);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let usage = "write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed";
+        check_error("F=1,X=2", &format!("`X=2` is no cost; {usage}"));
+        check_error("F", &format!("`F` is no cost; {usage}"));
+        check_error("F=one", &format!("`F=one` is no cost; {usage}"));
+        check_error("F=-1", "the cost `F` is -1; use a finite number that is not negative");
+        check_error("hop=inf", "the cost `hop` is inf; use a finite number that is not negative");
+    }
+
+    #[test]
+    fn entries_are_for_all_stages_or_one_each() {
+        let costs = Costs { stages: vec![StageCosts::new(1.0, 1.0, 1.0); 3], ..Costs::default() };
+        assert_eq!(costs.check(3), Ok(()));
+        assert_eq!(costs.check(4), Err(CostsError::Entries { what: "costs", entries: 3, stages: 4 }));
+    }
+}

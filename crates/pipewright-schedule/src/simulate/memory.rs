@@ -1,0 +1,147 @@
+//! How much a rank holds at each moment of a timeline, simulated or measured.
+//!
+//! Rules: (1) what a forward saves is allocated when it starts, and freed when the full backward, or the
+//! backward of the inputs, ends; (2) the backward of the inputs leaves a stash when it ends, which is freed
+//! when that of the weights ends; (3) a stage's weight gradients are allocated when its first weight gradient
+//! starts, and stay; (4) without any backward, a forward frees what it saves when it ends. Parameters,
+//! optimizer state and what messages carry are not counted.
+//!
+//! With one unit for an activation, one for a stash and none for gradients ([`UNIT`]) memory is counted in
+//! stage activations of one microbatch, as the papers do.
+
+use std::collections::BTreeSet;
+
+use crate::action::{Action, ActionKind};
+use crate::ids::Rank;
+use crate::simulate::costs::StageSizes;
+use crate::timeline::Timeline;
+
+/// Sizes that count activations.
+pub const UNIT: StageSizes = StageSizes { output: 0, activation: 1, stash: 1, gradient: 0 };
+
+/// What a rank holds from one moment to the next.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MemoryStep {
+    /// Since when, in seconds.
+    pub time: f64,
+    /// How much, in the units of the sizes.
+    pub held: u64,
+}
+
+/// What `rank` holds over time, from the first change to the last. `sizes` has one entry for each stage, or
+/// one for all; without any, nothing is held.
+pub fn memory_curve(timeline: &Timeline, rank: Rank, sizes: &[StageSizes]) -> Vec<MemoryStep> {
+    let mut held =
+        Held { trains: trains(timeline), sizes, bytes: 0, stages: BTreeSet::new(), curve: Vec::new() };
+    for event in timeline.events_of(rank).iter().filter(|event| event.action.is_compute()) {
+        for part in event.action.parts() {
+            held.starts(event.start, part);
+        }
+        for part in event.action.parts() {
+            held.ends(event.end, part);
+        }
+    }
+    held.curve
+}
+
+/// The most that each rank holds at once.
+pub fn peak_memory(timeline: &Timeline, sizes: &[StageSizes]) -> Vec<u64> {
+    let ranks = (0..timeline.ranks()).map(Rank::new);
+    let peak = |rank| memory_curve(timeline, rank, sizes).iter().map(|step| step.held).max();
+    ranks.map(|rank| peak(rank).unwrap_or(0)).collect()
+}
+
+fn trains(timeline: &Timeline) -> bool {
+    timeline.events().iter().any(|event| {
+        let kind = event.action.kind();
+        kind.is_compute() && kind != ActionKind::Forward
+    })
+}
+
+/// What is held on the way through a rank's events.
+struct Held<'a> {
+    trains: bool,
+    sizes: &'a [StageSizes],
+    bytes: u64,
+    /// The stages whose gradients are allocated.
+    stages: BTreeSet<u32>,
+    curve: Vec<MemoryStep>,
+}
+
+impl Held<'_> {
+    fn starts(&mut self, time: f64, part: Action) {
+        let sizes = self.sizes_of(part);
+        match part.kind() {
+            ActionKind::Forward => self.change(time, sizes.activation, 0),
+            ActionKind::Backward | ActionKind::WeightBackward if self.stages.insert(part.stage().get()) => {
+                self.change(time, sizes.gradient, 0);
+            }
+            _ => {}
+        }
+    }
+
+    fn ends(&mut self, time: f64, part: Action) {
+        let sizes = self.sizes_of(part);
+        match part.kind() {
+            ActionKind::Forward if !self.trains => self.change(time, 0, sizes.activation),
+            ActionKind::Backward => self.change(time, 0, sizes.activation),
+            ActionKind::InputBackward => self.change(time, sizes.stash, sizes.activation),
+            ActionKind::WeightBackward => self.change(time, 0, sizes.stash),
+            _ => {}
+        }
+    }
+
+    fn sizes_of(&self, part: Action) -> StageSizes {
+        let at = part.stage().index().min(self.sizes.len().saturating_sub(1));
+        self.sizes.get(at).copied().unwrap_or_default()
+    }
+
+    fn change(&mut self, time: f64, more: u64, less: u64) {
+        // A measured timeline may lack events; what it never allocated is not freed below nothing.
+        let bytes = self.bytes.saturating_add(more).saturating_sub(less);
+        if bytes != self.bytes {
+            self.bytes = bytes;
+            self.curve.push(MemoryStep { time, held: bytes });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::parse_program;
+    use crate::simulate::logical;
+
+    const SIZES: StageSizes = StageSizes { output: 0, activation: 10, stash: 3, gradient: 100 };
+
+    fn check(rows: &str, sizes: &[StageSizes], expected: &[(f64, u64)]) {
+        let program = parse_program(rows).expect("a program");
+        let timeline = logical(&program).expect("no deadlock").timeline(1.0);
+        let curve = memory_curve(&timeline, Rank::new(0), sizes);
+        let found: Vec<(f64, u64)> = curve.iter().map(|step| (step.time, step.held)).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_full_backward_frees_at_its_end() {
+        check("0F0,0F1,0B0,0B1\n", &[UNIT], &[(0.0, 1), (1.0, 2), (3.0, 1), (4.0, 0)]);
+        check("0F0,0B0\n", &[SIZES], &[(0.0, 10), (1.0, 110), (2.0, 100)]);
+    }
+
+    #[test]
+    fn a_split_backward_leaves_a_stash() {
+        check("0F0,0I0,0W0\n", &[SIZES], &[(0.0, 10), (2.0, 3), (2.0, 103), (3.0, 100)]);
+        check("0F0,0I0,0W0\n", &[UNIT], &[(0.0, 1), (3.0, 0)]);
+    }
+
+    #[test]
+    fn an_overlap_holds_both() {
+        check("0F0,1F0,(0F1;1B0)OVERLAP_F_B\n", &[UNIT], &[(0.0, 1), (1.0, 2), (2.0, 3), (3.0, 2)]);
+    }
+
+    #[test]
+    fn without_backwards_nothing_stays() {
+        check("0F0,0F1\n", &[UNIT], &[(0.0, 1), (1.0, 0), (1.0, 1), (2.0, 0)]);
+        check("0F0,0F1\n", &[], &[]);
+    }
+}

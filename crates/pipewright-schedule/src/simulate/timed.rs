@@ -1,0 +1,357 @@
+//! The timed simulation: when everything happens, if actions and messages take their time.
+//!
+//! Rules: (1) a rank computes one action after another, in the order of its row, each as soon as what it
+//! needs is there; (2) a send takes the rank no time: the message waits until its link is free, occupies it
+//! for its bytes over the bandwidth, and arrives the latency later, while the rank goes on; (3) a receive
+//! takes no time either, and the computation that uses it waits for the arrival; (4) a wait for a send lasts
+//! until the arrival; (5) `UNSHARD` and `REDUCE_GRAD` run one after another on the rank's own channel for
+//! collectives, beside the computation; a stage computes once it is gathered, and `WAIT_REDUCE_GRAD` waits
+//! for the reduction; (6) an overlap takes as long as its halves together. There is one link for each
+//! ordered pair of ranks, and messages are buffered: a send never waits for its receive.
+//!
+//! Every moment follows from earlier ones, so ranks are run one at a time, each as far as it gets; a message
+//! wakes the rank that stands before it. Time linear in the program.
+
+use std::collections::BTreeMap;
+
+use crate::action::Action;
+use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::placement::Placement;
+use crate::schedule::Program;
+use crate::simulate::costs::Costs;
+use crate::simulate::logical::SimulateError;
+use crate::timeline::{Event, Timeline};
+use crate::transfer::Transfer;
+use crate::validate::Blocked;
+
+/// A program's predicted run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TimedRun {
+    timeline: Timeline,
+    exposed: Vec<f64>,
+}
+
+impl TimedRun {
+    /// All events. That of a send lasts while the message occupies its link, that of a receive until the
+    /// arrival, and that of a collective until it is complete; they lie beside the rank's computation.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// For how many seconds each rank computes nothing because a message to it, or a collective, is on its
+    /// way. Waiting for what has not been computed yet does not count.
+    pub fn exposed(&self) -> &[f64] {
+        &self.exposed
+    }
+
+    /// The mean share of the makespan that is lost to exposed communication.
+    pub fn exposed_fraction(&self) -> f64 {
+        let whole = self.timeline.makespan() * self.exposed.len() as f64;
+        if whole > 0.0 { self.exposed.iter().sum::<f64>() / whole } else { 0.0 }
+    }
+}
+
+/// Runs `program`, which must communicate wherever a tensor crosses ranks, at `costs`.
+///
+/// # Errors
+/// When the costs do not fit the program, or ranks wait for what never happens.
+pub fn timed(program: &Program, costs: &Costs) -> Result<TimedRun, SimulateError> {
+    costs.check(program.placement().stages())?;
+    let mut run = Run::of(program, costs);
+    while let Some(rank) = run.ready.pop() {
+        while run.step(rank) {}
+    }
+    run.finish()
+}
+
+/// When a tensor is where it is needed.
+#[derive(Debug, Clone, Copy)]
+struct Arrival {
+    /// When it was ready to be sent.
+    issued: f64,
+    at: f64,
+}
+
+/// Something that a rank waits for: the input of a stage, or the gradient of its output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Need {
+    gradient: bool,
+    stage: StageIndex,
+    microbatch: Microbatch,
+}
+
+/// What a rank is at.
+#[derive(Clone, Default)]
+struct RankState {
+    next: usize,
+    /// When it has done what comes before `next`.
+    free: f64,
+    /// When its collectives are done.
+    collectives: f64,
+    exposed: f64,
+    waits_for: Option<Need>,
+}
+
+struct Run<'a> {
+    program: &'a Program,
+    costs: &'a Costs,
+    ranks: Vec<RankState>,
+    ready: Vec<Rank>,
+    /// The arrival of each stage's inputs and of its outputs' gradients.
+    arrivals: [Vec<Option<Arrival>>; 2],
+    /// When each link is free.
+    links: BTreeMap<(Rank, Rank), f64>,
+    /// When each stage is gathered, and when it is reduced.
+    gathered: Vec<f64>,
+    reduced: Vec<f64>,
+    /// The events of each rank.
+    events: Vec<Vec<Event>>,
+}
+
+impl<'a> Run<'a> {
+    fn of(program: &'a Program, costs: &'a Costs) -> Self {
+        let placement = program.placement();
+        let stages = placement.stages() as usize;
+        let pairs = stages * program.microbatches() as usize;
+        Self {
+            program,
+            costs,
+            ranks: vec![RankState::default(); program.ranks() as usize],
+            ready: placement.all_ranks().rev().collect(),
+            arrivals: [vec![None; pairs], vec![None; pairs]],
+            links: BTreeMap::new(),
+            gathered: vec![0.0; stages],
+            reduced: vec![0.0; stages],
+            events: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
+        }
+    }
+
+    /// Runs the next action of `rank`; says whether there was one that could.
+    fn step(&mut self, rank: Rank) -> bool {
+        let state = &self.ranks[rank.index()];
+        let Some(&action) = self.program.row(rank).get(state.next) else { return false };
+        let now = state.free;
+        let (start, end) = match action {
+            _ if action.is_compute() => match self.compute(rank, action, now) {
+                Ok(times) => times,
+                Err(need) => {
+                    self.ranks[rank.index()].waits_for = Some(need);
+                    return false;
+                }
+            },
+            Action::SendForward { .. } | Action::SendBackward { .. } => self.send(action, now),
+            Action::RecvForward { .. } | Action::RecvBackward { .. } => (now, now),
+            Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => {
+                let arrival = self.carried(action).map_or(now, |arrival| arrival.at);
+                self.wait(rank, now, arrival)
+            }
+            Action::Unshard { stage } => {
+                let times = self.collective(rank, now, self.costs.stage(stage).unshard);
+                self.note(stage, |run| &mut run.gathered, times.1);
+                times
+            }
+            Action::ReduceGrad { stage } => {
+                let times = self.collective(rank, now, self.costs.stage(stage).reduce_grad);
+                self.note(stage, |run| &mut run.reduced, times.1);
+                times
+            }
+            Action::WaitReduceGrad { stage } => {
+                let reduced = self.reduced.get(stage.index()).copied().unwrap_or(now);
+                self.wait(rank, now, reduced)
+            }
+            _ => (now, now),
+        };
+        self.ranks[rank.index()].next += 1;
+        self.events[rank.index()].push(Event { rank, action, start, end });
+        true
+    }
+
+    /// Starts a compute action once all it needs is there, and hands on what it makes.
+    fn compute(&mut self, rank: Rank, action: Action, now: f64) -> Result<(f64, f64), Need> {
+        let mut latest = Arrival { issued: now, at: now };
+        for part in action.parts() {
+            for arrival in [self.arrival_for(part)?, self.gathered_for(part, now)].into_iter().flatten() {
+                if arrival.at > latest.at {
+                    latest = arrival;
+                }
+            }
+        }
+        let start = latest.at;
+        let end = start + action.parts().map(|part| self.duration(part)).sum::<f64>();
+        let state = &mut self.ranks[rank.index()];
+        state.exposed += start - latest.issued.max(now);
+        state.free = end;
+        for part in action.parts() {
+            self.hand_over(rank, part, end);
+        }
+        Ok((start, end))
+    }
+
+    fn duration(&self, part: Action) -> f64 {
+        let costs = self.costs.stage(part.stage());
+        match part {
+            Action::Forward { .. } => costs.forward,
+            Action::InputBackward { .. } => costs.input_backward,
+            Action::WeightBackward { .. } => costs.weight_backward,
+            _ => costs.backward,
+        }
+    }
+
+    /// When what `part` needs from its neighbour is there; `None` where it needs nothing.
+    fn arrival_for(&self, part: Action) -> Result<Option<Arrival>, Need> {
+        let placement = self.program.placement();
+        let (gradient, neighbour) = match part {
+            Action::Forward { stage, .. } => (false, placement.previous(stage)),
+            Action::Backward { stage, .. } | Action::InputBackward { stage, .. } => {
+                (true, placement.next(stage))
+            }
+            _ => return Ok(None),
+        };
+        let (Some(_), stage, Some(microbatch)) = (neighbour, part.stage(), part.microbatch()) else {
+            return Ok(None);
+        };
+        let need = Need { gradient, stage, microbatch };
+        let slot = self.slot(need).ok_or(need)?;
+        self.arrivals[usize::from(gradient)][slot].map(Some).ok_or(need)
+    }
+
+    fn gathered_for(&self, part: Action, now: f64) -> Option<Arrival> {
+        let &at = self.gathered.get(part.stage().index())?;
+        Some(Arrival { issued: now, at })
+    }
+
+    /// Gives what `part` made to the neighbouring stage where that is on the same rank.
+    fn hand_over(&mut self, rank: Rank, part: Action, end: f64) {
+        if let Some(need) = made_for(self.program.placement(), part)
+            && self.program.placement().owner(need.stage) == Some(rank)
+        {
+            self.arrive(need, Arrival { issued: end, at: end });
+        }
+    }
+
+    /// Puts a message on its link.
+    fn send(&mut self, send: Action, now: f64) -> (f64, f64) {
+        let Some(transfer) = Transfer::of(self.program.placement(), send) else { return (now, now) };
+        let Some(need) = brought_by(transfer.receive) else { return (now, now) };
+        let bytes = match self.costs.sizes.len() {
+            0 => 0,
+            // A gradient is as large as the output that it belongs to.
+            entries => {
+                let boundary = if need.gradient { need.stage } else { send.stage() };
+                self.costs.sizes[boundary.index().min(entries - 1)].output
+            }
+        };
+        let (occupied, latency) = self.costs.transfer(transfer.sender, transfer.receiver, bytes);
+        let link = self.links.entry((transfer.sender, transfer.receiver)).or_insert(0.0);
+        let start = link.max(now);
+        *link = start + occupied;
+        self.arrive(need, Arrival { issued: now, at: start + occupied + latency });
+        (start, start + occupied)
+    }
+
+    /// Notes an arrival, and wakes the rank that waits for it.
+    fn arrive(&mut self, need: Need, arrival: Arrival) {
+        let Some(slot) = self.slot(need) else { return };
+        self.arrivals[usize::from(need.gradient)][slot] = Some(arrival);
+        let Some(owner) = self.program.placement().owner(need.stage) else { return };
+        let waits_for = &mut self.ranks[owner.index()].waits_for;
+        if *waits_for == Some(need) {
+            *waits_for = None;
+            self.ready.push(owner);
+        }
+    }
+
+    /// The arrival of the message that `action` sends, receives or waits for.
+    fn carried(&self, action: Action) -> Option<Arrival> {
+        let need = brought_by(Transfer::of(self.program.placement(), action)?.receive)?;
+        self.arrivals[usize::from(need.gradient)][self.slot(need)?]
+    }
+
+    /// Lets `rank` wait until `until` for communication.
+    fn wait(&mut self, rank: Rank, now: f64, until: f64) -> (f64, f64) {
+        let end = until.max(now);
+        let state = &mut self.ranks[rank.index()];
+        state.exposed += end - now;
+        state.free = end;
+        (now, end)
+    }
+
+    /// Runs a collective beside the computation.
+    fn collective(&mut self, rank: Rank, now: f64, duration: f64) -> (f64, f64) {
+        let state = &mut self.ranks[rank.index()];
+        let start = state.collectives.max(now);
+        state.collectives = start + duration;
+        (start, start + duration)
+    }
+
+    fn note(&mut self, stage: StageIndex, times: fn(&mut Self) -> &mut Vec<f64>, time: f64) {
+        if let Some(noted) = times(self).get_mut(stage.index()) {
+            *noted = time;
+        }
+    }
+
+    fn slot(&self, need: Need) -> Option<usize> {
+        let (stages, microbatches) = (self.program.placement().stages(), self.program.microbatches());
+        let fits = need.stage.get() < stages && need.microbatch.get() < microbatches;
+        fits.then(|| need.stage.index() * microbatches as usize + need.microbatch.index())
+    }
+
+    fn finish(mut self) -> Result<TimedRun, SimulateError> {
+        let blocked = self.blocked();
+        if !blocked.is_empty() {
+            return Err(SimulateError::Stuck { blocked });
+        }
+        let mut events = std::mem::take(&mut self.events).into_iter().flatten().collect::<Vec<_>>();
+        for event in &mut events {
+            self.set_times_of_receive(event);
+        }
+        let exposed = self.ranks.iter().map(|state| state.exposed).collect();
+        Ok(TimedRun { timeline: Timeline::new(self.program.ranks(), events), exposed })
+    }
+
+    /// Sets when the message of a receive is on its way. It may come after the receive, so that its times are
+    /// known only at the end.
+    fn set_times_of_receive(&self, event: &mut Event) {
+        let is_receive = matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. });
+        if let Some(arrival) = is_receive.then(|| self.carried(event.action)).flatten() {
+            let posted = event.start;
+            event.start = posted.max(arrival.issued);
+            event.end = posted.max(arrival.at);
+        }
+    }
+
+    fn blocked(&self) -> Vec<Blocked> {
+        let of = |rank: Rank| {
+            let state = &self.ranks[rank.index()];
+            let &action = self.program.row(rank).get(state.next)?;
+            let need = state.waits_for?;
+            let source =
+                if need.gradient { need.stage.get().checked_add(1) } else { need.stage.get().checked_sub(1) };
+            let owner = source.and_then(|stage| self.program.placement().owner(StageIndex::new(stage)));
+            Some(Blocked { rank, position: state.next, action, waits_for: owner.unwrap_or(rank) })
+        };
+        self.program.placement().all_ranks().filter_map(of).collect()
+    }
+}
+
+/// What a compute action makes for a neighbouring stage.
+fn made_for(placement: &Placement, part: Action) -> Option<Need> {
+    match part {
+        Action::Forward { stage, microbatch } => {
+            Some(Need { gradient: false, stage: placement.next(stage)?, microbatch })
+        }
+        Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
+            Some(Need { gradient: true, stage: placement.previous(stage)?, microbatch })
+        }
+        _ => None,
+    }
+}
+
+/// What a receive brings.
+fn brought_by(receive: Action) -> Option<Need> {
+    match receive {
+        Action::RecvForward { stage, microbatch } => Some(Need { gradient: false, stage, microbatch }),
+        Action::RecvBackward { stage, microbatch } => Some(Need { gradient: true, stage, microbatch }),
+        _ => None,
+    }
+}

@@ -1,0 +1,118 @@
+//! For each ordered pair of ranks, the receives come in the order of the sends, since a transport without tags
+//! delivers in order.
+
+use std::collections::BTreeMap;
+
+use crate::action::Action;
+use crate::ids::{Microbatch, Rank};
+use crate::schedule::Program;
+use crate::transfer::Transfer;
+use crate::validate::check::Context;
+use crate::validate::violation::{Report, ViolationKind};
+
+/// Checks the messages that have both ends. Only the first disorder of a pair of ranks is reported:
+/// those after it follow from it.
+pub(super) fn check(context: &Context<'_>, report: &mut Report) {
+    let numbers = SendNumbers::new(context);
+    let mut received = vec![0; numbers.channels.len()];
+    let mut reported = vec![false; numbers.channels.len()];
+    for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
+        for (position, &action) in row.iter().enumerate() {
+            let is_receive = matches!(action, Action::RecvForward { .. } | Action::RecvBackward { .. });
+            let Some(transfer) = is_receive.then(|| complete(context, rank, action)).flatten() else {
+                continue;
+            };
+            let channel = numbers.channel(&transfer);
+            let expected = received[channel];
+            received[channel] += 1;
+            if numbers.number(&transfer) != expected && !reported[channel] {
+                reported[channel] = true;
+                let peer = transfer.sender;
+                let sent = || nth_send(context, peer, rank, expected).unwrap_or(transfer.send);
+                report.push(rank, || (position, ViolationKind::PeerOrder { action, peer, sent: sent() }));
+            }
+        }
+    }
+}
+
+/// The message of `action` on `rank`, where both its ends are in the program and this one is in its place.
+fn complete(context: &Context<'_>, rank: Rank, action: Action) -> Option<Transfer> {
+    let transfer = Transfer::of(context.program.placement(), action)?;
+    let here = context.program.placement().owner(action.stage()) == Some(rank);
+    (here && context.present.has(transfer.send) && context.present.has(transfer.receive)).then_some(transfer)
+}
+
+/// The send number `wanted` from one rank to another. A scan: for reports only.
+fn nth_send(context: &Context<'_>, from: Rank, to: Rank, wanted: u32) -> Option<Action> {
+    let sends = context.program.row(from).iter().filter(|&&action| is_send(action));
+    let transfers = sends.filter_map(|&action| complete(context, from, action));
+    transfers.filter(|transfer| transfer.receiver == to).nth(wanted as usize).map(|transfer| transfer.send)
+}
+
+fn is_send(action: Action) -> bool {
+    matches!(action, Action::SendForward { .. } | Action::SendBackward { .. })
+}
+
+/// The number of each send among those from its rank to the same peer.
+struct SendNumbers {
+    microbatches: usize,
+    /// For each ordered pair of ranks that may talk, a number.
+    channels: BTreeMap<(Rank, Rank), usize>,
+    /// For each stage, the channels of its forward and of its backward sends.
+    channel_of: Vec<[usize; 2]>,
+    /// For each stage and microbatch, the numbers of its forward and of its backward send.
+    numbers: Vec<[u32; 2]>,
+}
+
+impl SendNumbers {
+    fn new(context: &Context<'_>) -> Self {
+        let mut this = Self::without_numbers(context.program);
+        let mut sent = vec![0u32; this.channels.len()];
+        for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
+            for &action in row.iter().filter(|&&action| is_send(action)) {
+                let Some(transfer) = complete(context, rank, action) else { continue };
+                let channel = this.channel(&transfer);
+                let (slot, direction) = this.slot(&transfer);
+                this.numbers[slot][direction] = sent[channel];
+                sent[channel] += 1;
+            }
+        }
+        this
+    }
+
+    fn without_numbers(program: &Program) -> Self {
+        let placement = program.placement();
+        let mut channels = BTreeMap::new();
+        let mut channel_to = |from: Rank, to: Option<Rank>| {
+            let next = channels.len();
+            to.map_or(0, |to| *channels.entry((from, to)).or_insert(next))
+        };
+        let channel_of = placement.all_stages().map(|stage| {
+            let rank = placement.rank_of(stage);
+            [placement.next(stage), placement.previous(stage)]
+                .map(|peer| channel_to(rank, peer.map(|peer| placement.rank_of(peer))))
+        });
+        let channel_of: Vec<_> = channel_of.collect();
+        let microbatches = program.microbatches() as usize;
+        let numbers = vec![[0; 2]; placement.stages() as usize * microbatches];
+        Self { microbatches, channels, channel_of, numbers }
+    }
+
+    fn channel(&self, transfer: &Transfer) -> usize {
+        let (_, direction) = self.slot(transfer);
+        self.channel_of[transfer.send.stage().index()][direction]
+    }
+
+    fn number(&self, transfer: &Transfer) -> u32 {
+        let (slot, direction) = self.slot(transfer);
+        self.numbers[slot][direction]
+    }
+
+    /// Where the number of a message is kept. Its send is in the program, so its stage and microbatch are in
+    /// range.
+    fn slot(&self, transfer: &Transfer) -> (usize, usize) {
+        let direction = usize::from(matches!(transfer.send, Action::SendBackward { .. }));
+        let microbatch = transfer.send.microbatch().map_or(0, Microbatch::index);
+        (transfer.send.stage().index() * self.microbatches + microbatch, direction)
+    }
+}

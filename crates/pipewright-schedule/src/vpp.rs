@@ -1,0 +1,147 @@
+//! Tables of interleaved pipelines: which stages a rank holds, in which order it takes microbatches and
+//! chunks, and how many it runs before its first backward.
+//!
+//! They follow the rules of Megatron-Core, whose interleaved schedule other systems tune by the same numbers;
+//! whole schedules are made by [`mod@crate::generate`]. With `p` ranks, `v` chunks, `m` microbatches and
+//! groups of `g` microbatches:
+//!
+//! - stage ids: chunk `c` of rank `r` is stage `c * p + r`;
+//! - table: the microbatches are taken in groups of `g` (the last may be short), each group through all
+//!   chunks before the next group begins;
+//! - warm-up: `2 (p - r - 1) + (v - 1) g` forwards, at most `m v`; forward-only, all.
+//!
+//! ```
+//! use pipewright_schedule::vpp::{VirtualPipeline, tables};
+//! let pipeline = VirtualPipeline { ranks: 2, chunks: 2, microbatches: 3, group: None };
+//! let tables = tables(&pipeline)?;
+//! assert_eq!(tables.stage_ids, [[0, 2], [1, 3]]);
+//! assert_eq!(tables.table, [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]);
+//! assert_eq!(tables.warmup, [(4, 2, false), (2, 4, false)]);
+//! # Ok::<(), pipewright_schedule::vpp::VppError>(())
+//! ```
+
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::placement::MAX_STAGES;
+
+/// The largest table that is made.
+const MAX_ENTRIES: u64 = 1 << 28;
+
+/// The size of an interleaved pipeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VirtualPipeline {
+    /// The number of ranks.
+    pub ranks: u32,
+    /// The number of chunks, that is of stages on each rank.
+    pub chunks: u32,
+    /// The number of microbatches in a step.
+    pub microbatches: u32,
+    /// How many microbatches go through a chunk before the next chunk's turn; `None` for the number of ranks.
+    pub group: Option<u32>,
+}
+
+/// The tables of a pipeline.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct VppTables {
+    /// For each rank, its stages by chunk.
+    pub stage_ids: Vec<Vec<u32>>,
+    /// For each forward of a rank, in order, its microbatch and its chunk; the same on every rank.
+    pub table: Vec<(u32, u32)>,
+    /// For each rank, the forwards before its first backward, the forwards after that, and whether all
+    /// forwards come first.
+    pub warmup: Vec<(u64, u64, bool)>,
+    /// As `warmup`, for a step without backwards.
+    pub warmup_forward_only: Vec<(u64, u64, bool)>,
+}
+
+/// Why there are no tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum VppError {
+    /// A number is zero that must not be.
+    #[error("{what} is 0; use at least 1")]
+    Zero {
+        /// The number.
+        what: &'static str,
+    },
+    /// A table would be too large.
+    #[error(
+        "{ranks} ranks, {chunks} chunks and {microbatches} microbatches make tables too large; use fewer of one"
+    )]
+    TooLarge {
+        /// The number of ranks.
+        ranks: u32,
+        /// The number of chunks.
+        chunks: u32,
+        /// The number of microbatches.
+        microbatches: u32,
+    },
+}
+
+/// The tables of `pipeline`.
+///
+/// # Errors
+/// When a number is zero, or a table would be too large.
+pub fn tables(pipeline: &VirtualPipeline) -> Result<VppTables, VppError> {
+    let &VirtualPipeline { ranks, chunks, microbatches, group } = pipeline;
+    let group = group.unwrap_or(ranks);
+    let numbers = [("ranks", ranks), ("chunks", chunks), ("microbatches", microbatches), ("group", group)];
+    if let Some((what, _)) = numbers.into_iter().find(|&(_, number)| number == 0) {
+        return Err(VppError::Zero { what });
+    }
+    let too_large = u64::from(ranks) * u64::from(chunks) > MAX_STAGES
+        || u64::from(chunks) * u64::from(microbatches) > MAX_ENTRIES;
+    if too_large {
+        return Err(VppError::TooLarge { ranks, chunks, microbatches });
+    }
+    let all = u64::from(chunks) * u64::from(microbatches);
+    let split = |warmup: u64| (warmup.min(all), all - warmup.min(all), warmup >= all);
+    Ok(VppTables {
+        stage_ids: (0..ranks).map(|rank| (0..chunks).map(|chunk| chunk * ranks + rank).collect()).collect(),
+        table: table(microbatches, chunks, group),
+        warmup: (0..ranks).map(|rank| split(warmup(ranks, rank, chunks, group))).collect(),
+        warmup_forward_only: (0..ranks).map(|_| split(all)).collect(),
+    })
+}
+
+fn table(microbatches: u32, chunks: u32, group: u32) -> Vec<(u32, u32)> {
+    let groups = (0..microbatches).step_by(group as usize);
+    let of_group = |first: u32| {
+        let end = first.saturating_add(group).min(microbatches);
+        (0..chunks).flat_map(move |chunk| (first..end).map(move |microbatch| (microbatch, chunk)))
+    };
+    groups.flat_map(of_group).collect()
+}
+
+/// The forwards of `rank` before its first backward, where there are enough.
+fn warmup(ranks: u32, rank: u32, chunks: u32, group: u32) -> u64 {
+    2 * u64::from(ranks - rank - 1) + u64::from(chunks - 1) * u64::from(group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check_error(ranks: u32, chunks: u32, microbatches: u32, group: Option<u32>, message: &str) {
+        let found = tables(&VirtualPipeline { ranks, chunks, microbatches, group });
+        assert_eq!(found.map_err(|error| error.to_string()), Err(message.to_owned()));
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        check_error(0, 1, 1, None, "ranks is 0; use at least 1");
+        check_error(1, 1, 1, Some(0), "group is 0; use at least 1");
+        check_error(
+            4_000_000_000,
+            1,
+            1,
+            None,
+            "4000000000 ranks, 1 chunks and 1 microbatches make tables too large; use fewer of one",
+        );
+    }
+
+    #[test]
+    fn a_group_may_be_larger_than_the_batch() {
+        assert_eq!(table(2, 2, u32::MAX), [(0, 0), (1, 0), (0, 1), (1, 1)]);
+    }
+}

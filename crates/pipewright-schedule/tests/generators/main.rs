@@ -1,0 +1,184 @@
+//! Do the generators keep what their papers and their documentation promise: bubbles, memory, limits, and
+//! never being worse than what they claim to beat?
+
+mod timing;
+
+use pipewright_schedule::generate::{Costs, PerStage, StageCost};
+use pipewright_schedule::{Schedule, ScheduleSpec, generate};
+use proptest::prelude::*;
+use timing::{Timing, run};
+
+fn spec(ranks: u32, stages_per_rank: Option<u32>, microbatches: u32) -> ScheduleSpec {
+    ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() }
+}
+
+fn made(name: &str, spec: &ScheduleSpec) -> Schedule {
+    generate(name, spec).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// A schedule at `F`, `I` and `W` of one unit.
+fn unit(name: &str, spec: &ScheduleSpec) -> Timing {
+    run(&made(name, spec), |_| [1; 3], 0)
+}
+
+/// The bubble in units, and the largest peak of any rank in activations of a stage.
+fn check_units(name: &str, spec: &ScheduleSpec, bubble: u64, peak: u32) {
+    let timing = unit(name, spec);
+    let found = (timing.makespan - timing.work, timing.peaks.iter().copied().max().unwrap_or(0));
+    assert_eq!(found, (bubble, peak), "{name} {spec:?}");
+}
+
+/// At 8 ranks and 32 microbatches: the bubble fraction from barrier to barrier, and the peak memory in units
+/// of what 1F1B holds, as far as the published digits go.
+fn check_published(name: &str, stages_per_rank: u32, bubble: f64, peak: f64) {
+    let timing = unit(name, &spec(8, Some(stages_per_rank), 32));
+    let found_peak =
+        f64::from(timing.peaks.iter().copied().max().unwrap_or(0)) / f64::from(8 * stages_per_rank);
+    assert!((timing.bubble() - bubble).abs() < 0.0006, "{name}: a bubble of {}", timing.bubble());
+    assert!((found_peak - peak).abs() < 0.006, "{name}: a peak of {found_peak}");
+}
+
+#[test]
+fn published_figures_come_out() {
+    check_published("1f1b", 1, 0.179, 1.0);
+    check_published("interleaved1f1b", 4, 0.052, 1.22);
+    check_published("zb-h1", 1, 0.068, 1.0);
+    check_published("zbvzerobubble", 2, 0.035, 1.0);
+    check_published("dualpipev", 2, 0.035, 1.06);
+    check_published("v-half", 2, 0.081, 0.62);
+    check_published("interleaved-zb-h1", 4, 0.018, 1.0);
+}
+
+#[test]
+fn documented_formulas_hold() {
+    for p in 1..10u32 {
+        for m in [2 * p, 3 * p, 5 * p] {
+            let bubble = |ranks: u32| u64::from(ranks - 1);
+            check_units("1f1b", &spec(p, None, m), 3 * bubble(p), p);
+            check_units("gpipe", &spec(p, None, m), 3 * bubble(p), m);
+            check_units("zb-h1", &spec(p, None, m), bubble(p), p);
+            check_units("zb-h2", &spec(p, None, m), bubble(p), 2 * p - 1);
+            check_units("zbvzerobubble", &spec(p, None, m), bubble(p), 2 * p);
+            for v in 1..5 {
+                let spec = spec(p, Some(v), m);
+                check_units("loopedbfs", &spec, 3 * bubble(p), v * m);
+                check_units("interleaved1f1b", &spec, 3 * bubble(p), ((v - 1) * p + 2 * p - 1).min(v * m));
+                check_units("group-interleaved", &spec, 3 * bubble(p), v * p);
+                check_units("interleavedzerobubble", &spec, bubble(p), v * p);
+                check_units("interleaved-zb-h1", &spec, bubble(p), v * p);
+                let wide = ScheduleSpec { wide_warmup: true, ..spec };
+                check_units("interleaved-zb-h1", &wide, bubble(p), v * p + p - 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn controllable_memory_is_kept() {
+    for p in 3..20u32 {
+        let half = if p.is_multiple_of(2) { 3 * p - 7 } else { 3 * p - 4 };
+        let least = [4 * p - 7, 4 * p - 5, 4 * p - 9][p as usize % 3];
+        let half = if p == 3 { 5 } else { half };
+        for m in [2 * p, 3 * p + 1] {
+            check_units("v-half", &spec(p, None, m), half.into(), 2 * (p / 2 + 1));
+            check_units("v-min", &spec(p, None, m), least.into(), 2 * ((p + 1) / 3 + 1));
+        }
+    }
+}
+
+#[test]
+fn dual_pipe_v_holds_one_more_than_twice_the_ranks() {
+    for p in 2..10 {
+        let timing = unit("dualpipev", &spec(p, None, 4 * p));
+        assert!(timing.peaks.iter().all(|&peak| peak <= 2 * p + 1), "{p}: {:?}", timing.peaks);
+        assert_eq!(timing.makespan - timing.work, u64::from(p - 1), "{p} ranks");
+    }
+}
+
+#[test]
+fn smaller_groups_hold_less() {
+    let peaks: Vec<u32> = (4..=8)
+        .map(|group| {
+            let spec = ScheduleSpec { group: Some(group), ..spec(8, Some(4), 4 * group) };
+            unit("group-interleaved", &spec).peaks[0]
+        })
+        .collect();
+    assert_eq!(peaks, [20, 23, 26, 29, 32]);
+}
+
+#[test]
+fn waves_help_where_microbatches_are_few() {
+    let bubbles = [
+        unit("1f1b", &spec(8, None, 8)),
+        unit("hanayo", &spec(8, Some(2), 8)),
+        unit("hanayo", &spec(8, Some(4), 8)),
+    ]
+    .map(|timing| (timing.bubble() * 1000.0).round());
+    assert_eq!(bubbles, [467.0, 368.0, 238.0]);
+    for (waves, bubble, peak) in [(1, 99.0, 23), (2, 141.0, 40)] {
+        let timing = unit("hanayo", &spec(8, Some(2 * waves), 32));
+        let found = ((timing.bubble() * 1000.0).round(), timing.peaks.iter().max().copied());
+        assert_eq!(found, (bubble, Some(peak)));
+    }
+}
+
+/// The greedy schedule at these costs and limits, and what a run of it shows.
+fn check_greedy(ranks: u32, microbatches: u32, costs: &[[u64; 3]], hop: u64, limits: &[u32]) -> Timing {
+    let stage_cost = |&[forward, input_backward, weight_backward]: &[u64; 3]| StageCost {
+        forward,
+        input_backward,
+        weight_backward,
+    };
+    let greedy = ScheduleSpec {
+        costs: Some(Costs { stages: PerStage::Each(costs.iter().map(stage_cost).collect()), hop }),
+        memory_limit: Some(PerStage::Each(limits.to_vec())),
+        ..spec(ranks, None, microbatches)
+    };
+    let timing = run(&made("zb-greedy", &greedy), |stage| costs[stage.index()], hop);
+    for (peak, limit) in timing.peaks.iter().zip(limits) {
+        assert!(peak <= limit, "{:?} above {limits:?}", timing.peaks);
+    }
+    timing
+}
+
+#[test]
+fn greedy_is_never_worse_than_zb_h1_at_its_memory() {
+    let (ranks, microbatches) = (4, 12);
+    let limits = vec![ranks; ranks as usize];
+    let mut better = 0;
+    for forward in [1, 2, 3, 5] {
+        for inputs in [1, 2, 3, 5] {
+            for weights in [0, 1, 2, 4, 7] {
+                for hop in [0, 1, 4] {
+                    let costs = vec![[forward, inputs, weights]; ranks as usize];
+                    let greedy = check_greedy(ranks, microbatches, &costs, hop, &limits);
+                    let zb_h1 = made("zb-h1", &spec(ranks, None, microbatches));
+                    let zb_h1 = run(&zb_h1, |_| [forward, inputs, weights], hop);
+                    assert!(greedy.makespan <= zb_h1.makespan, "{costs:?} {hop}");
+                    better += u32::from(greedy.makespan < zb_h1.makespan);
+                }
+            }
+        }
+    }
+    assert!(better > 60, "the rules find better orders than ZB-H1 only {better} times of 240");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn greedy_keeps_every_limit(
+        stages in prop::collection::vec((prop::array::uniform3(0..20u64), 1..8u32), 1..7),
+        microbatches in 1..20u32,
+        hop in 0..10u64,
+    ) {
+        let (costs, limits): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
+        let ranks = costs.len() as u32;
+        let greedy = check_greedy(ranks, microbatches, &costs, hop, &limits);
+        // A limit of the ranks leaves room for ZB-H1.
+        if limits.iter().all(|&limit| limit >= ranks.min(microbatches)) {
+            let zb_h1 = made("zb-h1", &spec(ranks, None, microbatches));
+            prop_assert!(greedy.makespan <= run(&zb_h1, |stage| costs[stage.index()], hop).makespan);
+        }
+    }
+}

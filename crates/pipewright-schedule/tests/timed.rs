@@ -1,0 +1,180 @@
+//! The timed simulation: hand-computed timelines, the closed forms of the papers, and what must hold for any
+//! program.
+
+use pipewright_schedule::csv::parse_program;
+use pipewright_schedule::simulate::{Costs, Link, StageCosts, StageSizes, logical, summarize, timed};
+use pipewright_schedule::{Level, LowerConfig, Program, Rank, ScheduleSpec, generate, lower};
+
+fn program(rows: &str) -> Program {
+    parse_program(rows).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn generated(name: &str, ranks: u32, microbatches: u32) -> Program {
+    let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
+    lower(&generate(name, &spec).expect("a schedule"), &LowerConfig::from(Level::Comms)).expect("a program")
+}
+
+/// Events are written `ACTION@START-END`, and listed by rank and start.
+fn check(costs: &Costs, rows: &str, expected: &str) {
+    let program = program(rows);
+    let run = timed(&program, costs).expect("it runs");
+    let events = run.timeline().events().iter();
+    let found: Vec<String> =
+        events.map(|event| format!("{}@{}-{}", event.action, event.start, event.end)).collect();
+    assert_eq!(found.join(" "), expected);
+}
+
+fn with_hop(hop: f64) -> Costs {
+    format!("hop={hop}").parse().expect("costs")
+}
+
+#[test]
+fn a_message_takes_its_hop() {
+    check(
+        &with_hop(0.5),
+        "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
+        "0F0@0-1 0SEND_F0@1-1 0RECV_B0@4.5-5 0B0@5-7 1RECV_F0@1-1.5 1F0@1.5-2.5 1B0@2.5-4.5 1SEND_B0@4.5-4.5",
+    );
+}
+
+#[test]
+fn a_link_carries_one_message_at_a_time() {
+    let costs = Costs {
+        sizes: vec![StageSizes { output: 30, ..StageSizes::default() }],
+        link: Link { latency: 0.0, bandwidth: 10.0 },
+        ..Costs::default()
+    };
+    check(
+        &costs,
+        "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1F0,1RECV_F1,1F1\n",
+        "0F0@0-1 0SEND_F0@1-4 0F1@1-2 0SEND_F1@4-7 1RECV_F0@1-4 1F0@4-5 1RECV_F1@5-7 1F1@7-8",
+    );
+}
+
+#[test]
+fn the_other_direction_is_another_link() {
+    let mut costs = with_hop(0.0);
+    costs.links.insert((Rank::new(1), Rank::new(0)), Link { latency: 2.0, bandwidth: f64::INFINITY });
+    let run =
+        timed(&program("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"), &costs).expect("it runs");
+    assert_eq!(run.timeline().makespan(), 8.0);
+    assert_eq!(run.exposed(), [2.0, 0.0]);
+    assert_eq!(run.exposed_fraction(), 2.0 / 16.0);
+}
+
+#[test]
+fn waiting_for_a_computation_is_not_exposed_communication() {
+    let run = timed(&generated("1f1b", 4, 8), &Costs::default()).expect("it runs");
+    assert_eq!(run.exposed(), [0.0; 4]);
+}
+
+#[test]
+fn collectives_run_beside_the_computation() {
+    let stage = StageCosts { unshard: 2.0, reduce_grad: 3.0, ..StageCosts::new(1.0, 1.0, 1.0) };
+    let costs = Costs { stages: vec![stage], ..Costs::default() };
+    check(
+        &costs,
+        "0UNSHARD,1UNSHARD,0F0,1F0,1B0,1REDUCE_GRAD,0B0,1WAIT_REDUCE_GRAD,1RESHARD\n",
+        "0UNSHARD@0-2 1UNSHARD@2-4 0F0@2-3 1F0@4-5 1B0@5-7 1REDUCE_GRAD@7-10 0B0@7-9 1WAIT_REDUCE_GRAD@9-10 \
+         1RESHARD@10-10",
+    );
+}
+
+#[test]
+fn a_wait_for_a_send_lasts_until_the_arrival() {
+    check(
+        &with_hop(4.0),
+        "0F0,0SEND_F0,0F1,0WAIT_SEND_F0,0SEND_F1\n1RECV_F0,1F0,1RECV_F1,1F1\n",
+        "0F0@0-1 0SEND_F0@1-1 0F1@1-2 0WAIT_SEND_F0@2-5 0SEND_F1@5-5 1RECV_F0@1-5 1F0@5-6 1RECV_F1@6-9 1F1@9-10",
+    );
+}
+
+#[test]
+fn an_overlap_takes_both_halves() {
+    check(&Costs::default(), "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n", "0F0@0-1 (0F1;0B0)OVERLAP_F_B@1-4 0B1@4-6");
+}
+
+#[test]
+fn circles_and_missing_messages_are_named() {
+    let error = |rows| timed(&program(rows), &Costs::default()).expect_err(rows).to_string();
+    assert_eq!(
+        error("0F0,0RECV_B0,0B0,0SEND_F0\n1RECV_F0,1F0,1B0,1SEND_B0\n"),
+        "deadlock: rank 0 at position 2 (0B0) waits for rank 1, rank 1 at position 1 (1F0) waits for rank 0; \
+         validate the program"
+    );
+    assert_eq!(
+        error("0F0\n1F0\n"),
+        "deadlock: rank 1 at position 0 (1F0) waits for rank 0; validate the program"
+    );
+}
+
+#[test]
+fn costs_must_fit() {
+    let costs = Costs { stages: vec![StageCosts::new(1.0, 1.0, 1.0); 2], ..Costs::default() };
+    let error = timed(&program("0F0\n"), &costs).expect_err("two entries for one stage").to_string();
+    assert_eq!(error, "2 entries for the costs of 1 stages; give one for all, or one each");
+}
+
+/// The bubble from barrier to barrier, and the largest peak in activations, for 8 ranks and 32 microbatches.
+fn check_closed_form(name: &str, stages_per_rank: u32, bubble: f64, peak: u64) {
+    let stages_per_rank = Some(stages_per_rank);
+    let spec = ScheduleSpec { ranks: 8, stages_per_rank, microbatches: 32, ..ScheduleSpec::default() };
+    let schedule = generate(name, &spec).expect("a schedule");
+    let program = lower(&schedule, &LowerConfig::from(Level::Comms)).expect("a program");
+    let summary = summarize(&program, &Costs::default()).expect("it runs");
+    assert!((summary.bubble_fraction - bubble).abs() < 1e-9, "{name}: {}", summary.bubble_fraction);
+    assert_eq!(summary.peak_activations.iter().max(), Some(&peak), "{name}");
+}
+
+#[test]
+fn closed_forms() {
+    // A rank computes for 3 v m; what it idles stands above the line.
+    let bubble = |idle: f64, stages_per_rank: f64| idle / (3.0 * 32.0 * stages_per_rank + idle);
+    // (p - 1) (F + B), as for all schedules that neither interleave nor split.
+    check_closed_form("gpipe", 1, bubble(21.0, 1.0), 32);
+    check_closed_form("1f1b", 1, bubble(21.0, 1.0), 8);
+    // The same, of which interleaving leaves one part in v; 1.22 p stages of a quarter each.
+    check_closed_form("interleaved1f1b", 4, bubble(21.0, 4.0), 39);
+    // (p - 1) (F + I - W).
+    check_closed_form("zb-h1", 1, bubble(7.0, 1.0), 8);
+    check_closed_form("interleaved-zb-h1", 4, bubble(7.0, 4.0), 32);
+    check_closed_form("zbvzerobubble", 2, bubble(7.0, 2.0), 16);
+    // (p - 1) (FB + B - 3 W), as DualPipe's authors give it, with an overlap FB of F + B: its forward's output
+    // leaves with the end of the overlap. The peak holds both halves.
+    check_closed_form("dualpipev", 2, bubble(14.0, 2.0), 17);
+    check_closed_form("v-half", 2, bubble(17.0, 2.0), 10);
+}
+
+#[test]
+fn a_summary_is_json() {
+    let summary = summarize(&generated("1f1b", 2, 2), &Costs::default()).expect("it runs");
+    let json = serde_json::to_value(&summary).expect("JSON");
+    assert_eq!(
+        json,
+        serde_json::json!({
+            "makespan": 9.0,
+            "steps": 10,
+            "bubble_fraction": 1.0 - 6.0 / 9.0,
+            "bubble_per_rank": [1.0 - 6.0 / 9.0, 1.0 - 6.0 / 9.0],
+            // Rank 0 spans the whole step, rank 1 works without a break.
+            "span_bubble_fraction": (1.0 - 6.0 / 9.0) / 2.0,
+            "exposed_comm_fraction": 0.0,
+            "peak_activations": [2, 1],
+        })
+    );
+}
+
+/// A makespan is at least every rank's work, and at least the critical path of one microbatch.
+#[test]
+fn makespans_are_bounded_below() {
+    for hop in [0.0, 0.3] {
+        for (ranks, microbatches) in [(1, 1), (2, 5), (4, 4), (5, 9)] {
+            let program = generated("1f1b", ranks, microbatches);
+            let run = timed(&program, &with_hop(hop)).expect("it runs");
+            let (p, m) = (f64::from(ranks), f64::from(microbatches));
+            let path = 3.0 * p + 2.0 * (p - 1.0) * hop + 3.0 * (m - 1.0);
+            assert!(run.timeline().makespan() >= path - 1e-9, "{ranks} {microbatches} {hop}");
+            assert!(logical(&program).is_ok());
+        }
+    }
+}
