@@ -232,7 +232,7 @@ def parse_options() -> argparse.Namespace:
     for field, default in asdict(LlamaConfig()).items():
         kind = positive if isinstance(default, int) else float
         parser.add_argument(f"--{field.replace('_', '-')}", default=default, type=kind, metavar="N")
-    parser.add_argument("--compile", action="store_true", help="torch.compile every block (needs a C++ compiler)")
+    parser.add_argument("--compile", action="store_true", help="compile each block (needs a C++ compiler)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     options.model = LlamaConfig(**{field: getattr(options, field) for field in asdict(LlamaConfig())})

@@ -199,9 +199,9 @@ fn an_output_folder_that_cannot_be_written() {
 fn check_tells_what_would_run_and_leaves_no_trace() {
     let folder = folder();
     let expected = "\
-model     4 layers, 7024 parameters
-stage 0   on rank 0: layers 0 to 1, 4256 parameters
-stage 1   on rank 1: layers 2 to 3, 4272 parameters
+model     4 layers, 8528 parameters
+stage 0   on rank 0: layers 0 to 2, 6464 parameters
+stage 1   on rank 1: layers 3 to 3, 2064 parameters
 schedule  1f1b: 2 ranks, 2 microbatches, proved sound
 data      65 tokens, 8 rows, 4 steps of 2 rows an epoch
 ";
@@ -297,7 +297,7 @@ fn partitions() {
     let of = |rest: &[&str]| succeed(&folder, &[&["partition", "--stages", "3", "--weights"], rest].concat());
     assert_eq!(
         of(&["5,5,6,6", "--method", "optimal", "--format", "json"]),
-        "{\"stages\":[[0,0],[1,1],[2,3]],\"weights\":[5,5,12]}\n"
+        "{\"stages\":[[0,1],[2,2],[3,3]],\"weights\":[10,6,6]}\n"
     );
     assert_eq!(
         of(&["1,2,3,4", "--method", "explicit", "--boundaries", "1,3"]),

@@ -4,7 +4,7 @@
 //! when *no* rank has moved for the whole deadline.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use pipewright_schedule::{Rank, ValidatedProgram};
 
@@ -26,6 +26,8 @@ struct Place {
     position: AtomicU64,
     /// Moves since the start; never goes back.
     moves: AtomicU64,
+    /// Whether the rank found its next action blocked.
+    waits: AtomicBool,
 }
 
 impl Board {
@@ -37,8 +39,14 @@ impl Board {
     pub(crate) fn moved(&self, rank: Rank, position: usize) {
         let place = &self.places[rank.index()];
         place.position.store(position as u64, Ordering::Relaxed);
+        place.waits.store(false, Ordering::Relaxed);
         // Only the rank itself writes here, so a load and a store do what a slower `fetch_add` would.
         place.moves.store(place.moves.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Notes that `rank` cannot go on.
+    pub(crate) fn waits(&self, rank: Rank) {
+        self.places[rank.index()].waits.store(true, Ordering::Relaxed);
     }
 
     /// Moves of all ranks together. It changes whenever anybody moves.
@@ -50,7 +58,8 @@ impl Board {
     pub(crate) fn report(&self, program: &ValidatedProgram) -> String {
         let lines = program.placement().all_ranks().map(|rank| {
             let row = program.row(rank);
-            let at = (self.places[rank.index()].position.load(Ordering::Relaxed) as usize).min(row.len());
+            let place = &self.places[rank.index()];
+            let at = (place.position.load(Ordering::Relaxed) as usize).min(row.len());
             let done =
                 row[at.saturating_sub(SHOWN)..at].iter().map(Action::to_string).collect::<Vec<_>>().join(" ");
             match row.get(at) {
@@ -67,18 +76,17 @@ impl Board {
     }
 }
 
-/// What a receive waits for, in words.
+/// What a blocked action waits for, in words.
 fn awaited(action: Action, program: &ValidatedProgram) -> Option<String> {
     let placement = program.placement();
-    let (direction, stage, microbatch, from) = match action {
-        Action::RecvForward { stage, microbatch } => {
-            (Direction::Forward, stage, microbatch, placement.previous(stage)?)
-        }
-        Action::RecvBackward { stage, microbatch } => {
-            (Direction::Backward, stage, microbatch, placement.next(stage)?)
-        }
-        _ => return None,
+    // An overlap waits for its forward's input first.
+    let action = action.parts().next()?;
+    let microbatch = action.microbatch()?;
+    let stage = action.stage();
+    let (direction, source) = match action {
+        Action::Forward { .. } => (Direction::Forward, placement.previous(stage)?),
+        _ => (Direction::Backward, placement.next(stage)?),
     };
     let tag = Tag::Boundary { direction, stage, microbatch };
-    Some(format!("{tag} from rank {}", placement.rank_of(from)))
+    Some(format!("{tag} from rank {}", placement.rank_of(source)))
 }

@@ -118,12 +118,12 @@ const LARGEST_WIDTH: u32 = 1 << 20;
 const MOST_LAYERS: u32 = 1 << 16;
 
 fn read_sizes(section: &mut Section<'_>) -> FreshModel {
-    let num_attention_heads = section.count_to("num_attention_heads", 4, LARGEST_WIDTH);
+    let num_attention_heads = section.count_to("num_attention_heads", 8, LARGEST_WIDTH);
     let model = FreshModel {
         architecture: section.choice("architecture", Architecture::Llama, &[("llama", Architecture::Llama)]),
         vocab_size: section.count("vocab_size", 256),
-        hidden_size: section.count_to("hidden_size", 256, LARGEST_WIDTH),
-        intermediate_size: section.count_to("intermediate_size", 688, LARGEST_WIDTH),
+        hidden_size: section.count_to("hidden_size", 512, LARGEST_WIDTH),
+        intermediate_size: section.count_to("intermediate_size", 1376, LARGEST_WIDTH),
         num_hidden_layers: section.count_to("num_hidden_layers", 8, MOST_LAYERS),
         num_attention_heads,
         num_key_value_heads: section.count_to("num_key_value_heads", num_attention_heads, LARGEST_WIDTH),

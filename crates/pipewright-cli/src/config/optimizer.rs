@@ -43,7 +43,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
     let mut section = Section::new(document, surroundings, "optimizer");
     OptimizerSettings {
         name: section.choice("name", OptimizerName::AdamW, &[("adamw", OptimizerName::AdamW)]),
-        learning_rate: section.number("learning_rate", 1e-3, &Bound::Positive),
+        learning_rate: section.number("learning_rate", 3e-4, &Bound::Positive),
         betas: section.pair("betas", [0.9, 0.95], &Bound::Fraction),
         eps: section.number("eps", 1e-8, &Bound::Positive),
         weight_decay: section.number("weight_decay", 0.1, &Bound::NonNegative),

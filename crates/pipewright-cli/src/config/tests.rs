@@ -194,14 +194,14 @@ fn sizes_that_do_not_fit_each_other() {
         let culprit = arguments[arguments.len() - 1];
         check_set(arguments, &[&format!("--set {culprit}: {message}")]);
     };
-    at(&["model.hidden_size=250"], "`hidden_size = 250` is not divisible by `num_attention_heads = 4`");
+    at(&["model.hidden_size=250"], "`hidden_size = 250` is not divisible by `num_attention_heads = 8`");
     at(
-        &["model.hidden_size=252"],
+        &["model.hidden_size=504"],
         "`head_dim = 63` is out of range: it must be even, for the rotary embedding turns pairs",
     );
     at(
         &["model.num_key_value_heads=3"],
-        "`num_attention_heads = 4` is not divisible by `num_key_value_heads = 3`",
+        "`num_attention_heads = 8` is not divisible by `num_key_value_heads = 3`",
     );
     at(
         &["pipeline.ranks=4", "pipeline.microbatches=3"],

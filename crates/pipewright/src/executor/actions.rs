@@ -1,4 +1,7 @@
-//! One handler an action. None blocks: a receive whose message is not there says what it waits for and is tried again.
+//! One handler an action. None blocks: an action whose tensors are not there says what it waits for and is tried again.
+//!
+//! A receive only announces that its message is wanted; the computation that uses the message takes it, and waits for it
+//! where it must. So a rank computes on while the message of a receive that stands early in its row is under way.
 //!
 //! Between stages of one rank (the turn of a V placement) tensors are handed over in place, and the program has no
 //! communication for them.
@@ -29,14 +32,11 @@ impl Executor {
             // Stages compute weight gradients together with input gradients, so nothing is left for `W`.
             Action::InputBackward { stage, microbatch } => self.backward(stage, microbatch),
             Action::WeightBackward { .. } => Ok(None),
-            Action::Overlap { forward, backward } => {
-                self.forward(forward.0, forward.1)?;
-                self.backward(backward.0, backward.1)
-            }
+            Action::Overlap { forward, backward } => self.overlap(forward, backward),
             Action::SendForward { stage, microbatch } => self.send_forward(stage, microbatch),
-            Action::RecvForward { stage, microbatch } => self.receive_forward(stage, microbatch),
             Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
-            Action::RecvBackward { stage, microbatch } => self.receive_backward(stage, microbatch),
+            // The computation that uses the message takes it.
+            Action::RecvForward { .. } | Action::RecvBackward { .. } => Ok(None),
             // A send hands its tensors over at once: there is nothing to wait for.
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => Ok(None),
             // A stage without replicas holds its parameters whole and its gradients are complete.
@@ -47,7 +47,21 @@ impl Executor {
         }
     }
 
+    /// The forward, then the backward; neither starts before both can.
+    fn overlap(&mut self, forward: (StageIndex, Microbatch), backward: (StageIndex, Microbatch)) -> Outcome {
+        let blocked =
+            self.fetch_inputs(forward.0, forward.1).or_else(|| self.fetch_gradients(backward.0, backward.1));
+        if blocked.is_some() {
+            return Ok(blocked);
+        }
+        self.forward(forward.0, forward.1)?;
+        self.backward(backward.0, backward.1)
+    }
+
     fn forward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        if let Some(blocked) = self.fetch_inputs(stage, microbatch) {
+            return Ok(Some(blocked));
+        }
         let forward_only = self.program.is_forward_only();
         let place = microbatch.index();
         let chunk = self.chunk(stage);
@@ -71,6 +85,9 @@ impl Executor {
     }
 
     fn backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        if let Some(blocked) = self.fetch_gradients(stage, microbatch) {
+            return Ok(Some(blocked));
+        }
         let place = microbatch.index();
         let is_last = self.is_last(stage);
         let chunk = self.chunk(stage);
@@ -106,28 +123,38 @@ impl Executor {
         Ok(None)
     }
 
-    fn receive_forward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        let previous = self.program.placement().previous(stage);
-        let previous = previous.expect("a validated program receives no activations at the first stage");
-        match self.receive(Direction::Forward, previous, stage, microbatch) {
+    /// Takes a forward's inputs if another rank sends them and they are not here yet, or says what is missing.
+    fn fetch_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Option<Blocked> {
+        let source = self.program.placement().previous(stage)?;
+        self.elsewhere(source)?;
+        if self.chunk(stage).inputs[microbatch.index()].is_some() {
+            return None;
+        }
+        match self.receive(Direction::Forward, source, stage, microbatch) {
             Ok(tensors) => {
                 let inputs: Values = tensors.into_iter().flatten().collect();
                 self.chunk(stage).inputs[microbatch.index()] = Some(inputs);
-                Ok(None)
+                self.note_received(Action::RecvForward { stage, microbatch });
+                None
             }
-            Err(blocked) => Ok(Some(blocked)),
+            Err(blocked) => Some(blocked),
         }
     }
 
-    fn receive_backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        let next = self.program.placement().next(stage);
-        let next = next.expect("a validated program receives no gradient at the last stage");
-        match self.receive(Direction::Backward, next, stage, microbatch) {
+    /// As [`Executor::fetch_inputs`], for the gradients that a backward starts from.
+    fn fetch_gradients(&mut self, stage: StageIndex, microbatch: Microbatch) -> Option<Blocked> {
+        let source = self.program.placement().next(stage)?;
+        self.elsewhere(source)?;
+        if self.chunk(stage).output_gradients[microbatch.index()].is_some() {
+            return None;
+        }
+        match self.receive(Direction::Backward, source, stage, microbatch) {
             Ok(gradients) => {
                 self.chunk(stage).output_gradients[microbatch.index()] = Some(gradients);
-                Ok(None)
+                self.note_received(Action::RecvBackward { stage, microbatch });
+                None
             }
-            Err(blocked) => Ok(Some(blocked)),
+            Err(blocked) => Some(blocked),
         }
     }
 

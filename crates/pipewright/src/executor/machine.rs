@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{Event, Rank, StageIndex, ValidatedProgram};
+use pipewright_schedule::{Action, Event, Rank, StageIndex, ValidatedProgram};
 
 use super::chunk::Chunk;
 use crate::failure::{Cause, StepError};
@@ -173,7 +173,10 @@ impl Executor {
         };
         match blocked {
             Ok(None) => Ok(Poll::Progress),
-            Ok(Some(blocked)) => Ok(Poll::Blocked(blocked)),
+            Ok(Some(blocked)) => {
+                self.board.waits(self.rank);
+                Ok(Poll::Blocked(blocked))
+            }
             Err(cause) => Err(self.error(cause)),
         }
     }
@@ -182,21 +185,36 @@ impl Executor {
         let Some(&action) = self.program.row(self.rank).get(self.step.position) else {
             return self.end_of_program();
         };
-        let entered = *self.step.entered.get_or_insert_with(Instant::now);
+        self.step.entered.get_or_insert_with(Instant::now);
         if let Some(blocked) = self.act(action)? {
             return Ok(Some(blocked));
         }
+        // A receive is on the timeline from when its message was missed to when it was there.
+        if !matches!(action, Action::RecvForward { .. } | Action::RecvBackward { .. }) {
+            self.note_event(action);
+        }
+        self.step.entered = None;
+        self.step.position += 1;
+        self.board.moved(self.rank, self.step.position);
+        Ok(None)
+    }
+
+    /// Puts an action that has just ended on the timeline, from when it was first tried.
+    fn note_event(&mut self, action: Action) {
         let origin = self.step.origin;
+        let entered = self.step.entered.unwrap_or_else(Instant::now);
         self.step.events.push(Event {
             rank: self.rank,
             action,
             start: entered.saturating_duration_since(origin).as_secs_f64(),
             end: origin.elapsed().as_secs_f64(),
         });
-        self.step.entered = None;
-        self.step.position += 1;
-        self.board.moved(self.rank, self.step.position);
-        Ok(None)
+    }
+
+    /// Notes that the message of a receive is here. What the rank does with it begins now.
+    pub(super) fn note_received(&mut self, action: Action) {
+        self.note_event(action);
+        self.step.entered = Some(Instant::now());
     }
 
     fn end_of_program(&mut self) -> Result<Option<Blocked>, Cause> {
