@@ -1,0 +1,19 @@
+//! Draws one step of 1F1B on four ranks, predicted by the timed simulation: the picture of the README.
+//!
+//! ```text
+//! cargo run -p pipewright-schedule --example picture > docs/images/1f1b.svg
+//! ```
+
+use std::error::Error;
+use std::io::Write;
+
+use pipewright_schedule::simulate::{Costs, timed};
+use pipewright_schedule::{Level, LowerConfig, ScheduleSpec, generate, lower, picture};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let spec = ScheduleSpec { ranks: 4, microbatches: 8, ..ScheduleSpec::default() };
+    let program = lower(&generate("1f1b", &spec)?, &LowerConfig::from(Level::Comms))?;
+    let run = timed(&program, &Costs::default())?;
+    std::io::stdout().write_all(picture::svg(run.timeline()).as_bytes())?;
+    Ok(())
+}
