@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::report::StepReport;
 use pipewright::stage::Stage;
@@ -40,7 +40,7 @@ impl Bench {
             let module = model.init_stage(stages.range(stage), SEED, &Device::flex().autodiff())?;
             Ok(if stage == last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
         };
-        let optimizer = AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8).with_weight_decay(0.1).init();
+        let optimizer = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 }.init();
         let config =
             PipelineConfig { optimizer: Some(optimizer), clip_norm: Some(1.0), ..PipelineConfig::default() };
         let pipeline =

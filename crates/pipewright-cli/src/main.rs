@@ -25,7 +25,17 @@ use crate::failure::Failure;
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator<mimalloc::MiMalloc> = TrackingAllocator(mimalloc::MiMalloc);
 
+/// Keeps freed memory with the process. A step frees and takes the same gigabytes as the step before; giving them back
+/// in between costs up to a sixth of its time in cleared pages.
+fn keep_freed_memory() {
+    /// `mi_option_purge_delay` of mimalloc's C interface; -1 is never.
+    const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+    // SAFETY: no other thread runs yet.
+    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, -1) };
+}
+
 fn main() -> ExitCode {
+    keep_freed_memory();
     let arguments = Arguments::parse();
     display::log::start();
     match panic::guard(|| run(&arguments.command)) {

@@ -33,7 +33,6 @@ pub mod parameter;
 
 pub mod init;
 
-mod layer;
 pub mod llama;
 pub mod loss;
 

@@ -5,10 +5,9 @@
 //! model is cut; nothing translates between the two.
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::nn::{Embedding, Linear};
 use burn::tensor::{Device, Tensor, TensorData};
 
-use crate::layer::RmsNorm;
+use pipewright::nn::{Embedding, Linear, RmsNorm};
 
 /// Where the values of a stage's parameters come from.
 pub trait ParameterSource {

@@ -4,10 +4,10 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use burn::optim::AdamWConfig;
 use burn::tensor::Device;
 use pipewright::data::{DataConfig, Tokenizer};
 use pipewright::learning_rate::{Decay, LearningRate};
+use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::Stage;
 use pipewright::trainer::Trainer;
@@ -64,8 +64,7 @@ fn train(schedule: &str, ranks: u32, microbatches: u32) -> Vec<Step> {
             Stage::new(module)
         })
     };
-    let adam =
-        AdamWConfig::new().with_beta_1(0.9).with_beta_2(0.95).with_epsilon(1e-8).with_weight_decay(0.1);
+    let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
     let config =
         PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..PipelineConfig::default() };
     let world = World::local(ranks);

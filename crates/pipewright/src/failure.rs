@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use pipewright_schedule::{Action, Microbatch, Rank};
+use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 
 use crate::stage::StageError;
 
@@ -85,6 +85,20 @@ pub enum Cause {
     GradientNotFinite {
         /// The first such parameter, by path.
         parameter: Arc<str>,
+    },
+    /// Two stages hold a parameter of one path with different shapes.
+    #[error(
+        "stages {} and {} share the parameter `{parameter}`, but hold it with shapes {:?} and {:?}: give parameters \
+         that are not the same different paths (`StageModule::parameter_path`)",
+        .stages.0, .stages.1, .shapes.0, .shapes.1
+    )]
+    SharedShape {
+        /// The path.
+        parameter: Arc<str>,
+        /// The first owner and one that differs from it.
+        stages: (StageIndex, StageIndex),
+        /// Their shapes.
+        shapes: (Vec<usize>, Vec<usize>),
     },
     /// Nothing moved on any rank for the whole deadline.
     #[error("no rank has moved for {:.1} s\n{report}", .waited.as_secs_f64())]

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use burn::optim::AdamWConfig;
 use burn::tensor::Device;
 use pipewright::failure::Cause;
 use pipewright::learning_rate::LearningRate;
+use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::Stage;
 use pipewright::trainer::Trainer;
@@ -68,11 +68,11 @@ impl<F: ModelFamily> StagePlan<F> {
 
 fn pipeline_config(settings: &Settings) -> PipelineConfig {
     let OptimizerSettings { betas: [beta_1, beta_2], eps, weight_decay, clip_norm, .. } = settings.optimizer;
-    let adamw = AdamWConfig::new()
-        .with_beta_1(beta_1 as f32)
-        .with_beta_2(beta_2 as f32)
-        .with_epsilon(eps as f32)
-        .with_weight_decay(weight_decay as f32);
+    let adamw = AdamW {
+        betas: (beta_1 as f32, beta_2 as f32),
+        epsilon: eps as f32,
+        weight_decay: weight_decay as f32,
+    };
     PipelineConfig {
         optimizer: Some(adamw.init()),
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),

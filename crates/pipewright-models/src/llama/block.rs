@@ -1,11 +1,10 @@
 //! One decoder block. Field names are the checkpoint's, since parameter paths follow from them.
 
 use burn::module::Module;
-use burn::nn::Linear;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
+use pipewright::nn::{CausalAttention, Linear, RmsNorm, swiglu};
 
 use super::LlamaConfig;
-use crate::layer::{CausalMask, RmsNorm, Rotary, causal_attention, swiglu};
 use crate::parameter::{Builder, ParameterSource};
 
 #[derive(Module, Debug)]
@@ -34,8 +33,8 @@ impl LlamaBlock {
     }
 
     /// Hidden states `[batch * sequence, hidden]` in and out.
-    pub(super) fn forward(&self, hidden: Tensor<2>, positions: &Positions) -> Tensor<2> {
-        let attended = self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), positions);
+    pub(super) fn forward(&self, hidden: Tensor<2>, attention: &CausalAttention) -> Tensor<2> {
+        let attended = self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), attention);
         let hidden = hidden + attended;
         let transformed = self.mlp.forward(self.post_attention_layernorm.forward(hidden.clone()));
         hidden + transformed
@@ -48,8 +47,6 @@ struct LlamaAttention {
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
-    #[module(skip)]
-    head_dim: usize,
 }
 
 impl LlamaAttention {
@@ -67,21 +64,14 @@ impl LlamaAttention {
             k_proj: builder.linear(&format!("{path}.k_proj"), hidden, keys)?,
             v_proj: builder.linear(&format!("{path}.v_proj"), hidden, keys)?,
             o_proj: builder.linear(&format!("{path}.o_proj"), queries, hidden)?,
-            head_dim,
         })
     }
 
-    fn forward(&self, x: Tensor<2>, positions: &Positions) -> Tensor<2> {
-        let [rows, _] = x.dims();
-        let sequence = positions.sequence;
-        let heads = |x: Tensor<2>| {
-            let heads = x.dims()[1] / self.head_dim;
-            x.reshape([rows / sequence, sequence, heads, self.head_dim])
-        };
-        let q = positions.queries.apply(heads(self.q_proj.forward(x.clone())));
-        let k = positions.keys.apply(heads(self.k_proj.forward(x.clone())));
-        let v = heads(self.v_proj.forward(x));
-        self.o_proj.forward(causal_attention(q, k, v, &positions.mask))
+    fn forward(&self, x: Tensor<2>, attention: &CausalAttention) -> Tensor<2> {
+        let q = self.q_proj.forward(x.clone());
+        let k = self.k_proj.forward(x.clone());
+        let v = self.v_proj.forward(x);
+        self.o_proj.forward(attention.forward(q, k, v))
     }
 }
 
@@ -110,29 +100,5 @@ impl LlamaMlp {
         let gate = self.gate_proj.forward(x.clone());
         let up = self.up_proj.forward(x);
         self.down_proj.forward(swiglu(gate, up))
-    }
-}
-
-/// What every block of a stage shares for one sequence length: all constants, made once.
-#[derive(Debug, Clone)]
-pub(super) struct Positions {
-    pub(super) sequence: usize,
-    pub(super) device: Device,
-    queries: Rotary,
-    keys: Rotary,
-    mask: CausalMask,
-}
-
-impl Positions {
-    /// The `1 / sqrt(head_dim)` of the attention is in the queries' tables, where it costs nothing.
-    pub(super) fn new(sequence: usize, head_dim: usize, theta: f64, device: Device) -> Self {
-        let scale = 1.0 / (head_dim as f64).sqrt();
-        Self {
-            sequence,
-            queries: Rotary::new(sequence, head_dim, theta, scale, &device),
-            keys: Rotary::new(sequence, head_dim, theta, 1.0, &device),
-            mask: CausalMask::new(sequence, &device),
-            device,
-        }
     }
 }

@@ -4,19 +4,18 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
-use burn::nn::{Embedding, Linear};
 use burn::tensor::{Device, Int, Tensor};
 use pipewright::boundary::{Boundary, BoundaryError, Unpack};
+use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::value::{ValueKind, Values};
 use pipewright_schedule::ModelDesc;
 use serde_json::{Value, json};
 
 use super::LlamaConfig;
-use super::block::{LlamaBlock, Positions};
+use super::block::LlamaBlock;
 use super::describe::describe;
 use crate::family::{ConfigError, ModelFamily};
-use crate::layer::RmsNorm;
 use crate::parameter::{Builder, ParameterSource};
 
 /// A contiguous range of layers.
@@ -28,7 +27,7 @@ pub struct LlamaStage {
     model: LlamaModel,
     lm_head: Option<Linear>,
     #[module(skip)]
-    positions: PositionCache,
+    attention: AttentionCache,
 }
 
 #[derive(Module, Debug)]
@@ -64,11 +63,11 @@ impl LlamaStage {
             }
         };
         let [batch, sequence, width] = hidden.dims();
-        let positions = self.positions.get(sequence, &hidden.device());
+        let attention = self.attention.get(sequence, &hidden.device());
 
         let mut hidden = hidden.reshape([batch * sequence, width]);
         for block in self.model.layers.iter().flatten() {
-            hidden = block.forward(hidden, &positions);
+            hidden = block.forward(hidden, &attention);
         }
         if let (Some(norm), Some(head)) = (&self.model.norm, &self.lm_head) {
             hidden = head.forward(norm.forward(hidden));
@@ -150,7 +149,7 @@ impl ModelFamily for LlamaConfig {
         let mut stage = LlamaStage {
             model: LlamaModel { embed_tokens: None, layers: vec![None; self.num_hidden_layers], norm: None },
             lm_head: None,
-            positions: PositionCache::new(self),
+            attention: AttentionCache::new(self),
         };
         for layer in start..end {
             if layer == 0 {
@@ -169,32 +168,30 @@ impl ModelFamily for LlamaConfig {
     }
 }
 
-/// The tables of the sequence length that was met last; a run meets one.
+/// The attention, with its tables, of the sequence length that was met last; a run meets one.
 #[derive(Debug, Clone)]
-struct PositionCache {
+struct AttentionCache {
     head_dim: usize,
     theta: f64,
-    latest: Arc<Mutex<Option<Arc<Positions>>>>,
+    latest: Arc<Mutex<Option<(Device, Arc<CausalAttention>)>>>,
 }
 
-impl PositionCache {
+impl AttentionCache {
     fn new(config: &LlamaConfig) -> Self {
         Self { head_dim: config.head_dim(), theta: config.rope_theta, latest: Arc::default() }
     }
 
-    fn get(&self, sequence: usize, device: &Device) -> Arc<Positions> {
+    fn get(&self, sequence: usize, device: &Device) -> Arc<CausalAttention> {
         // A panic under the lock can leave nothing half-made behind: the entry is replaced whole.
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(positions) = latest.as_ref()
-            && positions.device == *device
-            && positions.sequence == sequence
+        if let Some((of, attention)) = latest.as_ref()
+            && of == device
+            && attention.sequence() == sequence
         {
-            return Arc::clone(positions);
+            return Arc::clone(attention);
         }
-        // Constants: without the device's autodiff they cost the tape nothing.
-        let device = device.clone().inner();
-        let positions = Arc::new(Positions::new(sequence, self.head_dim, self.theta, device));
-        *latest = Some(Arc::clone(&positions));
-        positions
+        let attention = Arc::new(CausalAttention::rotary(sequence, self.head_dim, self.theta, device));
+        *latest = Some((device.clone(), Arc::clone(&attention)));
+        attention
     }
 }

@@ -29,9 +29,8 @@ impl Executor {
         match action {
             Action::Forward { stage, microbatch } => self.forward(stage, microbatch),
             Action::Backward { stage, microbatch } => self.backward(stage, microbatch),
-            // Stages compute weight gradients together with input gradients, so nothing is left for `W`.
-            Action::InputBackward { stage, microbatch } => self.backward(stage, microbatch),
-            Action::WeightBackward { .. } => Ok(None),
+            Action::InputBackward { stage, microbatch } => self.backward_inputs(stage, microbatch),
+            Action::WeightBackward { stage, microbatch } => self.backward_weights(stage, microbatch),
             Action::Overlap { forward, backward } => self.overlap(forward, backward),
             Action::SendForward { stage, microbatch } => self.send_forward(stage, microbatch),
             Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
@@ -84,7 +83,20 @@ impl Executor {
         Ok(None)
     }
 
+    /// Input gradients, then at once the weight gradients.
     fn backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        match self.backward_inputs(stage, microbatch)? {
+            None => self.backward_weights(stage, microbatch),
+            blocked => Ok(blocked),
+        }
+    }
+
+    fn backward_weights(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        self.chunk(stage).runner.backward_weights(microbatch);
+        Ok(None)
+    }
+
+    fn backward_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
         if let Some(blocked) = self.fetch_gradients(stage, microbatch) {
             return Ok(Some(blocked));
         }
@@ -95,7 +107,7 @@ impl Executor {
             true => Vec::new(),
             false => chunk.output_gradients[place].take().expect(MADE_BEFORE),
         };
-        let gradients = chunk.runner.backward(microbatch, gradients)?;
+        let gradients = chunk.runner.backward_inputs(microbatch, gradients)?;
         match self.program.placement().previous(stage) {
             Some(previous) if self.elsewhere(previous).is_none() => {
                 self.chunk(previous).output_gradients[place] = Some(gradients);

@@ -28,14 +28,21 @@ impl Executor {
 
     /// Computes this rank's part of the norm and sends it to every other rank.
     pub(super) fn send_norm_part(&mut self) {
-        let parts = self
-            .chunks
-            .iter()
-            .flat_map(|chunk| chunk.runner.paths().iter().cloned().zip(chunk.runner.gradient_squares()));
+        let parts = self.chunks.iter().flat_map(|chunk| {
+            let squares = chunk.runner.paths().iter().cloned().zip(chunk.runner.gradient_squares());
+            let counted =
+                (0..).zip(squares).filter(|(place, (path, _))| self.counts(chunk.stage, *place, path));
+            counted.map(|(_, part)| part)
+        });
         self.step.norm_parts = parts.collect();
-        for to in (0..self.endpoint.ranks()).map(Rank::new).filter(|&to| to != self.rank) {
+        for to in self.other_ranks() {
             self.endpoint.send(to, Tag::GradientNorm, Payload::Contribution(self.step.norm_parts.clone()));
         }
+    }
+
+    pub(super) fn other_ranks(&self) -> impl Iterator<Item = Rank> + use<> {
+        let own = self.rank;
+        (0..self.endpoint.ranks()).map(Rank::new).filter(move |&rank| rank != own)
     }
 
     /// Takes another rank's part of the norm; false while it has not arrived.

@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use pipewright_schedule::{Action, Event, Rank, StageIndex, ValidatedProgram};
 
 use super::chunk::Chunk;
+use super::sharing::{Shared, find_shared};
 use crate::failure::{Cause, StepError};
 use crate::memory::{RankMemory, bytes_of};
 use crate::pipeline::Assembly;
 use crate::progress::Board;
-use crate::stage::Stage;
-use crate::transport::{Contribution, Endpoint, Tag};
+use crate::stage::{Gradient, Stage};
+use crate::transport::{Contribution, Endpoint, OwnedParameters, Tag};
 use crate::value::Values;
 
 /// One rank's side of a step.
@@ -24,6 +25,8 @@ pub(crate) struct Executor {
     pub(super) clip_norm: Option<f64>,
     pub(super) memory: RankMemory,
     board: Board,
+    /// Parameters with several owners; unknown before the first step.
+    pub(super) shared: Option<Arc<[Shared]>>,
     pub(super) step: StepState,
 }
 
@@ -95,6 +98,10 @@ pub(super) struct StepState {
     events: Vec<Event>,
     pub(super) exposed: Duration,
     pub(super) losses: Vec<f64>,
+    /// What each rank holds, while that is being found out.
+    pub(super) owned: Vec<(Rank, OwnedParameters)>,
+    /// The gradients of a shared parameter that are here, by owner.
+    pub(super) shared_gradients: Vec<Gradient>,
     pub(super) norm_parts: Contribution,
     pub(super) norm: Option<f64>,
     update: Duration,
@@ -103,6 +110,14 @@ pub(super) struct StepState {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
     Actions,
+    /// The parameters of ranks below this one are known.
+    Parameters {
+        next: Rank,
+    },
+    /// Shared parameters below this one have the sum of their gradients.
+    Shared {
+        next: u32,
+    },
     /// The parts of ranks below this one have been taken.
     Norm {
         next: Rank,
@@ -134,6 +149,7 @@ impl Executor {
             clip_norm: assembly.config.clip_norm,
             memory,
             board: assembly.board.clone(),
+            shared: None,
             step: StepState::idle(),
         }
     }
@@ -167,6 +183,8 @@ impl Executor {
         }
         let blocked = match self.step.phase {
             Phase::Actions => self.poll_action(),
+            Phase::Parameters { next } => self.poll_parameters(next),
+            Phase::Shared { next } => Ok(self.poll_shared(next)),
             Phase::Norm { next } => self.poll_norm(next),
             Phase::Update => self.poll_update(),
             Phase::Done => return Ok(Poll::Done),
@@ -222,10 +240,47 @@ impl Executor {
         if self.program.is_forward_only() {
             self.step.phase = Phase::Done;
         } else {
-            self.send_norm_part();
-            self.step.phase = Phase::Norm { next: Rank::new(0) };
+            self.find_or_sum_shared();
         }
         Ok(None)
+    }
+
+    fn find_or_sum_shared(&mut self) {
+        if self.shared.is_none() {
+            self.send_parameters();
+            self.step.phase = Phase::Parameters { next: Rank::new(0) };
+        } else {
+            self.send_shared();
+            self.step.phase = Phase::Shared { next: 0 };
+        }
+    }
+
+    fn poll_parameters(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
+        if next.get() == self.endpoint.ranks() {
+            self.shared = Some(find_shared(&self.step.owned)?.into());
+            self.find_or_sum_shared();
+            return Ok(None);
+        }
+        if next != self.rank && !self.take_parameters(next) {
+            return Ok(Some(Blocked { from: next, tag: Tag::Parameters }));
+        }
+        self.board.moved(self.rank, self.step.position);
+        self.step.phase = Phase::Parameters { next: Rank::new(next.get() + 1) };
+        Ok(None)
+    }
+
+    fn poll_shared(&mut self, next: u32) -> Option<Blocked> {
+        if self.shared.as_ref().is_none_or(|shared| next as usize == shared.len()) {
+            self.send_norm_part();
+            self.step.phase = Phase::Norm { next: Rank::new(0) };
+            return None;
+        }
+        if let Some(blocked) = self.sum_shared(next) {
+            return Some(blocked);
+        }
+        self.board.moved(self.rank, self.step.position);
+        self.step.phase = Phase::Shared { next: next + 1 };
+        None
     }
 
     fn poll_norm(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
@@ -327,6 +382,8 @@ impl StepState {
             events: Vec::new(),
             exposed: Duration::ZERO,
             losses: Vec::new(),
+            owned: Vec::new(),
+            shared_gradients: Vec::new(),
             norm_parts: Vec::new(),
             norm: None,
             update: Duration::ZERO,

@@ -21,5 +21,6 @@ mod actions;
 mod chunk;
 mod finish;
 mod machine;
+mod sharing;
 
 pub(crate) use machine::{Executor, Poll, RankReport, StepInput};

@@ -1,18 +1,24 @@
 //! Sums of parameter gradients over the microbatches of a step, without the parameters' ranks in the type.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::backend::{Dispatch, DispatchTensor, Flex, ops::FloatTensorOps};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Gradients, Tensor};
 
 use super::module::StageModule;
+use crate::kernel::product::{Matrix, add_product, product};
+use crate::nn::{CpuTensor, WeightTask, add_rows, cpu_tensor, elements, owned};
+use crate::value::Value;
 
 /// One sum for each float parameter of a stage, in the order in which Burn visits them.
 #[derive(Debug)]
 pub(crate) struct GradientSums {
     paths: Vec<Arc<str>>,
+    shapes: Vec<Vec<usize>>,
+    places: HashMap<ParamId, usize>,
     sums: Vec<Option<DispatchTensor>>,
 }
 
@@ -22,8 +28,9 @@ impl GradientSums {
         let mut names = Names::default();
         module.visit(&mut names);
         let paths: Vec<_> = names.found.iter().map(|local| module.parameter_path(local).into()).collect();
+        let places = names.ids.iter().copied().zip(0..).collect();
         let sums = vec![None; paths.len()];
-        Self { paths, sums }
+        Self { paths, shapes: names.shapes, places, sums }
     }
 
     /// Global path of each parameter.
@@ -31,9 +38,34 @@ impl GradientSums {
         &self.paths
     }
 
+    /// Shape of each parameter.
+    pub(crate) fn shapes(&self) -> &[Vec<usize>] {
+        &self.shapes
+    }
+
+    /// The sum of the parameter at `place`.
+    pub(crate) fn get(&self, place: usize) -> Option<Value> {
+        self.sums[place].clone().map(Value::from_dispatch)
+    }
+
+    /// Puts another sum in the place of the parameter's.
+    pub(crate) fn set(&mut self, place: usize, sum: Option<Value>) {
+        self.sums[place] = sum.map(Value::into_dispatch);
+    }
+
     /// Takes the gradients of `module`'s parameters out of `gradients` and adds them.
     pub(crate) fn add<M: Module>(&mut self, module: &M, gradients: &mut Gradients) {
         module.visit(&mut Adder { sums: self.sums.iter_mut(), gradients });
+    }
+
+    /// Computes the weight gradients that a backward pass put off and adds them, in place where there is a sum.
+    pub(crate) fn add_deferred(&mut self, tasks: Vec<WeightTask>) {
+        for task in tasks {
+            let (WeightTask::Product { weight, .. } | WeightTask::Rows { weight, .. }) = &task;
+            let place = *self.places.get(weight).expect("a stage's layers have the stage's parameters");
+            let sum = self.sums[place].take().map(into_cpu);
+            self.sums[place] = Some(from_cpu(add_task(sum, &task, &self.shapes[place])));
+        }
     }
 
     /// Sum of squares of each sum, in f64, element by element in storage order: the result depends on the parameter
@@ -53,6 +85,37 @@ impl GradientSums {
     pub(crate) fn clear(&mut self) {
         self.sums.fill(None);
     }
+}
+
+/// The sum with the task's gradient in it.
+fn add_task(sum: Option<CpuTensor>, task: &WeightTask, shape: &[usize]) -> CpuTensor {
+    match task {
+        WeightTask::Product { x, gradient, .. } => {
+            let &[inputs, outputs] = shape else { unreachable!("a linear layer's weight is a matrix") };
+            let rows = x.layout().num_elements() / inputs;
+            let x = Matrix::new(elements(x), rows, inputs).transposed();
+            let gradient = Matrix::new(elements(gradient), rows, outputs);
+            let Some(mut sum) = sum else { return cpu_tensor(product(x, gradient), shape.to_vec()) };
+            add_product(sum.storage_mut(), outputs, x, gradient);
+            sum
+        }
+        WeightTask::Rows { ids, gradient, .. } => {
+            let zeros = || cpu_tensor(vec![0.0; shape.iter().product()], shape.to_vec());
+            let mut sum = sum.unwrap_or_else(zeros);
+            add_rows(sum.storage_mut(), ids, elements(gradient));
+            sum
+        }
+    }
+}
+
+/// A sum that may be written to: whole and in order.
+fn into_cpu(sum: DispatchTensor) -> CpuTensor {
+    let sum = Tensor::<1>::from_dispatch(sum).try_into_primitive::<Flex>();
+    owned(sum.expect("weight gradients are put off on the CPU back end alone"))
+}
+
+fn from_cpu(sum: CpuTensor) -> DispatchTensor {
+    Tensor::<1>::from_primitive::<Flex>(sum).into_dispatch()
 }
 
 /// Lanes of the sum of squares: independent chains, so that the additions need not wait for each other.
@@ -84,16 +147,20 @@ fn squares_of(elements: &[f32]) -> f64 {
     lanes.iter().sum::<f64>() + rest
 }
 
-/// Collects the local path of every float parameter.
+/// Collects the local path, the shape and the id of every float parameter.
 #[derive(Default)]
 struct Names {
     path: Vec<String>,
     found: Vec<String>,
+    shapes: Vec<Vec<usize>>,
+    ids: Vec<ParamId>,
 }
 
 impl ModuleVisitor for Names {
-    fn visit_float<const D: usize>(&mut self, _param: &Param<Tensor<D>>) {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.found.push(self.path.join("."));
+        self.shapes.push(param.val().dims().to_vec());
+        self.ids.push(param.id);
     }
 
     fn enter_module(&mut self, name: &str, _container_type: &str) {

@@ -72,15 +72,29 @@ pub(crate) trait Runner: Send {
         target: Option<Values>,
     ) -> Result<Forwarded, StageError>;
 
-    /// Adds the microbatch's parameter gradients to the sums and returns the gradients of its inputs.
-    fn backward(
+    /// Returns the gradients of the microbatch's inputs. Weight gradients that can wait do so until
+    /// [`Runner::backward_weights`]; the others are added to the sums.
+    fn backward_inputs(
         &mut self,
         microbatch: Microbatch,
         gradients: Vec<Gradient>,
     ) -> Result<Vec<Gradient>, StageError>;
 
+    /// Adds the weight gradients that the microbatch's [`Runner::backward_inputs`] put off to the sums; how many products
+    /// that were.
+    fn backward_weights(&mut self, microbatch: Microbatch) -> usize;
+
     /// Global path of each parameter, in the stage's own order.
     fn paths(&self) -> &[std::sync::Arc<str>];
+
+    /// Shape of each parameter, in the order of [`Runner::paths`].
+    fn shapes(&self) -> &[Vec<usize>];
+
+    /// The gradient sum of the parameter at `place` of [`Runner::paths`].
+    fn gradient(&self, place: usize) -> Gradient;
+
+    /// Replaces the gradient sum of the parameter at `place`.
+    fn set_gradient(&mut self, place: usize, gradient: Gradient);
 
     /// Sum of the squares of each parameter's gradient sum, in the order of [`Runner::paths`].
     fn gradient_squares(&self) -> Vec<f64>;

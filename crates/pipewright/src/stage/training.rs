@@ -19,6 +19,7 @@ use super::module::{StageContext, StageModule};
 use super::runner::{Forwarded, Gradient, Runner, StageError, device_of};
 use crate::autodiff::{GradientSlot, gradient_root};
 use crate::boundary::{BoundaryError, pack, unpack};
+use crate::nn::Deferred;
 use crate::value::{Value, ValueKind, Values};
 
 /// A loss with its target's type erased.
@@ -29,6 +30,8 @@ pub(crate) struct TrainingStage<M: StageModule> {
     module: Option<M>,
     loss: Option<Loss<M::Output>>,
     tapes: HashMap<Microbatch, Tape>,
+    /// Weight gradients of microbatches whose input gradients are done.
+    deferred: HashMap<Microbatch, Deferred>,
     sums: GradientSums,
     optimizer: Option<ModuleOptimizer>,
     device: Device,
@@ -42,6 +45,8 @@ struct Tape {
     loss: Option<Tensor<1>>,
     /// every other one from its outputs.
     outputs: Vec<OutputRoot>,
+    /// Where the layers put off their weight gradients.
+    deferred: Deferred,
 }
 
 /// An output that has left.
@@ -57,7 +62,15 @@ impl<M: StageModule> TrainingStage<M> {
         let module = if device.is_autodiff() { module } else { module.train() };
         let sums = GradientSums::new(&module);
         let device = device.autodiff();
-        Self { module: Some(module), loss, tapes: HashMap::new(), sums, optimizer: None, device }
+        Self {
+            module: Some(module),
+            loss,
+            tapes: HashMap::new(),
+            deferred: HashMap::new(),
+            sums,
+            optimizer: None,
+            device,
+        }
     }
 
     fn module(&self) -> &M {
@@ -79,17 +92,19 @@ impl<M: StageModule> Runner for TrainingStage<M> {
         target: Option<Values>,
     ) -> Result<Forwarded, StageError> {
         let (inputs, leaves) = inputs.into_iter().map(as_leaf).unzip();
-        let output = self.module().forward(unpack(inputs).map_err(StageError::Input)?, context);
+        let inputs = unpack(inputs).map_err(StageError::Input)?;
+        let deferred = Deferred::default();
+        let output = deferred.collect(|| self.module().forward(inputs, context));
         if self.loss.is_some() {
             let loss = self.loss_of(output, target)?;
             let loss = loss.expect("a stage with a loss computes it");
             let report = loss.clone().inner();
-            let tape = Tape { leaves, loss: Some(loss), outputs: Vec::new() };
+            let tape = Tape { leaves, loss: Some(loss), outputs: Vec::new(), deferred };
             self.tapes.insert(context.microbatch(), tape);
             return Ok(Forwarded { outputs: Values::new(), loss: Some(report) });
         }
         let (outputs, roots) = pack(output).into_iter().map(off_tape).unzip();
-        self.tapes.insert(context.microbatch(), Tape { leaves, loss: None, outputs: roots });
+        self.tapes.insert(context.microbatch(), Tape { leaves, loss: None, outputs: roots, deferred });
         Ok(Forwarded { outputs, loss: None })
     }
 
@@ -110,7 +125,7 @@ impl<M: StageModule> Runner for TrainingStage<M> {
         Ok(Forwarded { outputs, loss })
     }
 
-    fn backward(
+    fn backward_inputs(
         &mut self,
         microbatch: Microbatch,
         gradients: Vec<Gradient>,
@@ -128,6 +143,7 @@ impl<M: StageModule> Runner for TrainingStage<M> {
         drop(root);
         let module = self.module.as_ref().expect("the module is away only during the optimizer's step");
         self.sums.add(module, &mut gradients);
+        self.deferred.insert(microbatch, tape.deferred);
         let inputs = tape.leaves.into_iter().map(|leaf| {
             let gradient = leaf?.grad_remove(&mut gradients)?;
             Some(Value::of(gradient))
@@ -135,8 +151,27 @@ impl<M: StageModule> Runner for TrainingStage<M> {
         Ok(inputs.collect())
     }
 
+    fn backward_weights(&mut self, microbatch: Microbatch) -> usize {
+        let tasks = self.deferred.remove(&microbatch).map(|deferred| deferred.take()).unwrap_or_default();
+        let count = tasks.len();
+        self.sums.add_deferred(tasks);
+        count
+    }
+
     fn paths(&self) -> &[Arc<str>] {
         self.sums.paths()
+    }
+
+    fn shapes(&self) -> &[Vec<usize>] {
+        self.sums.shapes()
+    }
+
+    fn gradient(&self, place: usize) -> Gradient {
+        self.sums.get(place)
+    }
+
+    fn set_gradient(&mut self, place: usize, gradient: Gradient) {
+        self.sums.set(place, gradient);
     }
 
     fn gradient_squares(&self) -> Vec<f64> {
@@ -153,6 +188,7 @@ impl<M: StageModule> Runner for TrainingStage<M> {
 
     fn reset(&mut self) {
         self.tapes.clear();
+        self.deferred.clear();
         self.sums.clear();
     }
 

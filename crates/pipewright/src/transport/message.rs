@@ -28,6 +28,17 @@ pub enum Tag {
         /// Their microbatch.
         microbatch: Microbatch,
     },
+    /// The parameters that a rank holds.
+    Parameters,
+    /// The gradient of one copy of a shared parameter.
+    SharedGradient {
+        /// The parameter's place among the shared ones.
+        parameter: u32,
+        /// The stage that holds the copy,
+        stage: StageIndex,
+        /// and the copy's place among that stage's parameters.
+        place: u32,
+    },
     /// A rank's part of the gradient norm, which ends the step's program.
     GradientNorm,
 }
@@ -41,6 +52,10 @@ impl std::fmt::Display for Tag {
             Self::Boundary { direction: Direction::Backward, stage, microbatch } => {
                 write!(f, "the gradients of microbatch {microbatch} for stage {stage}")
             }
+            Self::Parameters => f.write_str("the list of its parameters"),
+            Self::SharedGradient { parameter, stage, .. } => {
+                write!(f, "the gradient of shared parameter {parameter} from stage {stage}")
+            }
             Self::GradientNorm => f.write_str("its part of the gradient norm"),
         }
     }
@@ -49,11 +64,16 @@ impl std::fmt::Display for Tag {
 /// A rank's part of the global gradient norm: the sum of squares of each parameter's gradient, by path.
 pub type Contribution = Vec<(Arc<str>, f64)>;
 
+/// Path and shape of each parameter of a rank's stages.
+pub type OwnedParameters = Vec<(StageIndex, Vec<(Arc<str>, Vec<usize>)>)>;
+
 /// A message's content.
 #[derive(Debug)]
 pub enum Payload {
     /// A boundary's tensors; none where a tensor has no gradient.
     Tensors(Vec<Option<Value>>),
+    /// What a rank holds.
+    Parameters(OwnedParameters),
     /// A part of the gradient norm.
     Contribution(Contribution),
 }

@@ -1,0 +1,165 @@
+//! Parameters that several stages hold: their gradients are summed over the owners before the step ends.
+//!
+//! Parameters are the same when they have the same global path; nothing else declares it. The embedding of the first
+//! stage and the head of the last one, tied, are the usual case. Each owner holds a copy of its own. Copies start equal,
+//! get the same gradient sum and the same update, and so stay equal to the bit.
+//!
+//! # Protocol
+//!
+//! In its first step each rank tells every other the paths and shapes that it holds ([`Tag::Parameters`]); all arrive at
+//! the same list of [`Shared`] parameters. In every step a rank sends the gradients of its own copies to the other
+//! owners ([`Tag::SharedGradient`]), then takes theirs. Sends do not wait, so no order of ranks can block another. Each
+//! owner adds all gradients in the order of their stages, whatever the cut.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use pipewright_schedule::{Rank, StageIndex};
+
+use super::machine::{Blocked, Executor};
+use crate::failure::Cause;
+use crate::memory::bytes_of;
+use crate::transport::{OwnedParameters, Payload, Tag};
+use crate::value::Value;
+
+/// A copy of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Owner {
+    pub stage: StageIndex,
+    /// The parameter's place among its stage's.
+    pub place: usize,
+    pub rank: Rank,
+}
+
+/// A parameter with more than one copy.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Shared {
+    pub path: Arc<str>,
+    /// By stage; at least two.
+    pub owners: Vec<Owner>,
+}
+
+/// The parameters that more than one stage holds, by path. All ranks' lists must be in `owned`.
+pub(super) fn find_shared(owned: &[(Rank, OwnedParameters)]) -> Result<Vec<Shared>, Cause> {
+    let mut by_path: BTreeMap<&Arc<str>, Vec<(Owner, &[usize])>> = BTreeMap::new();
+    for (rank, stages) in owned {
+        for (stage, parameters) in stages {
+            for (place, (path, shape)) in parameters.iter().enumerate() {
+                let owner = Owner { stage: *stage, place, rank: *rank };
+                by_path.entry(path).or_default().push((owner, shape));
+            }
+        }
+    }
+    let several = by_path.into_iter().filter(|(_, owners)| owners.len() > 1);
+    let checked = several.map(|(path, mut owners)| {
+        owners.sort_unstable();
+        let (first, shape) = owners[0];
+        if let Some((other, found)) = owners.iter().find(|(_, found)| *found != shape) {
+            return Err(Cause::SharedShape {
+                parameter: path.clone(),
+                stages: (first.stage, other.stage),
+                shapes: (shape.to_vec(), found.to_vec()),
+            });
+        }
+        Ok(Shared { path: path.clone(), owners: owners.into_iter().map(|(owner, _)| owner).collect() })
+    });
+    checked.collect()
+}
+
+impl Executor {
+    /// Tells every other rank which parameters this one holds.
+    pub(super) fn send_parameters(&mut self) {
+        let mine = self.owned();
+        for to in self.other_ranks() {
+            self.endpoint.send(to, Tag::Parameters, Payload::Parameters(mine.clone()));
+        }
+        let rank = self.rank;
+        self.step.owned = vec![(rank, mine)];
+    }
+
+    /// Takes another rank's list; false while it has not arrived.
+    pub(super) fn take_parameters(&mut self, from: Rank) -> bool {
+        let Some(message) = self.endpoint.try_take(from, Tag::Parameters) else { return false };
+        let Payload::Parameters(owned) = message.into_payload() else {
+            unreachable!("the tag says parameters")
+        };
+        self.step.owned.push((from, owned));
+        true
+    }
+
+    /// Sends this rank's gradients of shared parameters to the other ranks that hold them.
+    pub(super) fn send_shared(&mut self) {
+        let shared = self.shared.clone().unwrap_or_default();
+        for (parameter, shared) in (0u32..).zip(shared.iter()) {
+            let mut ranks: Vec<Rank> = shared.owners.iter().map(|owner| owner.rank).collect();
+            ranks.sort_unstable();
+            ranks.dedup();
+            let own = self.rank;
+            for owner in shared.owners.iter().filter(|owner| owner.rank == own) {
+                for &to in ranks.iter().filter(|&&rank| rank != own) {
+                    let gradient = self.chunk(owner.stage).runner.gradient(owner.place);
+                    let tag =
+                        Tag::SharedGradient { parameter, stage: owner.stage, place: owner.place as u32 };
+                    self.endpoint.send(to, tag, Payload::Tensors(vec![gradient]));
+                }
+            }
+        }
+    }
+
+    /// Sums the gradients of one shared parameter over its owners, or says whose is missing.
+    pub(super) fn sum_shared(&mut self, parameter: u32) -> Option<Blocked> {
+        let shared =
+            self.shared.clone().expect("the shared parameters are known before their gradients are summed");
+        let owners = &shared[parameter as usize].owners;
+        if !owners.iter().any(|owner| owner.rank == self.rank) {
+            return None;
+        }
+        while let Some(owner) = owners.get(self.step.shared_gradients.len()) {
+            let gradient = match owner.rank == self.rank {
+                true => self.chunk(owner.stage).runner.gradient(owner.place),
+                false => {
+                    let tag =
+                        Tag::SharedGradient { parameter, stage: owner.stage, place: owner.place as u32 };
+                    let from = owner.rank;
+                    let Some(message) = self.endpoint.try_take(from, tag) else {
+                        return Some(Blocked { from, tag });
+                    };
+                    let Payload::Tensors(tensors) = message.into_payload() else {
+                        unreachable!("the tag says a gradient")
+                    };
+                    self.memory.take_over(bytes_of(tensors.iter().flatten()));
+                    tensors.into_iter().next().flatten()
+                }
+            };
+            self.step.shared_gradients.push(gradient);
+        }
+        let gradients = std::mem::take(&mut self.step.shared_gradients);
+        let gradients = gradients
+            .into_iter()
+            .flatten()
+            .map(|gradient| Tensor::<1>::from_dispatch(gradient.into_dispatch()));
+        let sum = gradients.reduce(|sum, gradient| sum + gradient);
+        let rank = self.rank;
+        for owner in owners.iter().filter(|owner| owner.rank == rank) {
+            let runner = &mut self.chunk(owner.stage).runner;
+            let device = runner.device();
+            runner.set_gradient(owner.place, sum.clone().map(|sum| Value::of(sum).to_device(&device)));
+        }
+        None
+    }
+
+    /// Whether this rank's copy is the one whose gradient counts for the norm.
+    pub(super) fn counts(&self, stage: StageIndex, place: usize, path: &str) -> bool {
+        let shared = self.shared.iter().flat_map(|shared| shared.iter()).find(|shared| &*shared.path == path);
+        shared.is_none_or(|shared| (shared.owners[0].stage, shared.owners[0].place) == (stage, place))
+    }
+
+    fn owned(&self) -> OwnedParameters {
+        let parameters = |chunk: &super::chunk::Chunk| {
+            let runner = &chunk.runner;
+            (chunk.stage, runner.paths().iter().cloned().zip(runner.shapes().iter().cloned()).collect())
+        };
+        self.chunks.iter().map(parameters).collect()
+    }
+}

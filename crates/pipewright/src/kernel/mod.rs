@@ -1,0 +1,15 @@
+//! Arithmetic of the CPU back end on plain slices of `f32`: what Burn composes of many passes over memory, in one.
+//!
+//! Nothing here knows of tensors, tapes or stages; [`nn`](crate::nn) puts these functions on the tape. Vector
+//! instructions are chosen at run time. No result depends on which were chosen: sums run over a fixed number of lanes,
+//! and no multiplication is contracted with an addition. (Matrix products are the exception: their kernels use what the
+//! machine has, as Burn's do.)
+
+pub(crate) mod adamw;
+pub(crate) mod attention;
+pub(crate) mod cross_entropy;
+mod exp;
+pub(crate) mod product;
+pub(crate) mod rms_norm;
+mod simd;
+pub(crate) mod swiglu;

@@ -1,0 +1,86 @@
+//! What loops over elements share: fresh memory, and sums in a fixed number of lanes.
+//!
+//! Functions that loop are compiled once for each kind of vector unit (`#[multiversion]`); what they call is inlined into
+//! each version, so it is `#[inline(always)]`.
+
+use std::mem::MaybeUninit;
+
+/// Lanes of a sum: independent chains, so that additions need not wait for each other, and one AVX-512 register.
+pub(super) const LANES: usize = 16;
+
+/// Memory for `len` elements that nobody clears.
+pub(super) fn fresh(len: usize) -> Vec<MaybeUninit<f32>> {
+    let mut elements = Vec::with_capacity(len);
+    // SAFETY: the capacity is there, and such elements need no value.
+    unsafe { elements.set_len(len) };
+    elements
+}
+
+/// The elements, once all have their values.
+///
+/// # Safety
+/// Every element must have been written.
+pub(super) unsafe fn written(elements: Vec<MaybeUninit<f32>>) -> Vec<f32> {
+    let mut elements = std::mem::ManuallyDrop::new(elements);
+    // SAFETY: the same allocation, of the same layout; the caller says that the elements have values.
+    unsafe { Vec::from_raw_parts(elements.as_mut_ptr().cast(), elements.len(), elements.capacity()) }
+}
+
+/// The sum of `term(i)` for `i` below `count`, in [`LANES`] chains that are added pairwise at the end.
+#[inline(always)]
+pub(super) fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let whole = count - count % LANES;
+    for start in (0..whole).step_by(LANES) {
+        for (lane, place) in lanes.iter_mut().zip(start..start + LANES) {
+            *lane += term(place);
+        }
+    }
+    for (lane, place) in lanes.iter_mut().zip(whole..count) {
+        *lane += term(place);
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// The largest of `elements`; minus infinity of none. NaN is ignored.
+#[inline(always)]
+pub(super) fn max(elements: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = elements.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &element) in lanes.iter_mut().zip(chunk) {
+            *lane = if element > *lane { element } else { *lane };
+        }
+    }
+    for (lane, &element) in lanes.iter_mut().zip(rest) {
+        *lane = if element > *lane { element } else { *lane };
+    }
+    fold(lanes, f32::max)
+}
+
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] = join(lanes[lane], lanes[lane + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_counts_once() {
+        for count in [0, 1, 15, 16, 17, 40] {
+            assert_eq!(sum(count, |place| place as f32), (0..count).sum::<usize>() as f32, "{count}");
+            let elements: Vec<f32> = (0..count).map(|place| place as f32).collect();
+            let expected = elements.last().copied().unwrap_or(f32::NEG_INFINITY);
+            assert_eq!(max(&elements), expected, "{count}");
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Causal attention with grouped queries and, as an option, rotary positions.
+
+use burn::tensor::{Device, Tensor, TensorData, activation};
+
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, row_major};
+use crate::kernel::attention::{Dims, Inputs, Turn, backward, forward};
+use burn::backend::Flex;
+
+/// An attention over sequences of one length; it holds the positions' tables.
+#[derive(Debug, Clone)]
+pub struct CausalAttention {
+    sequence: usize,
+    head_dim: usize,
+    /// `[sequence, head_dim / 2]` each.
+    cos: Tensor<2>,
+    sin: Tensor<2>,
+}
+
+impl CausalAttention {
+    /// Without positions: the order of the tokens before one plays no part. `head_dim` must be even.
+    pub fn new(sequence: usize, head_dim: usize, device: &Device) -> Self {
+        Self::with_angles(sequence, head_dim, device, |_, _| 0.0)
+    }
+
+    /// With rotary positions (Su et al., 2021) in Hugging Face's layout: in position `p`, element `j` of a head is turned
+    /// together with element `j + head_dim / 2`, by `p / theta^(2 j / head_dim)`.
+    ///
+    /// Angles are single precision, because the checkpoints were trained with such angles.
+    pub fn rotary(sequence: usize, head_dim: usize, theta: f64, device: &Device) -> Self {
+        let frequency = |j: usize| 1.0 / (theta as f32).powf((2 * j) as f32 / head_dim as f32);
+        Self::with_angles(sequence, head_dim, device, |position, j| position as f32 * frequency(j))
+    }
+
+    fn with_angles(
+        sequence: usize,
+        head_dim: usize,
+        device: &Device,
+        angle: impl Fn(usize, usize) -> f32,
+    ) -> Self {
+        let half = head_dim / 2;
+        // Constants: without the device's autodiff they cost the tape nothing.
+        let device = device.clone().inner();
+        let table = |function: fn(f32) -> f32| {
+            let places = (0..sequence).flat_map(|position| (0..half).map(move |j| (position, j)));
+            let values: Vec<f32> = places.map(|(position, j)| function(angle(position, j))).collect();
+            Tensor::from_data(TensorData::new(values, [sequence, half]), &device)
+        };
+        Self { sequence, head_dim, cos: table(f32::cos), sin: table(f32::sin) }
+    }
+
+    /// Length of the sequences.
+    pub fn sequence(&self) -> usize {
+        self.sequence
+    }
+
+    /// `softmax(q kᵀ / sqrt(head_dim)) v` per head, each position against itself and those before it.
+    ///
+    /// Shapes: `q [batch * sequence, heads * head_dim]`; `k` and `v` `[batch * sequence, kv_heads * head_dim]`, of which
+    /// each head serves `heads / kv_heads` neighbouring query heads; result as `q`.
+    ///
+    /// # Panics
+    /// When the shapes do not fit together.
+    pub fn forward(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
+        let dims = self.dims(&q, &k, &v);
+        let shape = q.dims();
+        let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
+        let Some(tables) = self.cpu_tables() else { return self.composed(q, k, v, dims) };
+        let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
+        let saved = Saved { dims, q, k, v, tables };
+        let (out, normalisers) = forward(saved.inputs());
+        tape.record(out, shape, |out| AttentionBackward { saved, out: out.clone(), normalisers })
+    }
+
+    fn dims(&self, q: &Tensor<2>, k: &Tensor<2>, v: &Tensor<2>) -> Dims {
+        let &Self { sequence, head_dim, .. } = self;
+        let ([rows, wide], [_, narrow]) = (q.dims(), k.dims());
+        let fits = rows % sequence == 0
+            && wide % head_dim == 0
+            && narrow % head_dim == 0
+            && wide % narrow.max(1) == 0
+            && k.dims() == [rows, narrow]
+            && v.dims() == k.dims();
+        assert!(
+            fits,
+            "queries {:?}, keys {:?} and values {:?} do not fit sequences of {sequence} and heads of {head_dim}",
+            q.dims(),
+            k.dims(),
+            v.dims(),
+        );
+        Dims {
+            batch: rows / sequence,
+            sequence,
+            heads: wide / head_dim,
+            kv_heads: narrow / head_dim,
+            head_dim,
+        }
+    }
+
+    fn cpu_tables(&self) -> Option<[CpuTensor; 2]> {
+        let table = |table: &Tensor<2>| Some(row_major(table.clone().try_into_primitive::<Flex>().ok()?));
+        Some([table(&self.cos)?, table(&self.sin)?])
+    }
+
+    fn composed(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>, dims: Dims) -> Tensor<2> {
+        let Dims { batch, sequence, heads, kv_heads, head_dim } = dims;
+        let split =
+            |x: Tensor<2>, heads: usize| x.reshape([batch, sequence, heads, head_dim]).swap_dims(1, 2);
+        let share = |x: Tensor<4>| repeat_heads(x, heads / kv_heads);
+        let q = self.turn(split(q, heads));
+        let k = share(self.turn(split(k, kv_heads)));
+        let v = share(split(v, kv_heads));
+        let scores = q.matmul(k.transpose()) / (head_dim as f64).sqrt();
+        let hidden = Tensor::<2>::ones([sequence, sequence], &scores.device()).triu(1).bool();
+        let weights = activation::softmax(scores.mask_fill(hidden.unsqueeze(), f32::NEG_INFINITY), 3);
+        weights.matmul(v).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
+    }
+
+    fn turn(&self, x: Tensor<4>) -> Tensor<4> {
+        let half = self.head_dim / 2;
+        let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
+        let table = |table: &Tensor<2>| match a.is_autodiff() {
+            true => table.clone().autodiff().unsqueeze::<4>(),
+            false => table.clone().unsqueeze::<4>(),
+        };
+        let (cos, sin) = (table(&self.cos), table(&self.sin));
+        let first = a.clone() * cos.clone() - b.clone() * sin.clone();
+        Tensor::cat(vec![first, b * cos + a * sin], 3)
+    }
+}
+
+/// Each head of `[batch, heads, sequence, head_dim]` `group` times, one after the other.
+fn repeat_heads(x: Tensor<4>, group: usize) -> Tensor<4> {
+    let [batch, heads, sequence, width] = x.dims();
+    x.unsqueeze_dim::<5>(2).repeat_dim(2, group).reshape([batch, heads * group, sequence, width])
+}
+
+/// What both passes read.
+#[derive(Clone, Debug)]
+struct Saved {
+    dims: Dims,
+    q: CpuTensor,
+    k: CpuTensor,
+    v: CpuTensor,
+    tables: [CpuTensor; 2],
+}
+
+impl Saved {
+    fn inputs(&self) -> Inputs<'_> {
+        let [cos, sin] = self.tables.each_ref().map(elements);
+        let turn_k = Turn { cos, sin, scale: 1.0 };
+        // The scale of the scores costs nothing in the queries' turn.
+        let turn_q = Turn { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
+        Inputs {
+            dims: self.dims,
+            q: elements(&self.q),
+            k: elements(&self.k),
+            v: elements(&self.v),
+            turn_q,
+            turn_k,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct AttentionBackward {
+    saved: Saved,
+    out: CpuTensor,
+    normalisers: Vec<f32>,
+}
+
+impl Operation<3> for AttentionBackward {
+    fn backward(self, gradient: CpuTensor, _wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
+        let Self { saved, out, normalisers } = &self;
+        let (d_q, d_k, d_v) = backward(saved.inputs(), elements(out), normalisers, elements(&gradient));
+        let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
+        [like(d_q, &saved.q), like(d_k, &saved.k), like(d_v, &saved.v)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check as compare, numbers};
+    use super::*;
+
+    fn check(attention: &CausalAttention, batch: usize, heads: usize, kv_heads: usize) {
+        let rows = batch * attention.sequence;
+        let (wide, narrow) = (heads * attention.head_dim, kv_heads * attention.head_dim);
+        let shaped = |[q, k, v]: [Tensor<1>; 3]| {
+            (q.reshape([rows, wide]), k.reshape([rows, narrow]), v.reshape([rows, narrow]))
+        };
+        compare(
+            [numbers([rows * wide], 2.0), numbers([rows * narrow], 2.0), numbers([rows * narrow], 1.0)],
+            |inputs| {
+                let (q, k, v) = shaped(inputs);
+                attention.forward(q, k, v)
+            },
+            |inputs| {
+                let (q, k, v) = shaped(inputs);
+                let dims = attention.dims(&q, &k, &v);
+                attention.composed(q, k, v, dims)
+            },
+        );
+    }
+
+    fn rotary(sequence: usize, head_dim: usize) -> CausalAttention {
+        CausalAttention::rotary(sequence, head_dim, 100.0, &Device::flex())
+    }
+
+    #[test]
+    fn equals_its_composition() {
+        check(&rotary(5, 4), 1, 1, 1);
+        check(&rotary(1, 2), 2, 2, 2);
+        check(&rotary(7, 6), 2, 6, 2);
+        // More than one chunk of rows, the last one short.
+        check(&rotary(150, 8), 1, 2, 1);
+        check(&CausalAttention::new(9, 4, &Device::flex()), 2, 2, 1);
+    }
+
+    #[test]
+    fn pairs_turn_by_the_position_times_their_frequency() {
+        let attention = rotary(3, 4);
+        let x = Tensor::<4>::from_data([[[[1.0, 2.0, 3.0, 4.0]; 3]]], &Device::flex());
+        let turned: Vec<f32> = attention.turn(x).into_data().iter().collect();
+        let angle = |j: i32| 2.0 / 10f32.powi(j);
+        let expected = [
+            angle(0).cos() - 3.0 * angle(0).sin(),
+            2.0 * angle(1).cos() - 4.0 * angle(1).sin(),
+            3.0 * angle(0).cos() + angle(0).sin(),
+            4.0 * angle(1).cos() + 2.0 * angle(1).sin(),
+        ];
+        assert!(
+            turned[8..].iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6),
+            "{turned:?} {expected:?}"
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "do not fit sequences of 4 and heads of 2")]
+    fn shapes_are_checked() {
+        rotary(4, 2).forward(numbers([6, 4], 1.0), numbers([6, 4], 1.0), numbers([6, 4], 1.0));
+    }
+}

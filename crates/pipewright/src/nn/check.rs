@@ -1,0 +1,37 @@
+//! Compares an operation with its plain composition, forward and backward.
+
+use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+
+/// Numbers between `-scale` and `scale` that do not repeat soon.
+pub(super) fn numbers<const D: usize>(shape: [usize; D], scale: f32) -> Tensor<D> {
+    let count = shape.iter().product();
+    let value = |place: usize| ((place * 7919 + count * 31) % 2003) as f32 / 1001.5 - 1.0;
+    let values: Vec<f32> = (0..count).map(|place| value(place) * scale).collect();
+    Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+}
+
+/// Results and the gradients of all inputs agree, for an upstream gradient that is not uniform.
+pub(super) fn check<const N: usize>(
+    inputs: [Tensor<1>; N],
+    operation: impl Fn([Tensor<1>; N]) -> Tensor<2>,
+    composition: impl Fn([Tensor<1>; N]) -> Tensor<2>,
+) {
+    let run = |function: &dyn Fn([Tensor<1>; N]) -> Tensor<2>| {
+        let leaves = inputs.clone().map(|input| input.autodiff().require_grad());
+        let result = function(leaves.clone());
+        let upstream = numbers(result.dims(), 1.0) + 0.5;
+        let gradients = (result.clone() * upstream.autodiff()).sum().backward();
+        let gradients = leaves.map(|leaf| leaf.grad(&gradients).expect("each input is differentiated"));
+        (result.into_data(), gradients.map(Tensor::into_data))
+    };
+    let (found, found_gradients) = run(&operation);
+    let (expected, expected_gradients) = run(&composition);
+    let tolerance = Tolerance::<f32>::rel_abs(2e-5, 2e-5);
+    found.assert_approx_eq::<f32>(&expected, tolerance);
+    for (found, expected) in found_gradients.iter().zip(&expected_gradients) {
+        found.assert_approx_eq::<f32>(expected, tolerance);
+    }
+    // Off the tape the result is the same to the bit.
+    let plain = operation(inputs.clone()).into_data();
+    assert_eq!(plain, found);
+}

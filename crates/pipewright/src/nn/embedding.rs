@@ -1,0 +1,107 @@
+//! Rows of a table by id, with a table gradient that can wait.
+
+use std::sync::Arc;
+
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{Int, Tensor};
+
+use super::deferred::{Deferred, WeightTask};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
+
+/// Burn's embedding, with the same parameter and record path: make it from one that Burn initialised.
+#[derive(Module, Debug)]
+pub struct Embedding {
+    /// Shape `[ids, width]`.
+    pub weight: Param<Tensor<2>>,
+}
+
+impl From<burn::nn::Embedding> for Embedding {
+    fn from(embedding: burn::nn::Embedding) -> Self {
+        Self { weight: embedding.weight }
+    }
+}
+
+impl Embedding {
+    /// Shapes: ids `[batch, sequence]`, result `[batch, sequence, width]`.
+    ///
+    /// # Panics
+    /// When an id lies outside the table.
+    pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
+        let [batch, sequence] = ids.dims();
+        let weight = self.weight.val();
+        let width = weight.dims()[1];
+        let ids = ids.reshape([batch * sequence]);
+        select(weight, ids, self.weight.id).reshape([batch, sequence, width])
+    }
+}
+
+/// Rows `ids` of `table`; shapes `[ids, width]`, `[rows]`, result `[rows, width]`.
+fn select(table: Tensor<2>, ids: Tensor<1, Int>, id: ParamId) -> Tensor<2> {
+    let [count, width] = table.dims();
+    let Some(([weight], tape)) = on_cpu([table.clone().into_dispatch()]) else { return table.select(0, ids) };
+    let ids: Arc<[usize]> = indices(ids).into();
+    assert!(ids.iter().all(|&id| id < count), "an id lies outside the table of {count}");
+    let source = elements(&weight);
+    let mut rows = Vec::with_capacity(ids.len() * width);
+    for id in ids.iter() {
+        rows.extend_from_slice(&source[id * width..][..width]);
+    }
+    let shape = [ids.len(), width];
+    tape.record(rows, shape, |_| SelectBackward { ids, count, width, id, deferred: Deferred::current() })
+}
+
+/// Adds row `i` of `gradient` to row `ids[i]` of `table`.
+pub(crate) fn add_rows(table: &mut [f32], ids: &[usize], gradient: &[f32]) {
+    let width = gradient.len() / ids.len().max(1);
+    for (&id, gradient) in ids.iter().zip(gradient.chunks_exact(width.max(1))) {
+        for (sum, gradient) in table[id * width..][..width].iter_mut().zip(gradient) {
+            *sum += gradient;
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct SelectBackward {
+    ids: Arc<[usize]>,
+    count: usize,
+    width: usize,
+    id: ParamId,
+    deferred: Option<Deferred>,
+}
+
+impl Operation<1> for SelectBackward {
+    fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
+        let Self { ids, count, width, id, deferred } = self;
+        if let Some(deferred) = deferred {
+            deferred.push(WeightTask::Rows { weight: id, ids, gradient });
+            return [None];
+        }
+        let mut table = vec![0f32; count * width];
+        add_rows(&mut table, &ids, elements(&gradient));
+        [Some(cpu_tensor(table, [count, width]))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::super::check::{check, numbers};
+    use super::*;
+
+    #[test]
+    fn equals_a_selection() {
+        let ids = || Tensor::from_data([3, 0, 3, 1], &Device::flex());
+        check(
+            [numbers([20], 1.0)],
+            |[table]| select(table.reshape([4, 5]), ids(), ParamId::new()),
+            |[table]| table.reshape([4, 5]).select(0, ids()),
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the table of 4")]
+    fn an_id_beyond_the_table_is_refused() {
+        select(numbers([4, 5], 1.0), Tensor::from_data([4], &Device::flex()), ParamId::new());
+    }
+}

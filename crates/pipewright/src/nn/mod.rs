@@ -1,0 +1,30 @@
+//! Layers for stages, computed with few passes over memory, whose weight gradients can wait.
+//!
+//! [`Linear`] and [`Embedding`] have Burn's parameters, names and initial values, and put off their weight gradients:
+//! inside a stage, the backward pass yields the gradients of the inputs alone, and the products for the weights follow
+//! when the schedule says so (`W`), added in place to the sums of the step. Outside a stage they are ordinary layers.
+//!
+//! The functions ([`rms_norm`], [`swiglu`], [`CausalAttention`], [`cross_entropy`]) are single operations on the CPU
+//! back end and compositions of Burn's elsewhere.
+
+mod attention;
+mod cross_entropy;
+mod deferred;
+mod embedding;
+mod linear;
+mod operation;
+mod rms_norm;
+mod swiglu;
+
+#[cfg(test)]
+mod check;
+
+pub use attention::CausalAttention;
+pub use cross_entropy::cross_entropy;
+pub(crate) use deferred::{Deferred, WeightTask};
+pub use embedding::Embedding;
+pub(crate) use embedding::add_rows;
+pub use linear::Linear;
+pub(crate) use operation::{CpuTensor, cpu_tensor, elements, owned};
+pub use rms_norm::{RmsNorm, rms_norm};
+pub use swiglu::swiglu;

@@ -1,0 +1,129 @@
+//! The way from tensors to a hand-written operation of the CPU back end and onto the tape.
+//!
+//! [`on_cpu`] looks whether the tensors can be computed on here: single precision, on the CPU back end, on a tape
+//! without checkpointing or on none. If not, the caller composes Burn operations instead, so that each operation runs on
+//! every device.
+
+use std::fmt::Debug;
+
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, DispatchTensor, Flex};
+use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
+
+/// A tensor of the CPU back end, off the tape.
+pub(crate) type CpuTensor = FloatTensor<Flex>;
+
+/// What an operation keeps for its backward pass, and that pass.
+pub(crate) trait Operation<const N: usize>: Clone + Debug + Send + 'static {
+    /// The gradients of the inputs that are `wanted`, from that of the output.
+    fn backward(self, gradient: CpuTensor, wanted: [bool; N]) -> [Option<CpuTensor>; N];
+}
+
+/// Where an operation on `N` inputs is recorded; nowhere when no input is on a tape.
+pub(crate) struct Tape<const N: usize>(Option<[NodeGuard; N]>);
+
+/// The tensors as row-major single precision on the CPU back end, and the tape to record the operation on. None when the
+/// operation has to be composed of Burn's own.
+pub(crate) fn on_cpu<const N: usize>(tensors: [DispatchTensor; N]) -> Option<([CpuTensor; N], Tape<N>)> {
+    // Rank plays no part here, so any may stand in the type.
+    let tensors = tensors.map(Tensor::<1>::from_dispatch);
+    let on_tape = tensors.iter().any(Tensor::is_autodiff);
+    let mut primitives = Vec::with_capacity(N);
+    let mut nodes = Vec::with_capacity(N);
+    for tensor in tensors {
+        if tensor.dtype() != DType::F32 {
+            return None;
+        }
+        if on_tape {
+            // A constant among tensors of a tape joins it as an untracked leaf.
+            let tensor = if tensor.is_autodiff() { tensor } else { tensor.autodiff() };
+            let tensor = tensor.try_into_primitive::<Autodiff<Flex, NoCheckpointing>>().ok()?;
+            let (primitive, node) = tensor.into_parts();
+            primitives.push(row_major(primitive));
+            nodes.push(node);
+        } else {
+            primitives.push(row_major(tensor.try_into_primitive::<Flex>().ok()?));
+        }
+    }
+    let primitives = primitives.try_into().expect("one primitive a tensor");
+    let nodes = on_tape.then(|| nodes.try_into().expect("one node a tensor on the tape"));
+    Some((primitives, Tape(nodes)))
+}
+
+impl<const N: usize> Tape<N> {
+    /// The operation's result as a tensor, with its backward pass recorded. `operation` makes what that pass needs; the
+    /// result is handed to it for operations that need it too.
+    pub(crate) fn record<const D: usize, O: Operation<N>>(
+        self,
+        elements: Vec<f32>,
+        shape: [usize; D],
+        operation: impl FnOnce(&CpuTensor) -> O,
+    ) -> Tensor<D> {
+        let result = cpu_tensor(elements, shape);
+        let Some(nodes) = self.0 else { return Tensor::from_primitive::<Flex>(result) };
+        let prepared = Recorded::<O>::default().prepare::<NoCheckpointing>(nodes).compute_bound().stateful();
+        Tensor::from_primitive::<Autodiff<Flex, NoCheckpointing>>(match prepared {
+            OpsKind::Tracked(tape) => {
+                let operation = operation(&result);
+                tape.finish(operation, result)
+            }
+            OpsKind::UnTracked(tape) => tape.finish(result),
+        })
+    }
+}
+
+/// A tensor from its elements in row-major order.
+pub(crate) fn cpu_tensor(elements: Vec<f32>, shape: impl Into<Shape>) -> CpuTensor {
+    CpuTensor::from_data(TensorData::new(elements, shape.into()))
+}
+
+/// The elements of a tensor that [`row_major`] returned.
+pub(crate) fn elements(tensor: &CpuTensor) -> &[f32] {
+    let start = tensor.layout().start_offset();
+    &tensor.storage::<f32>()[start..start + tensor.layout().num_elements()]
+}
+
+/// The same tensor with its elements in order, copied only if they are not.
+pub(crate) fn row_major(tensor: CpuTensor) -> CpuTensor {
+    if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
+}
+
+/// The same tensor in storage of exactly its elements, so that the whole storage may be written to.
+pub(crate) fn owned(tensor: CpuTensor) -> CpuTensor {
+    let whole = tensor.storage::<f32>().len() == tensor.layout().num_elements();
+    if whole && tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
+}
+
+/// Ids as indices; a negative one becomes an index that no table has.
+pub(crate) fn indices(ids: Tensor<1, Int>) -> Vec<usize> {
+    ids.into_data().iter::<i64>().map(|id| usize::try_from(id).unwrap_or(usize::MAX)).collect()
+}
+
+/// Puts an [`Operation`] into the form that Burn's tape takes.
+#[derive(Debug)]
+struct Recorded<O>(std::marker::PhantomData<fn() -> O>);
+
+impl<O> Default for Recorded<O> {
+    fn default() -> Self {
+        Self(std::marker::PhantomData)
+    }
+}
+
+impl<O: Operation<N>, const N: usize> Backward<Flex, N> for Recorded<O> {
+    type State = O;
+
+    fn backward(self, ops: Ops<O, N>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        let gradient = row_major(grads.consume::<Flex>(&ops.node));
+        let wanted = ops.parents.each_ref().map(Option::is_some);
+        let gradients = ops.state.backward(gradient, wanted);
+        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
+            if let (Some(parent), Some(gradient)) = (parent, gradient) {
+                grads.register::<Flex>(parent.id, gradient);
+            }
+        }
+    }
+}

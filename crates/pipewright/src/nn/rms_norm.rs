@@ -1,0 +1,75 @@
+//! Root-mean-square normalisation (Zhang and Sennrich, 2019).
+
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use crate::kernel;
+
+/// [`rms_norm`] with its weight, named as checkpoints name it.
+#[derive(Module, Debug)]
+pub struct RmsNorm {
+    /// Factors, shape `[width]`.
+    pub weight: Param<Tensor<1>>,
+    /// Added to the mean square.
+    #[module(skip)]
+    pub epsilon: f64,
+}
+
+impl RmsNorm {
+    /// Shapes: `[rows, width]` in and out.
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        rms_norm(x, self.weight.val(), self.epsilon)
+    }
+}
+
+/// `x / sqrt(mean(x²) + epsilon) * weight`, the mean over a row.
+///
+/// Shapes: `x [rows, width]`, `weight [width]`, result `[rows, width]`.
+pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
+    let shape = x.dims();
+    let inputs = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
+    let Some(([x, weight], tape)) = on_cpu(inputs) else { return composed(x, weight, epsilon) };
+    let (y, scales) = kernel::rms_norm::forward(elements(&x), elements(&weight), epsilon as f32);
+    tape.record(y, shape, |_| RmsNormBackward { x, weight, scales })
+}
+
+fn composed(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
+    let root = (x.clone().square().mean_dim(1) + epsilon).sqrt();
+    x / root * weight.unsqueeze()
+}
+
+#[derive(Clone, Debug)]
+struct RmsNormBackward {
+    x: CpuTensor,
+    weight: CpuTensor,
+    scales: Vec<f32>,
+}
+
+impl Operation<2> for RmsNormBackward {
+    fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
+        let Self { x, weight, scales } = &self;
+        let (dx, dw) = kernel::rms_norm::backward(elements(x), elements(weight), scales, elements(&gradient));
+        let width = dw.len();
+        [Some(cpu_tensor(dx, [scales.len(), width])), Some(cpu_tensor(dw, [width]))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check, numbers};
+    use super::*;
+
+    #[test]
+    fn equals_its_composition() {
+        for width in [3, 16, 40] {
+            let weight = numbers([width], 1.0);
+            let inputs = [numbers([7, width], 3.0).reshape([7 * width]), weight];
+            check(
+                inputs,
+                |[x, w]| rms_norm(x.reshape([7, width]), w, 1e-5),
+                |[x, w]| composed(x.reshape([7, width]), w, 1e-5),
+            );
+        }
+    }
+}

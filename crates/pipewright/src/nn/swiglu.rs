@@ -1,0 +1,74 @@
+//! The gated activation of the feed-forward layer (Shazeer, 2020).
+
+use burn::tensor::{Tensor, activation};
+
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use crate::kernel;
+
+/// `silu(gate) * up`, with `silu(x) = x / (1 + exp(-x))`. All shapes are the same.
+///
+/// # Panics
+/// When the shapes differ.
+pub fn swiglu(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
+    let shape = gate.dims();
+    assert_eq!(shape, up.dims(), "gate and up have one shape");
+    let inputs = [gate.clone().into_dispatch(), up.clone().into_dispatch()];
+    let Some(([gate, up], tape)) = on_cpu(inputs) else { return composed(gate, up) };
+    let y = kernel::swiglu::forward(elements(&gate), elements(&up));
+    tape.record(y, shape, |_| SwigluBackward { gate, up, shape })
+}
+
+fn composed(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
+    activation::silu(gate) * up
+}
+
+#[derive(Clone, Debug)]
+struct SwigluBackward {
+    gate: CpuTensor,
+    up: CpuTensor,
+    shape: [usize; 2],
+}
+
+impl Operation<2> for SwigluBackward {
+    fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
+        let Self { gate, up, shape } = &self;
+        let (d_gate, d_up) = kernel::swiglu::backward(elements(gate), elements(up), elements(&gradient));
+        [d_gate, d_up].map(|d| Some(cpu_tensor(d, *shape)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, TensorData};
+
+    use super::super::check::{check, numbers};
+    use super::*;
+
+    #[test]
+    fn equals_its_composition() {
+        let two = |[a, b]: [Tensor<1>; 2]| [a, b].map(|x| x.reshape([5, 9]));
+        check(
+            [numbers([45], 6.0), numbers([45], 2.0)],
+            |x| {
+                let [gate, up] = two(x);
+                swiglu(gate, up)
+            },
+            |x| {
+                let [gate, up] = two(x);
+                composed(gate, up)
+            },
+        );
+    }
+
+    #[test]
+    fn extreme_gates_stay_finite() {
+        let device = Device::flex().autodiff();
+        let gate = Tensor::from_data(TensorData::new(vec![-1e4f32, -100.0, 100.0, 1e4], [1, 4]), &device)
+            .require_grad();
+        let result = swiglu(gate.clone(), Tensor::ones([1, 4], &device));
+        let gradient = gate.grad(&result.clone().sum().backward()).expect("it is a leaf");
+        let list = |tensor: Tensor<2>| tensor.into_data().iter::<f32>().collect::<Vec<_>>();
+        assert_eq!(list(result), [0.0, 0.0, 100.0, 1e4]);
+        assert_eq!(list(gradient), [0.0, 0.0, 1.0, 1.0]);
+    }
+}
