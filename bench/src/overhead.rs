@@ -6,6 +6,7 @@ use std::time::Duration;
 use burn::module::Module;
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
+use pipewright::batch::Batch;
 use pipewright::boundary::pack;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{Stage, StageContext, StageModule};
@@ -64,7 +65,7 @@ fn measure(schedule: &str, &Options { ranks, microbatches, steps }: &Options) ->
     let inputs: Vec<Values> =
         (0..microbatches).map(|_| pack(Tensor::<1>::ones([1], &Device::flex()))).collect();
     let targets = vec![Values::new(); microbatches as usize];
-    let mut step = || pipeline.step_microbatches(inputs.clone(), targets.clone(), 0.1);
+    let mut step = || pipeline.step_batch(Batch::new(inputs.clone(), targets.clone()), 0.1);
     for _ in 0..3 {
         step()?;
     }

@@ -14,6 +14,7 @@ use pipewright::trainer::Trainer;
 use pipewright::transport::World;
 use pipewright_models::hf::HfError;
 use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
+use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{
     Level, LowerConfig, Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, lower, partition,
     validate,
@@ -49,16 +50,17 @@ fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {
     validate(program, Level::Comms).expect("it is sound")
 }
 
-fn train(schedule: &str, ranks: u32, microbatches: u32) -> Vec<Step> {
+fn train(program: ValidatedProgram) -> Vec<Step> {
     let config = match hf::read_config(Path::new(DIR)) {
         Ok(ModelConfig::Llama(config)) => config,
         other => panic!("llama-tiny is a Llama, not {other:?}"),
     };
-    let stages = partition(&config.describe(SEQ_LEN).weights(), ranks, &Method::Optimal).expect("it divides");
+    let (ranks, count) = (program.ranks(), program.placement().stages());
+    let stages = partition(&config.describe(SEQ_LEN).weights(), count, &Method::Optimal).expect("it divides");
     let make = move |stage: StageIndex| -> Result<Stage, HfError> {
         let device = Device::flex().autodiff();
         let module = hf::load_stage(Path::new(DIR), &config, stages.range(stage), &device)?;
-        Ok(if stage.get() + 1 == ranks {
+        Ok(if stage.get() + 1 == count {
             Stage::with_loss(module, cross_entropy)
         } else {
             Stage::new(module)
@@ -68,8 +70,7 @@ fn train(schedule: &str, ranks: u32, microbatches: u32) -> Vec<Step> {
     let config =
         PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..PipelineConfig::default() };
     let world = World::local(ranks);
-    let pipeline =
-        Pipeline::launch(program(schedule, ranks, microbatches), world, &config, make).expect("it starts");
+    let pipeline = Pipeline::launch(program, world, &config, make).expect("it starts");
     let data = DataConfig {
         path: vec![format!("{DIR}/tokens.jsonl")],
         tokenizer: Tokenizer::Bytes,
@@ -90,11 +91,30 @@ fn train(schedule: &str, ranks: u32, microbatches: u32) -> Vec<Step> {
 /// The runs of one rank, which those of more ranks with as many microbatches must equal.
 fn one_rank(microbatches: u32) -> &'static [Step] {
     static RUNS: [OnceLock<Vec<Step>>; 4] = [const { OnceLock::new() }; 4];
-    RUNS[microbatches.ilog2() as usize].get_or_init(|| train("gpipe", 1, microbatches))
+    RUNS[microbatches.ilog2() as usize].get_or_init(|| train(program("gpipe", 1, microbatches)))
 }
 
 fn check(schedule: &str, ranks: u32, microbatches: u32) {
-    let run = train(schedule, ranks, microbatches);
+    let run = train(program(schedule, ranks, microbatches));
+    check_tolerance(&run);
+    assert_eq!(run, one_rank(microbatches), "the bits of one rank");
+}
+
+/// As [`check`], for a schedule whose stages visit their microbatches in another order than 0, 1, 2 and so on.
+fn check_out_of_order(schedule: &str, ranks: u32, microbatches: u32) {
+    let run = train(program(schedule, ranks, microbatches));
+    check_tolerance(&run);
+    for (found, expected) in run.iter().zip(one_rank(microbatches)) {
+        assert!(
+            (found.loss - expected.loss).abs() <= 1e-6 * expected.loss,
+            "{} {}",
+            found.loss,
+            expected.loss
+        );
+    }
+}
+
+fn check_tolerance(run: &[Step]) {
     for (step, (found, expected)) in run.iter().zip(expected()).enumerate() {
         let close =
             |found: f64, expected: f64, tolerance: f64| ((found - expected) / expected).abs() <= tolerance;
@@ -107,7 +127,6 @@ fn check(schedule: &str, ranks: u32, microbatches: u32) {
         let (norm, expected) = (found.grad_norm, expected.grad_norm);
         assert!(close(norm, expected, 5e-5), "step {step}: gradient norm {norm} for {expected}");
     }
-    assert_eq!(run, one_rank(microbatches), "the bits of one rank");
 }
 
 macro_rules! cases {
@@ -141,4 +160,23 @@ cases! {
     one_f_one_b_4_ranks_4_microbatches: "1f1b", 4, 4;
     one_f_one_b_4_ranks_8_microbatches: "1f1b", 4, 8;
     one_f_one_b_8_ranks_8_microbatches: "1f1b", 8, 8;
+}
+
+/// Every schedule of the catalogue that trains, so that one which is added is tested too.
+#[test]
+fn every_schedule_retraces_the_reference() {
+    for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+        match generator.name {
+            "loopedbfs" => check_out_of_order(generator.name, 2, 8),
+            name => check(name, 2, 8),
+        }
+    }
+}
+
+#[test]
+fn the_turns_and_splits_of_more_ranks_retrace_it_too() {
+    for schedule in ["zbvzerobubble", "dualpipev", "v-min", "interleavedzerobubble", "hanayo"] {
+        check(schedule, 3, 8);
+    }
+    check("zb-h2", 4, 8);
 }

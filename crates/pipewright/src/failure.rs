@@ -77,6 +77,21 @@ pub enum Cause {
         /// Its loss.
         loss: f64,
     },
+    /// An auxiliary loss is infinite or not a number. The parameters are those before the step.
+    #[error(
+        "the auxiliary loss `{name}` of stage {stage} and microbatch {microbatch} is {loss}; the parameters are still \
+         those before this step"
+    )]
+    AuxiliaryNotFinite {
+        /// The stage that it comes from.
+        stage: StageIndex,
+        /// The first such microbatch.
+        microbatch: Microbatch,
+        /// Its name.
+        name: Arc<str>,
+        /// Its value.
+        loss: f64,
+    },
     /// A parameter's gradient is infinite or not a number. The parameters are those before the step.
     #[error(
         "the gradient of `{parameter}` is not finite; the parameters are still those before this step: lower the \

@@ -73,6 +73,35 @@ pub enum SplitError {
 /// # Errors
 /// When the batch is empty, its tensors disagree about its rows, or the rows do not divide.
 pub fn split(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, SplitError> {
+    let rows = rows_of(batch)?;
+    let parts = microbatches as usize;
+    if parts == 0 || rows == 0 || rows % parts != 0 {
+        return Err(SplitError::NotDivisible { rows, microbatches });
+    }
+    Ok(parts_of(batch, rows, rows / parts))
+}
+
+/// As [`split`], for rows that do not divide: every microbatch but the last has `rows / microbatches` rows, rounded up.
+///
+/// # Errors
+/// When the batch is empty, its tensors disagree about its rows, or too few rows are left for the last microbatches.
+pub fn split_uneven(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, SplitError> {
+    let rows = rows_of(batch)?;
+    let size = rows.div_ceil(microbatches.max(1) as usize).max(1);
+    match rows.div_ceil(size) == microbatches as usize {
+        true => Ok(parts_of(batch, rows, size)),
+        false => Err(SplitError::NotDivisible { rows, microbatches }),
+    }
+}
+
+/// Runs of `size` rows; the last may be short.
+fn parts_of(batch: &[Value], rows: usize, size: usize) -> Vec<Values> {
+    let part = |start: usize| batch.iter().map(|value| value.rows(start, (start + size).min(rows))).collect();
+    (0..rows).step_by(size).map(part).collect()
+}
+
+/// The rows that all tensors of the batch have.
+fn rows_of(batch: &[Value]) -> Result<usize, SplitError> {
     let mut expected = None;
     for (tensor, value) in batch.iter().enumerate() {
         let rows = *value.shape().first().ok_or(SplitError::Scalar { tensor })?;
@@ -81,14 +110,7 @@ pub fn split(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, SplitErr
             return Err(SplitError::RowsDiffer { tensor, rows, expected });
         }
     }
-    let rows = expected.ok_or(SplitError::Empty)?;
-    let parts = microbatches as usize;
-    if parts == 0 || rows == 0 || rows % parts != 0 {
-        return Err(SplitError::NotDivisible { rows, microbatches });
-    }
-    let size = rows / parts;
-    let part = |k: usize| batch.iter().map(|value| value.rows(k * size, (k + 1) * size)).collect();
-    Ok((0..parts).map(part).collect())
+    expected.ok_or(SplitError::Empty)
 }
 
 /// Joins the outputs of all microbatches into those of the batch: the way back from [`split`].

@@ -9,6 +9,7 @@ use burn::tensor::TensorData;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use pipewright_schedule::{Level, Rank, StageIndex, ValidatedProgram};
 
+use crate::batch::Batch;
 use crate::boundary::{Boundary, pack};
 use crate::driver::{Command, RankSeed, RankThread, Reply, ThreadSettings};
 use crate::executor::{Executor, RankReport, StepInput};
@@ -208,25 +209,21 @@ impl Pipeline {
     ) -> Result<StepReport, PipelineError> {
         let inputs = self.split("inputs", inputs)?;
         let targets = self.split("targets", targets)?;
-        self.step_microbatches(inputs, targets, learning_rate)
+        self.step_batch(Batch::new(inputs, targets), learning_rate)
     }
 
-    /// As [`Pipeline::step`], with a batch that is split already: one entry a microbatch.
+    /// As [`Pipeline::step`], with a batch that is split already and may bring side inputs.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
-    pub fn step_microbatches(
-        &mut self,
-        inputs: Vec<Values>,
-        targets: Vec<Values>,
-        learning_rate: f64,
-    ) -> Result<StepReport, PipelineError> {
+    pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepReport, PipelineError> {
         if self.assembly.program.is_forward_only() {
             return Err(PipelineError::WrongCall { forward_only: true });
         }
         let start = Instant::now();
-        let reports = self.run(inputs, targets, learning_rate, start)?;
-        Ok(training(self.step, self.assembly.program.ranks(), reports, start.elapsed()))
+        let shares = batch.shares();
+        let reports = self.run(batch, learning_rate, start)?;
+        Ok(training(self.step, shares, reports, start.elapsed()))
     }
 
     /// Runs a forward-only program on a batch; with targets it returns losses too.
@@ -243,7 +240,7 @@ impl Pipeline {
         }
         let inputs = self.split("inputs", inputs)?;
         let targets = targets.map(|targets| self.split("targets", targets)).transpose()?.unwrap_or_default();
-        let reports = self.run(inputs, targets, 0.0, Instant::now())?;
+        let reports = self.run(Batch::new(inputs, targets), 0.0, Instant::now())?;
         Ok(evaluation(self.assembly.program.ranks(), reports))
     }
 
@@ -267,12 +264,11 @@ impl Pipeline {
 
     fn run(
         &mut self,
-        inputs: Vec<Values>,
-        targets: Vec<Values>,
+        batch: Batch,
         learning_rate: f64,
         origin: Instant,
     ) -> Result<Vec<RankReport>, PipelineError> {
-        let inputs = self.assembly.step_inputs(self.step + 1, inputs, targets, learning_rate, origin)?;
+        let inputs = self.assembly.step_inputs(self.step + 1, batch, learning_rate, origin)?;
         self.step += 1;
         let mut inputs = inputs.into_iter();
         self.command(|| Command::Step(Box::new(inputs.next().expect("an input a rank"))))?;
@@ -414,11 +410,13 @@ impl Assembly {
     pub(crate) fn step_inputs(
         &self,
         step: u64,
-        inputs: Vec<Values>,
-        targets: Vec<Values>,
+        batch: Batch,
         learning_rate: f64,
         origin: Instant,
     ) -> Result<Vec<StepInput>, PipelineError> {
+        let shares: Arc<[f64]> = batch.shares().into();
+        let Batch { inputs, targets, sides } = batch;
+        let sides = Arc::new(sides);
         let expected = self.program.microbatches();
         let optional = self.program.is_forward_only() && targets.is_empty();
         for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {
@@ -434,6 +432,8 @@ impl Assembly {
             step,
             inputs: inputs.take_if(|_| rank == first).unwrap_or_default(),
             targets: targets.take_if(|_| rank == last).unwrap_or_default(),
+            sides: sides.clone(),
+            shares: shares.clone(),
             learning_rate,
             origin,
         };

@@ -1,5 +1,7 @@
 //! What a step amounted to, put together from what each rank has to say.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pipewright_schedule::Timeline;
@@ -14,6 +16,10 @@ pub struct StepReport {
     pub step: u64,
     /// Loss of each microbatch, in microbatch order.
     pub losses: Vec<f64>,
+    /// What each microbatch counts for, times their number: 1 unless they differ in rows.
+    pub shares: Vec<f64>,
+    /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
+    pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// Global norm of the gradient of the mean loss, before clipping.
     pub gradient_norm: f64,
     /// What each rank did and when, in seconds since the step began.
@@ -40,9 +46,10 @@ pub struct EvalReport {
 }
 
 impl StepReport {
-    /// Mean over the microbatches.
+    /// Mean over the microbatches, each as much as its rows.
     pub fn loss(&self) -> f64 {
-        self.losses.iter().sum::<f64>() / self.losses.len() as f64
+        let counted = self.losses.iter().zip(&self.shares).map(|(loss, share)| loss * share);
+        counted.sum::<f64>() / self.losses.len() as f64
     }
 
     /// Share of the program's time in which ranks were held up by communication alone, as a mean over ranks.
@@ -54,11 +61,19 @@ impl StepReport {
 }
 
 /// The reports of all ranks of this process, in rank order.
-pub(crate) fn training(step: u64, ranks: u32, mut reports: Vec<RankReport>, wall: Duration) -> StepReport {
+pub(crate) fn training(
+    step: u64,
+    shares: Vec<f64>,
+    mut reports: Vec<RankReport>,
+    wall: Duration,
+) -> StepReport {
+    let ranks = reports.len() as u32;
     reports.sort_unstable_by_key(|report| report.rank);
     StepReport {
         step,
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
+        shares,
+        auxiliary: auxiliary(&reports),
         gradient_norm: reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0),
         update: reports.iter().map(|report| report.update).collect(),
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
@@ -76,6 +91,15 @@ pub(crate) fn evaluation(ranks: u32, mut reports: Vec<RankReport>) -> EvalReport
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         timeline: timeline(ranks, &mut reports),
     }
+}
+
+/// Losses of one name are added, in rank order.
+fn auxiliary(reports: &[RankReport]) -> BTreeMap<Arc<str>, f64> {
+    let mut sums = BTreeMap::new();
+    for (name, loss) in reports.iter().flat_map(|report| &report.auxiliary) {
+        *sums.entry(name.clone()).or_default() += loss;
+    }
+    sums
 }
 
 fn timeline(ranks: u32, reports: &mut [RankReport]) -> Timeline {

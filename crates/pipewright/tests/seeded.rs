@@ -2,6 +2,7 @@
 
 mod support;
 
+use pipewright::batch::Batch;
 use pipewright::driver::SeededPipeline;
 use pipewright::failure::{Cause, StepError};
 use pipewright::pipeline::PipelineError;
@@ -16,7 +17,7 @@ fn pipeline(program: ValidatedProgram, seed: u64) -> SeededPipeline {
 fn step(pipeline: &mut SeededPipeline, step: u64, microbatches: u32) -> Result<Step, PipelineError> {
     let inputs = split(batch(step, microbatches), microbatches);
     let targets = split(batch(100 + step, microbatches), microbatches);
-    let report = pipeline.step_microbatches(inputs, targets, 1e-2)?;
+    let report = pipeline.step_batch(Batch::new(inputs, targets), 1e-2)?;
     Ok((report.losses, report.gradient_norm))
 }
 

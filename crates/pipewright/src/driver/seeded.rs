@@ -11,6 +11,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::threads::caught;
+use crate::batch::Batch;
 use crate::executor::{Executor, Poll};
 use crate::failure::{Abort, Cause, StepError};
 use crate::memory::RankMemory;
@@ -18,7 +19,6 @@ use crate::pipeline::{Assembly, PipelineConfig, PipelineError};
 use crate::report::{StepReport, training};
 use crate::stage::Stage;
 use crate::transport::{Limbo, World};
-use crate::value::Values;
 
 /// A pipeline on the calling thread, for tests: same executors, same results, an order of events per seed.
 pub struct SeededPipeline {
@@ -58,22 +58,18 @@ impl SeededPipeline {
         self.lose = Some(nth);
     }
 
-    /// As [`crate::pipeline::Pipeline::step_microbatches`].
+    /// As [`crate::pipeline::Pipeline::step_batch`].
     ///
     /// # Errors
     /// When a rank fails, or nothing can move any more.
-    pub fn step_microbatches(
-        &mut self,
-        inputs: Vec<Values>,
-        targets: Vec<Values>,
-        learning_rate: f64,
-    ) -> Result<StepReport, PipelineError> {
+    pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepReport, PipelineError> {
         if let Some(step) = self.diverged {
             return Err(PipelineError::Diverged { step });
         }
         let start = Instant::now();
         self.step += 1;
-        let inputs = self.assembly.step_inputs(self.step, inputs, targets, learning_rate, start)?;
+        let shares = batch.shares();
+        let inputs = self.assembly.step_inputs(self.step, batch, learning_rate, start)?;
         self.executors.iter_mut().zip(inputs).for_each(|(executor, input)| executor.begin(input));
         let outcome = self.drive();
         self.lose = None;
@@ -90,7 +86,7 @@ impl SeededPipeline {
             return Err(error.into());
         }
         let reports = self.executors.iter_mut().map(Executor::report).collect();
-        Ok(training(self.step, self.assembly.program.ranks(), reports, start.elapsed()))
+        Ok(training(self.step, shares, reports, start.elapsed()))
     }
 
     /// Polls a random rank or lets a random message arrive, until all ranks are done.

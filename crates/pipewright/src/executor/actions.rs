@@ -63,15 +63,17 @@ impl Executor {
         }
         let forward_only = self.program.is_forward_only();
         let place = microbatch.index();
+        let (sides, share) = (self.step.sides.clone(), self.step.shares[place]);
         let chunk = self.chunk(stage);
         let inputs = chunk.inputs[place].take().expect(MADE_BEFORE);
         let target = chunk.targets[place].take();
-        let context = StageContext::new(stage, microbatch);
+        let context = StageContext::new(stage, microbatch).with_sides(sides, chunk.runner.device());
         let forwarded = match forward_only {
             true => chunk.runner.infer(&context, inputs, target)?,
-            false => chunk.runner.forward(&context, inputs, target)?,
+            false => chunk.runner.forward(&context, inputs, target, share)?,
         };
         chunk.losses[place] = forwarded.loss;
+        chunk.auxiliary[place] = forwarded.auxiliary;
         let next = self.program.placement().next(stage);
         match next {
             Some(next) if self.elsewhere(next).is_none() => {

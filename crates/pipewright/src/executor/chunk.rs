@@ -1,5 +1,7 @@
 //! What a rank keeps for one of its stages: the stage, and the tensors between two actions.
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 use pipewright_schedule::StageIndex;
 
@@ -17,6 +19,7 @@ pub(crate) struct Chunk {
     pub(crate) output_gradients: Vec<Option<Vec<Gradient>>>,
     pub(crate) input_gradients: Vec<Option<Vec<Gradient>>>,
     pub(crate) losses: Vec<Option<Tensor<1>>>,
+    pub(crate) auxiliary: Vec<Vec<(Arc<str>, Tensor<1>)>>,
 }
 
 impl Chunk {
@@ -31,6 +34,7 @@ impl Chunk {
             output_gradients: vec![None; microbatches],
             input_gradients: vec![None; microbatches],
             losses: vec![None; microbatches],
+            auxiliary: vec![Vec::new(); microbatches],
         }
     }
 
@@ -43,5 +47,6 @@ impl Chunk {
         self.output_gradients.fill(None);
         self.input_gradients.fill(None);
         self.losses.fill(None);
+        self.auxiliary.fill(Vec::new());
     }
 }

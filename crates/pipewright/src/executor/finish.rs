@@ -26,6 +26,25 @@ impl Executor {
         Ok(())
     }
 
+    /// Reads the auxiliary losses off the device: per name, the mean over the microbatches.
+    pub(super) fn read_auxiliary(&mut self) -> Result<(), Cause> {
+        let microbatches = f64::from(self.program.microbatches());
+        for chunk in &mut self.chunks {
+            for (place, losses) in chunk.auxiliary.iter_mut().enumerate() {
+                let share = self.step.shares[place] / microbatches;
+                for (name, loss) in std::mem::take(losses) {
+                    let loss = f64::from(loss.into_scalar::<f32>());
+                    if !loss.is_finite() {
+                        let microbatch = Microbatch::new(place as u32);
+                        return Err(Cause::AuxiliaryNotFinite { stage: chunk.stage, microbatch, name, loss });
+                    }
+                    *self.step.auxiliary.entry(name).or_default() += share * loss;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Computes this rank's part of the norm and sends it to every other rank.
     pub(super) fn send_norm_part(&mut self) {
         let parts = self.chunks.iter().flat_map(|chunk| {

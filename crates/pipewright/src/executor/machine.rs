@@ -1,5 +1,6 @@
 //! The states of a rank's step, and the way from one to the next.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use pipewright_schedule::{Action, Event, Rank, StageIndex, ValidatedProgram};
 
 use super::chunk::Chunk;
 use super::sharing::{Shared, find_shared};
+use crate::batch::Sides;
 use crate::failure::{Cause, StepError};
 use crate::memory::{RankMemory, bytes_of};
 use crate::pipeline::Assembly;
@@ -38,6 +40,10 @@ pub(crate) struct StepInput {
     pub inputs: Vec<Values>,
     /// The last stage's targets of each microbatch; empty on other ranks.
     pub targets: Vec<Values>,
+    /// What every stage may read, the same on all ranks.
+    pub sides: Arc<Sides>,
+    /// What each microbatch counts for, times their number.
+    pub shares: Arc<[f64]>,
     /// The optimizer's learning rate.
     pub learning_rate: f64,
     /// The zero of the timeline.
@@ -50,6 +56,8 @@ pub(crate) struct RankReport {
     pub rank: Rank,
     /// Loss of each microbatch, on the rank of the last stage.
     pub losses: Vec<f64>,
+    /// Auxiliary losses of this rank's stages by name, each the mean over the microbatches.
+    pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// The last stage's outputs of each microbatch; kept by forward-only programs alone.
     pub outputs: Vec<Values>,
     /// Global norm of the mean gradient before clipping; none for forward-only programs.
@@ -97,7 +105,10 @@ pub(super) struct StepState {
     origin: Instant,
     events: Vec<Event>,
     pub(super) exposed: Duration,
+    pub(super) sides: Arc<Sides>,
+    pub(super) shares: Arc<[f64]>,
     pub(super) losses: Vec<f64>,
+    pub(super) auxiliary: BTreeMap<Arc<str>, f64>,
     /// What each rank holds, while that is being found out.
     pub(super) owned: Vec<(Rank, OwnedParameters)>,
     /// The gradients of a shared parameter that are here, by owner.
@@ -160,6 +171,8 @@ impl Executor {
         self.memory.restart_peak();
         self.step = StepState { number: input.step, learning_rate: input.learning_rate, ..StepState::idle() };
         self.step.origin = input.origin;
+        self.step.sides = input.sides;
+        self.step.shares = input.shares;
         self.step.phase = Phase::Actions;
         self.step.events.reserve(self.program.row(self.rank).len());
         self.board.moved(self.rank, 0);
@@ -237,6 +250,7 @@ impl Executor {
 
     fn end_of_program(&mut self) -> Result<Option<Blocked>, Cause> {
         self.read_losses()?;
+        self.read_auxiliary()?;
         if self.program.is_forward_only() {
             self.step.phase = Phase::Done;
         } else {
@@ -323,6 +337,7 @@ impl Executor {
         RankReport {
             rank: self.rank,
             losses: std::mem::take(&mut self.step.losses),
+            auxiliary: std::mem::take(&mut self.step.auxiliary),
             outputs,
             gradient_norm: self.step.norm,
             events,
@@ -335,6 +350,8 @@ impl Executor {
     /// Forgets a step that failed: the next one starts as if it had not been.
     pub(crate) fn reset(&mut self) {
         self.chunks.iter_mut().for_each(Chunk::reset);
+        // A step that failed in the middle of finding them out may have told some ranks and not others.
+        self.shared = None;
         self.step = StepState::idle();
     }
 
@@ -381,7 +398,10 @@ impl StepState {
             origin: Instant::now(),
             events: Vec::new(),
             exposed: Duration::ZERO,
+            sides: Arc::default(),
+            shares: Arc::default(),
             losses: Vec::new(),
+            auxiliary: BTreeMap::new(),
             owned: Vec::new(),
             shared_gradients: Vec::new(),
             norm_parts: Vec::new(),

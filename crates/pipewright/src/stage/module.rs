@@ -1,8 +1,13 @@
 //! What a user writes: a Burn module with a typed forward.
 
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use burn::module::Module;
+use burn::tensor::{Device, Tensor};
 use pipewright_schedule::{Microbatch, StageIndex};
 
+use crate::batch::{SideError, Sides};
 use crate::boundary::Boundary;
 
 /// A stage: a contiguous part of the model, with ordinary tensors at both edges.
@@ -48,17 +53,34 @@ pub trait StageModule: Module + 'static {
     }
 }
 
-/// Where a forward stands in the step.
+/// Where a forward stands in the step, what it may look at beside its input, and where it leaves auxiliary losses.
 #[derive(Clone, Debug)]
 pub struct StageContext {
-    pub(crate) stage: StageIndex,
-    pub(crate) microbatch: Microbatch,
+    stage: StageIndex,
+    microbatch: Microbatch,
+    device: Device,
+    sides: Arc<Sides>,
+    auxiliary: Arc<Mutex<Vec<Auxiliary>>>,
+}
+
+/// An auxiliary loss of a stage.
+#[derive(Clone, Debug)]
+pub(crate) struct Auxiliary {
+    pub name: Arc<str>,
+    pub weight: f64,
+    pub loss: Tensor<1>,
 }
 
 impl StageContext {
     /// The context of `stage` for `microbatch`; the runtime makes them, tests and unpipelined runs may.
     pub fn new(stage: StageIndex, microbatch: Microbatch) -> Self {
-        Self { stage, microbatch }
+        Self { stage, microbatch, device: Device::flex(), sides: Arc::default(), auxiliary: Arc::default() }
+    }
+
+    pub(crate) fn with_sides(mut self, sides: Arc<Sides>, device: Device) -> Self {
+        self.sides = sides;
+        self.device = device;
+        self
     }
 
     /// The stage that runs.
@@ -69,5 +91,37 @@ impl StageContext {
     /// The microbatch that it runs for.
     pub fn microbatch(&self) -> Microbatch {
         self.microbatch
+    }
+
+    /// The side input `name` of this microbatch: tensors that came with
+    /// [`Batch::with_split`](crate::batch::Batch::with_split) or
+    /// [`with_replicated`](crate::batch::Batch::with_replicated).
+    ///
+    /// # Errors
+    /// When the step brought none of that name, or other tensors than `T` names.
+    pub fn side<T: Boundary>(&self, name: &str) -> Result<T, SideError> {
+        self.sides.tensors(name, self.microbatch, &self.device)
+    }
+
+    /// The value `name` that came with [`Batch::with_value`](crate::batch::Batch::with_value).
+    ///
+    /// # Errors
+    /// When the step brought none of that name, or one of another type.
+    pub fn value<T: Any>(&self, name: &str) -> Result<&T, SideError> {
+        self.sides.value(name)
+    }
+
+    /// Adds `weight * loss` to what the step minimises; `loss` is a scalar (shape `[1]`), the mean over the microbatch.
+    ///
+    /// Its gradient flows through this stage and those before it, scaled as that of the main loss. The report has the
+    /// mean of `loss`, without the weight, under `name`; losses of one name are added.
+    pub fn auxiliary_loss(&self, name: &str, weight: f64, loss: Tensor<1>) {
+        let auxiliary = Auxiliary { name: name.into(), weight, loss };
+        self.auxiliary.lock().unwrap_or_else(PoisonError::into_inner).push(auxiliary);
+    }
+
+    /// Takes the auxiliary losses that the forward left.
+    pub(crate) fn take_auxiliary(&self) -> Vec<Auxiliary> {
+        std::mem::take(&mut self.auxiliary.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

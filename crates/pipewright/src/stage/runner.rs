@@ -1,5 +1,7 @@
 //! The face of a stage towards the executor: no types of the user's model in sight.
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor, TensorData};
@@ -52,16 +54,20 @@ pub(crate) struct Forwarded {
     pub outputs: Values,
     /// The last stage's loss, off the tape (shape `[1]`).
     pub loss: Option<Tensor<1>>,
+    /// Auxiliary losses by name, off the tape, without their weights.
+    pub auxiliary: Vec<(Arc<str>, Tensor<1>)>,
 }
 
 /// What the executor asks of a stage.
 pub(crate) trait Runner: Send {
-    /// Runs the stage for a microbatch and keeps what its backward needs.
+    /// Runs the stage for a microbatch and keeps what its backward needs. All losses are multiplied by `share` on the
+    /// tape: what the microbatch counts for, 1 unless microbatches differ in size.
     fn forward(
         &mut self,
         context: &StageContext,
         inputs: Values,
         target: Option<Values>,
+        share: f64,
     ) -> Result<Forwarded, StageError>;
 
     /// Runs the stage without a tape.
@@ -85,7 +91,7 @@ pub(crate) trait Runner: Send {
     fn backward_weights(&mut self, microbatch: Microbatch) -> usize;
 
     /// Global path of each parameter, in the stage's own order.
-    fn paths(&self) -> &[std::sync::Arc<str>];
+    fn paths(&self) -> &[Arc<str>];
 
     /// Shape of each parameter, in the order of [`Runner::paths`].
     fn shapes(&self) -> &[Vec<usize>];

@@ -15,7 +15,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_schedule::Microbatch;
 
 use super::gradients::GradientSums;
-use super::module::{StageContext, StageModule};
+use super::module::{Auxiliary, StageContext, StageModule};
 use super::runner::{Forwarded, Gradient, Runner, StageError, device_of};
 use crate::autodiff::{GradientSlot, gradient_root};
 use crate::boundary::{BoundaryError, pack, unpack};
@@ -45,6 +45,8 @@ struct Tape {
     loss: Option<Tensor<1>>,
     /// every other one from its outputs.
     outputs: Vec<OutputRoot>,
+    /// Auxiliary losses join either.
+    auxiliary: Option<Tensor<1>>,
     /// Where the layers put off their weight gradients.
     deferred: Deferred,
 }
@@ -90,22 +92,26 @@ impl<M: StageModule> Runner for TrainingStage<M> {
         context: &StageContext,
         inputs: Values,
         target: Option<Values>,
+        share: f64,
     ) -> Result<Forwarded, StageError> {
         let (inputs, leaves) = inputs.into_iter().map(as_leaf).unzip();
         let inputs = unpack(inputs).map_err(StageError::Input)?;
         let deferred = Deferred::default();
         let output = deferred.collect(|| self.module().forward(inputs, context));
+        let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), share);
         if self.loss.is_some() {
             let loss = self.loss_of(output, target)?;
             let loss = loss.expect("a stage with a loss computes it");
             let report = loss.clone().inner();
-            let tape = Tape { leaves, loss: Some(loss), outputs: Vec::new(), deferred };
+            let loss = Some(scaled(loss, share));
+            let tape = Tape { leaves, loss, outputs: Vec::new(), auxiliary: weighted, deferred };
             self.tapes.insert(context.microbatch(), tape);
-            return Ok(Forwarded { outputs: Values::new(), loss: Some(report) });
+            return Ok(Forwarded { outputs: Values::new(), loss: Some(report), auxiliary });
         }
         let (outputs, roots) = pack(output).into_iter().map(off_tape).unzip();
-        self.tapes.insert(context.microbatch(), Tape { leaves, loss: None, outputs: roots, deferred });
-        Ok(Forwarded { outputs, loss: None })
+        let tape = Tape { leaves, loss: None, outputs: roots, auxiliary: weighted, deferred };
+        self.tapes.insert(context.microbatch(), tape);
+        Ok(Forwarded { outputs, loss: None, auxiliary })
     }
 
     fn infer(
@@ -122,7 +128,8 @@ impl<M: StageModule> Runner for TrainingStage<M> {
             }
             None => None,
         };
-        Ok(Forwarded { outputs, loss })
+        let (auxiliary, _) = split_auxiliary(context.take_auxiliary(), 1.0);
+        Ok(Forwarded { outputs, loss, auxiliary })
     }
 
     fn backward_inputs(
@@ -136,6 +143,7 @@ impl<M: StageModule> Runner for TrainingStage<M> {
             Some(loss) => Some(loss),
             None => plant(tape.outputs, gradients)?,
         };
+        let root = join(root, tape.auxiliary);
         let Some(root) = root.filter(Tensor::is_tracked) else {
             return Ok(vec![None; tape.leaves.len()]);
         };
@@ -208,6 +216,29 @@ impl<M: StageModule> Runner for TrainingStage<M> {
 
     fn has_loss(&self) -> bool {
         self.loss.is_some()
+    }
+}
+
+/// The losses by name as they are reported, and their weighted sum on the tape.
+fn split_auxiliary(losses: Vec<Auxiliary>, share: f64) -> (Vec<(Arc<str>, Tensor<1>)>, Option<Tensor<1>>) {
+    let mut weighted = None;
+    let mut reported = Vec::with_capacity(losses.len());
+    for Auxiliary { name, weight, loss } in losses {
+        reported.push((name, if loss.is_autodiff() { loss.clone().inner() } else { loss.clone() }));
+        weighted = join(weighted, Some(scaled(loss, weight * share)));
+    }
+    (reported, weighted)
+}
+
+fn scaled(loss: Tensor<1>, factor: f64) -> Tensor<1> {
+    if factor == 1.0 { loss } else { loss * factor }
+}
+
+fn join(a: Option<Tensor<1>>, b: Option<Tensor<1>>) -> Option<Tensor<1>> {
+    // A loss that depends on no parameter and no input adds nothing to the backward pass.
+    match (a.filter(Tensor::is_tracked), b.filter(Tensor::is_tracked)) {
+        (Some(a), Some(b)) => Some(a + b),
+        (a, b) => a.or(b),
     }
 }
 

@@ -3,9 +3,10 @@
 #![expect(dead_code, reason = "each test file uses its own part")]
 
 use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::LinearConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor, TensorData, activation};
+use pipewright::nn::Linear;
 use pipewright::pipeline::PipelineConfig;
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::value::Values;
@@ -38,7 +39,7 @@ impl Mlp {
             let mut linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
             linear.weight = Param::from_data(numbers(layer as u64, [WIDTH, WIDTH]), &device);
             linear.bias = Some(Param::from_data(numbers(1000 + layer as u64, [WIDTH]), &device));
-            linear
+            Linear::from(linear)
         });
         Self { layers: layers.collect(), first }
     }

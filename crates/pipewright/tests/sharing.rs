@@ -1,0 +1,120 @@
+//! Parameters that several stages hold have one gradient and stay equal to the bit.
+
+mod support;
+
+use std::collections::HashMap;
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor, TensorData};
+use pipewright::failure::Cause;
+use pipewright::nn::Linear;
+use pipewright::pipeline::{NamedParameter, Pipeline, PipelineError};
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::transport::World;
+use pipewright_schedule::{StageIndex, ValidatedProgram};
+use support::{Step, WIDTH, batch, config, loss, numbers, program, program_of};
+
+/// `x + tanh(x w + b)` with a weight that all stages share and a bias of their own.
+#[derive(Module, Debug)]
+struct Sharing {
+    layer: Linear,
+    #[module(skip)]
+    stage: StageIndex,
+}
+
+impl Sharing {
+    fn new(stage: StageIndex) -> Self {
+        let device = Device::flex().autodiff();
+        let layer = Linear {
+            weight: Param::from_data(numbers(7, [WIDTH, WIDTH]), &device),
+            bias: Some(Param::from_data(numbers(100 + u64::from(stage.get()), [WIDTH]), &device)),
+        };
+        Self { layer, stage }
+    }
+}
+
+impl StageModule for Sharing {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+        input.clone() + self.layer.forward(input).tanh()
+    }
+
+    fn parameter_path(&self, local: &str) -> String {
+        match local {
+            "layer.weight" => "shared.weight".to_owned(),
+            local => format!("stages.{}.{local}", self.stage),
+        }
+    }
+}
+
+fn train(program: ValidatedProgram) -> (Vec<Step>, Vec<NamedParameter>) {
+    let (ranks, stages, microbatches) =
+        (program.ranks(), program.placement().stages(), program.microbatches());
+    let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let module = Sharing::new(stage);
+        Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    };
+    let mut pipeline = Pipeline::launch(program, World::local(ranks), &config(), make).expect("it starts");
+    let step = |step| {
+        let report =
+            pipeline.step(batch(step, microbatches), batch(100 + step, microbatches), 1e-2).expect("a step");
+        (report.losses, report.gradient_norm)
+    };
+    let steps = (0..4).map(step).collect();
+    (steps, pipeline.parameters().expect("they are there"))
+}
+
+#[test]
+fn copies_stay_equal_and_the_cut_changes_no_bit() {
+    // The same four stages: on one rank, in a V on two, and on four.
+    let one = "0F0,1F0,2F0,3F0,3B0,2B0,1B0,0B0,0F1,1F1,2F1,3F1,3B1,2B1,1B1,0B1\n";
+    let v = "0F0,,,3F0,3B0,0F1,,,3F1,3B1,,,0B0,,0B1\n,1F0,2F0,,,2B0,1F1,2F1,1B0,,2B1,1B1,,,\n";
+    let (expected, parameters) = train(program_of(one));
+    assert_eq!(train(program_of(v)).0, expected);
+    let (found, others) = train(program("1f1b", 4, 2.max(4)));
+    assert_eq!(found.len(), expected.len());
+    for parameters in [parameters, others] {
+        let mut by_path: HashMap<String, Vec<TensorData>> = HashMap::new();
+        for parameter in parameters {
+            by_path.entry(parameter.path.to_string()).or_default().push(parameter.data);
+        }
+        let copies = &by_path["shared.weight"];
+        assert_eq!(copies.len(), 4);
+        assert!(copies.iter().all(|copy| *copy == copies[0]));
+        assert_ne!(copies[0], numbers(7, [WIDTH, WIDTH]));
+    }
+}
+
+#[test]
+fn copies_of_different_shapes_are_named() {
+    #[derive(Module, Debug)]
+    struct Scale {
+        weight: Param<Tensor<1>>,
+    }
+    impl StageModule for Scale {
+        type Input = Tensor<2>;
+        type Output = Tensor<2>;
+        fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+            input * self.weight.val().unsqueeze()
+        }
+    }
+    let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let width = if stage.get() == 0 { WIDTH } else { 1 };
+        let weight = Param::from_data(numbers(1, [width]), &Device::flex().autodiff());
+        Ok(if stage.get() == 1 {
+            Stage::with_loss(Scale { weight }, loss)
+        } else {
+            Stage::new(Scale { weight })
+        })
+    };
+    let mut pipeline =
+        Pipeline::launch(program("1f1b", 2, 2), World::local(2), &config(), make).expect("it starts");
+    let error = pipeline.step(batch(0, 2), batch(1, 2), 1e-2).expect_err("the shapes differ");
+    let PipelineError::Step(step) = &error else { panic!("{error}") };
+    assert!(
+        matches!(step.cause, Cause::SharedShape { stages, .. } if stages.0.get() == 0 && stages.1.get() == 1)
+    );
+    assert!(error.to_string().contains("`weight`"), "{error}");
+}
