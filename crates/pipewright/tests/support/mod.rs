@@ -44,6 +44,13 @@ impl Mlp {
         Self { layers: layers.collect(), first }
     }
 
+    /// A part of this model, with its parameters.
+    pub(crate) fn part(&self, stage: u32, stages: u32) -> Self {
+        let count = LAYERS / stages as usize;
+        let first = stage as usize * count;
+        Self { layers: self.layers[first..first + count].to_vec(), first }
+    }
+
     /// The layers that `stage` of `stages` holds.
     pub(crate) fn of_stage(stage: StageIndex, stages: u32) -> Self {
         let count = LAYERS / stages as usize;

@@ -1,0 +1,162 @@
+//! What a step may bring beside equal microbatches: rows that do not divide, side inputs, auxiliary losses.
+//!
+//! Each run is compared with plain Burn: the same layers on one tape, one backward, one optimizer step.
+
+mod support;
+
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+use pipewright::batch::Batch;
+use pipewright::pipeline::{Pipeline, PipelineConfig};
+use pipewright::report::StepReport;
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::transport::World;
+use pipewright_schedule::{StageIndex, ValidatedProgram};
+use support::{Mlp, WIDTH, config, loss, numbers, optimizer, program, program_of};
+
+const STAGES: u32 = 4;
+const STEPS: u64 = 4;
+const MICROBATCHES: u32 = 4;
+/// Of a step; they make microbatches of 3, 3, 3 and 1.
+const ROWS: usize = 10;
+
+/// Layers that add a side input, scale by a value, and report two auxiliary losses.
+#[derive(Module, Debug)]
+struct Rich {
+    layers: Mlp,
+}
+
+impl Rich {
+    fn new(stage: StageIndex) -> Self {
+        Self { layers: Mlp::of_stage(stage, STAGES) }
+    }
+}
+
+impl StageModule for Rich {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
+        let shift: Tensor<2> = context.side("shift").expect("the step brings it");
+        let offset: Tensor<1> = context.side("offset").expect("the step brings it");
+        let scale = *context.value::<f32>("scale").expect("the step brings it");
+        let output = self.layers.forward(input + (shift + offset.unsqueeze()) * scale, context);
+        let (square, magnitude) = auxiliary(&output);
+        context.auxiliary_loss("square", 0.3, square);
+        context.auxiliary_loss("magnitude", 0.1, magnitude);
+        output
+    }
+
+    fn parameter_path(&self, local: &str) -> String {
+        self.layers.parameter_path(local.strip_prefix("layers.").unwrap_or(local))
+    }
+}
+
+fn auxiliary(output: &Tensor<2>) -> (Tensor<1>, Tensor<1>) {
+    (output.clone().square().mean(), output.clone().abs().mean())
+}
+
+fn data(seed: u64) -> Tensor<2> {
+    Tensor::from_data(numbers(seed, [ROWS, WIDTH]), &Device::flex())
+}
+
+fn offset() -> Tensor<1> {
+    Tensor::from_data(numbers(5, [WIDTH]), &Device::flex())
+}
+
+fn unclipped() -> PipelineConfig {
+    PipelineConfig { clip_norm: None, ..config() }
+}
+
+fn train(program: ValidatedProgram) -> Vec<StepReport> {
+    let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let module = Rich::new(stage);
+        Ok(if stage.get() + 1 == STAGES { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    };
+    let world = World::local(program.ranks());
+    let mut pipeline = Pipeline::launch(program, world, &unclipped(), make).expect("it starts");
+    let step = |step| {
+        let batch = Batch::split_uneven(data(step), data(100 + step), MICROBATCHES).expect("it splits");
+        let batch = batch.with_split("shift", data(200 + step), MICROBATCHES).expect("it splits");
+        let batch = batch.with_replicated("offset", offset()).with_value("scale", 0.5f32);
+        pipeline.step_batch(batch, 1e-2).expect("a step")
+    };
+    (0..STEPS).map(step).collect()
+}
+
+/// Loss, "square" and "magnitude" of each step.
+fn plain() -> Vec<[f64; 3]> {
+    let mut module = Mlp::new(0, support::LAYERS);
+    let mut optimizer = optimizer();
+    let context = StageContext::new(StageIndex::new(0), 0.into());
+    let mut steps = Vec::new();
+    for step in 0..STEPS {
+        let shift = ((data(200 + step) + offset().unsqueeze()) * 0.5).autodiff();
+        let mut hidden = data(step).autodiff();
+        let mut sums: Option<(Tensor<1>, Tensor<1>)> = None;
+        for stage in 0..STAGES {
+            hidden = module.part(stage, STAGES).forward(hidden + shift.clone(), &context);
+            let (square, magnitude) = auxiliary(&hidden);
+            sums = Some(match sums {
+                Some((a, b)) => (a + square, b + magnitude),
+                None => (square, magnitude),
+            });
+        }
+        let (square, magnitude) = sums.expect("a stage");
+        let loss = loss(hidden, data(100 + step).autodiff());
+        let number = |x: &Tensor<1>| f64::from(x.clone().into_scalar::<f32>());
+        steps.push([number(&loss), number(&square), number(&magnitude)]);
+        let gradients = (loss + square * 0.3 + magnitude * 0.1).backward();
+        module = optimizer.step(1e-2, module.clone(), GradientsParams::from_grads(gradients, &module));
+    }
+    steps
+}
+
+fn figures(report: &StepReport) -> [f64; 3] {
+    [report.loss(), report.auxiliary["square"], report.auxiliary["magnitude"]]
+}
+
+#[test]
+fn everything_at_once_agrees_with_plain_burn() {
+    for (found, expected) in train(program("1f1b", STAGES, MICROBATCHES)).iter().zip(plain()) {
+        assert_eq!(found.shares, [1.2, 1.2, 1.2, 0.4]);
+        for (found, expected) in figures(found).iter().zip(expected) {
+            assert!((found - expected).abs() < 2e-6 * expected.abs(), "{found} {expected}");
+        }
+    }
+}
+
+#[test]
+fn the_cut_changes_no_bit_of_it() {
+    let one = (0..MICROBATCHES).map(|m| format!("0F{m},1F{m},2F{m},3F{m},3B{m},2B{m},1B{m},0B{m}"));
+    let one = train(program_of(&(one.collect::<Vec<_>>().join(",") + "\n")));
+    for (schedule, ranks) in [("1f1b", 4), ("gpipe", 4), ("zbvzerobubble", 2), ("zb-h1", 4)] {
+        let other = train(program(schedule, ranks, MICROBATCHES));
+        for (one, other) in one.iter().zip(&other) {
+            assert_eq!((&one.losses, one.gradient_norm), (&other.losses, other.gradient_norm), "{schedule}");
+        }
+    }
+}
+
+#[test]
+fn what_the_step_did_not_bring_is_named() {
+    let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let module = Rich::new(stage);
+        Ok(if stage.get() + 1 == STAGES { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    };
+    let program = program("1f1b", STAGES, MICROBATCHES);
+    let mut pipeline =
+        Pipeline::launch(program, World::local(STAGES), &unclipped(), make).expect("it starts");
+    let batch = Batch::split_uneven(data(0), data(1), MICROBATCHES).expect("it splits");
+    let error = pipeline.step_batch(batch.with_value("scale", 1f32), 1e-2).expect_err("no shift").to_string();
+    assert!(error.contains("Missing") && error.contains("shift") && error.contains("scale"), "{error}");
+}
+
+#[test]
+fn too_few_rows_for_the_last_microbatch_are_refused() {
+    let two = || data(0).narrow(0, 0, 5);
+    // Runs of two rows make three microbatches, not four.
+    assert!(Batch::split_uneven(two(), two(), 4).is_err());
+    assert!(Batch::split_uneven(two(), two(), 3).is_ok());
+}
