@@ -9,17 +9,18 @@ use burn::tensor::TensorData;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use pipewright_schedule::{Level, Rank, StageIndex, ValidatedProgram};
 
+use crate::assembly::{Assembly, StepKind, forward_part};
 use crate::batch::Batch;
 use crate::boundary::{Boundary, pack};
 use crate::driver::{Command, RankSeed, RankThread, Reply, ThreadSettings};
-use crate::executor::{Executor, RankReport, StepInput};
-use crate::failure::{Abort, Cause, StepError};
+use crate::executor::RankReport;
+use crate::failure::{Cause, StepError};
+use crate::hook::ActionHook;
 use crate::memory::RankMemory;
 use crate::microbatch::{SplitError, split};
-use crate::progress::Board;
 use crate::report::{EvalReport, StepReport, evaluation, training};
 use crate::stage::Stage;
-use crate::transport::{Endpoint, World};
+use crate::transport::World;
 use crate::value::Values;
 
 /// How a pipeline runs.
@@ -33,12 +34,20 @@ pub struct PipelineConfig {
     pub threads_per_rank: usize,
     /// When no rank moves for so long, the step fails.
     pub deadline: Duration,
+    /// Called around every action.
+    pub hook: Option<Arc<dyn ActionHook>>,
 }
 
 impl Default for PipelineConfig {
     /// No optimizer, no clipping, one thread a rank, a minute.
     fn default() -> Self {
-        Self { optimizer: None, clip_norm: None, threads_per_rank: 1, deadline: Duration::from_secs(60) }
+        Self {
+            optimizer: None,
+            clip_norm: None,
+            threads_per_rank: 1,
+            deadline: Duration::from_secs(60),
+            hook: None,
+        }
     }
 }
 
@@ -71,13 +80,12 @@ pub enum PipelineError {
         /// Ranks of the program.
         program: u32,
     },
-    /// A training step on a pipeline that cannot train, or the other way round.
-    #[error("the program is {}: call `{}`", if *.forward_only { "forward-only" } else { "for training" },
-        if *.forward_only { "eval" } else { "step" })]
-    WrongCall {
-        /// Whether the program has no backward.
-        forward_only: bool,
-    },
+    /// A training step on a pipeline that cannot train.
+    #[error("the program is forward-only: call `eval`, or launch the pipeline with a program that trains")]
+    ForwardOnly,
+    /// The forward part of the program is not a program.
+    #[error("the forward part of the program cannot be run alone: {0}")]
+    NoEvaluation(String),
     /// Training without an optimizer.
     #[error("a program with backward actions needs `PipelineConfig::optimizer`")]
     NoOptimizer,
@@ -133,6 +141,8 @@ pub struct Pipeline {
     ranks: Vec<RankThread>,
     replies: Receiver<(Rank, Reply)>,
     step: u64,
+    /// Whether the step under way ends with an update.
+    updates: bool,
     /// Why the pipeline takes no further step, when it does not.
     end: Option<End>,
 }
@@ -173,7 +183,6 @@ impl Pipeline {
                     threads: config.threads_per_rank.max(1),
                     deadline: config.deadline,
                 },
-                program: assembly.program.clone(),
                 board: assembly.board.clone(),
                 memory: RankMemory::new(),
                 build: move |memory| building.build(endpoint, memory, &*make),
@@ -182,7 +191,7 @@ impl Pipeline {
             };
             ranks.push(RankThread::start(seed).map_err(|source| PipelineError::Thread { rank, source })?);
         }
-        let mut pipeline = Self { assembly, ranks, replies, step: 0, end: None };
+        let mut pipeline = Self { assembly, ranks, replies, step: 0, updates: false, end: None };
         pipeline.await_ranks(|reply| match reply {
             Reply::Ready(ready) => ready,
             _ => unreachable!("the first reply of a rank says that it is ready"),
@@ -217,16 +226,30 @@ impl Pipeline {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepReport, PipelineError> {
+        self.train(batch, StepKind::Train { learning_rate, update: true })
+    }
+
+    /// As [`Pipeline::step_batch`], without an update: the gradients stay, and the next steps' are added to them. The
+    /// step that updates takes the mean over all microbatches since the last update. A step that fails drops them.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`].
+    pub fn accumulate(&mut self, batch: Batch) -> Result<StepReport, PipelineError> {
+        self.train(batch, StepKind::Train { learning_rate: 0.0, update: false })
+    }
+
+    fn train(&mut self, batch: Batch, kind: StepKind) -> Result<StepReport, PipelineError> {
         if self.assembly.program.is_forward_only() {
-            return Err(PipelineError::WrongCall { forward_only: true });
+            return Err(PipelineError::ForwardOnly);
         }
         let start = Instant::now();
         let shares = batch.shares();
-        let reports = self.run(batch, learning_rate, start)?;
+        let reports = self.run(batch, kind, start)?;
         Ok(training(self.step, shares, reports, start.elapsed()))
     }
 
-    /// Runs a forward-only program on a batch; with targets it returns losses too.
+    /// Runs the forward part of the program on a batch, without a tape; with targets it returns losses too. Parameters
+    /// and accumulated gradients stay as they are.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
@@ -235,12 +258,21 @@ impl Pipeline {
         inputs: impl Boundary,
         targets: Option<impl Boundary>,
     ) -> Result<EvalReport, PipelineError> {
-        if !self.assembly.program.is_forward_only() {
-            return Err(PipelineError::WrongCall { forward_only: false });
-        }
         let inputs = self.split("inputs", inputs)?;
         let targets = targets.map(|targets| self.split("targets", targets)).transpose()?.unwrap_or_default();
-        let reports = self.run(Batch::new(inputs, targets), 0.0, Instant::now())?;
+        self.eval_batch(Batch::new(inputs, targets))
+    }
+
+    /// As [`Pipeline::eval`], with a batch that is split already and may bring side inputs.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`].
+    pub fn eval_batch(&mut self, batch: Batch) -> Result<EvalReport, PipelineError> {
+        if self.assembly.evaluation.is_none() {
+            let program = forward_part(&self.assembly.program).map_err(PipelineError::NoEvaluation)?;
+            self.assembly.evaluation = Some(Arc::new(program));
+        }
+        let reports = self.run(batch, StepKind::Evaluate, Instant::now())?;
         Ok(evaluation(self.assembly.program.ranks(), reports))
     }
 
@@ -265,11 +297,12 @@ impl Pipeline {
     fn run(
         &mut self,
         batch: Batch,
-        learning_rate: f64,
+        kind: StepKind,
         origin: Instant,
     ) -> Result<Vec<RankReport>, PipelineError> {
-        let inputs = self.assembly.step_inputs(self.step + 1, batch, learning_rate, origin)?;
+        let inputs = self.assembly.step_inputs(self.step + 1, batch, kind, origin)?;
         self.step += 1;
+        self.updates = matches!(kind, StepKind::Train { update: true, .. });
         let mut inputs = inputs.into_iter();
         self.command(|| Command::Step(Box::new(inputs.next().expect("an input a rank"))))?;
         let reports = self.await_ranks(|reply| match reply {
@@ -320,7 +353,12 @@ impl Pipeline {
         let answers: Result<Vec<T>, StepError> = answers.into_iter().flatten().collect();
         answers.map_err(|error| {
             let first = first.unwrap_or(error);
-            if !self.assembly.program.is_forward_only() && (taken || first.in_update()) {
+            if !self.updates {
+                // Ranks that finished hold gradients of this step, the others lost those of the steps before it.
+                for thread in &self.ranks {
+                    let _ = thread.commands.send(Command::Reset);
+                }
+            } else if taken || first.in_update() {
                 self.end = Some(End::Diverged(self.step));
             }
             first
@@ -347,96 +385,5 @@ impl Drop for Pipeline {
                 let _ = handle.join();
             }
         }
-    }
-}
-
-/// What the ranks of a pipeline have in common, whoever drives them.
-#[derive(Clone)]
-pub(crate) struct Assembly {
-    pub(crate) program: Arc<ValidatedProgram>,
-    pub(crate) config: PipelineConfig,
-    pub(crate) board: Board,
-    pub(crate) abort: Abort,
-}
-
-impl Assembly {
-    /// Checks that program, world and configuration fit together.
-    pub(crate) fn new(
-        program: ValidatedProgram,
-        world: World,
-        config: &PipelineConfig,
-    ) -> Result<(Self, Vec<Endpoint>), PipelineError> {
-        let endpoints = world.into_endpoints();
-        if program.level() == Level::Compute && program.ranks() > 1 {
-            return Err(PipelineError::NotLowered { level: program.level() });
-        }
-        let ranks = endpoints.first().map_or(0, Endpoint::ranks);
-        if ranks != program.ranks() {
-            return Err(PipelineError::WorldSize { world: ranks, program: program.ranks() });
-        }
-        if config.optimizer.is_none() && !program.is_forward_only() {
-            return Err(PipelineError::NoOptimizer);
-        }
-        let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
-        let board = Board::new(ranks);
-        Ok((Self { program: Arc::new(program), config: config.clone(), board, abort }, endpoints))
-    }
-
-    /// Makes a rank's stages and its executor; call it on the rank's own thread.
-    pub(crate) fn build<E: Display>(
-        &self,
-        endpoint: Endpoint,
-        memory: RankMemory,
-        make: &dyn Fn(StageIndex) -> Result<Stage, E>,
-    ) -> Result<Executor, StepError> {
-        let rank = endpoint.rank();
-        let failure = |message| StepError { rank, step: 0, action: None, cause: Cause::Build { message } };
-        let placement = self.program.placement();
-        let mut stages = Vec::new();
-        for &stage in placement.stages_of(rank) {
-            let made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
-            let must_have_loss = stage == placement.last_stage() && !self.program.is_forward_only();
-            if must_have_loss && !made.runner.has_loss() {
-                return Err(failure(PipelineError::NoLoss { stage }.to_string()));
-            }
-            self.board.moved(rank, 0);
-            stages.push((stage, made));
-        }
-        Ok(Executor::new(self, endpoint, stages, memory))
-    }
-
-    /// What each rank begins the step with, in rank order: the first stage's rank gets the inputs, the last one's the
-    /// targets.
-    pub(crate) fn step_inputs(
-        &self,
-        step: u64,
-        batch: Batch,
-        learning_rate: f64,
-        origin: Instant,
-    ) -> Result<Vec<StepInput>, PipelineError> {
-        let shares: Arc<[f64]> = batch.shares().into();
-        let Batch { inputs, targets, sides } = batch;
-        let sides = Arc::new(sides);
-        let expected = self.program.microbatches();
-        let optional = self.program.is_forward_only() && targets.is_empty();
-        for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {
-            if found != expected as usize && !(what == "targets" && optional) {
-                return Err(PipelineError::Microbatches { what, found, expected });
-            }
-        }
-        let placement = self.program.placement();
-        let first = placement.rank_of(placement.first_stage());
-        let last = placement.rank_of(placement.last_stage());
-        let (mut inputs, mut targets) = (Some(inputs), Some(targets));
-        let of_rank = |rank| StepInput {
-            step,
-            inputs: inputs.take_if(|_| rank == first).unwrap_or_default(),
-            targets: targets.take_if(|_| rank == last).unwrap_or_default(),
-            sides: sides.clone(),
-            shares: shares.clone(),
-            learning_rate,
-            origin,
-        };
-        Ok(placement.all_ranks().map(of_rank).collect())
     }
 }

@@ -3,6 +3,8 @@
 //! [`Trainer`] holds a running [`Pipeline`], the data and the learning rate. What to show and when to stop is the
 //! caller's business: it asks for one step at a time.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::Serialize;
 
@@ -39,6 +41,9 @@ pub struct Metrics {
     pub bubble_fraction: f64,
     /// Share of the ranks' time in which communication alone held them up.
     pub exposed_comm_fraction: f64,
+    /// Auxiliary losses by name, each the mean over the batch; left out where there is none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub auxiliary: BTreeMap<String, f64>,
     /// Most bytes that each rank held at once.
     pub peak_bytes: Vec<u64>,
     /// As `bubble_fraction`, a rank each.
@@ -88,6 +93,7 @@ impl Trainer {
             step_ms: seconds * 1e3,
             bubble_fraction: report.timeline.bubble_fraction(),
             exposed_comm_fraction: report.exposed_communication_fraction(),
+            auxiliary: report.auxiliary.iter().map(|(name, &loss)| (name.to_string(), loss)).collect(),
             peak_bytes: report.peak_bytes.clone(),
             bubble_per_rank: report.timeline.bubble_per_rank(),
         }

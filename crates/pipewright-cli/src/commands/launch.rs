@@ -78,6 +78,7 @@ fn pipeline_config(settings: &Settings) -> PipelineConfig {
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
         threads_per_rank: settings.pipeline.threads_per_rank as usize,
         deadline: settings.run.deadline(),
+        ..PipelineConfig::default()
     }
 }
 

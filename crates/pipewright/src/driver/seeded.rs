@@ -11,11 +11,12 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::threads::caught;
+use crate::assembly::{Assembly, StepKind};
 use crate::batch::Batch;
 use crate::executor::{Executor, Poll};
 use crate::failure::{Abort, Cause, StepError};
 use crate::memory::RankMemory;
-use crate::pipeline::{Assembly, PipelineConfig, PipelineError};
+use crate::pipeline::{PipelineConfig, PipelineError};
 use crate::report::{StepReport, training};
 use crate::stage::Stage;
 use crate::transport::{Limbo, World};
@@ -69,7 +70,8 @@ impl SeededPipeline {
         let start = Instant::now();
         self.step += 1;
         let shares = batch.shares();
-        let inputs = self.assembly.step_inputs(self.step, batch, learning_rate, start)?;
+        let kind = StepKind::Train { learning_rate, update: true };
+        let inputs = self.assembly.step_inputs(self.step, batch, kind, start)?;
         self.executors.iter_mut().zip(inputs).for_each(|(executor, input)| executor.begin(input));
         let outcome = self.drive();
         self.lose = None;

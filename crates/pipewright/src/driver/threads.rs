@@ -1,12 +1,11 @@
 //! A thread a rank: it polls its executor, parks while nothing can be done, and watches the deadline.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
-use pipewright_schedule::{Rank, ValidatedProgram};
+use pipewright_schedule::Rank;
 
 use crate::executor::{Executor, Poll, RankReport, StepInput};
 use crate::failure::{Cause, StepError};
@@ -19,6 +18,8 @@ use crate::transport::Waited;
 pub(crate) enum Command {
     Step(Box<StepInput>),
     Parameters,
+    /// Forget the gradients that wait for an update; there is no answer.
+    Reset,
 }
 
 /// What a rank's thread answers.
@@ -47,7 +48,6 @@ pub(crate) struct RankThread {
 pub(crate) struct RankSeed<B> {
     pub rank: Rank,
     pub settings: ThreadSettings,
-    pub program: Arc<ValidatedProgram>,
     pub board: Board,
     pub memory: RankMemory,
     pub build: B,
@@ -75,7 +75,7 @@ where
     B: FnOnce(RankMemory) -> Result<Executor, StepError>,
 {
     fn run(self, inbox: &Receiver<Command>) {
-        let Self { rank, settings, program, board, memory, build, replies } = self;
+        let Self { rank, settings, board, memory, build, replies } = self;
         // A pool of the rank's own: its tensor operations use so many threads and no others.
         let counted = memory.clone();
         let pool = rayon::ThreadPoolBuilder::new()
@@ -100,11 +100,15 @@ where
                 return;
             }
         };
-        let watch = Watch { program, board, deadline: settings.deadline };
+        let watch = Watch { board, deadline: settings.deadline };
         // The channel closes when the pipeline is dropped; a reply that nobody takes is no reason to fail then.
         for command in inbox {
             let reply = match command {
                 Command::Step(input) => Reply::Step(step(&mut executor, *input, &watch).map(Box::new)),
+                Command::Reset => {
+                    executor.reset();
+                    continue;
+                }
                 Command::Parameters => Reply::Parameters(parameters(&executor)),
             };
             if replies.send((rank, reply)).is_err() {
@@ -116,7 +120,6 @@ where
 
 /// What a waiting rank watches.
 struct Watch {
-    program: Arc<ValidatedProgram>,
     board: Board,
     deadline: Duration,
 }
@@ -154,7 +157,7 @@ fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
             Waited::Arrived | Waited::Aborted => return Ok(()),
             Waited::TimedOut if watch.board.moves() != moves => {}
             Waited::TimedOut => {
-                let report = watch.board.report(&watch.program);
+                let report = watch.board.report(executor.program());
                 return Err(executor.error(Cause::Deadline { waited: watch.deadline, report }));
             }
         }

@@ -83,14 +83,20 @@ impl Executor {
             return Err(Cause::GradientNotFinite { parameter: parameter.clone() });
         }
         let sum: f64 = parts.iter().map(|(_, square)| square).sum();
-        Ok(sum.sqrt() / f64::from(self.program.microbatches()))
+        Ok(sum.sqrt() / f64::from(self.summed_microbatches()))
+    }
+
+    /// Microbatches whose gradients are in the sums: this step's and those of steps without an update before it.
+    fn summed_microbatches(&self) -> u32 {
+        self.accumulated + self.program.microbatches()
     }
 
     /// Scales the gradient sums to the mean over the microbatches, clips them, and takes the optimizer step.
     pub(super) fn update(&mut self) {
         let norm = self.step.norm.expect("the norm is known before the update");
         let clip = self.clip_norm.map_or(1.0, |clip| (clip / (norm + CLIP_EPSILON)).min(1.0));
-        let factor = clip / f64::from(self.program.microbatches());
+        let factor = clip / f64::from(self.summed_microbatches());
+        self.accumulated = 0;
         for chunk in &mut self.chunks {
             chunk.runner.update(factor, self.step.learning_rate);
         }

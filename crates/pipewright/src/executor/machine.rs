@@ -9,10 +9,11 @@ use pipewright_schedule::{Action, Event, Rank, StageIndex, ValidatedProgram};
 
 use super::chunk::Chunk;
 use super::sharing::{Shared, find_shared};
+use crate::assembly::Assembly;
 use crate::batch::Sides;
 use crate::failure::{Cause, StepError};
+use crate::hook::ActionHook;
 use crate::memory::{RankMemory, bytes_of};
-use crate::pipeline::Assembly;
 use crate::progress::Board;
 use crate::stage::{Gradient, Stage};
 use crate::transport::{Contribution, Endpoint, OwnedParameters, Tag};
@@ -27,6 +28,9 @@ pub(crate) struct Executor {
     pub(super) clip_norm: Option<f64>,
     pub(super) memory: RankMemory,
     board: Board,
+    hook: Option<Arc<dyn ActionHook>>,
+    /// Microbatches whose gradients are in the sums, before this step.
+    pub(super) accumulated: u32,
     /// Parameters with several owners; unknown before the first step.
     pub(super) shared: Option<Arc<[Shared]>>,
     pub(super) step: StepState,
@@ -46,6 +50,10 @@ pub(crate) struct StepInput {
     pub shares: Arc<[f64]>,
     /// The optimizer's learning rate.
     pub learning_rate: f64,
+    /// Whether the step ends with an update; if not, its gradients stay and those of the next step are added.
+    pub update: bool,
+    /// What to run: the program of the pipeline, or the forward part of it.
+    pub program: Arc<ValidatedProgram>,
     /// The zero of the timeline.
     pub origin: Instant,
 }
@@ -98,6 +106,7 @@ impl fmt::Display for Blocked {
 pub(super) struct StepState {
     pub(super) number: u64,
     pub(super) learning_rate: f64,
+    update_follows: bool,
     phase: Phase,
     position: usize,
     /// When the current action was first tried; a blocked one is tried again.
@@ -160,6 +169,8 @@ impl Executor {
             clip_norm: assembly.config.clip_norm,
             memory,
             board: assembly.board.clone(),
+            hook: assembly.config.hook.clone(),
+            accumulated: 0,
             shared: None,
             step: StepState::idle(),
         }
@@ -171,6 +182,8 @@ impl Executor {
         self.memory.restart_peak();
         self.step = StepState { number: input.step, learning_rate: input.learning_rate, ..StepState::idle() };
         self.step.origin = input.origin;
+        self.step.update_follows = input.update;
+        self.program = input.program;
         self.step.sides = input.sides;
         self.step.shares = input.shares;
         self.step.phase = Phase::Actions;
@@ -216,13 +229,21 @@ impl Executor {
         let Some(&action) = self.program.row(self.rank).get(self.step.position) else {
             return self.end_of_program();
         };
-        self.step.entered.get_or_insert_with(Instant::now);
+        if self.step.entered.is_none() {
+            self.step.entered = Some(Instant::now());
+            if let Some(hook) = &self.hook {
+                hook.before(self.rank, action);
+            }
+        }
         if let Some(blocked) = self.act(action)? {
             return Ok(Some(blocked));
         }
         // A receive is on the timeline from when its message was missed to when it was there.
         if !matches!(action, Action::RecvForward { .. } | Action::RecvBackward { .. }) {
             self.note_event(action);
+        }
+        if let Some(hook) = &self.hook {
+            hook.after(self.rank, action);
         }
         self.step.entered = None;
         self.step.position += 1;
@@ -252,6 +273,9 @@ impl Executor {
         self.read_losses()?;
         self.read_auxiliary()?;
         if self.program.is_forward_only() {
+            self.step.phase = Phase::Done;
+        } else if !self.step.update_follows {
+            self.accumulated += self.program.microbatches();
             self.step.phase = Phase::Done;
         } else {
             self.find_or_sum_shared();
@@ -352,6 +376,7 @@ impl Executor {
         self.chunks.iter_mut().for_each(Chunk::reset);
         // A step that failed in the middle of finding them out may have told some ranks and not others.
         self.shared = None;
+        self.accumulated = 0;
         self.step = StepState::idle();
     }
 
@@ -362,6 +387,11 @@ impl Executor {
             _ => None,
         };
         StepError { rank: self.rank, step: self.step.number, action, cause }
+    }
+
+    /// What the current step runs.
+    pub(crate) fn program(&self) -> &ValidatedProgram {
+        &self.program
     }
 
     pub(crate) fn endpoint(&mut self) -> &mut Endpoint {
@@ -392,6 +422,7 @@ impl StepState {
         Self {
             number: 0,
             learning_rate: 0.0,
+            update_follows: true,
             phase: Phase::Done,
             position: 0,
             entered: None,

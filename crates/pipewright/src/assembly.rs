@@ -1,0 +1,146 @@
+//! What the ranks of a pipeline share, whoever drives them, and what each is handed at the start of a step.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pipewright_schedule::{
+    Action, Level, LowerConfig, Schedule, StageIndex, ValidatedProgram, lower, validate,
+};
+
+use crate::batch::Batch;
+use crate::executor::{Executor, StepInput};
+use crate::failure::{Abort, Cause, StepError};
+use crate::memory::RankMemory;
+use crate::pipeline::{PipelineConfig, PipelineError};
+use crate::progress::Board;
+use crate::stage::Stage;
+use crate::transport::{Endpoint, World};
+
+/// What a step is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum StepKind {
+    Train { learning_rate: f64, update: bool },
+    Evaluate,
+}
+
+/// Each rank's forwards, in the order in which the program has them, lowered anew.
+pub(crate) fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgram, String> {
+    let forwards = |rank| {
+        let row = program.row(rank).iter().filter_map(|&action| match action {
+            Action::Forward { .. } => Some(action),
+            Action::Overlap { forward: (stage, microbatch), .. } => {
+                Some(Action::Forward { stage, microbatch })
+            }
+            _ => None,
+        });
+        row.map(Some).collect()
+    };
+    let placement = program.placement();
+    let rows = placement.all_ranks().map(forwards).collect();
+    let schedule =
+        Schedule::new(placement.clone(), program.microbatches(), rows).map_err(|e| e.to_string())?;
+    let lowered = lower(&schedule, &LowerConfig::from(Level::Comms)).map_err(|error| error.to_string())?;
+    validate(lowered, Level::Comms).map_err(|error| error.to_string())
+}
+
+/// What the ranks of a pipeline have in common, whoever drives them.
+#[derive(Clone)]
+pub(crate) struct Assembly {
+    pub(crate) program: Arc<ValidatedProgram>,
+    /// The forward part of the program, once an evaluation has asked for it.
+    pub(crate) evaluation: Option<Arc<ValidatedProgram>>,
+    pub(crate) config: PipelineConfig,
+    pub(crate) board: Board,
+    pub(crate) abort: Abort,
+}
+
+impl Assembly {
+    /// Checks that program, world and configuration fit together.
+    pub(crate) fn new(
+        program: ValidatedProgram,
+        world: World,
+        config: &PipelineConfig,
+    ) -> Result<(Self, Vec<Endpoint>), PipelineError> {
+        let endpoints = world.into_endpoints();
+        if program.level() == Level::Compute && program.ranks() > 1 {
+            return Err(PipelineError::NotLowered { level: program.level() });
+        }
+        let ranks = endpoints.first().map_or(0, Endpoint::ranks);
+        if ranks != program.ranks() {
+            return Err(PipelineError::WorldSize { world: ranks, program: program.ranks() });
+        }
+        if config.optimizer.is_none() && !program.is_forward_only() {
+            return Err(PipelineError::NoOptimizer);
+        }
+        let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
+        let board = Board::new(ranks);
+        let program = Arc::new(program);
+        let evaluation = program.is_forward_only().then(|| program.clone());
+        Ok((Self { program, evaluation, config: config.clone(), board, abort }, endpoints))
+    }
+
+    /// Makes a rank's stages and its executor; call it on the rank's own thread.
+    pub(crate) fn build<E: Display>(
+        &self,
+        endpoint: Endpoint,
+        memory: RankMemory,
+        make: &dyn Fn(StageIndex) -> Result<Stage, E>,
+    ) -> Result<Executor, StepError> {
+        let rank = endpoint.rank();
+        let failure = |message| StepError { rank, step: 0, action: None, cause: Cause::Build { message } };
+        let placement = self.program.placement();
+        let mut stages = Vec::new();
+        for &stage in placement.stages_of(rank) {
+            let made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            let must_have_loss = stage == placement.last_stage() && !self.program.is_forward_only();
+            if must_have_loss && !made.runner.has_loss() {
+                return Err(failure(PipelineError::NoLoss { stage }.to_string()));
+            }
+            self.board.moved(rank, 0);
+            stages.push((stage, made));
+        }
+        Ok(Executor::new(self, endpoint, stages, memory))
+    }
+
+    /// What each rank begins the step with, in rank order: the first stage's rank gets the inputs, the last one's the
+    /// targets.
+    pub(crate) fn step_inputs(
+        &self,
+        step: u64,
+        batch: Batch,
+        kind: StepKind,
+        origin: Instant,
+    ) -> Result<Vec<StepInput>, PipelineError> {
+        let (program, learning_rate, update) = match (kind, &self.evaluation) {
+            (StepKind::Train { learning_rate, update }, _) => (&self.program, learning_rate, update),
+            (StepKind::Evaluate, evaluation) => (evaluation.as_ref().unwrap_or(&self.program), 0.0, false),
+        };
+        let shares: Arc<[f64]> = batch.shares().into();
+        let Batch { inputs, targets, sides } = batch;
+        let sides = Arc::new(sides);
+        let expected = self.program.microbatches();
+        let optional = program.is_forward_only() && targets.is_empty();
+        for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {
+            if found != expected as usize && !(what == "targets" && optional) {
+                return Err(PipelineError::Microbatches { what, found, expected });
+            }
+        }
+        let placement = self.program.placement();
+        let first = placement.rank_of(placement.first_stage());
+        let last = placement.rank_of(placement.last_stage());
+        let (mut inputs, mut targets) = (Some(inputs), Some(targets));
+        let of_rank = |rank| StepInput {
+            step,
+            inputs: inputs.take_if(|_| rank == first).unwrap_or_default(),
+            targets: targets.take_if(|_| rank == last).unwrap_or_default(),
+            sides: sides.clone(),
+            shares: shares.clone(),
+            learning_rate,
+            update,
+            program: program.clone(),
+            origin,
+        };
+        Ok(placement.all_ranks().map(of_rank).collect())
+    }
+}

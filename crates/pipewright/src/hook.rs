@@ -1,0 +1,33 @@
+//! What a user may hang onto the actions of a step: profiler scopes, counters, logs.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::sync::atomic::{AtomicUsize, Ordering};
+//!
+//! use pipewright::hook::ActionHook;
+//! use pipewright::pipeline::PipelineConfig;
+//! use pipewright_schedule::{Action, Rank};
+//!
+//! #[derive(Default)]
+//! struct Count(AtomicUsize);
+//!
+//! impl ActionHook for Count {
+//!     fn after(&self, _rank: Rank, _action: Action) {
+//!         self.0.fetch_add(1, Ordering::Relaxed);
+//!     }
+//! }
+//!
+//! let count = Arc::new(Count::default());
+//! let config = PipelineConfig { hook: Some(count.clone()), ..PipelineConfig::default() };
+//! ```
+
+use pipewright_schedule::{Action, Rank};
+
+/// Called by every rank on its own thread, around each action. A panic in it fails the step as one of a stage does.
+pub trait ActionHook: Send + Sync {
+    /// Before the action is first tried; it may then wait for its tensors.
+    fn before(&self, _rank: Rank, _action: Action) {}
+
+    /// When the action is done.
+    fn after(&self, _rank: Rank, _action: Action) {}
+}
