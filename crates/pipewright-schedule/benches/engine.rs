@@ -8,8 +8,10 @@
 use std::hint::black_box;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use pipewright_schedule::simulate::{Costs, logical, timed};
-use pipewright_schedule::{Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower, validate};
+use pipewright_schedule::simulate::{logical, timed};
+use pipewright_schedule::{
+    Costs, Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower, validate,
+};
 
 fn schedule(ranks: u32, chunks: u32, microbatches: u32) -> Schedule {
     let spec = ScheduleSpec { ranks, stages_per_rank: Some(chunks), microbatches, ..ScheduleSpec::default() };

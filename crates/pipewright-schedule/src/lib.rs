@@ -27,6 +27,8 @@ pub mod schedule;
 
 pub mod csv;
 
+pub mod costs;
+
 pub mod generate;
 
 pub mod level;
@@ -49,6 +51,7 @@ mod trace;
 pub mod picture;
 
 pub use action::{Action, ActionKind};
+pub use costs::Costs;
 pub use generate::{GenerateError, ScheduleSpec, generate};
 pub use ids::{Chunk, Microbatch, Rank, StageIndex};
 pub use level::Level;

@@ -12,10 +12,11 @@
 //! `cargo bolero test -p pipewright-schedule --test fuzz_csv any_rows_go_through_the_engine`.
 
 use bolero::{TypeGenerator, check};
+use pipewright_schedule::Costs;
 use pipewright_schedule::csv::{parse_program, parse_rows, parse_schedule, print_program, print_rows};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{Messages, Pass, PassInput, apply};
-use pipewright_schedule::simulate::{Costs, LifetimeOf, UNIT, lifetimes, logical, peak_memory, timed};
+use pipewright_schedule::simulate::{LifetimeOf, UNIT, lifetimes, logical, peak_memory, timed};
 use pipewright_schedule::{
     Level, LowerConfig, Program, Rank, ScheduleSpec, generate, lower, picture, validate,
 };

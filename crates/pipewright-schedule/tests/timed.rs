@@ -1,9 +1,10 @@
 //! The timed simulation: hand-computed timelines, the closed forms of the papers, and what must hold for any
 //! program.
 
+use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
 use pipewright_schedule::csv::parse_program;
-use pipewright_schedule::simulate::{Costs, Link, StageCosts, StageSizes, logical, summarize, timed};
-use pipewright_schedule::{Level, LowerConfig, Program, Rank, ScheduleSpec, generate, lower};
+use pipewright_schedule::simulate::{logical, summarize, timed};
+use pipewright_schedule::{Costs, Level, LowerConfig, Program, Rank, ScheduleSpec, generate, lower};
 
 fn program(rows: &str) -> Program {
     parse_program(rows).unwrap_or_else(|error| panic!("{error}"))

@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
+use crate::costs::CostsError;
 use crate::generate::catalogue::catalogue;
-use crate::generate::costs::MAX_COST;
 use crate::generate::settings::Setting;
 use crate::generate::spec::MAX_COMPUTE_ACTIONS;
 use crate::ids::StageIndex;
@@ -118,12 +118,9 @@ pub enum GenerateError {
         /// The stage.
         stage: StageIndex,
     },
-    /// A cost is so large that the times of a step cannot be counted.
-    #[error("a cost of {cost} is more than the {MAX_COST} that a schedule counts with; use a larger unit")]
-    CostTooLarge {
-        /// The cost.
-        cost: u64,
-    },
+    /// The costs do not fit the stages, or are out of range.
+    #[error(transparent)]
+    Costs(#[from] CostsError),
     /// The stages cannot be placed on the ranks.
     #[error(transparent)]
     Placement(#[from] PlacementError),

@@ -1,7 +1,8 @@
 //! The size and the settings of a schedule, and the checks that several generators share.
 
-use crate::generate::costs::{Costs, PerStage};
+use crate::costs::Costs;
 use crate::generate::error::GenerateError;
+use crate::generate::memory_limit::PerStage;
 use crate::placement::Placement;
 
 /// The largest number of compute actions that is generated. Lowering about triples it, which a program's
@@ -14,7 +15,7 @@ pub const MAX_COMPUTE_ACTIONS: u128 = 1 << 30;
 /// use pipewright_schedule::ScheduleSpec;
 /// let spec = ScheduleSpec { ranks: 4, microbatches: 8, ..ScheduleSpec::default() };
 /// ```
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ScheduleSpec {
     /// The number of ranks.
     pub ranks: u32,
@@ -28,7 +29,8 @@ pub struct ScheduleSpec {
     /// Whether to warm up with two more forwards, rather than one, for each rank that follows, where a
     /// schedule leaves it open.
     pub wide_warmup: bool,
-    /// What actions take, for schedules that are made to measure; `None` for [`Costs::UNIT`].
+    /// What actions take, for schedules that are made to measure; `None` for those of
+    /// [`Costs::default`].
     pub costs: Option<Costs>,
     /// How many microbatches' activations a stage may hold at once, for schedules that keep a limit; `None`
     /// for the number of ranks.

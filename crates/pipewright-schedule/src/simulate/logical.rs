@@ -17,10 +17,10 @@
 use thiserror::Error;
 
 use crate::action::Action;
+use crate::costs::CostsError;
 use crate::ids::Rank;
 use crate::marks::Marks;
 use crate::schedule::Program;
-use crate::simulate::costs::CostsError;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
 use crate::turns::RankSet;

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
+use crate::costs::Costs;
 use crate::schedule::Program;
-use crate::simulate::costs::Costs;
 use crate::simulate::logical::{SimulateError, logical};
 use crate::simulate::memory::{UNIT, peak_memory};
 use crate::simulate::timed::{TimedRun, timed};

@@ -21,10 +21,10 @@
 use std::collections::BTreeMap;
 
 use crate::action::Action;
+use crate::costs::Costs;
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Program;
-use crate::simulate::costs::Costs;
 use crate::simulate::logical::SimulateError;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
@@ -137,8 +137,9 @@ impl<'a> Run<'a> {
     /// Runs the next action of `rank`; says whether there was one that could.
     fn step(&mut self, rank: Rank) -> bool {
         let Some(&action) = self.program.row(rank).get(self.ranks[rank.index()].next) else { return false };
-        let done = if action.is_compute() { self.compute(rank, action) } else { Ok(self.act(rank, action)) };
-        if let Err(need) = done {
+        if !action.is_compute() {
+            self.act(rank, action);
+        } else if let Err(need) = self.compute(rank, action) {
             self.ranks[rank.index()].waits_for = Some(need);
             return false;
         }
@@ -258,14 +259,8 @@ impl<'a> Run<'a> {
         let Some(need) = brought_by(transfer.receive) else { return (now, now) };
         let first_half = self.ranks[rank.index()].first_half.filter(|&(made, _)| made == need);
         let now = first_half.map_or(now, |(_, end)| end);
-        let bytes = match self.costs.sizes.len() {
-            0 => 0,
-            // A gradient is as large as the output that it belongs to.
-            entries => {
-                let boundary = if need.gradient { need.stage } else { send.stage() };
-                self.costs.sizes[boundary.index().min(entries - 1)].output
-            }
-        };
+        // A gradient is as large as the output that it belongs to.
+        let bytes = self.costs.output_bytes(if need.gradient { need.stage } else { send.stage() });
         let (occupied, latency) = self.costs.transfer(transfer.sender, transfer.receiver, bytes);
         let link = self.links.entry((transfer.sender, transfer.receiver)).or_insert(0.0);
         let start = link.max(now);

@@ -1,11 +1,13 @@
 //! The candidates, and the choice among them.
 
 use crate::action::Action;
+use crate::costs::Costs;
 use crate::generate::catalogue::Generator;
-use crate::generate::costs::{Costs, PerStage, memory_limits};
 use crate::generate::error::GenerateError;
+use crate::generate::memory_limit::{PerStage, memory_limits};
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::ticks::ticks;
 use crate::generate::zb_greedy::rules::Rules;
 use crate::generate::zb_greedy::run::{Outcome, Plan, Task, run};
 use crate::generate::{zb_h1, zb_h2};
@@ -23,13 +25,11 @@ pub(crate) const GENERATOR: Generator = Generator {
 fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let placement = spec.one_stage_a_rank(NAME)?;
     let (ranks, stages) = (placement.ranks(), placement.stages());
-    let costs = spec.costs.as_ref().unwrap_or(&Costs::UNIT);
     let as_1f1b = PerStage::Same(ranks);
     let limits = spec.memory_limit.as_ref().unwrap_or(&as_1f1b);
     let task = Task {
         microbatches: spec.microbatches,
-        costs: costs.expand(stages)?,
-        hop: costs.hop,
+        costs: ticks(spec.costs.as_ref().unwrap_or(&Costs::default()), &placement)?,
         limits: memory_limits(limits, stages)?,
     };
     let best = best_of(&task, ranks);
