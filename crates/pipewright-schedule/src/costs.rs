@@ -171,7 +171,9 @@ impl Costs {
         let latencies = links.clone().map(|link| ("hop", link.latency));
         let mut all = self.stages.iter().flat_map(StageCosts::named).chain(latencies);
         if let Some((name, value)) = all.find(|(_, value)| !(0.0..=MAX_SECONDS).contains(value)) {
-            return Err(CostsError::OutOfRange { name, value: value.to_string() });
+            // A number of any size, in few digits.
+            let value = if value.abs() < 1e15 { value.to_string() } else { format!("{value:e}") };
+            return Err(CostsError::OutOfRange { name, value });
         }
         match links.map(|link| link.bandwidth).find(|&bandwidth| bandwidth.is_nan() || bandwidth < 1.0) {
             Some(bandwidth) => Err(CostsError::Bandwidth { value: bandwidth.to_string() }),
@@ -241,6 +243,7 @@ mod tests {
         check_error("F=-1", &format!("the cost `F` is -1; {range}"));
         check_error("hop=inf", &format!("the cost `hop` is inf; {range}"));
         check_error("W=nan", &format!("the cost `W` is NaN; {range}"));
+        check_error("F=1e308", &format!("the cost `F` is 1e308; {range}"));
         check_error("B=1e13", &format!("the cost `B` is 10000000000000; {range}"));
     }
 
