@@ -19,6 +19,8 @@ pub mod placement;
 
 pub mod vpp;
 
+pub mod overlap;
+
 pub mod action;
 
 pub mod notation;
@@ -57,6 +59,7 @@ pub use ids::{Chunk, Microbatch, Rank, StageIndex};
 pub use level::Level;
 pub use lower::{LowerConfig, LowerError, lower};
 pub use model::{LayerDesc, ModelDesc};
+pub use overlap::Overlap;
 pub use partition::{Method, Partition, PartitionError, partition};
 pub use placement::{Placement, PlacementError};
 pub use schedule::{Program, Schedule, ScheduleError};

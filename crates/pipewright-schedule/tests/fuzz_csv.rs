@@ -35,6 +35,8 @@ enum Cell {
     ),
     /// As `Action`, with any numbers.
     Far(u8, u32, u32),
+    /// As `Overlap`, with any numbers.
+    FarOverlap(u32, u32, u32, u32),
     /// A sound cell with one byte changed.
     Mutated(u8, u8, u8),
     Blank,
@@ -74,6 +76,9 @@ fn text(cells: &[Cell]) -> String {
                 text.push_str(&action(*kind, (*stage).into(), (*microbatch).into()));
             }
             Cell::Overlap(stage, microbatch, other, on) => {
+                text.push_str(&format!("({stage}F{microbatch};{other}B{on})OVERLAP_F_B"));
+            }
+            Cell::FarOverlap(stage, microbatch, other, on) => {
                 text.push_str(&format!("({stage}F{microbatch};{other}B{on})OVERLAP_F_B"));
             }
             Cell::Far(kind, stage, microbatch) => text.push_str(&action(*kind, *stage, *microbatch)),

@@ -7,6 +7,7 @@ use crate::generate::catalogue::catalogue;
 use crate::generate::settings::Setting;
 use crate::generate::spec::MAX_COMPUTE_ACTIONS;
 use crate::ids::StageIndex;
+use crate::overlap::MAX_OVERLAPPED;
 use crate::placement::PlacementError;
 
 /// Why a schedule cannot be generated.
@@ -32,6 +33,12 @@ pub enum GenerateError {
         stages: u32,
         /// The number of microbatches.
         microbatches: u32,
+    },
+    /// An overlap cannot name so many stages or microbatches.
+    #[error("`{schedule}` runs at most {MAX_OVERLAPPED} stages and microbatches; use fewer")]
+    TooManyToOverlap {
+        /// The schedule.
+        schedule: &'static str,
     },
     /// The pipeline cannot be filled.
     #[error(

@@ -79,7 +79,7 @@ impl Context<'_> {
             | Action::Unshard { .. }
             | Action::Reshard { .. }
             | Action::ReduceGrad { .. }
-            | Action::Overlap { .. } => [None, None],
+            | Action::Overlap(_) => [None, None],
         }
     }
 

@@ -32,7 +32,7 @@ impl Executor {
             // Stages compute weight gradients together with input gradients, so nothing is left for `W`.
             Action::InputBackward { stage, microbatch } => self.backward(stage, microbatch),
             Action::WeightBackward { .. } => Ok(None),
-            Action::Overlap { forward, backward } => self.overlap(forward, backward),
+            Action::Overlap(overlap) => self.overlap(overlap.forward(), overlap.backward()),
             Action::SendForward { stage, microbatch } => self.send_forward(stage, microbatch),
             Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
             // The computation that uses the message takes it.
