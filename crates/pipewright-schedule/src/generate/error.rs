@@ -40,6 +40,17 @@ pub enum GenerateError {
         /// The schedule.
         schedule: &'static str,
     },
+    /// Trying out orders would take too long.
+    #[error(
+        "`{schedule}` tries out a dozen orders, which takes too long at this size; use at most {most} microbatches, \
+         or zb-h1"
+    )]
+    TooLargeToSearch {
+        /// The schedule.
+        schedule: &'static str,
+        /// The most microbatches at this number of ranks.
+        most: u64,
+    },
     /// The pipeline cannot be filled.
     #[error(
         "{microbatches} microbatches cannot fill the {stages} stages of `{schedule}`; use at least {stages}"

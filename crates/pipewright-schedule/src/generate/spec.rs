@@ -179,6 +179,13 @@ mod tests {
     }
 
     #[test]
+    fn long_searches_are_refused() {
+        let message = "`zb-greedy` tries out a dozen orders, which takes too long at this size; \
+                       use at most 5461 microbatches, or zb-h1";
+        check("zb-greedy", 1024, None, 5462, message);
+    }
+
+    #[test]
     fn idle_cells_count() {
         // Without them, a million ranks with one microbatch would pass, and each would idle a million cells.
         let huge = "2000000 stages and 1 microbatches make more than 268435456 actions; use fewer of either";

@@ -56,8 +56,9 @@ struct Stage {
     row: Vec<Option<Action>>,
 }
 
-/// Runs a step; `None` where the given order is above the memory limit of a stage.
-pub(super) fn run(task: &Task, plan: Plan<'_>) -> Option<Outcome> {
+/// Runs a step; `None` where it does not end before the tick `before`, or the given order is above the memory limit
+/// of a stage.
+pub(super) fn run(task: &Task, plan: Plan<'_>, before: u64) -> Option<Outcome> {
     let mut stages: Vec<Stage> = (0..task.costs.len()).map(|stage| Stage::new(task, stage, plan)).collect();
     let mut wakes: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::from([Reverse((0, 0))]);
     let mut makespan = 0;
@@ -75,6 +76,9 @@ pub(super) fn run(task: &Task, plan: Plan<'_>) -> Option<Outcome> {
             return None;
         }
         let end = stage.perform(step, now);
+        if end >= before {
+            return None;
+        }
         makespan = makespan.max(end);
         wakes.push(Reverse((end, at)));
         let StageTicks { output_hop, gradient_hop, .. } = stage.cost;
