@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{init, partition, schedule, validate};
+use crate::commands::{init, lower, partition, schedule, simulate, validate, vpp};
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
 #[derive(Debug, Parser)]
@@ -40,6 +40,14 @@ Example:
     /// Print what each rank computes, in order.
     #[command(after_help = "Example:\n  pipewright schedule 1f1b --ranks 4 --microbatches 8 --format grid")]
     Schedule(schedule::ScheduleArguments),
+    /// Run passes over a schedule from a file.
+    #[command(after_help = "\
+A pass may have its setting behind it: unshard=3:8 (window, lookahead), reduce-grad=at-end, wait-send=2. Nothing is proved
+here: validate the outcome.
+
+Example:
+  pipewright schedule 1f1b --ranks 4 --microbatches 8 -o 1f1b.csv && pipewright lower 1f1b.csv --pass reduce-grad,send-recv")]
+    Lower(lower::LowerArguments),
     /// Prove a schedule sound, or list everything that is wrong with it.
     #[command(after_help = "\
 Prints one line for each violation and exits with 3 where there is one.
@@ -47,9 +55,20 @@ Prints one line for each violation and exits with 3 where there is one.
 Example:
   pipewright schedule 1f1b --ranks 4 --microbatches 8 -o 1f1b.csv && pipewright validate 1f1b.csv")]
     Validate(validate::ValidateArguments),
+    /// Predict when each rank does what, and what it holds.
+    #[command(after_help = "\
+Without --logical, actions take their costs, and messages travel beside the computation. With it, every action takes one
+tick. The last line says how long the engine itself took.
+
+Example:
+  pipewright simulate 1f1b --ranks 4 --microbatches 8 --cost F=1,I=1,W=1,hop=0.1")]
+    Simulate(simulate::SimulateArguments),
     /// Share layers out over stages.
     #[command(after_help = "Example:\n  pipewright partition --weights 4,1,1,2 --stages 2 --method optimal")]
     Partition(partition::PartitionArguments),
+    /// Print the tables of an interleaved pipeline: stages, order of chunks, warm-up.
+    #[command(after_help = "Example:\n  pipewright vpp --ranks 4 --chunks 2 --microbatches 8")]
+    Vpp(vpp::VppArguments),
 }
 
 /// The configuration of a run.

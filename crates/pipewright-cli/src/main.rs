@@ -53,7 +53,10 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Check(arguments) => commands::check::run(arguments),
         Command::Init(arguments) => commands::init::run(arguments),
         Command::Schedule(arguments) => commands::schedule::run(arguments),
+        Command::Lower(arguments) => commands::lower::run(arguments),
         Command::Validate(arguments) => commands::validate::run(arguments),
+        Command::Simulate(arguments) => commands::simulate::run(arguments),
         Command::Partition(arguments) => commands::partition::run(arguments),
+        Command::Vpp(arguments) => commands::vpp::run(arguments),
     }
 }

@@ -1,9 +1,26 @@
 //! Where a command's data goes: a file, or standard output.
 
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
 
 use crate::failure::Failure;
+
+/// The file that a command writes, where one is named.
+#[derive(Debug, Args)]
+pub(crate) struct OutputFile {
+    /// The file to write; without it, standard output
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+impl OutputFile {
+    /// Writes `text` where the arguments say.
+    pub(crate) fn write(&self, text: &str) -> Result<(), Failure> {
+        write(self.output.as_deref(), text)
+    }
+}
 
 /// Writes `text` to `file`, or to standard output where none is named. A reader who has seen enough is no failure.
 pub(crate) fn write(file: Option<&Path>, text: &str) -> Result<(), Failure> {

@@ -7,8 +7,8 @@
 use std::error::Error;
 use std::io::Write;
 
-use pipewright_schedule::simulate::{Costs, timed};
-use pipewright_schedule::{Level, LowerConfig, ScheduleSpec, generate, lower, picture};
+use pipewright_schedule::simulate::timed;
+use pipewright_schedule::{Costs, Level, LowerConfig, ScheduleSpec, generate, lower, picture};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let spec = ScheduleSpec { ranks: 4, microbatches: 8, ..ScheduleSpec::default() };

@@ -4,6 +4,7 @@
 //! in [`crate::notation`]; what an action does to tensors is the runtime's business.
 
 use crate::ids::{Microbatch, StageIndex};
+use crate::overlap::Overlap;
 
 /// One thing that a rank does. Each variant's text form stands in its documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,12 +100,7 @@ pub enum Action {
         microbatch: Microbatch,
     },
     /// `(0F7;7B3)OVERLAP_F_B`: run one stage's forward and another's backward together.
-    Overlap {
-        /// The stage and microbatch that run forward.
-        forward: (StageIndex, Microbatch),
-        /// The stage and microbatch that run backward.
-        backward: (StageIndex, Microbatch),
-    },
+    Overlap(Overlap),
 }
 
 /// What sort of action an [`Action`] is, without its stage and microbatch.
@@ -146,7 +142,7 @@ impl Action {
             Self::RecvBackward { .. } => ActionKind::RecvBackward,
             Self::WaitSendForward { .. } => ActionKind::WaitSendForward,
             Self::WaitSendBackward { .. } => ActionKind::WaitSendBackward,
-            Self::Overlap { .. } => ActionKind::Overlap,
+            Self::Overlap(_) => ActionKind::Overlap,
         }
     }
 
@@ -166,8 +162,8 @@ impl Action {
             | Self::SendBackward { stage, .. }
             | Self::RecvBackward { stage, .. }
             | Self::WaitSendForward { stage, .. }
-            | Self::WaitSendBackward { stage, .. }
-            | Self::Overlap { forward: (stage, _), .. } => stage,
+            | Self::WaitSendBackward { stage, .. } => stage,
+            Self::Overlap(overlap) => overlap.forward().0,
         }
     }
 
@@ -188,8 +184,8 @@ impl Action {
             | Self::SendBackward { microbatch, .. }
             | Self::RecvBackward { microbatch, .. }
             | Self::WaitSendForward { microbatch, .. }
-            | Self::WaitSendBackward { microbatch, .. }
-            | Self::Overlap { forward: (_, microbatch), .. } => Some(microbatch),
+            | Self::WaitSendBackward { microbatch, .. } => Some(microbatch),
+            Self::Overlap(overlap) => Some(overlap.forward().1),
         }
     }
 
@@ -205,15 +201,16 @@ impl Action {
 
     /// The single actions that this one runs: the forward and the backward of an overlap, else the action
     /// itself.
-    pub fn parts(self) -> impl Iterator<Item = Action> {
-        let (first, second) = match self {
-            Self::Overlap { forward, backward } => (
-                Self::Forward { stage: forward.0, microbatch: forward.1 },
-                Some(Self::Backward { stage: backward.0, microbatch: backward.1 }),
-            ),
-            single => (single, None),
-        };
-        std::iter::once(first).chain(second)
+    #[inline]
+    pub fn parts(self) -> Parts {
+        match self {
+            Self::Overlap(overlap) => {
+                let ((stage, microbatch), (of, on)) = (overlap.forward(), overlap.backward());
+                let backward = Self::Backward { stage: of, microbatch: on };
+                Parts { next: Some(Self::Forward { stage, microbatch }), last: Some(backward) }
+            }
+            single => Parts { next: Some(single), last: None },
+        }
     }
 
     /// An action of a kind that has a stage and a microbatch; `None` for the kinds that have not.
@@ -242,6 +239,22 @@ impl Action {
             ActionKind::WaitReduceGrad => Self::WaitReduceGrad { stage },
             _ => return None,
         })
+    }
+}
+
+/// The one or two actions that an action runs; see [`Action::parts`].
+#[derive(Debug, Clone)]
+pub struct Parts {
+    next: Option<Action>,
+    last: Option<Action>,
+}
+
+impl Iterator for Parts {
+    type Item = Action;
+
+    #[inline]
+    fn next(&mut self) -> Option<Action> {
+        std::mem::replace(&mut self.next, self.last.take())
     }
 }
 
@@ -293,7 +306,7 @@ mod tests {
 
     #[test]
     fn an_action_stays_small() {
-        assert!(size_of::<Action>() <= 20, "a hundred million of them must fit a laptop");
+        assert!(size_of::<Action>() <= 12, "a hundred million of them must fit a laptop");
         assert_eq!(size_of::<Option<Action>>(), size_of::<Action>());
     }
 

@@ -57,6 +57,18 @@ index_type! {
     StageIndex
 }
 
+impl StageIndex {
+    /// The stage before this one in the model, should there be one.
+    pub(crate) fn before(self) -> Option<Self> {
+        self.0.checked_sub(1).map(Self)
+    }
+
+    /// The stage after this one in the model, should there be one.
+    pub(crate) fn after(self) -> Option<Self> {
+        self.0.checked_add(1).map(Self)
+    }
+}
+
 index_type! {
     /// A worker's place in the pipeline, from 0.
     Rank

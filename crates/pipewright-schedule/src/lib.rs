@@ -19,6 +19,8 @@ pub mod placement;
 
 pub mod vpp;
 
+pub mod overlap;
+
 pub mod action;
 
 pub mod notation;
@@ -26,6 +28,8 @@ pub mod notation;
 pub mod schedule;
 
 pub mod csv;
+
+pub mod costs;
 
 pub mod generate;
 
@@ -49,11 +53,13 @@ mod trace;
 pub mod picture;
 
 pub use action::{Action, ActionKind};
+pub use costs::Costs;
 pub use generate::{GenerateError, ScheduleSpec, generate};
 pub use ids::{Chunk, Microbatch, Rank, StageIndex};
 pub use level::Level;
 pub use lower::{LowerConfig, LowerError, lower};
 pub use model::{LayerDesc, ModelDesc};
+pub use overlap::Overlap;
 pub use partition::{Method, Partition, PartitionError, partition};
 pub use placement::{Placement, PlacementError};
 pub use schedule::{Program, Schedule, ScheduleError};

@@ -35,12 +35,18 @@ impl Marks {
     /// Whether `action` is in the set.
     #[inline]
     pub(crate) fn has(&self, action: Action) -> bool {
-        let kinds = match (self.slot(action.stage(), action.microbatch()), action.microbatch()) {
+        self.kinds(action.stage(), action.microbatch()) & bit(action.kind()) != 0
+    }
+
+    /// The [`bit`]s of the kinds in the set for a stage and microbatch, or for a stage as a whole; none where
+    /// they are outside the sizes.
+    #[inline]
+    pub(crate) fn kinds(&self, stage: StageIndex, microbatch: Option<Microbatch>) -> u16 {
+        match (self.slot(stage, microbatch), microbatch) {
             (Some(slot), Some(_)) => self.by_microbatch[slot],
             (Some(slot), None) => self.by_stage[slot],
-            (None, _) => return false,
-        };
-        kinds & bit(action.kind()) != 0
+            (None, _) => 0,
+        }
     }
 
     /// Adds `action`; says whether it was not in the set before.

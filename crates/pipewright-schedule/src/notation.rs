@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, StageIndex};
+use crate::overlap::{MAX_OVERLAPPED, Overlap};
 
 /// Why a text is not an action, and where in the text.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -51,6 +52,9 @@ pub enum ParseActionErrorKind {
     /// Something follows a complete action.
     #[error("unexpected text after the action; a cell holds exactly one")]
     TrailingText,
+    /// A number of an overlap that an overlap cannot hold.
+    #[error("number too large in an overlap: at most {MAX_OVERLAPPED}")]
+    OverlapTooLarge,
     /// A punctuation mark of `(0F0;1B0)OVERLAP_F_B` is not where it belongs.
     #[error("expected `{expected}`: an overlap is written `(0F7;7B3)OVERLAP_F_B`")]
     MalformedOverlap {
@@ -98,7 +102,8 @@ impl fmt::Display for ActionKind {
 
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Self::Overlap { forward, backward } = self {
+        if let Self::Overlap(overlap) = self {
+            let (forward, backward) = (overlap.forward(), overlap.backward());
             return write!(f, "({}F{};{}B{})OVERLAP_F_B", forward.0, forward.1, backward.0, backward.1);
         }
         write!(f, "{}{}", self.stage(), self.kind().name())?;
@@ -160,7 +165,11 @@ impl<'a> Cursor<'a> {
         self.expect(";")?;
         let backward = self.overlap_part(ActionKind::Backward)?;
         self.expect(")OVERLAP_F_B")?;
-        Ok(Action::Overlap { forward, backward })
+        let overlap = Overlap::new(forward, backward);
+        overlap.map(Action::Overlap).ok_or_else(|| {
+            self.at = 0;
+            self.error(ParseActionErrorKind::OverlapTooLarge)
+        })
     }
 
     /// One side of an overlap, which must be of the given kind.
@@ -289,6 +298,7 @@ mod tests {
     fn errors_point_into_an_overlap() {
         check_error("(0B7;7B3)OVERLAP_F_B", 3, "expected `F`: an overlap is written `(0F7;7B3)OVERLAP_F_B`");
         check_error("(0F7,7B3)OVERLAP_F_B", 5, "expected `;`: an overlap is written `(0F7;7B3)OVERLAP_F_B`");
+        check_error("(0F4194304;7B3)OVERLAP_F_B", 1, "number too large in an overlap: at most 4194303");
         check_error("(0F7;7B3)", 9, "expected `)OVERLAP_F_B`: an overlap is written `(0F7;7B3)OVERLAP_F_B`");
     }
 
@@ -299,7 +309,11 @@ mod tests {
             let kind = ActionKind::ALL[kind];
             let action = Action::of_stage(kind, stage)
                 .or_else(|| Action::of_microbatch(kind, stage, microbatch))
-                .unwrap_or(Action::Overlap { forward: (stage, microbatch), backward: (other.into(), other.into()) });
+                .unwrap_or_else(|| {
+                    let [a, b, c] = [stage.get(), microbatch.get(), other].map(|number| number & MAX_OVERLAPPED);
+                    let overlap = Overlap::new((a.into(), b.into()), (c.into(), a.into()));
+                    Action::Overlap(overlap.expect("in range"))
+                });
             prop_assert_eq!(action.to_string().parse::<Action>(), Ok(action));
         }
 

@@ -215,7 +215,12 @@ impl Program {
     /// The program that does what `schedule` does, in the same order, without waiting where the schedule
     /// idles.
     pub(crate) fn without_bubbles(schedule: &Schedule) -> Self {
-        let rows = schedule.rows.iter().map(|row| row.iter().copied().flatten().collect()).collect();
+        let without = |row: &Vec<Option<Action>>| {
+            let mut actions = Vec::with_capacity(row.iter().flatten().count());
+            actions.extend(row.iter().flatten());
+            actions
+        };
+        let rows = schedule.rows.iter().map(without).collect();
         Self { placement: schedule.placement.clone(), microbatches: schedule.microbatches, rows }
     }
 

@@ -4,7 +4,7 @@
 //! the backward receive of stage `s - 1`. Neighbours that share a rank hand tensors over without either.
 
 use crate::action::Action;
-use crate::ids::{Rank, StageIndex};
+use crate::ids::Rank;
 use crate::placement::Placement;
 
 /// The two ends of a message, of which at least one was given.
@@ -44,20 +44,18 @@ impl Transfer {
     /// send's receive, a receive's send, and for a wait the receive.
     #[inline]
     pub(crate) fn other_end(action: Action) -> Option<Action> {
-        let before = |stage: StageIndex| stage.get().checked_sub(1).map(StageIndex::new);
-        let after = |stage: StageIndex| stage.get().checked_add(1).map(StageIndex::new);
         Some(match action {
             Action::SendForward { stage, microbatch } | Action::WaitSendForward { stage, microbatch } => {
-                Action::RecvForward { stage: after(stage)?, microbatch }
+                Action::RecvForward { stage: stage.after()?, microbatch }
             }
             Action::SendBackward { stage, microbatch } | Action::WaitSendBackward { stage, microbatch } => {
-                Action::RecvBackward { stage: before(stage)?, microbatch }
+                Action::RecvBackward { stage: stage.before()?, microbatch }
             }
             Action::RecvForward { stage, microbatch } => {
-                Action::SendForward { stage: before(stage)?, microbatch }
+                Action::SendForward { stage: stage.before()?, microbatch }
             }
             Action::RecvBackward { stage, microbatch } => {
-                Action::SendBackward { stage: after(stage)?, microbatch }
+                Action::SendBackward { stage: stage.after()?, microbatch }
             }
             _ => return None,
         })

@@ -26,7 +26,7 @@ use thiserror::Error;
 use crate::placement::MAX_STAGES;
 
 /// The largest table that is made.
-const MAX_ENTRIES: u64 = 1 << 28;
+const MAX_ENTRIES: u64 = 1 << 24;
 
 /// The size of an interleaved pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,10 +12,11 @@
 //! `cargo bolero test -p pipewright-schedule --test fuzz_csv any_rows_go_through_the_engine`.
 
 use bolero::{TypeGenerator, check};
+use pipewright_schedule::Costs;
 use pipewright_schedule::csv::{parse_program, parse_rows, parse_schedule, print_program, print_rows};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{Messages, Pass, PassInput, apply};
-use pipewright_schedule::simulate::{Costs, LifetimeOf, UNIT, lifetimes, logical, peak_memory, timed};
+use pipewright_schedule::simulate::{LifetimeOf, UNIT, lifetimes, logical, peak_memory, timed};
 use pipewright_schedule::{
     Level, LowerConfig, Program, Rank, ScheduleSpec, generate, lower, picture, validate,
 };
@@ -34,6 +35,8 @@ enum Cell {
     ),
     /// As `Action`, with any numbers.
     Far(u8, u32, u32),
+    /// As `Overlap`, with any numbers.
+    FarOverlap(u32, u32, u32, u32),
     /// A sound cell with one byte changed.
     Mutated(u8, u8, u8),
     Blank,
@@ -73,6 +76,9 @@ fn text(cells: &[Cell]) -> String {
                 text.push_str(&action(*kind, (*stage).into(), (*microbatch).into()));
             }
             Cell::Overlap(stage, microbatch, other, on) => {
+                text.push_str(&format!("({stage}F{microbatch};{other}B{on})OVERLAP_F_B"));
+            }
+            Cell::FarOverlap(stage, microbatch, other, on) => {
                 text.push_str(&format!("({stage}F{microbatch};{other}B{on})OVERLAP_F_B"));
             }
             Cell::Far(kind, stage, microbatch) => text.push_str(&action(*kind, *stage, *microbatch)),

@@ -29,7 +29,8 @@ pub(crate) fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgra
     let forwards = |rank| {
         let row = program.row(rank).iter().filter_map(|&action| match action {
             Action::Forward { .. } => Some(action),
-            Action::Overlap { forward: (stage, microbatch), .. } => {
+            Action::Overlap(overlap) => {
+                let (stage, microbatch) = overlap.forward();
                 Some(Action::Forward { stage, microbatch })
             }
             _ => None,

@@ -1,10 +1,18 @@
 //! One file a command: its arguments, and the calls into the libraries that it makes.
 
 pub(crate) mod check;
+mod drawing;
+mod engine;
 pub(crate) mod init;
 mod launch;
+pub(crate) mod lower;
 pub(crate) mod partition;
 mod prepare;
 pub(crate) mod schedule;
+mod schedule_file;
+mod schedule_size;
+pub(crate) mod simulate;
+mod simulation_text;
 pub(crate) mod train;
 pub(crate) mod validate;
+pub(crate) mod vpp;

@@ -7,7 +7,7 @@ use pipewright_schedule::partition::{Method, Partition, partition};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output;
+use crate::output::OutputFile;
 
 /// The arguments of `pipewright partition`.
 #[derive(Debug, Args)]
@@ -16,8 +16,8 @@ pub(crate) struct PartitionArguments {
     #[arg(long, value_name = "WEIGHT,..", value_delimiter = ',', required = true)]
     weights: Vec<u64>,
     /// How many stages to make
-    #[arg(long, value_name = "N")]
-    stages: u32,
+    #[arg(long, value_name = "N", required_unless_present = "boundaries")]
+    stages: Option<u32>,
     /// How to cut
     #[arg(long, value_enum, default_value = "optimal")]
     method: MethodName,
@@ -27,6 +27,8 @@ pub(crate) struct PartitionArguments {
     /// What to print
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
+    #[command(flatten)]
+    output: OutputFile,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -69,13 +71,16 @@ pub(crate) fn run(arguments: &PartitionArguments) -> Result<(), Failure> {
         MethodName::Optimal => Method::Optimal,
         MethodName::Explicit => Method::Explicit { boundaries: arguments.boundaries.clone() },
     };
-    let cut = partition(&arguments.weights, arguments.stages, &method).map_err(Failure::input)?;
+    // Boundaries say how many stages there are. A count too large for the type is too large for any layers.
+    let implied = u32::try_from(arguments.boundaries.len() + 1).unwrap_or(u32::MAX);
+    let cut = partition(&arguments.weights, arguments.stages.unwrap_or(implied), &method)
+        .map_err(Failure::input)?;
     let stages = stages(&cut, &arguments.weights);
     let text = match arguments.format {
         Format::Text => text(&stages),
         Format::Json => serde_json::to_string(&stages).expect("numbers can be written as JSON") + "\n",
     };
-    output::write(None, &text)
+    arguments.output.write(&text)
 }
 
 fn stages(cut: &Partition, weights: &[u64]) -> Stages {

@@ -14,7 +14,7 @@ use pipewright_schedule::{
 };
 
 use crate::arguments::RunArguments;
-use crate::commands::validate::{implied_level, locate};
+use crate::commands::schedule_file::{self, implied_level, locate};
 use crate::config::data::{BYTES, DataSettings};
 use crate::config::model::ModelSettings;
 use crate::config::pipeline::{PipelineSettings, ScheduleChoice};
@@ -89,8 +89,7 @@ fn read_program(pipeline: &mut PipelineSettings) -> Result<ValidatedProgram, Fai
 }
 
 fn read_csv(file: &Path) -> Result<Program, Failure> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| Failure::input(format!("{}: cannot read the schedule: {error}", file.display())))?;
+    let text = schedule_file::read(file)?;
     let located = |error| Failure::input(locate(file, &error));
     let program = parse_program(&text).map_err(located)?;
     if implied_level(&program) > Level::Compute {

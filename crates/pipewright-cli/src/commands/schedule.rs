@@ -1,17 +1,19 @@
 //! `pipewright schedule`: prints a schedule, or the program that it is lowered to.
 
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::generate::catalogue;
-use pipewright_schedule::simulate::logical;
+use pipewright_schedule::simulate::timed;
 use pipewright_schedule::{
-    Level, LowerConfig, Program, Schedule, ScheduleSpec, Timeline, csv, generate, lower, picture,
+    Action, Costs, Level, LowerConfig, Placement, Program, Schedule, Timeline, csv, generate, lower, picture,
 };
+use serde_json::json;
 
+use crate::commands::drawing::{Picture, check_cells, check_size, json_rows};
+use crate::commands::schedule_size::{ScheduleSize, is_made_to_measure};
 use crate::failure::{Exit, Failure};
-use crate::output;
+use crate::output::OutputFile;
 
 /// The arguments of `pipewright schedule`.
 #[derive(Debug, Args)]
@@ -22,54 +24,59 @@ pub(crate) struct ScheduleArguments {
     /// Print the names of all schedules, with a line on each
     #[arg(long, exclusive = true)]
     list: bool,
-    /// Workers in the pipeline
-    #[arg(long, value_name = "P", required_unless_present = "list")]
-    ranks: Option<u32>,
-    /// Stages on each rank; without it, what the schedule needs
-    #[arg(long, value_name = "V")]
-    stages_per_rank: Option<u32>,
-    /// Microbatches in a step
-    #[arg(long, value_name = "M", required_unless_present = "list")]
-    microbatches: Option<u32>,
+    #[command(flatten)]
+    size: ScheduleSize,
+    /// What actions cost, for zb-greedy and for the pictures; what is left out takes 1, and a hop 0
+    #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
+    cost: Option<Costs>,
     /// How far to lower: compute, comms (adds sends and receives) or full (adds sharding and reduction)
     #[arg(long, default_value = "compute")]
     level: Level,
     /// What to print
     #[arg(long, value_enum, default_value = "csv")]
     format: Format,
-    /// The file to write; without it, standard output
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputFile,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// One row a rank, which PyTorch reads too
     Csv,
     /// A table for people
     Grid,
-    /// A picture in which every action takes one tick
+    /// The same rows, with the rank of each stage
+    Json,
+    /// A drawing of the predicted run, to scale
     Svg,
-    /// The same for Perfetto and chrome://tracing
+    /// The predicted run as a page to explore in a browser: zoom, hover, memory of each rank
+    Html,
+    /// The predicted run for Perfetto and chrome://tracing
     Trace,
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), Failure> {
-    let file = arguments.output.as_deref();
-    let (Some(name), Some(ranks), Some(microbatches)) =
-        (&arguments.name, arguments.ranks, arguments.microbatches)
-    else {
-        return output::write(None, &list());
-    };
-    let spec = ScheduleSpec {
-        ranks,
-        stages_per_rank: arguments.stages_per_rank,
-        microbatches,
-        ..ScheduleSpec::default()
-    };
+    let Some(name) = &arguments.name else { return arguments.output.write(&list()) };
+    let mut spec = arguments.size.spec(name, arguments.cost.as_ref())?;
+    if arguments.format.picture().is_none() && arguments.cost.is_some() && !is_made_to_measure(name) {
+        // The generator refuses what would have no effect.
+        spec.costs.clone_from(&arguments.cost);
+    }
     let schedule = generate(name, &spec).map_err(Failure::input)?;
-    output::write(file, &print(&schedule, arguments.level, arguments.format)?)
+    arguments.output.write(&print(&schedule, arguments, name)?)
+}
+
+impl Format {
+    /// The picture of a run, where the format is one.
+    fn picture(self) -> Option<Picture> {
+        match self {
+            Self::Csv | Self::Grid | Self::Json => None,
+            Self::Svg => Some(Picture::Svg),
+            Self::Html => Some(Picture::Html),
+            Self::Trace => Some(Picture::Trace),
+        }
+    }
 }
 
 fn list() -> String {
@@ -81,35 +88,60 @@ fn list() -> String {
     text
 }
 
-fn print(schedule: &Schedule, level: Level, format: Format) -> Result<String, Failure> {
-    Ok(match (format, level) {
-        (Format::Csv, Level::Compute) => csv::print_schedule(schedule),
-        (Format::Csv, _) => csv::print_program(&program(schedule, level)?),
-        (Format::Grid, Level::Compute) => {
-            let ranks = schedule.placement().all_ranks();
-            picture::grid(ranks.map(|rank| schedule.row(rank).iter().copied()), &[])
+fn print(schedule: &Schedule, arguments: &ScheduleArguments, name: &str) -> Result<String, Failure> {
+    let ScheduleArguments { level, format, .. } = *arguments;
+    if let Some(picture) = format.picture() {
+        let timeline = timeline(schedule, level, arguments.cost.as_ref())?;
+        let name = name.to_ascii_lowercase();
+        let (ranks, microbatches) = (schedule.ranks(), schedule.microbatches());
+        return Ok(picture.draw(&timeline, &format!("{name}: {ranks} ranks, {microbatches} microbatches")));
+    }
+    if level == Level::Compute {
+        if format == Format::Csv {
+            return Ok(csv::print_schedule(schedule));
         }
-        (Format::Grid, _) => {
-            let program = program(schedule, level)?;
-            picture::grid(program.rows().iter().map(|row| row.iter().copied().map(Some)), &[])
-        }
-        (Format::Svg, _) => picture::svg(&timeline(schedule, level)?),
-        (Format::Trace, _) => timeline(schedule, level)?.chrome_trace(),
-    })
+        check_cells(schedule.rows().iter().map(|row| row.len() as u64).sum())?;
+        let rows = schedule.rows().iter().map(|row| row.iter().copied());
+        return Ok(print_rows(rows, schedule.placement(), arguments));
+    }
+    let program = program(schedule, level)?;
+    if format == Format::Csv {
+        return Ok(csv::print_program(&program));
+    }
+    check_size(&program)?;
+    let rows = program.rows().iter().map(|row| row.iter().copied().map(Some));
+    Ok(print_rows(rows, program.placement(), arguments))
+}
+
+/// Rows as a table or as JSON.
+fn print_rows<Row: IntoIterator<Item = Option<Action>>>(
+    rows: impl IntoIterator<Item = Row>,
+    placement: &Placement,
+    arguments: &ScheduleArguments,
+) -> String {
+    if arguments.format == Format::Grid {
+        return picture::grid(rows, &[]);
+    }
+    let stage_to_rank: Vec<u32> =
+        placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect();
+    let level = arguments.level;
+    json!({ "level": level, "stage_to_rank": stage_to_rank, "rows": json_rows(rows) }).to_string() + "\n"
 }
 
 fn program(schedule: &Schedule, level: Level) -> Result<Program, Failure> {
     lower(schedule, &LowerConfig::from(level)).map_err(|error| Failure::new(Exit::Bug, error))
 }
 
-/// Each action at its tick. When a rank can go on depends on messages, so the ticks are those of the program with
-/// communication at any level; the level `compute` shows its computation alone.
-fn timeline(schedule: &Schedule, level: Level) -> Result<Timeline, Failure> {
+/// The predicted run. When a rank can go on depends on messages, so it is that of the program with communication at
+/// any level; the level `compute` shows its computation alone.
+fn timeline(schedule: &Schedule, level: Level, costs: Option<&Costs>) -> Result<Timeline, Failure> {
     let program = program(schedule, level.max(Level::Comms))?;
-    let run = logical(&program).map_err(|error| Failure::new(Exit::Bug, error))?;
-    let timeline = run.timeline(1.0);
+    check_size(&program)?;
+    let run = timed(&program, costs.unwrap_or(&Costs::default()))
+        .map_err(|error| Failure::new(Exit::Bug, error))?;
+    let timeline = run.timeline();
     if level > Level::Compute {
-        return Ok(timeline);
+        return Ok(timeline.clone());
     }
     let compute = timeline.events().iter().filter(|event| event.action.is_compute()).copied();
     Ok(Timeline::new(timeline.ranks(), compute.collect()))

@@ -3,10 +3,12 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::{CsvError, parse_program};
-use pipewright_schedule::{Level, Program, ValidatedProgram, Violations, validate};
+use pipewright_schedule::{Level, ValidatedProgram, Violations, picture, validate};
 
+use crate::commands::drawing::check_size;
+use crate::commands::schedule_file::{implied_level, locate, read};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
@@ -19,48 +21,42 @@ pub(crate) struct ValidateArguments {
     /// What must be there: compute, comms or full; without it, comms where the file sends or receives, else compute
     #[arg(long)]
     level: Option<Level>,
+    /// What to print where something is wrong
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A line for each violation
+    Text,
+    /// The same behind a table of the schedule, in which an exclamation mark stands at each
+    Grid,
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
-    let program = match read(&arguments.file)? {
+    let file = &arguments.file;
+    let program = match parse_program(&read(file)?) {
         Ok(program) => program,
-        Err(error @ CsvError::Cell { .. }) => return Err(Failure::input(locate(&arguments.file, &error))),
+        Err(error @ CsvError::Cell { .. }) => return Err(Failure::input(locate(file, &error))),
         // The cells are actions, but no stage-to-rank map makes them a program: that is a verdict on the schedule.
         Err(error @ CsvError::Rows(_)) => {
             output::write(None, &format!("{error}\n"))?;
-            return Err(unsound(&arguments.file, 1));
+            return Err(unsound(file, 1));
         }
     };
     let level = arguments.level.unwrap_or_else(|| implied_level(&program));
     match validate(program, level) {
-        Ok(program) => output::write(None, &summary(&arguments.file, &program)),
+        Ok(program) => output::write(None, &summary(file, &program)),
         Err(violations) => {
+            if arguments.format == Format::Grid {
+                output::write(None, &grid(&violations)?)?;
+            }
             output::write(None, &lines(&violations))?;
-            Err(unsound(&arguments.file, violations.listed().len() as u64 + violations.omitted()))
+            Err(unsound(file, violations.listed().len() as u64 + violations.omitted()))
         }
     }
-}
-
-/// The text of a schedule's file, parsed.
-fn read(file: &Path) -> Result<Result<Program, CsvError>, Failure> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| Failure::input(format!("{}: cannot read the schedule: {error}", file.display())))?;
-    Ok(parse_program(&text))
-}
-
-/// An error of a schedule's file, with the file's name in front and the place in the form that editors know.
-pub(super) fn locate(file: &Path, error: &CsvError) -> String {
-    match error {
-        CsvError::Cell { line, column, source } => format!("{}:{line}:{column}: {source}", file.display()),
-        CsvError::Rows(error) => format!("{}: {error}", file.display()),
-    }
-}
-
-/// The least level at which the program can be sound.
-pub(super) fn implied_level(program: &Program) -> Level {
-    let sends = program.rows().iter().flatten().any(|action| action.is_communication());
-    if sends { Level::Comms } else { Level::Compute }
 }
 
 fn unsound(file: &Path, violations: u64) -> Failure {
@@ -70,6 +66,13 @@ fn unsound(file: &Path, violations: u64) -> Failure {
         Exit::CheckFailed,
         format!("{name}: the schedule is unsound, {violations} violation{plural}"),
     )
+}
+
+fn grid(violations: &Violations) -> Result<String, Failure> {
+    let program = violations.program();
+    check_size(program)?;
+    let marked: Vec<_> = violations.listed().iter().map(|it| (it.rank, it.position)).collect();
+    Ok(picture::grid(program.rows().iter().map(|row| row.iter().copied().map(Some)), &marked))
 }
 
 fn lines(violations: &Violations) -> String {

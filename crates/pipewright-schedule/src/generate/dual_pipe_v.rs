@@ -27,6 +27,7 @@ use crate::generate::error::GenerateError;
 use crate::generate::lane::Lane;
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::Rank;
+use crate::overlap::MAX_OVERLAPPED;
 use crate::placement::Placement;
 use crate::schedule::Schedule;
 
@@ -42,6 +43,9 @@ pub(super) const GENERATOR: Generator = Generator {
 fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let placement = spec.one_v(NAME)?;
     spec.check_fills(NAME, &placement)?;
+    if placement.stages().max(spec.microbatches) > MAX_OVERLAPPED {
+        return Err(GenerateError::TooManyToOverlap { schedule: NAME });
+    }
     let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches)).collect();
     Ok(Schedule::generated(placement, spec.microbatches, rows))
 }

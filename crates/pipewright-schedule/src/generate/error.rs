@@ -2,11 +2,12 @@
 
 use thiserror::Error;
 
+use crate::costs::CostsError;
 use crate::generate::catalogue::catalogue;
-use crate::generate::costs::MAX_COST;
 use crate::generate::settings::Setting;
 use crate::generate::spec::MAX_COMPUTE_ACTIONS;
 use crate::ids::StageIndex;
+use crate::overlap::MAX_OVERLAPPED;
 use crate::placement::PlacementError;
 
 /// Why a schedule cannot be generated.
@@ -32,6 +33,23 @@ pub enum GenerateError {
         stages: u32,
         /// The number of microbatches.
         microbatches: u32,
+    },
+    /// An overlap cannot name so many stages or microbatches.
+    #[error("`{schedule}` runs at most {MAX_OVERLAPPED} stages and microbatches; use fewer")]
+    TooManyToOverlap {
+        /// The schedule.
+        schedule: &'static str,
+    },
+    /// Trying out orders would take too long.
+    #[error(
+        "`{schedule}` tries out a dozen orders, which takes too long at this size; use at most {most} microbatches, \
+         or zb-h1"
+    )]
+    TooLargeToSearch {
+        /// The schedule.
+        schedule: &'static str,
+        /// The most microbatches at this number of ranks.
+        most: u64,
     },
     /// The pipeline cannot be filled.
     #[error(
@@ -118,12 +136,9 @@ pub enum GenerateError {
         /// The stage.
         stage: StageIndex,
     },
-    /// A cost is so large that the times of a step cannot be counted.
-    #[error("a cost of {cost} is more than the {MAX_COST} that a schedule counts with; use a larger unit")]
-    CostTooLarge {
-        /// The cost.
-        cost: u64,
-    },
+    /// The costs do not fit the stages, or are out of range.
+    #[error(transparent)]
+    Costs(#[from] CostsError),
     /// The stages cannot be placed on the ranks.
     #[error(transparent)]
     Placement(#[from] PlacementError),

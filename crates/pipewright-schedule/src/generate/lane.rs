@@ -5,6 +5,7 @@
 
 use crate::action::Action;
 use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::overlap::Overlap;
 use crate::placement::Placement;
 
 /// A stage, and the microbatch of its next forward, input gradients and weight gradients.
@@ -52,7 +53,8 @@ impl Lane {
     pub(super) fn overlap(&mut self, other: &mut Self) -> Action {
         other.weights += 1;
         let forward = (self.stage, next(&mut self.forwards));
-        Action::Overlap { forward, backward: (other.stage, next(&mut other.inputs)) }
+        let overlap = Overlap::new(forward, (other.stage, next(&mut other.inputs)));
+        Action::Overlap(overlap.expect("the generator keeps to the microbatches that an overlap holds"))
     }
 }
 

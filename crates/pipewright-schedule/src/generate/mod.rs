@@ -12,10 +12,11 @@
 //! ```
 
 mod catalogue;
-mod costs;
 mod error;
+mod memory_limit;
 mod settings;
 mod spec;
+mod ticks;
 
 mod interleaving;
 mod lane;
@@ -40,7 +41,7 @@ mod zb_h2;
 mod zbv_zero_bubble;
 
 pub use catalogue::{Generator, catalogue, generate};
-pub use costs::{Costs, MAX_COST, PerStage, StageCost};
 pub use error::GenerateError;
+pub use memory_limit::PerStage;
 pub use settings::Setting;
 pub use spec::{MAX_COMPUTE_ACTIONS, ScheduleSpec};

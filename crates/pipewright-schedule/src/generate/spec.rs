@@ -1,12 +1,13 @@
 //! The size and the settings of a schedule, and the checks that several generators share.
 
-use crate::generate::costs::{Costs, PerStage};
+use crate::costs::Costs;
 use crate::generate::error::GenerateError;
+use crate::generate::memory_limit::PerStage;
 use crate::placement::Placement;
 
-/// The largest number of compute actions that is generated. Lowering about triples it, which a program's
-/// positions must still count.
-pub const MAX_COMPUTE_ACTIONS: u128 = 1 << 30;
+/// The largest number of compute actions that is generated, idle cells among them. Lowering about triples it,
+/// which must still fit a large machine's memory.
+pub const MAX_COMPUTE_ACTIONS: u128 = 1 << 28;
 
 /// How large a schedule is asked for, and with which settings.
 ///
@@ -14,7 +15,7 @@ pub const MAX_COMPUTE_ACTIONS: u128 = 1 << 30;
 /// use pipewright_schedule::ScheduleSpec;
 /// let spec = ScheduleSpec { ranks: 4, microbatches: 8, ..ScheduleSpec::default() };
 /// ```
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct ScheduleSpec {
     /// The number of ranks.
     pub ranks: u32,
@@ -28,7 +29,8 @@ pub struct ScheduleSpec {
     /// Whether to warm up with two more forwards, rather than one, for each rank that follows, where a
     /// schedule leaves it open.
     pub wide_warmup: bool,
-    /// What actions take, for schedules that are made to measure; `None` for [`Costs::UNIT`].
+    /// What actions take, for schedules that are made to measure; `None` for those of
+    /// [`Costs::default`].
     pub costs: Option<Costs>,
     /// How many microbatches' activations a stage may hold at once, for schedules that keep a limit; `None`
     /// for the number of ranks.
@@ -177,9 +179,16 @@ mod tests {
     }
 
     #[test]
+    fn long_searches_are_refused() {
+        let message = "`zb-greedy` tries out a dozen orders, which takes too long at this size; \
+                       use at most 5461 microbatches, or zb-h1";
+        check("zb-greedy", 1024, None, 5462, message);
+    }
+
+    #[test]
     fn idle_cells_count() {
         // Without them, a million ranks with one microbatch would pass, and each would idle a million cells.
-        let huge = "2000000 stages and 1 microbatches make more than 1073741824 actions; use fewer of either";
+        let huge = "2000000 stages and 1 microbatches make more than 268435456 actions; use fewer of either";
         check("loopedbfs", 1_000_000, None, 1, huge);
         check("zbvzerobubble", 1_000_000, None, 1, huge);
     }

@@ -19,6 +19,7 @@ mod pass_list;
 mod passes;
 mod reduce_grad;
 mod send_recv;
+mod side_by_side;
 mod unshard;
 mod wait_send;
 

@@ -17,6 +17,7 @@
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::lower::passes::LowerError;
+use crate::lower::side_by_side::SideBySide;
 use crate::marks::Tensors;
 use crate::placement::Placement;
 use crate::schedule::{Program, Schedule};
@@ -73,7 +74,7 @@ struct Sweep<'a, Cell> {
     waits_for: Vec<Option<Action>>,
     /// The receives of all tensors that have been made, even where a tensor needs none to come where it is used.
     made: Tensors,
-    lowered: Vec<Vec<Action>>,
+    lowered: SideBySide,
 }
 
 impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
@@ -88,16 +89,23 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
             waits_for: vec![None; rows.len()],
             made: Tensors::sized(placement.stages(), microbatches),
             // With each forward and backward come at most a send and a receive.
-            lowered: rows.iter().map(|row| Vec::with_capacity(row.len() * 3)).collect(),
+            lowered: SideBySide::with_capacities(rows.iter().map(|row| row.len() * 3)),
         }
     }
 
     /// Sweeps until no rank can go on.
     fn run(mut self) -> Result<Vec<Vec<Action>>, LowerError> {
+        let mut ahead = [None; RankSet::WORD];
         while !self.now.is_empty() {
-            let mut from = 0;
-            while let Some(rank) = self.now.take_next(&mut from) {
-                self.visit(rank);
+            for word in 0..self.now.words() {
+                // Read together, the cells of many ranks come from memory in the time of one.
+                for (cell, rank) in ahead.iter_mut().zip(RankSet::ranks_of(word)) {
+                    *cell = if self.now.has(rank) { self.standing_at(rank) } else { None };
+                }
+                while let Some(rank) = self.now.take_from(word) {
+                    let read = ahead[rank.index() % RankSet::WORD];
+                    self.visit(rank, read);
+                }
             }
             std::mem::swap(&mut self.now, &mut self.then);
         }
@@ -110,8 +118,8 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
     }
 
     /// Lets `rank` do its next action in this sweep, if it can.
-    fn visit(&mut self, rank: Rank) {
-        let Some(cell) = self.standing_at(rank) else { return };
+    fn visit(&mut self, rank: Rank, read: Option<Option<Action>>) {
+        let Some(cell) = read.or_else(|| self.standing_at(rank)) else { return };
         if let Some(action) = cell {
             if let Some(missing) = self.missing_input(action) {
                 self.waits_for[rank.index()] = Some(missing);
@@ -125,13 +133,13 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
 
     /// Does `action`, sends what it makes, and lets the receivers go on.
     fn act(&mut self, rank: Rank, action: Action) {
-        self.lowered[rank.index()].push(action);
+        self.lowered.push(rank, action);
         for part in action.parts() {
             let Some((send, receive)) = sent_after(part) else { continue };
             self.made.insert(receive);
             if let Some(receiver) = self.wiring.peer(send) {
-                self.lowered[rank.index()].push(send);
-                self.lowered[receiver.index()].push(receive);
+                self.lowered.push(rank, send);
+                self.lowered.push(receiver, receive);
                 self.wake(rank, receiver, receive);
             }
         }
@@ -173,7 +181,7 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
                 Some(Blocked { rank, position, action, waits_for })
             })
             .collect();
-        if blocked.is_empty() { Ok(self.lowered) } else { Err(LowerError::Stuck { blocked }) }
+        if blocked.is_empty() { Ok(self.lowered.into_rows()) } else { Err(LowerError::Stuck { blocked }) }
     }
 }
 

@@ -7,9 +7,10 @@
 use std::fmt::Write;
 
 use crate::action::ActionKind;
+use crate::costs::StageSizes;
 use crate::ids::{Microbatch, Rank};
 use crate::picture::palette::{BUBBLE, STYLES};
-use crate::simulate::{MemoryStep, StageSizes, UNIT, memory_curve};
+use crate::simulate::{MemoryStep, UNIT, memory_curve};
 use crate::timeline::{Event, Timeline};
 
 /// Makes the page of `timeline`, under the heading `title`.

@@ -84,7 +84,7 @@ function drawCell(event, top) {
     paint.fillStyle = look[2];
     paint.fillRect(from, y, Math.max(to - from - (to - from > 3 ? 0.8 : 0), 0.6), height - 0.8);
     const texts = [[stage + look[0] + microbatch, 11], [stage + look[0] + microbatch, 9], ["" + microbatch, 9]];
-    const fitting = texts.find(([text, size]) => text.length * size * 0.61 + 1 < to - from);
+    const fitting = texts.find(([text, size]) => text.length * size * 0.61 + 4 < to - from);
     if (fitting && height > 11) {
       const [text, size] = fitting;
       paint.font = font(size);

@@ -14,13 +14,15 @@
 //! waited for it. Time `n + t p / 64` for `n` actions on `p` ranks in `t` ticks, of which each has at least
 //! one action; the idle cells are never stored.
 
+use std::cell::OnceCell;
+
 use thiserror::Error;
 
-use crate::action::Action;
-use crate::ids::Rank;
-use crate::marks::Marks;
+use crate::action::{Action, ActionKind};
+use crate::costs::CostsError;
+use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::marks::{Marks, bit};
 use crate::schedule::Program;
-use crate::simulate::costs::CostsError;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
 use crate::turns::RankSet;
@@ -128,17 +130,13 @@ struct Run<'a> {
     /// For each rank that is not to be visited and not at its end, the action it waits for.
     waits_for: Vec<Option<Action>>,
     done: Marks,
-    /// The backwards that the program has, to know which kind yields a gradient.
-    present: Marks,
+    /// The backwards for the inputs alone that the program has; made when a `W` comes before its own.
+    inputs_alone: OnceCell<Marks>,
 }
 
 impl<'a> Run<'a> {
     fn of(program: &'a Program) -> Self {
         let ranks = program.rows().len();
-        let mut present = Marks::for_program(program);
-        for action in program.rows().iter().flatten().flat_map(|action| action.parts()) {
-            present.insert(action);
-        }
         Self {
             program,
             wiring: Wiring::of(program.placement()),
@@ -149,7 +147,7 @@ impl<'a> Run<'a> {
             ticks: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
             waits_for: vec![None; ranks],
             done: Marks::for_program(program),
-            present,
+            inputs_alone: OnceCell::new(),
         }
     }
 
@@ -204,16 +202,16 @@ impl<'a> Run<'a> {
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
                 match self.wiring.after(stage) {
                     Neighbour::Nobody => return None,
-                    Neighbour::Here => self.present.input_gradient(placement.next(stage)?, microbatch),
+                    Neighbour::Here => return self.missing_gradient(placement.next(stage)?, microbatch),
                     Neighbour::On(_) => Action::RecvBackward { stage, microbatch },
                 }
             }
             Action::WeightBackward { stage, microbatch } => {
                 let inputs = Action::InputBackward { stage, microbatch };
-                self.present.has(inputs).then_some(inputs)?
+                return (!self.done.has(inputs) && self.has_inputs_alone(inputs)).then_some(inputs);
             }
             Action::SendForward { stage, microbatch } => Action::Forward { stage, microbatch },
-            Action::SendBackward { stage, microbatch } => self.present.input_gradient(stage, microbatch),
+            Action::SendBackward { stage, microbatch } => return self.missing_gradient(stage, microbatch),
             Action::RecvForward { .. }
             | Action::RecvBackward { .. }
             | Action::WaitSendForward { .. }
@@ -224,6 +222,27 @@ impl<'a> Run<'a> {
             _ => return None,
         };
         (!self.done.has(needs)).then_some(needs)
+    }
+
+    /// A backward of `stage` where none has made the gradient of its inputs.
+    #[inline]
+    fn missing_gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
+        const EITHER: u16 = bit(ActionKind::Backward) | bit(ActionKind::InputBackward);
+        let is_made = self.done.kinds(stage, Some(microbatch)) & EITHER != 0;
+        (!is_made).then_some(Action::Backward { stage, microbatch })
+    }
+
+    /// Whether the program has `inputs`, the other half of a `W`.
+    fn has_inputs_alone(&self, inputs: Action) -> bool {
+        let found = || {
+            let mut found = Marks::for_program(self.program);
+            let all = self.program.rows().iter().flatten();
+            for &action in all.filter(|action| action.kind() == ActionKind::InputBackward) {
+                found.insert(action);
+            }
+            found
+        };
+        self.inputs_alone.get_or_init(found).has(inputs)
     }
 
     fn finish(self) -> Result<LogicalRun<'a>, SimulateError> {

@@ -12,8 +12,8 @@
 use std::collections::BTreeSet;
 
 use crate::action::{Action, ActionKind};
+use crate::costs::StageSizes;
 use crate::ids::Rank;
-use crate::simulate::costs::StageSizes;
 use crate::timeline::Timeline;
 
 /// Sizes that count activations.

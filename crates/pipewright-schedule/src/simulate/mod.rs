@@ -6,8 +6,8 @@
 //! and [`lifetimes()`] says in how few buffers a rank's activations fit.
 //!
 //! ```
-//! use pipewright_schedule::simulate::{Costs, summarize};
-//! use pipewright_schedule::{Level, LowerConfig, csv, lower};
+//! use pipewright_schedule::simulate::summarize;
+//! use pipewright_schedule::{Costs, Level, LowerConfig, csv, lower};
 //! let schedule = csv::parse_schedule("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")?;
 //! let program = lower(&schedule, &LowerConfig::from(Level::Comms))?;
 //! let summary = summarize(&program, &Costs::default())?;
@@ -16,14 +16,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod costs;
 mod lifetimes;
 pub mod logical;
 mod memory;
 mod summary;
 mod timed;
 
-pub use costs::{Costs, CostsError, Link, StageCosts, StageSizes};
 pub use lifetimes::{LifetimeOf, Lifetimes, LiveRange, lifetimes};
 pub use logical::{LogicalRun, SimulateError, logical};
 pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};

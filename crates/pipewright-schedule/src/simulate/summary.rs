@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
+use crate::costs::Costs;
 use crate::schedule::Program;
-use crate::simulate::costs::Costs;
-use crate::simulate::logical::{SimulateError, logical};
+use crate::simulate::logical::{LogicalRun, SimulateError, logical};
 use crate::simulate::memory::{UNIT, peak_memory};
 use crate::simulate::timed::{TimedRun, timed};
 
@@ -40,6 +40,24 @@ pub fn summarize(program: &Program, costs: &Costs) -> Result<Summary, SimulateEr
 }
 
 impl Summary {
+    /// The numbers of a run that counts ticks, as seconds. Messages take their rank's time there, so all of it is
+    /// exposed.
+    pub fn of_logical(run: &LogicalRun<'_>) -> Self {
+        let timeline = run.timeline(1.0);
+        let ticks = f64::from(run.steps()) * f64::from(timeline.ranks());
+        let messages = timeline.events().iter().filter(|event| event.action.is_communication()).count();
+        Self {
+            makespan: timeline.makespan(),
+            steps: run.steps(),
+            bubble_fraction: timeline.bubble_fraction(),
+            bubble_per_rank: timeline.bubble_per_rank(),
+            span_bubble_fraction: timeline.span_bubble_fraction(),
+            exposed_comm_fraction: if ticks > 0.0 { messages as f64 / ticks } else { 0.0 },
+            peak_activations: peak_memory(&timeline, &[UNIT]),
+            peak_bytes: None,
+        }
+    }
+
     /// The numbers of `run`, which was made at `costs`; `steps` are those of the logical simulation.
     pub fn of(run: &TimedRun, steps: u32, costs: &Costs) -> Self {
         let timeline = run.timeline();

@@ -6,8 +6,14 @@
 //! takes no time either, and the computation that uses it waits for the arrival; (4) a wait for a send lasts
 //! until the arrival; (5) `UNSHARD` and `REDUCE_GRAD` run one after another on the rank's own channel for
 //! collectives, beside the computation; a stage computes once it is gathered, and `WAIT_REDUCE_GRAD` waits
-//! for the reduction; (6) an overlap takes as long as its halves together. There is one link for each
-//! ordered pair of ranks, and messages are buffered: a send never waits for its receive.
+//! for the reduction; (6) an overlap is its forward and then its backward, each with its own needs, costs and
+//! event, and what the forward makes leaves when the forward ends. There is one link for each ordered pair of
+//! ranks, and messages are buffered: a send never waits for its receive.
+//!
+//! Rule 6 is what an overlap means where a rank computes one thing at a time: the gain is that the messages of
+//! either half travel while the other computes. By it DualPipeV's bubble at `F = I = W = 1` is `p - 1`, the
+//! published figure, and not `2 (p - 1)`: its critical path goes down the ranks through forwards of one unit,
+//! of which each starts when the forward, not the overlap, before it ends.
 //!
 //! Every moment follows from earlier ones, so ranks are run one at a time, each as far as it gets; a message
 //! wakes the rank that stands before it. Time linear in the program.
@@ -15,10 +21,10 @@
 use std::collections::BTreeMap;
 
 use crate::action::Action;
+use crate::costs::Costs;
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Program;
-use crate::simulate::costs::Costs;
 use crate::simulate::logical::SimulateError;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
@@ -32,7 +38,7 @@ pub struct TimedRun {
 }
 
 impl TimedRun {
-    /// All events. That of a send lasts while the message occupies its link, that of a receive until the
+    /// All events. An overlap has two, one for each half. That of a send lasts while the message occupies its link, that of a receive until the
     /// arrival, and that of a collective until it is complete; they lie beside the rank's computation.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
@@ -90,6 +96,8 @@ struct RankState {
     collectives: f64,
     exposed: f64,
     waits_for: Option<Need>,
+    /// What the last overlap's forward has made, and when.
+    first_half: Option<(Need, f64)>,
 }
 
 struct Run<'a> {
@@ -128,19 +136,22 @@ impl<'a> Run<'a> {
 
     /// Runs the next action of `rank`; says whether there was one that could.
     fn step(&mut self, rank: Rank) -> bool {
-        let state = &self.ranks[rank.index()];
-        let Some(&action) = self.program.row(rank).get(state.next) else { return false };
-        let now = state.free;
+        let Some(&action) = self.program.row(rank).get(self.ranks[rank.index()].next) else { return false };
+        if !action.is_compute() {
+            self.act(rank, action);
+        } else if let Err(need) = self.compute(rank, action) {
+            self.ranks[rank.index()].waits_for = Some(need);
+            return false;
+        }
+        self.ranks[rank.index()].next += 1;
+        true
+    }
+
+    /// Does `action`, which does not compute.
+    fn act(&mut self, rank: Rank, action: Action) {
+        let now = self.ranks[rank.index()].free;
         let (start, end) = match action {
-            _ if action.is_compute() => match self.compute(rank, action, now) {
-                Ok(times) => times,
-                Err(need) => {
-                    self.ranks[rank.index()].waits_for = Some(need);
-                    return false;
-                }
-            },
-            Action::SendForward { .. } | Action::SendBackward { .. } => self.send(action, now),
-            Action::RecvForward { .. } | Action::RecvBackward { .. } => (now, now),
+            Action::SendForward { .. } | Action::SendBackward { .. } => self.send(rank, action, now),
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => {
                 let arrival = self.carried(action).map_or(now, |arrival| arrival.at);
                 self.wait(rank, now, arrival)
@@ -161,30 +172,43 @@ impl<'a> Run<'a> {
             }
             _ => (now, now),
         };
-        self.ranks[rank.index()].next += 1;
         self.events[rank.index()].push(Event { rank, action, start, end });
-        true
     }
 
-    /// Starts a compute action once all it needs is there, and hands on what it makes.
-    fn compute(&mut self, rank: Rank, action: Action, now: f64) -> Result<(f64, f64), Need> {
-        let mut latest = Arrival { issued: now, at: now };
+    /// Computes `action`, its halves one after the other, once it is known when all it needs is there.
+    fn compute(&mut self, rank: Rank, action: Action) -> Result<(), Need> {
         for part in action.parts() {
-            for arrival in [self.arrival_for(part)?, self.gathered_for(part, now)].into_iter().flatten() {
-                if arrival.at > latest.at {
-                    latest = arrival;
-                }
+            self.arrival_for(part)?;
+        }
+        let mut first_half = None;
+        for part in action.parts() {
+            let end = self.compute_part(rank, part)?;
+            if part != action {
+                let made = made_for(self.program.placement(), part);
+                first_half = first_half.or(made.map(|need| (need, end)));
+            }
+        }
+        self.ranks[rank.index()].first_half = first_half;
+        Ok(())
+    }
+
+    /// Starts `part` once all it needs is there, hands on what it makes, and returns its end.
+    fn compute_part(&mut self, rank: Rank, part: Action) -> Result<f64, Need> {
+        let now = self.ranks[rank.index()].free;
+        let mut latest = Arrival { issued: now, at: now };
+        for arrival in [self.arrival_for(part)?, self.gathered_for(part, now)].into_iter().flatten() {
+            if arrival.at > latest.at {
+                latest = arrival;
             }
         }
         let start = latest.at;
-        let end = start + action.parts().map(|part| self.duration(part)).sum::<f64>();
+        let end = start + self.duration(part);
         let state = &mut self.ranks[rank.index()];
         state.exposed += start - latest.issued.max(now);
         state.free = end;
-        for part in action.parts() {
-            self.hand_over(rank, part, end);
-        }
-        Ok((start, end))
+        self.hand_over(rank, part, end);
+        self.events[rank.index()].push(Event { rank, action: part, start, end });
+        Ok(end)
     }
 
     fn duration(&self, part: Action) -> f64 {
@@ -230,17 +254,13 @@ impl<'a> Run<'a> {
     }
 
     /// Puts a message on its link.
-    fn send(&mut self, send: Action, now: f64) -> (f64, f64) {
+    fn send(&mut self, rank: Rank, send: Action, now: f64) -> (f64, f64) {
         let Some(transfer) = Transfer::of(self.program.placement(), send) else { return (now, now) };
         let Some(need) = brought_by(transfer.receive) else { return (now, now) };
-        let bytes = match self.costs.sizes.len() {
-            0 => 0,
-            // A gradient is as large as the output that it belongs to.
-            entries => {
-                let boundary = if need.gradient { need.stage } else { send.stage() };
-                self.costs.sizes[boundary.index().min(entries - 1)].output
-            }
-        };
+        let first_half = self.ranks[rank.index()].first_half.filter(|&(made, _)| made == need);
+        let now = first_half.map_or(now, |(_, end)| end);
+        // A gradient is as large as the output that it belongs to.
+        let bytes = self.costs.output_bytes(if need.gradient { need.stage } else { send.stage() });
         let (occupied, latency) = self.costs.transfer(transfer.sender, transfer.receiver, bytes);
         let link = self.links.entry((transfer.sender, transfer.receiver)).or_insert(0.0);
         let start = link.max(now);

@@ -23,16 +23,15 @@ pub(super) struct Context<'a> {
 /// Everything that is wrong with `program` at `level`. Takes time and memory linear in the program.
 pub(crate) fn check(program: &Program, level: Level) -> Report {
     let mut report = Report::new();
-    let present = coverage::check_each(program, level, &mut report);
-    let context = Context {
-        program,
-        level,
-        present,
-        wiring: Wiring::of(program.placement()),
-        forward_only: !validated::has_backward(program),
-    };
+    let wiring = Wiring::of(program.placement());
+    let (present, in_order) = coverage::check_each(program, level, &wiring, &mut report);
+    let forward_only = !validated::has_backward(program);
+    let context = Context { program, level, present, wiring, forward_only };
     coverage::check_all(&context, &mut report);
-    order::check(&context, &mut report);
+    // Most programs are sound, and the walk above has seen that already.
+    if !in_order || report.total() > 0 {
+        order::check(&context, &mut report);
+    }
     if level != Level::Compute {
         matching::check(&context, &mut report);
     }

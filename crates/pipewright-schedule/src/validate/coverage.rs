@@ -12,16 +12,28 @@ use crate::level::Level;
 use crate::marks::{Marks, bit};
 use crate::schedule::Program;
 use crate::validate::check::{Context, position_of};
+use crate::validate::order;
 use crate::validate::violation::{Report, ViolationKind};
+use crate::wiring::Wiring;
 
-/// Checks each action by itself (rules 1, 2, 3 and 6), and returns which of them are present.
-pub(super) fn check_each(program: &Program, level: Level, report: &mut Report) -> Marks {
+/// Checks each action by itself (rules 1, 2, 3 and 6). Returns which of them are present, and whether, where
+/// nothing is wrong so far, each comes after what it needs on its rank ([`super::order`]).
+pub(super) fn check_each(
+    program: &Program,
+    level: Level,
+    wiring: &Wiring,
+    report: &mut Report,
+) -> (Marks, bool) {
     let mut present = Marks::for_program(program);
+    let mut in_order = true;
     for (rank, row) in (0..).map(Rank::new).zip(program.rows()) {
         for (position, &cell) in row.iter().enumerate() {
             if level == Level::Compute && cell.is_communication() {
                 let kind = ViolationKind::UnexpectedCommunication { action: cell, level };
                 report.push(rank, || (position, kind));
+            }
+            for action in cell.parts() {
+                in_order &= order::comes_after_its_needs(action, &present, wiring, level);
             }
             for action in cell.parts() {
                 if let Some(kind) = misplaced(program, rank, action) {
@@ -33,7 +45,7 @@ pub(super) fn check_each(program: &Program, level: Level, report: &mut Report) -
             }
         }
     }
-    present
+    (present, in_order)
 }
 
 /// Checks that everything is there that must be (rules 4 and 5).

@@ -32,7 +32,6 @@ pub(super) struct Run<'a> {
     waits_for: Vec<Option<Rank>>,
     /// The ranks that can be tried.
     ready: Vec<Rank>,
-    plain: bool,
     /// The actions that are complete, or for a send that is waited for later, started; none where all is
     /// plain.
     done: Marks,
@@ -49,11 +48,14 @@ impl<'a> Run<'a> {
             next: vec![0; ranks],
             waits_for: vec![None; ranks],
             ready: context.program.placement().all_ranks().rev().collect(),
-            plain,
             done: if plain { Marks::sized(0, 0) } else { Marks::for_program(context.program) },
         };
         while let Some(rank) = run.ready.pop() {
-            run.advance(rank);
+            if plain {
+                run.advance_plain(rank);
+            } else {
+                run.advance(rank);
+            }
         }
         run
     }
@@ -76,6 +78,29 @@ impl<'a> Run<'a> {
             }
             self.complete(rank, action);
         }
+    }
+
+    /// As [`Run::advance`], where a message completes exactly when both its ends are reached.
+    fn advance_plain(&mut self, rank: Rank) {
+        let (rows, wiring) = (self.context.program.rows(), &self.context.wiring);
+        let row = rows[rank.index()].as_slice();
+        let mut at = self.next[rank.index()];
+        while let Some(&action) = row.get(at) {
+            if let Some((peer, counterpart)) = wiring.peer(action).zip(Transfer::other_end(action)) {
+                let next = &mut self.next[peer.index()];
+                if rows[peer.index()].get(*next) != Some(&counterpart) {
+                    self.waits_for[rank.index()] = Some(peer);
+                    break;
+                }
+                *next += 1;
+                // Where it does not wait, it is still to be tried.
+                if self.waits_for[peer.index()].take().is_some() {
+                    self.ready.push(peer);
+                }
+            }
+            at += 1;
+        }
+        self.next[rank.index()] = at;
     }
 
     fn standing_at(&self, rank: Rank) -> Option<Action> {
@@ -130,7 +155,7 @@ impl<'a> Run<'a> {
     fn blocker_of_message(&mut self, rank: Rank, action: Action) -> Option<Rank> {
         let peer = self.context.wiring.peer(action)?;
         let counterpart = Transfer::other_end(action)?;
-        if !self.plain && self.need_not_meet(rank, peer, action, counterpart) {
+        if self.need_not_meet(rank, peer, action, counterpart) {
             return None;
         }
         let is_wait = matches!(action, Action::WaitSendForward { .. } | Action::WaitSendBackward { .. });

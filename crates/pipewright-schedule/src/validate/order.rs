@@ -8,13 +8,13 @@
 //! Where the needed action is nowhere, the other families report it as missing; a send or a wait of nothing
 //! is reported here.
 
-use crate::action::Action;
+use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
-use crate::marks::Marks;
+use crate::marks::{Marks, bit};
 use crate::validate::check::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
-use crate::wiring::Neighbour;
+use crate::wiring::{Neighbour, Wiring};
 
 /// Checks the order of every row.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
@@ -31,6 +31,37 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
                 done.insert(action);
             }
         }
+    }
+}
+
+/// Whether what `action`, which is no overlap, needs on its rank is in `before`, the actions that come before it.
+/// Right where no action is on a foreign rank or there twice, which the coverage rules see to; it may then say no
+/// where all is well, and never yes where something is wrong.
+#[inline]
+pub(super) fn comes_after_its_needs(action: Action, before: &Marks, wiring: &Wiring, level: Level) -> bool {
+    const GRADIENT: u16 = bit(ActionKind::Backward) | bit(ActionKind::InputBackward);
+    let (stage, microbatch) = (action.stage(), action.microbatch());
+    let has = |stage, kinds: u16| before.kinds(stage, microbatch) & kinds != 0;
+    let kind = action.kind();
+    match kind {
+        ActionKind::Forward => match wiring.before(stage) {
+            Neighbour::Nobody => true,
+            Neighbour::Here => stage.before().is_some_and(|stage| has(stage, bit(ActionKind::Forward))),
+            Neighbour::On(_) => level == Level::Compute || has(stage, bit(ActionKind::RecvForward)),
+        },
+        ActionKind::Backward | ActionKind::InputBackward if !has(stage, bit(ActionKind::Forward)) => false,
+        ActionKind::Backward | ActionKind::InputBackward => match wiring.after(stage) {
+            Neighbour::Nobody => true,
+            Neighbour::Here => stage.after().is_some_and(|stage| has(stage, GRADIENT)),
+            Neighbour::On(_) => level == Level::Compute || has(stage, bit(ActionKind::RecvBackward)),
+        },
+        ActionKind::WeightBackward => has(stage, bit(ActionKind::InputBackward)),
+        ActionKind::SendForward => has(stage, bit(ActionKind::Forward)),
+        ActionKind::SendBackward => has(stage, GRADIENT),
+        ActionKind::WaitSendForward => has(stage, bit(ActionKind::SendForward)),
+        ActionKind::WaitSendBackward => has(stage, bit(ActionKind::SendBackward)),
+        ActionKind::WaitReduceGrad => has(stage, bit(ActionKind::ReduceGrad)),
+        _ => true,
     }
 }
 
@@ -79,7 +110,7 @@ impl Context<'_> {
             | Action::Unshard { .. }
             | Action::Reshard { .. }
             | Action::ReduceGrad { .. }
-            | Action::Overlap { .. } => [None, None],
+            | Action::Overlap(_) => [None, None],
         }
     }
 

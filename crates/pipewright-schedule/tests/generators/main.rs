@@ -3,8 +3,9 @@
 
 mod timing;
 
-use pipewright_schedule::generate::{Costs, PerStage, StageCost};
-use pipewright_schedule::{Schedule, ScheduleSpec, generate};
+use pipewright_schedule::costs::{Link, StageCosts};
+use pipewright_schedule::generate::PerStage;
+use pipewright_schedule::{Costs, Schedule, ScheduleSpec, generate};
 use proptest::prelude::*;
 use timing::{Timing, run};
 
@@ -124,13 +125,12 @@ fn waves_help_where_microbatches_are_few() {
 
 /// The greedy schedule at these costs and limits, and what a run of it shows.
 fn check_greedy(ranks: u32, microbatches: u32, costs: &[[u64; 3]], hop: u64, limits: &[u32]) -> Timing {
-    let stage_cost = |&[forward, input_backward, weight_backward]: &[u64; 3]| StageCost {
-        forward,
-        input_backward,
-        weight_backward,
+    let stage_costs = |&[forward, inputs, weights]: &[u64; 3]| {
+        StageCosts::new(forward as f64, inputs as f64, weights as f64)
     };
+    let link = Link { latency: hop as f64, bandwidth: f64::INFINITY };
     let greedy = ScheduleSpec {
-        costs: Some(Costs { stages: PerStage::Each(costs.iter().map(stage_cost).collect()), hop }),
+        costs: Some(Costs { stages: costs.iter().map(stage_costs).collect(), link, ..Costs::default() }),
         memory_limit: Some(PerStage::Each(limits.to_vec())),
         ..spec(ranks, None, microbatches)
     };

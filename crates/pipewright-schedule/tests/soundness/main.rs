@@ -7,10 +7,11 @@ mod random;
 
 use checker::execute;
 use mutations::{Mutation, mutate};
+use pipewright_schedule::Costs;
 use pipewright_schedule::csv::{print_program, print_schedule};
 use pipewright_schedule::generate::{PerStage, Setting, catalogue};
 use pipewright_schedule::lower::Messages;
-use pipewright_schedule::simulate::{Costs, logical, timed};
+use pipewright_schedule::simulate::{logical, timed};
 use pipewright_schedule::{Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower, validate};
 use proptest::prelude::*;
 use random::any_schedule;

@@ -1,6 +1,6 @@
 //! Ways to break a sound program, each of which both judges must notice.
 
-use pipewright_schedule::{Action, ActionKind, Program, StageIndex};
+use pipewright_schedule::{Action, ActionKind, Overlap, Program, StageIndex};
 
 /// A class of mistakes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,9 +114,10 @@ fn later_receive(row: &[Action], at: usize) -> Option<usize> {
 /// `action` with its stage and microbatch moved on; of an overlap, the forward's.
 fn renumbered(action: Action, stages: u32, microbatches: u32) -> Option<Action> {
     let text = action.to_string();
-    if let Action::Overlap { forward, backward } = action {
-        let forward = (StageIndex::new(forward.0.get() + stages), (forward.1.get() + microbatches).into());
-        return Some(Action::Overlap { forward, backward });
+    if let Action::Overlap(overlap) = action {
+        let (stage, microbatch) = overlap.forward();
+        let forward = (StageIndex::new(stage.get() + stages), (microbatch.get() + microbatches).into());
+        return Overlap::new(forward, overlap.backward()).map(Action::Overlap);
     }
     let name = action.kind().name();
     let microbatch = action.microbatch().map(|microbatch| (microbatch.get() + microbatches).to_string());

@@ -1,7 +1,7 @@
 //! Sound schedules that no generator makes: random placements, random orders, random bubbles, and full and
 //! split backwards mixed.
 
-use pipewright_schedule::{Action, Microbatch, Placement, Rank, Schedule, StageIndex};
+use pipewright_schedule::{Action, Microbatch, Overlap, Placement, Rank, Schedule, StageIndex};
 use proptest::prelude::*;
 
 /// A random sound schedule, small enough to run thousands of.
@@ -54,7 +54,8 @@ fn overlap(forward: Action, backward: Action, placement: &Placement) -> Option<A
         return None;
     };
     let together = placement.rank_of(stage) == placement.rank_of(other);
-    together.then_some(Action::Overlap { forward: (stage, microbatch), backward: (other, earlier) })
+    let overlap = Overlap::new((stage, microbatch), (other, earlier)).filter(|_| together);
+    overlap.map(Action::Overlap)
 }
 
 fn actions(placement: &Placement, microbatches: u32, trains: bool, split: &[bool]) -> Vec<Action> {

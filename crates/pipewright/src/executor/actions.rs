@@ -31,7 +31,7 @@ impl Executor {
             Action::Backward { stage, microbatch } => self.backward(stage, microbatch),
             Action::InputBackward { stage, microbatch } => self.backward_inputs(stage, microbatch),
             Action::WeightBackward { stage, microbatch } => self.backward_weights(stage, microbatch),
-            Action::Overlap { forward, backward } => self.overlap(forward, backward),
+            Action::Overlap(overlap) => self.overlap(overlap.forward(), overlap.backward()),
             Action::SendForward { stage, microbatch } => self.send_forward(stage, microbatch),
             Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
             // The computation that uses the message takes it.

@@ -1,17 +1,22 @@
 //! The candidates, and the choice among them.
 
 use crate::action::Action;
+use crate::costs::Costs;
 use crate::generate::catalogue::Generator;
-use crate::generate::costs::{Costs, PerStage, memory_limits};
 use crate::generate::error::GenerateError;
+use crate::generate::memory_limit::{PerStage, memory_limits};
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::ticks::ticks;
 use crate::generate::zb_greedy::rules::Rules;
 use crate::generate::zb_greedy::run::{Outcome, Plan, Task, run};
 use crate::generate::{zb_h1, zb_h2};
 use crate::schedule::Schedule;
 
 const NAME: &str = "zb-greedy";
+
+/// The largest number of actions among whose orders a schedule is searched: a quarter of a minute, on one core.
+const MAX_SEARCHED: u64 = 1 << 24;
 
 pub(crate) const GENERATOR: Generator = Generator {
     name: NAME,
@@ -22,14 +27,17 @@ pub(crate) const GENERATOR: Generator = Generator {
 
 fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let placement = spec.one_stage_a_rank(NAME)?;
+    let actions = 3 * u64::from(placement.stages()) * u64::from(spec.microbatches);
+    if actions > MAX_SEARCHED {
+        let most = MAX_SEARCHED / 3 / u64::from(placement.stages());
+        return Err(GenerateError::TooLargeToSearch { schedule: NAME, most });
+    }
     let (ranks, stages) = (placement.ranks(), placement.stages());
-    let costs = spec.costs.as_ref().unwrap_or(&Costs::UNIT);
     let as_1f1b = PerStage::Same(ranks);
     let limits = spec.memory_limit.as_ref().unwrap_or(&as_1f1b);
     let task = Task {
         microbatches: spec.microbatches,
-        costs: costs.expand(stages)?,
-        hop: costs.hop,
+        costs: ticks(spec.costs.as_ref().unwrap_or(&Costs::default()), &placement)?,
         limits: memory_limits(limits, stages)?,
     };
     let best = best_of(&task, ranks);
@@ -42,10 +50,10 @@ fn best_of(task: &Task, ranks: u32) -> Outcome {
         [zb_h1::rows, zb_h2::rows].map(|rows| -> Vec<Vec<Option<Action>>> { rows(ranks, task.microbatches) });
     let mut best: Option<Outcome> = None;
     let plans = fixed.iter().map(|rows| Plan::Order(rows)).chain(Rules::all().map(Plan::Rules));
-    for outcome in plans.filter_map(|plan| run(task, plan)) {
-        if best.as_ref().is_none_or(|best| outcome.makespan < best.makespan) {
-            best = Some(outcome);
-        }
+    for plan in plans {
+        // A candidate that cannot win any more is given up.
+        let shorter = run(task, plan, best.as_ref().map_or(u64::MAX, |best| best.makespan));
+        best = shorter.or(best);
     }
     best.expect("rules keep the limits, so that their runs come to an end")
 }

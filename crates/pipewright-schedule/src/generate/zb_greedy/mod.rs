@@ -12,7 +12,8 @@
 //! stages take turns, which is slow and sound: the oldest microbatch in flight can always go on, since its next
 //! stage holds nothing older, and what that stage holds of younger ones it could only have taken after it.
 //!
-//! Cost: about a dozen runs, each linear in the actions but for a factor logarithmic in the ranks.
+//! Cost: about a dozen runs, each linear in the actions but for a factor logarithmic in the ranks, and given up once
+//! it takes longer than the best before it. Sizes at which that would take minutes are refused.
 
 mod generator;
 mod rules;

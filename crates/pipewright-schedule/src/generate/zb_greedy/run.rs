@@ -1,15 +1,15 @@
 //! A run of all stages in time: by rules that choose what comes next, or along an order that is given.
 //!
-//! A stage is one rank. Its actions take what its costs say; a result is on the neighbouring rank `hop` after
-//! the action's end. Stages are looked at whenever one of their actions ends or something arrives, in the
+//! A stage is one rank. Its actions take what its costs say; a result is on the neighbouring rank the
+//! way's time after the action's end. Stages are looked at whenever one of their actions ends or something arrives, in the
 //! order of time and then of stages, so that a run depends on nothing but its input.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::action::Action;
-use crate::generate::costs::StageCost;
 use crate::generate::lane::Lane;
+use crate::generate::ticks::StageTicks;
 use crate::generate::zb_greedy::rules::{Rules, Situation, Step};
 use crate::ids::StageIndex;
 
@@ -17,8 +17,7 @@ use crate::ids::StageIndex;
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) microbatches: u32,
-    pub(super) costs: Vec<StageCost>,
-    pub(super) hop: u64,
+    pub(super) costs: Vec<StageTicks>,
     /// How many microbatches' activations each stage may hold.
     pub(super) limits: Vec<u32>,
 }
@@ -43,7 +42,7 @@ pub(super) struct Outcome {
 /// A stage in the middle of a run.
 struct Stage {
     lane: Lane,
-    cost: StageCost,
+    cost: StageTicks,
     limit: u32,
     warm_up: u32,
     forwards: u32,
@@ -57,8 +56,9 @@ struct Stage {
     row: Vec<Option<Action>>,
 }
 
-/// Runs a step; `None` where the given order is above the memory limit of a stage.
-pub(super) fn run(task: &Task, plan: Plan<'_>) -> Option<Outcome> {
+/// Runs a step; `None` where it does not end before the tick `before`, or the given order is above the memory limit
+/// of a stage.
+pub(super) fn run(task: &Task, plan: Plan<'_>, before: u64) -> Option<Outcome> {
     let mut stages: Vec<Stage> = (0..task.costs.len()).map(|stage| Stage::new(task, stage, plan)).collect();
     let mut wakes: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::from([Reverse((0, 0))]);
     let mut makespan = 0;
@@ -76,19 +76,22 @@ pub(super) fn run(task: &Task, plan: Plan<'_>) -> Option<Outcome> {
             return None;
         }
         let end = stage.perform(step, now);
+        if end >= before {
+            return None;
+        }
         makespan = makespan.max(end);
         wakes.push(Reverse((end, at)));
-        let arrival = end + task.hop;
+        let StageTicks { output_hop, gradient_hop, .. } = stage.cost;
         let receiver = match step {
             Step::Forward if at + 1 == stages.len() => {
                 stages[at].gradients.push_back(end);
                 None
             }
-            Step::Forward => Some((at + 1, true)),
-            Step::InputBackward => at.checked_sub(1).map(|to| (to, false)),
+            Step::Forward => Some((at + 1, true, end + output_hop)),
+            Step::InputBackward => at.checked_sub(1).map(|to| (to, false, end + gradient_hop)),
             Step::WeightBackward => None,
         };
-        if let Some((to, is_input)) = receiver {
+        if let Some((to, is_input, arrival)) = receiver {
             let queue = if is_input { &mut stages[to].inputs } else { &mut stages[to].gradients };
             queue.push_back(arrival);
             wakes.push(Reverse((arrival, to)));

@@ -1,11 +1,13 @@
 //! What actions cost: seconds of computation, the links between ranks, and bytes of memory.
 //!
+//! The one type for all who ask: generators that make a schedule to measure, and the timed simulation.
+//!
 //! ```
-//! use pipewright_schedule::simulate::Costs;
+//! use pipewright_schedule::Costs;
 //! let costs: Costs = "F=1,I=1.5,W=1,hop=0.1".parse()?;
 //! assert_eq!(costs.stages[0].backward, 2.5);
 //! assert_eq!(costs.link.latency, 0.1);
-//! # Ok::<(), pipewright_schedule::simulate::CostsError>(())
+//! # Ok::<(), pipewright_schedule::costs::CostsError>(())
 //! ```
 
 use std::collections::BTreeMap;
@@ -14,6 +16,10 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::ids::{Rank, StageIndex};
+
+/// The largest cost, in seconds: far more than any action takes, and small enough that no sum of costs
+/// overflows.
+pub const MAX_SECONDS: f64 = 1e12;
 
 /// What a program costs.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,7 +70,7 @@ pub struct StageSizes {
 pub struct Link {
     /// From the last byte's departure to its arrival, in seconds. The link is free meanwhile.
     pub latency: f64,
-    /// Bytes a second; infinite where size does not matter.
+    /// Bytes a second, at least 1; infinite where size does not matter.
     pub bandwidth: f64,
 }
 
@@ -77,12 +83,18 @@ pub enum CostsError {
         /// The part, shortened where it is very long.
         part: String,
     },
-    /// A cost that is negative or not finite.
-    #[error("the cost `{name}` is {value}; use a finite number that is not negative")]
+    /// A cost that is negative, not a number, or above [`MAX_SECONDS`].
+    #[error("the cost `{name}` is {value}; use a number of seconds from 0 to {MAX_SECONDS:e}")]
     OutOfRange {
         /// The cost.
         name: &'static str,
         /// Its value, as text.
+        value: String,
+    },
+    /// A link that would take longer than any run.
+    #[error("a link's bandwidth is {value}; use at least 1 byte a second")]
+    Bandwidth {
+        /// The bandwidth, as text.
         value: String,
     },
     /// There are more or fewer entries than stages.
@@ -130,18 +142,24 @@ impl Default for Costs {
 
 impl Costs {
     /// The costs of `stage`.
-    pub(super) fn stage(&self, stage: StageIndex) -> &StageCosts {
+    pub(crate) fn stage(&self, stage: StageIndex) -> &StageCosts {
         &self.stages[stage.index().min(self.stages.len() - 1)]
     }
 
+    /// The bytes of the output of `stage` for one microbatch; 0 where they are not known.
+    pub(crate) fn output_bytes(&self, stage: StageIndex) -> u64 {
+        let last = self.sizes.len().saturating_sub(1);
+        self.sizes.get(stage.index().min(last)).map_or(0, |sizes| sizes.output)
+    }
+
     /// How long a message of `bytes` occupies the link, and how long it is on its way after that.
-    pub(super) fn transfer(&self, from: Rank, to: Rank, bytes: u64) -> (f64, f64) {
+    pub(crate) fn transfer(&self, from: Rank, to: Rank, bytes: u64) -> (f64, f64) {
         let link = self.links.get(&(from, to)).unwrap_or(&self.link);
         (bytes as f64 / link.bandwidth, link.latency)
     }
 
     /// Refuses costs that do not fit `stages` stages, or with which time would not go forward.
-    pub(super) fn check(&self, stages: u32) -> Result<(), CostsError> {
+    pub(crate) fn check(&self, stages: u32) -> Result<(), CostsError> {
         let fits = |entries: usize| entries == 1 || entries == stages as usize;
         if !fits(self.stages.len()) {
             return Err(CostsError::Entries { what: "costs", entries: self.stages.len(), stages });
@@ -150,14 +168,15 @@ impl Costs {
             return Err(CostsError::Entries { what: "sizes", entries: self.sizes.len(), stages });
         }
         let links = self.links.values().chain([&self.link]);
-        let mut latencies = links.clone().map(|link| ("hop", link.latency));
-        let mut all = self.stages.iter().flat_map(StageCosts::named).chain(latencies.by_ref());
-        let wrong = all.find(|&(_, value)| !(value.is_finite() && value >= 0.0));
-        let slow = links
-            .map(|link| ("bandwidth", link.bandwidth))
-            .find(|&(_, value)| value.is_nan() || value <= 0.0);
-        match wrong.or(slow) {
-            Some((name, value)) => Err(CostsError::OutOfRange { name, value: value.to_string() }),
+        let latencies = links.clone().map(|link| ("hop", link.latency));
+        let mut all = self.stages.iter().flat_map(StageCosts::named).chain(latencies);
+        if let Some((name, value)) = all.find(|(_, value)| !(0.0..=MAX_SECONDS).contains(value)) {
+            // A number of any size, in few digits.
+            let value = if value.abs() < 1e15 { value.to_string() } else { format!("{value:e}") };
+            return Err(CostsError::OutOfRange { name, value });
+        }
+        match links.map(|link| link.bandwidth).find(|&bandwidth| bandwidth.is_nan() || bandwidth < 1.0) {
+            Some(bandwidth) => Err(CostsError::Bandwidth { value: bandwidth.to_string() }),
             None => Ok(()),
         }
     }
@@ -220,8 +239,18 @@ mod tests {
         check_error("F=1,X=2", &format!("`X=2` is no cost; {usage}"));
         check_error("F", &format!("`F` is no cost; {usage}"));
         check_error("F=one", &format!("`F=one` is no cost; {usage}"));
-        check_error("F=-1", "the cost `F` is -1; use a finite number that is not negative");
-        check_error("hop=inf", "the cost `hop` is inf; use a finite number that is not negative");
+        let range = "use a number of seconds from 0 to 1e12";
+        check_error("F=-1", &format!("the cost `F` is -1; {range}"));
+        check_error("hop=inf", &format!("the cost `hop` is inf; {range}"));
+        check_error("W=nan", &format!("the cost `W` is NaN; {range}"));
+        check_error("F=1e308", &format!("the cost `F` is 1e308; {range}"));
+        check_error("B=1e13", &format!("the cost `B` is 10000000000000; {range}"));
+    }
+
+    #[test]
+    fn a_link_must_move() {
+        let costs = Costs { link: Link { latency: 0.0, bandwidth: 0.0 }, ..Costs::default() };
+        assert_eq!(costs.check(1), Err(CostsError::Bandwidth { value: "0".to_owned() }));
     }
 
     #[test]

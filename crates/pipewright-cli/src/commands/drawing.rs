@@ -1,0 +1,56 @@
+//! The pictures of a program, in the formats that several commands share.
+
+use clap::ValueEnum;
+use pipewright_schedule::{Action, Program, Timeline, picture};
+
+use crate::failure::Failure;
+
+/// The largest number of actions that is drawn. A browser gives up before, and a text of them all would fill memory.
+const MAX_DRAWN: u64 = 1 << 20;
+
+/// A picture of a timeline.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum Picture {
+    /// A drawing, to scale
+    Svg,
+    /// A page to explore in a browser: zoom, hover, memory of each rank
+    Html,
+    /// For Perfetto and chrome://tracing
+    Trace,
+}
+
+impl Picture {
+    /// Draws `timeline`, under a title where the picture has one.
+    pub(super) fn draw(self, timeline: &Timeline, title: &str) -> String {
+        match self {
+            Self::Svg => picture::svg(timeline),
+            Self::Html => picture::html(timeline, title, &[]),
+            Self::Trace => timeline.chrome_trace(),
+        }
+    }
+}
+
+/// Refuses programs that are too large to look at.
+pub(super) fn check_size(program: &Program) -> Result<(), Failure> {
+    let actions: u64 = program.rows().iter().map(|row| row.len() as u64).sum();
+    check_cells(actions)
+}
+
+/// Refuses pictures of too many cells.
+pub(super) fn check_cells(cells: u64) -> Result<(), Failure> {
+    if cells > MAX_DRAWN {
+        return Err(Failure::input(format!(
+            "a picture of {cells} cells is too large to look at; use --format csv, or a size with at most {MAX_DRAWN}"
+        )));
+    }
+    Ok(())
+}
+
+/// Rows of cells as JSON texts, empty cells as null.
+pub(super) fn json_rows<Row: IntoIterator<Item = Option<Action>>>(
+    rows: impl IntoIterator<Item = Row>,
+) -> serde_json::Value {
+    let cells = |row: Row| row.into_iter().map(|cell| cell.map(|action| action.to_string())).collect();
+    let rows: Vec<Vec<Option<String>>> = rows.into_iter().map(cells).collect();
+    serde_json::json!(rows)
+}

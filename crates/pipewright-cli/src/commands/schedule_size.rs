@@ -1,0 +1,71 @@
+//! The arguments that say which schedule is meant: its size, and the settings of single schedules.
+
+use clap::Args;
+use pipewright_schedule::generate::{PerStage, Setting, catalogue};
+use pipewright_schedule::{Costs, ScheduleSpec};
+
+use crate::failure::Failure;
+
+/// The size and the settings of a schedule.
+#[derive(Debug, Args)]
+pub(super) struct ScheduleSize {
+    /// Workers in the pipeline
+    #[arg(long, value_name = "P")]
+    ranks: Option<u32>,
+    /// Stages on each rank; without it, what the schedule needs
+    #[arg(long, value_name = "V")]
+    stages_per_rank: Option<u32>,
+    /// Microbatches in a step
+    #[arg(long, value_name = "M")]
+    microbatches: Option<u32>,
+    /// Microbatches that a chunk runs before the next chunk's turn, for group-interleaved; without it, the ranks
+    #[arg(long, value_name = "G")]
+    group: Option<u32>,
+    /// Warm up with two more forwards for each rank that follows, for interleaved-zb-h1
+    #[arg(long)]
+    wide_warmup: bool,
+    /// Activations that a stage may hold, one number for all stages or one each, for zb-greedy; without it, the ranks
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    memory_limit: Vec<u32>,
+}
+
+impl ScheduleSize {
+    /// What is asked for of the schedule called `name`. Only a schedule that is made to measure is told `costs`.
+    pub(super) fn spec(&self, name: &str, costs: Option<&Costs>) -> Result<ScheduleSpec, Failure> {
+        let missing = |flag: &str| {
+            Failure::input(format!("{flag} is missing; give a size, such as --ranks 4 --microbatches 8"))
+        };
+        Ok(ScheduleSpec {
+            ranks: self.ranks.ok_or_else(|| missing("--ranks"))?,
+            stages_per_rank: self.stages_per_rank,
+            microbatches: self.microbatches.ok_or_else(|| missing("--microbatches"))?,
+            group: self.group,
+            wide_warmup: self.wide_warmup,
+            costs: costs.filter(|_| is_made_to_measure(name)).cloned(),
+            memory_limit: match self.memory_limit.as_slice() {
+                [] => None,
+                &[limit] => Some(PerStage::Same(limit)),
+                limits => Some(PerStage::Each(limits.to_vec())),
+            },
+        })
+    }
+
+    /// A flag that is given, where a file says what the schedule is.
+    pub(super) fn any_flag(&self) -> Option<&'static str> {
+        let flags = [
+            ("--ranks", self.ranks.is_some()),
+            ("--stages-per-rank", self.stages_per_rank.is_some()),
+            ("--microbatches", self.microbatches.is_some()),
+            ("--group", self.group.is_some()),
+            ("--wide-warmup", self.wide_warmup),
+            ("--memory-limit", !self.memory_limit.is_empty()),
+        ];
+        flags.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
+    }
+}
+
+/// Whether the schedule called `name` depends on what its actions cost.
+pub(super) fn is_made_to_measure(name: &str) -> bool {
+    let generator = catalogue().iter().find(|generator| generator.name.eq_ignore_ascii_case(name));
+    generator.is_some_and(|generator| generator.settings.contains(&Setting::Costs))
+}

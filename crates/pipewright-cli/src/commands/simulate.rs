@@ -1,0 +1,136 @@
+//! `pipewright simulate`: predicts when each rank does what, and says how long the prediction itself took.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use pipewright_schedule::csv::print_rows;
+use pipewright_schedule::simulate::{LogicalRun, SimulateError, Summary, logical, timed};
+use pipewright_schedule::{Costs, Timeline, picture};
+
+use crate::commands::drawing::{Picture, check_cells, check_size};
+use crate::commands::engine::{Engine, Source};
+use crate::commands::schedule_size::ScheduleSize;
+use crate::commands::simulation_text::{events, json, text};
+use crate::failure::{Exit, Failure};
+use crate::output::OutputFile;
+
+/// The arguments of `pipewright simulate`.
+#[derive(Debug, Args)]
+pub(crate) struct SimulateArguments {
+    /// The schedule, without regard to case
+    #[arg(required_unless_present = "csv", conflicts_with = "csv")]
+    name: Option<String>,
+    /// A schedule from a file, in place of a name: one row a rank, with or without communication
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    #[command(flatten)]
+    size: ScheduleSize,
+    /// Count every action, messages too, as one tick
+    #[arg(long, conflicts_with = "cost")]
+    logical: bool,
+    /// What actions cost, in seconds; what is left out takes 1, B as long as I and W, and a hop 0
+    #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
+    cost: Option<Costs>,
+    /// What to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+    #[command(flatten)]
+    output: OutputFile,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Bubbles, memory, and how long the engine took
+    Text,
+    /// The same numbers
+    Json,
+    /// Every event with its start and end; with --logical, one row a rank and one cell a tick
+    Csv,
+    /// A table of the ticks, with --logical
+    Grid,
+    /// For Perfetto and chrome://tracing
+    Trace,
+    /// A drawing, to scale
+    Svg,
+    /// A page to explore in a browser: zoom, hover, memory of each rank
+    Html,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
+    if arguments.format == Format::Grid && !arguments.logical {
+        return Err(Failure::input("--format grid has a column a tick; add --logical, or use --format svg"));
+    }
+    let costs = arguments.cost.clone().unwrap_or_default();
+    let mut engine = Engine::of(source(arguments)?)?;
+    if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
+        check_size(&engine.program)?;
+    }
+    let printed = if arguments.logical {
+        // The run borrows the program, and the engine's clocks are written meanwhile.
+        let program = engine.program.clone();
+        let run = engine.times.simulate(|| logical(&program)).map_err(bug)?;
+        print_logical(&run, &engine, arguments)?
+    } else {
+        let program = &engine.program;
+        let run = engine.times.simulate(|| timed(program, &costs)).map_err(bug)?;
+        let steps = logical(program).map_err(bug)?.steps();
+        let summary = || Summary::of(&run, steps, &costs);
+        print(summary, run.timeline(), &engine, arguments)
+    };
+    arguments.output.write(&printed)
+}
+
+/// What is simulated.
+fn source(arguments: &SimulateArguments) -> Result<Source, Failure> {
+    if let Some(file) = &arguments.csv {
+        return match arguments.size.any_flag() {
+            Some(flag) => Err(Failure::input(format!("{flag} follows from the file of --csv; leave it out"))),
+            None => Ok(Source::File(file.clone())),
+        };
+    }
+    let name = arguments.name.clone().unwrap_or_default();
+    let spec = arguments.size.spec(&name, arguments.cost.as_ref())?;
+    Ok(Source::Named(name, spec))
+}
+
+/// A sound program runs to its end, so an error here is ours.
+fn bug(error: SimulateError) -> Failure {
+    Failure::new(Exit::Bug, error)
+}
+
+fn print_logical(
+    run: &LogicalRun<'_>,
+    engine: &Engine,
+    arguments: &SimulateArguments,
+) -> Result<String, Failure> {
+    let format = arguments.format;
+    let ranks = run.program().placement().all_ranks();
+    if let Format::Csv | Format::Grid = format {
+        let rows = ranks.map(|rank| run.row(rank));
+        if format == Format::Csv {
+            return Ok(print_rows(rows));
+        }
+        check_cells(u64::from(run.steps()) * u64::from(run.program().ranks()))?;
+        return Ok(picture::grid(rows, &[]));
+    }
+    let timeline = run.timeline(1.0);
+    Ok(print(|| Summary::of_logical(run), &timeline, engine, arguments))
+}
+
+fn print(
+    summary: impl Fn() -> Summary,
+    timeline: &Timeline,
+    engine: &Engine,
+    arguments: &SimulateArguments,
+) -> String {
+    let picture = match arguments.format {
+        Format::Text => return text(&summary(), engine, arguments.logical),
+        Format::Json => return json(&summary(), engine),
+        Format::Csv | Format::Grid => return events(timeline),
+        Format::Trace => Picture::Trace,
+        Format::Svg => Picture::Svg,
+        Format::Html => Picture::Html,
+    };
+    picture.draw(timeline, &engine.title())
+}

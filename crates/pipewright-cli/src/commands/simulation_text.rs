@@ -1,0 +1,81 @@
+//! A simulation as text, as JSON, and as a list of events.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use pipewright_schedule::Timeline;
+use pipewright_schedule::simulate::Summary;
+use serde::Serialize;
+
+use crate::commands::engine::{Engine, EngineTimes};
+
+/// What `--format json` prints: the summary's keys, and how long the engine took.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    summary: &'a Summary,
+    engine_ms: &'a EngineTimes,
+}
+
+/// The summary in JSON.
+pub(super) fn json(summary: &Summary, engine: &Engine) -> String {
+    let report = Report { summary, engine_ms: &engine.times };
+    serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
+}
+
+/// The summary for people.
+///
+/// The makespan is in ticks where that is what the simulation counts.
+pub(super) fn text(summary: &Summary, engine: &Engine, counts_ticks: bool) -> String {
+    let mut text = engine.title() + "\n";
+    let mut line = |what: &str, words: String| {
+        writeln!(text, "{what:10} {words}").expect("a string takes all text");
+    };
+    let percent = |fraction: f64| format!("{:.1}%", fraction * 100.0);
+    let (barrier, span) = (percent(summary.bubble_fraction), percent(summary.span_bubble_fraction));
+    let seconds = format!("{} s, {} logical steps", rounded(summary.makespan), summary.steps);
+    line("makespan", if counts_ticks { format!("{} ticks", summary.steps) } else { seconds });
+    line("bubble", format!("{barrier} barrier to barrier, {span} from a rank's first action to its last"));
+    line("by rank", list(summary.bubble_per_rank.iter().map(|&fraction| percent(fraction))));
+    line("exposed", format!("{} of the time in messages", percent(summary.exposed_comm_fraction)));
+    line(
+        "memory",
+        list(summary.peak_activations.iter().map(u64::to_string)) + " activations at most, by rank",
+    );
+    let EngineTimes { generate, lower, validate, simulate } = engine.times;
+    let ms = |duration: Duration| format!("{:.2}", duration.as_secs_f64() * 1e3);
+    let (all, generate, lower) = (ms(engine.times.total()), ms(generate), ms(lower));
+    let (validate, simulate) = (ms(validate), ms(simulate));
+    line(
+        "engine",
+        format!("{all} ms: generate {generate}, lower {lower}, validate {validate}, simulate {simulate}"),
+    );
+    text
+}
+
+/// Every event on a line: rank, action, start and end in seconds.
+pub(super) fn events(timeline: &Timeline) -> String {
+    let mut text = "rank,action,start,end\n".to_owned();
+    for event in timeline.events() {
+        writeln!(text, "{},{},{},{}", event.rank, event.action, event.start, event.end)
+            .expect("a string takes all text");
+    }
+    text
+}
+
+/// Entries with blanks between them, of which many are shortened.
+fn list(entries: impl ExactSizeIterator<Item = String>) -> String {
+    const SHOWN: usize = 16;
+    let more = entries.len().saturating_sub(SHOWN);
+    let mut shown: Vec<String> = entries.take(SHOWN).collect();
+    if more > 0 {
+        shown.push(format!("(and {more} more)"));
+    }
+    shown.join(" ")
+}
+
+/// With six decimals at most, and without needless zeros.
+fn rounded(value: f64) -> f64 {
+    let scaled = (value * 1e6).round() / 1e6;
+    if scaled.is_finite() { scaled } else { value }
+}

@@ -1,0 +1,65 @@
+//! `pipewright vpp`: the tables of an interleaved pipeline.
+
+use std::fmt::Write;
+
+use clap::{Args, ValueEnum};
+use pipewright_schedule::vpp::{VirtualPipeline, VppTables, tables};
+
+use crate::failure::Failure;
+use crate::output::OutputFile;
+
+/// The arguments of `pipewright vpp`.
+#[derive(Debug, Args)]
+pub(crate) struct VppArguments {
+    /// Workers in the pipeline
+    #[arg(long, value_name = "P")]
+    ranks: u32,
+    /// Stages on each rank
+    #[arg(long, value_name = "V")]
+    chunks: u32,
+    /// Microbatches in a step
+    #[arg(long, value_name = "M")]
+    microbatches: u32,
+    /// Microbatches that a chunk runs before the next chunk's turn; without it, the ranks
+    #[arg(long, value_name = "G")]
+    group: Option<u32>,
+    /// What to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+    #[command(flatten)]
+    output: OutputFile,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    /// Lines for people
+    Text,
+    /// All tables
+    Json,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &VppArguments) -> Result<(), Failure> {
+    let &VppArguments { ranks, chunks, microbatches, group, .. } = arguments;
+    let tables = tables(&VirtualPipeline { ranks, chunks, microbatches, group }).map_err(Failure::input)?;
+    arguments.output.write(&match arguments.format {
+        Format::Text => text(&tables),
+        Format::Json => serde_json::to_string(&tables).expect("numbers can be written as JSON") + "\n",
+    })
+}
+
+fn text(tables: &VppTables) -> String {
+    let mut text = String::new();
+    for (rank, (stages, warmup)) in tables.stage_ids.iter().zip(&tables.warmup).enumerate() {
+        let stages: Vec<String> = stages.iter().map(u32::to_string).collect();
+        let (stages, &(before, after, _)) = (stages.join(", "), warmup);
+        writeln!(
+            text,
+            "rank {rank}: stages {stages}; {before} forwards before the first backward, {after} after it"
+        )
+        .expect("a string takes all text");
+    }
+    let order: Vec<String> =
+        tables.table.iter().map(|(microbatch, chunk)| format!("{microbatch}/{chunk}")).collect();
+    text + "microbatch/chunk in order: " + &order.join(" ") + "\n"
+}

@@ -1,0 +1,130 @@
+//! What `simulate` says: the published figures, the formats, and the engine's own clock.
+
+use serde_json::Value;
+
+use crate::{folder, refuse, succeed, write};
+
+fn simulated(arguments: &[&str]) -> Value {
+    let arguments = [&["simulate"], arguments, &["--format", "json"]].concat();
+    serde_json::from_str(&succeed(&folder(), &arguments)).expect("JSON")
+}
+
+/// At 8 ranks, 32 microbatches and `F = I = W`: the bubble from barrier to barrier, and the largest peak in units of
+/// what 1F1B holds, to the digits in which they are published.
+fn check_published(name: &str, chunks: u32, bubble: f64, peak: f64) {
+    let stages_per_rank = chunks.to_string();
+    let size = ["--ranks", "8", "--microbatches", "32", "--stages-per-rank", &stages_per_rank];
+    let found = simulated(&[&[name], &size[..]].concat());
+    let found_bubble = found["bubble_fraction"].as_f64().expect("a number");
+    let peaks = found["peak_activations"].as_array().expect("a list").iter().filter_map(Value::as_u64);
+    let found_peak = peaks.max().expect("a rank") as f64 / f64::from(8 * chunks);
+    assert!((found_bubble - bubble).abs() < 0.0006, "{name}: a bubble of {found_bubble}");
+    assert!((found_peak - peak).abs() < 0.006, "{name}: a peak of {found_peak}");
+}
+
+#[test]
+fn published_figures_come_out() {
+    check_published("1f1b", 1, 0.179, 1.0);
+    check_published("interleaved1f1b", 4, 0.052, 1.22);
+    check_published("zb-h1", 1, 0.068, 1.0);
+    check_published("zbvzerobubble", 2, 0.035, 1.0);
+    check_published("dualpipev", 2, 0.035, 1.06);
+    check_published("v-half", 2, 0.081, 0.62);
+    check_published("interleaved-zb-h1", 4, 0.018, 1.0);
+}
+
+#[test]
+fn the_keys_of_the_contract_are_there() {
+    let found = simulated(&["1f1b", "--ranks", "2", "--microbatches", "2", "--cost", "F=2,I=2,W=2,hop=1"]);
+    // Forward and backward of a microbatch, both ways over the link, and what the second one adds.
+    assert_eq!(found["makespan"], 20.0);
+    assert_eq!(found["steps"], 10);
+    assert_eq!(found["peak_activations"], serde_json::json!([2, 1]));
+    for key in ["bubble_fraction", "span_bubble_fraction", "exposed_comm_fraction"] {
+        assert!(found[key].as_f64().is_some_and(|it| (0.0..=1.0).contains(&it)), "{key}: {found}");
+    }
+    assert_eq!(found["bubble_per_rank"].as_array().map(Vec::len), Some(2));
+    for step in ["generate", "lower", "validate", "simulate"] {
+        assert!(found["engine_ms"][step].as_f64().is_some_and(|ms| ms > 0.0), "{step}: {found}");
+    }
+}
+
+#[test]
+fn ticks_are_counted() {
+    let size = ["1f1b", "--ranks", "2", "--microbatches", "2"];
+    let found = simulated(&[&size[..], &["--logical"]].concat());
+    // Each rank computes four actions in ten ticks, and sends or receives four.
+    assert_eq!((&found["makespan"], &found["steps"]), (&Value::from(10.0), &Value::from(10)));
+    assert_eq!((&found["bubble_fraction"], &found["exposed_comm_fraction"]), (&0.6.into(), &0.4.into()));
+    let grid = [&["simulate"], &size[..], &["--logical", "--format", "grid"]].concat();
+    let row = "rank 1  .    1RECV_F0  1F0  1RECV_F1  1B0  1SEND_B0  1F1  1B1  1SEND_B1\n";
+    assert!(succeed(&folder(), &grid).ends_with(row));
+}
+
+#[test]
+fn people_read_the_engines_clock() {
+    let found = succeed(&folder(), &["simulate", "1F1B", "--ranks", "2", "--microbatches", "2"]);
+    assert!(found.starts_with("1f1b: 2 ranks, 2 stages, 2 microbatches\nmakespan   9 s, 10 logical steps\n"));
+    let last = found.lines().last().expect("a line");
+    for step in ["engine ", " ms: generate ", ", lower ", ", validate ", ", simulate "] {
+        assert!(last.contains(step), "{last}");
+    }
+}
+
+#[test]
+fn costs_make_the_greedy_schedule() {
+    let folder = folder();
+    let made = |cost: &str| {
+        let size = ["zb-greedy", "--ranks", "3", "--microbatches", "6"];
+        succeed(&folder, &[&["schedule"], &size[..], &["--cost", cost]].concat())
+    };
+    assert_eq!(made("F=1,I=1,W=1"), made("F=0.1,I=0.1,W=0.1"));
+    assert_ne!(made("F=1,I=1,W=1"), made("F=1,I=3,W=1,hop=2"));
+    let limited = ["schedule", "zb-greedy", "--ranks", "3", "--microbatches", "6", "--memory-limit", "1"];
+    assert!(succeed(&folder, &limited).starts_with("0F0,0I0,0W0,0F1,"));
+}
+
+#[test]
+fn every_format_comes_from_names_and_files() {
+    let folder = folder();
+    write(&folder, "s.csv", "0F0,0B0\n1F0,1B0\n");
+    let beginnings = [
+        ("text", "s.csv: 2 ranks"),
+        ("json", "{\"makespan\":6.0,"),
+        ("csv", "rank,action,start,end\n0,0F0,0,1\n0,0SEND_F0,1,1\n"),
+        ("trace", "{\"displayTimeUnit\":\"ms\","),
+        ("svg", "<svg "),
+        ("html", "<!DOCTYPE html>"),
+    ];
+    for (format, beginning) in beginnings {
+        let found = succeed(&folder, &["simulate", "--csv", "s.csv", "--format", format]);
+        assert!(found.starts_with(beginning), "{format}: {}", &found[..80.min(found.len())]);
+    }
+    for (format, beginning) in &beginnings[3..] {
+        let drawn = ["schedule", "dualpipev", "--ranks", "2", "--microbatches", "4", "--format", format];
+        assert!(succeed(&folder, &drawn).starts_with(beginning), "{format}");
+    }
+}
+
+#[test]
+fn pictures_of_schedules_are_to_scale() {
+    let drawn = ["schedule", "1f1b", "--ranks", "2", "--microbatches", "2", "--format", "svg"];
+    let found = succeed(&folder(), &drawn);
+    assert!(found.contains("<title>0B0 on rank 0, 4 s to 6 s</title>"), "a backward takes two units");
+    assert!(found.contains("bubble, 33.3 %"));
+}
+
+#[test]
+fn unsound_files_are_not_simulated() {
+    let folder = folder();
+    write(&folder, "s.csv", "0F0,0B0\n1B0,1F0\n");
+    refuse(
+        &folder,
+        &["simulate", "--csv", "s.csv"],
+        3,
+        "error: s.csv: unsound program, 1 violation; the first",
+    );
+    refuse(&folder, &["simulate", "--csv", "none.csv"], 2, "error: none.csv: cannot read the schedule");
+    let beside = ["simulate", "--csv", "s.csv", "--ranks", "2"];
+    refuse(&folder, &beside, 2, "error: --ranks follows from the file of --csv; leave it out\n");
+}
