@@ -5,6 +5,7 @@
 //! cargo run --release -p pipewright-bench -- bound      # 1F1B on two ranks against what the schedule allows
 //! cargo run --release -p pipewright-bench -- memory     # peak resident size with 8 and with 64 microbatches
 //! cargo run --release -p pipewright-bench -- overhead   # time an action of stages that do nothing
+//! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
 //! ```
 
@@ -15,6 +16,7 @@ mod memory;
 mod model;
 mod overhead;
 mod peer;
+mod schedules;
 mod statistics;
 
 use std::error::Error;
@@ -40,7 +42,9 @@ enum Bench {
     Memory(memory::Options),
     /// Time an action of stages that do nothing.
     Overhead(overhead::Options),
-    /// Throughput against PyTorch's Schedule1F1B, in turn.
+    /// Each schedule against twice one rank's speed, and against its own simulation.
+    Schedules(schedules::Options),
+    /// Throughput against PyTorch, in turn.
     Peer(peer::Options),
 }
 
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
         Bench::Bound(options) => bound::run(&options),
         Bench::Memory(options) => memory::run(&options),
         Bench::Overhead(options) => overhead::run(&options),
+        Bench::Schedules(options) => schedules::run(&options),
         Bench::Peer(options) => peer::run(&options),
     };
     match outcome {

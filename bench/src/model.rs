@@ -33,9 +33,10 @@ impl Bench {
     pub(crate) fn new(schedule: &str, ranks: u32, microbatches: u32) -> Result<Self, Box<dyn Error>> {
         let model = config();
         let weights = model.describe(SEQUENCE).weights();
-        let stages = partition(&weights, ranks, &Method::Optimal)?;
+        let program = program(schedule, ranks, microbatches)?;
+        let stages = partition(&weights, program.placement().stages(), &Method::Optimal)?;
         let model = Arc::new(model);
-        let last = StageIndex::new(ranks - 1);
+        let last = program.placement().last_stage();
         let make = move |stage: StageIndex| -> Result<Stage, ConfigError> {
             let module = model.init_stage(stages.range(stage), SEED, &Device::flex().autodiff())?;
             Ok(if stage == last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
@@ -43,10 +44,14 @@ impl Bench {
         let optimizer = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 }.init();
         let config =
             PipelineConfig { optimizer: Some(optimizer), clip_norm: Some(1.0), ..PipelineConfig::default() };
-        let pipeline =
-            Pipeline::launch(program(schedule, ranks, microbatches)?, World::local(ranks), &config, make)?;
+        let pipeline = Pipeline::launch(program, World::local(ranks), &config, make)?;
         let rows = microbatches as usize;
         Ok(Self { pipeline, inputs: tokens(rows, 0), targets: tokens(rows, 1), tokens: rows * SEQUENCE })
+    }
+
+    /// What the ranks run.
+    pub(crate) fn program(&self) -> &ValidatedProgram {
+        self.pipeline.program()
     }
 
     /// One training step.

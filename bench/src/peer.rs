@@ -1,4 +1,5 @@
-//! Throughput against PyTorch's `Schedule1F1B` on the same model, two processes with one thread each.
+//! Throughput against PyTorch's `Schedule1F1B` or `ScheduleZBVZeroBubble` on the same model, two processes with one
+//! thread each.
 //!
 //! The two run in turn, so that a machine whose speed drifts gives honest ratios.
 
@@ -12,6 +13,9 @@ use crate::statistics::Spread;
 /// Size of the measurement.
 #[derive(clap::Args)]
 pub(crate) struct Options {
+    /// The schedule of both sides.
+    #[arg(long, value_enum, default_value_t = PeerSchedule::OneFOneB)]
+    schedule: PeerSchedule,
     /// Turns that count.
     #[arg(long, default_value_t = 5)]
     turns: usize,
@@ -23,7 +27,15 @@ pub(crate) struct Options {
     python: PathBuf,
 }
 
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peer/schedule_1f1b.py");
+/// A schedule that both sides have.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum PeerSchedule {
+    #[value(name = "1f1b")]
+    OneFOneB,
+    Zbv,
+}
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peer/pipeline.py");
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
@@ -42,7 +54,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 }
 
 fn own_rate(options: &Options) -> Result<f64, Box<dyn Error>> {
-    let mut bench = Bench::new("1f1b", 2, 8)?;
+    let schedule = match options.schedule {
+        PeerSchedule::OneFOneB => "1f1b",
+        PeerSchedule::Zbv => "zbvzerobubble",
+    };
+    let mut bench = Bench::new(schedule, 2, 8)?;
     let reports = bench.steps(2, options.steps.saturating_sub(2).max(1))?;
     let rates = reports.iter().map(|report| bench.tokens as f64 / report.wall.as_secs_f64()).collect();
     Ok(Spread::new(rates).median())
@@ -50,8 +66,12 @@ fn own_rate(options: &Options) -> Result<f64, Box<dyn Error>> {
 
 fn peer_rate(options: &Options) -> Result<f64, Box<dyn Error>> {
     let steps = options.steps.saturating_sub(2).max(1).to_string();
+    let schedule = match options.schedule {
+        PeerSchedule::OneFOneB => "1f1b",
+        PeerSchedule::Zbv => "zbv",
+    };
     let output = Command::new(&options.python)
-        .args([SCRIPT, "--warmup", "2", "--steps", &steps, "--json"])
+        .args([SCRIPT, "--schedule", schedule, "--warmup", "2", "--steps", &steps, "--json"])
         .output()
         .map_err(|error| format!("{}: {error}; run bench/peer/setup.sh first", options.python.display()))?;
     if !output.status.success() {

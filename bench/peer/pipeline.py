@@ -1,6 +1,7 @@
 """Trains the bench model with PyTorch and reports its speed: the other side of Pipewright's comparison.
 
-With two or more ranks: one Gloo process a rank under `torch.distributed.pipelining`'s `Schedule1F1B`.
+With two or more ranks: one Gloo process a rank under `torch.distributed.pipelining`'s `Schedule1F1B`, or with
+`--schedule zbv` under `ScheduleZBVZeroBubble`, whose ranks hold two stages each.
 With one rank: one process that accumulates gradients over the same microbatches, without a pipeline.
 Either way a step is the same arithmetic: losses averaged over the microbatches, gradients clipped by their
 global norm, AdamW. The data are random token ids, the same in every step, because speed does not depend on
@@ -27,6 +28,7 @@ import torch.nn.functional as F
 from llama import LlamaConfig, LlamaStage, initialise
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
@@ -56,29 +58,38 @@ def run_rank(rank: int, options: argparse.Namespace, rendezvous: Path) -> None:
             world_size=options.ranks,
             timeout=PEER_DEADLINE,
         )
-    stage = LlamaStage(options.model, options.seq_len, rank, options.ranks)
-    initialise(stage, options.seed)
-    if options.compile:
-        for block in stage.layers.values():
-            block.compile()
-    record = train(stage, rank, options)
-    if rank == options.ranks - 1:
+    indices = stage_indices(rank, options)
+    stages = [LlamaStage(options.model, options.seq_len, index, options.stages) for index in indices]
+    for stage in stages:
+        initialise(stage, options.seed)
+        if options.compile:
+            for block in stage.layers.values():
+                block.compile()
+    record = train(stages, rank, options)
+    if options.stages - 1 in indices:
         print(render(report(record, options), options.json), flush=True)
     if options.ranks > 1:
         dist.destroy_process_group()
 
 
-def train(stage: LlamaStage, rank: int, options: argparse.Namespace) -> dict[str, list[float]]:
+def stage_indices(rank: int, options: argparse.Namespace) -> list[int]:
+    """The stages of a rank: its own under 1F1B; under ZBV one on the way down the V and one on the way back."""
+    if options.schedule == "1f1b" or options.ranks == 1:
+        return [rank]
+    return [rank, options.stages - 1 - rank]
+
+
+def train(stages: list[LlamaStage], rank: int, options: argparse.Namespace) -> dict[str, list[float]]:
     """Runs all steps; returns what was seen in those after the warm-up.
 
     A step is timed from the end of the one before it, so that nothing between steps goes uncounted and the
     ranks need no barrier.
     """
-    parameters = list(stage.parameters())
+    parameters = [parameter for stage in stages for parameter in stage.parameters()]
     optimizer = torch.optim.AdamW(
         parameters, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True
     )
-    accumulate = make_accumulate(stage, rank, options)
+    accumulate = make_accumulate(stages, rank, options)
     record: dict[str, list[float]] = {"loss": [], "grad_norm": [], "step_ms": []}
     last_end = time.perf_counter()
     for step in range(options.warmup + options.steps):
@@ -95,7 +106,7 @@ def train(stage: LlamaStage, rank: int, options: argparse.Namespace) -> dict[str
     return record
 
 
-def make_accumulate(stage: LlamaStage, rank: int, options: argparse.Namespace) -> Callable[[], float]:
+def make_accumulate(stages: list[LlamaStage], rank: int, options: argparse.Namespace) -> Callable[[], float]:
     """The function that adds one batch's gradients and returns its loss (0 on ranks that do not see it)."""
     inputs, targets = random_batch(options)
 
@@ -104,8 +115,8 @@ def make_accumulate(stage: LlamaStage, rank: int, options: argparse.Namespace) -
         return F.cross_entropy(logits.flatten(0, 1), target.flatten()) / options.microbatches
 
     if options.ranks == 1:
-        return make_unpipelined(stage, inputs, targets, loss_fn, options)
-    return make_pipelined(stage, rank, inputs, targets, loss_fn, options)
+        return make_unpipelined(stages[0], inputs, targets, loss_fn, options)
+    return make_pipelined(stages, rank, inputs, targets, loss_fn, options)
 
 
 def make_unpipelined(
@@ -126,31 +137,35 @@ def make_unpipelined(
 
 
 def make_pipelined(
-    stage: LlamaStage,
+    stages: list[LlamaStage],
     rank: int,
     inputs: Tensor,
     targets: Tensor,
     loss_fn: LossFn,
     options: argparse.Namespace,
 ) -> Callable[[], float]:
-    """One `Schedule1F1B` step, with the shapes between the stages given beforehand."""
-    is_first, is_last = rank == 0, rank == options.ranks - 1
+    """One step of the schedule, with the shapes between the stages given beforehand."""
+    indices = stage_indices(rank, options)
+    is_first, is_last = 0 in indices, options.stages - 1 in indices
     rows, model = options.microbatch_size, options.model
     hidden = torch.empty(rows, options.seq_len, model.hidden_size, requires_grad=True)
     logits = torch.empty(rows, options.seq_len, model.vocab_size, requires_grad=True)
-    schedule = Schedule1F1B(
+    parts = [
         PipelineStage(
             stage,
-            rank,
-            options.ranks,
+            index,
+            options.stages,
             torch.device("cpu"),
-            input_args=inputs[:rows] if is_first else hidden,
-            output_args=logits if is_last else hidden,
-        ),
-        n_microbatches=options.microbatches,
-        loss_fn=loss_fn,
-        scale_grads=False,
-    )
+            input_args=inputs[:rows] if index == 0 else hidden,
+            output_args=logits if index == options.stages - 1 else hidden,
+        )
+        for index, stage in zip(indices, stages)
+    ]
+    settings = {"n_microbatches": options.microbatches, "loss_fn": loss_fn, "scale_grads": False}
+    if options.schedule == "1f1b":
+        schedule = Schedule1F1B(parts[0], **settings)
+    else:
+        schedule = ScheduleZBVZeroBubble(parts, **settings)
 
     def accumulate() -> float:
         losses: list[Tensor] = []
@@ -191,7 +206,7 @@ def report(record: dict[str, list[float]], options: argparse.Namespace) -> dict[
         "tokens_per_second": round(tokens * 1e3 / statistics.median(record["step_ms"]), 1),
         **record,
         "torch": torch.__version__,
-        "schedule": "1f1b" if options.ranks > 1 else "none",
+        "schedule": options.schedule if options.ranks > 1 else "none",
         "ranks": options.ranks,
         "threads_per_rank": options.threads,
         "compiled": options.compile,
@@ -221,6 +236,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     number = {"type": positive, "metavar": "N"}
     parser.add_argument("--ranks", default=2, help="processes; 1 trains without a pipeline", **number)
+    parser.add_argument("--schedule", default="1f1b", choices=["1f1b", "zbv"])
     parser.add_argument("--steps", default=10, help="steps that are measured", **number)
     parser.add_argument("--warmup", default=2, type=int, metavar="N", help="steps before those")
     parser.add_argument("--seed", default=42, type=int, help="of parameters and data")
@@ -235,6 +251,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile each block (needs a C++ compiler)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
+    options.stages = options.ranks * (2 if options.schedule == "zbv" and options.ranks > 1 else 1)
     options.model = LlamaConfig(**{field: getattr(options, field) for field in asdict(LlamaConfig())})
     for holds, message in requirements(options):
         if not holds:
@@ -247,7 +264,7 @@ def requirements(options: argparse.Namespace) -> list[tuple[bool, str]]:
     model = options.model
     return [
         (options.warmup >= 0, "--warmup must not be negative"),
-        (options.ranks <= model.num_hidden_layers, "--ranks must not exceed --num-hidden-layers"),
+        (options.stages <= model.num_hidden_layers, "the stages must not exceed --num-hidden-layers"),
         (options.ranks <= options.microbatches, "--ranks must not exceed --microbatches"),
         (
             model.hidden_size % (2 * model.num_attention_heads) == 0,

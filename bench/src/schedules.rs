@@ -1,0 +1,105 @@
+//! Every schedule against the speed of one rank, and against what the timed simulation makes of its measured costs.
+//!
+//! The bound of a schedule is the makespan that the simulator predicts from the median time of each stage's `F`, `B`,
+//! `I` and `W` in the measured steps, with communication that costs nothing.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::time::Duration;
+
+use pipewright_schedule::costs::StageCosts;
+use pipewright_schedule::{Action, Costs, Event, StageIndex, simulate};
+
+use crate::model::Bench;
+use crate::statistics::Spread;
+
+/// Size of the measurement.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Ranks.
+    #[arg(long, default_value_t = 2)]
+    ranks: u32,
+    /// Microbatches of a step.
+    #[arg(long, default_value_t = 8)]
+    microbatches: u32,
+    /// Steps that count, of each schedule.
+    #[arg(long, default_value_t = 5)]
+    steps: usize,
+    /// The schedules.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1f1b,zb-h1,zbvzerobubble,dualpipev,interleaved1f1b,v-half"
+    )]
+    schedules: Vec<String>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let &Options { ranks, microbatches, steps, .. } = options;
+    println!(
+        "{ranks} ranks, {microbatches} microbatches, one thread a rank; speeds against {ranks} x one rank"
+    );
+    for schedule in &options.schedules {
+        let mut single = Bench::new("gpipe", 1, microbatches)?;
+        let mut bench = Bench::new(schedule, ranks, microbatches)?;
+        single.steps(1, 0)?;
+        bench.steps(2, 0)?;
+        let (mut efficiency, mut rate, mut program_times) = (Vec::new(), Vec::new(), Vec::new());
+        let mut events = Vec::new();
+        for _ in 0..steps {
+            let alone = single.step()?.wall.as_secs_f64();
+            let report = bench.step()?;
+            let wall = report.wall.as_secs_f64();
+            efficiency.push(alone / wall / f64::from(ranks));
+            rate.push(bench.tokens as f64 / wall);
+            let update = report.update.iter().max().map_or(0.0, Duration::as_secs_f64);
+            program_times.push(wall - update);
+            events.extend_from_slice(report.timeline.events());
+        }
+        let costs = costs(&events, bench.program().placement().stages());
+        let bound = simulate::timed(bench.program().as_program(), &costs)?.timeline().makespan();
+        println!("{schedule}");
+        println!("  tokens a second: {}", Spread::new(rate));
+        println!("  of {ranks} x one rank: {}", Spread::new(efficiency));
+        println!(
+            "  of its own bound: {}",
+            Spread::new(program_times.iter().map(|time| bound / time).collect())
+        );
+    }
+    Ok(())
+}
+
+/// The median time of each stage's actions. A stage that a schedule never asks for an action costs nothing in it.
+fn costs(events: &[Event], stages: u32) -> Costs {
+    let mut times: BTreeMap<(StageIndex, Kind), Vec<f64>> = BTreeMap::new();
+    for event in events {
+        if let Some((kind, stage)) = kind(event.action) {
+            times.entry((stage, kind)).or_default().push(event.end - event.start);
+        }
+    }
+    let mut of = |stage, kind| times.remove(&(stage, kind)).map_or(0.0, |times| Spread::new(times).median());
+    let stages = (0..stages).map(StageIndex::new).map(|stage| {
+        let (forward, input_backward) = (of(stage, Kind::Forward), of(stage, Kind::Input));
+        let (weight_backward, backward) = (of(stage, Kind::Weight), of(stage, Kind::Both));
+        StageCosts { backward, ..StageCosts::new(forward, input_backward, weight_backward) }
+    });
+    Costs { stages: stages.collect(), ..Costs::default() }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Forward,
+    Input,
+    Weight,
+    Both,
+}
+
+fn kind(action: Action) -> Option<(Kind, StageIndex)> {
+    match action {
+        Action::Forward { stage, .. } => Some((Kind::Forward, stage)),
+        Action::InputBackward { stage, .. } => Some((Kind::Input, stage)),
+        Action::WeightBackward { stage, .. } => Some((Kind::Weight, stage)),
+        Action::Backward { stage, .. } => Some((Kind::Both, stage)),
+        _ => None,
+    }
+}
