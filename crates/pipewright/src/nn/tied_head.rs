@@ -134,7 +134,8 @@ mod tests {
         // As the task is defined: `xᵀ gradient`, in the shape of the parameter.
         let x = Matrix::new(elements(x), ROWS, VOCABULARY).transposed();
         let found = product(x, Matrix::new(elements(gradient), ROWS, WIDTH));
-        let found = Tensor::<2>::from_primitive::<burn::backend::Flex>(cpu_tensor(found, [VOCABULARY, WIDTH]));
+        let found =
+            Tensor::<2>::from_primitive::<burn::backend::Flex>(cpu_tensor(found, [VOCABULARY, WIDTH]));
         found.into_data().assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-6, 1e-6));
     }
 }
