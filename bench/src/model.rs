@@ -9,6 +9,7 @@ use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::report::StepReport;
 use pipewright::stage::Stage;
 use pipewright::transport::World;
+use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::{ConfigError, ModelFamily, cross_entropy};
 use pipewright_schedule::{
@@ -69,12 +70,13 @@ impl Bench {
 }
 
 fn config() -> LlamaConfig {
-    LlamaConfig {
+    let decoder = DecoderConfig {
         hidden_size: 512,
         intermediate_size: 1376,
         num_hidden_layers: 8,
-        ..LlamaConfig::new(VOCABULARY, 8)
-    }
+        ..DecoderConfig::new(VOCABULARY, 8)
+    };
+    decoder.into()
 }
 
 /// A sound program, with communication.

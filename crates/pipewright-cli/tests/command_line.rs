@@ -213,6 +213,17 @@ data      65 tokens, 8 rows, 4 steps of 2 rows an epoch
 }
 
 #[test]
+fn check_counts_what_a_family_and_tied_embeddings_change() {
+    let folder = folder();
+    let check = |argument: &str, words: &str| {
+        let found = succeed(&folder, &["check", "small.toml", "--set", argument]);
+        assert_eq!(found.lines().next(), Some(format!("model     4 layers, {words}").as_str()), "{argument}");
+    };
+    check("model.tie_word_embeddings=true", "6480 parameters");
+    check("model.architecture=qwen2", "8624 parameters");
+}
+
+#[test]
 fn init_writes_a_configuration_once() {
     let folder = folder();
     succeed(&folder, &["init"]);

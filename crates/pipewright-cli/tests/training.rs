@@ -108,6 +108,15 @@ fn cut_and_schedule_change_no_digit() {
 }
 
 #[test]
+fn tied_embeddings_and_biases_train_the_same_under_any_cut() {
+    let folder = folder();
+    for model in ["model.tie_word_embeddings=true", "model.architecture=qwen2"] {
+        let one = figures(&folder, &[model, "pipeline.ranks=1"]);
+        assert_eq!(figures(&folder, &[model, "pipeline.ranks=4"]), one, "{model}");
+    }
+}
+
+#[test]
 fn a_schedule_from_a_file_brings_its_sizes() {
     let folder = folder();
     let named = figures(&folder, &["pipeline.ranks=4"]);

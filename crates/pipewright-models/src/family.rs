@@ -8,14 +8,18 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor};
 use pipewright::stage::StageModule;
 use pipewright_schedule::ModelDesc;
-use serde_json::Value;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use crate::init::SeededInit;
 use crate::llama::LlamaConfig;
 use crate::parameter::ParameterSource;
+use crate::qwen2::Qwen2Config;
 
-/// A model family: its configuration, and how stages are made from it.
-pub trait ModelFamily: Clone + Send + Sync + Sized {
+/// A model family: its configuration, and how stages are made from it. The configuration serialises as the keys of
+/// `config.json` that bear on the arithmetic.
+pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwned {
     /// The family's name, which is `model_type` in `config.json`.
     const MODEL_TYPE: &'static str;
     /// The entry of `architectures` in `config.json`.
@@ -28,10 +32,21 @@ pub trait ModelFamily: Clone + Send + Sync + Sized {
     ///
     /// # Errors
     /// When a key is missing, out of range, or asks for what the family cannot compute.
-    fn from_json(json: Value) -> Result<Self, ConfigError>;
+    fn from_json(json: Value) -> Result<Self, ConfigError> {
+        Ok(serde_json::from_value(json)?)
+    }
 
     /// The content of `config.json`.
-    fn to_json(&self) -> Value;
+    fn to_json(&self) -> Value {
+        let mut json = json!(self);
+        json["model_type"] = Self::MODEL_TYPE.into();
+        json["architectures"] = json!([Self::ARCHITECTURE]);
+        json["dtype"] = "float32".into();
+        json
+    }
+
+    /// Token ids run from 0 to one below this.
+    fn vocab_size(&self) -> usize;
 
     /// The layers in order, with weights that are the floating point operations of a token's forward and backward at
     /// this sequence length. A stage is a range of this list.
@@ -95,6 +110,13 @@ macro_rules! families {
                 Err(ConfigError::UnknownFamily { found: name.to_owned() })
             }
 
+            /// Token ids run from 0 to one below this.
+            pub fn vocab_size(&self) -> usize {
+                match self {
+                    $(Self::$variant(config) => config.vocab_size(),)*
+                }
+            }
+
             /// The layers in order; see [`ModelFamily::describe`].
             pub fn describe(&self, sequence: usize) -> ModelDesc {
                 match self {
@@ -108,6 +130,8 @@ macro_rules! families {
 families! {
     /// Llama: rotary positions, grouped-query attention, RMSNorm, SwiGLU.
     Llama(LlamaConfig),
+    /// Qwen2: Llama with biases on queries, keys and values.
+    Qwen2(Qwen2Config),
 }
 
 fn family_name(json: &Value) -> Option<&str> {

@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::family::ConfigError;
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 
-/// Draws matrices and tables from a normal distribution around zero, and sets scales to one.
+/// Draws matrices and tables from a normal distribution around zero, and sets scales to one and biases to zero.
 #[derive(Debug, Clone)]
 pub struct SeededInit {
     /// The run's seed.
@@ -27,6 +27,7 @@ impl ParameterSource for SeededInit {
         let len = spec.shape.iter().product();
         Ok(match spec.kind {
             ParameterKind::Scale => vec![1.0; len],
+            ParameterKind::Bias => vec![0.0; len],
             ParameterKind::Matrix | ParameterKind::Table => {
                 let mut normal = Normal::new(self.seed, &spec.path);
                 (0..len).map(|_| (normal.next() * self.deviation) as f32).collect()

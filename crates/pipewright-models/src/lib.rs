@@ -8,14 +8,15 @@
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
 //! use pipewright_models::ModelFamily;
-//! use pipewright_models::llama::{LlamaConfig, LlamaInput};
+//! use pipewright_models::decoder::{DecoderConfig, DecoderInput};
+//! use pipewright_models::llama::LlamaConfig;
 //!
-//! let config = LlamaConfig {
+//! let config = LlamaConfig::from(DecoderConfig {
 //!     hidden_size: 32,
 //!     intermediate_size: 48,
 //!     num_hidden_layers: 2,
-//!     ..LlamaConfig::new(256, 4)
-//! };
+//!     ..DecoderConfig::new(256, 4)
+//! });
 //! let layers = config.describe(16).layers.len();
 //! assert_eq!(layers, 4, "embedding, two blocks, norm and head");
 //!
@@ -23,7 +24,7 @@
 //! let first = config.init_stage(0..2, 42, &device)?;
 //! let last = config.init_stage(2..layers, 42, &device)?;
 //! let tokens = Tensor::<2, Int>::zeros([1, 16], &device);
-//! let logits = last.run(LlamaInput::Hidden(first.run(LlamaInput::Tokens(tokens))));
+//! let logits = last.run(DecoderInput::Hidden(first.run(DecoderInput::Tokens(tokens))));
 //! assert_eq!(logits.dims(), [1, 16, 256]);
 //! # Ok::<(), pipewright_models::ConfigError>(())
 //! ```
@@ -33,7 +34,10 @@ pub mod parameter;
 
 pub mod init;
 
+pub mod decoder;
 pub mod llama;
+pub mod qwen2;
+
 pub mod loss;
 
 pub mod hf;

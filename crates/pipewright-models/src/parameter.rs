@@ -7,7 +7,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 
-use pipewright::nn::{Embedding, Linear, RmsNorm};
+use pipewright::nn::{Embedding, Linear, RmsNorm, TiedHead};
 
 /// Where the values of a stage's parameters come from.
 pub trait ParameterSource {
@@ -41,6 +41,8 @@ pub enum ParameterKind {
     Table,
     /// Elementwise factors. Start as ones.
     Scale,
+    /// Elementwise summands of a linear layer. Start as zeros.
+    Bias,
 }
 
 /// Builds the layers of a stage from a source.
@@ -56,39 +58,59 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
 
     /// `path` is the layer's path: `.weight` is added.
     pub(crate) fn linear(&mut self, path: &str, inputs: usize, outputs: usize) -> Result<Linear, S::Error> {
-        let weight = self.weight(path, [inputs, outputs], ParameterKind::Matrix)?;
+        let weight = self.parameter(path, "weight", [inputs, outputs], ParameterKind::Matrix)?;
         Ok(Linear { weight, bias: None })
     }
 
+    pub(crate) fn linear_with_bias(
+        &mut self,
+        path: &str,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<Linear, S::Error> {
+        let Linear { weight, .. } = self.linear(path, inputs, outputs)?;
+        let bias = self.parameter(path, "bias", [outputs], ParameterKind::Bias)?;
+        Ok(Linear { weight, bias: Some(bias) })
+    }
+
     pub(crate) fn embedding(&mut self, path: &str, rows: usize, width: usize) -> Result<Embedding, S::Error> {
-        Ok(Embedding { weight: self.weight(path, [rows, width], ParameterKind::Table)? })
+        let weight = self.parameter(path, "weight", [rows, width], ParameterKind::Table)?;
+        Ok(Embedding { weight })
+    }
+
+    /// `path` is that of the embedding whose table the head copies.
+    pub(crate) fn tied_head(&mut self, path: &str, rows: usize, width: usize) -> Result<TiedHead, S::Error> {
+        let Embedding { weight } = self.embedding(path, rows, width)?;
+        Ok(TiedHead { weight })
     }
 
     pub(crate) fn norm(&mut self, path: &str, width: usize, epsilon: f64) -> Result<RmsNorm, S::Error> {
-        let weight = self.weight(path, [width], ParameterKind::Scale)?;
+        let weight = self.parameter(path, "weight", [width], ParameterKind::Scale)?;
         Ok(RmsNorm { weight, epsilon })
     }
 
-    fn weight<const D: usize>(
+    fn parameter<const D: usize>(
         &mut self,
         layer: &str,
+        name: &str,
         shape: [usize; D],
         kind: ParameterKind,
     ) -> Result<Param<Tensor<D>>, S::Error> {
-        let spec = ParameterSpec { path: format!("{layer}.weight"), shape: shape.to_vec(), kind };
+        let spec = ParameterSpec { path: format!("{layer}.{name}"), shape: shape.to_vec(), kind };
         let values = self.source.parameter(&spec)?;
         Ok(Param::from_data(TensorData::new(values, shape), self.device))
     }
 }
 
-/// The parameters that `stage` holds, in the order in which Burn visits them.
+/// The parameters that `stage` brings to a model directory, in the order in which Burn visits them: all that it holds
+/// but the table of a tied head, which is the embedding's.
 pub fn parameter_specs<M: Module>(stage: &M) -> Vec<ParameterSpec> {
     let mut specs = Vec::new();
     visit_parameters(stage, |spec, _| specs.push(spec));
     specs
 }
 
-/// Calls `visit` for each float parameter of `stage`, with a function that copies its elements out.
+/// Calls `visit` for each parameter of [`parameter_specs`], with a function that copies its elements out.
 pub(crate) fn visit_parameters<M, F>(stage: &M, visit: F)
 where
     M: Module,
@@ -117,7 +139,9 @@ impl<F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor for PathVis
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let kind = match self.owners.last().map(String::as_str) {
+            Some("Struct:TiedHead") => return,
             Some("Struct:Linear") if D == 2 => ParameterKind::Matrix,
+            Some("Struct:Linear") => ParameterKind::Bias,
             Some("Struct:Embedding") => ParameterKind::Table,
             _ => ParameterKind::Scale,
         };

@@ -1,38 +1,28 @@
-//! A small Llama trained by PyTorch and transformers, retraced here: losses, gradient norms and final logits.
+//! Small models trained by PyTorch and transformers, retraced here: losses, gradient norms and final logits.
 //!
-//! The stages are chained on one tape, so that nothing but the model is under test.
+//! The stages are chained on one tape, so that nothing but the model is under test. `data/make_references.py` says where
+//! the numbers come from.
 
-use std::path::Path;
+#[path = "support/reference.rs"]
+mod reference;
+
+use std::collections::BTreeMap;
+use std::fs::read_to_string;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
-use pipewright_models::llama::{LlamaConfig, LlamaInput, LlamaStage};
-use pipewright_models::{ModelConfig, cross_entropy, hf};
+use pipewright::stage::StageModule;
+use pipewright_models::decoder::{DecoderInput, DecoderStage};
+use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
+use reference::{Reference, Step};
 use serde::Deserialize;
 
-const DIR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tiny");
-
+/// What `expected.json` says on the trained model.
 #[derive(Deserialize)]
-struct Expected {
-    batch: usize,
-    seq_len: usize,
-    steps: usize,
-    expected: Vec<Step>,
+struct Trained {
+    /// Logits at the last position of the first row.
     final_last_logits_first16: Vec<f32>,
-}
-
-#[derive(Deserialize)]
-struct Step {
-    loss: f64,
-    grad_norm: f64,
-}
-
-fn config() -> LlamaConfig {
-    match hf::read_config(Path::new(DIR)) {
-        Ok(ModelConfig::Llama(config)) => config,
-        other => panic!("llama-tiny is a Llama, not {other:?}"),
-    }
 }
 
 /// Inputs and targets of one step.
@@ -45,88 +35,156 @@ fn batch(rows: &[Vec<i64>], device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>)
     (tensor(0), tensor(1))
 }
 
-fn logits(stages: &[LlamaStage], tokens: Tensor<2, Int>) -> Tensor<3> {
+fn logits(stages: &[DecoderStage], tokens: Tensor<2, Int>) -> Tensor<3> {
     let (first, rest) = stages.split_first().expect("there is a stage");
-    let hidden = first.run(LlamaInput::Tokens(tokens));
-    rest.iter().fold(hidden, |hidden, stage| stage.run(LlamaInput::Hidden(hidden)))
+    let hidden = first.run(DecoderInput::Tokens(tokens));
+    rest.iter().fold(hidden, |hidden, stage| stage.run(DecoderInput::Hidden(hidden)))
 }
 
-/// Collects the sum of squares of all gradients, or scales them.
-struct GradientPass<'a> {
-    gradients: &'a mut GradientsParams,
-    scale: Option<f64>,
-    squares: f64,
+/// Calls `visit` for each parameter with its global path and its tensor, without the rank in the type.
+struct ByPath<'a, F> {
+    stage: &'a DecoderStage,
+    names: Vec<String>,
+    visit: F,
 }
 
-impl ModuleVisitor for GradientPass<'_> {
+impl<F: FnMut(String, &dyn AnyParameter)> ModuleVisitor for ByPath<'_, F> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.names.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.names.pop();
+    }
+
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let gradient = self.gradients.remove::<D>(param.id).expect("every parameter has a gradient");
-        self.squares += gradient.to_data().iter::<f64>().map(|x| x * x).sum::<f64>();
-        let gradient = match self.scale {
-            Some(scale) => gradient * scale,
-            None => gradient,
-        };
-        self.gradients.register(param.id, gradient);
+        (self.visit)(self.stage.parameter_path(&self.names.join(".")), param);
     }
 }
 
-fn pass(stages: &[LlamaStage], gradients: &mut [GradientsParams], scale: Option<f64>) -> f64 {
-    let passes = stages.iter().zip(gradients).map(|(stage, gradients)| {
-        let mut pass = GradientPass { gradients, scale, squares: 0.0 };
-        stage.visit(&mut pass);
-        pass.squares
-    });
-    passes.sum::<f64>().sqrt()
+/// A parameter of any rank; gradients are flat.
+trait AnyParameter {
+    fn value(&self) -> TensorData;
+    fn gradient(&self, gradients: &Gradients) -> Tensor<1>;
+    fn register(&self, gradient: Tensor<1>, gradients: &mut GradientsParams);
 }
 
-fn per_stage(stages: &[LlamaStage], mut gradients: Gradients) -> Vec<GradientsParams> {
-    stages.iter().map(|stage| GradientsParams::from_module(&mut gradients, stage)).collect()
+impl<const D: usize> AnyParameter for Param<Tensor<D>> {
+    fn value(&self) -> TensorData {
+        self.val().to_data()
+    }
+
+    fn gradient(&self, gradients: &Gradients) -> Tensor<1> {
+        self.val().grad(gradients).expect("every parameter has a gradient").flatten(0, D - 1)
+    }
+
+    fn register(&self, gradient: Tensor<1>, gradients: &mut GradientsParams) {
+        gradients.register(self.id, gradient.reshape(self.val().dims()));
+    }
 }
 
-fn assert_close(what: &str, step: usize, found: f64, expected: f64, tolerance: f64) {
-    let error = ((found - expected) / expected).abs();
-    assert!(error <= tolerance, "step {step}: {what} {found} is {error:.1e} from {expected}");
+fn by_path(stage: &DecoderStage, visit: impl FnMut(String, &dyn AnyParameter)) {
+    stage.visit(&mut ByPath { stage, names: Vec::new(), visit });
 }
 
-/// Trains the model cut before each of `cuts`.
-fn check(cuts: &[usize]) {
-    let text = std::fs::read_to_string(format!("{DIR}/expected.json")).expect("the file is here");
-    let expected: Expected = serde_json::from_str(&text).expect("it is JSON");
-    let text = std::fs::read_to_string(format!("{DIR}/tokens.jsonl")).expect("the file is here");
-    let rows: Vec<Vec<i64>> =
-        text.lines().map(|line| serde_json::from_str(line).expect("it is JSON")).collect();
-    assert_eq!(rows[0].len(), expected.seq_len + 1);
+/// The gradient of each parameter; copies of one path are one parameter, whose gradient is their sum.
+fn gradients_of(stages: &[DecoderStage], gradients: &Gradients) -> BTreeMap<String, Tensor<1>> {
+    let mut sums = BTreeMap::new();
+    for stage in stages {
+        by_path(stage, |path, parameter| {
+            let gradient = parameter.gradient(gradients);
+            let sum = match sums.remove(&path) {
+                Some(sum) => sum + gradient,
+                None => gradient,
+            };
+            sums.insert(path, sum);
+        });
+    }
+    sums
+}
 
-    let device = Device::flex().autodiff();
-    let config = config();
-    let bounds: Vec<usize> = [&[0], cuts, &[config.layers()]].concat();
-    let load = |pair: &[usize]| hf::load_stage(Path::new(DIR), &config, pair[0]..pair[1], &device);
-    let mut stages: Vec<LlamaStage> = bounds.windows(2).map(|pair| load(pair).expect("it loads")).collect();
+fn norm(gradients: &BTreeMap<String, Tensor<1>>) -> f64 {
+    let squares = |gradient: &Tensor<1>| gradient.to_data().iter::<f64>().map(|x| x * x).sum::<f64>();
+    gradients.values().map(squares).sum::<f64>().sqrt()
+}
+
+/// Trains the stages; what each step showed.
+fn train(
+    stages: &mut [DecoderStage],
+    reference: &Reference,
+    rows: &[Vec<i64>],
+    device: &Device,
+) -> Vec<Step> {
     let adam =
         AdamWConfig::new().with_beta_1(0.9).with_beta_2(0.95).with_epsilon(1e-8).with_weight_decay(0.1);
     let mut optimizers: Vec<_> = stages.iter().map(|_| adam.init()).collect();
-
-    for step in 0..expected.steps {
-        let (tokens, targets) = batch(&rows[step * expected.batch..][..expected.batch], &device);
-        let loss = cross_entropy(logits(&stages, tokens), targets);
+    let mut steps = Vec::new();
+    for rows in rows.chunks(reference.expected.batch) {
+        let (tokens, targets) = batch(rows, device);
+        let loss = cross_entropy(logits(stages, tokens), targets);
         let value: f32 = loss.clone().into_scalar();
-        let mut gradients = per_stage(&stages, loss.backward());
-        let norm = pass(&stages, &mut gradients, None);
-        assert_close("loss", step, f64::from(value), expected.expected[step].loss, 5e-6);
-        assert_close("gradient norm", step, norm, expected.expected[step].grad_norm, 5e-5);
+        let gradients = gradients_of(stages, &loss.backward());
+        let norm = norm(&gradients);
+        steps.push(Step { loss: f64::from(value), grad_norm: norm });
 
         let clip = (1.0 / (norm + 1e-6)).min(1.0);
-        pass(&stages, &mut gradients, Some(clip));
-        let updates = stages.into_iter().zip(gradients).zip(&mut optimizers);
-        stages =
-            updates.map(|((stage, gradients), optimizer)| optimizer.step(2e-3, stage, gradients)).collect();
+        for (stage, optimizer) in stages.iter_mut().zip(&mut optimizers) {
+            let mut own = GradientsParams::new();
+            by_path(stage, |path, parameter| parameter.register(gradients[&path].clone() * clip, &mut own));
+            *stage = optimizer.step(2e-3, stage.clone(), own);
+        }
     }
-
-    let tokens = batch(&rows[..expected.batch], &device).0;
-    check_final_logits(logits(&stages, tokens), &expected.final_last_logits_first16);
+    steps
 }
 
-/// The trained model's logits at the last position of the first row.
+/// Trains the model cut before each of `cuts`.
+fn check(model: &str, cuts: &[usize]) {
+    let reference = Reference::load(model);
+    let text = read_to_string(reference.tokens()).expect("the file is here");
+    let rows: Vec<Vec<i64>> =
+        text.lines().map(|line| serde_json::from_str(line).expect("it is JSON")).collect();
+    assert_eq!(rows[0].len(), reference.expected.seq_len + 1);
+
+    let device = Device::flex().autodiff();
+    let mut stages = match &reference.config {
+        ModelConfig::Llama(config) => load(&reference, config, cuts, &device),
+        ModelConfig::Qwen2(config) => load(&reference, config, cuts, &device),
+        other => panic!("no reference is of {other:?}"),
+    };
+    let steps = train(&mut stages, &reference, &rows, &device);
+    reference.assert_close(&steps);
+    check_copies(&stages);
+    let tokens = batch(&rows[..reference.expected.batch], &device).0;
+    let text = read_to_string(reference.dir.join("expected.json")).expect("the file is here");
+    let trained: Trained = serde_json::from_str(&text).expect("it is JSON");
+    check_final_logits(logits(&stages, tokens), &trained.final_last_logits_first16);
+}
+
+fn load<F: ModelFamily<Stage = DecoderStage>>(
+    reference: &Reference,
+    config: &F,
+    cuts: &[usize],
+    device: &Device,
+) -> Vec<DecoderStage> {
+    let layers = config.describe(reference.expected.seq_len).layers.len();
+    let bounds: Vec<usize> = [&[0], cuts, &[layers]].concat();
+    let load = |pair: &[usize]| hf::load_stage(&reference.dir, config, pair[0]..pair[1], device);
+    bounds.windows(2).map(|pair| load(pair).expect("it loads")).collect()
+}
+
+/// Copies of one parameter are equal to the bit.
+fn check_copies(stages: &[DecoderStage]) {
+    let mut values = BTreeMap::new();
+    for stage in stages {
+        by_path(stage, |path, parameter| {
+            let value = parameter.value();
+            if let Some(other) = values.insert(path.clone(), value.clone()) {
+                assert_eq!(value, other, "{path}");
+            }
+        });
+    }
+}
+
 fn check_final_logits(logits: Tensor<3>, expected: &[f32]) {
     let [_, sequence, _] = logits.dims();
     let found = logits.narrow(0, 0, 1).narrow(1, sequence - 1, 1).narrow(2, 0, expected.len());
@@ -135,12 +193,20 @@ fn check_final_logits(logits: Tensor<3>, expected: &[f32]) {
     }
 }
 
-#[test]
-fn one_stage() {
-    check(&[]);
+macro_rules! cases {
+    ($($name:ident: $model:literal, $cuts:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            check($model, &$cuts);
+        }
+    )*};
 }
 
-#[test]
-fn stages_cut_anywhere() {
-    check(&[1, 4, 9]);
+cases! {
+    llama: "llama-tiny", [];
+    llama_cut_anywhere: "llama-tiny", [1, 4, 9];
+    qwen2: "qwen2-tiny", [];
+    qwen2_cut_anywhere: "qwen2-tiny", [1, 3];
+    llama_tied: "llama-tied-tiny", [];
+    llama_tied_cut_anywhere: "llama-tied-tiny", [2, 5];
 }

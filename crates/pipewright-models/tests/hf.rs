@@ -5,13 +5,17 @@ use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
+use pipewright_models::decoder::{DecoderConfig, DecoderStage};
 use pipewright_models::hf::{self, HfError};
-use pipewright_models::llama::{LlamaConfig, LlamaStage};
+use pipewright_models::llama::LlamaConfig;
+use pipewright_models::qwen2::Qwen2Config;
 use pipewright_models::{ModelConfig, ModelFamily, parameter_specs};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tiny");
+const QWEN2: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/qwen2-tiny");
+const TIED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tied-tiny");
 
 fn config(dir: &Path) -> LlamaConfig {
     match hf::read_config(dir) {
@@ -20,12 +24,20 @@ fn config(dir: &Path) -> LlamaConfig {
     }
 }
 
-fn load(dir: &Path) -> Result<LlamaStage, HfError> {
-    let config = config(dir);
-    hf::load_stage(dir, &config, 0..config.layers(), &Device::flex())
+fn load(dir: &Path) -> Result<DecoderStage, HfError> {
+    load_family(dir, &config(dir))
 }
 
-fn values(stage: &LlamaStage) -> Vec<TensorData> {
+/// The whole model as one stage.
+fn load_family<F: ModelFamily<Stage = DecoderStage>>(
+    dir: &Path,
+    config: &F,
+) -> Result<DecoderStage, HfError> {
+    let layers = config.describe(1).layers.len();
+    hf::load_stage(dir, config, 0..layers, &Device::flex())
+}
+
+fn values(stage: &DecoderStage) -> Vec<TensorData> {
     struct Collector(Vec<TensorData>);
     impl ModuleVisitor for Collector {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
@@ -69,21 +81,60 @@ fn check_refused(dir: &Path, message: &str) {
     assert_eq!(error, message);
 }
 
+/// The content of a weights file behind its header.
+fn tensors(dir: &Path) -> Vec<u8> {
+    let bytes = fs::read(dir.join("model.safetensors")).expect("the file is here");
+    bytes[8 + bytes_before(&bytes)..].to_vec()
+}
+
+/// What is written of a reference model is the reference's own content, and is read again.
+fn check_round_trip<F: ModelFamily<Stage = DecoderStage>>(reference: &str, config: &F) -> Value {
+    let folder = TempDir::new().expect("a temporary folder");
+    let (dir, reference) = (folder.path().join("deep/model"), Path::new(reference));
+    let stage = load_family(reference, config).expect("it loads");
+    hf::save(&dir, config, &[&stage]).expect("it is written");
+
+    assert_eq!(hf::read_config(&dir).ok(), hf::read_config(reference).ok());
+    assert_eq!(values(&load_family(&dir, config).expect("it loads")), values(&stage));
+    // The reference writes tensors in the same order and layout.
+    assert!(tensors(&dir) == tensors(reference), "the bytes of the tensors differ");
+    let json = fs::read(dir.join("config.json")).expect("the file is here");
+    serde_json::from_slice(&json).expect("it is JSON")
+}
+
 #[test]
 fn round_trip_in_one_file() {
-    let folder = TempDir::new().expect("a temporary folder");
-    let dir = folder.path().join("deep/model");
-    let golden = load(Path::new(GOLDEN)).expect("it loads");
-    hf::save(&dir, &config(Path::new(GOLDEN)), &[&golden]).expect("it is written");
+    let json = check_round_trip(GOLDEN, &config(Path::new(GOLDEN)));
+    assert_eq!(json["model_type"], "llama");
+    assert_eq!(json["tie_word_embeddings"], false);
+}
 
-    assert_eq!(config(&dir), config(Path::new(GOLDEN)));
-    assert_eq!(values(&load(&dir).expect("it loads")), values(&golden));
-    // The reference writes tensors in the same order and layout.
-    let data = |dir: &Path| {
-        let bytes = fs::read(dir.join("model.safetensors")).expect("the file is here");
-        bytes[8 + bytes_before(&bytes)..].to_vec()
-    };
-    assert_eq!(data(&dir), data(Path::new(GOLDEN)));
+#[test]
+fn round_trip_of_a_tied_model() {
+    let json = check_round_trip(TIED, &config(Path::new(TIED)));
+    assert_eq!(json["tie_word_embeddings"], true);
+}
+
+#[test]
+fn round_trip_of_qwen2() {
+    let Ok(ModelConfig::Qwen2(config)) = hf::read_config(Path::new(QWEN2)) else { panic!("it is a Qwen2") };
+    let json = check_round_trip(QWEN2, &config);
+    assert_eq!(json["architectures"], json!(["Qwen2ForCausalLM"]));
+    assert_eq!(json["max_window_layers"], 4);
+}
+
+#[test]
+fn a_tied_model_has_no_use_for_a_head_in_the_file() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let untied = LlamaConfig::from(DecoderConfig::new(16, 4));
+    let stage = untied.init_stage(0..4, 1, &Device::flex()).expect("the range is valid");
+    let dir = folder.path().join("model");
+    hf::save(&dir, &untied, &[&stage]).expect("it is written");
+
+    let tied = DecoderConfig { tie_word_embeddings: true, ..untied.decoder };
+    let head = hf::load_stage(&dir, &LlamaConfig::from(tied), 3..4, &Device::flex()).expect("it loads");
+    let table = hf::load_stage(&dir, &config(&dir), 0..1, &Device::flex()).expect("it loads");
+    assert_eq!(values(&head)[1], values(&table)[0]);
 }
 
 #[test]
@@ -232,6 +283,48 @@ fn an_index_may_not_lead_out_of_the_folder() {
     );
 }
 
+/// A published Qwen2's configuration with some keys changed.
+fn qwen2_json(change: Value) -> String {
+    let mut json = json!({
+        "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864,
+        "max_position_embeddings": 131_072, "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14,
+        "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
+        "sliding_window": 131_072, "tie_word_embeddings": true, "use_sliding_window": false, "vocab_size": 151_936
+    });
+    json.as_object_mut().expect("it is one").append(change.clone().as_object_mut().expect("it is one"));
+    json.to_string()
+}
+
+#[test]
+fn a_published_qwen2_is_understood() {
+    let folder = TempDir::new().expect("a temporary folder");
+    fs::write(folder.path().join("config.json"), qwen2_json(json!({}))).expect("it is writable");
+    let Ok(ModelConfig::Qwen2(config)) = hf::read_config(folder.path()) else { panic!("it is a Qwen2") };
+    let decoder = DecoderConfig {
+        hidden_size: 896,
+        intermediate_size: 4864,
+        num_hidden_layers: 24,
+        num_key_value_heads: 2,
+        rope_theta: 1e6,
+        max_position_embeddings: Some(131_072),
+        tie_word_embeddings: true,
+        ..DecoderConfig::new(151_936, 14)
+    };
+    let expected = Qwen2Config { decoder, sliding_window: Some(131_072), max_window_layers: Some(24) };
+    assert_eq!(config, expected);
+    // The number that its authors give.
+    let parameters: u64 = config.describe(1).layers.iter().map(|layer| layer.parameters).sum();
+    assert_eq!(parameters, 494_032_768);
+    assert_eq!(Qwen2Config::from_json(config.to_json()).ok(), Some(config));
+}
+
+#[test]
+fn llamas_attention_bias_is_kept() {
+    let llama = LlamaConfig { attention_bias: true, ..DecoderConfig::new(16, 4).into() };
+    assert_eq!(llama.to_json()["attention_bias"], true);
+    assert_eq!(LlamaConfig::from_json(llama.to_json()).ok(), Some(llama));
+}
+
 #[test]
 fn configurations_that_cannot_be_run_are_refused() {
     let (folder, _) = copy();
@@ -244,9 +337,19 @@ fn configurations_that_cannot_be_run_are_refused() {
         assert_eq!(source, inner);
     };
     check("{", "is not valid", "EOF while parsing an object at line 1 column 1");
-    let families = "set `model_type` (or `architectures`) to one of llama";
+    let families = "set `model_type` (or `architectures`) to one of llama, qwen2";
     let unknown = format!("unknown model family `mamba`: {families}");
     check(r#"{"model_type": "mamba"}"#, "does not describe a model that can be run", &unknown);
+    check(
+        &qwen2_json(json!({"use_sliding_window": true, "sliding_window": 4096})),
+        "does not describe a model that can be run",
+        "invalid model configuration: `use_sliding_window = true` is not supported: only false is",
+    );
+    check(
+        &qwen2_json(json!({"rope_scaling": {"type": "yarn", "factor": 4.0}})),
+        "does not describe a model that can be run",
+        "invalid model configuration: `rope_scaling = \"yarn\"` is not supported: only null or the type \"default\" is",
+    );
     check(
         r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 2}"#,
         "does not describe a model that can be run",
@@ -267,7 +370,7 @@ fn a_folder_with_content_is_never_overwritten() {
 #[test]
 fn an_unfinished_model_leaves_nothing_behind() {
     let folder = TempDir::new().expect("a temporary folder");
-    let config = LlamaConfig::new(16, 4);
+    let config = LlamaConfig::from(DecoderConfig::new(16, 4));
     let stage = config.init_stage(0..2, 1, &Device::flex()).expect("the range is valid");
     let other = config.init_stage(2..4, 1, &Device::flex()).expect("the range is valid");
     let specs: Vec<_> = [&stage, &other].into_iter().flat_map(parameter_specs).collect();

@@ -5,32 +5,43 @@ use std::collections::BTreeMap;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::boundary::{pack, unpack};
-use pipewright_models::llama::{LlamaConfig, LlamaInput, LlamaStage};
+use pipewright::stage::StageModule;
+use pipewright_models::decoder::{DecoderConfig, DecoderInput, DecoderStage};
+use pipewright_models::llama::LlamaConfig;
+use pipewright_models::qwen2::Qwen2Config;
 use pipewright_models::{ModelFamily, parameter_specs};
 use proptest::prelude::*;
 
-fn config() -> LlamaConfig {
-    LlamaConfig {
+/// Five layers.
+fn sizes() -> DecoderConfig {
+    DecoderConfig {
         hidden_size: 24,
         intermediate_size: 20,
         num_hidden_layers: 3,
         num_key_value_heads: 2,
         head_dim: Some(6),
-        ..LlamaConfig::new(31, 4)
+        ..DecoderConfig::new(31, 4)
     }
 }
 
+fn tied() -> DecoderConfig {
+    DecoderConfig { tie_word_embeddings: true, ..sizes() }
+}
+
+fn llama() -> LlamaConfig {
+    sizes().into()
+}
+
 /// All stages of the model cut before each of `cuts`.
-fn cut(cuts: &[usize]) -> Vec<LlamaStage> {
-    let config = config();
-    let bounds = [&[0], cuts, &[config.layers()]].concat();
+fn cut<F: ModelFamily<Stage = DecoderStage>>(config: &F, cuts: &[usize]) -> Vec<DecoderStage> {
+    let bounds = [&[0], cuts, &[5]].concat();
     let stage = |pair: &[usize]| config.init_stage(pair[0]..pair[1], 7, &Device::flex());
     bounds.windows(2).map(|pair| stage(pair).expect("the range is valid")).collect()
 }
 
-fn parameters(stages: &[LlamaStage]) -> BTreeMap<String, TensorData> {
-    let record = |stage: &LlamaStage| stage.clone().into_record();
-    let values = |stage: &LlamaStage| -> Vec<(String, TensorData)> {
+fn parameters(stages: &[DecoderStage]) -> BTreeMap<String, TensorData> {
+    let record = |stage: &DecoderStage| stage.clone().into_record();
+    let values = |stage: &DecoderStage| -> Vec<(String, TensorData)> {
         let mut collector = Collector::default();
         stage.visit(&mut collector);
         assert_eq!(collector.values.len(), record(stage).len(), "a record has the same parameters");
@@ -64,12 +75,18 @@ fn tokens() -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [2, 9]), &Device::flex())
 }
 
-fn run(stages: &[LlamaStage]) -> TensorData {
-    let mut values = pack(LlamaInput::Tokens(tokens()));
+fn run(stages: &[DecoderStage]) -> TensorData {
+    let mut values = pack(DecoderInput::Tokens(tokens()));
     for stage in stages {
         values = pack(stage.run(unpack(values).expect("the boundary fits")));
     }
     unpack::<Tensor<3>>(values).expect("logits").into_data()
+}
+
+fn check_cut<F: ModelFamily<Stage = DecoderStage>>(config: &F, cuts: &[usize]) {
+    let (whole, stages) = (cut(config, &[]), cut(config, cuts));
+    assert_eq!(parameters(&stages), parameters(&whole));
+    assert_eq!(run(&stages), run(&whole));
 }
 
 proptest! {
@@ -78,17 +95,19 @@ proptest! {
     #[test]
     fn any_cut_has_the_same_parameters_and_results(places in prop::collection::btree_set(1usize..5, 0..4)) {
         let cuts: Vec<usize> = places.into_iter().collect();
-        let (whole, stages) = (cut(&[]), cut(&cuts));
-        prop_assert_eq!(parameters(&stages), parameters(&whole));
-        prop_assert_eq!(run(&stages), run(&whole));
+        check_cut(&llama(), &cuts);
+        check_cut(&LlamaConfig { attention_bias: true, ..tied().into() }, &cuts);
+        check_cut(&Qwen2Config::from(sizes()), &cuts);
     }
+}
+
+fn paths(stage: &DecoderStage) -> Vec<String> {
+    parameter_specs(stage).into_iter().map(|spec| spec.path).collect()
 }
 
 #[test]
 fn paths_are_those_of_the_checkpoint() {
-    let paths =
-        |stage: &LlamaStage| parameter_specs(stage).into_iter().map(|spec| spec.path).collect::<Vec<_>>();
-    let stages = cut(&[1, 3, 4]);
+    let stages = cut(&llama(), &[1, 3, 4]);
     assert_eq!(paths(&stages[0]), ["model.embed_tokens.weight"]);
     assert_eq!(
         paths(&stages[2]),
@@ -107,36 +126,74 @@ fn paths_are_those_of_the_checkpoint() {
     assert_eq!(paths(&stages[3]), ["model.norm.weight", "lm_head.weight"]);
 }
 
-#[test]
-fn description_counts_what_the_stages_hold() {
-    let description = config().describe(16);
-    assert_eq!(description.layers.len(), config().layers());
-    for (index, layer) in description.layers.iter().enumerate() {
-        let stage = config().init_stage(index..index + 1, 0, &Device::flex()).expect("the range is valid");
-        assert_eq!(stage.num_params() as u64, layer.parameters, "{}", layer.path);
+fn check_biases<F: ModelFamily<Stage = DecoderStage>>(config: &F, expected: &[&str]) {
+    let block = &cut(config, &[1, 2])[1];
+    let biases: Vec<_> = parameters(std::slice::from_ref(block))
+        .into_iter()
+        .filter_map(|(path, values)| Some((path.strip_suffix("_proj.bias")?.to_owned(), values)))
+        .collect();
+    let expected: Vec<_> = expected.iter().map(|name| format!("model.layers.0.self_attn.{name}")).collect();
+    assert_eq!(biases.iter().map(|(path, _)| path.clone()).collect::<Vec<_>>(), expected);
+    for (path, values) in biases {
+        assert!(values.iter::<f32>().all(|bias| bias == 0.0), "{path}");
     }
 }
 
 #[test]
+fn biases_start_as_zeros_and_are_where_the_family_has_them() {
+    check_biases(&llama(), &[]);
+    check_biases(&LlamaConfig { attention_bias: true, ..llama() }, &["k", "o", "q", "v"]);
+    check_biases(&Qwen2Config::from(sizes()), &["k", "q", "v"]);
+}
+
+#[test]
+fn a_tied_head_is_a_copy_of_the_table_under_its_path() {
+    let stages = cut(&LlamaConfig::from(tied()), &[4]);
+    let (first, last) = (parameters(&stages[..1]), parameters(&stages[1..]));
+    assert_eq!(last["tied_head.weight"], first["model.embed_tokens.weight"]);
+    assert_eq!(stages[1].parameter_path("tied_head.weight"), "model.embed_tokens.weight");
+    assert_eq!(paths(&stages[1]), ["model.norm.weight"], "a file has the table from the first stage");
+}
+
+fn check_description<F: ModelFamily<Stage = DecoderStage>>(config: &F) {
+    let description = config.describe(16);
+    assert_eq!(description.layers.len(), 5);
+    let stages = cut(config, &[1, 2, 3, 4]);
+    for (stage, layer) in stages.iter().zip(&description.layers) {
+        let specs = parameter_specs(stage);
+        let count: usize = specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
+        assert_eq!(count as u64, layer.parameters, "{}", layer.path);
+    }
+}
+
+#[test]
+fn description_counts_what_the_stages_bring_to_the_model() {
+    check_description(&llama());
+    check_description(&LlamaConfig { attention_bias: true, ..llama() });
+    check_description(&LlamaConfig::from(tied()));
+    check_description(&Qwen2Config::from(sizes()));
+}
+
+#[test]
 fn seeds_give_different_parameters() {
-    let head = |seed| config().init_stage(4..5, seed, &Device::flex()).expect("the range is valid");
+    let head = |seed| llama().init_stage(4..5, seed, &Device::flex()).expect("the range is valid");
     assert_ne!(parameters(&[head(1)]), parameters(&[head(2)]));
 }
 
 #[test]
 fn ranges_outside_the_model_are_refused() {
     let refused =
-        |range| config().init_stage(range, 0, &Device::flex()).map(|_| ()).map_err(|error| error.to_string());
+        |range| llama().init_stage(range, 0, &Device::flex()).map(|_| ()).map_err(|error| error.to_string());
     assert_eq!(refused(2..2), Err("layers 2..2 are no stage of a model of 5 layers".to_owned()));
     assert_eq!(refused(4..6), Err("layers 4..6 are no stage of a model of 5 layers".to_owned()));
 }
 
 #[test]
 fn a_token_sees_no_later_token() {
-    let stages = cut(&[]);
+    let stages = cut(&llama(), &[]);
     let logits = |ids: Vec<i64>| {
         let tokens = Tensor::from_data(TensorData::new(ids, [1, 300]), &Device::flex());
-        stages[0].run(LlamaInput::Tokens(tokens)).narrow(1, 0, 200).into_data()
+        stages[0].run(DecoderInput::Tokens(tokens)).narrow(1, 0, 200).into_data()
     };
     let ids: Vec<i64> = (0..300).map(|i| i * i % 31).collect();
     let mut changed = ids.clone();

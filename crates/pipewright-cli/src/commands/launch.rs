@@ -24,6 +24,7 @@ use crate::failure::{Exit, Failure};
 pub(super) fn launch(prepared: Prepared) -> Result<Trainer, Failure> {
     match prepared.model.clone() {
         ModelConfig::Llama(config) => launch_family(prepared, config),
+        ModelConfig::Qwen2(config) => launch_family(prepared, config),
         other => Err(Failure::new(Exit::Bug, format!("no stages can be made of {other:?}"))),
     }
 }

@@ -51,7 +51,7 @@ pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
     let partition =
         partition(&layers.weights(), program.placement().stages(), &method).map_err(Failure::input)?;
     run_folder::probe(&settings.run.out).map_err(Failure::input)?;
-    let rows = open_data(&settings, vocab_size(&model)?)?;
+    let rows = open_data(&settings, model.vocab_size())?;
     Ok(Prepared { settings, model, layers, program, partition, rows })
 }
 
@@ -108,13 +108,6 @@ fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failure> {
     match settings {
         ModelSettings::From { from } => hf::read_config(from).map_err(Failure::input),
         ModelSettings::Fresh(model) => Ok(model.config()),
-    }
-}
-
-fn vocab_size(model: &ModelConfig) -> Result<usize, Failure> {
-    match model {
-        ModelConfig::Llama(config) => Ok(config.vocab_size),
-        other => Err(Failure::new(Exit::Bug, format!("no vocabulary size is known for {other:?}"))),
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use pipewright_models::llama::LlamaConfig;
+use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::{ConfigError, ModelConfig};
 use serde::Serialize;
 
@@ -33,6 +33,12 @@ pub(crate) enum ModelSettings {
 pub(crate) enum Architecture {
     /// Rotary embeddings, RMSNorm, SwiGLU, grouped-query attention.
     Llama,
+    /// Llama with biases on queries, keys and values.
+    Qwen2,
+}
+
+impl Architecture {
+    const CHOICES: [(&'static str, Self); 2] = [("llama", Self::Llama), ("qwen2", Self::Qwen2)];
 }
 
 /// The sizes of a model with fresh parameters.
@@ -64,19 +70,21 @@ impl FreshModel {
     /// The model's configuration.
     pub(crate) fn config(&self) -> ModelConfig {
         match self.architecture {
-            Architecture::Llama => ModelConfig::Llama(self.llama()),
+            Architecture::Llama => ModelConfig::Llama(self.decoder().into()),
+            Architecture::Qwen2 => ModelConfig::Qwen2(self.decoder().into()),
         }
     }
 
-    fn llama(&self) -> LlamaConfig {
-        LlamaConfig {
+    fn decoder(&self) -> DecoderConfig {
+        DecoderConfig {
             hidden_size: self.hidden_size as usize,
             intermediate_size: self.intermediate_size as usize,
             num_hidden_layers: self.num_hidden_layers as usize,
             num_key_value_heads: self.num_key_value_heads as usize,
             rms_norm_eps: self.rms_norm_eps,
             rope_theta: self.rope_theta,
-            ..LlamaConfig::new(self.vocab_size as usize, self.num_attention_heads as usize)
+            tie_word_embeddings: self.tie_word_embeddings,
+            ..DecoderConfig::new(self.vocab_size as usize, self.num_attention_heads as usize)
         }
     }
 }
@@ -120,7 +128,7 @@ const MOST_LAYERS: u32 = 1 << 16;
 fn read_sizes(section: &mut Section<'_>) -> FreshModel {
     let num_attention_heads = section.count_to("num_attention_heads", 8, LARGEST_WIDTH);
     let model = FreshModel {
-        architecture: section.choice("architecture", Architecture::Llama, &[("llama", Architecture::Llama)]),
+        architecture: section.choice("architecture", Architecture::Llama, &Architecture::CHOICES),
         vocab_size: section.count("vocab_size", 256),
         hidden_size: section.count_to("hidden_size", 512, LARGEST_WIDTH),
         intermediate_size: section.count_to("intermediate_size", 1376, LARGEST_WIDTH),
@@ -131,12 +139,8 @@ fn read_sizes(section: &mut Section<'_>) -> FreshModel {
         rope_theta: section.number("rope_theta", 10_000.0, &Bound::Positive),
         tie_word_embeddings: section.flag("tie_word_embeddings", false),
     };
-    if model.tie_word_embeddings {
-        let (key, value) = ("tie_word_embeddings", "true".to_owned());
-        section.refuse(key, ProblemKind::NotSupported { key, value, instead: "false" });
-    }
     if section.is_sound()
-        && let Err(error) = model.llama().validate()
+        && let Err(error) = model.decoder().validate()
     {
         section.refuse_at_first_of(&culprits(&error), error.into());
     }

@@ -7,7 +7,7 @@ use crate::parameter::{ParameterKind, ParameterSpec};
 pub(super) fn file_shape(spec: &ParameterSpec) -> Vec<usize> {
     match spec.kind {
         ParameterKind::Matrix => spec.shape.iter().rev().copied().collect(),
-        ParameterKind::Table | ParameterKind::Scale => spec.shape.clone(),
+        ParameterKind::Table | ParameterKind::Scale | ParameterKind::Bias => spec.shape.clone(),
     }
 }
 

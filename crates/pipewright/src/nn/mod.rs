@@ -1,8 +1,9 @@
 //! Layers for stages, computed with few passes over memory, whose weight gradients can wait.
 //!
-//! [`Linear`] and [`Embedding`] have Burn's parameters, names and initial values, and put off their weight gradients:
-//! inside a stage, the backward pass yields the gradients of the inputs alone, and the products for the weights follow
-//! when the schedule says so (`W`), added in place to the sums of the step. Outside a stage they are ordinary layers.
+//! [`Linear`] and [`Embedding`] have Burn's parameters, names and initial values. They and [`TiedHead`] put off their
+//! weight gradients: inside a stage, the backward pass yields the gradients of the inputs alone, and the products for
+//! the weights follow when the schedule says so (`W`), added in place to the sums of the step. Outside a stage they are
+//! ordinary layers.
 //!
 //! The functions ([`rms_norm`], [`swiglu`], [`CausalAttention`], [`cross_entropy`]) are single operations on the CPU
 //! back end and compositions of Burn's elsewhere.
@@ -15,6 +16,7 @@ mod linear;
 mod operation;
 mod rms_norm;
 mod swiglu;
+mod tied_head;
 
 #[cfg(test)]
 mod check;
@@ -28,3 +30,4 @@ pub use linear::Linear;
 pub(crate) use operation::{CpuTensor, cpu_tensor, elements, owned};
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use swiglu::swiglu;
+pub use tied_head::TiedHead;

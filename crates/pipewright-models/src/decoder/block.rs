@@ -4,20 +4,21 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{CausalAttention, Linear, RmsNorm, swiglu};
 
-use super::LlamaConfig;
+use super::config::DecoderConfig;
 use crate::parameter::{Builder, ParameterSource};
 
 #[derive(Module, Debug)]
-pub(super) struct LlamaBlock {
+pub(super) struct DecoderBlock {
     input_layernorm: RmsNorm,
-    self_attn: LlamaAttention,
+    self_attn: Attention,
     post_attention_layernorm: RmsNorm,
-    mlp: LlamaMlp,
+    mlp: FeedForward,
 }
 
-impl LlamaBlock {
+impl DecoderBlock {
     pub(super) fn build<S: ParameterSource>(
-        config: &LlamaConfig,
+        config: &DecoderConfig,
+        bias: AttentionBias,
         path: &str,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
@@ -26,9 +27,9 @@ impl LlamaBlock {
         };
         Ok(Self {
             input_layernorm: norm(builder, "input_layernorm")?,
-            self_attn: LlamaAttention::build(config, &format!("{path}.self_attn"), builder)?,
+            self_attn: Attention::build(config, bias, &format!("{path}.self_attn"), builder)?,
             post_attention_layernorm: norm(builder, "post_attention_layernorm")?,
-            mlp: LlamaMlp::build(config, &format!("{path}.mlp"), builder)?,
+            mlp: FeedForward::build(config, &format!("{path}.mlp"), builder)?,
         })
     }
 
@@ -41,29 +42,46 @@ impl LlamaBlock {
     }
 }
 
+/// Which products of the attention add a bias.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionBias {
+    /// Those that make queries, keys and values.
+    pub inputs: bool,
+    /// The one that mixes the heads.
+    pub output: bool,
+}
+
 #[derive(Module, Debug)]
-struct LlamaAttention {
+struct Attention {
     q_proj: Linear,
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
 }
 
-impl LlamaAttention {
+impl Attention {
     fn build<S: ParameterSource>(
-        config: &LlamaConfig,
+        config: &DecoderConfig,
+        bias: AttentionBias,
         path: &str,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
-        let head_dim = config.head_dim();
-        let hidden = config.hidden_size;
+        let (hidden, head_dim) = (config.hidden_size, config.head_dim());
         let queries = config.num_attention_heads * head_dim;
         let keys = config.num_key_value_heads * head_dim;
+        let mut linear = |name: &str, inputs, outputs, bias| {
+            let path = format!("{path}.{name}");
+            if bias {
+                builder.linear_with_bias(&path, inputs, outputs)
+            } else {
+                builder.linear(&path, inputs, outputs)
+            }
+        };
         Ok(Self {
-            q_proj: builder.linear(&format!("{path}.q_proj"), hidden, queries)?,
-            k_proj: builder.linear(&format!("{path}.k_proj"), hidden, keys)?,
-            v_proj: builder.linear(&format!("{path}.v_proj"), hidden, keys)?,
-            o_proj: builder.linear(&format!("{path}.o_proj"), queries, hidden)?,
+            q_proj: linear("q_proj", hidden, queries, bias.inputs)?,
+            k_proj: linear("k_proj", hidden, keys, bias.inputs)?,
+            v_proj: linear("v_proj", hidden, keys, bias.inputs)?,
+            o_proj: linear("o_proj", queries, hidden, bias.output)?,
         })
     }
 
@@ -76,15 +94,15 @@ impl LlamaAttention {
 }
 
 #[derive(Module, Debug)]
-struct LlamaMlp {
+struct FeedForward {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,
 }
 
-impl LlamaMlp {
+impl FeedForward {
     fn build<S: ParameterSource>(
-        config: &LlamaConfig,
+        config: &DecoderConfig,
         path: &str,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {

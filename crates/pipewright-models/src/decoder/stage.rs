@@ -1,4 +1,4 @@
-//! A stage of a Llama model: any contiguous range of its layers.
+//! A stage of a decoder-only model: any contiguous range of its layers.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,59 +6,60 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use pipewright::boundary::{Boundary, BoundaryError, Unpack};
-use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm};
+use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TiedHead};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::value::{ValueKind, Values};
-use pipewright_schedule::ModelDesc;
-use serde_json::{Value, json};
 
-use super::LlamaConfig;
-use super::block::LlamaBlock;
-use super::describe::describe;
-use crate::family::{ConfigError, ModelFamily};
+use super::block::{AttentionBias, DecoderBlock};
+use super::config::DecoderConfig;
+use crate::family::ConfigError;
 use crate::parameter::{Builder, ParameterSource};
 
 /// A contiguous range of layers.
 ///
 /// Parameters of every stage have the global paths of the checkpoint, `model.layers.3.mlp.up_proj.weight` and so on:
-/// layers that belong to other stages leave their places empty.
+/// layers that belong to other stages leave their places empty, and so does the head that the model does not have.
 #[derive(Module, Debug)]
-pub struct LlamaStage {
-    model: LlamaModel,
+pub struct DecoderStage {
+    model: DecoderModel,
     lm_head: Option<Linear>,
+    /// With the stage's own copy of the embedding's table.
+    tied_head: Option<TiedHead>,
     #[module(skip)]
     attention: AttentionCache,
 }
 
 #[derive(Module, Debug)]
-struct LlamaModel {
+struct DecoderModel {
     embed_tokens: Option<Embedding>,
     /// One place for each block of the whole model.
-    layers: Vec<Option<LlamaBlock>>,
+    layers: Vec<Option<DecoderBlock>>,
     norm: Option<RmsNorm>,
 }
 
 /// What a stage takes: token ids `[batch, sequence]` if it holds the embedding, else hidden states
 /// `[batch, sequence, hidden]`.
 #[derive(Debug, Clone)]
-pub enum LlamaInput {
+pub enum DecoderInput {
     /// Token ids.
     Tokens(Tensor<2, Int>),
     /// Hidden states, as the stage before returns them.
     Hidden(Tensor<3>),
 }
 
-impl LlamaStage {
+impl DecoderStage {
     /// Hidden states `[batch, sequence, hidden]`, or logits `[batch, sequence, vocabulary]` on the last stage.
     ///
     /// # Panics
     /// When the input is not of the kind that the stage takes, or a token id lies beyond the vocabulary.
-    pub fn run(&self, input: LlamaInput) -> Tensor<3> {
+    pub fn run(&self, input: DecoderInput) -> Tensor<3> {
         let hidden = match (&self.model.embed_tokens, input) {
-            (Some(embedding), LlamaInput::Tokens(tokens)) => embedding.forward(tokens),
-            (None, LlamaInput::Hidden(hidden)) => hidden,
-            (Some(_), LlamaInput::Hidden(_)) => panic!("the first stage takes token ids, not hidden states"),
-            (None, LlamaInput::Tokens(_)) => {
+            (Some(embedding), DecoderInput::Tokens(tokens)) => embedding.forward(tokens),
+            (None, DecoderInput::Hidden(hidden)) => hidden,
+            (Some(_), DecoderInput::Hidden(_)) => {
+                panic!("the first stage takes token ids, not hidden states")
+            }
+            (None, DecoderInput::Tokens(_)) => {
                 panic!("a stage without the embedding takes hidden states, not token ids")
             }
         };
@@ -69,25 +70,42 @@ impl LlamaStage {
         for block in self.model.layers.iter().flatten() {
             hidden = block.forward(hidden, &attention);
         }
-        if let (Some(norm), Some(head)) = (&self.model.norm, &self.lm_head) {
-            hidden = head.forward(norm.forward(hidden));
+        if let Some(norm) = &self.model.norm {
+            hidden = norm.forward(hidden);
+        }
+        if let Some(head) = &self.lm_head {
+            hidden = head.forward(hidden);
+        }
+        if let Some(head) = &self.tied_head {
+            hidden = head.forward(hidden);
         }
         let width = hidden.dims()[1];
         hidden.reshape([batch, sequence, width])
     }
 }
 
-impl StageModule for LlamaStage {
-    type Input = LlamaInput;
+impl StageModule for DecoderStage {
+    type Input = DecoderInput;
     type Output = Tensor<3>;
 
-    fn forward(&self, input: LlamaInput, _context: &StageContext) -> Tensor<3> {
+    fn forward(&self, input: DecoderInput, _context: &StageContext) -> Tensor<3> {
         self.run(input)
+    }
+
+    /// A tied head's table is the embedding's wherever it is.
+    fn parameter_path(&self, local: &str) -> String {
+        match local {
+            "tied_head.weight" => format!("{EMBEDDING}.weight"),
+            _ => local.to_owned(),
+        }
     }
 }
 
+/// The embedding's path.
+const EMBEDDING: &str = "model.embed_tokens";
+
 /// Integers are token ids, anything else must be hidden states.
-impl Boundary for LlamaInput {
+impl Boundary for DecoderInput {
     fn pack(self, into: &mut Values) {
         match self {
             Self::Tokens(tokens) => tokens.pack(into),
@@ -103,37 +121,15 @@ impl Boundary for LlamaInput {
     }
 }
 
-impl ModelFamily for LlamaConfig {
-    const MODEL_TYPE: &'static str = "llama";
-    const ARCHITECTURE: &'static str = "LlamaForCausalLM";
-    type Stage = LlamaStage;
-
-    fn from_json(json: Value) -> Result<Self, ConfigError> {
-        Ok(serde_json::from_value(json)?)
-    }
-
-    fn to_json(&self) -> Value {
-        let mut json = json!(self);
-        json["model_type"] = Self::MODEL_TYPE.into();
-        json["architectures"] = json!([Self::ARCHITECTURE]);
-        json["dtype"] = "float32".into();
-        json
-    }
-
-    fn describe(&self, sequence: usize) -> ModelDesc {
-        describe(self, sequence)
-    }
-
-    fn initializer_range(&self) -> f64 {
-        self.initializer_range
-    }
-
-    fn build_stage<S>(
+impl DecoderConfig {
+    /// The stage that holds `layers`; see [`ModelFamily::build_stage`](crate::ModelFamily::build_stage).
+    pub(crate) fn build_stage<S>(
         &self,
+        bias: AttentionBias,
         layers: Range<usize>,
         source: &mut S,
         device: &Device,
-    ) -> Result<LlamaStage, S::Error>
+    ) -> Result<DecoderStage, S::Error>
     where
         S: ParameterSource,
         S::Error: From<ConfigError>,
@@ -146,25 +142,47 @@ impl ModelFamily for LlamaConfig {
         }
 
         let mut builder = Builder::new(source, device);
-        let mut stage = LlamaStage {
-            model: LlamaModel { embed_tokens: None, layers: vec![None; self.num_hidden_layers], norm: None },
-            lm_head: None,
-            attention: AttentionCache::new(self),
-        };
+        let mut stage = DecoderStage::empty(self);
         for layer in start..end {
             if layer == 0 {
-                let table = builder.embedding("model.embed_tokens", self.vocab_size, self.hidden_size)?;
+                let table = builder.embedding(EMBEDDING, self.vocab_size, self.hidden_size)?;
                 stage.model.embed_tokens = Some(table);
             } else if layer == head {
-                stage.model.norm = Some(builder.norm("model.norm", self.hidden_size, self.rms_norm_eps)?);
-                stage.lm_head = Some(builder.linear("lm_head", self.hidden_size, self.vocab_size)?);
+                stage.add_head(self, &mut builder)?;
             } else {
                 let index = layer - 1;
-                let block = LlamaBlock::build(self, &format!("model.layers.{index}"), &mut builder)?;
+                let block = DecoderBlock::build(self, bias, &format!("model.layers.{index}"), &mut builder)?;
                 stage.model.layers[index] = Some(block);
             }
         }
         Ok(stage)
+    }
+}
+
+impl DecoderStage {
+    fn empty(config: &DecoderConfig) -> Self {
+        let layers = vec![None; config.num_hidden_layers];
+        Self {
+            model: DecoderModel { embed_tokens: None, layers, norm: None },
+            lm_head: None,
+            tied_head: None,
+            attention: AttentionCache::new(config),
+        }
+    }
+
+    fn add_head<S: ParameterSource>(
+        &mut self,
+        config: &DecoderConfig,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<(), S::Error> {
+        let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
+        self.model.norm = Some(builder.norm("model.norm", hidden, config.rms_norm_eps)?);
+        if config.tie_word_embeddings {
+            self.tied_head = Some(builder.tied_head(EMBEDDING, vocabulary, hidden)?);
+        } else {
+            self.lm_head = Some(builder.linear("lm_head", hidden, vocabulary)?);
+        }
+        Ok(())
     }
 }
 
@@ -173,25 +191,31 @@ impl ModelFamily for LlamaConfig {
 struct AttentionCache {
     head_dim: usize,
     theta: f64,
-    latest: Arc<Mutex<Option<(Device, Arc<CausalAttention>)>>>,
+    latest: Arc<Mutex<Option<Cached>>>,
+}
+
+#[derive(Debug)]
+struct Cached {
+    device: Device,
+    attention: Arc<CausalAttention>,
 }
 
 impl AttentionCache {
-    fn new(config: &LlamaConfig) -> Self {
+    fn new(config: &DecoderConfig) -> Self {
         Self { head_dim: config.head_dim(), theta: config.rope_theta, latest: Arc::default() }
     }
 
     fn get(&self, sequence: usize, device: &Device) -> Arc<CausalAttention> {
         // A panic under the lock can leave nothing half-made behind: the entry is replaced whole.
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of, attention)) = latest.as_ref()
+        if let Some(Cached { device: of, attention }) = latest.as_ref()
             && of == device
             && attention.sequence() == sequence
         {
             return Arc::clone(attention);
         }
         let attention = Arc::new(CausalAttention::rotary(sequence, self.head_dim, self.theta, device));
-        *latest = Some((device.clone(), Arc::clone(&attention)));
+        *latest = Some(Cached { device: device.clone(), attention: Arc::clone(&attention) });
         attention
     }
 }

@@ -1,13 +1,15 @@
 //! The configuration as Hugging Face's `config.json` has it, old and new: defaults for what is absent, and a refusal of
 //! what would change the arithmetic in a way that is not implemented.
+//!
+//! What one family alone knows is refused for all: a key that bears on no arithmetic is not set in their files.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::LlamaConfig;
+use super::config::DecoderConfig;
 use crate::family::ConfigError;
 
-/// The keys of `config.json` that bear on the arithmetic.
+/// The keys of `config.json` that bear on the arithmetic, but for those that a family adds.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RawConfig {
     vocab_size: usize,
@@ -28,16 +30,18 @@ pub(super) struct RawConfig {
     rope_scaling: Option<Value>,
     #[serde(default)]
     tie_word_embeddings: bool,
-    #[serde(default)]
-    attention_bias: bool,
-    #[serde(default)]
+    #[serde(default, skip_serializing)]
     mlp_bias: bool,
+    #[serde(default, skip_serializing)]
+    use_sliding_window: bool,
+    #[serde(skip_serializing)]
+    layer_types: Option<Vec<String>>,
     #[serde(default = "default_hidden_act")]
     hidden_act: String,
     #[serde(default = "default_initializer_range")]
     initializer_range: f64,
-    #[serde(default = "default_max_position_embeddings")]
-    max_position_embeddings: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_position_embeddings: Option<usize>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -46,7 +50,7 @@ struct RopeParameters {
     rope_type: Option<String>,
 }
 
-impl TryFrom<RawConfig> for LlamaConfig {
+impl TryFrom<RawConfig> for DecoderConfig {
     type Error = ConfigError;
 
     fn try_from(raw: RawConfig) -> Result<Self, ConfigError> {
@@ -64,6 +68,7 @@ impl TryFrom<RawConfig> for LlamaConfig {
             rope_theta: nested_theta.or(raw.rope_theta).unwrap_or(DEFAULT_ROPE_THETA),
             initializer_range: raw.initializer_range,
             max_position_embeddings: raw.max_position_embeddings,
+            tie_word_embeddings: raw.tie_word_embeddings,
         };
         config.validate()?;
         Ok(config)
@@ -75,13 +80,13 @@ impl RawConfig {
         let refuse = |key, value: &dyn ToString, supported| {
             Err(ConfigError::NotSupported { key, value: value.to_string(), supported })
         };
-        let flags = [
-            ("tie_word_embeddings", self.tie_word_embeddings),
-            ("attention_bias", self.attention_bias),
-            ("mlp_bias", self.mlp_bias),
-        ];
+        let flags = [("mlp_bias", self.mlp_bias), ("use_sliding_window", self.use_sliding_window)];
         if let Some((key, _)) = flags.into_iter().find(|(_, set)| *set) {
             return refuse(key, &true, "false");
+        }
+        let mut layer_types = self.layer_types.iter().flatten();
+        if let Some(other) = layer_types.find(|layer_type| *layer_type != FULL_ATTENTION) {
+            return refuse("layer_types", other, FULL_ATTENTION);
         }
         if self.hidden_act != "silu" {
             return refuse("hidden_act", &self.hidden_act, "silu");
@@ -106,8 +111,8 @@ impl RawConfig {
     }
 }
 
-impl From<LlamaConfig> for RawConfig {
-    fn from(config: LlamaConfig) -> Self {
+impl From<DecoderConfig> for RawConfig {
+    fn from(config: DecoderConfig) -> Self {
         let theta = Some(config.rope_theta);
         Self {
             vocab_size: config.vocab_size,
@@ -124,15 +129,19 @@ impl From<LlamaConfig> for RawConfig {
                 rope_type: Some("default".to_owned()),
             }),
             rope_scaling: None,
-            tie_word_embeddings: false,
-            attention_bias: false,
+            tie_word_embeddings: config.tie_word_embeddings,
             mlp_bias: false,
+            use_sliding_window: false,
+            layer_types: None,
             hidden_act: default_hidden_act(),
             initializer_range: config.initializer_range,
             max_position_embeddings: config.max_position_embeddings,
         }
     }
 }
+
+/// The entry of `layer_types` for attention to everything before.
+const FULL_ATTENTION: &str = "full_attention";
 
 pub(super) const DEFAULT_ROPE_THETA: f64 = 10_000.0;
 
@@ -142,10 +151,6 @@ pub(super) fn default_rms_norm_eps() -> f64 {
 
 pub(super) fn default_initializer_range() -> f64 {
     0.02
-}
-
-pub(super) fn default_max_position_embeddings() -> usize {
-    2048
 }
 
 fn default_hidden_act() -> String {
@@ -158,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    fn parse(change: Value) -> Result<LlamaConfig, String> {
+    fn parse(change: Value) -> Result<DecoderConfig, String> {
         let mut json = json!({
             "vocab_size": 256, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 8,
             "num_attention_heads": 4
@@ -173,7 +178,7 @@ mod tests {
 
     #[test]
     fn absent_keys_get_the_usual_defaults() {
-        let expected = LlamaConfig { num_hidden_layers: 8, ..LlamaConfig::new(256, 4) };
+        let expected = DecoderConfig { num_hidden_layers: 8, ..DecoderConfig::new(256, 4) };
         assert_eq!(parse(json!({})), Ok(expected));
     }
 
@@ -188,18 +193,24 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let config = parse(json!({"num_key_value_heads": 2, "head_dim": 24, "rms_norm_eps": 1e-5}));
+        let config = parse(json!({
+            "num_key_value_heads": 2, "head_dim": 24, "rms_norm_eps": 1e-5, "max_position_embeddings": 128,
+            "tie_word_embeddings": true
+        }));
         let config = config.expect("it is valid");
         let written = serde_json::to_value(&config).expect("plain data");
-        assert_eq!(serde_json::from_value::<LlamaConfig>(written).ok(), Some(config));
+        assert_eq!(serde_json::from_value::<DecoderConfig>(written).ok(), Some(config));
     }
 
     #[test]
     fn unsupported_settings_name_their_key() {
         let flag = |key| format!("`{key} = true` is not supported: only false is");
-        check_refused(json!({"tie_word_embeddings": true}), &flag("tie_word_embeddings"));
-        check_refused(json!({"attention_bias": true}), &flag("attention_bias"));
         check_refused(json!({"mlp_bias": true}), &flag("mlp_bias"));
+        check_refused(json!({"use_sliding_window": true}), &flag("use_sliding_window"));
+        check_refused(
+            json!({"layer_types": ["full_attention", "sliding_attention"]}),
+            "`layer_types = sliding_attention` is not supported: only full_attention is",
+        );
         check_refused(json!({"hidden_act": "gelu"}), "`hidden_act = gelu` is not supported: only silu is");
         check_refused(
             json!({"rope_parameters": {"rope_type": "yarn"}}),
@@ -217,6 +228,7 @@ mod tests {
         check_refused(json!({"vocab_size": 0}), &zero("vocab_size"));
         check_refused(json!({"num_hidden_layers": 0}), &zero("num_hidden_layers"));
         check_refused(json!({"num_key_value_heads": 0}), &zero("num_key_value_heads"));
+        check_refused(json!({"max_position_embeddings": 0}), &zero("max_position_embeddings"));
         check_refused(
             json!({"num_attention_heads": 5}),
             "`hidden_size = 64` is not divisible by `num_attention_heads = 5`",
@@ -234,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_missing_key_is_named() {
-        let error = serde_json::from_value::<LlamaConfig>(json!({"vocab_size": 2}))
+        let error = serde_json::from_value::<DecoderConfig>(json!({"vocab_size": 2}))
             .map_err(|error| error.to_string());
         assert_eq!(error, Err("missing field `hidden_size`".to_owned()));
     }

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use super::json::{self, RawConfig};
 use crate::family::ConfigError;
 
-/// The sizes and constants of a Llama model; the names are those of Hugging Face's `config.json`.
+/// The sizes and constants that families of this form share; the names are those of Hugging Face's `config.json`.
 ///
 /// Deserialising accepts what Hugging Face writes, old and new, fills in its defaults, validates, and refuses settings
 /// that change the arithmetic in a way that is not implemented.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "RawConfig", into = "RawConfig")]
-pub struct LlamaConfig {
+pub struct DecoderConfig {
     /// Token ids run from 0 to `vocab_size - 1`.
     pub vocab_size: usize,
     /// Width of the hidden states.
@@ -33,11 +33,13 @@ pub struct LlamaConfig {
     pub rope_theta: f64,
     /// Standard deviation of initial matrices and embeddings.
     pub initializer_range: f64,
-    /// The longest sequence that the model is meant for; nothing is allocated by it.
-    pub max_position_embeddings: usize,
+    /// The longest sequence that the model is meant for; nothing is computed from it.
+    pub max_position_embeddings: Option<usize>,
+    /// Whether the head multiplies by the embedding's table instead of a matrix of its own.
+    pub tie_word_embeddings: bool,
 }
 
-impl LlamaConfig {
+impl DecoderConfig {
     /// A small model (hidden 64, intermediate 176, 2 blocks) with as many key as query heads and the constants that
     /// Hugging Face assumes; meant to be completed with `..`.
     pub fn new(vocab_size: usize, num_attention_heads: usize) -> Self {
@@ -52,7 +54,8 @@ impl LlamaConfig {
             rms_norm_eps: json::default_rms_norm_eps(),
             rope_theta: json::DEFAULT_ROPE_THETA,
             initializer_range: json::default_initializer_range(),
-            max_position_embeddings: json::default_max_position_embeddings(),
+            max_position_embeddings: None,
+            tie_word_embeddings: false,
         }
     }
 
@@ -78,10 +81,12 @@ impl LlamaConfig {
             ("num_hidden_layers", self.num_hidden_layers),
             ("num_attention_heads", self.num_attention_heads),
             ("num_key_value_heads", self.num_key_value_heads),
-            ("max_position_embeddings", self.max_position_embeddings),
         ];
         for (key, value) in sizes {
             require(value > 0, key, value, "at least 1")?;
+        }
+        if let Some(longest) = self.max_position_embeddings {
+            require(longest > 0, "max_position_embeddings", longest, "at least 1")?;
         }
         if self.head_dim.is_none() {
             divisible(("hidden_size", self.hidden_size), ("num_attention_heads", self.num_attention_heads))?;

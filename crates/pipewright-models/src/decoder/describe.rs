@@ -1,0 +1,85 @@
+//! The model as a list of layers with sizes and costs, for partition and simulation.
+//!
+//! A tied head's table counts as the embedding's parameters alone, so that the layers' parameters add up to the model's.
+
+use pipewright_schedule::{LayerDesc, ModelDesc};
+
+use super::block::AttentionBias;
+use super::config::DecoderConfig;
+
+/// What reading and writing one element in an element-wise pass costs, in floating point operations of a matrix product:
+/// on a CPU core, products run at a few hundred operations in the time that memory moves ten floats.
+const ELEMENT: u64 = 32;
+
+impl DecoderConfig {
+    /// The layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
+    pub(crate) fn describe(&self, bias: AttentionBias, sequence: usize) -> ModelDesc {
+        let hidden = self.hidden_size as u64;
+        let table = self.vocab_size as u64 * hidden;
+
+        let embedding = LayerDesc {
+            path: "model.embed_tokens".to_owned(),
+            kind: "embedding".to_owned(),
+            parameters: table,
+            // A row is copied forward, and added to a row backward.
+            weight: 4 * ELEMENT * hidden,
+        };
+        let block = |index| LayerDesc {
+            path: format!("model.layers.{index}"),
+            kind: "decoder".to_owned(),
+            parameters: block_parameters(self, bias),
+            weight: block_weight(self, bias, sequence as u64),
+        };
+        let head = LayerDesc {
+            path: "lm_head".to_owned(),
+            kind: "head".to_owned(),
+            parameters: hidden + if self.tie_word_embeddings { 0 } else { table },
+            weight: 6 * table + ELEMENT * (NORM_PASSES * hidden + LOSS_PASSES * self.vocab_size as u64),
+        };
+
+        let mut layers = vec![embedding];
+        layers.extend((0..self.num_hidden_layers).map(block));
+        layers.push(head);
+        ModelDesc { layers }
+    }
+}
+
+/// Element-wise passes of a bias, of a normalisation, of the loss, and of a gated activation, forward and backward.
+const BIAS_PASSES: u64 = 4;
+const NORM_PASSES: u64 = 16;
+const LOSS_PASSES: u64 = 12;
+const GATE_PASSES: u64 = 12;
+
+fn block_parameters(config: &DecoderConfig, bias: AttentionBias) -> u64 {
+    matrix_parameters(config) + bias_parameters(config, bias) + 2 * config.hidden_size as u64
+}
+
+fn matrix_parameters(config: &DecoderConfig) -> u64 {
+    let hidden = config.hidden_size as u64;
+    let (queries, keys) = head_widths(config);
+    2 * hidden * (queries + keys) + 3 * hidden * config.intermediate_size as u64
+}
+
+fn bias_parameters(config: &DecoderConfig, bias: AttentionBias) -> u64 {
+    let (queries, keys) = head_widths(config);
+    let inputs = if bias.inputs { queries + 2 * keys } else { 0 };
+    let output = if bias.output { config.hidden_size as u64 } else { 0 };
+    inputs + output
+}
+
+/// Channels of all query heads, and of all key heads.
+fn head_widths(config: &DecoderConfig) -> (u64, u64) {
+    let head_dim = config.head_dim() as u64;
+    (config.num_attention_heads as u64 * head_dim, config.num_key_value_heads as u64 * head_dim)
+}
+
+/// Operations of a token, forward and backward: each parameter takes part in three multiply-adds, and so does each pair
+/// of a query and one of the `sequence / 2` keys that it sees on average, once for the scores and once for the values.
+fn block_weight(config: &DecoderConfig, bias: AttentionBias, sequence: u64) -> u64 {
+    let (queries, _) = head_widths(config);
+    let products = 6 * matrix_parameters(config) + 6 * sequence * queries;
+    let element_wise = 2 * NORM_PASSES * config.hidden_size as u64
+        + GATE_PASSES * config.intermediate_size as u64
+        + BIAS_PASSES * bias_parameters(config, bias);
+    products + ELEMENT * element_wise
+}

@@ -1,0 +1,65 @@
+//! The Llama family, with names and meaning as in Hugging Face's `LlamaForCausalLM`.
+
+use std::ops::Range;
+
+use burn::tensor::Device;
+use pipewright_schedule::ModelDesc;
+use serde::{Deserialize, Serialize};
+
+use crate::decoder::{AttentionBias, DecoderConfig, DecoderStage};
+use crate::family::{ConfigError, ModelFamily};
+use crate::parameter::ParameterSource;
+
+/// A Llama model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LlamaConfig {
+    /// Sizes and constants.
+    #[serde(flatten)]
+    pub decoder: DecoderConfig,
+    /// Whether the four products of the attention add a bias; published Llama models have none.
+    #[serde(default)]
+    pub attention_bias: bool,
+}
+
+impl From<DecoderConfig> for LlamaConfig {
+    fn from(decoder: DecoderConfig) -> Self {
+        Self { decoder, attention_bias: false }
+    }
+}
+
+impl LlamaConfig {
+    fn bias(&self) -> AttentionBias {
+        AttentionBias { inputs: self.attention_bias, output: self.attention_bias }
+    }
+}
+
+impl ModelFamily for LlamaConfig {
+    const MODEL_TYPE: &'static str = "llama";
+    const ARCHITECTURE: &'static str = "LlamaForCausalLM";
+    type Stage = DecoderStage;
+
+    fn vocab_size(&self) -> usize {
+        self.decoder.vocab_size
+    }
+
+    fn describe(&self, sequence: usize) -> ModelDesc {
+        self.decoder.describe(self.bias(), sequence)
+    }
+
+    fn initializer_range(&self) -> f64 {
+        self.decoder.initializer_range
+    }
+
+    fn build_stage<S>(
+        &self,
+        layers: Range<usize>,
+        source: &mut S,
+        device: &Device,
+    ) -> Result<DecoderStage, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
+        self.decoder.build_stage(self.bias(), layers, source, device)
+    }
+}

@@ -1,0 +1,65 @@
+//! The Qwen2 family: Llama with biases on queries, keys and values; names and meaning are those of Hugging Face's
+//! `Qwen2ForCausalLM`. Sliding windows are refused.
+
+use std::ops::Range;
+
+use burn::tensor::Device;
+use pipewright_schedule::ModelDesc;
+use serde::{Deserialize, Serialize};
+
+use crate::decoder::{AttentionBias, DecoderConfig, DecoderStage};
+use crate::family::{ConfigError, ModelFamily};
+use crate::parameter::ParameterSource;
+
+/// A Qwen2 model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Qwen2Config {
+    /// Sizes and constants.
+    #[serde(flatten)]
+    pub decoder: DecoderConfig,
+    /// The window that `use_sliding_window` would turn on; kept for the file, nothing is computed from it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sliding_window: Option<usize>,
+    /// The layers that `use_sliding_window` would leave alone; kept as [`Qwen2Config::sliding_window`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_window_layers: Option<usize>,
+}
+
+impl From<DecoderConfig> for Qwen2Config {
+    fn from(decoder: DecoderConfig) -> Self {
+        Self { decoder, sliding_window: None, max_window_layers: None }
+    }
+}
+
+const BIAS: AttentionBias = AttentionBias { inputs: true, output: false };
+
+impl ModelFamily for Qwen2Config {
+    const MODEL_TYPE: &'static str = "qwen2";
+    const ARCHITECTURE: &'static str = "Qwen2ForCausalLM";
+    type Stage = DecoderStage;
+
+    fn vocab_size(&self) -> usize {
+        self.decoder.vocab_size
+    }
+
+    fn describe(&self, sequence: usize) -> ModelDesc {
+        self.decoder.describe(BIAS, sequence)
+    }
+
+    fn initializer_range(&self) -> f64 {
+        self.decoder.initializer_range
+    }
+
+    fn build_stage<S>(
+        &self,
+        layers: Range<usize>,
+        source: &mut S,
+        device: &Device,
+    ) -> Result<DecoderStage, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
+        self.decoder.build_stage(BIAS, layers, source, device)
+    }
+}

@@ -1,0 +1,127 @@
+//! A reference model trained by the pipeline. A run must come close to PyTorch, and must equal the run of one rank with as
+//! many microbatches to the bit.
+
+use std::sync::OnceLock;
+
+use burn::tensor::Device;
+use pipewright::data::{DataConfig, Tokenizer};
+use pipewright::learning_rate::{Decay, LearningRate};
+use pipewright::optimizer::AdamW;
+use pipewright::pipeline::{Pipeline, PipelineConfig};
+use pipewright::stage::Stage;
+use pipewright::trainer::Trainer;
+use pipewright::transport::World;
+use pipewright_models::hf::HfError;
+use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
+use pipewright_schedule::generate::catalogue;
+use pipewright_schedule::{
+    Level, LowerConfig, Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, lower, partition,
+    validate,
+};
+
+use crate::reference::{Reference, Step};
+
+/// A reference model, and its runs on one rank.
+pub(crate) struct Model {
+    name: &'static str,
+    /// By the logarithm of the number of microbatches.
+    one_rank: [OnceLock<Vec<Step>>; 4],
+}
+
+impl Model {
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Self { name, one_rank: [const { OnceLock::new() }; 4] }
+    }
+
+    pub(crate) fn check(&self, schedule: &str, ranks: u32, microbatches: u32) {
+        let (run, one_rank) = self.runs(schedule, ranks, microbatches);
+        assert_eq!(run, one_rank, "{schedule}: the bits of one rank");
+    }
+
+    /// As [`Model::check`], for a schedule whose stages visit their microbatches in another order than 0, 1, 2 and so on.
+    fn check_out_of_order(&self, schedule: &str, ranks: u32, microbatches: u32) {
+        let (run, one_rank) = self.runs(schedule, ranks, microbatches);
+        for (Step { loss, .. }, Step { loss: expected, .. }) in run.iter().zip(one_rank) {
+            assert!((loss - expected).abs() <= 1e-6 * expected, "{schedule}: {loss} {expected}");
+        }
+    }
+
+    /// Every schedule of the catalogue that trains, so that one which is added is tested too.
+    pub(crate) fn check_every_schedule(&self, ranks: u32, microbatches: u32) {
+        for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+            match generator.name {
+                "loopedbfs" => self.check_out_of_order(generator.name, ranks, microbatches),
+                name => self.check(name, ranks, microbatches),
+            }
+        }
+    }
+
+    /// A run that is close to PyTorch's, and the one that it is to equal.
+    fn runs(&self, schedule: &str, ranks: u32, microbatches: u32) -> (Vec<Step>, &[Step]) {
+        let reference = Reference::load(self.name);
+        let run = train(&reference, schedule, ranks, microbatches);
+        reference.assert_close(&run);
+        let one_rank = self.one_rank[microbatches.ilog2() as usize]
+            .get_or_init(|| train(&reference, "gpipe", 1, microbatches));
+        (run, one_rank)
+    }
+}
+
+fn train(reference: &Reference, schedule: &str, ranks: u32, microbatches: u32) -> Vec<Step> {
+    let program = program(schedule, ranks, microbatches);
+    match reference.config.clone() {
+        ModelConfig::Llama(config) => train_family(reference, config, program),
+        ModelConfig::Qwen2(config) => train_family(reference, config, program),
+        other => panic!("no reference is of {other:?}"),
+    }
+}
+
+fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {
+    let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
+    let schedule = generate(schedule, &spec).expect("a schedule");
+    let program = lower(&schedule, &LowerConfig::from(Level::Comms)).expect("it lowers");
+    validate(program, Level::Comms).expect("it is sound")
+}
+
+fn train_family<F>(reference: &Reference, model: F, program: ValidatedProgram) -> Vec<Step>
+where
+    F: ModelFamily + 'static,
+{
+    let (seq_len, batch) = (reference.expected.seq_len, reference.expected.batch);
+    let steps = reference.expected.steps.len();
+    let rows = DataConfig {
+        path: vec![reference.tokens().display().to_string()],
+        tokenizer: Tokenizer::Bytes,
+        seq_len,
+        shuffle: false,
+        seed: 0,
+    };
+    let rows = rows.open(model.vocab_size(), batch).expect("the data is here");
+    let rate = LearningRate { peak: 2e-3, decay: Decay::Constant, warmup_steps: 0, steps: steps as u64 };
+    let mut trainer = Trainer::new(launch(reference, model, program), rows, batch, rate);
+    let step = |_| {
+        let (metrics, _) = trainer.step().expect("a step");
+        Step { loss: metrics.loss, grad_norm: metrics.grad_norm }
+    };
+    (0..steps).map(step).collect()
+}
+
+fn launch<F>(reference: &Reference, model: F, program: ValidatedProgram) -> Pipeline
+where
+    F: ModelFamily + 'static,
+{
+    let count = program.placement().stages();
+    let weights = model.describe(reference.expected.seq_len).weights();
+    let stages = partition(&weights, count, &Method::Optimal).expect("it divides");
+    let dir = reference.dir.clone();
+    let make = move |stage: StageIndex| -> Result<Stage, HfError> {
+        let module = hf::load_stage(&dir, &model, stages.range(stage), &Device::flex().autodiff())?;
+        let is_last = stage.get() + 1 == count;
+        Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
+    };
+    let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
+    let config =
+        PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..PipelineConfig::default() };
+    let world = World::local(program.ranks());
+    Pipeline::launch(program, world, &config, make).expect("it starts")
+}

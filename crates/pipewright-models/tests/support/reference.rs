@@ -1,0 +1,59 @@
+//! A model's folder below `data` with what PyTorch and transformers saw when they trained it, and how close a run of
+//! ours must come. Says nothing on how the model is run.
+
+use std::fs::read_to_string;
+use std::path::{Path, PathBuf};
+
+use pipewright_models::{ModelConfig, hf};
+use serde::Deserialize;
+
+pub(crate) struct Reference {
+    pub(crate) dir: PathBuf,
+    pub(crate) config: ModelConfig,
+    pub(crate) expected: Expected,
+}
+
+/// What `expected.json` says on training.
+#[derive(Deserialize)]
+pub(crate) struct Expected {
+    /// Rows a step.
+    pub(crate) batch: usize,
+    pub(crate) seq_len: usize,
+    /// In order; the rows of `tokens.jsonl` are as many batches.
+    #[serde(rename = "expected")]
+    pub(crate) steps: Vec<Step>,
+}
+
+/// What a step shows.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub(crate) struct Step {
+    pub(crate) loss: f64,
+    pub(crate) grad_norm: f64,
+}
+
+impl Reference {
+    pub(crate) fn load(model: &str) -> Self {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(model);
+        let config = hf::read_config(&dir).expect("it is of a known family");
+        let text = read_to_string(dir.join("expected.json")).expect("the file is here");
+        let expected = serde_json::from_str(&text).expect("it is JSON");
+        Self { dir, config, expected }
+    }
+
+    pub(crate) fn tokens(&self) -> PathBuf {
+        self.dir.join("tokens.jsonl")
+    }
+
+    /// Losses within 5e-6 and gradient norms within 5e-5.
+    pub(crate) fn assert_close(&self, run: &[Step]) {
+        assert_eq!(run.len(), self.expected.steps.len());
+        let close = |step: usize, what: &str, found: f64, expected: f64, tolerance: f64| {
+            let error = ((found - expected) / expected).abs();
+            assert!(error <= tolerance, "step {step}: {what} {found} is {error:.1e} from {expected}");
+        };
+        for (step, (found, expected)) in run.iter().zip(&self.expected.steps).enumerate() {
+            close(step, "loss", found.loss, expected.loss, 5e-6);
+            close(step, "gradient norm", found.grad_norm, expected.grad_norm, 5e-5);
+        }
+    }
+}

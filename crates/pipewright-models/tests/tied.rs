@@ -1,0 +1,36 @@
+//! Tied embeddings under the pipeline: the first and the last stage each hold a copy of one table, whose gradients the
+//! ranks sum. Judged as in `pipelined.rs`.
+
+#[path = "support/pipelined_run.rs"]
+mod pipelined_run;
+#[path = "support/reference.rs"]
+mod reference;
+
+use pipelined_run::Model;
+
+static LLAMA_TIED: Model = Model::new("llama-tied-tiny");
+
+macro_rules! cases {
+    ($($name:ident: $schedule:literal, $ranks:literal, $microbatches:literal;)*) => {$(
+        #[test]
+        fn $name() {
+            LLAMA_TIED.check($schedule, $ranks, $microbatches);
+        }
+    )*};
+}
+
+cases! {
+    both_copies_in_one_stage: "gpipe", 1, 1;
+    both_copies_in_one_stage_4_microbatches: "1f1b", 1, 4;
+    gpipe_2_ranks: "gpipe", 2, 4;
+    one_f_one_b_2_ranks: "1f1b", 2, 2;
+    one_f_one_b_2_ranks_8_microbatches: "1f1b", 2, 8;
+    ranks_between_have_no_copy: "1f1b", 4, 8;
+    a_rank_a_layer: "1f1b", 6, 8;
+    both_copies_on_one_rank_in_two_stages: "zbvzerobubble", 3, 8;
+}
+
+#[test]
+fn every_schedule_retraces_the_reference() {
+    LLAMA_TIED.check_every_schedule(2, 8);
+}
