@@ -2,7 +2,7 @@
 
 Parameter names, layouts and arithmetic are those of Hugging Face's Llama: RMSNorm before each half of a
 block, rotary embeddings in the half-rotation layout, grouped-query causal attention, SwiGLU, no biases.
-Not here: training, data, and anything that has to do with processes (`schedule_1f1b.py`).
+Not here: training, data, and anything that has to do with processes (`pipeline.py`).
 """
 
 import zlib

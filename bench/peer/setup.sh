@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs PyTorch into a virtual environment for `schedule_1f1b.py`. Run on request, never by CI.
+# Installs PyTorch into a virtual environment for `pipeline.py`. Run on request, never by CI.
 #
 #   bench/peer/setup.sh
 #
@@ -78,7 +78,7 @@ import sys
 
 import torch
 import torch.distributed
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
 
 if torch.__version__.split("+")[0] != sys.argv[1]:
     sys.exit(f"found PyTorch {torch.__version__}, need {sys.argv[1]}")

@@ -81,6 +81,8 @@ fn costs(events: &[Event], stages: u32) -> Costs {
     let stages = (0..stages).map(StageIndex::new).map(|stage| {
         let (forward, input_backward) = (of(stage, Kind::Forward), of(stage, Kind::Input));
         let (weight_backward, backward) = (of(stage, Kind::Weight), of(stage, Kind::Both));
+        // A backward that is only ever overlapped has no time of its own.
+        let backward = if backward > 0.0 { backward } else { input_backward + weight_backward };
         StageCosts { backward, ..StageCosts::new(forward, input_backward, weight_backward) }
     });
     Costs { stages: stages.collect(), ..Costs::default() }

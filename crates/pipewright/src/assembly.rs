@@ -94,6 +94,7 @@ impl Assembly {
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
             let made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            made.runner.check().map_err(|error| failure(format!("stage {stage}: {error}")))?;
             let must_have_loss = stage == placement.last_stage() && !self.program.is_forward_only();
             if must_have_loss && !made.runner.has_loss() {
                 return Err(failure(PipelineError::NoLoss { stage }.to_string()));

@@ -8,7 +8,7 @@
 //! let tokens = Tensor::<2, Int>::zeros([8, 16], &device);
 //! let documents = Tensor::<2, Int>::zeros([8, 16], &device);
 //! let batch = Batch::split(tokens.clone(), tokens, 4)?
-//!     .with_split("documents", documents, 4)?
+//!     .with_split("documents", documents)?
 //!     .with_value("temperature", 0.7f32);
 //! assert_eq!(batch.microbatches(), 4);
 //! # Ok::<(), pipewright::microbatch::SplitError>(())
@@ -67,14 +67,15 @@ impl Batch {
     /// Adds tensors that every stage may read, split as the inputs are.
     ///
     /// # Errors
-    /// As [`split_uneven`].
-    pub fn with_split(
-        mut self,
-        name: &str,
-        tensors: impl Boundary,
-        microbatches: u32,
-    ) -> Result<Self, SplitError> {
-        let parts = split_uneven(&pack(tensors), microbatches)?;
+    /// As [`split_uneven`], and when a part has other rows than the inputs.
+    pub fn with_split(mut self, name: &str, tensors: impl Boundary) -> Result<Self, SplitError> {
+        let parts = split_uneven(&pack(tensors), self.inputs.len() as u32)?;
+        for (part, inputs) in parts.iter().zip(&self.inputs) {
+            let (rows, expected) = (rows_of(part), rows_of(inputs));
+            if rows != expected {
+                return Err(SplitError::RowsDiffer { tensor: 0, rows, expected });
+            }
+        }
         self.sides.0.insert(name.into(), Side::Split(parts));
         Ok(self)
     }
@@ -98,12 +99,15 @@ impl Batch {
 
     /// What a microbatch counts for, times the number of microbatches: its rows over the mean of all.
     pub(crate) fn shares(&self) -> Vec<f64> {
-        let rows =
-            |values: &Values| values.first().and_then(|value| value.shape().first().copied()).unwrap_or(1);
-        let rows: Vec<f64> = self.inputs.iter().map(|values| rows(values) as f64).collect();
+        let rows: Vec<f64> = self.inputs.iter().map(|values| rows_of(values) as f64).collect();
         let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
         rows.iter().map(|rows| if *rows == mean { 1.0 } else { rows / mean }).collect()
     }
+}
+
+/// Rows of a microbatch; one of a scalar or of none.
+fn rows_of(microbatch: &Values) -> usize {
+    microbatch.first().and_then(|value| value.shape().first().copied()).unwrap_or(1)
 }
 
 /// What every stage may look at beside its input, by name. It is looked up with the microbatch's own index, so that

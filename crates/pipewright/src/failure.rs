@@ -30,7 +30,7 @@ pub struct StepError {
 impl StepError {
     /// Whether the optimizer failed: the one failure after which ranks disagree about the parameters.
     pub(crate) fn in_update(&self) -> bool {
-        self.action.is_none() && self.step > 0 && matches!(self.cause, Cause::Panic { .. })
+        matches!(self.cause, Cause::Update { .. })
     }
 }
 
@@ -51,9 +51,15 @@ impl std::fmt::Display for Where {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The stage's own code panicked.
+    /// The stage's own code panicked, or a hook around it.
     #[error("the stage panicked: {message}")]
     Panic {
+        /// What it said.
+        message: String,
+    },
+    /// The optimizer panicked.
+    #[error("the optimizer panicked: {message}")]
+    Update {
         /// What it said.
         message: String,
     },
@@ -114,6 +120,17 @@ pub enum Cause {
         stages: (StageIndex, StageIndex),
         /// Their shapes.
         shapes: (Vec<usize>, Vec<usize>),
+    },
+    /// Two copies of a shared parameter do not start equal.
+    #[error(
+        "stages {} and {} share the parameter `{parameter}`, but their copies differ: copies must start with the same \
+         values", .stages.0, .stages.1
+    )]
+    SharedValues {
+        /// The path.
+        parameter: Arc<str>,
+        /// The first owner and one that differs from it.
+        stages: (StageIndex, StageIndex),
     },
     /// Nothing moved on any rank for the whole deadline.
     #[error("no rank has moved for {:.1} s\n{report}", .waited.as_secs_f64())]

@@ -23,11 +23,11 @@
 
 use pipewright_schedule::{Action, Rank};
 
-/// Called by every rank on its own thread, around each action. A panic in it fails the step as one of a stage does.
+/// Called by every rank on the thread that runs it, around each action. A panic in it fails the step as one of a stage does.
 pub trait ActionHook: Send + Sync {
     /// Before the action is first tried; it may then wait for its tensors.
     fn before(&self, _rank: Rank, _action: Action) {}
 
-    /// When the action is done.
+    /// When the action is done. A receive is done when it is announced: the computation that uses its message waits.
     fn after(&self, _rank: Rank, _action: Action) {}
 }

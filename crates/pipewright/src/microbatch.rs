@@ -40,6 +40,19 @@ pub enum SplitError {
         /// Microbatches asked for.
         microbatches: u32,
     },
+    /// Runs of equal size, the last one short, would be fewer than the microbatches.
+    #[error(
+        "{rows} rows make runs of {size}, and with them fewer than {microbatches} microbatches: give more rows or fewer \
+         microbatches"
+    )]
+    TooFewRows {
+        /// Rows of the batch.
+        rows: usize,
+        /// Microbatches asked for.
+        microbatches: u32,
+        /// Rows of a microbatch.
+        size: usize,
+    },
     /// Microbatches with different numbers of tensors.
     #[error("microbatch {microbatch} holds {found} tensors, microbatch 0 holds {expected}")]
     TensorsDiffer {
@@ -90,7 +103,7 @@ pub fn split_uneven(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, S
     let size = rows.div_ceil(microbatches.max(1) as usize).max(1);
     match rows.div_ceil(size) == microbatches as usize {
         true => Ok(parts_of(batch, rows, size)),
-        false => Err(SplitError::NotDivisible { rows, microbatches }),
+        false => Err(SplitError::TooFewRows { rows, microbatches, size }),
     }
 }
 

@@ -249,7 +249,7 @@ impl Pipeline {
     }
 
     /// Runs the forward part of the program on a batch, without a tape; with targets it returns losses too. Parameters
-    /// and accumulated gradients stay as they are.
+    /// and accumulated gradients stay as they are; an evaluation that fails drops the gradients.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
@@ -272,8 +272,9 @@ impl Pipeline {
             let program = forward_part(&self.assembly.program).map_err(PipelineError::NoEvaluation)?;
             self.assembly.evaluation = Some(Arc::new(program));
         }
+        let shares = batch.shares();
         let reports = self.run(batch, StepKind::Evaluate, Instant::now())?;
-        Ok(evaluation(self.assembly.program.ranks(), reports))
+        Ok(evaluation(shares, reports))
     }
 
     /// The parameters of all stages of this process, as they stand.

@@ -39,6 +39,10 @@ pub struct StepReport {
 pub struct EvalReport {
     /// Loss of each microbatch, in microbatch order; empty without targets.
     pub losses: Vec<f64>,
+    /// What each microbatch counts for, times their number: 1 unless they differ in rows.
+    pub shares: Vec<f64>,
+    /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
+    pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// The last stage's outputs, of each microbatch in order.
     pub outputs: Vec<Values>,
     /// What each rank did and when, in seconds since the step began.
@@ -84,9 +88,12 @@ pub(crate) fn training(
 }
 
 /// As [`training`], for a forward-only program.
-pub(crate) fn evaluation(ranks: u32, mut reports: Vec<RankReport>) -> EvalReport {
+pub(crate) fn evaluation(shares: Vec<f64>, mut reports: Vec<RankReport>) -> EvalReport {
+    let ranks = reports.len() as u32;
     reports.sort_unstable_by_key(|report| report.rank);
     EvalReport {
+        shares,
+        auxiliary: auxiliary(&reports),
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         timeline: timeline(ranks, &mut reports),

@@ -78,7 +78,7 @@ fn train(program: ValidatedProgram) -> Vec<StepReport> {
     let mut pipeline = Pipeline::launch(program, world, &unclipped(), make).expect("it starts");
     let step = |step| {
         let batch = Batch::split_uneven(data(step), data(100 + step), MICROBATCHES).expect("it splits");
-        let batch = batch.with_split("shift", data(200 + step), MICROBATCHES).expect("it splits");
+        let batch = batch.with_split("shift", data(200 + step)).expect("it splits");
         let batch = batch.with_replicated("offset", offset()).with_value("scale", 0.5f32);
         pipeline.step_batch(batch, 1e-2).expect("a step")
     };

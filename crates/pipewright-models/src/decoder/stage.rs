@@ -99,6 +99,11 @@ impl StageModule for DecoderStage {
             _ => local.to_owned(),
         }
     }
+
+    /// The table, which a tied head on another stage holds too.
+    fn shared_parameters(&self) -> Vec<String> {
+        vec![format!("{EMBEDDING}.weight")]
+    }
 }
 
 /// The embedding's path.

@@ -30,7 +30,7 @@ impl Executor {
             Action::Forward { stage, microbatch } => self.forward(stage, microbatch),
             Action::Backward { stage, microbatch } => self.backward(stage, microbatch),
             Action::InputBackward { stage, microbatch } => self.backward_inputs(stage, microbatch),
-            Action::WeightBackward { stage, microbatch } => self.backward_weights(stage, microbatch),
+            Action::WeightBackward { stage, microbatch } => self.split_weights(stage, microbatch),
             Action::Overlap(overlap) => self.overlap(overlap.forward(), overlap.backward()),
             Action::SendForward { stage, microbatch } => self.send_forward(stage, microbatch),
             Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
@@ -91,6 +91,20 @@ impl Executor {
             None => self.backward_weights(stage, microbatch),
             blocked => Ok(blocked),
         }
+    }
+
+    /// The weight gradients that `I` put off. A stage that has none to put off still trains, at the cost of the bubble
+    /// that `W` was to fill: it says so once.
+    fn split_weights(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        let chunk = self.chunk(stage);
+        let products = chunk.runner.backward_weights(microbatch);
+        if products == 0 && !std::mem::replace(&mut chunk.told, true) {
+            tracing::info!(
+                "stage {stage} has no layer that puts off its weight gradients: they come with `I`, and `W` does nothing; \
+                 `pipewright::nn` has layers that do"
+            );
+        }
+        Ok(None)
     }
 
     fn backward_weights(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {

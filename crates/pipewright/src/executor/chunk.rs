@@ -18,6 +18,8 @@ pub(crate) struct Chunk {
     pub(crate) outputs: Vec<Option<Values>>,
     pub(crate) output_gradients: Vec<Option<Vec<Gradient>>>,
     pub(crate) input_gradients: Vec<Option<Vec<Gradient>>>,
+    /// Whether the stage has said that `W` finds nothing to do.
+    pub(crate) told: bool,
     pub(crate) losses: Vec<Option<Tensor<1>>>,
     pub(crate) auxiliary: Vec<Vec<(Arc<str>, Tensor<1>)>>,
 }
@@ -33,6 +35,7 @@ impl Chunk {
             outputs: vec![None; microbatches],
             output_gradients: vec![None; microbatches],
             input_gradients: vec![None; microbatches],
+            told: false,
             losses: vec![None; microbatches],
             auxiliary: vec![Vec::new(); microbatches],
         }

@@ -3,22 +3,24 @@
 //! No rank updates before every rank has contributed to the norm, and none contributes before its losses are found
 //! finite. So when any loss or gradient is not finite, all parameters are still those before the step.
 
+use pipewright_schedule::{Microbatch, Rank};
+
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::transport::{Payload, Tag};
-use pipewright_schedule::{Microbatch, Rank};
 
 /// What is added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
 
 impl Executor {
-    /// Reads the losses off the device, in microbatch order.
+    /// Reads the losses off the device, in microbatch order. Training stops at one that is not finite.
     pub(super) fn read_losses(&mut self) -> Result<(), Cause> {
+        let evaluates = self.program.is_forward_only();
         let last = self.chunks.last_mut().expect("every rank owns a stage");
         for (microbatch, loss) in (0..).map(Microbatch::new).zip(&mut last.losses) {
             let Some(loss) = loss.take() else { continue };
             let loss = f64::from(loss.into_scalar::<f32>());
-            if !loss.is_finite() {
+            if !loss.is_finite() && !evaluates {
                 return Err(Cause::LossNotFinite { microbatch, loss });
             }
             self.step.losses.push(loss);
@@ -28,13 +30,14 @@ impl Executor {
 
     /// Reads the auxiliary losses off the device: per name, the mean over the microbatches.
     pub(super) fn read_auxiliary(&mut self) -> Result<(), Cause> {
+        let evaluates = self.program.is_forward_only();
         let microbatches = f64::from(self.program.microbatches());
         for chunk in &mut self.chunks {
             for (place, losses) in chunk.auxiliary.iter_mut().enumerate() {
                 let share = self.step.shares[place] / microbatches;
                 for (name, loss) in std::mem::take(losses) {
                     let loss = f64::from(loss.into_scalar::<f32>());
-                    if !loss.is_finite() {
+                    if !loss.is_finite() && !evaluates {
                         let microbatch = Microbatch::new(place as u32);
                         return Err(Cause::AuxiliaryNotFinite { stage: chunk.stage, microbatch, name, loss });
                     }

@@ -16,7 +16,7 @@ use crate::hook::ActionHook;
 use crate::memory::{RankMemory, bytes_of};
 use crate::progress::Board;
 use crate::stage::{Gradient, Stage};
-use crate::transport::{Contribution, Endpoint, OwnedParameters, Tag};
+use crate::transport::{Contribution, Endpoint, OwnedParameter, Tag};
 use crate::value::Values;
 
 /// One rank's side of a step.
@@ -31,7 +31,7 @@ pub(crate) struct Executor {
     hook: Option<Arc<dyn ActionHook>>,
     /// Microbatches whose gradients are in the sums, before this step.
     pub(super) accumulated: u32,
-    /// Parameters with several owners; unknown before the first step.
+    /// Parameters with several owners; unknown before the first update, and after a step that failed.
     pub(super) shared: Option<Arc<[Shared]>>,
     pub(super) step: StepState,
 }
@@ -119,7 +119,7 @@ pub(super) struct StepState {
     pub(super) losses: Vec<f64>,
     pub(super) auxiliary: BTreeMap<Arc<str>, f64>,
     /// What each rank holds, while that is being found out.
-    pub(super) owned: Vec<(Rank, OwnedParameters)>,
+    pub(super) owned: Vec<(Rank, Vec<OwnedParameter>)>,
     /// The gradients of a shared parameter that are here, by owner.
     pub(super) shared_gradients: Vec<Gradient>,
     pub(super) norm_parts: Contribution,
@@ -357,6 +357,8 @@ impl Executor {
             false => Vec::new(),
         };
         let events = std::mem::take(&mut self.step.events);
+        // What the step brought for all stages goes with it.
+        self.step.sides = Arc::default();
         self.memory.give_away(events.capacity() * size_of::<Event>() + bytes_of(outputs.iter().flatten()));
         RankReport {
             rank: self.rank,
@@ -385,6 +387,10 @@ impl Executor {
         let action = match self.step.phase {
             Phase::Actions => self.program.row(self.rank).get(self.step.position).copied(),
             _ => None,
+        };
+        let cause = match cause {
+            Cause::Panic { message } if self.step.phase == Phase::Update => Cause::Update { message },
+            cause => cause,
         };
         StepError { rank: self.rank, step: self.step.number, action, cause }
     }

@@ -2,18 +2,20 @@
 //!
 //! An [`Executor`] walks its rank's row of a validated program. [`Executor::poll`] does at most one action and never
 //! blocks; who polls, parks and watches the deadline is a driver ([`crate::driver`]). After the program the ranks add
-//! up the gradient norm, and each takes its optimizer step.
+//! up the gradients of shared parameters and the gradient norm, and each takes its optimizer step.
 //!
 //! ```text
-//! actions --> norm: send own part --> norm: take the others' --> update --> done
-//!    ^  |             (training only)
-//!    +--+ blocked on a message: try again when something has arrived
+//! actions --> parameters --> shared --> norm --> update --> done      (the middle four only where an update follows)
+//!    ^  |     which are      their      own part, then
+//!    +--+     shared? once   gradients  the others'
+//!    blocked on a message: try again when something has arrived
 //! ```
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `machine.rs` | the states and the way from one to the next |
 //! | `actions.rs` | one handler an action |
+//! | `sharing.rs` | parameters with several owners |
 //! | `finish.rs` | losses, gradient norm, optimizer step |
 //! | `chunk.rs` | what a rank keeps for each of its stages |
 

@@ -1,17 +1,19 @@
 //! Parameters that several stages hold: their gradients are summed over the owners before the step ends.
 //!
-//! Parameters are the same when they have the same global path; nothing else declares it. The embedding of the first
-//! stage and the head of the last one, tied, are the usual case. Each owner holds a copy of its own. Copies start equal,
-//! get the same gradient sum and the same update, and so stay equal to the bit.
+//! Stages declare them ([`StageModule::shared_parameters`](crate::stage::StageModule::shared_parameters)); those of one
+//! global path are one parameter. The embedding of the first stage and the head of the last one, tied, are the usual case.
+//! Each owner holds a copy of its own. Copies start equal, which is checked, get the same gradient sum and the same update,
+//! and so stay equal to the bit.
 //!
 //! # Protocol
 //!
-//! In its first step each rank tells every other the paths and shapes that it holds ([`Tag::Parameters`]); all arrive at
+//! Before its first update each rank tells every other which it holds ([`Tag::Parameters`]); all arrive at
 //! the same list of [`Shared`] parameters. In every step a rank sends the gradients of its own copies to the other
 //! owners ([`Tag::SharedGradient`]), then takes theirs. Sends do not wait, so no order of ranks can block another. Each
 //! owner adds all gradients in the order of their stages, whatever the cut.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
@@ -20,7 +22,7 @@ use pipewright_schedule::{Rank, StageIndex};
 use super::machine::{Blocked, Executor};
 use crate::failure::Cause;
 use crate::memory::bytes_of;
-use crate::transport::{OwnedParameters, Payload, Tag};
+use crate::transport::{OwnedParameter, Payload, Tag};
 use crate::value::Value;
 
 /// A copy of a parameter.
@@ -40,31 +42,34 @@ pub(crate) struct Shared {
     pub owners: Vec<Owner>,
 }
 
-/// The parameters that more than one stage holds, by path. All ranks' lists must be in `owned`.
-pub(super) fn find_shared(owned: &[(Rank, OwnedParameters)]) -> Result<Vec<Shared>, Cause> {
-    let mut by_path: BTreeMap<&Arc<str>, Vec<(Owner, &[usize])>> = BTreeMap::new();
-    for (rank, stages) in owned {
-        for (stage, parameters) in stages {
-            for (place, (path, shape)) in parameters.iter().enumerate() {
-                let owner = Owner { stage: *stage, place, rank: *rank };
-                by_path.entry(path).or_default().push((owner, shape));
-            }
+/// The parameters that more than one place holds, by path, from what all ranks hold.
+pub(super) fn find_shared(owned: &[(Rank, Vec<OwnedParameter>)]) -> Result<Vec<Shared>, Cause> {
+    let mut by_path: BTreeMap<&Arc<str>, Vec<(Owner, &OwnedParameter)>> = BTreeMap::new();
+    for (rank, parameters) in owned {
+        for parameter in parameters {
+            let owner = Owner { stage: parameter.stage, place: parameter.place, rank: *rank };
+            by_path.entry(&parameter.path).or_default().push((owner, parameter));
         }
     }
     let several = by_path.into_iter().filter(|(_, owners)| owners.len() > 1);
-    let checked = several.map(|(path, mut owners)| {
-        owners.sort_unstable();
-        let (first, shape) = owners[0];
-        if let Some((other, found)) = owners.iter().find(|(_, found)| *found != shape) {
-            return Err(Cause::SharedShape {
-                parameter: path.clone(),
-                stages: (first.stage, other.stage),
-                shapes: (shape.to_vec(), found.to_vec()),
-            });
+    several.map(|(path, owners)| shared(path, owners)).collect()
+}
+
+/// One parameter with its owners in order, if their copies are equal.
+fn shared(path: &Arc<str>, mut owners: Vec<(Owner, &OwnedParameter)>) -> Result<Shared, Cause> {
+    owners.sort_unstable_by_key(|(owner, _)| *owner);
+    let (_, first) = owners[0];
+    for (_, other) in &owners {
+        let stages = (first.stage, other.stage);
+        if other.shape != first.shape {
+            let shapes = (first.shape.clone(), other.shape.clone());
+            return Err(Cause::SharedShape { parameter: path.clone(), stages, shapes });
         }
-        Ok(Shared { path: path.clone(), owners: owners.into_iter().map(|(owner, _)| owner).collect() })
-    });
-    checked.collect()
+        if other.hash != first.hash {
+            return Err(Cause::SharedValues { parameter: path.clone(), stages });
+        }
+    }
+    Ok(Shared { path: path.clone(), owners: owners.into_iter().map(|(owner, _)| owner).collect() })
 }
 
 impl Executor {
@@ -98,7 +103,8 @@ impl Executor {
             let own = self.rank;
             for owner in shared.owners.iter().filter(|owner| owner.rank == own) {
                 for &to in ranks.iter().filter(|&&rank| rank != own) {
-                    let gradient = self.chunk(owner.stage).runner.gradient(owner.place);
+                    let gradient = self.chunk(owner.stage).runner.gradient(owner.place).map(copied);
+                    self.memory.give_away(bytes_of(&gradient));
                     let tag =
                         Tag::SharedGradient { parameter, stage: owner.stage, place: owner.place as u32 };
                     self.endpoint.send(to, tag, Payload::Tensors(vec![gradient]));
@@ -129,7 +135,8 @@ impl Executor {
                         unreachable!("the tag says a gradient")
                     };
                     self.memory.take_over(bytes_of(tensors.iter().flatten()));
-                    tensors.into_iter().next().flatten()
+                    let device = self.chunks[0].runner.device();
+                    tensors.into_iter().next().flatten().map(|gradient| gradient.to_device(&device))
                 }
             };
             self.step.shared_gradients.push(gradient);
@@ -155,11 +162,31 @@ impl Executor {
         shared.is_none_or(|shared| (shared.owners[0].stage, shared.owners[0].place) == (stage, place))
     }
 
-    fn owned(&self) -> OwnedParameters {
-        let parameters = |chunk: &super::chunk::Chunk| {
-            let runner = &chunk.runner;
-            (chunk.stage, runner.paths().iter().cloned().zip(runner.shapes().iter().cloned()).collect())
-        };
-        self.chunks.iter().map(parameters).collect()
+    fn owned(&self) -> Vec<OwnedParameter> {
+        let mut owned = Vec::new();
+        for chunk in &self.chunks {
+            let (runner, shared) = (&chunk.runner, chunk.runner.shared());
+            let values = if shared.is_empty() { Vec::new() } else { runner.parameters() };
+            owned.extend(shared.into_iter().map(|place| OwnedParameter {
+                stage: chunk.stage,
+                place,
+                path: runner.paths()[place].clone(),
+                shape: runner.shapes()[place].clone(),
+                hash: hash_of(values[place].as_bytes()),
+            }));
+        }
+        owned
     }
+}
+
+/// The same for the same bytes in every process of one build.
+fn hash_of(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+/// The gradient in storage of its own, so that it may leave this rank.
+fn copied(gradient: Value) -> Value {
+    Value::of(Tensor::<1>::from_dispatch(gradient.into_dispatch()).mul_scalar(1.0))
 }

@@ -27,6 +27,8 @@ pub(crate) fn step(
     by: Coefficients,
 ) {
     let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
+    let len = parameter.len();
+    assert_eq!((gradient.len(), first.len(), second.len()), (len, len, len), "all are as long");
     let moments = first.iter_mut().zip(second);
     for ((p, g), (m, v)) in parameter.iter_mut().zip(gradient).zip(moments) {
         *m = beta_1 * *m + (1.0 - beta_1) * g;

@@ -1,10 +1,10 @@
 //! Causal attention with grouped queries and, as an option, rotary positions.
 
+use burn::backend::Flex;
 use burn::tensor::{Device, Tensor, TensorData, activation};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, row_major};
 use crate::kernel::attention::{Dims, Inputs, Turn, backward, forward};
-use burn::backend::Flex;
 
 /// An attention over sequences of one length; it holds the positions' tables.
 #[derive(Debug, Clone)]
@@ -17,7 +17,10 @@ pub struct CausalAttention {
 }
 
 impl CausalAttention {
-    /// Without positions: the order of the tokens before one plays no part. `head_dim` must be even.
+    /// Without positions: the order of the tokens before one plays no part.
+    ///
+    /// # Panics
+    /// When `sequence` is 0 or `head_dim` is odd or 0.
     pub fn new(sequence: usize, head_dim: usize, device: &Device) -> Self {
         Self::with_angles(sequence, head_dim, device, |_, _| 0.0)
     }
@@ -26,6 +29,9 @@ impl CausalAttention {
     /// together with element `j + head_dim / 2`, by `p / theta^(2 j / head_dim)`.
     ///
     /// Angles are single precision, because the checkpoints were trained with such angles.
+    ///
+    /// # Panics
+    /// When `sequence` is 0 or `head_dim` is odd or 0.
     pub fn rotary(sequence: usize, head_dim: usize, theta: f64, device: &Device) -> Self {
         let frequency = |j: usize| 1.0 / (theta as f32).powf((2 * j) as f32 / head_dim as f32);
         Self::with_angles(sequence, head_dim, device, |position, j| position as f32 * frequency(j))
@@ -37,6 +43,8 @@ impl CausalAttention {
         device: &Device,
         angle: impl Fn(usize, usize) -> f32,
     ) -> Self {
+        assert!(sequence > 0, "an attention has positions");
+        assert!(head_dim > 0 && head_dim % 2 == 0, "heads of {head_dim}: a head has pairs of elements");
         let half = head_dim / 2;
         // Constants: without the device's autodiff they cost the tape nothing.
         let device = device.clone().inner();
@@ -77,7 +85,8 @@ impl CausalAttention {
         let fits = rows % sequence == 0
             && wide % head_dim == 0
             && narrow % head_dim == 0
-            && wide % narrow.max(1) == 0
+            && narrow > 0
+            && wide % narrow == 0
             && k.dims() == [rows, narrow]
             && v.dims() == k.dims();
         assert!(

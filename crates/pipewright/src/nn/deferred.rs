@@ -8,9 +8,11 @@
 //! set for the length of one forward, and an inner one hides the outer.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::ParamId;
+use burn::tensor::Tensor;
 
 use super::operation::CpuTensor;
 
@@ -28,28 +30,39 @@ pub(crate) enum WeightTask {
 }
 
 /// The tasks of one stage and microbatch, in the order in which the backward pass met them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Deferred(Arc<Mutex<Vec<WeightTask>>>);
+#[derive(Clone, Debug)]
+pub(crate) struct Deferred {
+    tasks: Arc<Mutex<Vec<WeightTask>>>,
+    /// The stage's own parameters: the gradient of any other weight is the tape's business.
+    parameters: Arc<HashSet<ParamId>>,
+}
 
 impl Deferred {
+    /// A collector for the weights of a stage that has `parameters`.
+    pub(crate) fn new(parameters: Arc<HashSet<ParamId>>) -> Self {
+        Self { tasks: Arc::default(), parameters }
+    }
+
     /// Runs `forward` so that its layers put off their weight gradients into `self`.
     pub(crate) fn collect<R>(&self, forward: impl FnOnce() -> R) -> R {
         let _outer = Restore(CURRENT.replace(Some(self.clone())));
         forward()
     }
 
-    /// The collector of the forward that runs on this thread.
-    pub(super) fn current() -> Option<Self> {
-        CURRENT.with_borrow(Clone::clone)
+    /// The collector of the forward that runs on this thread, if the gradient of `weight` may be left in it. A weight
+    /// that is computed from parameters (an adapter's, say) needs its gradient on the tape.
+    pub(super) fn current<const D: usize>(weight: &Tensor<D>, id: ParamId) -> Option<Self> {
+        let current = CURRENT.with_borrow(Clone::clone)?;
+        (weight.is_require_grad() && current.parameters.contains(&id)).then_some(current)
     }
 
     pub(super) fn push(&self, task: WeightTask) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(task);
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(task);
     }
 
     /// Takes the tasks out.
     pub(crate) fn take(&self) -> Vec<WeightTask> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.tasks.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -38,6 +38,7 @@ impl Embedding {
 /// Rows `ids` of `table`; shapes `[ids, width]`, `[rows]`, result `[rows, width]`.
 fn select(table: Tensor<2>, ids: Tensor<1, Int>, id: ParamId) -> Tensor<2> {
     let [count, width] = table.dims();
+    let deferred = Deferred::current(&table, id);
     let Some(([weight], tape)) = on_cpu([table.clone().into_dispatch()]) else { return table.select(0, ids) };
     let ids: Arc<[usize]> = indices(ids).into();
     assert!(ids.iter().all(|&id| id < count), "an id lies outside the table of {count}");
@@ -47,7 +48,7 @@ fn select(table: Tensor<2>, ids: Tensor<1, Int>, id: ParamId) -> Tensor<2> {
         rows.extend_from_slice(&source[id * width..][..width]);
     }
     let shape = [ids.len(), width];
-    tape.record(rows, shape, |_| SelectBackward { ids, count, width, id, deferred: Deferred::current() })
+    tape.record(rows, shape, |_| SelectBackward { ids, count, width, id, deferred })
 }
 
 /// Adds row `i` of `gradient` to row `ids[i]` of `table`.

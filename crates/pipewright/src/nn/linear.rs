@@ -34,6 +34,9 @@ impl From<burn::nn::Linear> for Linear {
 
 impl Linear {
     /// Shapes: `[.., inputs]` in, `[.., outputs]` out.
+    ///
+    /// # Panics
+    /// When the last dimension of `x` is not the weight's inputs.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let weight = self.weight.val();
         let [inputs, outputs] = weight.dims();
@@ -51,11 +54,12 @@ impl Linear {
 /// `x w`; shapes `[rows, inputs]`, `[inputs, outputs]`, result `[rows, outputs]`.
 fn multiply(x: Tensor<2>, weight: Tensor<2>, id: ParamId) -> Tensor<2> {
     let (rows, [inputs, outputs]) = (x.dims()[0], weight.dims());
+    let deferred = Deferred::current(&weight, id);
     let operands = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
     let Some(([x, weight], tape)) = on_cpu(operands) else { return x.matmul(weight) };
     let y = product(Matrix::new(elements(&x), rows, inputs), Matrix::new(elements(&weight), inputs, outputs));
     let dims = [rows, inputs, outputs];
-    tape.record(y, [rows, outputs], |_| LinearBackward { x, weight, id, dims, deferred: Deferred::current() })
+    tape.record(y, [rows, outputs], |_| LinearBackward { x, weight, id, dims, deferred })
 }
 
 #[derive(Clone, Debug)]
@@ -94,6 +98,8 @@ impl Operation<2> for LinearBackward {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::super::check::{check, numbers};
     use super::*;
 
@@ -117,13 +123,24 @@ mod tests {
     fn inside_a_collector_the_weight_gradient_waits() {
         let x = numbers([5, 7], 1.0).autodiff().require_grad();
         let w = numbers([7, 3], 1.0).autodiff().require_grad();
-        let deferred = Deferred::default();
-        let y = deferred.collect(|| multiply(x.clone(), w.clone(), ParamId::new()));
+        let id = ParamId::new();
+        let deferred = Deferred::new(Arc::new([id].into()));
+        let y = deferred.collect(|| multiply(x.clone(), w.clone(), id));
         assert!(deferred.take().is_empty());
         let gradients = y.sum().backward();
         assert!(x.grad(&gradients).is_some());
         assert!(w.grad(&gradients).is_none());
         assert_eq!(deferred.take().len(), 1);
-        assert!(Deferred::current().is_none());
+    }
+
+    #[test]
+    fn a_weight_that_is_computed_gets_its_gradient_on_the_tape() {
+        let id = ParamId::new();
+        let base = numbers([7, 3], 1.0).autodiff().require_grad();
+        let deferred = Deferred::new(Arc::new([id].into()));
+        let y = deferred.collect(|| multiply(numbers([5, 7], 1.0).autodiff(), base.clone() * 2.0, id));
+        let gradients = y.sum().backward();
+        assert!(base.grad(&gradients).is_some());
+        assert!(deferred.take().is_empty());
     }
 }

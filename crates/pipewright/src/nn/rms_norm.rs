@@ -18,6 +18,9 @@ pub struct RmsNorm {
 
 impl RmsNorm {
     /// Shapes: `[rows, width]` in and out.
+    ///
+    /// # Panics
+    /// When the weight is not as wide as the rows.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         rms_norm(x, self.weight.val(), self.epsilon)
     }
@@ -26,8 +29,12 @@ impl RmsNorm {
 /// `x / sqrt(mean(x²) + epsilon) * weight`, the mean over a row.
 ///
 /// Shapes: `x [rows, width]`, `weight [width]`, result `[rows, width]`.
+///
+/// # Panics
+/// When the weight is not as wide as the rows.
 pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     let shape = x.dims();
+    assert_eq!(weight.dims(), [shape[1]], "the weight is as wide as the rows");
     let inputs = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
     let Some(([x, weight], tape)) = on_cpu(inputs) else { return composed(x, weight, epsilon) };
     let (y, scales) = kernel::rms_norm::forward(elements(&x), elements(&weight), epsilon as f32);

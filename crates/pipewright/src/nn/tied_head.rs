@@ -1,7 +1,7 @@
 //! `y = x Eᵀ`: the head of a model whose output weight is its embedding's table, with a weight gradient that can wait.
 //!
-//! Not for sharing the table: a head holds a copy of its own. What keeps the copies equal is that their stages give them
-//! the same [path](crate::stage::StageModule::parameter_path); the pipeline then sums their gradients.
+//! Not for sharing the table: a head holds a copy of its own. What keeps the copies equal is that their stages declare
+//! them [shared](crate::stage::StageModule::shared_parameters); the pipeline then sums their gradients.
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::Tensor;
@@ -42,6 +42,7 @@ impl TiedHead {
 /// `x Eᵀ`; shapes `[rows, width]`, `[vocabulary, width]`, result `[rows, vocabulary]`.
 fn multiply(x: Tensor<2>, table: Tensor<2>, id: ParamId) -> Tensor<2> {
     let (rows, [vocabulary, width]) = (x.dims()[0], table.dims());
+    let deferred = Deferred::current(&table, id);
     let operands = [x.clone().into_dispatch(), table.clone().into_dispatch()];
     let Some(([x, table], tape)) = on_cpu(operands) else { return x.matmul(table.transpose()) };
     let y = {
@@ -49,7 +50,7 @@ fn multiply(x: Tensor<2>, table: Tensor<2>, id: ParamId) -> Tensor<2> {
         product(Matrix::new(elements(&x), rows, width), table.transposed())
     };
     let dims = [rows, vocabulary, width];
-    tape.record(y, [rows, vocabulary], |_| HeadBackward { x, table, id, dims, deferred: Deferred::current() })
+    tape.record(y, [rows, vocabulary], |_| HeadBackward { x, table, id, dims, deferred })
 }
 
 #[derive(Clone, Debug)]
@@ -123,7 +124,8 @@ mod tests {
         let expected = table.grad(&backward(multiply(x.clone(), table.clone(), ParamId::new())));
         let expected = expected.expect("it does not wait outside a collector").into_data();
 
-        let (deferred, id) = (Deferred::default(), ParamId::new());
+        let id = ParamId::new();
+        let deferred = Deferred::new(std::sync::Arc::new([id].into()));
         let y = deferred.collect(|| multiply(x.clone(), table.clone(), id));
         let gradients = backward(y);
         assert!(x.grad(&gradients).is_some());

@@ -19,6 +19,7 @@ pub(crate) struct GradientSums {
     paths: Vec<Arc<str>>,
     shapes: Vec<Vec<usize>>,
     places: HashMap<ParamId, usize>,
+    duplicate: Option<(Arc<str>, Arc<str>)>,
     sums: Vec<Option<DispatchTensor>>,
 }
 
@@ -27,15 +28,32 @@ impl GradientSums {
     pub(crate) fn new<M: StageModule>(module: &M) -> Self {
         let mut names = Names::default();
         module.visit(&mut names);
-        let paths: Vec<_> = names.found.iter().map(|local| module.parameter_path(local).into()).collect();
-        let places = names.ids.iter().copied().zip(0..).collect();
+        let paths: Vec<Arc<str>> =
+            names.found.iter().map(|local| module.parameter_path(local).into()).collect();
+        let mut places = HashMap::new();
+        let mut duplicate = None;
+        for (place, id) in names.ids.iter().enumerate() {
+            if let Some(first) = places.insert(*id, place) {
+                duplicate = Some((Arc::clone(&paths[first]), Arc::clone(&paths[place])));
+            }
+        }
         let sums = vec![None; paths.len()];
-        Self { paths, shapes: names.shapes, places, sums }
+        Self { paths, shapes: names.shapes, places, duplicate, sums }
     }
 
     /// Global path of each parameter.
     pub(crate) fn paths(&self) -> &[Arc<str>] {
         &self.paths
+    }
+
+    /// The parameters' ids.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ParamId> {
+        self.places.keys().copied()
+    }
+
+    /// Two places that hold one parameter.
+    pub(crate) fn duplicate(&self) -> Option<(Arc<str>, Arc<str>)> {
+        self.duplicate.clone()
     }
 
     /// Shape of each parameter.

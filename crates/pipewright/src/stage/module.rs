@@ -51,6 +51,14 @@ pub trait StageModule: Module + 'static {
     fn parameter_path(&self, local: &str) -> String {
         local.to_owned()
     }
+
+    /// Global paths of the parameters that other stages, or other places of this one, hold too.
+    ///
+    /// Each holder has a copy of its own and names the path here; copies must start equal. The pipeline sums their
+    /// gradients, and gives every copy the same update.
+    fn shared_parameters(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Where a forward stands in the step, what it may look at beside its input, and where it leaves auxiliary losses.

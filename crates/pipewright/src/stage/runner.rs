@@ -93,6 +93,12 @@ pub(crate) trait Runner: Send {
     /// Global path of each parameter, in the stage's own order.
     fn paths(&self) -> &[Arc<str>];
 
+    /// Whether the stage can be trained at all.
+    fn check(&self) -> Result<(), StageError>;
+
+    /// Places, in [`Runner::paths`], of the parameters that other stages may hold too.
+    fn shared(&self) -> Vec<usize>;
+
     /// Shape of each parameter, in the order of [`Runner::paths`].
     fn shapes(&self) -> &[Vec<usize>];
 
@@ -136,6 +142,25 @@ pub enum StageError {
     /// The stage has a loss and the step brought no targets.
     #[error("the stage ends in a loss, and the step brought no targets for it")]
     NoTarget,
+    /// A loss that is not a scalar.
+    #[error("{what} has {elements} elements; a loss is one number, the mean over the microbatch (shape [1])")]
+    LossShape {
+        /// The loss, or the auxiliary loss by name.
+        what: String,
+        /// Its elements.
+        elements: usize,
+    },
+    /// One parameter at two places of a stage.
+    #[error(
+        "`{first}` and `{second}` are one parameter at two places of the stage: give each place a parameter of its own, \
+         and the same path and `shared_parameters` if they are to stay equal"
+    )]
+    DuplicateParameter {
+        /// Path of the first place.
+        first: Arc<str>,
+        /// Path of the second.
+        second: Arc<str>,
+    },
     /// Another number of gradients than of outputs.
     #[error("{gradients} gradient(s) arrived for {outputs} output(s)")]
     GradientCount {

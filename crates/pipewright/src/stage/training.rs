@@ -6,10 +6,10 @@
 //! one gradient root for each float output (or the loss), and whatever the operations recorded for their own backward.
 //! No output storage stays unless an operation needs it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use burn::module::{ModuleVisitor, Param};
+use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_schedule::Microbatch;
@@ -33,6 +33,8 @@ pub(crate) struct TrainingStage<M: StageModule> {
     /// Weight gradients of microbatches whose input gradients are done.
     deferred: HashMap<Microbatch, Deferred>,
     sums: GradientSums,
+    /// The parameters whose gradients the sums take.
+    parameters: Arc<HashSet<ParamId>>,
     optimizer: Option<ModuleOptimizer>,
     device: Device,
 }
@@ -63,8 +65,10 @@ impl<M: StageModule> TrainingStage<M> {
         let device = device_of(&module);
         let module = if device.is_autodiff() { module } else { module.train() };
         let sums = GradientSums::new(&module);
+        let parameters = Arc::new(sums.ids().collect());
         let device = device.autodiff();
         Self {
+            parameters,
             module: Some(module),
             loss,
             tapes: HashMap::new(),
@@ -82,7 +86,9 @@ impl<M: StageModule> TrainingStage<M> {
     fn loss_of(&self, output: M::Output, target: Option<Values>) -> Result<Option<Tensor<1>>, StageError> {
         let Some(loss) = &self.loss else { return Ok(None) };
         let target = target.ok_or(StageError::NoTarget)?;
-        loss(output, target).map(Some).map_err(StageError::Target)
+        let loss = loss(output, target).map_err(StageError::Target)?;
+        check_scalar(&loss, || "the loss".to_owned())?;
+        Ok(Some(loss))
     }
 }
 
@@ -96,9 +102,9 @@ impl<M: StageModule> Runner for TrainingStage<M> {
     ) -> Result<Forwarded, StageError> {
         let (inputs, leaves) = inputs.into_iter().map(as_leaf).unzip();
         let inputs = unpack(inputs).map_err(StageError::Input)?;
-        let deferred = Deferred::default();
+        let deferred = Deferred::new(self.parameters.clone());
         let output = deferred.collect(|| self.module().forward(inputs, context));
-        let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), share);
+        let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), share)?;
         if self.loss.is_some() {
             let loss = self.loss_of(output, target)?;
             let loss = loss.expect("a stage with a loss computes it");
@@ -128,7 +134,7 @@ impl<M: StageModule> Runner for TrainingStage<M> {
             }
             None => None,
         };
-        let (auxiliary, _) = split_auxiliary(context.take_auxiliary(), 1.0);
+        let (auxiliary, _) = split_auxiliary(context.take_auxiliary(), 1.0)?;
         Ok(Forwarded { outputs, loss, auxiliary })
     }
 
@@ -168,6 +174,19 @@ impl<M: StageModule> Runner for TrainingStage<M> {
 
     fn paths(&self) -> &[Arc<str>] {
         self.sums.paths()
+    }
+
+    fn check(&self) -> Result<(), StageError> {
+        match self.sums.duplicate() {
+            Some((first, second)) => Err(StageError::DuplicateParameter { first, second }),
+            None => Ok(()),
+        }
+    }
+
+    fn shared(&self) -> Vec<usize> {
+        let declared = self.module().shared_parameters();
+        let is_declared = |path: &Arc<str>| declared.iter().any(|shared| **shared == **path);
+        (0..).zip(self.sums.paths()).filter(|(_, path)| is_declared(path)).map(|(place, _)| place).collect()
     }
 
     fn shapes(&self) -> &[Vec<usize>] {
@@ -220,14 +239,25 @@ impl<M: StageModule> Runner for TrainingStage<M> {
 }
 
 /// The losses by name as they are reported, and their weighted sum on the tape.
-fn split_auxiliary(losses: Vec<Auxiliary>, share: f64) -> (Vec<(Arc<str>, Tensor<1>)>, Option<Tensor<1>>) {
+fn split_auxiliary(
+    losses: Vec<Auxiliary>,
+    share: f64,
+) -> Result<(Vec<(Arc<str>, Tensor<1>)>, Option<Tensor<1>>), StageError> {
     let mut weighted = None;
     let mut reported = Vec::with_capacity(losses.len());
     for Auxiliary { name, weight, loss } in losses {
+        check_scalar(&loss, || format!("the auxiliary loss `{name}`"))?;
         reported.push((name, if loss.is_autodiff() { loss.clone().inner() } else { loss.clone() }));
         weighted = join(weighted, Some(scaled(loss, weight * share)));
     }
-    (reported, weighted)
+    Ok((reported, weighted))
+}
+
+fn check_scalar(loss: &Tensor<1>, what: impl Fn() -> String) -> Result<(), StageError> {
+    match loss.dims() {
+        [1] => Ok(()),
+        [elements] => Err(StageError::LossShape { what: what(), elements }),
+    }
 }
 
 fn scaled(loss: Tensor<1>, factor: f64) -> Tensor<1> {

@@ -28,7 +28,7 @@ pub enum Tag {
         /// Their microbatch.
         microbatch: Microbatch,
     },
-    /// The parameters that a rank holds.
+    /// The parameters of a rank's that other ranks may hold too.
     Parameters,
     /// The gradient of one copy of a shared parameter.
     SharedGradient {
@@ -52,7 +52,7 @@ impl std::fmt::Display for Tag {
             Self::Boundary { direction: Direction::Backward, stage, microbatch } => {
                 write!(f, "the gradients of microbatch {microbatch} for stage {stage}")
             }
-            Self::Parameters => f.write_str("the list of its parameters"),
+            Self::Parameters => f.write_str("the list of its shared parameters"),
             Self::SharedGradient { parameter, stage, .. } => {
                 write!(f, "the gradient of shared parameter {parameter} from stage {stage}")
             }
@@ -64,8 +64,20 @@ impl std::fmt::Display for Tag {
 /// A rank's part of the global gradient norm: the sum of squares of each parameter's gradient, by path.
 pub type Contribution = Vec<(Arc<str>, f64)>;
 
-/// Path and shape of each parameter of a rank's stages.
-pub type OwnedParameters = Vec<(StageIndex, Vec<(Arc<str>, Vec<usize>)>)>;
+/// A parameter of a rank's that other ranks may hold too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedParameter {
+    /// The stage that holds it.
+    pub stage: StageIndex,
+    /// Its place among the stage's parameters.
+    pub place: usize,
+    /// Its global path.
+    pub path: Arc<str>,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// A hash of its values.
+    pub hash: u64,
+}
 
 /// A message's content.
 #[derive(Debug)]
@@ -73,7 +85,7 @@ pub enum Payload {
     /// A boundary's tensors; none where a tensor has no gradient.
     Tensors(Vec<Option<Value>>),
     /// What a rank holds.
-    Parameters(OwnedParameters),
+    Parameters(Vec<OwnedParameter>),
     /// A part of the gradient norm.
     Contribution(Contribution),
 }

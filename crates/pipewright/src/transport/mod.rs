@@ -22,7 +22,7 @@ use pipewright_schedule::Rank;
 use crate::failure::{Abort, StepError};
 pub use held::{HeldEndpoint, Limbo};
 pub use local::LocalEndpoint;
-pub use message::{Contribution, Direction, Message, OwnedParameters, Payload, Tag};
+pub use message::{Contribution, Direction, Message, OwnedParameter, Payload, Tag};
 
 /// The ends of one transport that are not yet handed out to their ranks.
 pub struct World {
