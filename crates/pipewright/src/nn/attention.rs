@@ -44,7 +44,10 @@ impl CausalAttention {
         angle: impl Fn(usize, usize) -> f32,
     ) -> Self {
         assert!(sequence > 0, "an attention has positions");
-        assert!(head_dim > 0 && head_dim % 2 == 0, "heads of {head_dim}: a head has pairs of elements");
+        assert!(
+            head_dim > 0 && head_dim.is_multiple_of(2),
+            "heads of {head_dim}: a head has pairs of elements"
+        );
         let half = head_dim / 2;
         // Constants: without the device's autodiff they cost the tape nothing.
         let device = device.clone().inner();

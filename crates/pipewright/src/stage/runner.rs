@@ -48,6 +48,9 @@ impl std::fmt::Debug for Stage {
 /// The gradient of one tensor of a boundary; none for integers, booleans and what nobody differentiates.
 pub(crate) type Gradient = Option<Value>;
 
+/// Losses of a microbatch by name, off the tape.
+pub(crate) type NamedLosses = Vec<(Arc<str>, Tensor<1>)>;
+
 /// What a forward leaves behind for the executor. Nothing of it is held by the stage.
 pub(crate) struct Forwarded {
     /// The stage's outputs, off the tape.
@@ -55,7 +58,7 @@ pub(crate) struct Forwarded {
     /// The last stage's loss, off the tape (shape `[1]`).
     pub loss: Option<Tensor<1>>,
     /// Auxiliary losses by name, off the tape, without their weights.
-    pub auxiliary: Vec<(Arc<str>, Tensor<1>)>,
+    pub auxiliary: NamedLosses,
 }
 
 /// What the executor asks of a stage.

@@ -16,7 +16,7 @@ use pipewright_schedule::Microbatch;
 
 use super::gradients::GradientSums;
 use super::module::{Auxiliary, StageContext, StageModule};
-use super::runner::{Forwarded, Gradient, Runner, StageError, device_of};
+use super::runner::{Forwarded, Gradient, NamedLosses, Runner, StageError, device_of};
 use crate::autodiff::{GradientSlot, gradient_root};
 use crate::boundary::{BoundaryError, pack, unpack};
 use crate::nn::Deferred;
@@ -242,7 +242,7 @@ impl<M: StageModule> Runner for TrainingStage<M> {
 fn split_auxiliary(
     losses: Vec<Auxiliary>,
     share: f64,
-) -> Result<(Vec<(Arc<str>, Tensor<1>)>, Option<Tensor<1>>), StageError> {
+) -> Result<(NamedLosses, Option<Tensor<1>>), StageError> {
     let mut weighted = None;
     let mut reported = Vec::with_capacity(losses.len());
     for Auxiliary { name, weight, loss } in losses {
