@@ -16,11 +16,6 @@ use pipewright_schedule::{
     Costs, Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower, validate,
 };
 
-/// What the command line has: large tables on huge pages. On small ones, a fifth of the largest size's time goes into
-/// page faults.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn schedule(ranks: u32, chunks: u32, microbatches: u32) -> Schedule {
     let spec = ScheduleSpec { ranks, stages_per_rank: Some(chunks), microbatches, ..ScheduleSpec::default() };
     generate("interleaved1f1b", &spec).expect("a size that the schedule has")
