@@ -160,10 +160,8 @@ mod tests {
             tokens_per_second: 10.0,
             step_ms: 20.0,
             bubble_fraction: 0.125,
-            exposed_comm_fraction: 0.0,
-            auxiliary: std::collections::BTreeMap::new(),
             peak_bytes: vec![3, 4],
-            bubble_per_rank: vec![0.1, 0.2],
+            ..Metrics::default()
         }
     }
 

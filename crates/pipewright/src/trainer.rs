@@ -23,7 +23,7 @@ pub struct Trainer {
 }
 
 /// The figures of one step, with the names that `metrics.jsonl` has.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Metrics {
     /// Counted from 1.
     pub step: u64,

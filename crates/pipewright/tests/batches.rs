@@ -69,20 +69,25 @@ fn unclipped() -> PipelineConfig {
     PipelineConfig { clip_norm: None, ..config() }
 }
 
-fn train(program: ValidatedProgram) -> Vec<StepReport> {
+/// What step `step` brings.
+fn brought(step: u64) -> Batch {
+    let batch = Batch::split_uneven(data(step), data(100 + step), MICROBATCHES).expect("it splits");
+    let batch = batch.with_split("shift", data(200 + step)).expect("it splits");
+    batch.with_replicated("offset", offset()).with_value("scale", 0.5f32)
+}
+
+fn launch(program: ValidatedProgram) -> Pipeline {
     let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
         let module = Rich::new(stage);
         Ok(if stage.get() + 1 == STAGES { Stage::with_loss(module, loss) } else { Stage::new(module) })
     };
     let world = World::local(program.ranks());
-    let mut pipeline = Pipeline::launch(program, world, &unclipped(), make).expect("it starts");
-    let step = |step| {
-        let batch = Batch::split_uneven(data(step), data(100 + step), MICROBATCHES).expect("it splits");
-        let batch = batch.with_split("shift", data(200 + step)).expect("it splits");
-        let batch = batch.with_replicated("offset", offset()).with_value("scale", 0.5f32);
-        pipeline.step_batch(batch, 1e-2).expect("a step")
-    };
-    (0..STEPS).map(step).collect()
+    Pipeline::launch(program, world, &unclipped(), make).expect("it starts")
+}
+
+fn train(program: ValidatedProgram) -> Vec<StepReport> {
+    let mut pipeline = launch(program);
+    (0..STEPS).map(|step| pipeline.step_batch(brought(step), 1e-2).expect("a step")).collect()
 }
 
 /// Loss, "square" and "magnitude" of each step.
@@ -140,14 +145,17 @@ fn the_cut_changes_no_bit_of_it() {
 }
 
 #[test]
+fn an_evaluation_brings_it_too() {
+    let mut pipeline = launch(program("zbvzerobubble", 2, MICROBATCHES));
+    let evaluated = pipeline.eval_batch(brought(0)).expect("an evaluation");
+    let trained = pipeline.step_batch(brought(0), 1e-2).expect("a step");
+    assert_eq!((evaluated.losses, evaluated.shares), (trained.losses, trained.shares));
+    assert_eq!(evaluated.auxiliary, trained.auxiliary);
+}
+
+#[test]
 fn what_the_step_did_not_bring_is_named() {
-    let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
-        let module = Rich::new(stage);
-        Ok(if stage.get() + 1 == STAGES { Stage::with_loss(module, loss) } else { Stage::new(module) })
-    };
-    let program = program("1f1b", STAGES, MICROBATCHES);
-    let mut pipeline =
-        Pipeline::launch(program, World::local(STAGES), &unclipped(), make).expect("it starts");
+    let mut pipeline = launch(program("1f1b", STAGES, MICROBATCHES));
     let batch = Batch::split_uneven(data(0), data(1), MICROBATCHES).expect("it splits");
     let error = pipeline.step_batch(batch.with_value("scale", 1f32), 1e-2).expect_err("no shift").to_string();
     assert!(error.contains("Missing") && error.contains("shift") && error.contains("scale"), "{error}");

@@ -62,12 +62,9 @@ mod tests {
             grad_norm: 1.25,
             learning_rate: 1e-3,
             tokens_per_second: 1024.4,
-            step_ms: 20.0,
             bubble_fraction: 0.125,
-            exposed_comm_fraction: 0.0,
-            auxiliary: std::collections::BTreeMap::new(),
             peak_bytes: vec![2048, 4096],
-            bubble_per_rank: vec![0.1, 0.2],
+            ..Metrics::default()
         }
     }
 

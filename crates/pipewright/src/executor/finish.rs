@@ -52,8 +52,7 @@ impl Executor {
     pub(super) fn send_norm_part(&mut self) {
         let parts = self.chunks.iter().flat_map(|chunk| {
             let squares = chunk.runner.paths().iter().cloned().zip(chunk.runner.gradient_squares());
-            let counted =
-                (0..).zip(squares).filter(|(place, (path, _))| self.counts(chunk.stage, *place, path));
+            let counted = (0..).zip(squares).filter(|(place, _)| self.counts(chunk.stage, *place));
             counted.map(|(_, part)| part)
         });
         self.step.norm_parts = parts.collect();

@@ -157,9 +157,11 @@ impl Executor {
     }
 
     /// Whether this rank's copy is the one whose gradient counts for the norm.
-    pub(super) fn counts(&self, stage: StageIndex, place: usize, path: &str) -> bool {
-        let shared = self.shared.iter().flat_map(|shared| shared.iter()).find(|shared| &*shared.path == path);
-        shared.is_none_or(|shared| (shared.owners[0].stage, shared.owners[0].place) == (stage, place))
+    pub(super) fn counts(&self, stage: StageIndex, place: usize) -> bool {
+        let is_this = |owner: &Owner| (owner.stage, owner.place) == (stage, place);
+        let shared = self.shared.iter().flat_map(|shared| shared.iter());
+        let shared = shared.map(|shared| &shared.owners).find(|owners| owners.iter().any(is_this));
+        shared.is_none_or(|owners| is_this(&owners[0]))
     }
 
     fn owned(&self) -> Vec<OwnedParameter> {

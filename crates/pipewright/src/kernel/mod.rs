@@ -12,4 +12,5 @@ mod exp;
 pub(crate) mod product;
 pub(crate) mod rms_norm;
 mod simd;
+pub(crate) mod squares;
 pub(crate) mod swiglu;

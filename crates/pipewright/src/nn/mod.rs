@@ -27,7 +27,7 @@ pub(crate) use deferred::{Deferred, WeightTask};
 pub use embedding::Embedding;
 pub(crate) use embedding::add_rows;
 pub use linear::Linear;
-pub(crate) use operation::{CpuTensor, cpu_tensor, elements, owned};
+pub(crate) use operation::{CpuTensor, cpu_tensor, elements, owned, row_major};
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use swiglu::swiglu;
 pub use tied_head::TiedHead;

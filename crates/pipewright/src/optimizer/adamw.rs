@@ -7,7 +7,8 @@ use burn::tensor::{DType, Device, Tensor};
 use crate::kernel::adamw::{Coefficients, step};
 use crate::nn::{CpuTensor, elements, owned};
 
-/// Burn's `AdamW` with the same update and the same state, in place on the CPU back end and by Burn elsewhere.
+/// Burn's `AdamW` with the same update and the same state, in place on the CPU back end and composed of Burn's
+/// operations elsewhere.
 ///
 /// ```
 /// use pipewright::optimizer::AdamW;
@@ -82,11 +83,7 @@ impl Optimizer for AdamW {
     }
 
     fn to_device<const D: usize>(state: AdamWState<D>, device: &Device) -> AdamWState<D> {
-        let AdaptiveMomentumState { time, moment_1, moment_2, max_moment_2 } = state.momentum;
-        let mut momentum =
-            AdaptiveMomentumState::new(time, moment_1.to_device(device), moment_2.to_device(device));
-        momentum.max_moment_2 = max_moment_2.map(|moment| moment.to_device(device));
-        AdamWState::new(momentum)
+        AdamWState::new(state.momentum.to_device(device))
     }
 }
 

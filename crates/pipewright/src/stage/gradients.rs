@@ -10,7 +10,8 @@ use burn::tensor::{Gradients, Tensor};
 
 use super::module::StageModule;
 use crate::kernel::product::{Matrix, add_product, product};
-use crate::nn::{CpuTensor, WeightTask, add_rows, cpu_tensor, elements, owned};
+use crate::kernel::squares::sum_squares;
+use crate::nn::{CpuTensor, WeightTask, add_rows, cpu_tensor, elements, owned, row_major};
 use crate::value::Value;
 
 /// One sum for each float parameter of a stage, in the order in which Burn visits them.
@@ -136,33 +137,14 @@ fn from_cpu(sum: CpuTensor) -> DispatchTensor {
     Tensor::<1>::from_primitive::<Flex>(sum).into_dispatch()
 }
 
-/// Lanes of the sum of squares: independent chains, so that the additions need not wait for each other.
-const LANES: usize = 16;
-
 fn sum_of_squares(tensor: &DispatchTensor) -> f64 {
     // Rank plays no part in a sum over all elements, so any may stand in the type.
     let tensor = Tensor::<1>::from_dispatch(tensor.clone());
     match tensor.clone().try_into_primitive::<Flex>() {
-        Ok(flex) if flex.is_contiguous() && flex.dtype() == burn::tensor::DType::F32 => {
-            let start = flex.layout().start_offset();
-            let elements = flex.layout().num_elements();
-            squares_of(&flex.storage::<f32>()[start..start + elements])
-        }
+        Ok(flex) if flex.dtype() == burn::tensor::DType::F32 => sum_squares(elements(&row_major(flex))),
         // Elsewhere the elements come to the host first: the sum must not depend on how a device reduces.
-        _ => squares_of(&tensor.into_data().iter::<f32>().collect::<Vec<_>>()),
+        _ => sum_squares(&tensor.into_data().iter::<f32>().collect::<Vec<_>>()),
     }
-}
-
-fn squares_of(elements: &[f32]) -> f64 {
-    let mut lanes = [0f64; LANES];
-    let (chunks, rest) = elements.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (lane, &element) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(element) * f64::from(element);
-        }
-    }
-    let rest: f64 = rest.iter().map(|&element| f64::from(element) * f64::from(element)).sum();
-    lanes.iter().sum::<f64>() + rest
 }
 
 /// Collects the local path, the shape and the id of every float parameter.
