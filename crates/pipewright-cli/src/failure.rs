@@ -32,13 +32,15 @@ impl From<Exit> for ExitCode {
 pub(crate) struct Failure {
     /// The exit code.
     pub(crate) exit: Exit,
+    /// Whether another process of the run tells it.
+    is_told: bool,
     problems: Vec<Box<dyn Diagnostic + Send + Sync>>,
 }
 
 impl Failure {
     /// A failure that one sentence tells.
     pub(crate) fn new(exit: Exit, message: impl Display) -> Self {
-        Self { exit, problems: vec![Box::new(MietteDiagnostic::new(message.to_string()))] }
+        Self { exit, is_told: false, problems: vec![Box::new(MietteDiagnostic::new(message.to_string()))] }
     }
 
     /// Wrong input, told in one sentence.
@@ -46,8 +48,21 @@ impl Failure {
         Self::new(Exit::WrongInput, message)
     }
 
-    /// Shows all problems on standard error.
+    /// The same failure, told by another process of the run.
+    pub(crate) fn told_elsewhere(self) -> Self {
+        Self { is_told: true, ..self }
+    }
+
+    /// All problems in plain words.
+    pub(crate) fn text(&self) -> String {
+        self.problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Shows all problems on standard error, unless another process does.
     pub(crate) fn report(&self) {
+        if self.is_told {
+            return;
+        }
         let is_terminal = std::io::stderr().is_terminal();
         let handler = handler(is_terminal, std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()));
         let mut text = String::new();
@@ -70,6 +85,7 @@ impl From<ConfigError> for Failure {
             ConfigError::Read { .. } => Self::input(error),
             ConfigError::Problems(problems) => Self {
                 exit: Exit::WrongInput,
+                is_told: false,
                 problems: problems.into_iter().map(|problem| Box::new(problem) as _).collect(),
             },
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pipewright_schedule::{
-    Action, Level, LowerConfig, Schedule, StageIndex, ValidatedProgram, lower, validate,
+    Action, Level, LowerConfig, Rank, Schedule, StageIndex, ValidatedProgram, lower, validate,
 };
 
 use crate::batch::Batch;
@@ -63,7 +63,7 @@ impl Assembly {
         world: World,
         config: &PipelineConfig,
     ) -> Result<(Self, Vec<Endpoint>), PipelineError> {
-        let endpoints = world.into_endpoints();
+        let (endpoints, board) = world.into_parts();
         if program.level() == Level::Compute && program.ranks() > 1 {
             return Err(PipelineError::NotLowered { level: program.level() });
         }
@@ -75,8 +75,8 @@ impl Assembly {
             return Err(PipelineError::NoOptimizer);
         }
         let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
-        let board = Board::new(ranks);
         let program = Arc::new(program);
+        board.run(&program);
         let evaluation = program.is_forward_only().then(|| program.clone());
         Ok((Self { program, evaluation, config: config.clone(), board, abort }, endpoints))
     }
@@ -105,10 +105,11 @@ impl Assembly {
         Ok(Executor::new(self, endpoint, stages, memory))
     }
 
-    /// What each rank begins the step with, in rank order: the first stage's rank gets the inputs, the last one's the
-    /// targets.
+    /// What each of `ranks` begins the step with, in their order: the first stage's rank gets the inputs, the last one's
+    /// the targets.
     pub(crate) fn step_inputs(
         &self,
+        ranks: impl Iterator<Item = Rank>,
         step: u64,
         batch: Batch,
         kind: StepKind,
@@ -118,6 +119,7 @@ impl Assembly {
             (StepKind::Train { learning_rate, update }, _) => (&self.program, learning_rate, update),
             (StepKind::Evaluate, evaluation) => (evaluation.as_ref().unwrap_or(&self.program), 0.0, false),
         };
+        self.board.run(program);
         let shares: Arc<[f64]> = batch.shares().into();
         let Batch { inputs, targets, sides } = batch;
         let sides = Arc::new(sides);
@@ -143,6 +145,6 @@ impl Assembly {
             program: program.clone(),
             origin,
         };
-        Ok(placement.all_ranks().map(of_rank).collect())
+        Ok(ranks.map(of_rank).collect())
     }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
@@ -30,7 +30,7 @@ pub struct StepError {
 impl StepError {
     /// Whether the optimizer failed: the one failure after which ranks disagree about the parameters.
     pub(crate) fn in_update(&self) -> bool {
-        matches!(self.cause, Cause::Update { .. })
+        matches!(self.cause, Cause::Update { .. } | Cause::Told { in_update: true, .. })
     }
 }
 
@@ -140,6 +140,30 @@ pub enum Cause {
         /// Each rank's place in its program and what it waits for, a line a rank.
         report: String,
     },
+    /// A rank's process gives no sign of life.
+    #[error("rank {peer} has not been heard of for {:.1} s: its process is gone, stopped, or cut off\n{report}", .waited.as_secs_f64())]
+    SilentPeer {
+        /// The rank.
+        peer: Rank,
+        /// The deadline.
+        waited: Duration,
+        /// As in [`Cause::Deadline`].
+        report: String,
+    },
+    /// The transport failed.
+    #[error("the transport failed: {message}")]
+    Transport {
+        /// What it said.
+        message: String,
+    },
+    /// What another process said of its failure.
+    #[error("{message}")]
+    Told {
+        /// Its words.
+        message: String,
+        /// Whether it failed in the optimizer's update.
+        in_update: bool,
+    },
     /// A rank's thread or process is gone.
     #[error("rank {peer} is gone")]
     LostPeer {
@@ -172,21 +196,89 @@ pub struct Abort {
     state: Arc<AbortState>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct AbortState {
     raised: AtomicBool,
-    first: Mutex<Option<StepError>>,
+    reasons: Mutex<Reasons>,
+    tell: OnceLock<Box<dyn Fn(&StepError) + Send + Sync>>,
+}
+
+/// Why the flag is raised. Processes end a failed step at different times, so a failure told by another one may be of a
+/// step that is over here, or of one that has not begun.
+#[derive(Debug, Default)]
+struct Reasons {
+    first: Option<StepError>,
+    /// The step under way.
+    step: u64,
+    /// The last step whose failure was dealt with.
+    over: Option<u64>,
+    /// A failure of a step to come.
+    early: Option<StepError>,
+}
+
+impl std::fmt::Debug for AbortState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AbortState").field("reasons", &self.reasons).finish_non_exhaustive()
+    }
 }
 
 impl Abort {
     /// Raises the flag; the first error raised is kept, later ones are dropped.
     pub fn raise(&self, error: StepError) {
-        let mut first = self.state.first.lock().unwrap_or_else(PoisonError::into_inner);
-        if first.is_none() {
+        let mut reasons = self.lock();
+        if reasons.first.is_none() {
             tracing::error!(%error, "a step failed");
-            *first = Some(error);
+            if let Some(tell) = self.state.tell.get() {
+                tell(&error);
+            }
+            reasons.first = Some(error);
         }
         self.state.raised.store(true, Ordering::Release);
+    }
+
+    /// As [`Abort::raise`], for what another process tells of its step; whether the flag is raised for it.
+    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "only processes tell each other"))]
+    pub(crate) fn raise_told(&self, error: StepError) -> bool {
+        let mut reasons = self.lock();
+        if reasons.over.is_some_and(|over| error.step <= over) {
+            return false;
+        }
+        if error.step > reasons.step {
+            reasons.early.get_or_insert(error);
+            return false;
+        }
+        reasons.first.get_or_insert(error);
+        self.state.raised.store(true, Ordering::Release);
+        true
+    }
+
+    /// Has every failure of this process told to `tell`.
+    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "only processes tell each other"))]
+    pub(crate) fn on_raise(&self, tell: impl Fn(&StepError) + Send + Sync + 'static) {
+        let _ = self.state.tell.set(Box::new(tell));
+    }
+
+    /// A step begins; if another process has failed in it already, the flag is raised.
+    pub(crate) fn begin_step(&self, step: u64) {
+        let mut reasons = self.lock();
+        reasons.step = step;
+        let early = reasons.early.take().filter(|early| early.step >= step);
+        if early.as_ref().is_some_and(|early| early.step == step) {
+            reasons.first = reasons.first.take().or(early);
+            self.state.raised.store(true, Ordering::Release);
+        } else {
+            reasons.early = early;
+        }
+    }
+
+    /// The step under way; 0 before the first.
+    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "only processes fail outside a rank's step"))]
+    pub(crate) fn step(&self) -> u64 {
+        self.lock().step
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Reasons> {
+        self.state.reasons.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether somebody failed. Cheap: one atomic load.
@@ -196,12 +288,15 @@ impl Abort {
 
     /// The first error, if somebody failed.
     pub fn first(&self) -> Option<StepError> {
-        self.state.first.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().first.clone()
     }
 
     /// Lowers the flag, for the next step.
     pub(crate) fn clear(&self) {
-        *self.state.first.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let mut reasons = self.lock();
+        if let Some(first) = reasons.first.take() {
+            reasons.over = reasons.over.max(Some(first.step));
+        }
         self.state.raised.store(false, Ordering::Release);
     }
 }
@@ -227,6 +322,20 @@ mod tests {
         assert_eq!(abort.first().map(|first| first.rank), Some(Rank::new(2)));
         abort.clear();
         assert!(!abort.is_raised() && abort.first().is_none());
+    }
+
+    #[test]
+    fn what_another_process_tells_counts_for_its_step_alone() {
+        let told = |step| StepError { step, ..error(1, None) };
+        let abort = Abort::default();
+        abort.begin_step(2);
+        assert!(!abort.raise_told(told(3)), "it has not begun here");
+        assert!(abort.raise_told(told(2)));
+        abort.clear();
+        assert!(!abort.raise_told(told(2)), "it is over here");
+        assert!(!abort.is_raised());
+        abort.begin_step(3);
+        assert_eq!(abort.first().map(|first| first.step), Some(3));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A running pipeline: ranks with their stages, and the steps they are asked to take.
 
 use std::fmt::Display;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ use crate::memory::RankMemory;
 use crate::microbatch::{SplitError, split};
 use crate::report::{EvalReport, StepReport, evaluation, training};
 use crate::stage::Stage;
-use crate::transport::World;
+use crate::transport::{AgreementError, Fields, World};
 use crate::value::Values;
 
 /// How a pipeline runs.
@@ -121,6 +122,9 @@ pub enum PipelineError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The processes are not about to run the same.
+    #[error(transparent)]
+    Agreement(#[from] AgreementError),
     /// A step, or the making of a stage, failed.
     #[error(transparent)]
     Step(#[from] StepError),
@@ -171,6 +175,9 @@ impl Pipeline {
         F: Fn(StageIndex) -> Result<Stage, E> + Send + Sync + 'static,
         E: Display,
     {
+        let mut world = world;
+        world.set_deadline(config.deadline);
+        world.agree(Ok(identity(&program, config)), config.deadline)?;
         let (assembly, endpoints) = Assembly::new(program, world, config)?;
         let make = Arc::new(make);
         let (sender, replies) = crossbeam_channel::unbounded();
@@ -184,6 +191,7 @@ impl Pipeline {
                     deadline: config.deadline,
                 },
                 board: assembly.board.clone(),
+                abort: assembly.abort.clone(),
                 memory: RankMemory::new(),
                 build: move |memory| building.build(endpoint, memory, &*make),
                 replies: sender.clone(),
@@ -301,16 +309,17 @@ impl Pipeline {
         kind: StepKind,
         origin: Instant,
     ) -> Result<Vec<RankReport>, PipelineError> {
-        let inputs = self.assembly.step_inputs(self.step + 1, batch, kind, origin)?;
+        let ranks = self.ranks.iter().map(|thread| thread.rank);
+        let inputs = self.assembly.step_inputs(ranks, self.step + 1, batch, kind, origin)?;
         self.step += 1;
         self.updates = matches!(kind, StepKind::Train { update: true, .. });
         let mut inputs = inputs.into_iter();
         self.command(|| Command::Step(Box::new(inputs.next().expect("an input a rank"))))?;
         let reports = self.await_ranks(|reply| match reply {
-            Reply::Step(report) => report.map(|report| *report),
+            Reply::Step(reports) => reports,
             _ => unreachable!("a rank answers what it was asked"),
         })?;
-        Ok(reports)
+        Ok(reports.into_iter().flatten().collect())
     }
 
     fn command(&mut self, mut command: impl FnMut() -> Command) -> Result<(), PipelineError> {
@@ -319,9 +328,9 @@ impl Pipeline {
             Some(End::Diverged(step)) => return Err(PipelineError::Diverged { step }),
             None => {}
         }
-        for (rank, thread) in (0..).map(Rank::new).zip(&self.ranks) {
+        for thread in &self.ranks {
             if thread.commands.send(command()).is_err() {
-                return Err(self.lost_peer(rank).into());
+                return Err(self.lost_peer(thread.rank).into());
             }
         }
         Ok(())
@@ -341,19 +350,30 @@ impl Pipeline {
         let mut moves = self.assembly.board.moves();
         while let Some(silent) = answers.iter().position(Option::is_none) {
             match self.replies.recv_timeout(self.assembly.config.deadline) {
-                Ok((rank, reply)) => answers[rank.index()] = Some(take(reply)),
+                Ok((rank, reply)) => {
+                    let place = self.ranks.iter().position(|thread| thread.rank == rank);
+                    answers[place.expect("only ranks of this process answer")] = Some(take(reply));
+                }
                 Err(RecvTimeoutError::Timeout) if self.assembly.board.moves() != moves => {
                     moves = self.assembly.board.moves();
                 }
-                Err(_) => return Err(self.give_up(Rank::new(silent as u32))),
+                Err(_) => return Err(self.give_up(self.ranks[silent].rank)),
             }
         }
         let first = self.assembly.abort.first();
         self.assembly.abort.clear();
         let taken = answers.iter().flatten().any(Result::is_ok);
         let answers: Result<Vec<T>, StepError> = answers.into_iter().flatten().collect();
+        // Another process may have failed when all ranks of this one had answered.
+        let answers = match &first {
+            Some(first) => answers.and(Err(first.clone())),
+            None => answers,
+        };
         answers.map_err(|error| {
             let first = first.unwrap_or(error);
+            if let Cause::LostPeer { peer } | Cause::SilentPeer { peer, .. } = first.cause {
+                self.end = Some(End::Lost(peer));
+            }
             if !self.updates {
                 // Ranks that finished hold gradients of this step, the others lost those of the steps before it.
                 for thread in &self.ranks {
@@ -370,16 +390,36 @@ impl Pipeline {
     /// stop; the thread cannot be, and is left behind.
     fn give_up(&mut self, silent: Rank) -> StepError {
         self.end = Some(End::Lost(silent));
-        let report = self.assembly.board.report(&self.assembly.program);
+        let report = self.assembly.board.report();
         let cause = Cause::Deadline { waited: self.assembly.config.deadline, report };
         self.assembly.abort.raise(StepError { rank: silent, step: self.step, action: None, cause });
         self.assembly.abort.first().unwrap_or_else(|| self.lost_peer(silent))
     }
 }
 
+/// What must be the same on every process for its ranks to fit together.
+fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> Fields {
+    let placement = program.placement();
+    let mut rows = DefaultHasher::new();
+    placement.all_ranks().for_each(|rank| program.row(rank).hash(&mut rows));
+    let stages = placement.all_ranks().map(|rank| {
+        let stages = placement.stages_of(rank).iter().map(ToString::to_string);
+        stages.collect::<Vec<_>>().join("+")
+    });
+    let fields = [
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("program", format!("{:016x}", rows.finish())),
+        ("placement", stages.collect::<Vec<_>>().join(" ")),
+        ("microbatches", program.microbatches().to_string()),
+        ("clip norm", format!("{:?}", config.clip_norm)),
+        ("trains", config.optimizer.is_some().to_string()),
+    ];
+    fields.map(|(name, value)| (name.to_owned(), value)).into()
+}
+
 impl Drop for Pipeline {
     fn drop(&mut self) {
-        for RankThread { commands, handle } in self.ranks.drain(..) {
+        for RankThread { commands, handle, .. } in self.ranks.drain(..) {
             drop(commands);
             // A lost rank's thread may never end; the others end at their closed channel.
             if !matches!(self.end, Some(End::Lost(_))) {

@@ -3,21 +3,24 @@
 //! A wait is not stuck because it is long: in a deep pipeline the last rank waits while the others work. It is stuck
 //! when *no* rank has moved for the whole deadline.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use pipewright_schedule::{Rank, ValidatedProgram};
+use pipewright_schedule::{Action, Rank, ValidatedProgram};
 
+#[cfg(feature = "mpi")]
+use crate::transport::Beat;
 use crate::transport::{Direction, Tag};
-use pipewright_schedule::Action;
 
-/// Actions on either side of a rank's place that a report shows.
-const SHOWN: usize = 4;
+/// Actions before a rank's place that a report shows.
+const SHOWN: usize = 32;
 
 /// Counts each rank's actions. Sharing is by clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Board {
     places: Arc<[Place]>,
+    /// What the ranks run.
+    program: Arc<Mutex<Option<Arc<ValidatedProgram>>>>,
 }
 
 #[derive(Debug, Default)]
@@ -32,7 +35,33 @@ struct Place {
 
 impl Board {
     pub(crate) fn new(ranks: u32) -> Self {
-        Self { places: (0..ranks).map(|_| Place::default()).collect() }
+        Self { places: (0..ranks).map(|_| Place::default()).collect(), program: Arc::default() }
+    }
+
+    /// Notes what the ranks run, for reports.
+    pub(crate) fn run(&self, program: &Arc<ValidatedProgram>) {
+        *self.program.lock().unwrap_or_else(PoisonError::into_inner) = Some(program.clone());
+    }
+
+    /// Where a rank stands.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn place(&self, rank: Rank) -> Beat {
+        let place = &self.places[rank.index()];
+        Beat {
+            count: 0,
+            moves: place.moves.load(Ordering::Relaxed),
+            position: place.position.load(Ordering::Relaxed),
+            waits: place.waits.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Notes where a rank of another process stands.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn set_place(&self, rank: Rank, beat: Beat) {
+        let place = &self.places[rank.index()];
+        place.moves.store(beat.moves, Ordering::Relaxed);
+        place.position.store(beat.position, Ordering::Relaxed);
+        place.waits.store(beat.waits, Ordering::Relaxed);
     }
 
     /// Notes that `rank` stands before action `position`.
@@ -55,7 +84,12 @@ impl Board {
     }
 
     /// A line a rank: its place, what it did last, what it is at.
-    pub(crate) fn report(&self, program: &ValidatedProgram) -> String {
+    pub(crate) fn report(&self) -> String {
+        let program = self.program.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        program.map(|program| self.report_on(&program)).unwrap_or_default()
+    }
+
+    fn report_on(&self, program: &ValidatedProgram) -> String {
         let lines = program.placement().all_ranks().map(|rank| {
             let row = program.row(rank);
             let place = &self.places[rank.index()];

@@ -6,10 +6,13 @@ use crate::arguments::RunArguments;
 use crate::commands::prepare::{Prepared, prepare};
 use crate::failure::Failure;
 use crate::output;
+use crate::run_folder;
 
 /// Runs the command.
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
-    output::write(None, &summary(&prepare(arguments)?))
+    let prepared = prepare(arguments)?;
+    run_folder::probe(&prepared.settings.run.out).map_err(Failure::input)?;
+    output::write(None, &summary(&prepared))
 }
 
 fn summary(prepared: &Prepared) -> String {

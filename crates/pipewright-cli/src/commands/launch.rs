@@ -14,29 +14,52 @@ use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
 use pipewright_schedule::StageIndex;
 use pipewright_schedule::partition::Partition;
 
+use crate::commands::crew::Crew;
 use crate::commands::prepare::Prepared;
 use crate::config::Settings;
 use crate::config::model::ModelSettings;
 use crate::config::optimizer::OptimizerSettings;
+use crate::config::pipeline::TransportChoice;
 use crate::failure::{Exit, Failure};
 
-/// Starts the ranks.
-pub(super) fn launch(prepared: Prepared) -> Result<Trainer, Failure> {
+/// Starts this process's ranks: all of them, or the one that it is among the processes of `crew`.
+pub(super) fn launch(prepared: Prepared, crew: &mut Crew) -> Result<Trainer, Failure> {
+    let (ranks, transport) = (prepared.program.ranks(), prepared.settings.pipeline.transport);
+    let world = match transport {
+        TransportChoice::Local if crew.is_several() => {
+            return Err(Failure::input(
+                "several processes were started, and each would run all ranks by itself: set \
+                 pipeline.transport=mpi, or start one process",
+            ));
+        }
+        TransportChoice::Local => World::local(ranks),
+        TransportChoice::Mpi => crew.take_world()?,
+    };
+    if world.ranks() != ranks {
+        return Err(Failure::input(format!(
+            "{} process(es) were started for {ranks} ranks: start `mpirun -n {ranks} pipewright ...`, or set \
+             pipeline.ranks",
+            world.ranks()
+        )));
+    }
     match prepared.model.clone() {
-        ModelConfig::Llama(config) => launch_family(prepared, config),
-        ModelConfig::Qwen2(config) => launch_family(prepared, config),
+        ModelConfig::Llama(config) => launch_family(prepared, world, config),
+        ModelConfig::Qwen2(config) => launch_family(prepared, world, config),
         other => Err(Failure::new(Exit::Bug, format!("no stages can be made of {other:?}"))),
     }
 }
 
-fn launch_family<F: ModelFamily + 'static>(prepared: Prepared, model: F) -> Result<Trainer, Failure> {
+fn launch_family<F: ModelFamily + 'static>(
+    prepared: Prepared,
+    world: World,
+    model: F,
+) -> Result<Trainer, Failure> {
     let Prepared { settings, program, partition, rows, .. } = prepared;
     let from = match &settings.model {
         ModelSettings::From { from } => Some(from.clone()),
         ModelSettings::Fresh(_) => None,
     };
     let plan = StagePlan { model, from, partition, seed: settings.run.seed };
-    let world = World::local(program.ranks());
     let pipeline =
         Pipeline::launch(program, world, &pipeline_config(&settings), move |stage| plan.stage(stage))
             .map_err(|error| failure(&error))?;
@@ -87,6 +110,7 @@ fn pipeline_config(settings: &Settings) -> PipelineConfig {
 pub(super) fn failure(error: &PipelineError) -> Failure {
     let exit = match error {
         // A stage is made of the user's files.
+        PipelineError::Agreement(_) => Exit::WrongInput,
         PipelineError::Step(step) if matches!(step.cause, Cause::Build { .. }) => Exit::WrongInput,
         PipelineError::Step(_) | PipelineError::Thread { .. } | PipelineError::Diverged { .. } => {
             Exit::RankFailed

@@ -1,6 +1,7 @@
 //! One file a command: its arguments, and the calls into the libraries that it makes.
 
 pub(crate) mod check;
+mod crew;
 mod drawing;
 mod engine;
 pub(crate) mod init;

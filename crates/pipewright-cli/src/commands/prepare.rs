@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use pipewright::data::{DataConfig, TokenRows, Tokenizer};
+use pipewright::transport::Fields;
 use pipewright_models::{ModelConfig, hf};
 use pipewright_schedule::csv::{parse_program, parse_schedule};
 use pipewright_schedule::partition::{Partition, partition};
@@ -20,7 +21,6 @@ use crate::config::model::ModelSettings;
 use crate::config::pipeline::{PipelineSettings, ScheduleChoice};
 use crate::config::{Settings, Surroundings};
 use crate::failure::{Exit, Failure};
-use crate::run_folder;
 
 /// A run, checked as far as it can be without training.
 pub(super) struct Prepared {
@@ -38,6 +38,17 @@ pub(super) struct Prepared {
     pub(super) rows: TokenRows,
 }
 
+/// What must not differ between the processes of a run. Files may lie in different places on different machines.
+pub(super) fn identity(prepared: &Prepared) -> Fields {
+    const MAY_DIFFER: [&str; 6] =
+        ["data.path", "data.tokenizer", "model.from", "pipeline.threads_per_rank", "run.out", "run.device"];
+    let mut fields = prepared.settings.by_key();
+    fields.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
+    fields.insert("model".to_owned(), format!("{:?}", prepared.model));
+    fields.insert("tokens in data".to_owned(), prepared.rows.tokens().to_string());
+    fields
+}
+
 /// Prepares the run that the arguments ask for.
 pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
     let surroundings = Surroundings::of_process().map_err(|error| {
@@ -50,7 +61,6 @@ pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
     let method = settings.pipeline.method();
     let partition =
         partition(&layers.weights(), program.placement().stages(), &method).map_err(Failure::input)?;
-    run_folder::probe(&settings.run.out).map_err(Failure::input)?;
     let rows = open_data(&settings, model.vocab_size())?;
     Ok(Prepared { settings, model, layers, program, partition, rows })
 }

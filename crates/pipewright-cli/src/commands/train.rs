@@ -4,18 +4,34 @@ use pipewright::trainer::{Metrics, Trainer};
 use pipewright_schedule::Timeline;
 
 use crate::arguments::RunArguments;
+use crate::commands::crew::Crew;
 use crate::commands::launch::{failure, launch};
-use crate::commands::prepare::prepare;
+use crate::commands::prepare::{identity, prepare};
 use crate::display::{self, Display};
 use crate::failure::Failure;
-use crate::run_folder::RunFolder;
+use crate::run_folder::{self, RunFolder};
 
 /// Runs the command.
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
-    let prepared = prepare(arguments)?;
+    let mut crew = Crew::gather()?;
+    let outcome = run_with(arguments, &mut crew);
+    crew.settle(outcome)
+}
+
+fn run_with(arguments: &RunArguments, crew: &mut Crew) -> Result<(), Failure> {
+    let prepared = prepare(arguments).and_then(|prepared| {
+        if crew.speaks() {
+            run_folder::probe(&prepared.settings.run.out).map_err(Failure::input)?;
+        }
+        Ok(prepared)
+    });
+    let prepared = crew.agree(prepared, identity)?;
     let settings = prepared.settings.clone();
     // The folder comes last: a run that cannot start leaves the one before it where it is.
-    let trainer = launch(prepared)?;
+    let trainer = launch(prepared, crew)?;
+    if !crew.speaks() {
+        return follow(trainer, settings.run.steps, crew);
+    }
     let mut folder = RunFolder::create(&settings.run.out, &settings.to_toml()).map_err(Failure::input)?;
     if let Some(aside) = folder.moved_aside() {
         display::say(&format!("moved the earlier run to {}", aside.display()));
@@ -32,6 +48,17 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
         last.loss,
         settings.run.out.display()
     ));
+    Ok(())
+}
+
+/// Takes all steps together with the process that speaks.
+fn follow(mut trainer: Trainer, steps: u64, crew: &mut Crew) -> Result<(), Failure> {
+    for _ in 0..steps {
+        if let Err(error) = trainer.step() {
+            crew.take_over(&error);
+            return Err(failure(&error));
+        }
+    }
     Ok(())
 }
 

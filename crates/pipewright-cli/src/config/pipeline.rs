@@ -68,6 +68,8 @@ pub(crate) enum PartitionChoice {
 pub(crate) enum TransportChoice {
     /// Threads of one process.
     Local,
+    /// A process a rank, over MPI.
+    Mpi,
 }
 
 impl PipelineSettings {
@@ -150,6 +152,7 @@ fn read_transport(section: &mut Section<'_>) -> TransportChoice {
     let Some(text) = section.text("transport") else { return TransportChoice::Local };
     match text.as_str() {
         "local" => {}
+        "mpi" if cfg!(feature = "mpi") => return TransportChoice::Mpi,
         "mpi" | "nccl" => {
             let kind = ProblemKind::NotCompiledIn { key: "transport", value: text, instead: "\"local\"" };
             section.refuse("transport", kind);

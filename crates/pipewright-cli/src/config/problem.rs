@@ -215,9 +215,10 @@ impl ProblemKind {
             Self::UnknownValue { .. } => "write one of these".into(),
             Self::WrongType { expected, .. } => format!("write {expected}"),
             Self::OutOfRange { range, .. } => format!("write {range}"),
-            Self::NotCompiledIn { key, instead, .. } | Self::NotSupported { key, instead, .. } => {
-                format!("write `{key} = {instead}`")
+            Self::NotCompiledIn { key, value, instead } => {
+                format!("build with `cargo build --release --features {value}`, or write `{key} = {instead}`")
             }
+            Self::NotSupported { key, instead, .. } => format!("write `{key} = {instead}`"),
             Self::Empty { key } => format!("give `{key}` a value, or leave it out"),
             Self::BesideFrom { key } => format!("remove `{key}`, or remove `from`"),
             Self::NoTraining { key, .. } => format!("write for example `{key} = \"1f1b\"`"),

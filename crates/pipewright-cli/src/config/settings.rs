@@ -2,6 +2,7 @@
 //!
 //! Settings can be written as TOML and read again to equal settings.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
@@ -61,10 +62,29 @@ impl Settings {
         }
     }
 
+    /// The effective configuration by dotted key.
+    pub(crate) fn by_key(&self) -> BTreeMap<String, String> {
+        let table = toml::Table::try_from(self).expect("settings are tables of plain values");
+        let mut by_key = BTreeMap::new();
+        flatten("", &table, &mut by_key);
+        by_key
+    }
+
     /// The effective configuration.
     pub(crate) fn to_toml(&self) -> String {
         toml::to_string(self)
             .expect("settings are tables of plain values, and their paths came from UTF-8 text")
+    }
+}
+
+/// The values of `table` and of the tables in it, by dotted key.
+fn flatten(prefix: &str, table: &toml::Table, into: &mut BTreeMap<String, String>) {
+    for (key, value) in table {
+        let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        match value {
+            toml::Value::Table(table) => flatten(&key, table, into),
+            value => drop(into.insert(key, value.to_string())),
+        }
     }
 }
 

@@ -71,7 +71,13 @@ impl SeededPipeline {
         self.step += 1;
         let shares = batch.shares();
         let kind = StepKind::Train { learning_rate, update: true };
-        let inputs = self.assembly.step_inputs(self.step, batch, kind, start)?;
+        let inputs = self.assembly.step_inputs(
+            self.assembly.program.placement().all_ranks(),
+            self.step,
+            batch,
+            kind,
+            start,
+        )?;
         self.executors.iter_mut().zip(inputs).for_each(|(executor, input)| executor.begin(input));
         let outcome = self.drive();
         self.lose = None;
@@ -87,7 +93,7 @@ impl SeededPipeline {
             self.abort.clear();
             return Err(error.into());
         }
-        let reports = self.executors.iter_mut().map(Executor::report).collect();
+        let reports = self.executors.iter_mut().flat_map(Executor::reports).collect();
         Ok(training(self.step, shares, reports, start.elapsed()))
     }
 
@@ -127,7 +133,7 @@ impl SeededPipeline {
     }
 
     fn stuck(&self, rank: usize) -> StepError {
-        let report = self.assembly.board.report(&self.assembly.program);
+        let report = self.assembly.board.report();
         self.executors[rank].error(Cause::Deadline { waited: Duration::ZERO, report })
     }
 }

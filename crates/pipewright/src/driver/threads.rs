@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Sender};
 use pipewright_schedule::Rank;
 
 use crate::executor::{Executor, Poll, RankReport, StepInput};
-use crate::failure::{Cause, StepError};
+use crate::failure::{Abort, Cause, StepError};
 use crate::memory::RankMemory;
 use crate::pipeline::NamedParameter;
 use crate::progress::Board;
@@ -26,7 +26,8 @@ pub(crate) enum Command {
 pub(crate) enum Reply {
     /// The rank is built, or why it is not.
     Ready(Result<(), StepError>),
-    Step(Result<Box<RankReport>, StepError>),
+    /// The rank's report, and across processes those of all others.
+    Step(Result<Vec<RankReport>, StepError>),
     Parameters(Vec<NamedParameter>),
 }
 
@@ -39,6 +40,7 @@ pub(crate) struct ThreadSettings {
 
 /// A running rank, as its owner sees it. Dropping it ends the thread after the command that it is at.
 pub(crate) struct RankThread {
+    pub(crate) rank: Rank,
     pub(crate) commands: Sender<Command>,
     pub(crate) handle: JoinHandle<()>,
 }
@@ -49,6 +51,7 @@ pub(crate) struct RankSeed<B> {
     pub rank: Rank,
     pub settings: ThreadSettings,
     pub board: Board,
+    pub abort: Abort,
     pub memory: RankMemory,
     pub build: B,
     pub replies: Sender<(Rank, Reply)>,
@@ -64,9 +67,10 @@ impl RankThread {
         B: FnOnce(RankMemory) -> Result<Executor, StepError> + Send + 'static,
     {
         let (commands, inbox) = crossbeam_channel::unbounded();
-        let name = format!("rank-{}", seed.rank);
+        let rank = seed.rank;
+        let name = format!("rank-{rank}");
         let handle = std::thread::Builder::new().name(name).spawn(move || seed.run(&inbox))?;
-        Ok(Self { commands, handle })
+        Ok(Self { rank, commands, handle })
     }
 }
 
@@ -75,7 +79,7 @@ where
     B: FnOnce(RankMemory) -> Result<Executor, StepError>,
 {
     fn run(self, inbox: &Receiver<Command>) {
-        let Self { rank, settings, board, memory, build, replies } = self;
+        let Self { rank, settings, board, abort, memory, build, replies } = self;
         // A pool of the rank's own: its tensor operations use so many threads and no others.
         let counted = memory.clone();
         let pool = rayon::ThreadPoolBuilder::new()
@@ -96,6 +100,8 @@ where
                 executor
             }
             Err(error) => {
+                // Other processes wait for this rank.
+                abort.raise(error.clone());
                 let _ = replies.send((rank, Reply::Ready(Err(error))));
                 return;
             }
@@ -104,7 +110,7 @@ where
         // The channel closes when the pipeline is dropped; a reply that nobody takes is no reason to fail then.
         for command in inbox {
             let reply = match command {
-                Command::Step(input) => Reply::Step(step(&mut executor, *input, &watch).map(Box::new)),
+                Command::Step(input) => Reply::Step(step(&mut executor, *input, &watch)),
                 Command::Reset => {
                     executor.reset();
                     continue;
@@ -125,11 +131,11 @@ struct Watch {
 }
 
 /// Runs one step to its end; a failure is raised for all ranks and leaves the executor clean.
-fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> Result<RankReport, StepError> {
+fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> Result<Vec<RankReport>, StepError> {
     executor.begin(input);
     let outcome = caught(|| drive(executor, watch)).unwrap_or_else(|cause| Err(executor.error(cause)));
     match outcome {
-        Ok(()) => Ok(executor.report()),
+        Ok(()) => Ok(executor.reports()),
         Err(error) => {
             executor.endpoint().fail(error.clone());
             executor.reset();
@@ -157,7 +163,7 @@ fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
             Waited::Arrived | Waited::Aborted => return Ok(()),
             Waited::TimedOut if watch.board.moves() != moves => {}
             Waited::TimedOut => {
-                let report = watch.board.report(executor.program());
+                let report = watch.board.report();
                 return Err(executor.error(Cause::Deadline { waited: watch.deadline, report }));
             }
         }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use pipewright_schedule::{Action, Event, Rank, StageIndex, ValidatedProgram};
 
 use super::chunk::Chunk;
+use super::report::RankReport;
 use super::sharing::{Shared, find_shared};
 use crate::assembly::Assembly;
 use crate::batch::Sides;
@@ -58,26 +59,6 @@ pub(crate) struct StepInput {
     pub origin: Instant,
 }
 
-/// What a rank has to say about a step that is done.
-#[derive(Debug)]
-pub(crate) struct RankReport {
-    pub rank: Rank,
-    /// Loss of each microbatch, on the rank of the last stage.
-    pub losses: Vec<f64>,
-    /// Auxiliary losses of this rank's stages by name, each the mean over the microbatches.
-    pub auxiliary: BTreeMap<Arc<str>, f64>,
-    /// The last stage's outputs of each microbatch; kept by forward-only programs alone.
-    pub outputs: Vec<Values>,
-    /// Global norm of the mean gradient before clipping; none for forward-only programs.
-    pub gradient_norm: Option<f64>,
-    pub events: Vec<Event>,
-    /// Time in which a message was there to be taken, or was being sent, and the rank did nothing else.
-    pub exposed_communication: Duration,
-    /// Time of the gradient scaling and the optimizer step.
-    pub update: Duration,
-    pub peak_bytes: u64,
-}
-
 /// How far a poll got.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Poll {
@@ -112,7 +93,7 @@ pub(super) struct StepState {
     /// When the current action was first tried; a blocked one is tried again.
     pub(super) entered: Option<Instant>,
     origin: Instant,
-    events: Vec<Event>,
+    pub(super) events: Vec<Event>,
     pub(super) exposed: Duration,
     pub(super) sides: Arc<Sides>,
     pub(super) shares: Arc<[f64]>,
@@ -124,7 +105,9 @@ pub(super) struct StepState {
     pub(super) shared_gradients: Vec<Gradient>,
     pub(super) norm_parts: Contribution,
     pub(super) norm: Option<f64>,
-    update: Duration,
+    pub(super) update: Duration,
+    /// Reports of the step that is done; this rank's is the first.
+    pub(super) reports: Vec<RankReport>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -143,6 +126,12 @@ enum Phase {
         next: Rank,
     },
     Update,
+    /// The first rank has the reports of ranks below this one; only across processes.
+    Reports {
+        next: Rank,
+    },
+    /// The others wait for what it makes of them.
+    Summary,
     Done,
 }
 
@@ -213,6 +202,8 @@ impl Executor {
             Phase::Shared { next } => Ok(self.poll_shared(next)),
             Phase::Norm { next } => self.poll_norm(next),
             Phase::Update => self.poll_update(),
+            Phase::Reports { next } => self.poll_reports(next),
+            Phase::Summary => self.poll_summary(),
             Phase::Done => return Ok(Poll::Done),
         };
         match blocked {
@@ -273,10 +264,10 @@ impl Executor {
         self.read_losses()?;
         self.read_auxiliary()?;
         if self.program.is_forward_only() {
-            self.step.phase = Phase::Done;
+            self.finish();
         } else if !self.step.update_follows {
             self.accumulated += self.program.microbatches();
-            self.step.phase = Phase::Done;
+            self.finish();
         } else {
             self.find_or_sum_shared();
         }
@@ -340,6 +331,39 @@ impl Executor {
         self.update();
         self.step.update = start.elapsed();
         self.board.moved(self.rank, self.step.position);
+        self.finish();
+        Ok(None)
+    }
+
+    /// The rank has done its part. Across processes the step is done when all have.
+    fn finish(&mut self) {
+        self.make_report();
+        self.step.phase = match self.endpoint.is_distributed() {
+            false => Phase::Done,
+            true if self.rank.get() == 0 => Phase::Reports { next: Rank::new(1) },
+            true => Phase::Summary,
+        };
+    }
+
+    fn poll_reports(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
+        if next.get() == self.endpoint.ranks() {
+            self.send_summary();
+            self.step.phase = Phase::Done;
+            return Ok(None);
+        }
+        if !self.take_report(next)? {
+            return Ok(Some(Blocked { from: next, tag: Tag::Report }));
+        }
+        self.board.moved(self.rank, self.step.position);
+        self.step.phase = Phase::Reports { next: Rank::new(next.get() + 1) };
+        Ok(None)
+    }
+
+    fn poll_summary(&mut self) -> Result<Option<Blocked>, Cause> {
+        if !self.take_summary()? {
+            return Ok(Some(Blocked { from: Rank::new(0), tag: Tag::Summary }));
+        }
+        self.board.moved(self.rank, self.step.position);
         self.step.phase = Phase::Done;
         Ok(None)
     }
@@ -349,28 +373,10 @@ impl Executor {
         self.step.phase == Phase::Done
     }
 
-    /// What the step amounted to. Call once, when it is done.
-    pub(crate) fn report(&mut self) -> RankReport {
-        let last = self.chunks.last_mut().expect("every rank owns a stage");
-        let outputs = match self.program.is_forward_only() {
-            true => last.outputs.iter_mut().filter_map(Option::take).collect(),
-            false => Vec::new(),
-        };
-        let events = std::mem::take(&mut self.step.events);
-        // What the step brought for all stages goes with it.
-        self.step.sides = Arc::default();
-        self.memory.give_away(events.capacity() * size_of::<Event>() + bytes_of(outputs.iter().flatten()));
-        RankReport {
-            rank: self.rank,
-            losses: std::mem::take(&mut self.step.losses),
-            auxiliary: std::mem::take(&mut self.step.auxiliary),
-            outputs,
-            gradient_norm: self.step.norm,
-            events,
-            exposed_communication: self.step.exposed,
-            update: self.step.update,
-            peak_bytes: self.memory.peak(),
-        }
+    /// What the step amounted to: this rank's report first, and across processes every other rank's. Call once, when it
+    /// is done.
+    pub(crate) fn reports(&mut self) -> Vec<RankReport> {
+        std::mem::take(&mut self.step.reports)
     }
 
     /// Forgets a step that failed: the next one starts as if it had not been.
@@ -393,11 +399,6 @@ impl Executor {
             cause => cause,
         };
         StepError { rank: self.rank, step: self.step.number, action, cause }
-    }
-
-    /// What the current step runs.
-    pub(crate) fn program(&self) -> &ValidatedProgram {
-        &self.program
     }
 
     pub(crate) fn endpoint(&mut self) -> &mut Endpoint {
@@ -444,6 +445,7 @@ impl StepState {
             norm_parts: Vec::new(),
             norm: None,
             update: Duration::ZERO,
+            reports: Vec::new(),
         }
     }
 }

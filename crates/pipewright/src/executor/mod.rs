@@ -5,10 +5,11 @@
 //! up the gradients of shared parameters and the gradient norm, and each takes its optimizer step.
 //!
 //! ```text
-//! actions --> parameters --> shared --> norm --> update --> done      (the middle four only where an update follows)
-//!    ^  |     which are      their      own part, then
-//!    +--+     shared? once   gradients  the others'
+//! actions --> parameters --> shared --> norm --> update --> reports --> done
+//!    ^  |     which are      their      own part, then        across processes
+//!    +--+     shared? once   gradients  the others'           alone
 //!    blocked on a message: try again when something has arrived
+//!    (the middle four only where an update follows)
 //! ```
 //!
 //! | file | what it holds |
@@ -17,12 +18,15 @@
 //! | `actions.rs` | one handler an action |
 //! | `sharing.rs` | parameters with several owners |
 //! | `finish.rs` | losses, gradient norm, optimizer step |
+//! | `report.rs` | what a rank says of its step, and to whom |
 //! | `chunk.rs` | what a rank keeps for each of its stages |
 
 mod actions;
 mod chunk;
 mod finish;
 mod machine;
+mod report;
 mod sharing;
 
-pub(crate) use machine::{Executor, Poll, RankReport, StepInput};
+pub(crate) use machine::{Executor, Poll, StepInput};
+pub(crate) use report::RankReport;

@@ -45,8 +45,24 @@ impl Post {
         mailbox.bell.notify_one();
     }
 
-    fn fail(&self, error: StepError) {
+    pub(crate) fn abort(&self) -> &Abort {
+        &self.abort
+    }
+
+    pub(crate) fn fail(&self, error: StepError) {
         self.abort.raise(error);
+        self.wake_all();
+    }
+
+    /// As [`Post::fail`], for what another process tells.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn fail_elsewhere(&self, error: StepError) {
+        if self.abort.raise_told(error) {
+            self.wake_all();
+        }
+    }
+
+    fn wake_all(&self) {
         for mailbox in &self.boxes {
             // Taking the lock orders the flag before the bell: a rank cannot look at the flag, miss it, and then
             // sleep through the bell.
@@ -87,11 +103,12 @@ impl LocalEndpoint {
     }
 
     pub(crate) fn abort(&self) -> &Abort {
-        &self.post.abort
+        self.post.abort()
     }
 
     pub(crate) fn begin_step(&mut self, step: u64) {
         self.step = step;
+        self.post.abort.begin_step(step);
         self.arrived.retain(|(sent_in, ..), _| *sent_in >= step);
     }
 

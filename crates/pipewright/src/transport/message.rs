@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pipewright_schedule::{Microbatch, Rank, StageIndex};
+use serde::{Deserialize, Serialize};
 
 use crate::value::Value;
 
 /// Which way a message goes through the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Direction {
     /// Activations, towards the loss.
     Forward,
@@ -17,7 +18,7 @@ pub enum Direction {
 }
 
 /// What a message is. With its sender it is unique within a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Tag {
     /// The tensors of one boundary for one microbatch.
     Boundary {
@@ -41,6 +42,14 @@ pub enum Tag {
     },
     /// A rank's part of the gradient norm, which ends the step's program.
     GradientNorm,
+    /// What a rank has to say about the step that it has done, for the first rank.
+    Report,
+    /// What the first rank makes of all reports, for every other rank.
+    Summary,
+    /// What a process is about to run, for the first rank.
+    Hello,
+    /// Whether all processes are about to run the same, from the first rank.
+    Welcome,
 }
 
 impl std::fmt::Display for Tag {
@@ -57,6 +66,10 @@ impl std::fmt::Display for Tag {
                 write!(f, "the gradient of shared parameter {parameter} from stage {stage}")
             }
             Self::GradientNorm => f.write_str("its part of the gradient norm"),
+            Self::Report => f.write_str("its report of the step"),
+            Self::Summary => f.write_str("the summary of the step"),
+            Self::Hello => f.write_str("what it is about to run"),
+            Self::Welcome => f.write_str("whether all are about to run the same"),
         }
     }
 }
@@ -65,13 +78,14 @@ impl std::fmt::Display for Tag {
 pub type Contribution = Vec<(Arc<str>, f64)>;
 
 /// A parameter of a rank's that other ranks may hold too.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnedParameter {
     /// The stage that holds it.
     pub stage: StageIndex,
     /// Its place among the stage's parameters.
     pub place: usize,
     /// Its global path.
+    #[serde(with = "text")]
     pub path: Arc<str>,
     /// Its shape.
     pub shape: Vec<usize>,
@@ -88,6 +102,8 @@ pub enum Payload {
     Parameters(Vec<OwnedParameter>),
     /// A part of the gradient norm.
     Contribution(Contribution),
+    /// What sender and receiver alone read.
+    Bytes(Vec<u8>),
 }
 
 /// A payload on its way.
@@ -109,5 +125,20 @@ impl Message {
     /// What it carries.
     pub fn into_payload(self) -> Payload {
         self.payload
+    }
+}
+
+/// Shared text as plain text.
+mod text {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
+        String::deserialize(deserializer).map(Arc::from)
     }
 }

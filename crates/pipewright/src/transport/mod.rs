@@ -11,40 +11,135 @@
 //! Sending never blocks. Waiting ends at a message, at the deadline, or when the shared [`Abort`] flag is raised,
 //! whichever comes first; raising it wakes every waiter.
 
+mod agreement;
 mod held;
 mod local;
 mod message;
+#[cfg(feature = "mpi")]
+mod mpi;
+#[cfg(any(feature = "mpi", test))]
+mod wire;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pipewright_schedule::Rank;
 
 use crate::failure::{Abort, StepError};
+use crate::progress::Board;
+pub use agreement::{AgreementError, Differences, Fields};
 pub use held::{HeldEndpoint, Limbo};
 pub use local::LocalEndpoint;
 pub use message::{Contribution, Direction, Message, OwnedParameter, Payload, Tag};
+#[cfg(feature = "mpi")]
+pub use mpi::{MpiEndpoint, MpiError};
+#[cfg(feature = "mpi")]
+pub(crate) use wire::Beat;
 
 /// The ends of one transport that are not yet handed out to their ranks.
 pub struct World {
     endpoints: Vec<Endpoint>,
+    /// Where all ranks stand, those of other processes too.
+    board: Board,
+}
+
+/// Why a transport cannot be had.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorldError {
+    /// The transport is not compiled in.
+    #[error("this build has no `{transport}` transport: build with `--features {transport}`")]
+    NotCompiledIn {
+        /// The transport, and the feature that brings it.
+        transport: &'static str,
+    },
+    /// MPI cannot be joined.
+    #[cfg(feature = "mpi")]
+    #[error("MPI cannot be joined: {0}")]
+    Mpi(#[from] MpiError),
 }
 
 impl World {
     /// Ranks that are threads of this process. Messages are moved, never copied.
     pub fn local(ranks: u32) -> Self {
-        Self { endpoints: local::world(ranks).into_iter().map(Endpoint::Local).collect() }
+        let endpoints = local::world(ranks).into_iter().map(Endpoint::Local).collect();
+        Self { endpoints, board: Board::new(ranks) }
+    }
+
+    /// This process's rank among the processes that `mpirun` started, one rank each. A process joins once; it leaves,
+    /// together with the others, when the pipeline is dropped.
+    ///
+    /// A process of which nothing is heard for `deadline` counts as lost, until a pipeline is launched with a deadline of
+    /// its own.
+    ///
+    /// # Errors
+    /// Without the feature `mpi`, and when MPI cannot be joined.
+    pub fn mpi(deadline: Duration) -> Result<Self, WorldError> {
+        #[cfg(feature = "mpi")]
+        {
+            let (endpoint, board) = mpi::world(deadline)?;
+            Ok(Self { endpoints: vec![Endpoint::Mpi(endpoint)], board })
+        }
+        #[cfg(not(feature = "mpi"))]
+        {
+            let _ = deadline;
+            Err(WorldError::NotCompiledIn { transport: "mpi" })
+        }
+    }
+
+    /// Whether ranks run in other processes.
+    pub fn is_distributed(&self) -> bool {
+        self.endpoints.iter().any(Endpoint::is_distributed)
+    }
+
+    /// Returns when all processes have said that they are about to run the same: call it on each, with what it is about to
+    /// run or why it cannot. Within one process there is nothing to compare.
+    ///
+    /// # Errors
+    /// When processes differ, some cannot run, or some say nothing within `deadline`; the same on every process.
+    pub fn agree(&mut self, hello: Result<Fields, String>, deadline: Duration) -> Result<(), AgreementError> {
+        match self.endpoints.as_mut_slice() {
+            [endpoint] if endpoint.is_distributed() => agreement::agree(endpoint, &hello, deadline),
+            _ => Ok(()),
+        }
+    }
+
+    /// Number of ranks, those of other processes too.
+    pub fn ranks(&self) -> u32 {
+        self.endpoints.first().map_or(0, Endpoint::ranks)
+    }
+
+    /// The ranks of this process.
+    pub fn own_ranks(&self) -> impl Iterator<Item = Rank> {
+        self.endpoints.iter().map(Endpoint::rank)
     }
 
     /// As [`World::local`], but a message arrives only once it is let go of through the [`Limbo`]: for tests that
     /// decide the order of arrival, or lose a message.
     pub fn held(ranks: u32) -> (Self, Limbo) {
         let (endpoints, limbo) = held::world(ranks);
-        (Self { endpoints: endpoints.into_iter().map(Endpoint::Held).collect() }, limbo)
+        let endpoints = endpoints.into_iter().map(Endpoint::Held).collect();
+        (Self { endpoints, board: Board::new(ranks) }, limbo)
     }
 
     /// One end a rank of this process, in rank order.
     pub fn into_endpoints(self) -> Vec<Endpoint> {
         self.endpoints
+    }
+
+    /// How long a process of which nothing is heard is not yet lost.
+    pub(crate) fn set_deadline(&self, deadline: Duration) {
+        #[cfg(feature = "mpi")]
+        for endpoint in &self.endpoints {
+            if let Endpoint::Mpi(endpoint) = endpoint {
+                endpoint.set_deadline(deadline);
+            }
+        }
+        #[cfg(not(feature = "mpi"))]
+        let _ = deadline;
+    }
+
+    pub(crate) fn into_parts(self) -> (Vec<Endpoint>, Board) {
+        (self.endpoints, self.board)
     }
 }
 
@@ -54,6 +149,9 @@ pub enum Endpoint {
     Local(LocalEndpoint),
     /// Threads of one process, with arrival under a test's control.
     Held(HeldEndpoint),
+    /// One process of several, over MPI.
+    #[cfg(feature = "mpi")]
+    Mpi(MpiEndpoint),
 }
 
 /// How a wait ended.
@@ -73,6 +171,8 @@ impl Endpoint {
         match self {
             Self::Local(endpoint) => endpoint.rank(),
             Self::Held(endpoint) => endpoint.rank(),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.rank(),
         }
     }
 
@@ -81,6 +181,17 @@ impl Endpoint {
         match self {
             Self::Local(endpoint) => endpoint.ranks(),
             Self::Held(endpoint) => endpoint.ranks(),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.ranks(),
+        }
+    }
+
+    /// Whether other ranks run in other processes.
+    pub fn is_distributed(&self) -> bool {
+        match self {
+            Self::Local(_) | Self::Held(_) => false,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.ranks() > 1,
         }
     }
 
@@ -89,6 +200,8 @@ impl Endpoint {
         match self {
             Self::Local(endpoint) => endpoint.abort(),
             Self::Held(endpoint) => endpoint.abort(),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.abort(),
         }
     }
 
@@ -97,6 +210,8 @@ impl Endpoint {
         match self {
             Self::Local(endpoint) => endpoint.begin_step(step),
             Self::Held(endpoint) => endpoint.begin_step(step),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.begin_step(step),
         }
     }
 
@@ -105,6 +220,8 @@ impl Endpoint {
         match self {
             Self::Local(endpoint) => endpoint.send(to, tag, payload),
             Self::Held(endpoint) => endpoint.send(to, tag, payload),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.send(to, tag, payload),
         }
     }
 
@@ -113,6 +230,8 @@ impl Endpoint {
         match self {
             Self::Local(endpoint) => endpoint.try_take(from, tag),
             Self::Held(endpoint) => endpoint.try_take(from, tag),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.try_take(from, tag),
         }
     }
 
@@ -121,6 +240,8 @@ impl Endpoint {
         match self {
             Self::Local(endpoint) => endpoint.wait(until),
             Self::Held(endpoint) => endpoint.wait(until),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.wait(until),
         }
     }
 
@@ -129,6 +250,8 @@ impl Endpoint {
         match self {
             Self::Local(endpoint) => endpoint.fail(error),
             Self::Held(endpoint) => endpoint.fail(error),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.fail(error),
         }
     }
 }

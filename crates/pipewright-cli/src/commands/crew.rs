@@ -1,0 +1,99 @@
+//! The processes of a run: one alone, or those that `mpirun` started. Who speaks, and whether all are about to do the same.
+
+use std::time::Duration;
+
+use pipewright::failure::{Cause, StepError};
+use pipewright::pipeline::PipelineError;
+use pipewright::transport::{Fields, World};
+use pipewright_schedule::Rank;
+
+use crate::failure::{Exit, Failure};
+
+/// How long processes wait for each other before the configuration's own deadline is known.
+const START: Duration = Duration::from_secs(60);
+
+/// The process that speaks.
+const FIRST: Rank = Rank::new(0);
+
+/// What launchers tell their processes: Open MPI and PRRTE, MPICH and Intel MPI.
+const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
+
+/// This process among those of the run.
+pub(crate) struct Crew {
+    /// The processes, until ranks are made of them.
+    world: Option<World>,
+    /// This process's place among them.
+    rank: Rank,
+    /// Whether it speaks for all.
+    speaks: bool,
+}
+
+impl Crew {
+    /// Joins the other processes when a launcher started this one; a launcher unknown here is joined when the
+    /// configuration asks for MPI.
+    pub(crate) fn gather() -> Result<Self, Failure> {
+        let is_launched = LAUNCHERS.iter().any(|name| std::env::var_os(name).is_some());
+        let mut crew = Self { world: None, rank: FIRST, speaks: true };
+        if cfg!(feature = "mpi") && is_launched {
+            crew.join()?;
+        }
+        Ok(crew)
+    }
+
+    /// Whether this process writes files and speaks for all.
+    pub(crate) fn speaks(&self) -> bool {
+        self.speaks
+    }
+
+    /// Whether it is one of several processes.
+    pub(crate) fn is_several(&self) -> bool {
+        self.world.as_ref().is_some_and(World::is_distributed)
+    }
+
+    /// The processes as ranks.
+    pub(crate) fn take_world(&mut self) -> Result<World, Failure> {
+        if self.world.is_none() {
+            self.join()?;
+        }
+        Ok(self.world.take().expect("it was joined"))
+    }
+
+    fn join(&mut self) -> Result<(), Failure> {
+        let world = World::mpi(START).map_err(|error| Failure::new(Exit::RankFailed, error))?;
+        self.rank = world.own_ranks().next().unwrap_or(FIRST);
+        self.speaks = self.rank == FIRST;
+        self.world = Some(world);
+        Ok(())
+    }
+
+    /// Speaks for all from here on if the process that did is lost, and this one is the next.
+    pub(crate) fn take_over(&mut self, error: &PipelineError) {
+        if let PipelineError::Step(StepError { cause, .. }) = error
+            && let Cause::SilentPeer { peer: FIRST, .. } | Cause::LostPeer { peer: FIRST } = cause
+        {
+            self.speaks = self.rank.get() == FIRST.get() + 1;
+        }
+    }
+
+    /// What was prepared, once all processes have prepared the same: `fields` names what must not differ.
+    pub(crate) fn agree<T>(
+        &mut self,
+        prepared: Result<T, Failure>,
+        fields: impl FnOnce(&T) -> Fields,
+    ) -> Result<T, Failure> {
+        let Some(world) = &mut self.world else { return prepared };
+        let hello = prepared.as_ref().map(fields).map_err(Failure::text);
+        let agreed = world.agree(hello, START);
+        match (prepared, agreed) {
+            (prepared, Ok(())) => prepared,
+            // Its own error is the fullest that this process can tell.
+            (Err(own), Err(_)) => Err(own),
+            (Ok(_), Err(difference)) => Err(Failure::input(difference)),
+        }
+    }
+
+    /// The outcome as this process tells it: a failure that another one tells is not told twice.
+    pub(crate) fn settle<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+        outcome.map_err(|failure| if self.speaks { failure } else { failure.told_elsewhere() })
+    }
+}

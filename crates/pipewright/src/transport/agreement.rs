@@ -1,0 +1,226 @@
+//! Before anything runs: are all processes about to run the same?
+//!
+//! Each process tells the first rank what it is about to run, as named fields, or why it cannot run at all. The first rank
+//! compares and tells all what it found, so that every process ends with the same error, which names ranks and fields.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::Rank;
+use serde::{Deserialize, Serialize};
+
+use super::{Endpoint, Payload, Tag, Waited};
+use crate::failure::StepError;
+
+/// What a process is about to run, by name: versions, hashes, settings that must not differ.
+pub type Fields = BTreeMap<String, String>;
+
+/// Why the processes cannot run together.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum AgreementError {
+    /// They are not about to run the same, or some cannot run at all.
+    #[error("{0}")]
+    Differences(Differences),
+    /// A rank did not say what it is about to run.
+    #[error("rank {rank} did not say within {:.1} s what it is about to run: is it still starting, or gone?", .waited.as_secs_f64())]
+    Silent {
+        /// The rank.
+        rank: Rank,
+        /// The deadline.
+        waited: Duration,
+    },
+    /// A rank failed meanwhile.
+    #[error(transparent)]
+    Failed(StepError),
+    /// What a rank said cannot be read: it runs another version.
+    #[error("what rank {rank} says cannot be read: it runs another version of the program")]
+    Unreadable {
+        /// The rank.
+        rank: Rank,
+    },
+}
+
+/// All that differs between processes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Differences(Vec<Difference>);
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+enum Difference {
+    /// Ranks cannot run, for one reason.
+    Cannot { ranks: Vec<Rank>, reason: String },
+    /// Ranks have one value of a field, the first rank has another.
+    Field { name: String, ranks: Vec<Rank>, value: String, first: String },
+}
+
+impl fmt::Display for Differences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, difference) in self.0.iter().enumerate() {
+            if number > 0 {
+                f.write_str("\n")?;
+            }
+            match difference {
+                Difference::Cannot { ranks, reason } => write!(f, "{}: {reason}", Ranks(ranks))?,
+                Difference::Field { name, ranks, value, first } => write!(
+                    f,
+                    "{}: `{name}` is {value}, but {first} on rank 0: start all processes with the same program and \
+                     configuration",
+                    Ranks(ranks)
+                )?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `rank 2`, `ranks 1, 3`.
+struct Ranks<'a>(&'a [Rank]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.len() == 1 { "rank " } else { "ranks " })?;
+        for (number, rank) in self.0.iter().enumerate() {
+            if number > 0 {
+                f.write_str(", ")?;
+            }
+            rank.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a process says: its fields, or why it cannot run.
+pub(super) type Hello = Result<Fields, String>;
+
+/// Returns when all processes have said the same.
+pub(super) fn agree(
+    endpoint: &mut Endpoint,
+    hello: &Hello,
+    deadline: Duration,
+) -> Result<(), AgreementError> {
+    let until = Instant::now() + deadline;
+    let first = Rank::new(0);
+    let others = (1..endpoint.ranks()).map(Rank::new);
+    let differences = if endpoint.rank() == first {
+        let mut told = vec![(first, hello.clone())];
+        for rank in others.clone() {
+            told.push((rank, take(endpoint, rank, Tag::Hello, until, deadline)?));
+        }
+        let differences = compare(&told);
+        for rank in others {
+            endpoint.send(rank, Tag::Welcome, Payload::Bytes(bytes(&differences)));
+        }
+        differences
+    } else {
+        endpoint.send(first, Tag::Hello, Payload::Bytes(bytes(hello)));
+        take(endpoint, first, Tag::Welcome, until, deadline)?
+    };
+    match differences.0.is_empty() {
+        true => Ok(()),
+        false => Err(AgreementError::Differences(differences)),
+    }
+}
+
+fn bytes<T: Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("text and numbers can be written")
+}
+
+fn take<T: for<'de> Deserialize<'de>>(
+    endpoint: &mut Endpoint,
+    from: Rank,
+    tag: Tag,
+    until: Instant,
+    waited: Duration,
+) -> Result<T, AgreementError> {
+    loop {
+        if let Some(message) = endpoint.try_take(from, tag) {
+            let Payload::Bytes(bytes) = message.into_payload() else { unreachable!("the tag says bytes") };
+            return postcard::from_bytes(&bytes).map_err(|_| AgreementError::Unreadable { rank: from });
+        }
+        match endpoint.wait(until) {
+            Waited::Arrived => {}
+            Waited::TimedOut => return Err(AgreementError::Silent { rank: from, waited }),
+            Waited::Aborted => {
+                let first = endpoint.abort().first();
+                return Err(
+                    first.map_or(AgreementError::Silent { rank: from, waited }, AgreementError::Failed)
+                );
+            }
+        }
+    }
+}
+
+/// What differs from the first rank. Ranks with one reason, or one value, are named together.
+fn compare(told: &[(Rank, Hello)]) -> Differences {
+    let mut reasons: BTreeMap<&str, Vec<Rank>> = BTreeMap::new();
+    for (rank, hello) in told {
+        if let Err(reason) = hello {
+            reasons.entry(reason).or_default().push(*rank);
+        }
+    }
+    let cannot =
+        reasons.into_iter().map(|(reason, ranks)| Difference::Cannot { ranks, reason: reason.to_owned() });
+    let mut differences: Vec<_> = cannot.collect();
+    let Some((_, Ok(first))) = told.first() else { return Differences(differences) };
+    let mut fields: BTreeMap<(&str, &str, &str), Vec<Rank>> = BTreeMap::new();
+    for (rank, hello) in told {
+        let Ok(hello) = hello else { continue };
+        for name in first.keys().chain(hello.keys().filter(|name| !first.contains_key(*name))) {
+            let value = hello.get(name).map_or("missing", String::as_str);
+            let expected = first.get(name).map_or("missing", String::as_str);
+            if value != expected {
+                fields.entry((name, value, expected)).or_default().push(*rank);
+            }
+        }
+    }
+    differences.extend(fields.into_iter().map(|((name, value, first), ranks)| Difference::Field {
+        name: name.to_owned(),
+        ranks,
+        value: value.to_owned(),
+        first: first.to_owned(),
+    }));
+    Differences(differences)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(schedule: &str) -> Hello {
+        Ok([("schedule".to_owned(), schedule.to_owned()), ("version".to_owned(), "1".to_owned())].into())
+    }
+
+    fn check(told: Vec<Hello>, expected: &[&str]) {
+        let told: Vec<_> = (0..).map(Rank::new).zip(told).collect();
+        let found = compare(&told).to_string();
+        let found: Vec<&str> = found.lines().filter(|line| !line.is_empty()).collect();
+        assert_eq!(found.len(), expected.len(), "{found:?}");
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(found.starts_with(expected), "{found}");
+        }
+    }
+
+    #[test]
+    fn ranks_that_differ_are_named_with_the_field() {
+        check(vec![fields("a"), fields("a")], &[]);
+        check(vec![fields("a"), fields("b"), fields("a")], &["rank 1: `schedule` is b, but a on rank 0"]);
+        let expected = ["ranks 1, 3: `schedule` is b, but a on rank 0", "rank 2: `schedule` is c, but a"];
+        check(vec![fields("a"), fields("b"), fields("c"), fields("b")], &expected);
+    }
+
+    #[test]
+    fn ranks_that_cannot_run_say_why() {
+        let cannot = || Err("no such file".to_owned());
+        check(vec![fields("a"), cannot(), cannot()], &["ranks 1, 2: no such file"]);
+        check(vec![cannot(), cannot()], &["ranks 0, 1: no such file"]);
+    }
+
+    #[test]
+    fn a_field_that_is_missing_differs() {
+        check(
+            vec![fields("a"), Ok(Fields::new())],
+            &["rank 1: `schedule` is missing, but a", "rank 1: `version` is missing, but 1"],
+        );
+    }
+}

@@ -1,0 +1,147 @@
+//! Signs of life: where each rank stands, told around in a few hops, and who has fallen silent.
+//!
+//! Each process keeps a table with a line a rank. At its `k`-th beat it counts up its own line and sends the whole table
+//! to the rank `2^(k mod log2 n)` places further on (dissemination, as in Hensgen, Finkel and Manber's barrier, 1988); the
+//! newer of two lines is kept. So one letter a beat and process is enough for news to reach all `n` ranks within
+//! `log2 n` beats.
+
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::Rank;
+
+use crate::progress::Board;
+use crate::transport::wire::Beat;
+
+/// Signs of life are sent so often within a deadline, and at least every [`SLOWEST`].
+const BEATS_IN_DEADLINE: u32 = 40;
+const SLOWEST: Duration = Duration::from_millis(250);
+
+/// What a process knows of all ranks.
+pub(super) struct Beats {
+    own: Rank,
+    lines: Vec<Beat>,
+    /// When each line last changed.
+    heard: Vec<Instant>,
+    sent: Instant,
+    looked: Instant,
+    deadline: Duration,
+}
+
+impl Beats {
+    pub(super) fn new(own: Rank, ranks: u32, deadline: Duration, at: Instant) -> Self {
+        let (lines, heard) = (vec![Beat::default(); ranks as usize], vec![at; ranks as usize]);
+        Self { own, lines, heard, sent: at, looked: at, deadline }
+    }
+
+    pub(super) fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
+    }
+
+    /// The time between two beats.
+    pub(super) fn period(&self) -> Duration {
+        (self.deadline / BEATS_IN_DEADLINE).clamp(Duration::from_millis(1), SLOWEST)
+    }
+
+    /// The table and whom to send it to, when it is time.
+    pub(super) fn due(&mut self, board: &Board, at: Instant) -> Option<(Rank, Vec<Beat>)> {
+        let ranks = self.lines.len() as u32;
+        if ranks < 2 || at.saturating_duration_since(self.sent) < self.period() {
+            return None;
+        }
+        self.sent = at;
+        let count = self.lines[self.own.index()].count + 1;
+        self.lines[self.own.index()] = Beat { count, ..board.place(self.own) };
+        let hops = ranks.next_power_of_two().trailing_zeros();
+        let distance = 1u32 << ((count - 1) % u64::from(hops));
+        let partner = Rank::new((self.own.get() + distance) % ranks);
+        Some((partner, self.lines.clone()))
+    }
+
+    /// Takes the newer lines of another table over, and puts them on the board.
+    pub(super) fn merge(&mut self, others: &[Beat], board: &Board, at: Instant) {
+        for (rank, other) in (0..).map(Rank::new).zip(others) {
+            let Some(line) = self.lines.get_mut(rank.index()) else { return };
+            if rank != self.own && other.count > line.count {
+                *line = *other;
+                self.heard[rank.index()] = at;
+                board.set_place(rank, *other);
+            }
+        }
+    }
+
+    /// A rank that has not been heard of for the deadline. A process that was itself stopped for a while has heard of
+    /// nobody, and starts counting anew.
+    pub(super) fn silent(&mut self, at: Instant) -> Option<Rank> {
+        if at.saturating_duration_since(self.looked) > self.deadline / 4 {
+            self.heard.fill(at);
+        }
+        self.looked = at;
+        let silent = |heard: &Instant| at.saturating_duration_since(*heard) > self.deadline;
+        let mut ranks = (0..).map(Rank::new).zip(&self.heard);
+        ranks.find(|(rank, heard)| *rank != self.own && silent(heard)).map(|(rank, _)| rank)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(4);
+
+    fn tables(ranks: u32, at: Instant) -> (Vec<Beats>, Vec<Board>) {
+        let beats = (0..ranks).map(|rank| Beats::new(Rank::new(rank), ranks, DEADLINE, at)).collect();
+        (beats, (0..ranks).map(|_| Board::new(ranks)).collect())
+    }
+
+    /// Lets all ranks but `dead` beat once.
+    fn beat(beats: &mut [Beats], boards: &[Board], dead: Option<usize>, at: Instant) {
+        let living = (0..beats.len()).filter(|rank| Some(*rank) != dead);
+        let letters: Vec<_> = living.filter_map(|rank| beats[rank].due(&boards[rank], at)).collect();
+        for (to, lines) in letters {
+            beats[to.index()].merge(&lines, &boards[to.index()], at);
+        }
+    }
+
+    fn check_news(ranks: u32) {
+        let start = Instant::now();
+        let (mut beats, boards) = tables(ranks, start);
+        boards[0].moved(Rank::new(0), 7);
+        let hops = ranks.next_power_of_two().trailing_zeros();
+        for k in 1..=hops {
+            let period = beats[0].period();
+            beat(&mut beats, &boards, None, start + period * k);
+        }
+        for board in &boards {
+            assert_eq!(board.place(Rank::new(0)).position, 7, "{ranks} ranks");
+        }
+    }
+
+    #[test]
+    fn news_reaches_everybody_in_log_n_beats() {
+        for ranks in [2, 3, 4, 5, 8, 13, 64] {
+            check_news(ranks);
+        }
+    }
+
+    #[test]
+    fn who_is_silent_is_found_and_nobody_else() {
+        let start = Instant::now();
+        let (mut beats, boards) = tables(5, start);
+        let period = beats[0].period();
+        let mut at = start;
+        while at < start + DEADLINE + period * 8 {
+            at += period;
+            beat(&mut beats, &boards, Some(3), at);
+            let found = beats[0].silent(at);
+            assert!(found.is_none() || found == Some(Rank::new(3)), "{found:?}");
+        }
+        assert_eq!(beats[0].silent(at), Some(Rank::new(3)));
+    }
+
+    #[test]
+    fn a_process_that_was_stopped_blames_nobody() {
+        let start = Instant::now();
+        let (mut beats, _) = tables(2, start);
+        assert_eq!(beats[0].silent(start + DEADLINE * 3), None);
+    }
+}

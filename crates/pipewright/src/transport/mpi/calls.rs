@@ -1,0 +1,241 @@
+//! MPI's functions as this transport uses them: non-blocking, every return code checked.
+//!
+//! The `mpi` crate's safe layer drops return codes, so this file calls below it. All calls are made by one thread, the
+//! one that called [`Calls::init`]: `MPI_THREAD_FUNNELED` is all that is asked of the library.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use mpi::ffi;
+use pipewright_schedule::Rank;
+
+use crate::transport::wire::BLOCK;
+
+/// One tag for all: letters say themselves what they are, so that no limit on tags is in the way.
+const TAG: c_int = 1;
+
+/// Why MPI did not do as asked.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum MpiError {
+    /// A process joins MPI once; MPI can neither be joined twice nor again.
+    #[error("this process has joined MPI before: MPI allows that once a process; keep the first world")]
+    Again,
+    /// The library cannot be called from a thread that is not the process's first.
+    #[error(
+        "this MPI library gives thread level {found}, the transport needs MPI_THREAD_FUNNELED ({needed})"
+    )]
+    Threads {
+        /// The level that it gives.
+        found: i32,
+        /// The level that is needed.
+        needed: i32,
+    },
+    /// A function said no.
+    #[error("{function} failed: {message}")]
+    Call {
+        /// The function.
+        function: &'static str,
+        /// MPI's words.
+        message: String,
+    },
+    /// The thread that talks to MPI cannot be started, or ended before it had joined.
+    #[error("the thread that talks to MPI is not there: {message}")]
+    Thread {
+        /// Why.
+        message: String,
+    },
+}
+
+/// A letter under way, given back as its buffer once it is done ([`Calls::test`]).
+pub(super) struct Transfer {
+    request: ffi::MPI_Request,
+    /// Stays where it is on the heap while MPI reads or writes it.
+    buffer: Vec<u8>,
+    /// Where it goes or comes from.
+    pub(super) peer: Rank,
+}
+
+impl Drop for Transfer {
+    /// MPI may still read or write the buffer of a transfer that nobody waited for: the memory is left to it.
+    fn drop(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.buffer));
+    }
+}
+
+/// The process's membership of MPI.
+pub(super) struct Calls {
+    /// A communicator of our own: letters of this transport meet no others.
+    communicator: ffi::MPI_Comm,
+    /// [`BLOCK`] bytes as one element.
+    block: ffi::MPI_Datatype,
+    rank: Rank,
+    ranks: u32,
+}
+
+/// Runs `call`; what it returns is an error unless it is success.
+fn checked(function: &'static str, call: impl FnOnce() -> c_int) -> Result<(), MpiError> {
+    match call() {
+        code if code == ffi::MPI_SUCCESS as c_int => Ok(()),
+        code => Err(MpiError::Call { function, message: words(code) }),
+    }
+}
+
+/// MPI's own words for an error code.
+fn words(code: c_int) -> String {
+    // Longer than MPI_MAX_ERROR_STRING of the libraries there are (256 to 1,024).
+    let mut text = vec![0u8; 4096];
+    let mut length: c_int = 0;
+    // SAFETY: the buffer is longer than any text MPI writes, and both pointers are to living memory.
+    let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
+    match told == ffi::MPI_SUCCESS as c_int {
+        true => String::from_utf8_lossy(&text[..length.clamp(0, 4096) as usize]).into_owned(),
+        false => format!("error code {code}"),
+    }
+}
+
+impl Calls {
+    /// Joins MPI. Call once a process, from the thread that makes all further calls.
+    pub(super) fn init() -> Result<Self, MpiError> {
+        let mut joined = 0;
+        // SAFETY: MPI allows this call at any time, and the pointer is to living memory.
+        checked("MPI_Initialized", || unsafe { ffi::MPI_Initialized(&mut joined) })?;
+        if joined != 0 {
+            return Err(MpiError::Again);
+        }
+        let (needed, mut given) = (ffi::MPI_THREAD_FUNNELED as c_int, 0);
+        // SAFETY: MPI was not initialised before; null stands for no arguments.
+        checked("MPI_Init_thread", || unsafe {
+            ffi::MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), needed, &mut given)
+        })?;
+        if given < needed {
+            return Err(MpiError::Threads { found: given, needed });
+        }
+        // SAFETY: the world communicator is there from MPI_Init_thread on.
+        let world = unsafe { ffi::RSMPI_COMM_WORLD };
+        // SAFETY: MPI is initialised; the error handler is one of MPI's constants.
+        checked("MPI_Comm_set_errhandler", || unsafe {
+            ffi::MPI_Comm_set_errhandler(world, ffi::RSMPI_ERRORS_RETURN)
+        })?;
+        // SAFETY: the null handles are MPI's constants.
+        let (mut communicator, mut block) = unsafe { (ffi::RSMPI_COMM_NULL, ffi::RSMPI_DATATYPE_NULL) };
+        let (mut rank, mut ranks) = (0, 0);
+        // SAFETY: every process makes the same calls in this order; all pointers are to living memory. A duplicate
+        // takes over the error handler.
+        unsafe {
+            checked("MPI_Comm_dup", || ffi::MPI_Comm_dup(world, &mut communicator))?;
+            checked("MPI_Comm_rank", || ffi::MPI_Comm_rank(communicator, &mut rank))?;
+            checked("MPI_Comm_size", || ffi::MPI_Comm_size(communicator, &mut ranks))?;
+            checked("MPI_Type_contiguous", || {
+                ffi::MPI_Type_contiguous(BLOCK as c_int, ffi::RSMPI_UINT8_T, &mut block)
+            })?;
+            checked("MPI_Type_commit", || ffi::MPI_Type_commit(&mut block))?;
+        }
+        Ok(Self { communicator, block, rank: Rank::new(rank as u32), ranks: ranks as u32 })
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    pub(super) fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// Starts to send a buffer of whole blocks.
+    pub(super) fn send(&self, to: Rank, buffer: Vec<u8>) -> Result<Transfer, MpiError> {
+        let blocks = blocks(&buffer);
+        let (address, peer) = (buffer.as_ptr(), to.get() as c_int);
+        self.start("MPI_Isend", to, buffer, |request| {
+            // SAFETY: the buffer has so many blocks and is kept in the transfer, whose heap memory does not move, until
+            // the request is done.
+            unsafe {
+                ffi::MPI_Isend(address.cast(), blocks, self.block, peer, TAG, self.communicator, request)
+            }
+        })
+    }
+
+    /// Starts to receive the next letter, if one is there; `buffer` makes room for so many bytes.
+    pub(super) fn receive(
+        &self,
+        buffer: impl FnOnce(usize) -> Vec<u8>,
+    ) -> Result<Option<Transfer>, MpiError> {
+        let mut there = 0;
+        // SAFETY: an all-zero status is a valid value of that C struct.
+        let mut status: ffi::MPI_Status = unsafe { std::mem::zeroed() };
+        // SAFETY: the null handle and the wildcard are MPI's constants; all pointers are to living memory.
+        let (mut message, any) = unsafe { (ffi::RSMPI_MESSAGE_NULL, ffi::RSMPI_ANY_SOURCE) };
+        // SAFETY: as above.
+        checked("MPI_Improbe", || unsafe {
+            ffi::MPI_Improbe(any, TAG, self.communicator, &mut there, &mut message, &mut status)
+        })?;
+        if there == 0 {
+            return Ok(None);
+        }
+        let mut blocks = 0;
+        // SAFETY: the status was filled by MPI_Improbe, and the pointers are to living memory.
+        checked("MPI_Get_count", || unsafe { ffi::MPI_Get_count(&status, self.block, &mut blocks) })?;
+        let mut buffer = buffer(blocks.max(0) as usize * BLOCK);
+        let address: *mut c_void = buffer.as_mut_ptr().cast();
+        let from = Rank::new(status.MPI_SOURCE as u32);
+        let transfer = self.start("MPI_Imrecv", from, buffer, |request| {
+            // SAFETY: the buffer has room for so many blocks and is kept in the transfer until the request is done.
+            unsafe { ffi::MPI_Imrecv(address, blocks, self.block, &mut message, request) }
+        })?;
+        Ok(Some(transfer))
+    }
+
+    fn start(
+        &self,
+        function: &'static str,
+        peer: Rank,
+        buffer: Vec<u8>,
+        call: impl FnOnce(*mut ffi::MPI_Request) -> c_int,
+    ) -> Result<Transfer, MpiError> {
+        // SAFETY: the null request is one of MPI's constants.
+        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        checked(function, || call(&mut request))?;
+        Ok(Transfer { request, buffer, peer })
+    }
+
+    /// The buffer of a transfer that is done, or the transfer again.
+    pub(super) fn test(&self, mut transfer: Transfer) -> Result<Result<Vec<u8>, Transfer>, MpiError> {
+        match self.is_done(&mut transfer.request)? {
+            true => Ok(Ok(std::mem::take(&mut transfer.buffer))),
+            false => Ok(Err(transfer)),
+        }
+    }
+
+    fn is_done(&self, request: &mut ffi::MPI_Request) -> Result<bool, MpiError> {
+        let mut done = 0;
+        // SAFETY: the request came from MPI and is not done; the constant asks for no status.
+        checked("MPI_Test", || unsafe { ffi::MPI_Test(request, &mut done, ffi::RSMPI_STATUS_IGNORE) })?;
+        Ok(done != 0)
+    }
+
+    /// Tells all processes that this one is leaving.
+    pub(super) fn leave(&self) -> Result<Leaving, MpiError> {
+        // SAFETY: the null request is one of MPI's constants.
+        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        // SAFETY: the communicator lives; the request is tested until it is done, or the process ends.
+        checked("MPI_Ibarrier", || unsafe { ffi::MPI_Ibarrier(self.communicator, &mut request) })?;
+        Ok(Leaving(request))
+    }
+
+    /// Whether all processes are leaving.
+    pub(super) fn all_leave(&self, leaving: &mut Leaving) -> Result<bool, MpiError> {
+        self.is_done(&mut leaving.0)
+    }
+
+    /// Leaves MPI; only when all processes are leaving, since it waits for them.
+    pub(super) fn finalize(self) -> Result<(), MpiError> {
+        // SAFETY: this thread initialised MPI, no request is under way, and all processes have come here.
+        checked("MPI_Finalize", || unsafe { ffi::MPI_Finalize() })
+    }
+}
+
+/// A process that waits for the others to leave as well.
+pub(super) struct Leaving(ffi::MPI_Request);
+
+fn blocks(buffer: &[u8]) -> c_int {
+    c_int::try_from(buffer.len() / BLOCK).expect("no message has 2^31 blocks")
+}

@@ -1,0 +1,252 @@
+//! The thread that talks to MPI: it sends what the rank hands it, takes what arrives, gives signs of life, and tells of
+//! failures.
+//!
+//! Letters move while the rank computes, because this thread and no other makes MPI's calls. It sleeps between two looks,
+//! shortly when the rank waits for something, longer when the rank has the core to itself.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use pipewright_schedule::Rank;
+
+use super::beats::Beats;
+use super::calls::{Calls, MpiError, Transfer};
+use crate::failure::{Cause, StepError};
+use crate::progress::Board;
+use crate::transport::local::Post;
+use crate::transport::wire::{self, Letter};
+
+/// How long to sleep when nothing moves: while the rank waits for a letter,
+const PAUSE_WAITING: Duration = Duration::from_micros(20);
+/// while letters are under way,
+const PAUSE_MOVING: Duration = Duration::from_micros(100);
+/// and while the rank computes.
+const PAUSE_QUIET: Duration = Duration::from_micros(300);
+/// How often to look again at once before sleeping, when the rank waits.
+const LOOKS: u32 = 64;
+/// Buffers kept for further letters.
+const BUFFERS: usize = 32;
+/// How long to wait for others to leave after a failure: they have their own to report.
+const PARTING: Duration = Duration::from_secs(1);
+
+/// What the office is asked to do.
+pub(super) enum Errand {
+    /// Send a letter.
+    Send(Rank, Vec<u8>),
+    /// Tell every other process that a step failed.
+    Fail(StepError),
+    /// Call a process lost after so long a silence.
+    SetDeadline(Duration),
+    /// Send what is left, and leave together with the others.
+    Leave,
+}
+
+/// What the rank's thread and the office have in common.
+#[derive(Default)]
+pub(super) struct Counter {
+    /// Whether the rank waits for a letter.
+    pub(super) waits: AtomicBool,
+    buffers: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Counter {
+    /// An empty buffer, used before where one is left.
+    pub(super) fn buffer(&self) -> Vec<u8> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    fn put_back(&self, mut buffer: Vec<u8>) {
+        buffer.clear();
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffers.len() < BUFFERS {
+            buffers.push(buffer);
+        }
+    }
+}
+
+/// The office, on its own thread.
+pub(super) struct Office {
+    pub(super) calls: Calls,
+    pub(super) errands: Receiver<Errand>,
+    pub(super) post: Arc<Post>,
+    pub(super) board: Board,
+    pub(super) counter: Arc<Counter>,
+    pub(super) beats: Beats,
+    pub(super) deadline: Duration,
+    pub(super) sending: Vec<Transfer>,
+    pub(super) receiving: Vec<Transfer>,
+}
+
+impl Office {
+    /// Works until the endpoint is dropped and all letters are sent.
+    pub(super) fn run(mut self) {
+        let outcome = self.work().and_then(|()| self.leave());
+        match outcome {
+            Ok(true) => {
+                if let Err(error) = self.calls.finalize() {
+                    tracing::warn!(%error, "leaving MPI");
+                }
+            }
+            // Others are gone or stuck: MPI_Finalize would wait for them.
+            Ok(false) => tracing::debug!("left without MPI_Finalize"),
+            Err(error) => self.post.fail(self.error(Cause::Transport { message: error.to_string() })),
+        }
+    }
+
+    /// Does errands and moves letters until asked to leave.
+    fn work(&mut self) -> Result<(), MpiError> {
+        let mut idle = 0;
+        loop {
+            let errand = match self.pause(idle) {
+                None => {
+                    std::thread::yield_now();
+                    self.errands.try_recv().ok()
+                }
+                Some(pause) => match self.errands.recv_timeout(pause) {
+                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                    errand => errand.ok(),
+                },
+            };
+            let is_busy = errand.is_some();
+            match errand {
+                Some(Errand::Send(to, letter)) => self.send(to, letter)?,
+                Some(Errand::Fail(error)) => self.tell_all(&error)?,
+                Some(Errand::SetDeadline(deadline)) => {
+                    self.deadline = deadline;
+                    self.beats.set_deadline(deadline);
+                }
+                Some(Errand::Leave) => return Ok(()),
+                None => {}
+            }
+            idle = if self.move_letters()? || is_busy { 0 } else { idle + 1 };
+        }
+    }
+
+    /// How long to sleep after so many looks in vain.
+    fn pause(&self, idle: u32) -> Option<Duration> {
+        match idle {
+            0 => None,
+            _ if self.counter.waits.load(Ordering::Relaxed) => (idle > LOOKS).then_some(PAUSE_WAITING),
+            _ if self.sending.len() + self.receiving.len() > 0 => Some(PAUSE_MOVING),
+            _ => Some(PAUSE_QUIET),
+        }
+    }
+
+    /// One look at everything that is under way; whether anything moved.
+    fn move_letters(&mut self) -> Result<bool, MpiError> {
+        let mut moved = false;
+        for transfer in std::mem::take(&mut self.sending) {
+            match self.calls.test(transfer)? {
+                Ok(buffer) => {
+                    self.counter.put_back(buffer);
+                    moved = true;
+                }
+                Err(transfer) => self.sending.push(transfer),
+            }
+        }
+        let counter = self.counter.clone();
+        let room = move |bytes| {
+            let mut buffer = counter.buffer();
+            buffer.resize(bytes, 0);
+            buffer
+        };
+        if let Some(transfer) = self.calls.receive(room)? {
+            self.receiving.push(transfer);
+            moved = true;
+        }
+        for transfer in std::mem::take(&mut self.receiving) {
+            let from = transfer.peer;
+            match self.calls.test(transfer)? {
+                Ok(letter) => {
+                    self.open(from, letter);
+                    moved = true;
+                }
+                Err(transfer) => self.receiving.push(transfer),
+            }
+        }
+        self.beat()?;
+        Ok(moved)
+    }
+
+    fn send(&mut self, to: Rank, letter: Vec<u8>) -> Result<(), MpiError> {
+        let transfer = self.calls.send(to, letter)?;
+        self.sending.push(transfer);
+        Ok(())
+    }
+
+    fn send_letter(&mut self, to: Rank, letter: Letter) -> Result<(), MpiError> {
+        let mut bytes = self.counter.buffer();
+        wire::encode(letter, &mut bytes);
+        self.send(to, bytes)
+    }
+
+    fn tell_all(&mut self, error: &StepError) -> Result<(), MpiError> {
+        let own = self.calls.rank();
+        for to in (0..self.calls.ranks()).map(Rank::new).filter(|&to| to != own) {
+            self.send_letter(to, Letter::Failed(error.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// Reads a letter that has arrived and passes on what it says.
+    fn open(&mut self, from: Rank, letter: Vec<u8>) {
+        match wire::decode(from, &letter) {
+            Ok(Letter::Message(message)) => self.post.deliver(self.calls.rank(), message),
+            Ok(Letter::Failed(error)) => self.post.fail_elsewhere(error),
+            Ok(Letter::Beats(lines)) => self.beats.merge(&lines, &self.board, Instant::now()),
+            Err(error) => self.post.fail(self.error(Cause::Transport { message: error.to_string() })),
+        }
+        self.counter.put_back(letter);
+    }
+
+    /// Gives a sign of life when it is time, and looks for ranks that give none.
+    fn beat(&mut self) -> Result<(), MpiError> {
+        let now = Instant::now();
+        if let Some((partner, lines)) = self.beats.due(&self.board, now) {
+            self.send_letter(partner, Letter::Beats(lines))?;
+            if let Some(peer) = self.beats.silent(now)
+                && !self.post.abort().is_raised()
+            {
+                let (waited, report) = (self.deadline, self.board.report());
+                self.post.fail(self.error(Cause::SilentPeer { peer, waited, report }));
+            }
+        }
+        Ok(())
+    }
+
+    /// An error that the office itself finds.
+    fn error(&self, cause: Cause) -> StepError {
+        StepError { rank: self.calls.rank(), step: self.post.abort().step(), action: None, cause }
+    }
+
+    /// Sends what is left and waits for the others to leave too; whether they all did.
+    fn leave(&mut self) -> Result<bool, MpiError> {
+        let mut leaving = None;
+        let start = Instant::now();
+        loop {
+            while let Ok(errand) = self.errands.try_recv() {
+                match errand {
+                    Errand::Send(to, letter) => self.send(to, letter)?,
+                    Errand::Fail(error) => self.tell_all(&error)?,
+                    Errand::SetDeadline(_) | Errand::Leave => {}
+                }
+            }
+            self.move_letters()?;
+            if self.sending.is_empty() && leaving.is_none() {
+                leaving = Some(self.calls.leave()?);
+            }
+            if let Some(leaving) = &mut leaving
+                && self.calls.all_leave(leaving)?
+            {
+                return Ok(self.sending.is_empty() && self.receiving.is_empty());
+            }
+            let patience = if self.post.abort().is_raised() { PARTING } else { self.deadline };
+            if start.elapsed() > patience {
+                return Ok(false);
+            }
+            std::thread::sleep(PAUSE_MOVING);
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! What goes from one process to another, as bytes: letters with a small head and the elements of tensors behind it.
+//!
+//! ```text
+//! head's length (u32) | head (postcard) | pad | elements of tensor 0 | pad | elements of tensor 1 | pad ...
+//! ```
+//!
+//! Every part starts at a multiple of [`BLOCK`], and so the whole is one. That is for the transport, which counts blocks
+//! and not bytes: 2^31 of them are more than any message has. Elements are in the machine's byte order: processes of
+//! one run are of one build, which the handshake checks.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use burn::backend::Dispatch;
+use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use pipewright_schedule::{Action, Rank};
+use serde::{Deserialize, Serialize};
+
+use super::message::{Message, OwnedParameter, Payload, Tag};
+use crate::failure::{Cause, StepError};
+use crate::value::{Value, ValueKind};
+
+/// Bytes that parts of a letter are padded to.
+pub(crate) const BLOCK: usize = 64;
+
+/// What one process tells another.
+#[derive(Debug)]
+pub(crate) enum Letter {
+    /// A message for a rank.
+    Message(Message),
+    /// A step failed.
+    Failed(StepError),
+    /// Where ranks stand, by rank, as far as the sender knows.
+    Beats(Vec<Beat>),
+}
+
+/// A rank's sign of life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Beat {
+    /// Counts the rank's signs of life; 0 before the first.
+    pub count: u64,
+    /// How often it has moved since the start.
+    pub moves: u64,
+    /// Actions that are done in its step.
+    pub position: u64,
+    /// Whether its next action is blocked.
+    pub waits: bool,
+}
+
+/// Why bytes are no letter.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WireError {
+    /// The head cannot be read.
+    #[error("a letter from rank {from} has a head that cannot be read: {source}")]
+    Head {
+        /// Who sent it.
+        from: Rank,
+        /// What is wrong.
+        source: postcard::Error,
+    },
+    /// The letter is shorter than its head says.
+    #[error("a letter from rank {from} has {found} bytes, its head tells of {expected}")]
+    Short {
+        /// Who sent it.
+        from: Rank,
+        /// Bytes that came.
+        found: usize,
+        /// Bytes that should have.
+        expected: usize,
+    },
+    /// The elements are no tensor.
+    #[error("a letter from rank {from} has a tensor that cannot be read: {reason}")]
+    Tensor {
+        /// Who sent it.
+        from: Rank,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+enum Head {
+    Message { step: u64, tag: Tag, sent: Duration, payload: PayloadHead },
+    Failed { rank: Rank, step: u64, action: Option<String>, cause: CauseHead },
+    Beats(Vec<Beat>),
+}
+
+#[derive(Serialize, Deserialize)]
+enum PayloadHead {
+    Tensors(Vec<Option<TensorHead>>),
+    Parameters(Vec<OwnedParameter>),
+    Contribution(Vec<(String, f64)>),
+    Bytes(Vec<u8>),
+}
+
+#[derive(Serialize, Deserialize)]
+struct TensorHead {
+    shape: Vec<usize>,
+    dtype: DType,
+}
+
+/// A cause as another process needs it: its words, and what follows from it.
+#[derive(Serialize, Deserialize)]
+enum CauseHead {
+    LostPeer(Rank),
+    Other { message: String, in_update: bool },
+}
+
+/// Writes a letter over what `into` held.
+pub(crate) fn encode(letter: Letter, into: &mut Vec<u8>) {
+    into.clear();
+    let (head, tensors) = match letter {
+        Letter::Message(message) => message_head(message),
+        Letter::Failed(error) => (failure_head(&error), Vec::new()),
+        Letter::Beats(beats) => (Head::Beats(beats), Vec::new()),
+    };
+    let head = postcard::to_stdvec(&head).expect("a head has nothing that postcard cannot write");
+    let length = u32::try_from(head.len()).expect("a head is small");
+    into.extend_from_slice(&length.to_le_bytes());
+    into.extend_from_slice(&head);
+    pad(into);
+    for tensor in tensors {
+        into.extend_from_slice(tensor.as_bytes());
+        pad(into);
+    }
+}
+
+/// Reads what [`encode`] wrote; tensors are made on the CPU.
+pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Letter, WireError> {
+    let short = |expected| WireError::Short { from, found: bytes.len(), expected };
+    let length = bytes.first_chunk::<4>().ok_or(short(4))?;
+    let end = 4 + u32::from_le_bytes(*length) as usize;
+    let head = bytes.get(4..end).ok_or(short(end))?;
+    let head = postcard::from_bytes(head).map_err(|source| WireError::Head { from, source })?;
+    Ok(match head {
+        Head::Beats(beats) => Letter::Beats(beats),
+        Head::Failed { rank, step, action, cause } => {
+            // An action that cannot be read is one of another version; the failure matters more.
+            let action = action.and_then(|text| text.parse::<Action>().ok());
+            Letter::Failed(StepError { rank, step, action, cause: cause.into() })
+        }
+        Head::Message { step, tag, sent, payload } => {
+            let payload = match payload {
+                PayloadHead::Tensors(heads) => {
+                    Payload::Tensors(tensors(from, heads, bytes, end.next_multiple_of(BLOCK))?)
+                }
+                PayloadHead::Parameters(owned) => Payload::Parameters(owned),
+                PayloadHead::Contribution(parts) => {
+                    Payload::Contribution(parts.into_iter().map(|(path, part)| (path.into(), part)).collect())
+                }
+                PayloadHead::Bytes(bytes) => Payload::Bytes(bytes),
+            };
+            Letter::Message(Message { from, step, tag, payload, sent: sent_at(sent) })
+        }
+    })
+}
+
+fn message_head(message: Message) -> (Head, Vec<TensorData>) {
+    let mut elements = Vec::new();
+    let payload = match message.payload {
+        Payload::Tensors(tensors) => PayloadHead::Tensors(
+            tensors
+                .into_iter()
+                .map(|tensor| {
+                    let data = into_data(tensor?);
+                    let head = TensorHead { shape: data.shape().to_vec(), dtype: data.dtype() };
+                    elements.push(data);
+                    Some(head)
+                })
+                .collect(),
+        ),
+        Payload::Parameters(owned) => PayloadHead::Parameters(owned),
+        Payload::Contribution(parts) => PayloadHead::Contribution(
+            parts.into_iter().map(|(path, part)| (path.to_string(), part)).collect(),
+        ),
+        Payload::Bytes(bytes) => PayloadHead::Bytes(bytes),
+    };
+    (Head::Message { step: message.step, tag: message.tag, sent: since_epoch(), payload }, elements)
+}
+
+fn failure_head(error: &StepError) -> Head {
+    let cause = match &error.cause {
+        Cause::LostPeer { peer } => CauseHead::LostPeer(*peer),
+        cause => CauseHead::Other { message: cause.to_string(), in_update: error.in_update() },
+    };
+    let action = error.action.map(|action| action.to_string());
+    Head::Failed { rank: error.rank, step: error.step, action, cause }
+}
+
+impl From<CauseHead> for Cause {
+    fn from(head: CauseHead) -> Self {
+        match head {
+            CauseHead::LostPeer(peer) => Self::LostPeer { peer },
+            CauseHead::Other { message, in_update } => Self::Told { message, in_update },
+        }
+    }
+}
+
+fn tensors(
+    from: Rank,
+    heads: Vec<Option<TensorHead>>,
+    bytes: &[u8],
+    mut at: usize,
+) -> Result<Vec<Option<Value>>, WireError> {
+    let read = |head: Option<TensorHead>| {
+        let Some(TensorHead { shape, dtype }) = head else { return Ok(None) };
+        let elements = shape.iter().try_fold(dtype.size(), |bytes, &size| bytes.checked_mul(size));
+        let end = elements.and_then(|length| at.checked_add(length));
+        let end = end.filter(|&end| end <= bytes.len());
+        let short = WireError::Short { from, found: bytes.len(), expected: at };
+        let elements = bytes.get(at..end.ok_or(short)?).unwrap_or_default().to_vec();
+        at = (at + elements.len()).next_multiple_of(BLOCK);
+        let data = TensorData::try_from_bytes_vec(elements, shape, dtype);
+        let data = data.map_err(|error| WireError::Tensor { from, reason: format!("{error:?}") })?;
+        Ok(Some(value_of(data, &Device::flex())))
+    };
+    heads.into_iter().map(read).collect()
+}
+
+fn pad(bytes: &mut Vec<u8>) {
+    bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
+}
+
+fn into_data(value: Value) -> TensorData {
+    // Rank plays no part in reading the elements, so any may stand in the type.
+    match value.kind() {
+        ValueKind::Float => Tensor::<1>::from_dispatch(value.into_dispatch()).into_data(),
+        ValueKind::Int => Tensor::<1, burn::tensor::Int>::from_dispatch(value.into_dispatch()).into_data(),
+        ValueKind::Bool => Tensor::<1, burn::tensor::Bool>::from_dispatch(value.into_dispatch()).into_data(),
+    }
+}
+
+fn value_of(data: TensorData, device: &Device) -> Value {
+    let (dtype, device) = (data.dtype(), device.as_dispatch());
+    Value::from_dispatch(if dtype.is_bool() {
+        Dispatch::bool_from_data(data, device)
+    } else if dtype.is_int() || dtype.is_uint() {
+        Dispatch::int_from_data(data, device)
+    } else {
+        Dispatch::float_from_data(data, device)
+    })
+}
+
+/// The wall clock: the one clock that processes share, as far as their machines' clocks agree.
+fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+/// When something was sent, on this process's clock; never later than now.
+fn sent_at(sent: Duration) -> Instant {
+    let age = since_epoch().saturating_sub(sent);
+    Instant::now().checked_sub(age).unwrap_or_else(Instant::now)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Bool, Int};
+    use pipewright_schedule::{Microbatch, StageIndex};
+
+    use super::super::message::Direction;
+    use super::*;
+    use crate::boundary::{pack, unpack};
+
+    const FROM: Rank = Rank::new(3);
+
+    fn message(payload: Payload) -> Letter {
+        let (stage, microbatch) = (StageIndex::new(2), Microbatch::new(5));
+        let tag = Tag::Boundary { direction: Direction::Backward, stage, microbatch };
+        Letter::Message(Message { from: FROM, step: 7, tag, payload, sent: Instant::now() })
+    }
+
+    /// The letter after its way through bytes.
+    fn round(letter: Letter) -> Letter {
+        let mut bytes = vec![1; 3];
+        encode(letter, &mut bytes);
+        assert_eq!(bytes.len() % BLOCK, 0);
+        decode(FROM, &bytes).expect("what was written can be read")
+    }
+
+    fn payload(letter: Letter) -> Payload {
+        let Letter::Message(message) = letter else { panic!("a message was sent") };
+        assert_eq!((message.from, message.step), (FROM, 7));
+        message.payload
+    }
+
+    #[test]
+    fn tensors_of_every_kind_come_back() {
+        let device = Device::flex();
+        let floats = Tensor::<3>::from_floats([[[1.5, -0.0], [f32::MIN_POSITIVE, 3.0]]], &device);
+        let ints = Tensor::<1, Int>::from_ints([1, -2, i32::MAX], &device);
+        let bools = Tensor::<2, Bool>::from_data([[true, false], [false, true]], &device);
+        let empty = Tensor::<2>::zeros([0, 4], &device);
+        let values = pack((floats.clone(), ints.clone(), bools.clone(), empty));
+        let mut sent: Vec<_> = values.into_iter().map(Some).collect();
+        sent.insert(1, None);
+        let Payload::Tensors(mut found) = payload(round(message(Payload::Tensors(sent)))) else {
+            panic!("tensors were sent")
+        };
+        assert!(found.remove(1).is_none());
+        type All = (Tensor<3>, Tensor<1, Int>, Tensor<2, Bool>, Tensor<2>);
+        let found: All = unpack(found.into_iter().flatten().collect()).expect("the same tensors");
+        assert_eq!(found.0.into_data(), floats.into_data());
+        assert_eq!(found.1.into_data(), ints.into_data());
+        assert_eq!(found.2.into_data(), bools.into_data());
+        assert_eq!(found.3.dims(), [0, 4]);
+    }
+
+    #[test]
+    fn a_slice_is_sent_without_its_neighbours() {
+        let whole = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::flex());
+        let middle = pack(whole.slice([1..2])).into_iter().map(Some).collect();
+        let Payload::Tensors(found) = payload(round(message(Payload::Tensors(middle)))) else {
+            panic!("tensors were sent")
+        };
+        let found: Tensor<2> = unpack(found.into_iter().flatten().collect()).expect("one tensor");
+        assert_eq!(found.into_data().iter::<f32>().collect::<Vec<_>>(), [3.0, 4.0]);
+    }
+
+    #[test]
+    fn sums_keep_their_bits() {
+        let parts = vec![("a".into(), 0.1 + 0.2), ("b".into(), f64::NAN), ("c".into(), f64::INFINITY)];
+        let Payload::Contribution(found) = payload(round(message(Payload::Contribution(parts.clone()))))
+        else {
+            panic!("a contribution was sent")
+        };
+        let bits = |parts: &[(std::sync::Arc<str>, f64)]| -> Vec<u64> {
+            parts.iter().map(|(_, part)| part.to_bits()).collect()
+        };
+        assert_eq!(bits(&found), bits(&parts));
+    }
+
+    #[test]
+    fn a_failure_keeps_its_place_and_its_words() {
+        let cause = Cause::Panic { message: "out of cheese".to_owned() };
+        let action = Some("2B5".parse().expect("an action"));
+        let error = StepError { rank: Rank::new(1), step: 4, action, cause };
+        let words = error.to_string();
+        let Letter::Failed(found) = round(Letter::Failed(error)) else { panic!("a failure was sent") };
+        assert_eq!(found.to_string(), words);
+        assert!(!found.in_update());
+    }
+
+    #[test]
+    fn cut_letters_are_refused() {
+        let tensor = pack(Tensor::<1>::ones([100], &Device::flex())).into_iter().map(Some).collect();
+        let mut bytes = Vec::new();
+        encode(message(Payload::Tensors(tensor)), &mut bytes);
+        for length in [0, 3, 4, 20, BLOCK, bytes.len() - BLOCK] {
+            let error = decode(FROM, &bytes[..length]).expect_err("it is cut");
+            assert!(error.to_string().contains("rank 3"), "{error}");
+        }
+    }
+}
