@@ -165,7 +165,7 @@ pub enum Cause {
         in_update: bool,
     },
     /// A rank's thread or process is gone.
-    #[error("rank {peer} is gone")]
+    #[error("rank {peer} is gone: its thread or process has ended")]
     LostPeer {
         /// The rank that is gone.
         peer: Rank,

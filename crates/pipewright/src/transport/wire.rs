@@ -32,6 +32,15 @@ pub(crate) enum Letter {
     Failed(StepError),
     /// Where ranks stand, by rank, as far as the sender knows.
     Beats(Vec<Beat>),
+    /// Which process the sender is.
+    Process(ProcessId),
+}
+
+/// A process, where its number means something: on one machine, and there among processes that see each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ProcessId {
+    pub machine: String,
+    pub number: u32,
 }
 
 /// A rank's sign of life.
@@ -83,6 +92,7 @@ enum Head {
     Message { step: u64, tag: Tag, sent: Duration, payload: PayloadHead },
     Failed { rank: Rank, step: u64, action: Option<String>, cause: CauseHead },
     Beats(Vec<Beat>),
+    Process(ProcessId),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -113,6 +123,7 @@ pub(crate) fn encode(letter: Letter, into: &mut Vec<u8>) {
         Letter::Message(message) => message_head(message),
         Letter::Failed(error) => (failure_head(&error), Vec::new()),
         Letter::Beats(beats) => (Head::Beats(beats), Vec::new()),
+        Letter::Process(process) => (Head::Process(process), Vec::new()),
     };
     let head = postcard::to_stdvec(&head).expect("a head has nothing that postcard cannot write");
     let length = u32::try_from(head.len()).expect("a head is small");
@@ -134,6 +145,7 @@ pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Letter, WireError> {
     let head = postcard::from_bytes(head).map_err(|source| WireError::Head { from, source })?;
     Ok(match head {
         Head::Beats(beats) => Letter::Beats(beats),
+        Head::Process(process) => Letter::Process(process),
         Head::Failed { rank, step, action, cause } => {
             // An action that cannot be read is one of another version; the failure matters more.
             let action = action.and_then(|text| text.parse::<Action>().ok());

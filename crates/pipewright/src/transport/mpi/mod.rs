@@ -6,6 +6,7 @@
 
 mod beats;
 mod calls;
+mod neighbours;
 mod office;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use pipewright_schedule::Rank;
 use self::beats::Beats;
 use self::calls::Calls;
 pub use self::calls::MpiError;
+use self::neighbours::Neighbours;
 use self::office::{Counter, Errand, Office};
 use super::Waited;
 use super::local::{LocalEndpoint, Post};
@@ -71,6 +73,7 @@ fn join(deadline: Duration, errands: Sender<Errand>, orders: Receiver<Errand>, j
     let endpoint = MpiEndpoint { inner, errands, counter: counter.clone(), office: None };
     let office = Office {
         beats: Beats::new(rank, ranks, deadline, Instant::now()),
+        neighbours: Neighbours::new(),
         calls,
         errands: orders,
         post,

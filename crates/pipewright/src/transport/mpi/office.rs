@@ -13,6 +13,7 @@ use pipewright_schedule::Rank;
 
 use super::beats::Beats;
 use super::calls::{Calls, MpiError, Transfer};
+use super::neighbours::Neighbours;
 use crate::failure::{Cause, StepError};
 use crate::progress::Board;
 use crate::transport::local::Post;
@@ -74,6 +75,7 @@ pub(super) struct Office {
     pub(super) board: Board,
     pub(super) counter: Arc<Counter>,
     pub(super) beats: Beats,
+    pub(super) neighbours: Neighbours,
     pub(super) deadline: Duration,
     pub(super) sending: Vec<Transfer>,
     pub(super) receiving: Vec<Transfer>,
@@ -97,6 +99,8 @@ impl Office {
 
     /// Does errands and moves letters until asked to leave.
     fn work(&mut self) -> Result<(), MpiError> {
+        let own = self.neighbours.own();
+        self.send_all(|| Letter::Process(own.clone()))?;
         let mut idle = 0;
         loop {
             let errand = match self.pause(idle) {
@@ -112,7 +116,7 @@ impl Office {
             let is_busy = errand.is_some();
             match errand {
                 Some(Errand::Send(to, letter)) => self.send(to, letter)?,
-                Some(Errand::Fail(error)) => self.tell_all(&error)?,
+                Some(Errand::Fail(error)) => self.send_all(|| Letter::Failed(error.clone()))?,
                 Some(Errand::SetDeadline(deadline)) => {
                     self.deadline = deadline;
                     self.beats.set_deadline(deadline);
@@ -182,10 +186,10 @@ impl Office {
         self.send(to, bytes)
     }
 
-    fn tell_all(&mut self, error: &StepError) -> Result<(), MpiError> {
+    fn send_all(&mut self, letter: impl Fn() -> Letter) -> Result<(), MpiError> {
         let own = self.calls.rank();
         for to in (0..self.calls.ranks()).map(Rank::new).filter(|&to| to != own) {
-            self.send_letter(to, Letter::Failed(error.clone()))?;
+            self.send_letter(to, letter())?;
         }
         Ok(())
     }
@@ -195,6 +199,7 @@ impl Office {
         match wire::decode(from, &letter) {
             Ok(Letter::Message(message)) => self.post.deliver(self.calls.rank(), message),
             Ok(Letter::Failed(error)) => self.post.fail_elsewhere(error),
+            Ok(Letter::Process(process)) => self.neighbours.add(from, &process),
             Ok(Letter::Beats(lines)) => self.beats.merge(&lines, &self.board, Instant::now()),
             Err(error) => self.post.fail(self.error(Cause::Transport { message: error.to_string() })),
         }
@@ -206,14 +211,21 @@ impl Office {
         let now = Instant::now();
         if let Some((partner, lines)) = self.beats.due(&self.board, now) {
             self.send_letter(partner, Letter::Beats(lines))?;
-            if let Some(peer) = self.beats.silent(now)
-                && !self.post.abort().is_raised()
-            {
-                let (waited, report) = (self.deadline, self.board.report());
-                self.post.fail(self.error(Cause::SilentPeer { peer, waited, report }));
-            }
+            self.look_for_lost(now);
         }
         Ok(())
+    }
+
+    fn look_for_lost(&mut self, now: Instant) {
+        if self.post.abort().is_raised() {
+            return;
+        }
+        if let Some(peer) = self.neighbours.ended() {
+            self.post.fail(self.error(Cause::LostPeer { peer }));
+        } else if let Some(peer) = self.beats.silent(now) {
+            let (waited, report) = (self.deadline, self.board.report());
+            self.post.fail(self.error(Cause::SilentPeer { peer, waited, report }));
+        }
     }
 
     /// An error that the office itself finds.
@@ -229,7 +241,7 @@ impl Office {
             while let Ok(errand) = self.errands.try_recv() {
                 match errand {
                     Errand::Send(to, letter) => self.send(to, letter)?,
-                    Errand::Fail(error) => self.tell_all(&error)?,
+                    Errand::Fail(error) => self.send_all(|| Letter::Failed(error.clone()))?,
                     Errand::SetDeadline(_) | Errand::Leave => {}
                 }
             }

@@ -1,0 +1,76 @@
+//! The processes of this run on this machine: when one of them ends, the others need not wait for the deadline.
+
+use std::path::Path;
+
+use pipewright_schedule::Rank;
+
+use crate::transport::wire::ProcessId;
+
+/// Processes that this one can see.
+pub(super) struct Neighbours {
+    own: ProcessId,
+    seen: Vec<(Rank, u32)>,
+}
+
+impl Neighbours {
+    /// None yet; what others say of themselves is added.
+    pub(super) fn new() -> Self {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        // Containers of one machine may not see each other's processes.
+        let space = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+        let machine = format!("{} {}", boot.trim(), space.display());
+        Self { own: ProcessId { machine, number: std::process::id() }, seen: Vec::new() }
+    }
+
+    /// This process.
+    pub(super) fn own(&self) -> ProcessId {
+        self.own.clone()
+    }
+
+    /// Notes which process a rank is.
+    pub(super) fn add(&mut self, rank: Rank, process: &ProcessId) {
+        if process.machine == self.own.machine && is_running(process.number) {
+            self.seen.push((rank, process.number));
+        }
+    }
+
+    /// A rank whose process has ended.
+    pub(super) fn ended(&self) -> Option<Rank> {
+        self.seen.iter().find(|(_, number)| !is_running(*number)).map(|(rank, _)| *rank)
+    }
+}
+
+/// Whether the system has a process of that number; true where the system does not say.
+fn is_running(number: u32) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{number}/stat")) else {
+        return !Path::new("/proc/self/stat").exists();
+    };
+    // The state follows the name, which is in brackets and may hold anything; `Z` has ended and waits for its parent.
+    status.rsplit_once(')').is_none_or(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_ends_is_missed() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("cat is everywhere");
+        let mut neighbours = Neighbours::new();
+        let process = ProcessId { number: child.id(), ..neighbours.own() };
+        neighbours.add(Rank::new(1), &process);
+        assert_eq!(neighbours.ended(), None);
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+        assert_eq!(neighbours.ended(), Some(Rank::new(1)));
+    }
+
+    #[test]
+    fn processes_of_other_machines_are_not_looked_for() {
+        let mut neighbours = Neighbours::new();
+        neighbours.add(Rank::new(1), &ProcessId { machine: "elsewhere".to_owned(), number: u32::MAX });
+        assert_eq!(neighbours.ended(), None);
+    }
+}

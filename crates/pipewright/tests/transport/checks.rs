@@ -1,0 +1,185 @@
+//! What every transport must do, as programs that all ranks of a world run together.
+//!
+//! A check gets its rank's end and the number of its first step; steps never go back within a world.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use burn::tensor::{Device, Int, Tensor};
+use pipewright::boundary::{pack, unpack};
+use pipewright::failure::{Cause, StepError};
+use pipewright::transport::{Direction, Endpoint, Payload, Tag, Waited};
+use pipewright_schedule::{Microbatch, Rank, StageIndex};
+
+/// A check: its name and what each rank does.
+pub(crate) type Check = (&'static str, fn(&mut Endpoint, u64));
+
+/// All checks. A world that has failed is of no further use, so the one that fails comes last.
+pub(crate) const CHECKS: [Check; 7] = [
+    ("tags_decide_not_arrival", tags_decide_not_arrival),
+    ("every_pair_of_ranks_can_talk", every_pair_of_ranks_can_talk),
+    ("tensors_arrive_as_they_left", tensors_arrive_as_they_left),
+    ("large_messages_cross_each_other", large_messages_cross_each_other),
+    ("a_wait_ends_at_its_deadline", a_wait_ends_at_its_deadline),
+    ("messages_of_another_step_are_dropped", messages_of_another_step_are_dropped),
+    ("a_failure_wakes_every_rank", a_failure_wakes_every_rank),
+];
+
+/// Steps that a check may use.
+pub(crate) const STEPS: u64 = 10;
+
+pub(crate) fn tag(direction: Direction, stage: u32, microbatch: u32) -> Tag {
+    Tag::Boundary { direction, stage: StageIndex::new(stage), microbatch: Microbatch::new(microbatch) }
+}
+
+pub(crate) fn scalar(value: f32) -> Payload {
+    let tensor = Tensor::<1>::from_floats([value], &Device::flex());
+    Payload::Tensors(pack(tensor).into_iter().map(Some).collect())
+}
+
+fn value(payload: Payload) -> f32 {
+    let Payload::Tensors(tensors) = payload else { panic!("tensors were sent") };
+    let tensor: Tensor<1> = unpack(tensors.into_iter().flatten().collect()).expect("one of rank 1");
+    tensor.into_scalar()
+}
+
+/// Waits for a message as a driver does.
+pub(crate) fn receive(end: &mut Endpoint, from: Rank, tag: Tag) -> Payload {
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(message) = end.try_take(from, tag) {
+            return message.into_payload();
+        }
+        assert_eq!(end.wait(until), Waited::Arrived, "{tag}");
+    }
+}
+
+fn all_ranks(end: &Endpoint) -> impl Iterator<Item = Rank> + use<> {
+    (0..end.ranks()).map(Rank::new)
+}
+
+/// The rank after this one and the one before, in a ring.
+fn neighbours(end: &Endpoint) -> (Rank, Rank) {
+    let (rank, ranks) = (end.rank().get(), end.ranks());
+    (Rank::new((rank + 1) % ranks), Rank::new((rank + ranks - 1) % ranks))
+}
+
+/// Returns when every rank has come here.
+pub(crate) fn barrier(end: &mut Endpoint, microbatch: u32) {
+    for to in all_ranks(end) {
+        end.send(to, tag(Direction::Forward, u32::MAX, microbatch), scalar(0.0));
+    }
+    for from in all_ranks(end) {
+        receive(end, from, tag(Direction::Forward, u32::MAX, microbatch));
+    }
+}
+
+fn tags_decide_not_arrival(end: &mut Endpoint, step: u64) {
+    end.begin_step(step);
+    let (next, previous) = neighbours(end);
+    for microbatch in 0..20 {
+        end.send(next, tag(Direction::Forward, 1, microbatch), scalar(microbatch as f32));
+        end.send(next, tag(Direction::Backward, 1, microbatch), scalar(-1.0));
+    }
+    for microbatch in (0..20).rev() {
+        let found = value(receive(end, previous, tag(Direction::Forward, 1, microbatch)));
+        assert_eq!(found, microbatch as f32);
+    }
+    assert!(end.try_take(previous, tag(Direction::Forward, 1, 0)).is_none(), "a message is taken once");
+}
+
+fn every_pair_of_ranks_can_talk(end: &mut Endpoint, step: u64) {
+    end.begin_step(step);
+    let own = end.rank();
+    for to in all_ranks(end) {
+        end.send(to, tag(Direction::Forward, own.get(), 0), scalar(own.get() as f32));
+    }
+    for from in all_ranks(end) {
+        let found = value(receive(end, from, tag(Direction::Forward, from.get(), 0)));
+        assert_eq!(found, from.get() as f32);
+    }
+}
+
+fn tensors_arrive_as_they_left(end: &mut Endpoint, step: u64) {
+    end.begin_step(step);
+    let (next, previous) = neighbours(end);
+    let device = Device::flex();
+    let floats = Tensor::<2>::from_floats([[1.5, -2.0], [0.25, f32::MIN_POSITIVE]], &device);
+    let ids = Tensor::<1, Int>::from_ints([3, -4], &device);
+    let sent = pack((floats.clone(), ids.clone()));
+    let mut tensors: Vec<_> = sent.into_iter().map(Some).collect();
+    tensors.insert(1, None);
+    end.send(next, tag(Direction::Backward, 0, 7), Payload::Tensors(tensors));
+    let Payload::Tensors(mut found) = receive(end, previous, tag(Direction::Backward, 0, 7)) else {
+        panic!("tensors were sent")
+    };
+    assert!(found.remove(1).is_none(), "a tensor without gradient arrives as such");
+    type Pair = (Tensor<2>, Tensor<1, Int>);
+    let (found_floats, found_ids): Pair = unpack(found.into_iter().flatten().collect()).expect("two tensors");
+    assert_eq!(found_floats.into_data(), floats.into_data());
+    assert_eq!(found_ids.into_data(), ids.into_data());
+}
+
+/// Every rank sends megabytes to every other before it takes any.
+fn large_messages_cross_each_other(end: &mut Endpoint, step: u64) {
+    const ELEMENTS: usize = 1 << 20;
+    end.begin_step(step);
+    let own = end.rank();
+    for to in all_ranks(end) {
+        let tensor = Tensor::<1>::full([ELEMENTS], (own.get() * 100 + to.get()) as f32, &Device::flex());
+        let payload = Payload::Tensors(pack(tensor).into_iter().map(Some).collect());
+        end.send(to, tag(Direction::Forward, 0, 0), payload);
+    }
+    for from in all_ranks(end) {
+        let Payload::Tensors(found) = receive(end, from, tag(Direction::Forward, 0, 0)) else {
+            panic!("tensors were sent")
+        };
+        let found: Tensor<1> = unpack(found.into_iter().flatten().collect()).expect("one of rank 1");
+        let expected = (from.get() * 100 + own.get()) as f32;
+        assert!(found.into_data().iter::<f32>().all(|element| element == expected));
+    }
+}
+
+fn a_wait_ends_at_its_deadline(end: &mut Endpoint, step: u64) {
+    end.begin_step(step);
+    // What is left of a check before may still arrive; taking in vain sorts it.
+    barrier(end, 0);
+    let start = Instant::now();
+    while end.wait(start + Duration::from_millis(50)) == Waited::Arrived {
+        let _ = end.try_take(end.rank(), tag(Direction::Backward, 0, 0));
+    }
+    assert!((50..2000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    barrier(end, 1);
+}
+
+fn messages_of_another_step_are_dropped(end: &mut Endpoint, step: u64) {
+    let (next, previous) = neighbours(end);
+    for later in 0..3 {
+        end.begin_step(step + later);
+        end.send(next, tag(Direction::Forward, 1, 0), scalar(later as f32));
+    }
+    assert_eq!(value(receive(end, previous, tag(Direction::Forward, 1, 0))), 2.0);
+}
+
+fn a_failure_wakes_every_rank(end: &mut Endpoint, step: u64) {
+    end.begin_step(step);
+    let failing = Rank::new(end.ranks() - 1);
+    let ready = tag(Direction::Backward, 0, 0);
+    end.send(failing, ready, scalar(0.0));
+    if end.rank() == failing {
+        for from in all_ranks(end) {
+            receive(end, from, ready);
+        }
+        thread::sleep(Duration::from_millis(20));
+        let cause = Cause::Panic { message: "out of cheese".to_owned() };
+        end.fail(StepError { rank: failing, step, action: None, cause });
+    }
+    let start = Instant::now();
+    while end.wait(start + Duration::from_secs(8)) == Waited::Arrived {
+        let _ = end.try_take(end.rank(), ready);
+    }
+    let first = end.abort().first().expect("a rank failed");
+    assert_eq!(first.rank, failing);
+    assert!(first.to_string().contains("out of cheese"), "{first}");
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+}

@@ -1,0 +1,82 @@
+//! The conformance suite over the transports of one process. A new one adds a function that makes its world, and a line.
+//! Transports of several processes run the same checks under a launcher: `mpi.rs`.
+
+mod checks;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use burn::tensor::{Device, Tensor};
+use pipewright::boundary::{pack, unpack};
+use pipewright::transport::{Direction, Endpoint, Payload, World};
+use pipewright_schedule::Rank;
+
+use checks::{CHECKS, STEPS, receive, tag};
+
+/// Makes a world whose messages arrive by themselves.
+type MakeWorld = fn(u32) -> Vec<Endpoint>;
+
+fn local(ranks: u32) -> Vec<Endpoint> {
+    World::local(ranks).into_endpoints()
+}
+
+/// Held messages, let go of by a thread of their own, the latest first.
+fn held(ranks: u32) -> Vec<Endpoint> {
+    let (world, limbo) = World::held(ranks);
+    thread::spawn(move || {
+        let end = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < end {
+            limbo.release(limbo.len().wrapping_sub(1));
+            thread::yield_now();
+        }
+    });
+    world.into_endpoints()
+}
+
+/// Runs every check in worlds of 1 to 8 ranks, a thread a rank.
+fn conforms(world: MakeWorld) {
+    for ranks in 1..=8 {
+        for (name, check) in CHECKS {
+            let threads = world(ranks).into_iter().map(|mut end| {
+                let name = format!("{name}, {ranks} ranks");
+                let thread = thread::Builder::new().name(name).spawn(move || check(&mut end, STEPS));
+                thread.expect("the system gives threads")
+            });
+            // All are started before the first is waited for.
+            let threads: Vec<_> = threads.collect();
+            for thread in threads {
+                thread.join().unwrap_or_else(|_| panic!("{name} with {ranks} ranks"));
+            }
+        }
+    }
+}
+
+#[test]
+fn local_conforms() {
+    conforms(local);
+}
+
+#[test]
+fn held_conforms() {
+    conforms(held);
+}
+
+#[test]
+fn a_local_message_is_moved_not_copied() {
+    use burn::backend::Flex;
+
+    let pointer = |tensor: &Tensor<1>| {
+        let primitive = tensor.clone().try_into_primitive::<Flex>().expect("a tensor of the CPU back end");
+        primitive.bytes().as_ptr()
+    };
+    let mut ends = local(2);
+    let tensor = Tensor::<1>::zeros([1024], &Device::flex());
+    let before = pointer(&tensor);
+    let payload = Payload::Tensors(pack(tensor).into_iter().map(Some).collect());
+    ends[0].send(Rank::new(1), tag(Direction::Forward, 1, 0), payload);
+    let Payload::Tensors(found) = receive(&mut ends[1], Rank::new(0), tag(Direction::Forward, 1, 0)) else {
+        panic!("tensors were sent")
+    };
+    let found: Tensor<1> = unpack(found.into_iter().flatten().collect()).expect("one of rank 1");
+    assert_eq!(pointer(&found), before);
+}
