@@ -1,0 +1,222 @@
+//! The same training in several processes: same figures, one voice, and an end when one of them is lost.
+
+#![cfg(feature = "mpi")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// A configuration that trains in a moment, with layers for eight ranks of two stages.
+const SMALL: &str = "\
+[model]
+vocab_size = 128
+hidden_size = 16
+intermediate_size = 24
+num_hidden_layers = 16
+num_attention_heads = 2
+[data]
+path = \"text.txt\"
+seq_len = 8
+[pipeline]
+microbatches = 8
+[run]
+steps = 2
+out = \"out\"
+deadline_seconds = 20
+";
+
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let text = "the quick brown fox jumps over the lazy dog and runs away from it ".repeat(4);
+    for (name, content) in [("small.toml", SMALL), ("text.txt", &text)] {
+        fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
+    }
+    folder
+}
+
+fn pipewright() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_pipewright"))
+}
+
+fn with_overrides(command: &mut Command, overrides: &[&str]) {
+    command.args(["train", "small.toml"]);
+    command.args(overrides.iter().flat_map(|argument| ["--set", argument]));
+}
+
+/// `mpirun`, on a machine with fewer cores than processes, whose only user may be root.
+fn mpirun(folder: &Path) -> Command {
+    let mut command = Command::new("mpirun");
+    command.current_dir(folder);
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command.env("OMPI_MCA_rmaps_base_oversubscribe", "1").stdin(Stdio::null());
+    command
+}
+
+fn processes(folder: &Path, count: u32, overrides: &[&str]) -> Output {
+    let mut command = mpirun(folder);
+    command.args(["-n", &count.to_string()]).arg(pipewright());
+    with_overrides(&mut command, overrides);
+    command.args(["--set", "pipeline.transport=mpi"]).output().expect("mpirun is installed with MPI")
+}
+
+fn words(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Loss and gradient norm of each step, digit for digit.
+fn figures(folder: &Path) -> Vec<(String, String)> {
+    let metrics = fs::read_to_string(folder.join("out/metrics.jsonl")).expect("a run writes its metrics");
+    let figure = |line: &str| {
+        let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
+        (value["loss"].to_string(), value["grad_norm"].to_string())
+    };
+    metrics.lines().map(figure).collect()
+}
+
+/// The schedules that train, with their fewest stages a rank.
+fn schedules() -> Vec<String> {
+    let output = Command::new(pipewright()).args(["schedule", "--list"]).output().expect("it starts");
+    let list = String::from_utf8(output.stdout).expect("text");
+    let names = list.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned);
+    names.filter(|name| name != "forwardonly").collect()
+}
+
+/// Trains with threads and with processes; returns how many schedules were compared.
+fn compare(ranks: u32) -> usize {
+    let folder = folder();
+    let mut compared = 0;
+    for schedule in schedules() {
+        let [ranks_key, schedule_key] =
+            [format!("pipeline.ranks={ranks}"), format!("pipeline.schedule={schedule}")];
+        let overrides = [ranks_key.as_str(), schedule_key.as_str()];
+        let mut alone = Command::new(pipewright());
+        with_overrides(alone.current_dir(folder.path()), &overrides);
+        let output = alone.output().expect("it starts");
+        if output.status.code() == Some(2) {
+            // A schedule that does not exist for so many ranks.
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        let expected = figures(folder.path());
+        let output = processes(folder.path(), ranks, &overrides);
+        assert_eq!(output.status.code(), Some(0), "{schedule}, {ranks} ranks: {}", words(&output));
+        assert_eq!(figures(folder.path()), expected, "{schedule}, {ranks} ranks");
+        compared += 1;
+    }
+    compared
+}
+
+#[test]
+fn processes_train_as_threads_do_to_the_bit() {
+    for ranks in [2, 4, 8] {
+        let compared = compare(ranks);
+        assert!(compared >= 12, "{ranks} ranks: {compared} schedules");
+    }
+}
+
+/// How a run that fails at once ends, and what is said, each once.
+fn check_refused(output: &Output, code: i32, expected: &[&str]) {
+    let said = words(output);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    for part in expected {
+        assert_eq!(said.matches(part).count(), 1, "`{part}` once in: {said}");
+    }
+}
+
+#[test]
+fn mistakes_are_told_once() {
+    let folder = folder();
+    let run = |count, overrides: &[&str]| processes(folder.path(), count, overrides);
+    check_refused(&run(2, &["pipeline.trasport=x"]), 2, &["error:", "unknown key `trasport`"]);
+    check_refused(&run(3, &[]), 2, &["error:", "3 process(es) were started for 2 ranks"]);
+    check_refused(&run(2, &["data.path=none.txt"]), 2, &["error:", "none.txt"]);
+}
+
+#[test]
+fn processes_that_would_run_different_things_are_named() {
+    let folder = folder();
+    let mut command = mpirun(folder.path());
+    command.args(["-n", "1"]).arg(pipewright());
+    with_overrides(&mut command, &["pipeline.transport=mpi"]);
+    command.args([":", "-n", "1"]).arg(pipewright());
+    with_overrides(&mut command, &["pipeline.transport=mpi", "run.seed=7"]);
+    let output = command.output().expect("mpirun is installed with MPI");
+    check_refused(&output, 2, &["error:", "rank 1: `run.seed` is 7, but 42 on rank 0"]);
+}
+
+#[test]
+fn several_processes_do_not_each_run_all_ranks() {
+    let folder = folder();
+    let mut command = mpirun(folder.path());
+    command.args(["-n", "2"]).arg(pipewright());
+    with_overrides(&mut command, &[]);
+    let output = command.output().expect("mpirun is installed with MPI");
+    check_refused(&output, 2, &["error:", "set pipeline.transport=mpi"]);
+}
+
+/// Starts a run that does not end by itself.
+fn endless(folder: &Path, deadline: u32) -> Child {
+    let mut command = mpirun(folder);
+    command.args(["-n", "3"]).arg(pipewright());
+    let deadline = format!("run.deadline_seconds={deadline}");
+    with_overrides(&mut command, &["pipeline.ranks=3", "run.steps=1000000", &deadline]);
+    command.args(["--set", "pipeline.transport=mpi"]);
+    command.stderr(Stdio::piped()).spawn().expect("mpirun is installed with MPI")
+}
+
+/// The process of a rank among the descendants of `mpirun`, once it trains.
+fn process_of(rank: u32, folder: &Path) -> u32 {
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < Duration::from_secs(60), "rank {rank} does not start");
+        let is_training = fs::metadata(folder.join("out/metrics.jsonl")).is_ok_and(|file| file.len() > 0);
+        let numbers = fs::read_dir("/proc").expect("Linux").flatten();
+        let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let mut found = numbers.filter(|number| {
+            let environment = fs::read(format!("/proc/{number}/environ")).unwrap_or_default();
+            let is_rank = format!("OMPI_COMM_WORLD_RANK={rank}");
+            let of_rank = environment.split(|byte| *byte == 0).any(|variable| variable == is_rank.as_bytes());
+            of_rank && fs::read_link(format!("/proc/{number}/cwd")).is_ok_and(|cwd| cwd == folder)
+        });
+        if let Some(number) = found.next().filter(|_| is_training) {
+            return number;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn signal(number: u32, name: &str) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &number.to_string()]).status();
+    assert!(sent.expect("kill is everywhere").success());
+}
+
+/// Processes that still run in the folder.
+fn left_running(folder: &Path) -> usize {
+    let numbers = fs::read_dir("/proc").expect("Linux").flatten();
+    numbers.filter(|entry| fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd == folder)).count()
+}
+
+fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) {
+    let folder = folder();
+    let path = folder.path().canonicalize().expect("it exists");
+    let run = endless(&path, 3);
+    let process = process_of(rank, &path);
+    let start = Instant::now();
+    signal(process, name);
+    let output = run.wait_with_output().expect("mpirun ends");
+    let (took, said) = (start.elapsed(), words(&output));
+    assert!(said.contains(expected), "`{expected}` in: {said}");
+    assert_eq!(said.matches("error:").count(), 1, "one report: {said}");
+    assert!(took < limit, "{took:?}: {said}");
+    assert_eq!(left_running(&path), 0, "nothing is left running");
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_missed_at_the_deadline() {
+    // The deadline, a second, and what mpirun takes to end a stopped process.
+    check_lost(1, "STOP", Duration::from_secs(8), "rank 1 has not been heard of for 3.0 s");
+    check_lost(0, "STOP", Duration::from_secs(8), "rank 0 has not been heard of for 3.0 s");
+}
