@@ -32,7 +32,7 @@ impl From<Exit> for ExitCode {
 pub(crate) struct Failure {
     /// The exit code.
     pub(crate) exit: Exit,
-    /// Whether another process of the run tells it.
+    /// Whether it has been shown, or another process of the run shows it.
     is_told: bool,
     problems: Vec<Box<dyn Diagnostic + Send + Sync>>,
 }
@@ -58,9 +58,9 @@ impl Failure {
         self.problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     }
 
-    /// Shows all problems on standard error, unless another process does.
-    pub(crate) fn report(&self) {
-        if self.is_told {
+    /// Shows all problems on standard error, once, unless another process does.
+    pub(crate) fn report(&mut self) {
+        if std::mem::replace(&mut self.is_told, true) {
             return;
         }
         let is_terminal = std::io::stderr().is_terminal();

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     display::log::start();
     match panic::guard(|| run(&arguments.command)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
+        Err(mut failure) => {
             failure.report();
             failure.exit.into()
         }

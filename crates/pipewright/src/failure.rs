@@ -200,8 +200,11 @@ pub struct Abort {
 struct AbortState {
     raised: AtomicBool,
     reasons: Mutex<Reasons>,
-    tell: OnceLock<Box<dyn Fn(&StepError) + Send + Sync>>,
+    /// Tells other processes.
+    tell: OnceLock<Tell>,
 }
+
+type Tell = Box<dyn Fn(&StepError) + Send + Sync>;
 
 /// Why the flag is raised. Processes end a failed step at different times, so a failure told by another one may be of a
 /// step that is over here, or of one that has not begun.
@@ -237,7 +240,7 @@ impl Abort {
     }
 
     /// As [`Abort::raise`], for what another process tells of its step; whether the flag is raised for it.
-    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "only processes tell each other"))]
+    #[cfg(any(feature = "mpi", test))]
     pub(crate) fn raise_told(&self, error: StepError) -> bool {
         let mut reasons = self.lock();
         if reasons.over.is_some_and(|over| error.step <= over) {
@@ -253,7 +256,7 @@ impl Abort {
     }
 
     /// Has every failure of this process told to `tell`.
-    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "only processes tell each other"))]
+    #[cfg(feature = "mpi")]
     pub(crate) fn on_raise(&self, tell: impl Fn(&StepError) + Send + Sync + 'static) {
         let _ = self.state.tell.set(Box::new(tell));
     }
@@ -272,7 +275,7 @@ impl Abort {
     }
 
     /// The step under way; 0 before the first.
-    #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "only processes fail outside a rank's step"))]
+    #[cfg(feature = "mpi")]
     pub(crate) fn step(&self) -> u64 {
         self.lock().step
     }

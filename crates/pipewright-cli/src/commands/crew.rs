@@ -66,7 +66,8 @@ impl Crew {
         Ok(())
     }
 
-    /// Speaks for all from here on if the process that did is lost, and this one is the next.
+    /// If the process that speaks is lost, the next one speaks in its place; the lost one, should it have been stopped and
+    /// go on, does not.
     pub(crate) fn take_over(&mut self, error: &PipelineError) {
         if let PipelineError::Step(StepError { cause, .. }) = error
             && let Cause::SilentPeer { peer: FIRST, .. } | Cause::LostPeer { peer: FIRST } = cause
@@ -92,8 +93,13 @@ impl Crew {
         }
     }
 
-    /// The outcome as this process tells it: a failure that another one tells is not told twice.
+    /// The outcome, with a failure shown if this process speaks for all. Call it before the ranks are dropped: a launcher
+    /// ends all processes as soon as one of them has failed.
     pub(crate) fn settle<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
-        outcome.map_err(|failure| if self.speaks { failure } else { failure.told_elsewhere() })
+        outcome.map_err(|failure| {
+            let mut failure = if self.speaks { failure } else { failure.told_elsewhere() };
+            failure.report();
+            failure
+        })
     }
 }

@@ -28,15 +28,16 @@ fn run_with(arguments: &RunArguments, crew: &mut Crew) -> Result<(), Failure> {
     let prepared = crew.agree(prepared, identity)?;
     let settings = prepared.settings.clone();
     // The folder comes last: a run that cannot start leaves the one before it where it is.
-    let trainer = launch(prepared, crew)?;
+    let mut trainer = launch(prepared, crew)?;
     if !crew.speaks() {
-        return follow(trainer, settings.run.steps, crew);
+        return follow(&mut trainer, settings.run.steps, crew);
     }
     let mut folder = RunFolder::create(&settings.run.out, &settings.to_toml()).map_err(Failure::input)?;
     if let Some(aside) = folder.moved_aside() {
         display::say(&format!("moved the earlier run to {}", aside.display()));
     }
-    let (timeline, outcome) = train(trainer, settings.run.steps, &mut folder);
+    let (timeline, outcome) = train(&mut trainer, settings.run.steps, &mut folder, crew);
+    let outcome = crew.settle(outcome);
     if let Some(timeline) = timeline {
         folder.write_timeline(&timeline.chrome_trace()).map_err(Failure::input)?;
     }
@@ -52,11 +53,11 @@ fn run_with(arguments: &RunArguments, crew: &mut Crew) -> Result<(), Failure> {
 }
 
 /// Takes all steps together with the process that speaks.
-fn follow(mut trainer: Trainer, steps: u64, crew: &mut Crew) -> Result<(), Failure> {
+fn follow(trainer: &mut Trainer, steps: u64, crew: &mut Crew) -> Result<(), Failure> {
     for _ in 0..steps {
         if let Err(error) = trainer.step() {
             crew.take_over(&error);
-            return Err(failure(&error));
+            return crew.settle(Err(failure(&error)));
         }
     }
     Ok(())
@@ -64,16 +65,20 @@ fn follow(mut trainer: Trainer, steps: u64, crew: &mut Crew) -> Result<(), Failu
 
 /// Takes all steps. The timeline is that of the last step that succeeded, whatever came after it.
 fn train(
-    mut trainer: Trainer,
+    trainer: &mut Trainer,
     steps: u64,
     folder: &mut RunFolder,
+    crew: &mut Crew,
 ) -> (Option<Timeline>, Result<(Metrics, Metrics), Failure>) {
     let mut display = Display::new(steps);
     let (mut timeline, mut first, mut last) = (None, None, None);
     for _ in 0..steps {
         let (metrics, report) = match trainer.step() {
             Ok(done) => done,
-            Err(error) => return (timeline, Err(failure(&error))),
+            Err(error) => {
+                crew.take_over(&error);
+                return (timeline, Err(failure(&error)));
+            }
         };
         timeline = Some(report.timeline);
         if let Err(error) = folder.write_metrics(&metrics) {

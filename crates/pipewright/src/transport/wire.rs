@@ -113,6 +113,7 @@ struct TensorHead {
 #[derive(Serialize, Deserialize)]
 enum CauseHead {
     LostPeer(Rank),
+    SilentPeer { peer: Rank, waited: Duration, report: String },
     Other { message: String, in_update: bool },
 }
 
@@ -193,6 +194,9 @@ fn message_head(message: Message) -> (Head, Vec<TensorData>) {
 fn failure_head(error: &StepError) -> Head {
     let cause = match &error.cause {
         Cause::LostPeer { peer } => CauseHead::LostPeer(*peer),
+        Cause::SilentPeer { peer, waited, report } => {
+            CauseHead::SilentPeer { peer: *peer, waited: *waited, report: report.clone() }
+        }
         cause => CauseHead::Other { message: cause.to_string(), in_update: error.in_update() },
     };
     let action = error.action.map(|action| action.to_string());
@@ -203,6 +207,7 @@ impl From<CauseHead> for Cause {
     fn from(head: CauseHead) -> Self {
         match head {
             CauseHead::LostPeer(peer) => Self::LostPeer { peer },
+            CauseHead::SilentPeer { peer, waited, report } => Self::SilentPeer { peer, waited, report },
             CauseHead::Other { message, in_update } => Self::Told { message, in_update },
         }
     }
@@ -320,7 +325,7 @@ mod tests {
     #[test]
     fn a_slice_is_sent_without_its_neighbours() {
         let whole = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::flex());
-        let middle = pack(whole.slice([1..2])).into_iter().map(Some).collect();
+        let middle = pack(whole.narrow(0, 1, 1)).into_iter().map(Some).collect();
         let Payload::Tensors(found) = payload(round(message(Payload::Tensors(middle)))) else {
             panic!("tensors were sent")
         };

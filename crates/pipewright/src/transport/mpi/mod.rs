@@ -74,6 +74,7 @@ fn join(deadline: Duration, errands: Sender<Errand>, orders: Receiver<Errand>, j
     let office = Office {
         beats: Beats::new(rank, ranks, deadline, Instant::now()),
         neighbours: Neighbours::new(),
+        ended: None,
         calls,
         errands: orders,
         post,

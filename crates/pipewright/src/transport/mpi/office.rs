@@ -76,6 +76,8 @@ pub(super) struct Office {
     pub(super) counter: Arc<Counter>,
     pub(super) beats: Beats,
     pub(super) neighbours: Neighbours,
+    /// A rank whose process had ended at the last look.
+    pub(super) ended: Option<Rank>,
     pub(super) deadline: Duration,
     pub(super) sending: Vec<Transfer>,
     pub(super) receiving: Vec<Transfer>,
@@ -220,7 +222,10 @@ impl Office {
         if self.post.abort().is_raised() {
             return;
         }
-        if let Some(peer) = self.neighbours.ended() {
+        // What it said before it ended is read first.
+        let ended = self.neighbours.ended();
+        let was_ended = std::mem::replace(&mut self.ended, ended);
+        if let Some(peer) = ended.filter(|_| ended == was_ended) {
             self.post.fail(self.error(Cause::LostPeer { peer }));
         } else if let Some(peer) = self.beats.silent(now) {
             let (waited, report) = (self.deadline, self.board.report());
