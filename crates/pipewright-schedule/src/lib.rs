@@ -36,6 +36,7 @@ pub mod generate;
 pub mod level;
 
 mod marks;
+mod side_by_side;
 mod transfer;
 mod turns;
 mod wiring;

@@ -25,31 +25,6 @@ impl RankSet {
         set
     }
 
-    /// How many ranks share a word.
-    pub(crate) const WORD: usize = 64;
-
-    /// How many words the set has.
-    pub(crate) fn words(&self) -> usize {
-        self.words.len()
-    }
-
-    /// The ranks of a word.
-    pub(crate) fn ranks_of(word: usize) -> impl Iterator<Item = Rank> {
-        (word * Self::WORD..(word + 1) * Self::WORD).map(|rank| Rank::new(rank as u32))
-    }
-
-    pub(crate) fn has(&self, rank: Rank) -> bool {
-        self.words[rank.index() / 64] & 1 << (rank.index() % 64) != 0
-    }
-
-    /// Takes the lowest rank of a word out.
-    pub(crate) fn take_from(&mut self, word: usize) -> Option<Rank> {
-        let bits = &mut self.words[word];
-        let lowest = (*bits != 0).then(|| bits.trailing_zeros());
-        *bits &= bits.wrapping_sub(1);
-        lowest.map(|bit| Rank::new((word * Self::WORD) as u32 + bit))
-    }
-
     pub(crate) fn insert(&mut self, rank: Rank) {
         self.words[rank.index() / 64] |= 1 << (rank.index() % 64);
     }

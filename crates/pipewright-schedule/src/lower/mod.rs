@@ -19,7 +19,6 @@ mod pass_list;
 mod passes;
 mod reduce_grad;
 mod send_recv;
-mod side_by_side;
 mod unshard;
 mod wait_send;
 

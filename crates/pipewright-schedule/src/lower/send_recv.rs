@@ -17,10 +17,10 @@
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::lower::passes::LowerError;
-use crate::lower::side_by_side::SideBySide;
 use crate::marks::Tensors;
 use crate::placement::Placement;
 use crate::schedule::{Program, Schedule};
+use crate::side_by_side::{Readers, Writers};
 use crate::transfer::Transfer;
 use crate::turns::RankSet;
 use crate::validate::Blocked;
@@ -64,17 +64,16 @@ pub(super) fn cells_in_step(
 struct Sweep<'a, Cell> {
     placement: &'a Placement,
     wiring: Wiring,
-    rows: &'a [Vec<Cell>],
+    /// The cell at which each rank stands.
+    cells: Readers<'a, Cell>,
     /// The ranks to visit in this sweep, and in the next.
     now: RankSet,
     then: RankSet,
-    /// How many cells each rank has done.
-    next: Vec<usize>,
     /// For each rank that is not to be visited and not at its end, the receive of the tensor it waits for.
     waits_for: Vec<Option<Action>>,
     /// The receives of all tensors that have been made, even where a tensor needs none to come where it is used.
     made: Tensors,
-    lowered: SideBySide,
+    lowered: Writers,
 }
 
 impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
@@ -82,52 +81,39 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
         Self {
             placement,
             wiring: Wiring::of(placement),
-            rows,
+            cells: Readers::over(rows),
             now: RankSet::all(rows.len()),
             then: RankSet::none(rows.len()),
-            next: vec![0; rows.len()],
             waits_for: vec![None; rows.len()],
             made: Tensors::sized(placement.stages(), microbatches),
             // With each forward and backward come at most a send and a receive.
-            lowered: SideBySide::with_capacities(rows.iter().map(|row| row.len() * 3)),
+            lowered: Writers::with_capacities(rows.iter().map(|row| row.len() * 3)),
         }
     }
 
     /// Sweeps until no rank can go on.
     fn run(mut self) -> Result<Vec<Vec<Action>>, LowerError> {
-        let mut ahead = [None; RankSet::WORD];
         while !self.now.is_empty() {
-            for word in 0..self.now.words() {
-                // Read together, the cells of many ranks come from memory in the time of one.
-                for (cell, rank) in ahead.iter_mut().zip(RankSet::ranks_of(word)) {
-                    *cell = if self.now.has(rank) { self.standing_at(rank) } else { None };
-                }
-                while let Some(rank) = self.now.take_from(word) {
-                    let read = ahead[rank.index() % RankSet::WORD];
-                    self.visit(rank, read);
-                }
+            let mut from = 0;
+            while let Some(rank) = self.now.take_next(&mut from) {
+                self.visit(rank);
             }
             std::mem::swap(&mut self.now, &mut self.then);
         }
         self.finish()
     }
 
-    /// The cell at which `rank` stands; `None` at its end.
-    fn standing_at(&self, rank: Rank) -> Option<Option<Action>> {
-        self.rows[rank.index()].get(self.next[rank.index()]).map(|&cell| cell.into())
-    }
-
     /// Lets `rank` do its next action in this sweep, if it can.
-    fn visit(&mut self, rank: Rank, read: Option<Option<Action>>) {
-        let Some(cell) = read.or_else(|| self.standing_at(rank)) else { return };
-        if let Some(action) = cell {
+    fn visit(&mut self, rank: Rank) {
+        let Some(cell) = self.cells.current(rank) else { return };
+        if let Some(action) = cell.into() {
             if let Some(missing) = self.missing_input(action) {
                 self.waits_for[rank.index()] = Some(missing);
                 return;
             }
             self.act(rank, action);
         }
-        self.next[rank.index()] += 1;
+        self.cells.step(rank);
         self.then.insert(rank);
     }
 
@@ -175,8 +161,8 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
             .map(Rank::new)
             .zip(&self.waits_for)
             .filter_map(|(rank, missing)| {
-                let position = self.next[rank.index()];
-                let action = self.standing_at(rank)??;
+                let position = self.cells.position(rank);
+                let action = self.cells.current(rank)?.into()?;
                 let waits_for = self.placement.owner(Transfer::other_end((*missing)?)?.stage())?;
                 Some(Blocked { rank, position, action, waits_for })
             })

@@ -18,6 +18,7 @@ use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
 use crate::level::Level;
 use crate::marks::Marks;
+use crate::side_by_side::Readers;
 use crate::transfer::Transfer;
 use crate::validate::check::Context;
 use crate::validate::violation::{Blocked, Report, ViolationKind};
@@ -27,7 +28,7 @@ use crate::wiring::Neighbour;
 pub(super) struct Run<'a> {
     context: &'a Context<'a>,
     /// The action at which each rank stands.
-    next: Vec<usize>,
+    rows: Readers<'a, Action>,
     /// For each blocked rank, the rank that it waits for.
     waits_for: Vec<Option<Rank>>,
     /// The ranks that can be tried.
@@ -45,7 +46,7 @@ impl<'a> Run<'a> {
         let ranks = context.program.ranks() as usize;
         let mut run = Self {
             context,
-            next: vec![0; ranks],
+            rows: Readers::over(context.program.rows()),
             waits_for: vec![None; ranks],
             ready: context.program.placement().all_ranks().rev().collect(),
             done: if plain { Marks::sized(0, 0) } else { Marks::for_program(context.program) },
@@ -67,7 +68,7 @@ impl<'a> Run<'a> {
 
     /// Runs `rank` until it is blocked or at its end.
     fn advance(&mut self, rank: Rank) {
-        while let Some(action) = self.standing_at(rank) {
+        while let Some(action) = self.rows.current(rank) {
             let blocker = match self.context.level {
                 Level::Compute => self.blocker_of_compute(rank, action),
                 Level::Comms | Level::Full => self.blocker_of_message(rank, action),
@@ -82,34 +83,27 @@ impl<'a> Run<'a> {
 
     /// As [`Run::advance`], where a message completes exactly when both its ends are reached.
     fn advance_plain(&mut self, rank: Rank) {
-        let (rows, wiring) = (self.context.program.rows(), &self.context.wiring);
-        let row = rows[rank.index()].as_slice();
-        let mut at = self.next[rank.index()];
-        while let Some(&action) = row.get(at) {
-            if let Some((peer, counterpart)) = wiring.peer(action).zip(Transfer::other_end(action)) {
-                let next = &mut self.next[peer.index()];
-                if rows[peer.index()].get(*next) != Some(&counterpart) {
+        while let Some(action) = self.rows.current(rank) {
+            if let Some((peer, counterpart)) =
+                self.context.wiring.peer(action).zip(Transfer::other_end(action))
+            {
+                if self.rows.current(peer) != Some(counterpart) {
                     self.waits_for[rank.index()] = Some(peer);
-                    break;
+                    return;
                 }
-                *next += 1;
+                self.rows.step(peer);
                 // Where it does not wait, it is still to be tried.
                 if self.waits_for[peer.index()].take().is_some() {
                     self.ready.push(peer);
                 }
             }
-            at += 1;
+            self.rows.step(rank);
         }
-        self.next[rank.index()] = at;
-    }
-
-    fn standing_at(&self, rank: Rank) -> Option<Action> {
-        self.context.program.row(rank).get(self.next[rank.index()]).copied()
     }
 
     /// Steps `rank` over `action`, and wakes the ranks that may have waited for it.
     fn complete(&mut self, rank: Rank, action: Action) {
-        self.next[rank.index()] += 1;
+        self.rows.step(rank);
         self.waits_for[rank.index()] = None;
         if self.context.level != Level::Compute && !action.is_communication() {
             // Nobody waits for computation itself where its results are sent.
@@ -159,7 +153,7 @@ impl<'a> Run<'a> {
             return None;
         }
         let is_wait = matches!(action, Action::WaitSendForward { .. } | Action::WaitSendBackward { .. });
-        if is_wait || self.standing_at(peer) != Some(counterpart) {
+        if is_wait || self.rows.current(peer) != Some(counterpart) {
             return Some(peer);
         }
         self.complete(peer, counterpart);
@@ -199,7 +193,7 @@ impl<'a> Run<'a> {
     /// for, until a rank comes again.
     pub(super) fn report_circles(&self, report: &mut Report) {
         // The walk in which a rank was first met; a walk that meets itself has found a circle.
-        let mut walks: Vec<Option<Rank>> = vec![None; self.next.len()];
+        let mut walks: Vec<Option<Rank>> = vec![None; self.waits_for.len()];
         for start in self.context.program.placement().all_ranks() {
             let mut rank = start;
             while let (Some(next), None) = (self.waits_for[rank.index()], walks[rank.index()]) {
@@ -215,13 +209,13 @@ impl<'a> Run<'a> {
     fn report_circle(&self, first: Rank, report: &mut Report) {
         let mut cycle = Vec::new();
         let mut rank = first;
-        while let (Some(waits_for), Some(action)) = (self.waits_for[rank.index()], self.standing_at(rank)) {
-            cycle.push(Blocked { rank, position: self.next[rank.index()], action, waits_for });
+        while let (Some(waits_for), Some(action)) = (self.waits_for[rank.index()], self.rows.current(rank)) {
+            cycle.push(Blocked { rank, position: self.rows.position(rank), action, waits_for });
             rank = waits_for;
             if rank == first {
                 break;
             }
         }
-        report.push(first, || (self.next[first.index()], ViolationKind::Deadlock { cycle }));
+        report.push(first, || (self.rows.position(first), ViolationKind::Deadlock { cycle }));
     }
 }
