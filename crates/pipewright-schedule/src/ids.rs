@@ -9,9 +9,11 @@
 //! assert_eq!(stage.to_string(), "3");
 //! ```
 
+use std::cmp::Ordering;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 /// Declares one index type over `u32`.
 macro_rules! index_type {
@@ -52,20 +54,94 @@ macro_rules! index_type {
     };
 }
 
-index_type! {
-    /// A stage's place in the model, from 0 at the input to `stages - 1` at the loss.
-    StageIndex
+/// A stage's place in the model, from 0 at the input to `stages - 1` at the loss; at most [`StageIndex::LARGEST`].
+///
+/// It takes three bytes, so that an [`crate::Action`] takes eight.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct StageIndex([u8; 3]);
+
+/// A number that is above [`StageIndex::LARGEST`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("stage {number} is beyond the largest, {}; number stages from 0 without gaps", StageIndex::LARGEST)]
+pub struct StageTooLarge {
+    /// The number.
+    pub number: u32,
 }
 
 impl StageIndex {
+    /// The largest stage: far beyond any cluster.
+    pub const LARGEST: u32 = (1 << 24) - 1;
+
+    /// Wraps a bare number.
+    ///
+    /// # Panics
+    /// When `value` is above [`StageIndex::LARGEST`]; for numbers from outside there is [`TryFrom`].
+    pub const fn new(value: u32) -> Self {
+        assert!(value <= Self::LARGEST, "a stage is at most `StageIndex::LARGEST`");
+        let [low, middle, high, _] = value.to_le_bytes();
+        Self([low, middle, high])
+    }
+
+    /// The number, to index a slice with.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.get() as usize
+    }
+
+    /// The number.
+    #[inline]
+    pub const fn get(self) -> u32 {
+        let [low, middle, high] = self.0;
+        u32::from_le_bytes([low, middle, high, 0])
+    }
+
     /// The stage before this one in the model, should there be one.
     pub(crate) fn before(self) -> Option<Self> {
-        self.0.checked_sub(1).map(Self)
+        self.get().checked_sub(1).map(Self::new)
     }
 
     /// The stage after this one in the model, should there be one.
     pub(crate) fn after(self) -> Option<Self> {
-        self.0.checked_add(1).map(Self)
+        Self::try_from(self.get() + 1).ok()
+    }
+}
+
+impl TryFrom<u32> for StageIndex {
+    type Error = StageTooLarge;
+
+    fn try_from(number: u32) -> Result<Self, StageTooLarge> {
+        if number <= Self::LARGEST { Ok(Self::new(number)) } else { Err(StageTooLarge { number }) }
+    }
+}
+
+impl From<StageIndex> for u32 {
+    fn from(stage: StageIndex) -> Self {
+        stage.get()
+    }
+}
+
+impl Ord for StageIndex {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.get().cmp(&other.get())
+    }
+}
+
+impl PartialOrd for StageIndex {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl fmt::Debug for StageIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StageIndex").field(&self.get()).finish()
+    }
+}
+
+impl fmt::Display for StageIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.get(), f)
     }
 }
 
@@ -82,4 +158,37 @@ index_type! {
 index_type! {
     /// A stage's place among the stages of its rank, from 0.
     Chunk
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_is_its_number() {
+        for number in [0, 1, 255, 256, 65_535, 65_536, StageIndex::LARGEST] {
+            let stage = StageIndex::new(number);
+            assert_eq!((stage.get(), stage.to_string()), (number, number.to_string()));
+            assert_eq!(serde_json::to_string(&stage).expect("a number"), number.to_string());
+            assert_eq!(serde_json::from_str::<StageIndex>(&number.to_string()).expect("a stage"), stage);
+        }
+        assert_eq!(format!("{:?}", StageIndex::new(256)), "StageIndex(256)");
+    }
+
+    #[test]
+    fn stages_are_ordered_as_numbers() {
+        let ascending = [0, 1, 255, 256, 65_535, 65_536, StageIndex::LARGEST].map(StageIndex::new);
+        assert!(ascending.is_sorted_by(|a, b| a < b));
+        assert_eq!(StageIndex::new(255).after(), Some(StageIndex::new(256)));
+        assert_eq!(StageIndex::new(StageIndex::LARGEST).after(), None);
+        assert_eq!(StageIndex::new(0).before(), None);
+    }
+
+    #[test]
+    fn larger_numbers_are_refused() {
+        let message = "stage 16777216 is beyond the largest, 16777215; number stages from 0 without gaps";
+        assert_eq!(StageIndex::try_from(1 << 24).expect_err("too large").to_string(), message);
+        let read = serde_json::from_str::<StageIndex>("16777216").expect_err("too large");
+        assert!(read.to_string().starts_with(message), "{read}");
+    }
 }

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, StageIndex};
-use crate::overlap::{MAX_OVERLAPPED, Overlap};
+use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE, Overlap};
 
 /// Why a text is not an action, and where in the text.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -33,8 +33,11 @@ pub enum ParseActionErrorKind {
     #[error("missing stage: an action begins with its stage's number, such as `0F0`")]
     MissingStage,
     /// A number that an index cannot hold.
-    #[error("number too large: at most {}", u32::MAX)]
-    NumberTooLarge,
+    #[error("number too large: at most {most}")]
+    NumberTooLarge {
+        /// The largest number that the index holds.
+        most: u32,
+    },
     /// The letters after the stage name no action.
     #[error("unknown action `{name}`{}", did_you_mean(.suggestion))]
     UnknownAction {
@@ -53,7 +56,10 @@ pub enum ParseActionErrorKind {
     #[error("unexpected text after the action; a cell holds exactly one")]
     TrailingText,
     /// A number of an overlap that an overlap cannot hold.
-    #[error("number too large in an overlap: at most {MAX_OVERLAPPED}")]
+    #[error(
+        "number too large in an overlap: stages are at most {MAX_OVERLAPPED_STAGE}, \
+         microbatches {MAX_OVERLAPPED_MICROBATCH}"
+    )]
     OverlapTooLarge,
     /// A punctuation mark of `(0F0;1B0)OVERLAP_F_B` is not where it belongs.
     #[error("expected `{expected}`: an overlap is written `(0F7;7B3)OVERLAP_F_B`")]
@@ -137,8 +143,7 @@ struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     /// `2F0` or `1UNSHARD`.
     fn single(&mut self) -> Result<Action, ParseActionError> {
-        let missing = ParseActionErrorKind::MissingStage;
-        let stage = StageIndex::new(self.number(missing)?);
+        let stage = self.stage()?;
         let name_at = self.at;
         let name = self.take_while(|byte| byte.is_ascii_alphabetic() || byte == b'_');
         let kind = ActionKind::ALL.into_iter().find(|kind| kind.name() == name);
@@ -154,7 +159,7 @@ impl<'a> Cursor<'a> {
             return Ok(action);
         }
         let missing = ParseActionErrorKind::MissingMicrobatch { name: kind.name() };
-        let microbatch = Microbatch::new(self.number(missing)?);
+        let microbatch = Microbatch::new(self.number(missing, u32::MAX)?);
         Ok(Action::of_microbatch(kind, stage, microbatch).expect("every other kind has a microbatch"))
     }
 
@@ -174,22 +179,27 @@ impl<'a> Cursor<'a> {
 
     /// One side of an overlap, which must be of the given kind.
     fn overlap_part(&mut self, kind: ActionKind) -> Result<(StageIndex, Microbatch), ParseActionError> {
-        let stage = StageIndex::new(self.number(ParseActionErrorKind::MissingStage)?);
+        let stage = self.stage()?;
         self.expect(kind.name())?;
         let missing = ParseActionErrorKind::MissingMicrobatch { name: kind.name() };
-        Ok((stage, Microbatch::new(self.number(missing)?)))
+        Ok((stage, Microbatch::new(self.number(missing, u32::MAX)?)))
     }
 
-    /// A run of digits; `missing` is the error where there is none.
-    fn number(&mut self, missing: ParseActionErrorKind) -> Result<u32, ParseActionError> {
+    /// The stage with which an action begins.
+    fn stage(&mut self) -> Result<StageIndex, ParseActionError> {
+        self.number(ParseActionErrorKind::MissingStage, StageIndex::LARGEST).map(StageIndex::new)
+    }
+
+    /// A run of digits that is at most `most`; `missing` is the error where there is none.
+    fn number(&mut self, missing: ParseActionErrorKind, most: u32) -> Result<u32, ParseActionError> {
         let start = self.at;
         let digits = self.take_while(|byte| byte.is_ascii_digit());
         if digits.is_empty() {
             return Err(self.error(missing));
         }
-        digits.parse().map_err(|_too_large| {
+        digits.parse().ok().filter(|&number| number <= most).ok_or_else(|| {
             self.at = start;
-            self.error(ParseActionErrorKind::NumberTooLarge)
+            self.error(ParseActionErrorKind::NumberTooLarge { most })
         })
     }
 
@@ -256,7 +266,7 @@ mod tests {
                 _ => check(&format!("12{kind}345")),
             }
         }
-        check("4294967295F4294967295");
+        check("16777215F4294967295");
     }
 
     #[test]
@@ -281,7 +291,8 @@ mod tests {
 
     #[test]
     fn errors_bound_numbers() {
-        check_error("4294967296F0", 1, "number too large: at most 4294967295");
+        check_error("16777216F0", 1, "number too large: at most 16777215");
+        check_error("99999999999999999999F0", 1, "number too large: at most 16777215");
         check_error("0B99999999999999999999", 3, "number too large: at most 4294967295");
     }
 
@@ -298,20 +309,28 @@ mod tests {
     fn errors_point_into_an_overlap() {
         check_error("(0B7;7B3)OVERLAP_F_B", 3, "expected `F`: an overlap is written `(0F7;7B3)OVERLAP_F_B`");
         check_error("(0F7,7B3)OVERLAP_F_B", 5, "expected `;`: an overlap is written `(0F7;7B3)OVERLAP_F_B`");
-        check_error("(0F4194304;7B3)OVERLAP_F_B", 1, "number too large in an overlap: at most 4194303");
+        let too_large = "number too large in an overlap: stages are at most 4095, microbatches 65535";
+        check_error("(0F65536;7B3)OVERLAP_F_B", 1, too_large);
+        check_error("(0F6;4096B3)OVERLAP_F_B", 1, too_large);
         check_error("(0F7;7B3)", 9, "expected `)OVERLAP_F_B`: an overlap is written `(0F7;7B3)OVERLAP_F_B`");
     }
 
     proptest! {
         #[test]
-        fn any_action_round_trips(kind in 0..15usize, stage: u32, microbatch: u32, other: u32) {
+        fn any_action_round_trips(
+            kind in 0..15usize,
+            stage in 0..=StageIndex::LARGEST,
+            microbatch: u32,
+            other in 0..=MAX_OVERLAPPED_STAGE,
+        ) {
             let (stage, microbatch) = (StageIndex::new(stage), Microbatch::new(microbatch));
             let kind = ActionKind::ALL[kind];
             let action = Action::of_stage(kind, stage)
                 .or_else(|| Action::of_microbatch(kind, stage, microbatch))
                 .unwrap_or_else(|| {
-                    let [a, b, c] = [stage.get(), microbatch.get(), other].map(|number| number & MAX_OVERLAPPED);
-                    let overlap = Overlap::new((a.into(), b.into()), (c.into(), a.into()));
+                    let stages = [stage.get() & MAX_OVERLAPPED_STAGE, other].map(StageIndex::new);
+                    let microbatch = Microbatch::new(microbatch.get() & MAX_OVERLAPPED_MICROBATCH);
+                    let overlap = Overlap::new((stages[0], microbatch), (stages[1], Microbatch::new(other)));
                     Action::Overlap(overlap.expect("in range"))
                 });
             prop_assert_eq!(action.to_string().parse::<Action>(), Ok(action));

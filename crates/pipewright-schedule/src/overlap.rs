@@ -2,47 +2,63 @@
 //! names a single stage.
 //!
 //! An overlap names two stages and two microbatches. As four numbers they would make each of a large program's
-//! hundred million actions two thirds larger, for the sake of the few that overlap. So each has 22 bits.
+//! hundred million actions twice as large, for the sake of the few that overlap. So a stage has 12 bits and a
+//! microbatch 16, more than any pipeline that overlaps has ranks or microbatches.
 
 use std::fmt;
 
 use crate::ids::{Microbatch, StageIndex};
 
-/// The largest stage and microbatch of an overlap.
-pub const MAX_OVERLAPPED: u32 = (1 << 22) - 1;
+/// The largest stage of an overlap.
+pub const MAX_OVERLAPPED_STAGE: u32 = (1 << STAGE_BITS) - 1;
+
+/// The largest microbatch of an overlap.
+pub const MAX_OVERLAPPED_MICROBATCH: u32 = (1 << MICROBATCH_BITS) - 1;
+
+const STAGE_BITS: u32 = 12;
+const MICROBATCH_BITS: u32 = 16;
+const PART_BITS: u32 = STAGE_BITS + MICROBATCH_BITS;
 
 /// The stage and microbatch that run forward, and those that run backward: `(0F7;7B3)OVERLAP_F_B`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Overlap([u8; 11]);
+pub struct Overlap([u8; 7]);
 
 impl Overlap {
-    /// Joins a forward and a backward; `None` where a number is above [`MAX_OVERLAPPED`].
+    /// Joins a forward and a backward; `None` where a stage is above [`MAX_OVERLAPPED_STAGE`] or a microbatch above
+    /// [`MAX_OVERLAPPED_MICROBATCH`].
     pub fn new(forward: (StageIndex, Microbatch), backward: (StageIndex, Microbatch)) -> Option<Self> {
-        let numbers = [forward.0.get(), forward.1.get(), backward.0.get(), backward.1.get()];
-        if numbers.iter().any(|&number| number > MAX_OVERLAPPED) {
-            return None;
+        let mut bits = 0;
+        for (stage, microbatch) in [forward, backward] {
+            if stage.get() > MAX_OVERLAPPED_STAGE || microbatch.get() > MAX_OVERLAPPED_MICROBATCH {
+                return None;
+            }
+            bits =
+                bits << PART_BITS | u64::from(stage.get()) << MICROBATCH_BITS | u64::from(microbatch.get());
         }
-        let bits = numbers.iter().fold(0, |bits, &number| bits << 22 | u128::from(number));
-        let mut bytes = [0; 11];
-        bytes.copy_from_slice(&bits.to_be_bytes()[5..]);
+        let [_, bytes @ ..] = bits.to_be_bytes();
         Some(Self(bytes))
     }
 
     /// The stage and microbatch that run forward.
     pub fn forward(self) -> (StageIndex, Microbatch) {
-        (StageIndex::new(self.number(3)), Microbatch::new(self.number(2)))
+        part(self.bits() >> PART_BITS)
     }
 
     /// The stage and microbatch that run backward.
     pub fn backward(self) -> (StageIndex, Microbatch) {
-        (StageIndex::new(self.number(1)), Microbatch::new(self.number(0)))
+        part(self.bits())
     }
 
-    /// The number that `behind` others follow.
-    fn number(self, behind: u32) -> u32 {
-        let bits = self.0.iter().fold(0, |bits, &byte| bits << 8 | u128::from(byte));
-        (bits >> (22 * behind)) as u32 & MAX_OVERLAPPED
+    fn bits(self) -> u64 {
+        self.0.iter().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
     }
+}
+
+/// The stage and the microbatch in the lowest bits.
+fn part(bits: u64) -> (StageIndex, Microbatch) {
+    let bits = bits as u32;
+    let stage = StageIndex::new(bits >> MICROBATCH_BITS & MAX_OVERLAPPED_STAGE);
+    (stage, Microbatch::new(bits & MAX_OVERLAPPED_MICROBATCH))
 }
 
 impl fmt::Debug for Overlap {
@@ -57,13 +73,17 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const LARGEST: [u32; 4] =
+        [MAX_OVERLAPPED_STAGE, MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE, MAX_OVERLAPPED_MICROBATCH];
+
     fn joined([a, b, c, d]: [u32; 4]) -> Option<Overlap> {
-        Overlap::new((a.into(), b.into()), (c.into(), d.into()))
+        Overlap::new((StageIndex::new(a), b.into()), (StageIndex::new(c), d.into()))
     }
 
     proptest! {
         #[test]
-        fn numbers_come_back(numbers in prop::array::uniform4(0..=MAX_OVERLAPPED)) {
+        fn numbers_come_back(any: [u32; 4]) {
+            let numbers = [0, 1, 2, 3].map(|place| any[place] & LARGEST[place]);
             let overlap = joined(numbers).expect("in range");
             let ((a, b), (c, d)) = (overlap.forward(), overlap.backward());
             prop_assert_eq!([a.get(), b.get(), c.get(), d.get()], numbers);
@@ -77,10 +97,10 @@ mod tests {
 
     #[test]
     fn numbers_have_a_limit() {
-        assert!(joined([MAX_OVERLAPPED; 4]).is_some());
+        assert!(joined(LARGEST).is_some());
         for place in 0..4 {
             let mut numbers = [0; 4];
-            numbers[place] = MAX_OVERLAPPED + 1;
+            numbers[place] = LARGEST[place] + 1;
             assert_eq!(joined(numbers), None);
         }
     }

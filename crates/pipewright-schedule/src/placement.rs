@@ -14,8 +14,8 @@ use thiserror::Error;
 
 use crate::ids::{Chunk, Rank, StageIndex};
 
-/// The largest number of stages that a placement holds: far beyond any cluster, small enough to allocate.
-pub const MAX_STAGES: u64 = 1 << 24;
+/// The largest number of stages that a placement holds: as many as there are indices.
+pub const MAX_STAGES: u64 = StageIndex::LARGEST as u64 + 1;
 
 /// A map from stages to ranks in which every rank owns at least one stage.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -325,8 +325,8 @@ mod tests {
         );
         check(&["0F0", "2F0"], Err("stage 1 is missing, though stage 2 exists; every stage needs a rank"));
         check(
-            &["4294967295F0"],
-            Err("stage 0 is missing, though stage 4294967295 exists; every stage needs a rank"),
+            &["16777215F0"],
+            Err("stage 0 is missing, though stage 16777215 exists; every stage needs a rank"),
         );
         check(
             &["0F0", "", "1F0"],

@@ -239,8 +239,10 @@ fn bad_files_are_located() {
     refuse(&folder, &["validate", "s.csv"], 2, "error: s.csv:2:9: ");
     refuse(&folder, &["lower", "s.csv", "--pass", "merge-bw"], 2, "error: s.csv:2:9: ");
     refuse(&folder, &["simulate", "--csv", "s.csv"], 2, "error: s.csv:2:9: ");
-    write(&folder, "huge.csv", "0F4294967295,4294967295F0\n");
+    write(&folder, "huge.csv", "0F4294967295,0F0\n");
     refuse(&folder, &["validate", "huge.csv"], 3, "error: huge.csv: ");
+    write(&folder, "far.csv", "0F0,16777216F0\n");
+    refuse(&folder, &["validate", "far.csv"], 2, "error: far.csv:1:5: number too large: at most 16777215");
     write(&folder, "latin.csv", b"0F0,\xe9\n");
     refuse(&folder, &["validate", "latin.csv"], 2, "error: latin.csv: cannot read the schedule: ");
     refuse(&folder, &["validate", "."], 2, "error: .: cannot read the schedule: ");

@@ -27,7 +27,7 @@ use crate::generate::error::GenerateError;
 use crate::generate::lane::Lane;
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::Rank;
-use crate::overlap::MAX_OVERLAPPED;
+use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
 
@@ -43,7 +43,7 @@ pub(super) const GENERATOR: Generator = Generator {
 fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let placement = spec.one_v(NAME)?;
     spec.check_fills(NAME, &placement)?;
-    if placement.stages().max(spec.microbatches) > MAX_OVERLAPPED {
+    if placement.stages() - 1 > MAX_OVERLAPPED_STAGE || spec.microbatches - 1 > MAX_OVERLAPPED_MICROBATCH {
         return Err(GenerateError::TooManyToOverlap { schedule: NAME });
     }
     let rows = placement.all_ranks().map(|rank| row(&placement, rank, spec.microbatches)).collect();

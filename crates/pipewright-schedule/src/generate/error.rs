@@ -7,7 +7,7 @@ use crate::generate::catalogue::catalogue;
 use crate::generate::settings::Setting;
 use crate::generate::spec::MAX_COMPUTE_ACTIONS;
 use crate::ids::StageIndex;
-use crate::overlap::MAX_OVERLAPPED;
+use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE};
 use crate::placement::PlacementError;
 
 /// Why a schedule cannot be generated.
@@ -35,7 +35,11 @@ pub enum GenerateError {
         microbatches: u32,
     },
     /// An overlap cannot name so many stages or microbatches.
-    #[error("`{schedule}` runs at most {MAX_OVERLAPPED} stages and microbatches; use fewer")]
+    #[error(
+        "`{schedule}` runs at most {} stages and {} microbatches; use fewer",
+        MAX_OVERLAPPED_STAGE + 1,
+        MAX_OVERLAPPED_MICROBATCH + 1
+    )]
     TooManyToOverlap {
         /// The schedule.
         schedule: &'static str,

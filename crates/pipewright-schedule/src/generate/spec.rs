@@ -204,6 +204,15 @@ mod tests {
     }
 
     #[test]
+    fn more_than_an_overlap_can_name_is_refused() {
+        let message = "`dualpipev` runs at most 4096 stages and 65536 microbatches; use fewer";
+        check("dualpipev", 2, None, 65_537, message);
+        check("dualpipev", 2049, None, 4_098, message);
+        let spec = ScheduleSpec { ranks: 1, microbatches: 65_536, ..ScheduleSpec::default() };
+        assert!(generate("dualpipev", &spec).is_ok());
+    }
+
+    #[test]
     fn uneven_rounds_are_refused() {
         let message = "`interleaved1f1b` runs 9 microbatches in 2 rounds of equal size, which 2 does not divide; \
                        use a multiple of 2";

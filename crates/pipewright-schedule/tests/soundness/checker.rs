@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use pipewright_schedule::{Action, Level, Microbatch, Program, Rank};
+use pipewright_schedule::{Action, Level, Microbatch, Program, Rank, StageIndex};
 
 /// What may lie on a rank: a tensor of a stage and a microbatch, or a state of a stage as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,7 +75,7 @@ impl World<'_> {
     }
 
     fn owner(&self, stage: u32) -> Option<usize> {
-        self.program.placement().owner(stage.into()).map(Rank::index)
+        self.program.placement().owner(StageIndex::new(stage)).map(Rank::index)
     }
 
     fn place(&mut self, stage: u32, thing: Thing) {
@@ -90,12 +90,12 @@ impl World<'_> {
         let (tensor, receive, arriving, peer_stage) = match send {
             Action::SendForward { microbatch: same, .. } => {
                 let to = stage + 1;
-                let receive = Action::RecvForward { stage: to.into(), microbatch: same };
+                let receive = Action::RecvForward { stage: StageIndex::new(to), microbatch: same };
                 (Thing::Output(stage, microbatch), receive, Thing::Input(to, microbatch), to)
             }
             Action::SendBackward { microbatch: same, .. } => {
                 let to = stage.checked_sub(1).ok_or("a gradient leaves the first stage")?;
-                let receive = Action::RecvBackward { stage: to.into(), microbatch: same };
+                let receive = Action::RecvBackward { stage: StageIndex::new(to), microbatch: same };
                 (Thing::InputGradient(stage, microbatch), receive, Thing::OutputGradient(to, microbatch), to)
             }
             _ => return Err(format!("{send} is no send")),
