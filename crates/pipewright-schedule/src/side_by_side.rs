@@ -10,7 +10,7 @@ use crate::ids::Rank;
 
 /// The length of a piece: long enough to make a move rare, short enough that the pieces of a thousand ranks stay in
 /// cache.
-const PIECE: usize = 32;
+const PIECE: usize = 64;
 
 /// Rows that are read side by side, each from its start to its end. A cell is an action, or may be a bubble.
 pub(crate) struct Readers<'a, Cell> {
@@ -42,10 +42,10 @@ impl<'a, Cell: Copy> Readers<'a, Cell> {
         piece.cells.get(piece.at).copied()
     }
 
-    /// Where in its row the reader of `rank` stands.
-    pub(crate) fn position(&self, rank: Rank) -> usize {
+    /// The cells that the reader of `rank` has moved past.
+    pub(crate) fn passed(&self, rank: Rank) -> &'a [Cell] {
         let piece = &self.pieces[rank.index()];
-        piece.start + piece.at
+        &self.rows[rank.index()][..piece.start + piece.at]
     }
 
     /// Moves the reader of `rank` past the cell at which it stands.
@@ -123,11 +123,13 @@ mod tests {
         let mut readers = Readers::over(&rows);
         for at in 0..length {
             let rank = Rank::new(at % 2);
-            assert_eq!((readers.current(rank), readers.position(rank)), (Some(forward(at)), at as usize / 2));
+            assert_eq!(readers.current(rank), Some(forward(at)));
+            assert_eq!(readers.passed(rank), &rows[rank.index()][..at as usize / 2]);
             readers.step(rank);
         }
-        let ends = [Rank::new(0), Rank::new(1)].map(|rank| (readers.current(rank), readers.position(rank)));
-        assert_eq!(ends, [(None, rows[0].len()), (None, rows[1].len())]);
+        for (rank, row) in (0..).map(Rank::new).zip(&rows) {
+            assert_eq!((readers.current(rank), readers.passed(rank)), (None, row.as_slice()));
+        }
     }
 
     #[test]

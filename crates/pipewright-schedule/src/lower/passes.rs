@@ -5,9 +5,11 @@ use std::num::NonZeroU32;
 use thiserror::Error;
 
 use crate::level::Level;
+use crate::lower::drop_bubbles::Computation;
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
+use crate::lower::send_recv::send_recv_over;
 use crate::lower::unshard::{UnshardConfig, unshard};
-use crate::lower::{defer_recv, drop_bubbles, merge_bw, send_recv, wait_send};
+use crate::lower::{defer_recv, drop_bubbles, merge_bw, wait_send};
 use crate::schedule::{Program, Schedule, ScheduleError};
 use crate::validate::{Blocked, Violations, check};
 
@@ -82,20 +84,26 @@ pub enum LowerError {
 /// When the schedule is unsound. Release builds notice only what keeps a pass from going on; validate the
 /// outcome.
 pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, LowerError> {
-    let mut program = sound("drop bubbles", drop_bubbles(schedule), Level::Compute)?;
+    if cfg!(debug_assertions) {
+        sound("drop bubbles", drop_bubbles(schedule), Level::Compute)?;
+    }
+    let mut computation = Computation::Scheduled(schedule);
     if config.merge_bw {
-        program = sound("merge-bw", merge_bw(program), Level::Compute)?;
+        let merged = merge_bw(computation.into_program());
+        computation = Computation::Changed(sound("merge-bw", merged, Level::Compute)?);
     }
     if let Some(config) = config.unshard {
-        program = sound("unshard", unshard(program, config), Level::Compute)?;
+        let gathered = unshard(computation.into_program(), config);
+        computation = Computation::Changed(sound("unshard", gathered, Level::Compute)?);
     }
     if let Some(wait) = config.reduce_grad {
-        program = sound("reduce-grad", reduce_grad(program, wait), Level::Compute)?;
+        let reduced = reduce_grad(computation.into_program(), wait);
+        computation = Computation::Changed(sound("reduce-grad", reduced, Level::Compute)?);
     }
-    let Some(messages) = config.communicate else { return Ok(program) };
+    let Some(messages) = config.communicate else { return Ok(computation.into_program()) };
     let is_full = config.reduce_grad.is_some() && config.unshard.is_some();
     let level = if is_full { Level::Full } else { Level::Comms };
-    program = sound("send-recv", send_recv(program)?, level)?;
+    let mut program = sound("send-recv", send_recv_over(computation)?, level)?;
     let Messages::Waited { defer_recv: defer, budget } = messages else { return Ok(program) };
     program = sound("wait-send", wait_send(program, budget), level)?;
     if defer {

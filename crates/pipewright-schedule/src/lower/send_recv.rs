@@ -16,6 +16,7 @@
 
 use crate::action::Action;
 use crate::ids::Rank;
+use crate::lower::drop_bubbles::Computation;
 use crate::lower::passes::LowerError;
 use crate::marks::Tensors;
 use crate::placement::Placement;
@@ -34,8 +35,17 @@ pub fn send_recv(program: Program) -> Result<Program, LowerError> {
     if program.rows().iter().flatten().any(|action| action.is_communication()) {
         return Err(LowerError::AlreadyCommunicates);
     }
-    let rows = Sweep::over(program.placement(), program.microbatches(), program.rows()).run()?;
-    Ok(Program::lowered(program.placement().clone(), program.microbatches(), rows))
+    sweep(program.placement(), program.microbatches(), program.rows(), Bubbles::Dropped)
+}
+
+/// As [`send_recv`], for what a schedule computes and no pass may have changed. It does not communicate.
+pub(super) fn send_recv_over(computation: Computation<'_>) -> Result<Program, LowerError> {
+    match computation {
+        Computation::Scheduled(schedule) => {
+            sweep(schedule.placement(), schedule.microbatches(), schedule.rows(), Bubbles::Dropped)
+        }
+        Computation::Changed(program) => send_recv(program),
+    }
 }
 
 /// As [`send_recv`], for a schedule with its bubbles: a bubble keeps its rank from acting for one sweep, so
@@ -56,7 +66,25 @@ pub(super) fn cells_in_step(
     if rows.iter().flatten().flatten().any(|action| action.is_communication()) {
         return Err(LowerError::AlreadyCommunicates);
     }
-    let rows = Sweep::over(placement, microbatches, rows).run()?;
+    sweep(placement, microbatches, rows, Bubbles::TakeTurns)
+}
+
+/// What becomes of the bubbles of a schedule. A program has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bubbles {
+    /// They are passed over.
+    Dropped,
+    /// Each keeps its rank from acting for one sweep, and is then dropped.
+    TakeTurns,
+}
+
+fn sweep<Cell: Copy + Into<Option<Action>>>(
+    placement: &Placement,
+    microbatches: u32,
+    rows: &[Vec<Cell>],
+    bubbles: Bubbles,
+) -> Result<Program, LowerError> {
+    let rows = Sweep::over(placement, microbatches, rows, bubbles).run()?;
     Ok(Program::lowered(placement.clone(), microbatches, rows))
 }
 
@@ -64,6 +92,7 @@ pub(super) fn cells_in_step(
 struct Sweep<'a, Cell> {
     placement: &'a Placement,
     wiring: Wiring,
+    bubbles: Bubbles,
     /// The cell at which each rank stands.
     cells: Readers<'a, Cell>,
     /// The ranks to visit in this sweep, and in the next.
@@ -77,17 +106,18 @@ struct Sweep<'a, Cell> {
 }
 
 impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
-    fn over(placement: &'a Placement, microbatches: u32, rows: &'a [Vec<Cell>]) -> Self {
+    fn over(placement: &'a Placement, microbatches: u32, rows: &'a [Vec<Cell>], bubbles: Bubbles) -> Self {
         Self {
             placement,
             wiring: Wiring::of(placement),
+            bubbles,
             cells: Readers::over(rows),
             now: RankSet::all(rows.len()),
             then: RankSet::none(rows.len()),
             waits_for: vec![None; rows.len()],
             made: Tensors::sized(placement.stages(), microbatches),
             // With each forward and backward come at most a send and a receive.
-            lowered: Writers::with_capacities(rows.iter().map(|row| row.len() * 3)),
+            lowered: Writers::with_capacities(rows.iter().map(|row| actions(row) * 3)),
         }
     }
 
@@ -103,10 +133,21 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
         self.finish()
     }
 
+    /// The cell at which `rank` stands, behind bubbles that are dropped; `None` at its end.
+    #[inline]
+    fn standing_at(&mut self, rank: Rank) -> Option<Option<Action>> {
+        let mut cell = self.cells.current(rank)?.into();
+        while cell.is_none() && self.bubbles == Bubbles::Dropped {
+            self.cells.step(rank);
+            cell = self.cells.current(rank)?.into();
+        }
+        Some(cell)
+    }
+
     /// Lets `rank` do its next action in this sweep, if it can.
     fn visit(&mut self, rank: Rank) {
-        let Some(cell) = self.cells.current(rank) else { return };
-        if let Some(action) = cell.into() {
+        let Some(cell) = self.standing_at(rank) else { return };
+        if let Some(action) = cell {
             if let Some(missing) = self.missing_input(action) {
                 self.waits_for[rank.index()] = Some(missing);
                 return;
@@ -161,7 +202,10 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
             .map(Rank::new)
             .zip(&self.waits_for)
             .filter_map(|(rank, missing)| {
-                let position = self.cells.position(rank);
+                let position = match self.bubbles {
+                    Bubbles::Dropped => actions(self.cells.passed(rank)),
+                    Bubbles::TakeTurns => self.cells.passed(rank).len(),
+                };
                 let action = self.cells.current(rank)?.into()?;
                 let waits_for = self.placement.owner(Transfer::other_end((*missing)?)?.stage())?;
                 Some(Blocked { rank, position, action, waits_for })
@@ -169,6 +213,11 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
             .collect();
         if blocked.is_empty() { Ok(self.lowered.into_rows()) } else { Err(LowerError::Stuck { blocked }) }
     }
+}
+
+/// How many of `cells` are no bubbles.
+fn actions<Cell: Copy + Into<Option<Action>>>(cells: &[Cell]) -> usize {
+    cells.iter().filter(|&&cell| cell.into().is_some()).count()
 }
 
 /// The send and the receive of what a compute action leaves for a neighbouring stage.
@@ -187,7 +236,8 @@ fn sent_after(part: Action) -> Option<(Action, Action)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::csv::{parse_program, print_program};
+    use crate::csv::{parse_program, parse_schedule, print_program};
+    use crate::lower::drop_bubbles;
 
     fn check(rows: &str, expected: Result<&str, &str>) {
         let program = parse_program(rows).unwrap_or_else(|error| panic!("{error}"));
@@ -222,6 +272,21 @@ mod tests {
             Err("no rank can go on: rank 0 at position 1 (0B0) waits for rank 1, \
                  rank 1 at position 1 (1F1) waits for rank 0; correct the order of the schedule"),
         );
+    }
+
+    /// A schedule as it is lowers as it does without its bubbles.
+    fn check_bubbles(rows: &str) {
+        let schedule = parse_schedule(rows).unwrap_or_else(|error| panic!("{error}"));
+        let found = send_recv_over(Computation::Scheduled(&schedule));
+        assert_eq!(found, send_recv(drop_bubbles(&schedule)), "{rows}");
+    }
+
+    #[test]
+    fn bubbles_are_passed_over() {
+        check_bubbles("0F0,,,0B0,\n,1F0,1B0\n");
+        check_bubbles(",,0F0,0F1,,,0B0,,,\n1F0,1B0,,1F1\n");
+        // Rank 0 is stuck behind a bubble, rank 1 before one.
+        check_bubbles("0F0,,0B0,0F1\n1F0,1F1,,1B0\n");
     }
 
     #[test]

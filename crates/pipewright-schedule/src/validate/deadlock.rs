@@ -210,12 +210,12 @@ impl<'a> Run<'a> {
         let mut cycle = Vec::new();
         let mut rank = first;
         while let (Some(waits_for), Some(action)) = (self.waits_for[rank.index()], self.rows.current(rank)) {
-            cycle.push(Blocked { rank, position: self.rows.position(rank), action, waits_for });
+            cycle.push(Blocked { rank, position: self.rows.passed(rank).len(), action, waits_for });
             rank = waits_for;
             if rank == first {
                 break;
             }
         }
-        report.push(first, || (self.rows.position(first), ViolationKind::Deadlock { cycle }));
+        report.push(first, || (self.rows.passed(first).len(), ViolationKind::Deadlock { cycle }));
     }
 }
