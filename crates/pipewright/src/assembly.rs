@@ -9,13 +9,15 @@ use pipewright_schedule::{
 };
 
 use crate::batch::Batch;
-use crate::executor::{Executor, StepInput};
+use crate::executor::{Executor, Link, StepInput};
 use crate::failure::{Abort, Cause, StepError};
 use crate::memory::RankMemory;
+use crate::mesh::{Mesh, Seat};
 use crate::pipeline::{PipelineConfig, PipelineError};
 use crate::progress::Board;
 use crate::stage::Stage;
 use crate::transport::{Endpoint, World};
+use crate::value::Values;
 
 /// What a step is for.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +51,7 @@ pub(crate) fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgra
 #[derive(Clone)]
 pub(crate) struct Assembly {
     pub(crate) program: Arc<ValidatedProgram>,
+    pub(crate) mesh: Mesh,
     /// The forward part of the program, once an evaluation has asked for it.
     pub(crate) evaluation: Option<Arc<ValidatedProgram>>,
     pub(crate) config: PipelineConfig,
@@ -68,8 +71,10 @@ impl Assembly {
             return Err(PipelineError::NotLowered { level: program.level() });
         }
         let ranks = endpoints.first().map_or(0, Endpoint::ranks);
-        if ranks != program.ranks() {
-            return Err(PipelineError::WorldSize { world: ranks, program: program.ranks() });
+        let mesh = Mesh { pipeline: program.ranks(), data: config.data_parallel };
+        if mesh.ranks() != Some(ranks) || ranks == 0 {
+            let Mesh { pipeline, data } = mesh;
+            return Err(PipelineError::WorldSize { world: ranks, program: pipeline, replicas: data });
         }
         if config.optimizer.is_none() && !program.is_forward_only() {
             return Err(PipelineError::NoOptimizer);
@@ -78,7 +83,7 @@ impl Assembly {
         let program = Arc::new(program);
         board.run(&program);
         let evaluation = program.is_forward_only().then(|| program.clone());
-        Ok((Self { program, evaluation, config: config.clone(), board, abort }, endpoints))
+        Ok((Self { program, mesh, evaluation, config: config.clone(), board, abort }, endpoints))
     }
 
     /// Makes a rank's stages and its executor; call it on the rank's own thread.
@@ -88,8 +93,10 @@ impl Assembly {
         memory: RankMemory,
         make: &dyn Fn(StageIndex) -> Result<Stage, E>,
     ) -> Result<Executor, StepError> {
-        let rank = endpoint.rank();
-        let failure = |message| StepError { rank, step: 0, action: None, cause: Cause::Build { message } };
+        let world_rank = endpoint.rank();
+        let rank = self.mesh.seat(world_rank).rank;
+        let failure =
+            |message| StepError { rank: world_rank, step: 0, action: None, cause: Cause::Build { message } };
         let placement = self.program.placement();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
@@ -99,14 +106,19 @@ impl Assembly {
             if must_have_loss && !made.runner.has_loss() {
                 return Err(failure(PipelineError::NoLoss { stage }.to_string()));
             }
-            self.board.moved(rank, 0);
+            self.board.moved(world_rank, 0);
             stages.push((stage, made));
         }
-        Ok(Executor::new(self, endpoint, stages, memory))
+        Ok(Executor::new(self, Link::new(endpoint, self.mesh), stages, memory))
     }
 
-    /// What each of `ranks` begins the step with, in their order: the first stage's rank gets the inputs, the last one's
-    /// the targets.
+    /// Microbatches of a step, over all replicas.
+    pub(crate) fn microbatches(&self) -> u32 {
+        self.program.microbatches() * self.mesh.data
+    }
+
+    /// What each of `ranks` begins the step with, in their order: each replica gets its share of the microbatches, in it the
+    /// first stage's rank the inputs, the last one's the targets.
     pub(crate) fn step_inputs(
         &self,
         ranks: impl Iterator<Item = Rank>,
@@ -120,10 +132,9 @@ impl Assembly {
             (StepKind::Evaluate, evaluation) => (evaluation.as_ref().unwrap_or(&self.program), 0.0, false),
         };
         self.board.run(program);
-        let shares: Arc<[f64]> = batch.shares().into();
-        let Batch { inputs, targets, sides } = batch;
-        let sides = Arc::new(sides);
-        let expected = self.program.microbatches();
+        let shares = batch.shares();
+        let Batch { mut inputs, mut targets, sides } = batch;
+        let expected = self.microbatches();
         let optional = program.is_forward_only() && targets.is_empty();
         for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {
             if found != expected as usize && !(what == "targets" && optional) {
@@ -133,18 +144,28 @@ impl Assembly {
         let placement = self.program.placement();
         let first = placement.rank_of(placement.first_stage());
         let last = placement.rank_of(placement.last_stage());
-        let (mut inputs, mut targets) = (Some(inputs), Some(targets));
-        let of_rank = |rank| StepInput {
-            step,
-            inputs: inputs.take_if(|_| rank == first).unwrap_or_default(),
-            targets: targets.take_if(|_| rank == last).unwrap_or_default(),
-            sides: sides.clone(),
-            shares: shares.clone(),
-            learning_rate,
-            update,
-            program: program.clone(),
-            origin,
+        let share = self.program.microbatches() as usize;
+        let of_rank = |world_rank| {
+            let Seat { replica, rank } = self.mesh.seat(world_rank);
+            let range = replica as usize * share..(replica as usize + 1) * share;
+            let part =
+                |batch: &mut Vec<Values>| batch.get_mut(range.clone()).map(take_all).unwrap_or_default();
+            StepInput {
+                step,
+                inputs: if rank == first { part(&mut inputs) } else { Vec::new() },
+                targets: if rank == last { part(&mut targets) } else { Vec::new() },
+                sides: Arc::new(sides.part(range.clone())),
+                shares: shares[range].into(),
+                learning_rate,
+                update,
+                program: program.clone(),
+                origin,
+            }
         };
         Ok(ranks.map(of_rank).collect())
     }
+}
+
+fn take_all(microbatches: &mut [Values]) -> Vec<Values> {
+    microbatches.iter_mut().map(std::mem::take).collect()
 }

@@ -16,6 +16,7 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Device;
@@ -160,6 +161,18 @@ pub enum SideError {
 }
 
 impl Sides {
+    /// What a replica that has these microbatches may look at; they are counted from 0 there.
+    pub(crate) fn part(&self, microbatches: Range<usize>) -> Self {
+        let part = |side: &Side| match side {
+            Side::Split(parts) => {
+                let end = microbatches.end.min(parts.len());
+                Side::Split(parts.get(microbatches.start..end).unwrap_or_default().to_vec())
+            }
+            whole => whole.clone(),
+        };
+        Self(self.0.iter().map(|(name, side)| (name.clone(), part(side))).collect())
+    }
+
     pub(crate) fn tensors<T: Boundary>(
         &self,
         name: &str,

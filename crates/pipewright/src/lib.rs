@@ -70,6 +70,7 @@ pub mod transport;
 pub mod failure;
 mod progress;
 pub mod memory;
+pub mod mesh;
 mod executor;
 pub mod hook;
 pub mod driver;

@@ -35,18 +35,21 @@ pub struct PipelineConfig {
     pub threads_per_rank: usize,
     /// When no rank moves for so long, the step fails.
     pub deadline: Duration,
+    /// Replicas of the pipeline, each with its share of every batch. The world has as many ranks as the program, times this.
+    pub data_parallel: u32,
     /// Called around every action.
     pub hook: Option<Arc<dyn ActionHook>>,
 }
 
 impl Default for PipelineConfig {
-    /// No optimizer, no clipping, one thread a rank, a minute.
+    /// No optimizer, no clipping, one thread a rank, a minute, no replicas.
     fn default() -> Self {
         Self {
             optimizer: None,
             clip_norm: None,
             threads_per_rank: 1,
             deadline: Duration::from_secs(60),
+            data_parallel: 1,
             hook: None,
         }
     }
@@ -74,12 +77,16 @@ pub enum PipelineError {
         level: Level,
     },
     /// A world of another size than the program.
-    #[error("the transport has {world} ranks, the program {program}")]
+    #[error(
+        "the transport has {world} ranks; {replicas} replica(s) of a program of {program} need as many as that makes"
+    )]
     WorldSize {
         /// Ranks of the transport.
         world: u32,
         /// Ranks of the program.
         program: u32,
+        /// Replicas of it.
+        replicas: u32,
     },
     /// A training step on a pipeline that cannot train.
     #[error("the program is forward-only: call `eval`, or launch the pipeline with a program that trains")]
@@ -299,7 +306,7 @@ impl Pipeline {
     }
 
     fn split(&self, what: &'static str, batch: impl Boundary) -> Result<Vec<Values>, PipelineError> {
-        split(&pack(batch), self.assembly.program.microbatches())
+        split(&pack(batch), self.assembly.microbatches())
             .map_err(|source| PipelineError::Split { what, source })
     }
 
@@ -412,6 +419,7 @@ fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> Fields {
         ("placement", stages.collect::<Vec<_>>().join(" ")),
         ("microbatches", program.microbatches().to_string()),
         ("clip norm", format!("{:?}", config.clip_norm)),
+        ("replicas", config.data_parallel.to_string()),
         ("trains", config.optimizer.is_some().to_string()),
     ];
     fields.map(|(name, value)| (name.to_owned(), value)).into()

@@ -90,15 +90,17 @@ impl Board {
     }
 
     fn report_on(&self, program: &ValidatedProgram) -> String {
-        let lines = program.placement().all_ranks().map(|rank| {
-            let row = program.row(rank);
+        // Replicas run the same program.
+        let pipeline = program.ranks();
+        let lines = (0..self.places.len() as u32).map(Rank::new).map(|rank| {
+            let row = program.row(Rank::new(rank.get() % pipeline));
             let place = &self.places[rank.index()];
             let at = (place.position.load(Ordering::Relaxed) as usize).min(row.len());
             let done =
                 row[at.saturating_sub(SHOWN)..at].iter().map(Action::to_string).collect::<Vec<_>>().join(" ");
             match row.get(at) {
                 Some(action) => {
-                    let waits = awaited(*action, program)
+                    let waits = awaited(*action, program, rank.get() / pipeline * pipeline)
                         .map(|wait| format!(", waits for {wait}"))
                         .unwrap_or_default();
                     format!("  rank {rank}: {at} of {} done ({done}), is at {action}{waits}", row.len())
@@ -110,8 +112,8 @@ impl Board {
     }
 }
 
-/// What a blocked action waits for, in words.
-fn awaited(action: Action, program: &ValidatedProgram) -> Option<String> {
+/// What a blocked action waits for, in words; `first` is the first rank of its replica.
+fn awaited(action: Action, program: &ValidatedProgram, first: u32) -> Option<String> {
     let placement = program.placement();
     // An overlap waits for its forward's input first.
     let action = action.parts().next()?;
@@ -122,5 +124,5 @@ fn awaited(action: Action, program: &ValidatedProgram) -> Option<String> {
         _ => (Direction::Backward, placement.next(stage)?),
     };
     let tag = Tag::Boundary { direction, stage, microbatch };
-    Some(format!("{tag} from rank {}", placement.rank_of(source)))
+    Some(format!("{tag} from rank {}", first + placement.rank_of(source).get()))
 }

@@ -103,6 +103,21 @@ impl Value {
         })
     }
 
+    /// The same elements in another shape.
+    pub(crate) fn reshaped(self, shape: &[usize]) -> Self {
+        let shape = Shape::from(shape.to_vec());
+        Self::from_dispatch(match self.kind() {
+            ValueKind::Float => Dispatch::float_reshape(self.tensor, shape),
+            ValueKind::Int => Dispatch::int_reshape(self.tensor, shape),
+            ValueKind::Bool => Dispatch::bool_reshape(self.tensor, shape),
+        })
+    }
+
+    /// The elements of a float tensor in one row.
+    pub(crate) fn flat(self, elements: usize) -> Tensor<1> {
+        Tensor::from_dispatch(self.reshaped(&[elements]).tensor)
+    }
+
     pub(crate) fn of<const D: usize, K: Basic>(tensor: Tensor<D, K>) -> Self {
         Self { tensor: tensor.into_dispatch() }
     }

@@ -6,7 +6,7 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{StageIndex, ValidatedProgram};
+use pipewright_schedule::{Rank, StageIndex, ValidatedProgram};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -45,7 +45,7 @@ impl SeededPipeline {
         seed: u64,
         make: impl Fn(StageIndex) -> Result<Stage, E>,
     ) -> Result<Self, PipelineError> {
-        let (world, limbo) = World::held(program.ranks());
+        let (world, limbo) = World::held(program.ranks().saturating_mul(config.data_parallel));
         let (assembly, endpoints) = Assembly::new(program, world, config)?;
         let abort = assembly.abort.clone();
         let build = |endpoint| assembly.build(endpoint, RankMemory::new(), &make);
@@ -72,7 +72,7 @@ impl SeededPipeline {
         let shares = batch.shares();
         let kind = StepKind::Train { learning_rate, update: true };
         let inputs = self.assembly.step_inputs(
-            self.assembly.program.placement().all_ranks(),
+            (0..self.executors.len() as u32).map(Rank::new),
             self.step,
             batch,
             kind,

@@ -38,11 +38,13 @@ impl Executor {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => Ok(None),
             // A send hands its tensors over at once: there is nothing to wait for.
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => Ok(None),
-            // A stage without replicas holds its parameters whole and its gradients are complete.
-            Action::Unshard { .. }
-            | Action::Reshard { .. }
-            | Action::ReduceGrad { .. }
-            | Action::WaitReduceGrad { .. } => Ok(None),
+            Action::ReduceGrad { stage } => {
+                self.start_reduction(stage);
+                Ok(None)
+            }
+            Action::WaitReduceGrad { stage } => Ok(self.awaited_reduction(stage)),
+            // Every replica holds its parameters whole.
+            Action::Unshard { .. } | Action::Reshard { .. } => Ok(None),
         }
     }
 

@@ -31,7 +31,7 @@ impl Executor {
     /// Reads the auxiliary losses off the device: per name, the mean over the microbatches.
     pub(super) fn read_auxiliary(&mut self) -> Result<(), Cause> {
         let evaluates = self.program.is_forward_only();
-        let microbatches = f64::from(self.program.microbatches());
+        let microbatches = f64::from(self.program.microbatches() * self.endpoint.replicas());
         for chunk in &mut self.chunks {
             for (place, losses) in chunk.auxiliary.iter_mut().enumerate() {
                 let share = self.step.shares[place] / microbatches;
@@ -88,9 +88,10 @@ impl Executor {
         Ok(sum.sqrt() / f64::from(self.summed_microbatches()))
     }
 
-    /// Microbatches whose gradients are in the sums: this step's and those of steps without an update before it.
+    /// Microbatches whose gradients are in the sums: this step's, those of steps without an update before it, and those of
+    /// all replicas.
     fn summed_microbatches(&self) -> u32 {
-        self.accumulated + self.program.microbatches()
+        (self.accumulated + self.program.microbatches()) * self.endpoint.replicas()
     }
 
     /// Scales the gradient sums to the mean over the microbatches, clips them, and takes the optimizer step.

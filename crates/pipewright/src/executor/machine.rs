@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use pipewright_schedule::{Action, Event, Rank, StageIndex, ValidatedProgram};
 
 use super::chunk::Chunk;
+use super::link::Link;
+use super::reduction::Reduction;
 use super::report::RankReport;
 use super::sharing::{Shared, find_shared};
 use crate::assembly::Assembly;
@@ -17,15 +19,18 @@ use crate::hook::ActionHook;
 use crate::memory::{RankMemory, bytes_of};
 use crate::progress::Board;
 use crate::stage::{Gradient, Stage};
-use crate::transport::{Contribution, Endpoint, OwnedParameter, Tag};
+use crate::transport::{Contribution, OwnedParameter, Tag};
 use crate::value::Values;
 
 /// One rank's side of a step.
 pub(crate) struct Executor {
+    /// The rank in its pipeline, whose row of the program this is.
     pub(super) rank: Rank,
+    /// The same among all ranks of the world, as reports and errors name it.
+    pub(super) world_rank: Rank,
     pub(super) program: Arc<ValidatedProgram>,
     pub(super) chunks: Vec<Chunk>,
-    pub(super) endpoint: Endpoint,
+    pub(super) endpoint: Link,
     pub(super) clip_norm: Option<f64>,
     pub(super) memory: RankMemory,
     board: Board,
@@ -87,7 +92,7 @@ impl fmt::Display for Blocked {
 pub(super) struct StepState {
     pub(super) number: u64,
     pub(super) learning_rate: f64,
-    update_follows: bool,
+    pub(super) update_follows: bool,
     phase: Phase,
     position: usize,
     /// When the current action was first tried; a blocked one is tried again.
@@ -103,6 +108,8 @@ pub(super) struct StepState {
     pub(super) owned: Vec<(Rank, Vec<OwnedParameter>)>,
     /// The gradients of a shared parameter that are here, by owner.
     pub(super) shared_gradients: Vec<Gradient>,
+    /// Gradients on their way between replicas.
+    pub(super) reductions: Vec<Reduction>,
     pub(super) norm_parts: Contribution,
     pub(super) norm: Option<f64>,
     pub(super) update: Duration,
@@ -113,6 +120,8 @@ pub(super) struct StepState {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
     Actions,
+    /// The gradients of all replicas are added up.
+    Replicas,
     /// The parameters of ranks below this one are known.
     Parameters {
         next: Rank,
@@ -139,7 +148,7 @@ impl Executor {
     /// The executor of `endpoint`'s rank; `stages` are that rank's, in chunk order.
     pub(crate) fn new(
         assembly: &Assembly,
-        endpoint: Endpoint,
+        endpoint: Link,
         stages: Vec<(StageIndex, Stage)>,
         memory: RankMemory,
     ) -> Self {
@@ -151,7 +160,8 @@ impl Executor {
             Chunk::new(stage, made, microbatches)
         });
         Self {
-            rank: endpoint.rank(),
+            rank: endpoint.seat().rank,
+            world_rank: endpoint.world_rank(),
             chunks: chunks.collect(),
             program: assembly.program.clone(),
             endpoint,
@@ -177,7 +187,7 @@ impl Executor {
         self.step.shares = input.shares;
         self.step.phase = Phase::Actions;
         self.step.events.reserve(self.program.row(self.rank).len());
-        self.board.moved(self.rank, 0);
+        self.board.moved(self.world_rank, 0);
         let arrived = bytes_of(input.inputs.iter().chain(&input.targets).flatten());
         self.memory.take_over(arrived);
         for (place, values) in input.inputs.into_iter().enumerate() {
@@ -193,11 +203,15 @@ impl Executor {
     /// Does the next thing there is to do, or says what it waits for.
     pub(crate) fn poll(&mut self) -> Result<Poll, StepError> {
         if self.endpoint.abort().is_raised() {
-            let first = self.endpoint.abort().first().map_or(self.rank, |error| error.rank);
+            let first = self.endpoint.abort().first().map_or(self.world_rank, |error| error.rank);
             return Err(self.error(Cause::Aborted { first }));
+        }
+        if !self.step.reductions.is_empty() {
+            self.advance_reductions();
         }
         let blocked = match self.step.phase {
             Phase::Actions => self.poll_action(),
+            Phase::Replicas => Ok(self.poll_replicas()),
             Phase::Parameters { next } => self.poll_parameters(next),
             Phase::Shared { next } => Ok(self.poll_shared(next)),
             Phase::Norm { next } => self.poll_norm(next),
@@ -209,7 +223,7 @@ impl Executor {
         match blocked {
             Ok(None) => Ok(Poll::Progress),
             Ok(Some(blocked)) => {
-                self.board.waits(self.rank);
+                self.board.waits(self.world_rank);
                 Ok(Poll::Blocked(blocked))
             }
             Err(cause) => Err(self.error(cause)),
@@ -223,7 +237,7 @@ impl Executor {
         if self.step.entered.is_none() {
             self.step.entered = Some(Instant::now());
             if let Some(hook) = &self.hook {
-                hook.before(self.rank, action);
+                hook.before(self.world_rank, action);
             }
         }
         if let Some(blocked) = self.act(action)? {
@@ -234,11 +248,11 @@ impl Executor {
             self.note_event(action);
         }
         if let Some(hook) = &self.hook {
-            hook.after(self.rank, action);
+            hook.after(self.world_rank, action);
         }
         self.step.entered = None;
         self.step.position += 1;
-        self.board.moved(self.rank, self.step.position);
+        self.board.moved(self.world_rank, self.step.position);
         Ok(None)
     }
 
@@ -247,7 +261,7 @@ impl Executor {
         let origin = self.step.origin;
         let entered = self.step.entered.unwrap_or_else(Instant::now);
         self.step.events.push(Event {
-            rank: self.rank,
+            rank: self.world_rank,
             action,
             start: entered.saturating_duration_since(origin).as_secs_f64(),
             end: origin.elapsed().as_secs_f64(),
@@ -268,10 +282,25 @@ impl Executor {
         } else if !self.step.update_follows {
             self.accumulated += self.program.microbatches();
             self.finish();
+        } else if self.reduces() {
+            // The program may have started some of them.
+            let stages: Vec<StageIndex> = self.chunks.iter().map(|chunk| chunk.stage).collect();
+            stages.into_iter().for_each(|stage| self.start_reduction(stage));
+            self.step.phase = Phase::Replicas;
         } else {
             self.find_or_sum_shared();
         }
         Ok(None)
+    }
+
+    fn poll_replicas(&mut self) -> Option<Blocked> {
+        let blocked = self.awaited_reductions();
+        if blocked.is_none() {
+            self.board.moved(self.world_rank, self.step.position);
+            self.step.reductions.clear();
+            self.find_or_sum_shared();
+        }
+        blocked
     }
 
     fn find_or_sum_shared(&mut self) {
@@ -293,7 +322,7 @@ impl Executor {
         if next != self.rank && !self.take_parameters(next) {
             return Ok(Some(Blocked { from: next, tag: Tag::Parameters }));
         }
-        self.board.moved(self.rank, self.step.position);
+        self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Parameters { next: Rank::new(next.get() + 1) };
         Ok(None)
     }
@@ -307,7 +336,7 @@ impl Executor {
         if let Some(blocked) = self.sum_shared(next) {
             return Some(blocked);
         }
-        self.board.moved(self.rank, self.step.position);
+        self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Shared { next: next + 1 };
         None
     }
@@ -321,7 +350,7 @@ impl Executor {
         if next != self.rank && !self.take_norm_part(next) {
             return Ok(Some(Blocked { from: next, tag: Tag::GradientNorm }));
         }
-        self.board.moved(self.rank, self.step.position);
+        self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Norm { next: Rank::new(next.get() + 1) };
         Ok(None)
     }
@@ -330,7 +359,7 @@ impl Executor {
         let start = Instant::now();
         self.update();
         self.step.update = start.elapsed();
-        self.board.moved(self.rank, self.step.position);
+        self.board.moved(self.world_rank, self.step.position);
         self.finish();
         Ok(None)
     }
@@ -340,13 +369,13 @@ impl Executor {
         self.make_report();
         self.step.phase = match self.endpoint.is_distributed() {
             false => Phase::Done,
-            true if self.rank.get() == 0 => Phase::Reports { next: Rank::new(1) },
+            true if self.world_rank.get() == 0 => Phase::Reports { next: Rank::new(1) },
             true => Phase::Summary,
         };
     }
 
     fn poll_reports(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
-        if next.get() == self.endpoint.ranks() {
+        if next.get() == self.endpoint.world_ranks() {
             self.send_summary();
             self.step.phase = Phase::Done;
             return Ok(None);
@@ -354,7 +383,7 @@ impl Executor {
         if !self.take_report(next)? {
             return Ok(Some(Blocked { from: next, tag: Tag::Report }));
         }
-        self.board.moved(self.rank, self.step.position);
+        self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Reports { next: Rank::new(next.get() + 1) };
         Ok(None)
     }
@@ -363,7 +392,7 @@ impl Executor {
         if !self.take_summary()? {
             return Ok(Some(Blocked { from: Rank::new(0), tag: Tag::Summary }));
         }
-        self.board.moved(self.rank, self.step.position);
+        self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Done;
         Ok(None)
     }
@@ -398,10 +427,10 @@ impl Executor {
             Cause::Panic { message } if self.step.phase == Phase::Update => Cause::Update { message },
             cause => cause,
         };
-        StepError { rank: self.rank, step: self.step.number, action, cause }
+        StepError { rank: self.world_rank, step: self.step.number, action, cause }
     }
 
-    pub(crate) fn endpoint(&mut self) -> &mut Endpoint {
+    pub(crate) fn endpoint(&mut self) -> &mut Link {
         &mut self.endpoint
     }
 
@@ -442,6 +471,7 @@ impl StepState {
             auxiliary: BTreeMap::new(),
             owned: Vec::new(),
             shared_gradients: Vec::new(),
+            reductions: Vec::new(),
             norm_parts: Vec::new(),
             norm: None,
             update: Duration::ZERO,

@@ -5,17 +5,19 @@
 //! up the gradients of shared parameters and the gradient norm, and each takes its optimizer step.
 //!
 //! ```text
-//! actions --> parameters --> shared --> norm --> update --> reports --> done
-//!    ^  |     which are      their      own part, then        across processes
-//!    +--+     shared? once   gradients  the others'           alone
+//! actions --> replicas --> parameters --> shared --> norm --> update --> reports --> done
+//!    ^  |     gradients    which are      their      own part, then        across processes
+//!    +--+     of all       shared? once   gradients  the others'           alone
 //!    blocked on a message: try again when something has arrived
-//!    (the middle four only where an update follows)
+//!    (the middle five only where an update follows)
 //! ```
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `machine.rs` | the states and the way from one to the next |
 //! | `actions.rs` | one handler an action |
+//! | `link.rs` | the transport as seen from the rank's seat in the mesh |
+//! | `reduction.rs` | gradients summed over replicas |
 //! | `sharing.rs` | parameters with several owners |
 //! | `finish.rs` | losses, gradient norm, optimizer step |
 //! | `report.rs` | what a rank says of its step, and to whom |
@@ -24,9 +26,12 @@
 mod actions;
 mod chunk;
 mod finish;
+mod link;
 mod machine;
+mod reduction;
 mod report;
 mod sharing;
 
+pub(crate) use link::Link;
 pub(crate) use machine::{Executor, Poll, StepInput};
 pub(crate) use report::RankReport;

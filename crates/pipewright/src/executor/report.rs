@@ -100,7 +100,7 @@ impl Executor {
         self.step.sides = Arc::default();
         self.memory.give_away(events.capacity() * size_of::<Event>() + bytes_of(outputs.iter().flatten()));
         let report = RankReport {
-            rank: self.rank,
+            rank: self.world_rank,
             losses: std::mem::take(&mut self.step.losses),
             auxiliary: std::mem::take(&mut self.step.auxiliary),
             outputs,
@@ -111,8 +111,8 @@ impl Executor {
             peak_bytes: self.memory.peak(),
         };
         let first = Rank::new(0);
-        if self.endpoint.is_distributed() && self.rank != first {
-            self.endpoint.send(first, Tag::Report, Payload::Bytes(bytes(&report.figures(true))));
+        if self.endpoint.is_distributed() && self.world_rank != first {
+            self.endpoint.send_world(first, Tag::Report, Payload::Bytes(bytes(&report.figures(true))));
         }
         self.step.reports = vec![report];
     }
@@ -128,8 +128,8 @@ impl Executor {
     pub(super) fn send_summary(&mut self) {
         let figures: Vec<Figures> = self.step.reports.iter().map(|report| report.figures(false)).collect();
         let summary = bytes(&figures);
-        for to in self.other_ranks() {
-            self.endpoint.send(to, Tag::Summary, Payload::Bytes(summary.clone()));
+        for to in (1..self.endpoint.world_ranks()).map(Rank::new) {
+            self.endpoint.send_world(to, Tag::Summary, Payload::Bytes(summary.clone()));
         }
     }
 
@@ -138,14 +138,14 @@ impl Executor {
         let Some(figures) = self.take_bytes::<Vec<Figures>>(Rank::new(0), Tag::Summary)? else {
             return Ok(false);
         };
-        let own = self.rank;
+        let own = self.world_rank;
         let others = figures.into_iter().filter(|figures| figures.rank != own).map(RankReport::from);
         self.step.reports.extend(others);
         Ok(true)
     }
 
     fn take_bytes<T: for<'de> Deserialize<'de>>(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, Cause> {
-        let Some(message) = self.endpoint.try_take(from, tag) else { return Ok(None) };
+        let Some(message) = self.endpoint.try_take_world(from, tag) else { return Ok(None) };
         let Payload::Bytes(bytes) = message.into_payload() else { unreachable!("the tag says bytes") };
         let unreadable = |error| Cause::Transport { message: format!("{tag} from rank {from}: {error}") };
         postcard::from_bytes(&bytes).map(Some).map_err(unreadable)

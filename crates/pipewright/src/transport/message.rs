@@ -40,6 +40,16 @@ pub enum Tag {
         /// and the copy's place among that stage's parameters.
         place: u32,
     },
+    /// A shard of a stage's gradients, for the replica that sums that shard.
+    GradientShard {
+        /// The stage.
+        stage: StageIndex,
+    },
+    /// The sum of a shard over all replicas.
+    GradientSum {
+        /// The stage.
+        stage: StageIndex,
+    },
     /// A rank's part of the gradient norm, which ends the step's program.
     GradientNorm,
     /// What a rank has to say about the step that it has done, for the first rank.
@@ -65,6 +75,8 @@ impl std::fmt::Display for Tag {
             Self::SharedGradient { parameter, stage, .. } => {
                 write!(f, "the gradient of shared parameter {parameter} from stage {stage}")
             }
+            Self::GradientShard { stage } => write!(f, "its part of the gradients of stage {stage}"),
+            Self::GradientSum { stage } => write!(f, "its sum of gradients of stage {stage}"),
             Self::GradientNorm => f.write_str("its part of the gradient norm"),
             Self::Report => f.write_str("its report of the step"),
             Self::Summary => f.write_str("the summary of the step"),
