@@ -117,6 +117,22 @@ fn processes_train_as_threads_do_to_the_bit() {
     }
 }
 
+#[test]
+fn replicas_train_in_processes_as_in_threads_to_the_bit() {
+    let folder = folder();
+    for schedule in ["1f1b", "zbvzerobubble"] {
+        let schedule = format!("pipeline.schedule={schedule}");
+        let overrides = ["mesh.data_parallel=2", &schedule];
+        let mut alone = Command::new(pipewright());
+        with_overrides(alone.current_dir(folder.path()), &overrides);
+        assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+        let expected = figures(folder.path());
+        let output = processes(folder.path(), 4, &overrides);
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        assert_eq!(figures(folder.path()), expected, "{schedule}");
+    }
+}
+
 /// How a run that fails at once ends, and what is said, each once.
 fn check_refused(output: &Output, code: i32, expected: &[&str]) {
     let said = words(output);

@@ -153,3 +153,24 @@ fn weights_that_cannot_be_read_are_wrong_input() {
     assert!(words.contains("nowhere/config.json"), "{words}");
     assert!(!folder.path().join("out").exists());
 }
+
+#[test]
+fn replicas_share_a_batch() {
+    let folder = folder();
+    let expected = figures(&folder, &[]);
+    let close = |found: &str, expected: &str| {
+        let [found, expected] = [found, expected].map(|figure| figure.parse::<f64>().expect("a number"));
+        (found - expected).abs() <= 1e-6 * expected
+    };
+    for overrides in [&["mesh.data_parallel=2"][..], &["mesh.data_parallel=4", "pipeline.ranks=1"]] {
+        let found = figures(&folder, overrides);
+        assert_eq!(found.len(), expected.len());
+        for ((loss, norm), (expected_loss, expected_norm)) in found.iter().zip(&expected) {
+            assert!(close(loss, expected_loss) && close(norm, expected_norm), "{overrides:?}: {found:?}");
+        }
+    }
+    let output = train(folder.path(), &["small.toml", "--set", "mesh.data_parallel=3"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("which 3 replicas (`mesh.data_parallel`) cannot share evenly"), "{said}");
+}

@@ -35,6 +35,10 @@ fn summary(prepared: &Prepared) -> String {
     let (ranks, microbatches) = (program.ranks(), program.microbatches());
     let schedule = &settings.pipeline.schedule;
     line("schedule", format!("{schedule}: {ranks} ranks, {microbatches} microbatches, proved sound"));
+    if settings.mesh.data_parallel > 1 {
+        let replicas = settings.mesh.data_parallel;
+        line("mesh", format!("{replicas} replicas, {} ranks in all", ranks * replicas));
+    }
     let (needed, tokens) = (settings.pipeline.rows(), rows.tokens());
     let per_epoch = rows.rows() / needed;
     line(

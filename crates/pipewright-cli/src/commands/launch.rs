@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use burn::tensor::Device;
 use pipewright::failure::Cause;
 use pipewright::learning_rate::LearningRate;
+use pipewright::mesh::Mesh;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::Stage;
@@ -24,7 +25,10 @@ use crate::failure::{Exit, Failure};
 
 /// Starts this process's ranks: all of them, or the one that it is among the processes of `crew`.
 pub(super) fn launch(prepared: Prepared, crew: &mut Crew) -> Result<Trainer, Failure> {
-    let (ranks, transport) = (prepared.program.ranks(), prepared.settings.pipeline.transport);
+    let transport = prepared.settings.pipeline.transport;
+    let mesh = Mesh { pipeline: prepared.program.ranks(), data: prepared.settings.mesh.data_parallel };
+    let ranks =
+        mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has more ranks than there can be")))?;
     let world = match transport {
         TransportChoice::Local if crew.is_several() => {
             return Err(Failure::input(
@@ -38,7 +42,7 @@ pub(super) fn launch(prepared: Prepared, crew: &mut Crew) -> Result<Trainer, Fai
     if world.ranks() != ranks {
         return Err(Failure::input(format!(
             "{} process(es) were started for {ranks} ranks: start `mpirun -n {ranks} pipewright ...`, or set \
-             pipeline.ranks",
+             pipeline.ranks or mesh.data_parallel",
             world.ranks()
         )));
     }
@@ -102,6 +106,7 @@ fn pipeline_config(settings: &Settings) -> PipelineConfig {
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
         threads_per_rank: settings.pipeline.threads_per_rank as usize,
         deadline: settings.run.deadline(),
+        data_parallel: settings.mesh.data_parallel,
         ..PipelineConfig::default()
     }
 }

@@ -8,6 +8,7 @@ use pipewright::data::{DataConfig, TokenRows, Tokenizer};
 use pipewright::transport::Fields;
 use pipewright_models::{ModelConfig, hf};
 use pipewright_schedule::csv::{parse_program, parse_schedule};
+use pipewright_schedule::lower::ReduceWait;
 use pipewright_schedule::partition::{Partition, partition};
 use pipewright_schedule::{
     Level, LowerConfig, ModelDesc, Program, Schedule, ScheduleSpec, ValidatedProgram, generate, lower,
@@ -55,7 +56,7 @@ pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
         Failure::input(format!("the working folder cannot be found: {error}; go to another"))
     })?;
     let mut settings = Settings::load(arguments.config.as_deref(), &arguments.set, &surroundings)?;
-    let program = read_program(&mut settings.pipeline)?;
+    let program = read_program(&mut settings.pipeline, settings.mesh.data_parallel)?;
     let model = read_model(&settings.model)?;
     let layers = model.describe(settings.data.seq_len as usize);
     let method = settings.pipeline.method();
@@ -65,22 +66,22 @@ pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
     Ok(Prepared { settings, model, layers, program, partition, rows })
 }
 
-/// The program that the settings name. The sizes that a file brings replace those of the settings.
-fn read_program(pipeline: &mut PipelineSettings) -> Result<ValidatedProgram, Failure> {
+/// The program that the settings name, for one of the replicas. The sizes that a file brings replace those of the settings.
+fn read_program(pipeline: &mut PipelineSettings, replicas: u32) -> Result<ValidatedProgram, Failure> {
     let program = match &pipeline.schedule {
         ScheduleChoice::Named(name) => {
             let stages_per_rank = Some(pipeline.stages_per_rank);
             let spec = ScheduleSpec {
                 ranks: pipeline.ranks,
                 stages_per_rank,
-                microbatches: pipeline.microbatches,
+                microbatches: pipeline.microbatches / replicas,
                 ..ScheduleSpec::default()
             };
             // Reading the settings made the same schedule, so what fails here is ours.
             let schedule = generate(name, &spec).map_err(|error| Failure::new(Exit::Bug, error))?;
-            lower_to_comms(&schedule).map_err(|error| Failure::new(Exit::Bug, error))?
+            lower_to_run(&schedule, replicas).map_err(|error| Failure::new(Exit::Bug, error))?
         }
-        ScheduleChoice::Csv(file) => read_csv(file)?,
+        ScheduleChoice::Csv(file) => read_csv(file, replicas)?,
     };
     let (level, place) = (implied_level(&program).max(Level::Comms), pipeline.schedule.to_string());
     let program = validate(program, level)
@@ -92,13 +93,13 @@ fn read_program(pipeline: &mut PipelineSettings) -> Result<ValidatedProgram, Fai
     }
     let placement = program.placement();
     pipeline.ranks = program.ranks();
-    pipeline.microbatches = program.microbatches();
+    pipeline.microbatches = program.microbatches() * replicas;
     let on_a_rank = placement.all_ranks().map(|rank| placement.stages_of(rank).len() as u32);
     pipeline.stages_per_rank = on_a_rank.max().unwrap_or(1);
     Ok(program)
 }
 
-fn read_csv(file: &Path) -> Result<Program, Failure> {
+fn read_csv(file: &Path, replicas: u32) -> Result<Program, Failure> {
     let text = schedule_file::read(file)?;
     let located = |error| Failure::input(locate(file, &error));
     let program = parse_program(&text).map_err(located)?;
@@ -107,11 +108,15 @@ fn read_csv(file: &Path) -> Result<Program, Failure> {
     }
     let unsound = |error: String| Failure::new(Exit::CheckFailed, format!("{}: {error}", file.display()));
     validate(program, Level::Compute).map_err(|error| unsound(error.to_string()))?;
-    lower_to_comms(&parse_schedule(&text).map_err(located)?).map_err(unsound)
+    lower_to_run(&parse_schedule(&text).map_err(located)?, replicas).map_err(unsound)
 }
 
-fn lower_to_comms(schedule: &Schedule) -> Result<Program, String> {
-    lower(schedule, &LowerConfig::from(Level::Comms)).map_err(|error| error.to_string())
+/// Adds communication. Where there are replicas, a stage's gradients are reduced as soon as they are there, and waited for
+/// at the end.
+fn lower_to_run(schedule: &Schedule, replicas: u32) -> Result<Program, String> {
+    let reduce_grad = (replicas > 1).then_some(ReduceWait::AtEnd);
+    let config = LowerConfig { reduce_grad, ..LowerConfig::from(Level::Comms) };
+    lower(schedule, &config).map_err(|error| error.to_string())
 }
 
 fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failure> {

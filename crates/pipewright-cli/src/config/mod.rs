@@ -7,6 +7,7 @@
 pub(crate) mod data;
 mod document;
 mod keys;
+pub(crate) mod mesh;
 pub(crate) mod model;
 pub(crate) mod optimizer;
 mod paths;

@@ -24,7 +24,7 @@ pub(crate) struct PipelineSettings {
     pub(crate) stages_per_rank: u32,
     /// What each rank computes, in order.
     pub(crate) schedule: ScheduleChoice,
-    /// Microbatches a step.
+    /// Microbatches a step, over all replicas.
     pub(crate) microbatches: u32,
     /// Rows in a microbatch.
     pub(crate) microbatch_size: u32,
@@ -107,11 +107,12 @@ impl Serialize for ScheduleChoice {
     }
 }
 
-/// Reads the section; `layers` are the model's, when the configuration itself tells.
+/// Reads the section; `layers` are the model's, when the configuration itself tells, and `replicas` share the microbatches.
 pub(super) fn read(
     document: &mut Document,
     surroundings: &Surroundings,
     layers: Option<&ModelDesc>,
+    replicas: u32,
 ) -> PipelineSettings {
     const PARTITIONS: [(&str, PartitionChoice); 4] = [
         ("even", PartitionChoice::Even),
@@ -135,7 +136,7 @@ pub(super) fn read(
         check_boundaries(&mut section, &pipeline);
     }
     if section.is_sound() {
-        check_schedule(&mut section, &mut pipeline, layers);
+        check_schedule(&mut section, &mut pipeline, layers, replicas);
     }
     pipeline
 }
@@ -164,13 +165,22 @@ fn read_transport(section: &mut Section<'_>) -> TransportChoice {
 
 /// Makes the named schedule and the partition, to learn whether they exist. A schedule from a file brings its own
 /// sizes, and both are checked when it is read.
-fn check_schedule(section: &mut Section<'_>, pipeline: &mut PipelineSettings, layers: Option<&ModelDesc>) {
+fn check_schedule(
+    section: &mut Section<'_>,
+    pipeline: &mut PipelineSettings,
+    layers: Option<&ModelDesc>,
+    replicas: u32,
+) {
     let ScheduleChoice::Named(name) = &pipeline.schedule else { return };
+    if !pipeline.microbatches.is_multiple_of(replicas) {
+        let kind = ProblemKind::UnevenShare { microbatches: pipeline.microbatches, replicas };
+        return section.refuse("microbatches", kind);
+    }
     let stages_per_rank = section.is_written("stages_per_rank").then_some(pipeline.stages_per_rank);
     let spec = ScheduleSpec {
         ranks: pipeline.ranks,
         stages_per_rank,
-        microbatches: pipeline.microbatches,
+        microbatches: pipeline.microbatches / replicas,
         ..ScheduleSpec::default()
     };
     let schedule = match generate(name, &spec) {

@@ -117,6 +117,16 @@ pub(crate) enum ProblemKind {
         /// A word that this binary knows.
         instead: &'static str,
     },
+    /// The replicas cannot share the microbatches evenly.
+    #[error(
+        "`microbatches` is {microbatches}, which {replicas} replicas (`mesh.data_parallel`) cannot share evenly"
+    )]
+    UnevenShare {
+        /// Microbatches a step.
+        microbatches: u32,
+        /// Replicas of the pipeline.
+        replicas: u32,
+    },
     /// The value is legal, but nothing here can do what it asks for.
     #[error("`{key}` is {value}, which is not supported")]
     NotSupported {
@@ -218,6 +228,7 @@ impl ProblemKind {
             Self::NotCompiledIn { key, value, instead } => {
                 format!("build with `cargo build --release --features {value}`, or write `{key} = {instead}`")
             }
+            Self::UnevenShare { replicas, .. } => format!("write a multiple of {replicas}"),
             Self::NotSupported { key, instead, .. } => format!("write `{key} = {instead}`"),
             Self::Empty { key } => format!("give `{key}` a value, or leave it out"),
             Self::BesideFrom { key } => format!("remove `{key}`, or remove `from`"),

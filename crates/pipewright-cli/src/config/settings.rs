@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::config::data::{self, DataSettings};
 use crate::config::document::Document;
+use crate::config::mesh::{self, MeshSettings};
 use crate::config::model::{self, ModelSettings};
 use crate::config::optimizer::{self, OptimizerSettings};
 use crate::config::paths::Surroundings;
@@ -26,6 +27,8 @@ pub(crate) struct Settings {
     pub(crate) data: DataSettings,
     /// How the model is laid out over ranks, and how a step runs.
     pub(crate) pipeline: PipelineSettings,
+    /// How often the pipeline stands side by side.
+    pub(crate) mesh: MeshSettings,
     /// How gradients become steps.
     pub(crate) optimizer: OptimizerSettings,
     /// How long to train, and where the results go.
@@ -52,11 +55,12 @@ impl Settings {
             }
             ModelSettings::Fresh(_) | ModelSettings::From { .. } => None,
         };
-        let pipeline = pipeline::read(&mut document, surroundings, layers.as_ref());
+        let mesh = mesh::read(&mut document, surroundings);
+        let pipeline = pipeline::read(&mut document, surroundings, layers.as_ref(), mesh.data_parallel);
         let optimizer = optimizer::read(&mut document, surroundings);
         let run = run::read(&mut document, surroundings);
         if document.problems.is_empty() {
-            Ok(Self { model, data, pipeline, optimizer, run })
+            Ok(Self { model, data, pipeline, mesh, optimizer, run })
         } else {
             Err(ConfigError::Problems(document.problems))
         }

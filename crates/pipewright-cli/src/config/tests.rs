@@ -175,6 +175,7 @@ fn words() {
         "pipeline.partition=best",
         "`partition` is \"best\", where even, weighted, optimal, explicit is expected",
     );
+    #[cfg(not(feature = "mpi"))]
     at("pipeline.transport=mpi", "`transport` is \"mpi\", which is not compiled into this binary");
     at("pipeline.transport=tcp", "`transport` is \"tcp\", where local, mpi, nccl is expected");
     at("run.device=cuda:0", "`device` is \"cuda:0\", which is not compiled into this binary");
