@@ -51,6 +51,8 @@ fn mpirun(folder: &Path) -> Command {
     let mut command = Command::new("mpirun");
     command.current_dir(folder);
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    // Each test's `mpirun` has its own place for session files: they clean up after each other otherwise.
+    command.env("OMPI_MCA_orte_tmpdir_base", folder);
     command.env("OMPI_MCA_rmaps_base_oversubscribe", "1").stdin(Stdio::null());
     command
 }

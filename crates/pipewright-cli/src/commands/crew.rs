@@ -69,9 +69,11 @@ impl Crew {
     /// If the process that speaks is lost, the next one speaks in its place; the lost one, should it have been stopped and
     /// go on, does not.
     pub(crate) fn take_over(&mut self, error: &PipelineError) {
-        if let PipelineError::Step(StepError { cause, .. }) = error
-            && let Cause::SilentPeer { peer: FIRST, .. } | Cause::LostPeer { peer: FIRST } = cause
-        {
+        let PipelineError::Step(StepError { cause, .. }) = error else { return };
+        let (Cause::SilentPeer { peer, .. } | Cause::LostPeer { peer }) = *cause else { return };
+        if peer == self.rank {
+            self.speaks = false;
+        } else if peer == FIRST {
             self.speaks = self.rank.get() == FIRST.get() + 1;
         }
     }

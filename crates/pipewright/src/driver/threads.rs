@@ -158,7 +158,8 @@ fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
 fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
     loop {
         let moves = watch.board.moves();
-        match executor.endpoint().wait(Instant::now() + watch.deadline) {
+        let patience = watch.deadline + executor.endpoint().latest_news(watch.deadline);
+        match executor.endpoint().wait(Instant::now() + patience) {
             // An abort is reported by the next poll.
             Waited::Arrived | Waited::Aborted => return Ok(()),
             Waited::TimedOut if watch.board.moves() != moves => {}

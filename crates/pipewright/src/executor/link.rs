@@ -1,7 +1,7 @@
 //! A rank's end of the transport as seen from its seat in the mesh: ranks are those of its own pipeline, and beside them
 //! are the same rank of every other replica.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pipewright_schedule::Rank;
 
@@ -44,6 +44,10 @@ impl Link {
     /// Replicas of this pipeline, this one included.
     pub(crate) fn replicas(&self) -> u32 {
         self.mesh.data
+    }
+
+    pub(crate) fn latest_news(&self, deadline: Duration) -> Duration {
+        self.endpoint.latest_news(deadline)
     }
 
     pub(crate) fn is_distributed(&self) -> bool {

@@ -195,6 +195,17 @@ impl Endpoint {
         }
     }
 
+    /// How much later than the deadline a transport says by itself which rank is lost: whoever finds merely that nothing
+    /// moves waits so much longer.
+    pub(crate) fn latest_news(&self, deadline: Duration) -> Duration {
+        #[cfg(feature = "mpi")]
+        if let Self::Mpi(endpoint) = self {
+            return endpoint.latest_news(deadline);
+        }
+        let _ = deadline;
+        Duration::ZERO
+    }
+
     /// The flag that every rank of this world watches.
     pub fn abort(&self) -> &Abort {
         match self {

@@ -14,7 +14,16 @@ use crate::transport::wire::Beat;
 
 /// Signs of life are sent so often within a deadline, and at least every [`SLOWEST`].
 const BEATS_IN_DEADLINE: u32 = 40;
-const SLOWEST: Duration = Duration::from_millis(250);
+const SLOWEST: Duration = Duration::from_millis(100);
+
+fn period(deadline: Duration) -> Duration {
+    (deadline / BEATS_IN_DEADLINE).clamp(Duration::from_millis(1), SLOWEST)
+}
+
+/// How much later than the deadline the last process learns of a silence.
+pub(super) fn latest_news(ranks: u32, deadline: Duration) -> Duration {
+    period(deadline) * (2 + ranks.next_power_of_two().trailing_zeros())
+}
 
 /// What a process knows of all ranks.
 pub(super) struct Beats {
@@ -39,7 +48,7 @@ impl Beats {
 
     /// The time between two beats.
     pub(super) fn period(&self) -> Duration {
-        (self.deadline / BEATS_IN_DEADLINE).clamp(Duration::from_millis(1), SLOWEST)
+        period(self.deadline)
     }
 
     /// The table and whom to send it to, when it is time.
@@ -70,12 +79,16 @@ impl Beats {
     }
 
     /// A rank that has not been heard of for the deadline. A process that was itself stopped for a while has heard of
-    /// nobody, and starts counting anew.
+    /// nobody, and starts counting anew; one that was stopped for the deadline is the lost one to all others.
     pub(super) fn silent(&mut self, at: Instant) -> Option<Rank> {
-        if at.saturating_duration_since(self.looked) > self.deadline / 4 {
+        let away = at.saturating_duration_since(self.looked);
+        self.looked = at;
+        if away > self.deadline {
+            return Some(self.own);
+        }
+        if away > self.deadline / 4 {
             self.heard.fill(at);
         }
-        self.looked = at;
         let silent = |heard: &Instant| at.saturating_duration_since(*heard) > self.deadline;
         let mut ranks = (0..).map(Rank::new).zip(&self.heard);
         ranks.find(|(rank, heard)| *rank != self.own && silent(heard)).map(|(rank, _)| rank)
@@ -142,6 +155,8 @@ mod tests {
     fn a_process_that_was_stopped_blames_nobody() {
         let start = Instant::now();
         let (mut beats, _) = tables(2, start);
-        assert_eq!(beats[0].silent(start + DEADLINE * 3), None);
+        assert_eq!(beats[0].silent(start + DEADLINE * 3 / 4), None);
+        assert_eq!(beats[0].silent(start + DEADLINE * 3 / 2), None);
+        assert_eq!(beats[0].silent(start + DEADLINE * 3), Some(Rank::new(0)), "the others have given it up");
     }
 }

@@ -127,6 +127,11 @@ impl MpiEndpoint {
         waited
     }
 
+    /// How much later than the deadline it is known which rank has fallen silent.
+    pub(crate) fn latest_news(&self, deadline: Duration) -> Duration {
+        beats::latest_news(self.ranks(), deadline)
+    }
+
     pub(crate) fn set_deadline(&self, deadline: Duration) {
         let _ = self.errands.send(Errand::SetDeadline(deadline));
     }

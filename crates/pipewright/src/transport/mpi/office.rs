@@ -222,14 +222,15 @@ impl Office {
         if self.post.abort().is_raised() {
             return;
         }
+        let silent = self.beats.silent(now);
         // What it said before it ended is read first.
         let ended = self.neighbours.ended();
         let was_ended = std::mem::replace(&mut self.ended, ended);
-        if let Some(peer) = ended.filter(|_| ended == was_ended) {
-            self.post.fail(self.error(Cause::LostPeer { peer }));
-        } else if let Some(peer) = self.beats.silent(now) {
+        if let Some(peer) = silent {
             let (waited, report) = (self.deadline, self.board.report());
             self.post.fail(self.error(Cause::SilentPeer { peer, waited, report }));
+        } else if let Some(peer) = ended.filter(|_| ended == was_ended) {
+            self.post.fail(self.error(Cause::LostPeer { peer }));
         }
     }
 
