@@ -140,8 +140,14 @@ impl Office {
         }
     }
 
-    /// One look at everything that is under way; whether anything moved.
+    /// One look at everything that is under way, and at the clock; whether anything moved.
     fn move_letters(&mut self) -> Result<bool, MpiError> {
+        let moved = self.move_transfers()?;
+        self.beat()?;
+        Ok(moved)
+    }
+
+    fn move_transfers(&mut self) -> Result<bool, MpiError> {
         let mut moved = false;
         for transfer in std::mem::take(&mut self.sending) {
             match self.calls.test(transfer)? {
@@ -172,8 +178,21 @@ impl Office {
                 Err(transfer) => self.receiving.push(transfer),
             }
         }
-        self.beat()?;
         Ok(moved)
+    }
+
+    /// Ends what is under way once all are leaving: signs of life that were sent to the last. Whether all is done.
+    fn finish_letters(&mut self) -> Result<bool, MpiError> {
+        let start = Instant::now();
+        loop {
+            let moved = self.move_transfers()?;
+            if self.sending.is_empty() && self.receiving.is_empty() && !moved {
+                return Ok(true);
+            }
+            if start.elapsed() > PARTING {
+                return Ok(false);
+            }
+        }
     }
 
     fn send(&mut self, to: Rank, letter: Vec<u8>) -> Result<(), MpiError> {
@@ -258,7 +277,7 @@ impl Office {
             if let Some(leaving) = &mut leaving
                 && self.calls.all_leave(leaving)?
             {
-                return Ok(self.sending.is_empty() && self.receiving.is_empty());
+                return self.finish_letters();
             }
             let patience = if self.post.abort().is_raised() { PARTING } else { self.deadline };
             if start.elapsed() > patience {
