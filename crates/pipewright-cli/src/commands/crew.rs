@@ -12,6 +12,9 @@ use crate::failure::{Exit, Failure};
 /// How long processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);
 
+/// How long processes that do not speak wait before they end with a failure.
+const TIME_TO_SPEAK: Duration = Duration::from_millis(300);
+
 /// The process that speaks.
 const FIRST: Rank = Rank::new(0);
 
@@ -95,11 +98,14 @@ impl Crew {
         }
     }
 
-    /// The outcome, with a failure shown if this process speaks for all. Call it before the ranks are dropped: a launcher
-    /// ends all processes as soon as one of them has failed.
+    /// The outcome, with a failure shown if this process speaks for all. A launcher ends all processes as soon as one of
+    /// them has failed, so the others give it time.
     pub(crate) fn settle<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
-        outcome.map_err(|failure| {
-            let mut failure = if self.speaks { failure } else { failure.told_elsewhere() };
+        outcome.map_err(|mut failure| {
+            if !self.speaks {
+                std::thread::sleep(TIME_TO_SPEAK);
+                return failure.told_elsewhere();
+            }
             failure.report();
             failure
         })
