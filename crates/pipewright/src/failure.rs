@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 
+use crate::checkpoint::CheckpointError;
 use crate::stage::StageError;
 
 /// A step that failed: where, and why.
@@ -71,6 +72,15 @@ pub enum Cause {
     Build {
         /// What its maker said.
         message: String,
+    },
+    /// A checkpoint could not be taken over.
+    #[error("stage {stage}: {error}")]
+    Restore {
+        /// The stage.
+        stage: StageIndex,
+        /// Why not.
+        #[source]
+        error: Arc<CheckpointError>,
     },
     /// A microbatch's loss is infinite or not a number. The parameters are those before the step.
     #[error(

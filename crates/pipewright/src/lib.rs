@@ -79,4 +79,5 @@ pub mod pipeline;
 pub mod report;
 pub mod data;
 pub mod learning_rate;
+pub mod checkpoint;
 pub mod trainer;

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use burn::optim::ModuleOptimizer;
@@ -13,6 +14,7 @@ use pipewright_schedule::{Level, Rank, StageIndex, ValidatedProgram};
 use crate::assembly::{Assembly, StepKind, forward_part};
 use crate::batch::Batch;
 use crate::boundary::{Boundary, pack};
+use crate::checkpoint::{Checkpoint, RankState};
 use crate::driver::{Command, RankSeed, RankThread, Reply, ThreadSettings};
 use crate::executor::RankReport;
 use crate::failure::{Cause, StepError};
@@ -39,6 +41,9 @@ pub struct PipelineConfig {
     pub data_parallel: u32,
     /// Called around every action.
     pub hook: Option<Arc<dyn ActionHook>>,
+    /// Raised by whoever wants training to end: each rank looks at the end of a step, and the step's report says whether
+    /// any found it raised. So the processes of a run agree on their last step.
+    pub interrupt: Option<Arc<AtomicBool>>,
 }
 
 impl Default for PipelineConfig {
@@ -51,6 +56,7 @@ impl Default for PipelineConfig {
             deadline: Duration::from_secs(60),
             data_parallel: 1,
             hook: None,
+            interrupt: None,
         }
     }
 }
@@ -144,6 +150,16 @@ pub enum PipelineError {
         /// The step that failed.
         step: u64,
     },
+    /// A state was asked for in the middle of an accumulation.
+    #[error(
+        "gradients wait for an update, and a checkpoint does not hold them: take the step that updates first"
+    )]
+    GradientsPending,
+    /// An earlier restore failed after some stages had taken their state.
+    #[error(
+        "a checkpoint was taken over in part: the parameters no longer belong together; launch the pipeline again"
+    )]
+    HalfRestored,
 }
 
 /// Ranks that run, each with its stages. Dropping it ends them.
@@ -154,6 +170,8 @@ pub struct Pipeline {
     step: u64,
     /// Whether the step under way ends with an update.
     updates: bool,
+    /// Whether gradients wait for an update.
+    pending: bool,
     /// Why the pipeline takes no further step, when it does not.
     end: Option<End>,
 }
@@ -165,6 +183,8 @@ enum End {
     Lost(Rank),
     /// The step left some ranks' parameters updated and others' not.
     Diverged(u64),
+    /// A restore failed half-way.
+    HalfRestored,
 }
 
 impl Pipeline {
@@ -206,7 +226,8 @@ impl Pipeline {
             };
             ranks.push(RankThread::start(seed).map_err(|source| PipelineError::Thread { rank, source })?);
         }
-        let mut pipeline = Self { assembly, ranks, replies, step: 0, updates: false, end: None };
+        let mut pipeline =
+            Self { assembly, ranks, replies, step: 0, updates: false, pending: false, end: None };
         pipeline.await_ranks(|reply| match reply {
             Reply::Ready(ready) => ready,
             _ => unreachable!("the first reply of a rank says that it is ready"),
@@ -260,6 +281,7 @@ impl Pipeline {
         let start = Instant::now();
         let shares = batch.shares();
         let reports = self.run(batch, kind, start)?;
+        self.pending = !self.updates;
         Ok(training(self.step, shares, reports, start.elapsed()))
     }
 
@@ -305,6 +327,45 @@ impl Pipeline {
         Ok(of_ranks.into_iter().flatten().collect())
     }
 
+    /// The state of all ranks of this process, sharing storage with the running model: nothing is copied here. What the
+    /// next update writes to is copied then, unless the state was dropped by that time.
+    ///
+    /// # Errors
+    /// When gradients wait for an update, or a rank no longer answers.
+    pub fn state(&mut self) -> Result<Vec<RankState>, PipelineError> {
+        if self.pending {
+            return Err(PipelineError::GradientsPending);
+        }
+        self.command(|| Command::State)?;
+        let ranks = self.await_ranks(|reply| match reply {
+            Reply::State(state) => Ok(*state),
+            _ => unreachable!("a rank answers what it was asked"),
+        })?;
+        Ok(ranks)
+    }
+
+    /// Takes over parameters and optimizer state from a checkpoint, whatever cut and schedule wrote it. The next step is
+    /// the one after the checkpoint's.
+    ///
+    /// # Errors
+    /// When the checkpoint lacks a parameter or has one of another shape, when the optimizer does not take its state, or
+    /// when a rank no longer answers. The pipeline then takes no further step.
+    pub fn restore(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<(), PipelineError> {
+        self.command(|| Command::Restore(checkpoint.clone()))?;
+        let restored = self.await_ranks(|reply| match reply {
+            Reply::Restored(restored) => restored,
+            _ => unreachable!("a rank answers what it was asked"),
+        });
+        if let Err(error) = restored {
+            if !matches!(self.end, Some(End::Lost(_))) {
+                self.end = Some(End::HalfRestored);
+            }
+            return Err(error.into());
+        }
+        self.step = checkpoint.step();
+        Ok(())
+    }
+
     fn split(&self, what: &'static str, batch: impl Boundary) -> Result<Vec<Values>, PipelineError> {
         split(&pack(batch), self.assembly.microbatches())
             .map_err(|source| PipelineError::Split { what, source })
@@ -325,14 +386,17 @@ impl Pipeline {
         let reports = self.await_ranks(|reply| match reply {
             Reply::Step(reports) => reports,
             _ => unreachable!("a rank answers what it was asked"),
-        })?;
-        Ok(reports.into_iter().flatten().collect())
+        });
+        // A step that fails drops all gradients.
+        self.pending &= reports.is_ok();
+        Ok(reports?.into_iter().flatten().collect())
     }
 
     fn command(&mut self, mut command: impl FnMut() -> Command) -> Result<(), PipelineError> {
         match self.end {
             Some(End::Lost(peer)) => return Err(self.lost_peer(peer).into()),
             Some(End::Diverged(step)) => return Err(PipelineError::Diverged { step }),
+            Some(End::HalfRestored) => return Err(PipelineError::HalfRestored),
             None => {}
         }
         for thread in &self.ranks {

@@ -30,6 +30,9 @@ pub struct StepReport {
     pub exposed_communication: Vec<Duration>,
     /// Most bytes that each rank held at once; 0 without [`crate::memory::TrackingAllocator`].
     pub peak_bytes: Vec<u64>,
+    /// Whether any rank found [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) raised at the end
+    /// of the step: the same in every process.
+    pub interrupted: bool,
     /// From the call to its return.
     pub wall: Duration,
 }
@@ -82,6 +85,7 @@ pub(crate) fn training(
         update: reports.iter().map(|report| report.update).collect(),
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),
+        interrupted: reports.iter().any(|report| report.interrupted),
         timeline: timeline(ranks, &mut reports),
         wall,
     }

@@ -4,11 +4,14 @@
 //! caller's business: it asks for one step at a time.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::Serialize;
+use serde_json::{Map, Value as Json};
 
-use crate::data::TokenRows;
+use crate::checkpoint::{Checkpoint, TrainingState};
+use crate::data::{DataError, TokenRows};
 use crate::learning_rate::LearningRate;
 use crate::pipeline::{Pipeline, PipelineError};
 use crate::report::StepReport;
@@ -51,6 +54,17 @@ pub struct Metrics {
     pub bubble_per_rank: Vec<f64>,
 }
 
+/// Why a run cannot go on from a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeError {
+    /// The data is not that of the checkpoint's run.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The pipeline does not take the state over.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+}
+
 impl Trainer {
     /// A trainer that takes `rows_per_step` rows a step: a multiple of the program's microbatches.
     pub fn new(
@@ -75,6 +89,31 @@ impl Trainer {
         let report = self.pipeline.step(tensor(batch.inputs), tensor(batch.targets), rate)?;
         self.steps_done += 1;
         Ok((self.metrics(&report, rate, shape[0] * shape[1]), report))
+    }
+
+    /// Optimizer steps taken so far, those before a checkpoint included.
+    pub fn steps_done(&self) -> u64 {
+        self.steps_done
+    }
+
+    /// The state of the run as it stands, with a description for the manifest.
+    ///
+    /// # Errors
+    /// As [`Pipeline::state`].
+    pub fn state(&mut self, description: Map<String, Json>) -> Result<TrainingState, PipelineError> {
+        let ranks = self.pipeline.state()?;
+        Ok(TrainingState { step: self.steps_done, cursor: self.rows.cursor(), description, ranks })
+    }
+
+    /// Goes on where the checkpoint was taken. The data must be that of the checkpoint's run, which nothing here can see.
+    ///
+    /// # Errors
+    /// When the data has no such row, or as [`Pipeline::restore`].
+    pub fn resume(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<(), ResumeError> {
+        self.rows.seek(checkpoint.manifest().cursor)?;
+        self.pipeline.restore(checkpoint)?;
+        self.steps_done = checkpoint.step();
+        Ok(())
     }
 
     /// The pipeline, for what is not training.

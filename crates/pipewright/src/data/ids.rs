@@ -39,6 +39,17 @@ impl Ids {
         }
     }
 
+    /// The BLAKE3 hash of all ids, in hexadecimal. The same ids in another width have another hash.
+    pub(super) fn hash(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        match self {
+            Self::One(ids) => hash_pieces(&mut hasher, ids, |id| [id]),
+            Self::Two(ids) => hash_pieces(&mut hasher, ids, u16::to_le_bytes),
+            Self::Four(ids) => hash_pieces(&mut hasher, ids, u32::to_le_bytes),
+        }
+        hasher.finalize().to_hex().to_string()
+    }
+
     /// Appends `count` ids from `start` on to `into`.
     pub(super) fn copy(&self, start: usize, count: usize, into: &mut Vec<i32>) {
         let range = start..start + count;
@@ -48,6 +59,13 @@ impl Ids {
             // Ids are below a vocabulary size that fits a signed index, which every reader checks.
             Self::Four(ids) => into.extend(ids[range].iter().map(|id| *id as i32)),
         }
+    }
+}
+
+/// Hashes little-endian ids, a piece of them at a time: hashing is quick on long pieces alone.
+fn hash_pieces<T: Copy, const N: usize>(hasher: &mut blake3::Hasher, ids: &[T], bytes: fn(T) -> [u8; N]) {
+    for piece in ids.chunks(1 << 16) {
+        hasher.update(&piece.iter().copied().flat_map(bytes).collect::<Vec<u8>>());
     }
 }
 

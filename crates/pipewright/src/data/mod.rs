@@ -40,4 +40,4 @@ mod tokenizer;
 
 pub use config::{DataConfig, Tokenizer};
 pub use error::{DataError, TokenPlace};
-pub use rows::{Batch, Cursor, TokenRows};
+pub use rows::{Batch, Cursor, DataIdentity, TokenRows};

@@ -31,6 +31,21 @@ pub struct Cursor {
     pub index: u64,
 }
 
+/// What makes two data sources deal out the same rows in the same order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DataIdentity {
+    /// How many token ids there are.
+    pub tokens: usize,
+    /// How many rows an epoch has.
+    pub rows: usize,
+    /// Tokens a row.
+    pub seq_len: usize,
+    /// The seed of the order, when there is one.
+    pub shuffle_seed: Option<u64>,
+    /// The BLAKE3 hash of the token ids, in hexadecimal.
+    pub hash: String,
+}
+
 /// Rows for one step: what the model is fed, and what it should say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
@@ -88,6 +103,17 @@ impl TokenRows {
     /// How many token ids the data holds, those that fill no row included.
     pub fn tokens(&self) -> usize {
         self.ids.len()
+    }
+
+    /// What a run that goes on with a cursor must find again. Reads all ids.
+    pub fn identity(&self) -> DataIdentity {
+        DataIdentity {
+            tokens: self.tokens(),
+            rows: self.rows(),
+            seq_len: self.seq_len,
+            shuffle_seed: self.shuffle,
+            hash: self.ids.hash(),
+        }
     }
 
     /// The place of the row that comes next.

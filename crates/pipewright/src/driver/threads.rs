@@ -1,12 +1,14 @@
 //! A thread a rank: it polls its executor, parks while nothing can be done, and watches the deadline.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use pipewright_schedule::Rank;
 
+use crate::checkpoint::{Checkpoint, RankState};
 use crate::executor::{Executor, Poll, RankReport, StepInput};
 use crate::failure::{Abort, Cause, StepError};
 use crate::memory::RankMemory;
@@ -18,6 +20,8 @@ use crate::transport::Waited;
 pub(crate) enum Command {
     Step(Box<StepInput>),
     Parameters,
+    State,
+    Restore(Arc<Checkpoint>),
     /// Forget the gradients that wait for an update; there is no answer.
     Reset,
 }
@@ -29,6 +33,8 @@ pub(crate) enum Reply {
     /// The rank's report, and across processes those of all others.
     Step(Result<Vec<RankReport>, StepError>),
     Parameters(Vec<NamedParameter>),
+    State(Box<RankState>),
+    Restored(Result<(), StepError>),
 }
 
 /// How a rank's thread runs.
@@ -116,6 +122,11 @@ where
                     continue;
                 }
                 Command::Parameters => Reply::Parameters(parameters(&executor)),
+                Command::State => Reply::State(Box::new(executor.state())),
+                Command::Restore(checkpoint) => {
+                    let restored = caught(|| executor.restore(&checkpoint)).unwrap_or_else(Err);
+                    Reply::Restored(restored.map_err(failure))
+                }
             };
             if replies.send((rank, reply)).is_err() {
                 return;

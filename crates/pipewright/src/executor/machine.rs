@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use pipewright_schedule::{Action, Event, Rank, StageIndex, ValidatedProgram};
@@ -33,8 +34,10 @@ pub(crate) struct Executor {
     pub(super) endpoint: Link,
     pub(super) clip_norm: Option<f64>,
     pub(super) memory: RankMemory,
-    board: Board,
+    pub(super) board: Board,
     hook: Option<Arc<dyn ActionHook>>,
+    /// Raised when training is to end after the step.
+    pub(super) interrupt: Option<Arc<AtomicBool>>,
     /// Microbatches whose gradients are in the sums, before this step.
     pub(super) accumulated: u32,
     /// Parameters with several owners; unknown before the first update, and after a step that failed.
@@ -169,6 +172,7 @@ impl Executor {
             memory,
             board: assembly.board.clone(),
             hook: assembly.config.hook.clone(),
+            interrupt: assembly.config.interrupt.clone(),
             accumulated: 0,
             shared: None,
             step: StepState::idle(),

@@ -21,6 +21,7 @@
 //! | `sharing.rs` | parameters with several owners |
 //! | `finish.rs` | losses, gradient norm, optimizer step |
 //! | `report.rs` | what a rank says of its step, and to whom |
+//! | `state.rs` | parameters and optimizer state, out and in |
 //! | `chunk.rs` | what a rank keeps for each of its stages |
 
 mod actions;
@@ -31,6 +32,7 @@ mod machine;
 mod reduction;
 mod report;
 mod sharing;
+mod state;
 
 pub(crate) use link::Link;
 pub(crate) use machine::{Executor, Poll, StepInput};

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use pipewright_schedule::{Action, Event, Rank};
@@ -35,6 +36,8 @@ pub(crate) struct RankReport {
     /// Time of the gradient scaling and the optimizer step.
     pub update: Duration,
     pub peak_bytes: u64,
+    /// Whether this rank's process was asked to end.
+    pub interrupted: bool,
 }
 
 /// A report as bytes: all but the outputs, which stay on their rank.
@@ -48,6 +51,7 @@ struct Figures {
     exposed_communication: Duration,
     update: Duration,
     peak_bytes: u64,
+    interrupted: bool,
 }
 
 impl RankReport {
@@ -63,6 +67,7 @@ impl RankReport {
             exposed_communication: self.exposed_communication,
             update: self.update,
             peak_bytes: self.peak_bytes,
+            interrupted: self.interrupted,
         }
     }
 }
@@ -83,6 +88,7 @@ impl From<Figures> for RankReport {
             exposed_communication: figures.exposed_communication,
             update: figures.update,
             peak_bytes: figures.peak_bytes,
+            interrupted: figures.interrupted,
         }
     }
 }
@@ -109,6 +115,7 @@ impl Executor {
             exposed_communication: self.step.exposed,
             update: self.step.update,
             peak_bytes: self.memory.peak(),
+            interrupted: self.interrupt.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)),
         };
         let first = Rank::new(0);
         if self.endpoint.is_distributed() && self.world_rank != first {

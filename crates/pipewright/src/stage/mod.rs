@@ -6,6 +6,7 @@
 mod gradients;
 mod module;
 mod runner;
+mod state;
 mod training;
 
 pub use module::{StageContext, StageModule};

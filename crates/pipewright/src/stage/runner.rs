@@ -10,6 +10,7 @@ use pipewright_schedule::Microbatch;
 use super::module::{StageContext, StageModule};
 use super::training::TrainingStage;
 use crate::boundary::{Boundary, BoundaryError};
+use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
 use crate::value::{Value, Values};
 
 /// A stage, ready to be handed to a rank.
@@ -125,6 +126,12 @@ pub(crate) trait Runner: Send {
 
     /// The parameters' values, in the order of [`Runner::paths`].
     fn parameters(&self) -> Vec<TensorData>;
+
+    /// The parameters and the optimizer as they stand, sharing storage.
+    fn state(&self) -> StageState;
+
+    /// Takes over parameters and optimizer state; with an error, some of them.
+    fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError>;
 
     /// Where the stage computes.
     fn device(&self) -> Device;

@@ -17,8 +17,10 @@ use pipewright_schedule::Microbatch;
 use super::gradients::GradientSums;
 use super::module::{Auxiliary, StageContext, StageModule};
 use super::runner::{Forwarded, Gradient, NamedLosses, Runner, StageError, device_of};
+use super::state::{Found, filled, parameters_of};
 use crate::autodiff::{GradientSlot, gradient_root};
 use crate::boundary::{BoundaryError, pack, unpack};
+use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
 use crate::nn::Deferred;
 use crate::value::{Value, ValueKind, Values};
 
@@ -227,6 +229,30 @@ impl<M: StageModule> Runner for TrainingStage<M> {
         let mut reader = Reader::default();
         self.module().visit(&mut reader);
         reader.0
+    }
+
+    fn state(&self) -> StageState {
+        let found = parameters_of(self.module());
+        let parameters = found.into_iter().zip(self.sums.paths()).map(|(found, path)| {
+            let Found { id, value, .. } = found;
+            HeldParameter { path: path.clone(), id, value }
+        });
+        StageState { parameters: parameters.collect(), optimizer: self.optimizer.clone() }
+    }
+
+    fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        let module = self.module.take().expect("the module is away only during the optimizer's step");
+        let (module, outcome) = filled(module, self.sums.paths(), checkpoint);
+        self.module = Some(module);
+        outcome?;
+        if let Some(optimizer) = &self.optimizer {
+            let found = parameters_of(self.module());
+            let targets = found.iter().zip(self.sums.paths());
+            let targets: Vec<Target<'_>> =
+                targets.map(|(found, path)| Target { id: found.id, path, local: &found.local }).collect();
+            self.optimizer = Some(put_together(optimizer.clone(), &targets, checkpoint)?);
+        }
+        Ok(())
     }
 
     fn device(&self) -> Device {

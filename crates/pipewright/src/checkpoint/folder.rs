@@ -1,0 +1,137 @@
+//! A folder of checkpoints: which are complete, which is the newest, and who may write.
+//!
+//! Names begin with what they are: `step-00000040` is complete, `.saving-...` is not yet, `.removing-...` is no longer.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+use super::error::CheckpointError;
+use super::manifest::{MANIFEST, Manifest};
+use super::read::Checkpoint;
+use super::save::{publish, remove_committed, remove_folder};
+
+const COMMITTED: &str = "step-";
+const SAVING: &str = ".saving-";
+pub(super) const REMOVING: &str = ".removing-";
+const LOCK: &str = "lock";
+
+/// The name of the complete checkpoint of `step`.
+pub(super) fn committed_name(step: u64) -> String {
+    format!("{COMMITTED}{step:08}")
+}
+
+/// The name under which it is written.
+pub(super) fn scratch_name(step: u64) -> String {
+    format!("{SAVING}{step:08}")
+}
+
+/// A folder of checkpoints that no other process writes to.
+///
+/// The folder's `lock` file holds the owner's process id and is locked by the system, which unlocks it when the process
+/// ends in whatever way: a lock is never left behind.
+#[derive(Debug)]
+pub struct CheckpointFolder {
+    path: PathBuf,
+    /// Locked as long as it is open.
+    _lock: File,
+}
+
+impl CheckpointFolder {
+    /// Takes the folder, which is made where it does not exist, and removes what an earlier owner left half-written. What
+    /// lacks nothing but its final name gets it.
+    ///
+    /// # Errors
+    /// When another process has it, or the system refuses.
+    pub fn own(path: &Path) -> Result<Self, CheckpointError> {
+        fs::create_dir_all(path).map_err(CheckpointError::io("create", path))?;
+        let folder = Self { path: path.to_owned(), _lock: lock(path)? };
+        for name in names(path)? {
+            let leftover = path.join(&name);
+            match Manifest::read(&leftover) {
+                Ok(manifest) if name.starts_with(SAVING) => publish(&leftover, path, manifest.step)?,
+                _ if name.starts_with(SAVING) || name.starts_with(REMOVING) => remove_folder(&leftover)?,
+                _ => {}
+            }
+        }
+        Ok(folder)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes all checkpoints but the `keep` newest.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn keep_newest(&self, keep: usize) -> Result<(), CheckpointError> {
+        let all = Self::list(&self.path)?;
+        let old = all.len().saturating_sub(keep);
+        all[..old].iter().try_for_each(|(_, checkpoint)| remove_committed(checkpoint))
+    }
+
+    /// The complete checkpoints in a folder with their steps, oldest first. Nothing in them is looked at. A folder that
+    /// does not exist has none.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub fn list(path: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+        let step_of = |name: &str| name.strip_prefix(COMMITTED)?.parse::<u64>().ok();
+        let names = names(path)?.into_iter();
+        let mut found: Vec<_> =
+            names.filter_map(|name| step_of(&name).map(|step| (step, path.join(name)))).collect();
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    /// The newest complete checkpoint in a folder, opened.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`], and when there is none.
+    pub fn newest(path: &Path) -> Result<Checkpoint, CheckpointError> {
+        match Self::list(path)?.pop() {
+            Some((_, checkpoint)) => Checkpoint::open(&checkpoint),
+            None => Err(CheckpointError::NoneComplete { path: path.to_owned() }),
+        }
+    }
+
+    /// Whether this folder is a checkpoint rather than a folder of them.
+    pub fn is_checkpoint(path: &Path) -> bool {
+        path.join(MANIFEST).exists()
+            || path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(COMMITTED))
+    }
+}
+
+/// Names in a folder; none in one that does not exist.
+fn names(path: &Path) -> Result<Vec<String>, CheckpointError> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(CheckpointError::Io { action: "read", path: path.to_owned(), source }),
+    };
+    let name = |entry: std::io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+    entries.map(name).collect::<std::io::Result<_>>().map_err(CheckpointError::io("read", path))
+}
+
+fn lock(folder: &Path) -> Result<File, CheckpointError> {
+    let path = folder.join(LOCK);
+    let opened = File::options().read(true).write(true).create(true).truncate(false).open(&path);
+    let mut file = opened.map_err(CheckpointError::io("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut owner = String::new();
+            let owner = file.read_to_string(&mut owner).ok().map(|_| owner.trim().to_owned());
+            let owner = owner.filter(|owner| !owner.is_empty());
+            return Err(CheckpointError::Locked { path: folder.to_owned(), owner });
+        }
+        Err(TryLockError::Error(source)) => {
+            return Err(CheckpointError::Io { action: "lock", path, source });
+        }
+    }
+    let told = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    told.map_err(CheckpointError::io("write", &path))?;
+    Ok(file)
+}

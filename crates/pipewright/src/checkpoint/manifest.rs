@@ -1,0 +1,159 @@
+//! The manifest: which files make up a checkpoint, and what they hold. It is written last and hashes itself.
+//!
+//! The file is a JSON object whose last member is the hash of all text before it.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
+
+use super::error::CheckpointError;
+use crate::data::Cursor;
+
+/// The manifest's name in a checkpoint's folder.
+pub const MANIFEST: &str = "manifest.json";
+
+/// The newest format that this crate reads, and the one that it writes.
+const FORMAT: u32 = 1;
+
+/// What stands between the manifest's content and its hash, and behind the hash.
+const BEFORE_HASH: &str = ",\n  \"hash\": \"";
+const BEHIND_HASH: &str = "\"\n}\n";
+
+/// What a checkpoint consists of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    format: u32,
+    /// Optimizer steps taken.
+    pub step: u64,
+    /// The row of the data that comes next.
+    pub cursor: Cursor,
+    /// What the run's owner put down: nothing here reads it.
+    pub description: Map<String, Json>,
+    /// The files with the tensors.
+    pub shards: Vec<Shard>,
+}
+
+/// A file of tensors.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shard {
+    /// Its name in the checkpoint's folder.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// The BLAKE3 hash of its content, in hexadecimal.
+    pub hash: String,
+}
+
+impl Manifest {
+    /// A manifest of the format that is written today.
+    pub fn new(step: u64, cursor: Cursor, description: Map<String, Json>, shards: Vec<Shard>) -> Self {
+        Self { format: FORMAT, step, cursor, description, shards }
+    }
+
+    /// The manifest in a checkpoint's folder; the files that it names are not looked at.
+    ///
+    /// # Errors
+    /// When it is missing, damaged, or of a later format.
+    pub fn read(checkpoint: &Path) -> Result<Self, CheckpointError> {
+        let path = checkpoint.join(MANIFEST);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(CheckpointError::NoManifest { path });
+            }
+            Err(source) => return Err(CheckpointError::Io { action: "read", path, source }),
+        };
+        Self::parse(&bytes).map_err(|flaw| match flaw {
+            Flaw::TooNew(found) => CheckpointError::TooNew { path, found, known: FORMAT },
+            Flaw::Damaged(reason) => CheckpointError::DamagedManifest { path, reason },
+        })
+    }
+
+    /// The file's text.
+    pub(super) fn to_text(&self) -> String {
+        let json = serde_json::to_string_pretty(self).expect("a manifest is plain data");
+        let body = json.strip_suffix("\n}").expect("pretty JSON closes an object on a line of its own");
+        format!("{body}{BEFORE_HASH}{}{BEHIND_HASH}", blake3::hash(body.as_bytes()).to_hex())
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, Flaw> {
+        let damaged = |reason: &str| Flaw::Damaged(reason.to_owned());
+        let text = std::str::from_utf8(bytes).map_err(|_| damaged("it is not UTF-8"))?;
+        let sealed = text.strip_suffix(BEHIND_HASH).and_then(|text| text.rsplit_once(BEFORE_HASH));
+        let (body, hash) = sealed.ok_or_else(|| damaged("its end is missing"))?;
+        if blake3::hash(body.as_bytes()).to_hex().as_str() != hash {
+            return Err(damaged("its content has another hash than was written"));
+        }
+        let json: Json =
+            serde_json::from_str(&format!("{body}\n}}")).map_err(|error| damaged(&error.to_string()))?;
+        // A later format may have other members: its number is looked at first.
+        match json.get("format").and_then(Json::as_u64).and_then(|format| u32::try_from(format).ok()) {
+            Some(found) if found > FORMAT => return Err(Flaw::TooNew(found)),
+            _ => {}
+        }
+        let manifest: Self = serde_json::from_value(json).map_err(|error| damaged(&error.to_string()))?;
+        let is_plain = |name: &str| Path::new(name).file_name() == Some(name.as_ref());
+        match manifest.shards.iter().find(|shard| !is_plain(&shard.name)) {
+            Some(shard) => Err(Flaw::Damaged(format!("`{}` is no file name", shard.name))),
+            None => Ok(manifest),
+        }
+    }
+}
+
+/// What is wrong with a manifest's text.
+#[derive(Debug, PartialEq)]
+enum Flaw {
+    TooNew(u32),
+    Damaged(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest() -> Manifest {
+        let shard = Shard { name: "rank-0000.safetensors".into(), bytes: 12, hash: "ab".into() };
+        let description = Map::from_iter([("epsilon".to_owned(), Json::from(1e-5))]);
+        Manifest::new(40, Cursor { epoch: 1, index: 7 }, description, vec![shard])
+    }
+
+    #[test]
+    fn text_comes_back() {
+        let text = manifest().to_text();
+        assert_eq!(Manifest::parse(text.as_bytes()), Ok(manifest()));
+        let json: Json = serde_json::from_str(&text).expect("the file is plain JSON");
+        assert_eq!(json["step"], 40);
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_found() {
+        let text = manifest().to_text().into_bytes();
+        for place in 0..text.len() {
+            for bit in 0..8 {
+                let mut flipped = text.clone();
+                flipped[place] ^= 1 << bit;
+                assert!(
+                    matches!(Manifest::parse(&flipped), Err(Flaw::Damaged(_))),
+                    "bit {bit} of byte {place}"
+                );
+            }
+            assert!(matches!(Manifest::parse(&text[..place]), Err(Flaw::Damaged(_))), "cut at {place}");
+        }
+    }
+
+    #[test]
+    fn a_later_format_is_no_damage() {
+        let later = Manifest { format: FORMAT + 1, ..manifest() };
+        assert_eq!(Manifest::parse(later.to_text().as_bytes()), Err(Flaw::TooNew(FORMAT + 1)));
+    }
+
+    #[test]
+    fn a_shard_outside_the_folder_is_refused() {
+        let mut manifest = manifest();
+        manifest.shards[0].name = "../rank-0000.safetensors".into();
+        assert!(matches!(Manifest::parse(manifest.to_text().as_bytes()), Err(Flaw::Damaged(_))));
+    }
+}

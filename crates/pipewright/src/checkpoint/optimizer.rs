@@ -1,0 +1,136 @@
+//! Optimizer state by parameter path, for any of Burn's optimizers.
+//!
+//! Burn keeps the state of a module's parameters under their ids, which differ from run to run, and shows it only as a
+//! burnpack record. A record's names are `ID.FIELD`; here they become `PATH@FIELD`, and back. Numbers of the state (the
+//! count of steps, the tensor's rank) are texts such as `uint 7`, floating point ones by their bits.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use burn::module::ParamId;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::tensor::TensorData;
+use burn_pack::{Reader, Scalar, Writer};
+
+use super::error::CheckpointError;
+use super::read::Checkpoint;
+
+/// Stands between a parameter's path and the field of its state.
+pub(super) const FIELD: char = '@';
+
+/// An optimizer's state, taken apart.
+#[derive(Default)]
+pub(super) struct Parts {
+    /// By `PATH@FIELD`.
+    pub(super) tensors: BTreeMap<String, TensorData>,
+    /// By `PATH@FIELD`.
+    pub(super) scalars: BTreeMap<String, String>,
+}
+
+/// A parameter as the optimizer that takes a state over knows it.
+pub(crate) struct Target<'a> {
+    pub(crate) id: ParamId,
+    pub(crate) path: &'a Arc<str>,
+    /// The path inside the stage's module, by which Burn chooses among several optimizers.
+    pub(crate) local: &'a str,
+}
+
+/// The state of the parameters in `paths`, by id.
+pub(super) fn take_apart(
+    optimizer: &ModuleOptimizer,
+    paths: &HashMap<ParamId, Arc<str>>,
+) -> Result<Parts, CheckpointError> {
+    let unreadable = |error: &dyn std::fmt::Display| CheckpointError::Record { reason: error.to_string() };
+    let bytes = optimizer.to_record().into_bytes().map_err(|error| unreadable(&error))?;
+    let reader = Reader::from_bytes(bytes).map_err(|error| unreadable(&error))?;
+    let mut parts = Parts::default();
+    for (name, scalar) in reader.scalars() {
+        if let Some(name) = by_path(name, paths) {
+            parts.scalars.insert(name, to_text(*scalar));
+        }
+    }
+    for tensor in reader.into_tensors().map_err(|error| unreadable(&error))? {
+        if let Some(path) = by_path(&tensor.name, paths) {
+            let (_, dtype, shape, _, bytes) = tensor.into_parts().map_err(|error| unreadable(&error))?;
+            parts.tensors.insert(path, TensorData::from_bytes(bytes, shape, dtype));
+        }
+    }
+    Ok(parts)
+}
+
+fn by_path(name: &str, paths: &HashMap<ParamId, Arc<str>>) -> Option<String> {
+    let (id, field) = name.split_once('.')?;
+    let path = paths.get(&ParamId::from(id.parse::<u64>().ok()?))?;
+    Some(format!("{path}{FIELD}{field}"))
+}
+
+/// `optimizer` with the state that the checkpoint has for these parameters, in place of its own.
+pub(crate) fn put_together(
+    optimizer: ModuleOptimizer,
+    targets: &[Target<'_>],
+    checkpoint: &Checkpoint,
+) -> Result<ModuleOptimizer, CheckpointError> {
+    let unfit = |reason: String| CheckpointError::Optimizer { path: checkpoint.path().to_owned(), reason };
+    let mut tensors = Vec::new();
+    let mut scalars = Vec::new();
+    let mut locals = Vec::new();
+    for Target { id, path, local } in targets {
+        let id = id.val();
+        for (field, text) in checkpoint.scalars_of(path) {
+            let scalar =
+                from_text(text).ok_or_else(|| unfit(format!("`{path}{FIELD}{field}` is `{text}`")))?;
+            scalars.push((format!("{id}.{field}"), scalar));
+        }
+        for (field, name) in checkpoint.state_of(path) {
+            let (bytes, shape, dtype) = checkpoint.read(name)?.into_parts();
+            tensors.push(burn_pack::Tensor::new(format!("{id}.{field}"), dtype, shape, Some(id), bytes));
+        }
+        locals.push((id.to_string(), *local));
+    }
+    let expected = tensors.len();
+    let writer = Writer::new(tensors);
+    let writer = scalars.iter().fold(writer, |writer, (name, scalar)| writer.with_scalar(name, *scalar));
+    let writer = locals.iter().fold(writer, |writer, (id, local)| writer.with_metadata(id, local));
+    let bytes = writer.into_bytes().map_err(|error| unfit(error.to_string()))?;
+    let record = OptimizerRecord::from_bytes(bytes).map_err(|error| unfit(error.to_string()))?;
+    let optimizer = optimizer.load_record(record);
+    // Burn passes over state that it cannot use, and would start that parameter's anew.
+    match optimizer.to_record().len() {
+        taken if taken == expected => Ok(optimizer),
+        taken => Err(unfit(format!("it takes {taken} tensors of {expected}"))),
+    }
+}
+
+fn to_text(scalar: Scalar) -> String {
+    match scalar {
+        Scalar::Int(value) => format!("int {value}"),
+        Scalar::UInt(value) => format!("uint {value}"),
+        Scalar::Float(value) => format!("float {:016x}", value.to_bits()),
+        Scalar::Bool(value) => format!("bool {value}"),
+    }
+}
+
+fn from_text(text: &str) -> Option<Scalar> {
+    let (kind, value) = text.split_once(' ')?;
+    match kind {
+        "int" => value.parse().ok().map(Scalar::Int),
+        "uint" => value.parse().ok().map(Scalar::UInt),
+        "float" => u64::from_str_radix(value, 16).ok().map(|bits| Scalar::Float(f64::from_bits(bits))),
+        "bool" => value.parse().ok().map(Scalar::Bool),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back() {
+        for scalar in [Scalar::Int(-3), Scalar::UInt(u64::MAX), Scalar::Float(0.1), Scalar::Bool(true)] {
+            assert_eq!(from_text(&to_text(scalar)), Some(scalar));
+        }
+        assert_eq!(from_text("uint"), None);
+        assert_eq!(from_text("hex 7"), None);
+    }
+}

@@ -1,0 +1,205 @@
+//! Writing a checkpoint: shards into a scratch folder, the manifest last, one rename.
+//!
+//! Shards may be written by several processes that see one folder. Each leaves a note beside its shards, the last thing
+//! that it writes; the process that began the checkpoint commits it once it has read the notes of all ranks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use pipewright_schedule::Rank;
+
+use super::error::CheckpointError;
+use super::folder::{REMOVING, committed_name, scratch_name};
+use super::manifest::{MANIFEST, Manifest, Shard};
+use super::optimizer::{FIELD, take_apart};
+use super::state::{RankState, StageState};
+use super::tensor_file::{self, Content, Named};
+
+/// The header text that says which step a shard belongs to.
+pub(super) const STEP: &str = "step";
+
+/// A checkpoint in the making. Dropped before [`Saving::commit`], it leaves nothing in the process that began it.
+#[derive(Debug)]
+pub struct Saving {
+    folder: PathBuf,
+    scratch: PathBuf,
+    step: u64,
+    /// Whether the scratch folder is this process's to remove.
+    owns_scratch: bool,
+    written: Arc<AtomicU64>,
+}
+
+impl Saving {
+    /// Begins the checkpoint of `step` in a folder of checkpoints, which this process must own
+    /// ([`CheckpointFolder::own`](super::CheckpointFolder::own)).
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn begin(folder: &Path, step: u64) -> Result<Self, CheckpointError> {
+        let mut saving = Self::join(folder, step)?;
+        saving.owns_scratch = true;
+        Ok(saving)
+    }
+
+    /// Takes part in a checkpoint that another process begins, earlier or later.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn join(folder: &Path, step: u64) -> Result<Self, CheckpointError> {
+        let scratch = folder.join(scratch_name(step));
+        fs::create_dir_all(&scratch).map_err(CheckpointError::io("create", &scratch))?;
+        Ok(Self { folder: folder.to_owned(), scratch, step, owns_scratch: false, written: Arc::default() })
+    }
+
+    /// Counts bytes in `written` as they are handed to the system.
+    pub(super) fn counting(mut self, written: Arc<AtomicU64>) -> Self {
+        self.written = written;
+        self
+    }
+
+    /// Writes a rank's part; it is on disk afterwards, and its tensors are dropped.
+    ///
+    /// # Errors
+    /// When the system refuses, or a tensor's element type cannot be stored.
+    pub fn write_shard(&self, state: RankState) -> Result<Shard, CheckpointError> {
+        let RankState { rank, stages, memory } = state;
+        // What the rank's own thread allocated is dropped here.
+        let _counted = memory.count_this_thread();
+        let name = format!("rank-{:04}.safetensors", rank.get());
+        let mut texts = HashMap::from([(STEP.to_owned(), self.step.to_string())]);
+        let mut tensors = BTreeMap::new();
+        for stage in stages {
+            add_stage(stage, &mut tensors, &mut texts)?;
+        }
+        let tensors = tensors.into_iter().map(|(name, content)| Named { name, content }).collect();
+        let path = self.scratch.join(&name);
+        let (bytes, hash) = tensor_file::write(&path, texts, tensors, &self.written)?;
+        Ok(Shard { name, bytes, hash: hash.to_hex().to_string() })
+    }
+
+    /// Tells the process that commits that a shard of this one is on disk.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn leave_note(&self, rank: Rank, shard: &Shard) -> Result<(), CheckpointError> {
+        let (path, draft) = (self.note(rank), self.note(rank).with_extension("draft"));
+        let text = serde_json::to_string(shard).expect("a shard is plain data");
+        let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, &path));
+        written.map_err(CheckpointError::io("write", &path))
+    }
+
+    /// The shard that another process has told of, if it has; its note is gone then.
+    ///
+    /// # Errors
+    /// When the note cannot be read.
+    pub fn take_note(&self, rank: Rank) -> Result<Option<Shard>, CheckpointError> {
+        let path = self.note(rank);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(CheckpointError::Io { action: "read", path, source }),
+        };
+        let shard = serde_json::from_slice(&text).map_err(std::io::Error::from);
+        let shard = shard.map_err(CheckpointError::io("understand", &path))?;
+        fs::remove_file(&path).map_err(CheckpointError::io("remove", &path))?;
+        Ok(Some(shard))
+    }
+
+    fn note(&self, rank: Rank) -> PathBuf {
+        self.scratch.join(format!("rank-{:04}.note", rank.get()))
+    }
+
+    /// Makes the checkpoint visible under its final name, which is returned. All shards of the manifest must have been
+    /// written; the manifest's step must be that of [`Saving::begin`].
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn commit(mut self, manifest: &Manifest) -> Result<PathBuf, CheckpointError> {
+        let path = self.scratch.join(MANIFEST);
+        let written = File::create_new(&path).and_then(|mut file| {
+            file.write_all(manifest.to_text().as_bytes())?;
+            file.sync_all()
+        });
+        written.map_err(CheckpointError::io("write", &path))?;
+        sync_folder(&self.scratch)?;
+        // What has a manifest lacks nothing: it is not for this process to remove any more.
+        self.owns_scratch = false;
+        publish(&self.scratch, &self.folder, self.step)?;
+        Ok(self.folder.join(committed_name(self.step)))
+    }
+}
+
+impl Drop for Saving {
+    fn drop(&mut self) {
+        if self.owns_scratch {
+            // Best effort: the next owner of the folder removes what is left.
+            let _ = fs::remove_dir_all(&self.scratch);
+        }
+    }
+}
+
+/// Adds a stage's tensors under their names. Of a parameter that several stages hold the first is taken.
+fn add_stage(
+    stage: StageState,
+    tensors: &mut BTreeMap<String, Content>,
+    texts: &mut HashMap<String, String>,
+) -> Result<(), CheckpointError> {
+    let StageState { parameters, optimizer } = stage;
+    if let Some(parameter) = parameters.iter().find(|parameter| parameter.path.contains(FIELD)) {
+        return Err(CheckpointError::Path { parameter: parameter.path.clone() });
+    }
+    let held = parameters.iter().filter(|parameter| !tensors.contains_key(&*parameter.path));
+    let paths = held.map(|parameter| (parameter.id, parameter.path.clone())).collect();
+    if let Some(optimizer) = optimizer {
+        let parts = take_apart(&optimizer, &paths)?;
+        texts.extend(parts.scalars);
+        tensors.extend(parts.tensors.into_iter().map(|(name, data)| (name, Content::Data(data))));
+    }
+    for parameter in parameters {
+        tensors.entry(parameter.path.to_string()).or_insert(Content::Live(parameter.value));
+    }
+    Ok(())
+}
+
+/// Gives a scratch folder that lacks nothing its final name, in the place of an earlier checkpoint of the same step.
+pub(super) fn publish(scratch: &Path, folder: &Path, step: u64) -> Result<(), CheckpointError> {
+    let committed = folder.join(committed_name(step));
+    remove_committed(&committed)?;
+    fs::rename(scratch, &committed).map_err(CheckpointError::io("create", &committed))?;
+    sync_folder(folder)
+}
+
+/// Removes a checkpoint in such a way that no half of it is ever taken for a whole one.
+pub(super) fn remove_committed(checkpoint: &Path) -> Result<(), CheckpointError> {
+    let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
+    let doomed = checkpoint.with_file_name(format!("{REMOVING}{name}"));
+    remove_folder(&doomed)?;
+    match fs::rename(checkpoint, &doomed) {
+        Ok(()) => remove_folder(&doomed),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(CheckpointError::Io { action: "remove", path: checkpoint.to_owned(), source }),
+    }
+}
+
+/// Removes a folder that may not be there.
+pub(super) fn remove_folder(path: &Path) -> Result<(), CheckpointError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(CheckpointError::Io { action: "remove", path: path.to_owned(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Waits until the folder's list of files is on disk.
+fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
+    // Other systems keep a folder's list without being asked, and do not open folders as files.
+    if cfg!(unix) {
+        File::open(path).and_then(|folder| folder.sync_all()).map_err(CheckpointError::io("write", path))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! A shard's bytes: tensors by name in the safetensors format, with texts by name in its header.
+//!
+//! Tensors are handed over one at a time, written, hashed and dropped. Everything is little-endian.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn::tensor::{DType, Tensor, TensorData};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use super::error::CheckpointError;
+use crate::value::Value;
+
+/// Bytes that are hashed while they are warm from being written.
+const PIECE: usize = 1 << 20;
+/// Bytes after which the disk must have what it was given: what is outstanding stays small, and progress is real.
+const SYNC_EVERY: u64 = 64 << 20;
+/// Bytes of the header's length field.
+pub(super) const LENGTH_FIELD: u64 = 8;
+/// A longer header is no header; the format has the same limit.
+const LONGEST_HEADER: u64 = 100_000_000;
+
+/// A tensor to be stored.
+pub(super) struct Named {
+    pub(super) name: String,
+    pub(super) content: Content,
+}
+
+/// A tensor, wherever it is.
+pub(super) enum Content {
+    Live(Value),
+    Data(TensorData),
+}
+
+impl Content {
+    fn dtype(&self) -> DType {
+        match self {
+            Self::Live(value) => value.dtype(),
+            Self::Data(data) => data.dtype(),
+        }
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        match self {
+            Self::Live(value) => value.shape().to_vec(),
+            Self::Data(data) => data.shape().to_vec(),
+        }
+    }
+
+    fn into_data(self) -> TensorData {
+        match self {
+            // Rank plays no part in reading, so any may stand in the type.
+            Self::Live(value) => Tensor::<1>::from_dispatch(value.into_dispatch()).into_data(),
+            Self::Data(data) => data,
+        }
+    }
+}
+
+/// The format's name of an element type.
+fn to_stored(dtype: DType) -> Option<Dtype> {
+    Some(match dtype {
+        DType::F64 => Dtype::F64,
+        DType::F32 | DType::Flex32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::I64 => Dtype::I64,
+        DType::I32 => Dtype::I32,
+        DType::I16 => Dtype::I16,
+        DType::I8 => Dtype::I8,
+        DType::U64 => Dtype::U64,
+        DType::U32 => Dtype::U32,
+        DType::U16 => Dtype::U16,
+        DType::U8 => Dtype::U8,
+        _ => return None,
+    })
+}
+
+/// Burn's name of a stored element type.
+pub(super) fn from_stored(dtype: Dtype) -> Option<DType> {
+    Some(match dtype {
+        Dtype::F64 => DType::F64,
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::I64 => DType::I64,
+        Dtype::I32 => DType::I32,
+        Dtype::I16 => DType::I16,
+        Dtype::I8 => DType::I8,
+        Dtype::U64 => DType::U64,
+        Dtype::U32 => DType::U32,
+        Dtype::U16 => DType::U16,
+        Dtype::U8 => DType::U8,
+        _ => return None,
+    })
+}
+
+/// Writes a file and waits until it is on disk; returns its length and hash. `written` counts bytes as they go.
+pub(super) fn write(
+    path: &Path,
+    texts: HashMap<String, String>,
+    tensors: Vec<Named>,
+    written: &AtomicU64,
+) -> Result<(u64, blake3::Hash), CheckpointError> {
+    let header = header(texts, &tensors)?;
+    let file = File::create(path).map_err(CheckpointError::io("create", path))?;
+    let mut sink = Sink { file, hasher: blake3::Hasher::new(), bytes: 0, unsynced: 0, written };
+    let mut put = |bytes: &[u8]| sink.put(bytes).map_err(CheckpointError::io("write", path));
+    put(&header)?;
+    for tensor in tensors {
+        put(tensor.content.into_data().as_bytes())?;
+    }
+    sink.file.sync_all().map_err(CheckpointError::io("write", path))?;
+    Ok((sink.bytes, sink.hasher.finalize()))
+}
+
+/// A file that is hashed as it grows.
+struct Sink<'a> {
+    file: File,
+    hasher: blake3::Hasher,
+    bytes: u64,
+    unsynced: u64,
+    written: &'a AtomicU64,
+}
+
+impl Sink<'_> {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        for piece in bytes.chunks(PIECE) {
+            self.file.write_all(piece)?;
+            self.hasher.update(piece);
+            self.bytes += piece.len() as u64;
+            self.unsynced += piece.len() as u64;
+            if self.unsynced >= SYNC_EVERY {
+                self.file.sync_data()?;
+                self.unsynced = 0;
+            }
+            self.written.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// The length field and header of a file with these tensors, in this order.
+fn header(texts: HashMap<String, String>, tensors: &[Named]) -> Result<Vec<u8>, CheckpointError> {
+    let mut offset = 0;
+    let mut infos = Vec::with_capacity(tensors.len());
+    for Named { name, content } in tensors {
+        let dtype = content.dtype();
+        let unknown = || CheckpointError::ElementType { tensor: name.clone(), dtype: format!("{dtype:?}") };
+        let stored = to_stored(dtype).ok_or_else(unknown)?;
+        let shape = content.shape();
+        let start = offset;
+        offset += shape.iter().product::<usize>() * dtype.size();
+        infos.push((name.clone(), TensorInfo { dtype: stored, shape, data_offsets: (start, offset) }));
+    }
+    let metadata = Metadata::new(Some(texts), infos).expect("offsets follow each other");
+    let mut json = serde_json::to_vec(&metadata).expect("a header is plain data");
+    // Tensors start at a multiple of eight, as the format recommends.
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    Ok(header)
+}
+
+/// A file's header.
+pub(super) struct Header {
+    /// Texts by name.
+    pub(super) texts: BTreeMap<String, String>,
+    /// Tensors with their offsets from `data`.
+    pub(super) tensors: Vec<(String, TensorInfo)>,
+    /// Where the first tensor starts.
+    pub(super) data: u64,
+}
+
+/// The header at the beginning of `file`; none where there is no sound one.
+pub(super) fn read_header(file: &mut impl Read) -> Option<Header> {
+    let mut field = [0; LENGTH_FIELD as usize];
+    file.read_exact(&mut field).ok()?;
+    let length = u64::from_le_bytes(field);
+    if length > LONGEST_HEADER {
+        return None;
+    }
+    // Read as far as the file goes, rather than allocate what a damaged field asks for.
+    let mut json = Vec::new();
+    file.take(length).read_to_end(&mut json).ok()?;
+    let metadata: Metadata = serde_json::from_slice(&json).ok()?;
+    let texts = metadata.metadata().clone().unwrap_or_default().into_iter().collect();
+    let tensors = metadata.tensors().into_iter().map(|(name, info)| (name, info.clone())).collect();
+    Some(Header { texts, tensors, data: LENGTH_FIELD + length })
+}
+
+/// The hash of everything that is left to read.
+pub(super) fn hash(mut file: impl Read) -> io::Result<blake3::Hash> {
+    let mut hasher = blake3::Hasher::new();
+    let mut piece = vec![0; PIECE];
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(hasher.finalize()),
+            read => hasher.update(&piece[..read]),
+        };
+    }
+}

@@ -1,0 +1,32 @@
+//! A rank's training state between two steps: taken out for a checkpoint, put back from one.
+
+use std::sync::Arc;
+
+use super::machine::Executor;
+use crate::checkpoint::{Checkpoint, RankState, StageState};
+use crate::failure::Cause;
+
+impl Executor {
+    /// The parameters and optimizer state of all stages, sharing storage. Of a parameter with several owners, as far as
+    /// they are known, the lowest stage's copy alone.
+    pub(crate) fn state(&self) -> RankState {
+        let of_stage = |chunk: &super::chunk::Chunk| {
+            let StageState { parameters, optimizer } = chunk.runner.state();
+            let counted = (0..).zip(parameters).filter(|(place, _)| self.counts(chunk.stage, *place));
+            StageState { parameters: counted.map(|(_, parameter)| parameter).collect(), optimizer }
+        };
+        let stages = self.chunks.iter().map(of_stage).collect();
+        RankState { rank: self.rank, stages, memory: self.memory.clone() }
+    }
+
+    /// Takes over the state of all stages; with an error, some of it.
+    pub(crate) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), Cause> {
+        for chunk in &mut self.chunks {
+            let restored = chunk.runner.restore(checkpoint);
+            restored.map_err(|error| Cause::Restore { stage: chunk.stage, error: Arc::new(error) })?;
+            // Reading may take long; whoever waits sees that it goes on.
+            self.board.moved(self.rank, 0);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,384 @@
+//! Checkpoints: a run goes on from one with the same bits under any cut, and what is wrong with one is told by name.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::module::ParamGroup;
+use burn::optim::{
+    AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfig, momentum::MomentumConfig,
+};
+use pipewright::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, TrainingState,
+};
+use pipewright::data::Cursor;
+use pipewright::failure::Cause;
+use pipewright::optimizer::AdamW;
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
+use pipewright::transport::World;
+use support::{Step, batch, config, program, stage};
+use tempfile::TempDir;
+
+const MICROBATCHES: u32 = 8;
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a scratch folder")
+}
+
+fn launch(schedule: &str, ranks: u32, optimizer: ModuleOptimizer) -> Pipeline {
+    let program = program(schedule, ranks, MICROBATCHES);
+    let stages = program.placement().stages();
+    let config = PipelineConfig { optimizer: Some(optimizer), ..config() };
+    Pipeline::launch(program, World::local(ranks), &config, move |index| stage(index, stages))
+        .expect("the pipeline starts")
+}
+
+fn take_steps(pipeline: &mut Pipeline, steps: std::ops::Range<u64>) -> Vec<Step> {
+    let step = |step| {
+        let (inputs, targets) = (batch(step, MICROBATCHES), batch(100 + step, MICROBATCHES));
+        let report = pipeline.step(inputs, targets, 1e-2).expect("a step");
+        (report.losses, report.gradient_norm)
+    };
+    steps.map(step).collect()
+}
+
+/// All parameters by path, to the bit.
+fn parameters(pipeline: &mut Pipeline) -> Vec<(Arc<str>, Vec<u32>)> {
+    let named = pipeline.parameters().expect("every rank answers");
+    let bits = |parameter: pipewright::pipeline::NamedParameter| {
+        (parameter.path, parameter.data.iter::<f32>().map(f32::to_bits).collect())
+    };
+    let mut all: Vec<_> = named.into_iter().map(bits).collect();
+    all.sort_unstable();
+    all
+}
+
+fn state(pipeline: &mut Pipeline, step: u64) -> TrainingState {
+    let cursor = Cursor { epoch: 1, index: step };
+    TrainingState { step, cursor, description: Default::default(), ranks: pipeline.state().expect("a state") }
+}
+
+fn save(pipeline: &mut Pipeline, step: u64, into: &Path, keep: usize) -> Result<PathBuf, CheckpointError> {
+    let mut writer = CheckpointWriter::start(CheckpointFolder::own(into)?, keep, 1, DEADLINE)?;
+    writer.save(state(pipeline, step))?;
+    writer.wait().map(|path| path.expect("a checkpoint was under way"))
+}
+
+fn newest(folder: &Path) -> Arc<Checkpoint> {
+    Arc::new(CheckpointFolder::newest(folder).expect("a sound checkpoint"))
+}
+
+fn check_resume(optimizer: &ModuleOptimizer, cuts: [(&str, u32); 2]) {
+    let [(first, ranks), (second, other_ranks)] = cuts;
+    let mut whole = launch("1f1b", 2, optimizer.clone());
+    let expected = take_steps(&mut whole, 0..6);
+    let scratch = folder();
+    let mut before = launch(first, ranks, optimizer.clone());
+    let mut found = take_steps(&mut before, 0..3);
+    save(&mut before, 3, scratch.path(), 1).expect("it is saved");
+    let mut after = launch(second, other_ranks, optimizer.clone());
+    after.restore(&newest(scratch.path())).expect("it is taken over");
+    found.extend(take_steps(&mut after, 3..6));
+    assert_eq!(found, expected, "losses and norms, {cuts:?}");
+    assert_eq!(parameters(&mut after), parameters(&mut whole), "parameters, {cuts:?}");
+}
+
+fn adamw() -> ModuleOptimizer {
+    AdamW { weight_decay: 0.1, ..AdamW::default() }.init()
+}
+
+#[test]
+fn another_cut_and_schedule_go_on_with_the_same_bits() {
+    for cuts in [
+        [("1f1b", 2), ("1f1b", 2)],
+        [("1f1b", 2), ("gpipe", 8)],
+        [("1f1b", 8), ("1f1b", 1)],
+        [("interleaved1f1b", 2), ("zbvzerobubble", 4)],
+        [("zb-h1", 4), ("interleaved1f1b", 4)],
+    ] {
+        check_resume(&adamw(), cuts);
+    }
+}
+
+#[test]
+fn every_kind_of_optimizer_state_is_kept() {
+    let momentum = MomentumConfig::new().with_momentum(0.9).with_nesterov(true);
+    for optimizer in [
+        AdamWConfig::new().init(),
+        AdamConfig::new().with_amsgrad(true).init(),
+        SgdConfig::new().init(),
+        SgdConfig::new().with_momentum(Some(momentum)).init(),
+        LionConfig::new().init(),
+    ] {
+        check_resume(&optimizer, [("1f1b", 4), ("gpipe", 2)]);
+    }
+}
+
+#[test]
+fn each_parameter_keeps_the_optimizer_of_its_group() {
+    let group = ParamGroup::from_predicate("bias");
+    let optimizer = adamw().with_group(group, LionConfig::new().build(), None);
+    check_resume(&optimizer, [("1f1b", 4), ("gpipe", 2)]);
+}
+
+#[test]
+fn a_state_stays_what_it_was_while_training_goes_on() {
+    let scratch = folder();
+    let mut pipeline = launch("1f1b", 2, adamw());
+    take_steps(&mut pipeline, 0..2);
+    let (taken, expected) = (state(&mut pipeline, 2), parameters(&mut pipeline));
+    let after = take_steps(&mut pipeline, 2..4);
+    let folder = CheckpointFolder::own(scratch.path()).expect("nobody else has it");
+    let mut writer = CheckpointWriter::start(folder, 1, 1, DEADLINE).expect("a thread");
+    writer.save(taken).and_then(|_| writer.wait()).expect("it is saved");
+    let mut other = launch("gpipe", 1, adamw());
+    other.restore(&newest(scratch.path())).expect("it is taken over");
+    assert_eq!(parameters(&mut other), expected);
+    assert_eq!(take_steps(&mut other, 2..4), after, "optimizer state too");
+}
+
+#[test]
+fn a_checkpoint_says_what_it_holds() {
+    let scratch = folder();
+    let mut pipeline = launch("1f1b", 2, adamw());
+    take_steps(&mut pipeline, 0..1);
+    let path = save(&mut pipeline, 1, scratch.path(), 1).expect("it is saved");
+    assert_eq!(path, scratch.path().join("step-00000001"));
+    let checkpoint = Checkpoint::open(&path).expect("it is sound");
+    assert_eq!((checkpoint.step(), checkpoint.manifest().cursor), (1, Cursor { epoch: 1, index: 1 }));
+    let paths: Vec<_> = checkpoint.parameters().map(|parameter| parameter.path.to_owned()).collect();
+    assert_eq!(paths.len(), 16);
+    assert!(paths.contains(&"layers.7.weight".to_owned()), "{paths:?}");
+    let names: Vec<_> = checkpoint.manifest().shards.iter().map(|shard| shard.name.as_str()).collect();
+    assert_eq!(names, ["rank-0000.safetensors", "rank-0001.safetensors"]);
+}
+
+#[test]
+fn two_processes_write_one_checkpoint() {
+    let scratch = folder();
+    let mut pipeline = launch("1f1b", 2, adamw());
+    take_steps(&mut pipeline, 0..2);
+    // What the process of rank 0 has, and what that of rank 1 has.
+    let (mut first, mut second) = (state(&mut pipeline, 2), state(&mut pipeline, 2));
+    first.ranks.remove(1);
+    second.ranks.remove(0);
+    let folder = CheckpointFolder::own(scratch.path()).expect("nobody else has it");
+    let mut owner = CheckpointWriter::start(folder, 1, 2, DEADLINE).expect("a thread");
+    let mut other = CheckpointWriter::join(scratch.path(), DEADLINE).expect("a thread");
+    other.save(second).expect("nothing is under way");
+    owner.save(first).expect("nothing is under way");
+    owner.wait().and_then(|_| other.wait()).expect("it is saved");
+    let checkpoint = newest(scratch.path());
+    assert_eq!(checkpoint.manifest().shards.len(), 2);
+    let files = fs::read_dir(checkpoint.path()).expect("a folder").count();
+    assert_eq!(files, 3, "two shards and a manifest, and nothing of how they came together");
+    let mut whole = launch("gpipe", 1, adamw());
+    whole.restore(&checkpoint).expect("it is taken over");
+    assert_eq!(parameters(&mut whole), parameters(&mut pipeline));
+}
+
+#[test]
+fn a_process_that_does_not_write_its_part_is_named() {
+    let scratch = folder();
+    let mut pipeline = launch("1f1b", 2, adamw());
+    let folder = CheckpointFolder::own(scratch.path()).expect("nobody else has it");
+    let mut owner = CheckpointWriter::start(folder, 1, 4, Duration::from_millis(200)).expect("a thread");
+    let state = state(&mut pipeline, 0);
+    let told = owner.save(state).and_then(|_| owner.wait()).expect_err("ranks 2 and 3 are nowhere");
+    assert!(matches!(told, CheckpointError::SilentRanks { .. }), "{told}");
+    assert!(told.to_string().contains("ranks [2, 3]"), "{told}");
+    assert_eq!(CheckpointFolder::list(scratch.path()).expect("a folder"), []);
+}
+
+#[test]
+fn accumulated_gradients_are_not_left_behind_in_silence() {
+    let mut pipeline = launch("1f1b", 2, adamw());
+    let halves = || {
+        let [inputs, targets] = [0, 100].map(|seed| support::split(batch(seed, MICROBATCHES), MICROBATCHES));
+        pipewright::batch::Batch::new(inputs, targets)
+    };
+    pipeline.accumulate(halves()).expect("a step");
+    let refused = pipeline.state().map(drop);
+    assert!(matches!(refused, Err(PipelineError::GradientsPending)), "{refused:?}");
+    pipeline.step_batch(halves(), 1e-2).expect("a step");
+    pipeline.state().expect("nothing waits");
+}
+
+/// Two checkpoints of one pipeline; `damage` is done to the newer one's folder.
+fn check_damage(
+    damage: impl FnOnce(&Path, &Path),
+    expected: impl Fn(&CheckpointError) -> bool,
+    words: &[&str],
+) {
+    let scratch = folder();
+    let mut pipeline = launch("1f1b", 2, adamw());
+    take_steps(&mut pipeline, 0..1);
+    let older = save(&mut pipeline, 1, scratch.path(), 2).expect("it is saved");
+    take_steps(&mut pipeline, 1..2);
+    let newer = save(&mut pipeline, 2, scratch.path(), 2).expect("it is saved");
+    damage(&newer, &older);
+    let error = CheckpointFolder::newest(scratch.path()).expect_err("the newest is damaged");
+    assert!(expected(&error), "{error:?}");
+    let told = error.to_string();
+    assert!(words.iter().all(|word| told.contains(word)), "{told}");
+    Checkpoint::open(&older).expect("the older one is sound");
+}
+
+fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = fs::read(path).expect("a file");
+    change(&mut bytes);
+    fs::write(path, bytes).expect("a file");
+}
+
+const SHARD: &str = "rank-0001.safetensors";
+
+#[test]
+fn a_flipped_bit_is_found_wherever_it_is() {
+    for place in [0, 3, 40, 900, 4000] {
+        let flip = |newer: &Path, _: &Path| edit(&newer.join(SHARD), |bytes| bytes[place] ^= 16);
+        let is_damage = |error: &CheckpointError| matches!(error, CheckpointError::DamagedShard { .. });
+        check_damage(flip, is_damage, &["step-00000002/rank-0001.safetensors", "damaged"]);
+    }
+    let flip = |newer: &Path, _: &Path| edit(&newer.join("manifest.json"), |bytes| bytes[30] ^= 1);
+    let is_damage = |error: &CheckpointError| matches!(error, CheckpointError::DamagedManifest { .. });
+    check_damage(flip, is_damage, &["step-00000002/manifest.json", "damaged"]);
+}
+
+#[test]
+fn a_truncated_file_is_told() {
+    for left in [0, 5, 200, 4000] {
+        let cut = |newer: &Path, _: &Path| edit(&newer.join(SHARD), |bytes| bytes.truncate(left));
+        let is_cut = |error: &CheckpointError| matches!(error, CheckpointError::ShardLength { .. });
+        check_damage(cut, is_cut, &[SHARD, &format!("has {left} bytes of ")]);
+    }
+}
+
+#[test]
+fn a_missing_shard_is_told() {
+    let remove = |newer: &Path, _: &Path| fs::remove_file(newer.join(SHARD)).expect("a file");
+    let is_missing = |error: &CheckpointError| matches!(error, CheckpointError::MissingShard { .. });
+    check_damage(remove, is_missing, &["step-00000002/rank-0001.safetensors", "missing"]);
+}
+
+#[test]
+fn a_shard_of_another_step_is_told() {
+    let swap = |newer: &Path, older: &Path| {
+        fs::copy(older.join(SHARD), newer.join(SHARD)).expect("a file");
+    };
+    let is_foreign = |error: &CheckpointError| matches!(error, CheckpointError::ForeignShard { .. });
+    check_damage(swap, is_foreign, &[SHARD, "is of step 1", "of step 2"]);
+}
+
+#[test]
+fn a_missing_manifest_is_told() {
+    let remove = |newer: &Path, _: &Path| fs::remove_file(newer.join("manifest.json")).expect("a file");
+    let is_missing = |error: &CheckpointError| matches!(error, CheckpointError::NoManifest { .. });
+    check_damage(remove, is_missing, &["manifest.json", "missing"]);
+}
+
+#[test]
+fn another_model_or_optimizer_is_refused() {
+    let scratch = folder();
+    let mut pipeline = launch("1f1b", 2, adamw());
+    take_steps(&mut pipeline, 0..1);
+    save(&mut pipeline, 1, scratch.path(), 1).expect("it is saved");
+    let checkpoint = newest(scratch.path());
+    let mut other = launch("gpipe", 2, LionConfig::new().init());
+    let refused = other.restore(&checkpoint).expect_err("Lion has other moments");
+    let PipelineError::Step(step) = &refused else { panic!("{refused:?}") };
+    assert!(matches!(&step.cause, Cause::Restore { .. }), "{step:?}");
+    assert!(refused.to_string().contains("optimizer"), "{refused}");
+    let next = other.step(batch(0, MICROBATCHES), batch(1, MICROBATCHES), 1e-2).map(drop);
+    assert!(matches!(next, Err(PipelineError::HalfRestored)), "{next:?}");
+}
+
+#[test]
+fn the_newest_are_kept_and_leftovers_removed() {
+    let scratch = folder();
+    let mut pipeline = launch("1f1b", 2, adamw());
+    let leftovers = [".saving-00000009", ".removing-step-00000001"].map(|name| scratch.path().join(name));
+    for leftover in &leftovers {
+        fs::create_dir(leftover).and_then(|()| fs::write(leftover.join(SHARD), "half")).expect("a folder");
+    }
+    for step in 1..=4 {
+        take_steps(&mut pipeline, step - 1..step);
+        save(&mut pipeline, step, scratch.path(), 2).expect("it is saved");
+    }
+    let all = CheckpointFolder::list(scratch.path()).expect("a folder");
+    assert_eq!(all.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [3, 4]);
+    assert!(leftovers.iter().all(|leftover| !leftover.exists()));
+    save(&mut pipeline, 4, scratch.path(), 2).expect("the same step again takes the place of the first");
+    assert_eq!(newest(scratch.path()).step(), 4);
+}
+
+#[test]
+fn what_lacks_its_name_alone_gets_it_from_the_next_owner() {
+    let scratch = folder();
+    let mut pipeline = launch("1f1b", 2, adamw());
+    let path = save(&mut pipeline, 7, scratch.path(), 1).expect("it is saved");
+    fs::rename(&path, scratch.path().join(".saving-00000007")).expect("a folder");
+    CheckpointFolder::own(scratch.path()).expect("nobody has it");
+    assert_eq!(newest(scratch.path()).step(), 7);
+}
+
+#[test]
+fn a_folder_has_one_owner() {
+    let scratch = folder();
+    let owner = CheckpointFolder::own(scratch.path()).expect("nobody else has it");
+    let error = CheckpointFolder::own(scratch.path()).expect_err("it is taken");
+    assert!(error.to_string().contains(&format!("process {} ", std::process::id())), "{error}");
+    drop(owner);
+    CheckpointFolder::own(scratch.path()).expect("nobody has it");
+}
+
+/// A mounted file system of `size` bytes, where mounting is allowed.
+struct SmallDisk(TempDir);
+
+impl SmallDisk {
+    fn mount(size: &str) -> Option<Self> {
+        let disk = Self(folder());
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(disk.0.path());
+        mount.output().is_ok_and(|output| output.status.success()).then_some(disk)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(self.0.path()).output();
+    }
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that cannot run says so")]
+fn a_full_disk_is_told_and_loses_nothing() {
+    let Some(disk) = SmallDisk::mount("64k") else {
+        eprintln!("skipped: mounting a small file system is not allowed here");
+        return;
+    };
+    let mut pipeline = launch("1f1b", 2, adamw());
+    let path = disk.0.path().join("checkpoints");
+    let mut step = 0;
+    let (error, told) = loop {
+        take_steps(&mut pipeline, step..step + 1);
+        step += 1;
+        assert!(step < 100, "the disk is never full");
+        if let Err(error) = save(&mut pipeline, step, &path, 100) {
+            break (error.to_string(), error);
+        }
+    };
+    assert!(matches!(told, CheckpointError::Io { .. }), "{error}");
+    assert!(error.contains("No space left"), "{error}");
+    assert_eq!(newest(&path).step(), step - 1, "the one before is the newest complete one");
+    let left = fs::read_dir(&path).expect("a folder").filter(|entry| {
+        entry.as_ref().is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with('.'))
+    });
+    assert_eq!(left.count(), 0, "what was half-written gives its room back");
+    fs::remove_dir_all(path.join("step-00000001")).expect("a folder");
+    save(&mut pipeline, step, &path, 100).expect("there is room again");
+    assert_eq!(newest(&path).step(), step);
+}
