@@ -5,6 +5,7 @@
 //! cargo run --release -p pipewright-bench -- bound      # 1F1B on two ranks against what the schedule allows
 //! cargo run --release -p pipewright-bench -- memory     # peak resident size with 8 and with 64 microbatches
 //! cargo run --release -p pipewright-bench -- overhead   # time an action of stages that do nothing
+//! cargo run --release -p pipewright-bench -- checkpoints # what saving costs a step
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
 //! ```
@@ -12,6 +13,7 @@
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
 mod bound;
+mod checkpoints;
 mod memory;
 mod model;
 mod overhead;
@@ -42,6 +44,8 @@ enum Bench {
     Memory(memory::Options),
     /// Time an action of stages that do nothing.
     Overhead(overhead::Options),
+    /// What saving a checkpoint costs, against a step.
+    Checkpoints(checkpoints::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
     Schedules(schedules::Options),
     /// Throughput against PyTorch, in turn.
@@ -56,6 +60,7 @@ fn main() -> ExitCode {
         Bench::Bound(options) => bound::run(&options),
         Bench::Memory(options) => memory::run(&options),
         Bench::Overhead(options) => overhead::run(&options),
+        Bench::Checkpoints(options) => checkpoints::run(&options),
         Bench::Schedules(options) => schedules::run(&options),
         Bench::Peer(options) => peer::run(&options),
     };

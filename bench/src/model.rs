@@ -4,6 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use pipewright::checkpoint::RankState;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::report::StepReport;
@@ -53,6 +54,11 @@ impl Bench {
     /// What the ranks run.
     pub(crate) fn program(&self) -> &ValidatedProgram {
         self.pipeline.program()
+    }
+
+    /// The state between two steps.
+    pub(crate) fn state(&mut self) -> Result<Vec<RankState>, Box<dyn Error>> {
+        Ok(self.pipeline.state()?)
     }
 
     /// One training step.

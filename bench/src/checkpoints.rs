@@ -1,0 +1,83 @@
+//! What saving a checkpoint costs, in hundredths of a step.
+//!
+//! Two figures: how long the training loop is held up by the call, and by how much the steps that run while the
+//! checkpoint is being written take longer than those after them. The second has what the writing thread takes away from
+//! the ranks, where it finds no idle processor, and what the update copies.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter, TrainingState};
+
+use crate::model::Bench;
+use crate::statistics::Spread;
+
+/// Size of the measurement.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Ranks.
+    #[arg(long, default_value_t = 2)]
+    ranks: u32,
+    /// Microbatches of a step.
+    #[arg(long, default_value_t = 8)]
+    microbatches: u32,
+    /// Steps between two checkpoints.
+    #[arg(long, default_value_t = 10)]
+    every: usize,
+    /// Checkpoints that count.
+    #[arg(long, default_value_t = 6)]
+    checkpoints: u64,
+    /// Where to write; a folder of the system's for scratch files by default.
+    #[arg(long)]
+    folder: Option<PathBuf>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let scratch = format!("pipewright-bench-{}", std::process::id());
+    let folder = options.folder.clone().unwrap_or_else(std::env::temp_dir).join(scratch);
+    let outcome = measure(options, &folder);
+    std::fs::remove_dir_all(&folder)?;
+    outcome
+}
+
+fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
+    let Options { ranks, microbatches, every, checkpoints, .. } = *options;
+    let mut bench = Bench::new("1f1b", ranks, microbatches)?;
+    let deadline = Duration::from_secs(60);
+    let mut writer = CheckpointWriter::start(CheckpointFolder::own(folder)?, 1, ranks, deadline)?;
+    // The first checkpoint allocates what the later ones find.
+    bench.steps(2, 0)?;
+    save(&mut bench, &mut writer, 0)?;
+    bench.steps(every, 0)?;
+    let (mut held_up, mut cost, mut written) = (Vec::new(), Vec::new(), Vec::new());
+    for number in 1..=checkpoints {
+        let start = Instant::now();
+        save(&mut bench, &mut writer, number)?;
+        let call = start.elapsed().as_secs_f64();
+        let (mut beside, mut after) = (Vec::new(), Vec::new());
+        let mut is_written = false;
+        for _ in 0..every {
+            let wall = bench.step()?.wall.as_secs_f64();
+            if is_written { &mut after } else { &mut beside }.push(wall);
+            is_written |= writer.poll()?.is_some();
+        }
+        writer.wait()?;
+        let step = Spread::new(after).median();
+        held_up.push(100.0 * call / step);
+        cost.push(100.0 * (call + beside.iter().sum::<f64>() - step * beside.len() as f64) / step);
+        written.push(beside.len() as f64);
+    }
+    println!("1f1b, {ranks} ranks, {microbatches} microbatches, a checkpoint every {every} steps:");
+    println!("  the call holds training up by          {} % of a step", Spread::new(held_up));
+    println!("  with the steps beside the writing, by  {} % of a step", Spread::new(cost));
+    println!("  steps until it is written              {}", Spread::new(written));
+    Ok(())
+}
+
+fn save(bench: &mut Bench, writer: &mut CheckpointWriter, step: u64) -> Result<(), Box<dyn Error>> {
+    let ranks = bench.state()?;
+    let state = TrainingState { step, cursor: Default::default(), description: Default::default(), ranks };
+    writer.save(state)?;
+    Ok(())
+}
