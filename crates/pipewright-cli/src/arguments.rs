@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::{init, lower, partition, schedule, simulate, validate, vpp};
+use crate::commands::{export, init, inspect, lower, partition, resume, schedule, simulate, validate, vpp};
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
 #[derive(Debug, Parser)]
@@ -15,7 +15,8 @@ pub(crate) struct Arguments {
 }
 
 const EXITS: &str = "\
-Exit codes: 0 done; 2 wrong input; 3 a check said no; 4 a rank failed; 70 a bug of Pipewright.
+Exit codes: 0 done; 2 wrong input; 3 a check said no; 4 a rank failed; 5 stopped by a signal
+after saving a checkpoint; 70 a bug of Pipewright.
 
 Example:
   pipewright train --set run.steps=20";
@@ -26,11 +27,26 @@ pub(crate) enum Command {
     /// Train a model across pipeline ranks.
     #[command(after_help = "\
 Without a file, a small model learns from the text at hand, on this machine. The folder `run.out` receives metrics.jsonl,
-config.toml and timeline.json; an earlier run in it is moved aside.
+config.toml, timeline.json and checkpoints; an earlier run in it is moved aside. Ctrl-C ends the run after the step, with a
+checkpoint to go on from; a second one ends it at once.
 
 Example:
   pipewright train --set run.steps=20 --set pipeline.schedule=gpipe")]
     Train(RunArguments),
+    /// Go on with a run from its newest checkpoint.
+    #[command(after_help = "\
+The run's own configuration holds, with --set on top: ranks, schedule, chunks, steps and more may change, model and data
+may not. metrics.jsonl is cut back to the checkpoint's step and continued.
+
+Example:
+  pipewright resume runs/sample --set pipeline.ranks=1")]
+    Resume(resume::ResumeArguments),
+    /// Verify a checkpoint and show what is in it.
+    #[command(after_help = "Example:\n  pipewright inspect runs/sample --format json")]
+    Inspect(inspect::InspectArguments),
+    /// Write a checkpoint's model as a Hugging Face directory.
+    #[command(after_help = "Example:\n  pipewright export runs/sample my-model")]
+    Export(export::ExportArguments),
     /// Check everything that can be checked without training.
     #[command(after_help = "Example:\n  pipewright check --set pipeline.ranks=4")]
     Check(RunArguments),

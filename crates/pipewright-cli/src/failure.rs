@@ -17,6 +17,8 @@ pub(crate) enum Exit {
     CheckFailed = 3,
     /// A rank failed or a peer was lost.
     RankFailed = 4,
+    /// Stopped by a signal, after saving a checkpoint.
+    Interrupted = 5,
     /// A bug of ours.
     Bug = 70,
 }
@@ -41,6 +43,11 @@ impl Failure {
     /// A failure that one sentence tells.
     pub(crate) fn new(exit: Exit, message: impl Display) -> Self {
         Self { exit, is_told: false, problems: vec![Box::new(MietteDiagnostic::new(message.to_string()))] }
+    }
+
+    /// An end that was told already.
+    pub(crate) fn told(exit: Exit) -> Self {
+        Self { exit, is_told: true, problems: Vec::new() }
     }
 
     /// Wrong input, told in one sentence.

@@ -11,6 +11,7 @@ mod failure;
 mod output;
 mod panic;
 mod run_folder;
+mod signal;
 
 use std::process::ExitCode;
 
@@ -50,6 +51,9 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Train(arguments) => commands::train::run(arguments),
+        Command::Resume(arguments) => commands::resume::run(arguments),
+        Command::Inspect(arguments) => commands::inspect::run(arguments),
+        Command::Export(arguments) => commands::export::run(arguments),
         Command::Check(arguments) => commands::check::run(arguments),
         Command::Init(arguments) => commands::init::run(arguments),
         Command::Schedule(arguments) => commands::schedule::run(arguments),

@@ -1,18 +1,23 @@
-//! The folder of a run's results: `metrics.jsonl`, `config.toml`, `timeline.json`.
+//! The folder of a run's results: `metrics.jsonl`, `config.toml`, `timeline.json`, and its checkpoints.
 //!
 //! An earlier run in the folder is moved aside, to the same name with `.1`, `.2` and so on behind it: nothing is lost, the
 //! same command works again, and whoever reads the folder finds the newest run. Files of the same names that belong to no
-//! run are not touched; the run is refused.
+//! run are not touched; the run is refused. The folder of the checkpoints is locked as long as a run is at work: two never
+//! write to one folder.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use pipewright::checkpoint::{CheckpointError, CheckpointFolder};
 use pipewright::trainer::Metrics;
 use thiserror::Error;
 
-const METRICS: &str = "metrics.jsonl";
+/// A line of figures for each step.
+pub(crate) const METRICS: &str = "metrics.jsonl";
+/// The folder of the checkpoints.
+const CHECKPOINTS: &str = "checkpoints";
 const CONFIG: &str = "config.toml";
 const TIMELINE: &str = "timeline.json";
 
@@ -22,6 +27,8 @@ pub(crate) struct RunFolder {
     path: PathBuf,
     metrics: File,
     moved_aside: Option<PathBuf>,
+    /// Until somebody else writes checkpoints.
+    checkpoints: Option<CheckpointFolder>,
 }
 
 /// Why results cannot be kept.
@@ -47,6 +54,15 @@ pub(crate) enum RunFolderError {
         /// The file.
         path: PathBuf,
     },
+    /// There is nothing to go on with.
+    #[error("{}: there is no run to go on with in this folder: {CONFIG} is missing; train first", path.display())]
+    NoRun {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The folder of the checkpoints cannot be had.
+    #[error(transparent)]
+    Checkpoints(#[from] CheckpointError),
     /// The earlier run cannot be moved.
     #[error("{}: the earlier run there cannot be moved aside: {source}; choose another run.out", path.display())]
     MoveAside {
@@ -82,15 +98,45 @@ impl RunFolder {
     pub(crate) fn create(path: &Path, config: &str) -> Result<Self, RunFolderError> {
         refuse_foreign_files(path)?;
         let moved_aside = if is_run(path) { Some(move_aside(path)?) } else { None };
-        let written = |path: &Path, result: io::Result<()>| {
-            result.map_err(|source| RunFolderError::Write { path: path.to_owned(), source })
-        };
-        written(path, fs::create_dir_all(path))?;
+        fs::create_dir_all(path).map_err(write_error(path))?;
+        let checkpoints = Some(own_checkpoints(path)?);
         let metrics_path = path.join(METRICS);
-        let metrics = File::create_new(&metrics_path)
-            .map_err(|source| RunFolderError::Write { path: metrics_path, source })?;
-        written(&path.join(CONFIG), fs::write(path.join(CONFIG), config))?;
-        Ok(Self { path: path.to_owned(), metrics, moved_aside })
+        let metrics = File::create_new(&metrics_path).map_err(write_error(&metrics_path))?;
+        write_config(path, config)?;
+        Ok(Self { path: path.to_owned(), metrics, moved_aside, checkpoints })
+    }
+
+    /// Goes on with the run in the folder: steps after `done` are cut off its metrics, and `config` takes the place of
+    /// its configuration.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub(crate) fn reopen(
+        path: &Path,
+        config: &str,
+        done: u64,
+        checkpoints: CheckpointFolder,
+    ) -> Result<Self, RunFolderError> {
+        let metrics_path = path.join(METRICS);
+        let cut = || {
+            let text = match fs::read(&metrics_path) {
+                // A torn character can only stand in a torn last line.
+                Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+                Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+                Err(error) => return Err(error),
+            };
+            let metrics = File::options().append(true).create(true).open(&metrics_path)?;
+            metrics.set_len(lines_to(&text, done) as u64)?;
+            Ok(metrics)
+        };
+        let metrics = cut().map_err(write_error(&metrics_path))?;
+        write_config(path, config)?;
+        Ok(Self { path: path.to_owned(), metrics, moved_aside: None, checkpoints: Some(checkpoints) })
+    }
+
+    /// The folder of the checkpoints, for whoever writes them; it can be taken once.
+    pub(crate) fn take_checkpoints(&mut self) -> CheckpointFolder {
+        self.checkpoints.take().expect("one writer of checkpoints a run")
     }
 
     /// Where the earlier run is, when there was one.
@@ -106,7 +152,7 @@ impl RunFolder {
         let mut line = serde_json::to_string(metrics).expect("figures can be written as JSON");
         line.push('\n');
         let written = self.metrics.write_all(line.as_bytes()).and_then(|()| self.metrics.flush());
-        written.map_err(|source| RunFolderError::Write { path: self.path.join(METRICS), source })
+        written.map_err(write_error(&self.path.join(METRICS)))
     }
 
     /// Writes the last step's measured timeline.
@@ -115,8 +161,56 @@ impl RunFolder {
     /// When the file cannot be written.
     pub(crate) fn write_timeline(&self, trace: &str) -> Result<(), RunFolderError> {
         let path = self.path.join(TIMELINE);
-        fs::write(&path, trace).map_err(|source| RunFolderError::Write { path, source })
+        fs::write(&path, trace).map_err(write_error(&path))
     }
+}
+
+/// The configuration of the run in a folder.
+///
+/// # Errors
+/// When there is none.
+pub(crate) fn config_of(run: &Path) -> Result<PathBuf, RunFolderError> {
+    let config = run.join(CONFIG);
+    if config.is_file() { Ok(config) } else { Err(RunFolderError::NoRun { path: run.to_owned() }) }
+}
+
+/// Where the checkpoints of the run in a folder are.
+pub(crate) fn checkpoints_of(run: &Path) -> PathBuf {
+    run.join(CHECKPOINTS)
+}
+
+/// Takes a run's folder for this process.
+///
+/// # Errors
+/// When another process has it, or the system refuses.
+pub(crate) fn own_checkpoints(run: &Path) -> Result<CheckpointFolder, RunFolderError> {
+    Ok(CheckpointFolder::own(&checkpoints_of(run))?)
+}
+
+/// The length of the lines of metrics up to that of step `done`. The first line that is torn or of a later step ends them.
+pub(crate) fn lines_to(metrics: &str, done: u64) -> usize {
+    let is_kept = |line: &str| {
+        let figures = serde_json::from_str::<serde_json::Value>(line).ok();
+        let step = figures.and_then(|figures| figures.get("step")?.as_u64());
+        line.ends_with('\n') && step.is_some_and(|step| step <= done)
+    };
+    metrics.split_inclusive('\n').take_while(|line| is_kept(line)).map(str::len).sum()
+}
+
+/// Replaces the configuration at once, so that a run that is killed meanwhile has the one or the other.
+fn write_config(run: &Path, config: &str) -> Result<(), RunFolderError> {
+    let (path, scratch) = (run.join(CONFIG), run.join(format!(".{CONFIG}")));
+    let written = File::create(&scratch).and_then(|mut file| {
+        file.write_all(config.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&scratch, &path)
+    });
+    written.map_err(write_error(&path))
+}
+
+/// For `map_err`: the system's reason, with the path.
+fn write_error(path: &Path) -> impl FnOnce(io::Error) -> RunFolderError {
+    move |source| RunFolderError::Write { path: path.to_owned(), source }
 }
 
 /// Whether the folder holds a run. Its metrics are the first thing that a run writes.
@@ -132,8 +226,9 @@ fn refuse_foreign_files(path: &Path) -> Result<(), RunFolderError> {
     }
 }
 
-/// Renames the folder to the first of its numbered names that is free.
+/// Renames the folder to the first of its numbered names that is free, unless a run is still at work in it.
 fn move_aside(path: &Path) -> Result<PathBuf, RunFolderError> {
+    drop(own_checkpoints(path)?);
     let numbered = |number: u64| {
         let mut name = OsString::from(path);
         name.push(format!(".{number}"));
@@ -190,6 +285,39 @@ mod tests {
             line.chars().nth(8).expect("the step")
         };
         assert_eq!([step("a.1"), step("a.2"), step("a")], ['0', '1', '2']);
+    }
+
+    #[test]
+    fn metrics_are_cut_back_to_the_step() {
+        let check = |text: &str, done: u64, kept: usize| {
+            assert_eq!(
+                &text[..lines_to(text, done)],
+                text.split_inclusive('\n').take(kept).collect::<String>()
+            );
+        };
+        let whole = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n";
+        check(whole, 3, 3);
+        check(whole, 2, 2);
+        check(whole, 0, 0);
+        check("{\"step\":1}\n{\"step\":2}", 2, 1);
+        check("{\"step\":1}\n{\"st\n{\"step\":3}\n", 3, 1);
+        check("", 3, 0);
+    }
+
+    #[test]
+    fn a_reopened_run_goes_on_behind_its_checkpoint() {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let path = scratch.path().join("a");
+        let mut folder = RunFolder::create(&path, "old").expect("the scratch folder takes files");
+        (1..=3).for_each(|step| folder.write_metrics(&metrics(step)).expect("it takes lines"));
+        drop(folder);
+        let checkpoints = own_checkpoints(&path).expect("nobody else has it");
+        let mut folder = RunFolder::reopen(&path, "new", 1, checkpoints).expect("the folder takes files");
+        folder.write_metrics(&metrics(2)).expect("it takes lines");
+        let text = fs::read_to_string(path.join(METRICS)).expect("metrics");
+        let steps: Vec<&str> = text.lines().map(|line| &line[..9]).collect();
+        assert_eq!(steps, ["{\"step\":1", "{\"step\":2"]);
+        assert_eq!(fs::read_to_string(path.join(CONFIG)).ok().as_deref(), Some("new"));
     }
 
     #[test]

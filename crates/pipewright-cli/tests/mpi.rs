@@ -175,6 +175,44 @@ fn several_processes_do_not_each_run_all_ranks() {
     check_refused(&output, 2, &["error:", "set pipeline.transport=mpi"]);
 }
 
+#[test]
+fn processes_save_what_threads_go_on_with_and_the_other_way_round() {
+    let (whole, folder) = (folder(), folder());
+    let all = ["pipeline.ranks=2", "run.steps=6"];
+    let output = processes(whole.path(), 2, &all);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+
+    let output = processes(folder.path(), 4, &["pipeline.ranks=4", "run.steps=2", "run.checkpoint_every=2"]);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let mut alone = Command::new(pipewright());
+    alone.current_dir(folder.path()).args(["resume", "out", "--set", "pipeline.transport=local"]);
+    let output = alone.args(["--set", "run.steps=4"]).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let mut again = mpirun(folder.path());
+    again.args(["-n", "2"]).arg(pipewright()).args(["resume", "out", "--set", "pipeline.transport=mpi"]);
+    let output =
+        again.args(["--set", "pipeline.ranks=2", "--set", "run.steps=6"]).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    assert_eq!(words(&output).matches("going on from step 4").count(), 1, "{}", words(&output));
+    assert_eq!(figures(folder.path()), figures(whole.path()));
+}
+
+#[test]
+fn a_signal_to_one_process_stops_all_with_a_checkpoint() {
+    let folder = folder();
+    let path = folder.path().canonicalize().expect("it exists");
+    let run = endless(&path, 20);
+    signal(process_of(1, &path), "TERM");
+    let output = run.wait_with_output().expect("mpirun ends");
+    let said = words(&output);
+    assert_eq!(output.status.code(), Some(5), "{said}");
+    assert_eq!(said.matches("stopped by a signal after step ").count(), 1, "{said}");
+    let steps = figures(&path).len();
+    let saved = path.join(format!("out/checkpoints/step-{steps:08}/manifest.json"));
+    assert!(saved.exists(), "{} of {said}", saved.display());
+    assert_eq!(left_running(&path), 0, "nothing is left running");
+}
+
 /// Starts a run that does not end by itself.
 fn endless(folder: &Path, deadline: u32) -> Child {
     let mut command = mpirun(folder);

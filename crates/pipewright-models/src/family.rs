@@ -110,6 +110,13 @@ macro_rules! families {
                 Err(ConfigError::UnknownFamily { found: name.to_owned() })
             }
 
+            /// The content of `config.json`; see [`ModelFamily::to_json`].
+            pub fn to_json(&self) -> Value {
+                match self {
+                    $(Self::$variant(config) => config.to_json(),)*
+                }
+            }
+
             /// Token ids run from 0 to one below this.
             pub fn vocab_size(&self) -> usize {
                 match self {

@@ -327,7 +327,7 @@ impl Pipeline {
         Ok(of_ranks.into_iter().flatten().collect())
     }
 
-    /// The state of all ranks of this process, sharing storage with the running model: nothing is copied here. What the
+    /// The state of all ranks of this process that belong to the first replica, sharing storage with the running model: nothing is copied here. What the
     /// next update writes to is copied then, unless the state was dropped by that time.
     ///
     /// # Errors
@@ -337,10 +337,11 @@ impl Pipeline {
             return Err(PipelineError::GradientsPending);
         }
         self.command(|| Command::State)?;
-        let ranks = self.await_ranks(|reply| match reply {
+        let mut ranks = self.await_ranks(|reply| match reply {
             Reply::State(state) => Ok(*state),
             _ => unreachable!("a rank answers what it was asked"),
         })?;
+        ranks.retain(|rank| !rank.stages.is_empty());
         Ok(ranks)
     }
 

@@ -1,15 +1,17 @@
 //! From a prepared run to a trainer: stages with their parameters, an optimizer, ranks that wait for the first step.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use burn::tensor::Device;
+use pipewright::checkpoint::Checkpoint;
 use pipewright::failure::Cause;
 use pipewright::learning_rate::LearningRate;
 use pipewright::mesh::Mesh;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::Stage;
-use pipewright::trainer::Trainer;
+use pipewright::trainer::{ResumeError, Trainer};
 use pipewright::transport::World;
 use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
 use pipewright_schedule::StageIndex;
@@ -18,13 +20,31 @@ use pipewright_schedule::partition::Partition;
 use crate::commands::crew::Crew;
 use crate::commands::prepare::Prepared;
 use crate::config::Settings;
-use crate::config::model::ModelSettings;
 use crate::config::optimizer::OptimizerSettings;
 use crate::config::pipeline::TransportChoice;
 use crate::failure::{Exit, Failure};
+use crate::signal::Interrupt;
 
-/// Starts this process's ranks: all of them, or the one that it is among the processes of `crew`.
-pub(super) fn launch(prepared: Prepared, crew: &mut Crew) -> Result<Trainer, Failure> {
+/// Starts this process's ranks where a checkpoint left them.
+pub(super) fn launch_from(
+    mut prepared: Prepared,
+    checkpoint: &Arc<Checkpoint>,
+    crew: &mut Crew,
+    interrupt: &Interrupt,
+) -> Result<Trainer, Failure> {
+    // Every parameter comes from the checkpoint: there is no use in reading others first.
+    prepared.initial = None;
+    let mut trainer = launch(prepared, crew, interrupt)?;
+    match trainer.resume(checkpoint) {
+        Ok(()) => Ok(trainer),
+        Err(ResumeError::Pipeline(error)) => Err(failure(&error)),
+        Err(error) => Err(Failure::input(error)),
+    }
+}
+
+/// Starts this process's ranks: all of them, or the one that it is among the processes of `crew`; with
+/// initial parameters.
+pub(super) fn launch(prepared: Prepared, crew: &mut Crew, interrupt: &Interrupt) -> Result<Trainer, Failure> {
     let transport = prepared.settings.pipeline.transport;
     let mesh = Mesh { pipeline: prepared.program.ranks(), data: prepared.settings.mesh.data_parallel };
     let ranks =
@@ -40,15 +60,16 @@ pub(super) fn launch(prepared: Prepared, crew: &mut Crew) -> Result<Trainer, Fai
         TransportChoice::Mpi => crew.take_world()?,
     };
     if world.ranks() != ranks {
-        return Err(Failure::input(format!(
+        // Told while the processes are still together: a launcher ends all as soon as one has failed.
+        return crew.settle(Err(Failure::input(format!(
             "{} process(es) were started for {ranks} ranks: start `mpirun -n {ranks} pipewright ...`, or set \
              pipeline.ranks or mesh.data_parallel",
             world.ranks()
-        )));
+        ))));
     }
     match prepared.model.clone() {
-        ModelConfig::Llama(config) => launch_family(prepared, world, config),
-        ModelConfig::Qwen2(config) => launch_family(prepared, world, config),
+        ModelConfig::Llama(config) => launch_family(prepared, world, config, interrupt),
+        ModelConfig::Qwen2(config) => launch_family(prepared, world, config, interrupt),
         other => Err(Failure::new(Exit::Bug, format!("no stages can be made of {other:?}"))),
     }
 }
@@ -57,16 +78,13 @@ fn launch_family<F: ModelFamily + 'static>(
     prepared: Prepared,
     world: World,
     model: F,
+    interrupt: &Interrupt,
 ) -> Result<Trainer, Failure> {
-    let Prepared { settings, program, partition, rows, .. } = prepared;
-    let from = match &settings.model {
-        ModelSettings::From { from } => Some(from.clone()),
-        ModelSettings::Fresh(_) => None,
-    };
-    let plan = StagePlan { model, from, partition, seed: settings.run.seed };
-    let pipeline =
-        Pipeline::launch(program, world, &pipeline_config(&settings), move |stage| plan.stage(stage))
-            .map_err(|error| failure(&error))?;
+    let Prepared { settings, initial, program, partition, rows, .. } = prepared;
+    let plan = StagePlan { model, from: initial, partition, seed: settings.run.seed };
+    let config = PipelineConfig { interrupt: Some(interrupt.flag()), ..pipeline_config(&settings) };
+    let pipeline = Pipeline::launch(program, world, &config, move |stage| plan.stage(stage))
+        .map_err(|error| failure(&error))?;
     let OptimizerSettings { learning_rate: peak, schedule: decay, warmup_steps, .. } = settings.optimizer;
     let rate = LearningRate { peak, decay, warmup_steps, steps: settings.run.steps };
     Ok(Trainer::new(pipeline, rows, settings.pipeline.rows(), rate))
@@ -116,7 +134,9 @@ pub(super) fn failure(error: &PipelineError) -> Failure {
     let exit = match error {
         // A stage is made of the user's files.
         PipelineError::Agreement(_) => Exit::WrongInput,
-        PipelineError::Step(step) if matches!(step.cause, Cause::Build { .. }) => Exit::WrongInput,
+        PipelineError::Step(step) if matches!(step.cause, Cause::Build { .. } | Cause::Restore { .. }) => {
+            Exit::WrongInput
+        }
         PipelineError::Step(_) | PipelineError::Thread { .. } | PipelineError::Diverged { .. } => {
             Exit::RankFailed
         }

@@ -1,8 +1,8 @@
-//! What `train` and `check` have in common: from arguments to everything that is needed before a rank starts.
+//! What `train`, `resume` and `check` have in common: from arguments to everything that is needed before a rank starts.
 //!
 //! Nothing is written here, and no parameter is made or read.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use pipewright::data::{DataConfig, TokenRows, Tokenizer};
 use pipewright::transport::Fields;
@@ -29,6 +29,8 @@ pub(super) struct Prepared {
     pub(super) settings: Settings,
     /// The model's configuration.
     pub(super) model: ModelConfig,
+    /// The Hugging Face folder whose parameters the model starts with; without it, those of the seed.
+    pub(super) initial: Option<PathBuf>,
     /// The model's layers.
     pub(super) layers: ModelDesc,
     /// What each rank runs.
@@ -52,10 +54,19 @@ pub(super) fn identity(prepared: &Prepared) -> Fields {
 
 /// Prepares the run that the arguments ask for.
 pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
+    prepare_settings(load_settings(arguments.config.as_deref(), &arguments.set)?)
+}
+
+/// The settings in a file, or the built-in sample's, with `--set` arguments on top.
+pub(super) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Settings, Failure> {
     let surroundings = Surroundings::of_process().map_err(|error| {
         Failure::input(format!("the working folder cannot be found: {error}; go to another"))
     })?;
-    let mut settings = Settings::load(arguments.config.as_deref(), &arguments.set, &surroundings)?;
+    Ok(Settings::load(file, set, &surroundings)?)
+}
+
+/// Prepares the run that the settings ask for.
+pub(super) fn prepare_settings(mut settings: Settings) -> Result<Prepared, Failure> {
     let program = read_program(&mut settings.pipeline, settings.mesh.data_parallel)?;
     let model = read_model(&settings.model)?;
     let layers = model.describe(settings.data.seq_len as usize);
@@ -63,7 +74,11 @@ pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
     let partition =
         partition(&layers.weights(), program.placement().stages(), &method).map_err(Failure::input)?;
     let rows = open_data(&settings, model.vocab_size())?;
-    Ok(Prepared { settings, model, layers, program, partition, rows })
+    let initial = match &settings.model {
+        ModelSettings::From { from } => Some(from.clone()),
+        ModelSettings::Fresh(_) => None,
+    };
+    Ok(Prepared { settings, model, initial, layers, program, partition, rows })
 }
 
 /// The program that the settings name, for one of the replicas. The sizes that a file brings replace those of the settings.

@@ -42,7 +42,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
         "optimizer",
         &["name", "learning_rate", "betas", "eps", "weight_decay", "clip_norm", "schedule", "warmup_steps"],
     ),
-    ("run", &["steps", "seed", "out", "checkpoint_every", "deadline_seconds", "device"]),
+    ("run", &["steps", "seed", "out", "checkpoint_every", "keep_checkpoints", "deadline_seconds", "device"]),
 ];
 
 /// The keys of `section`, when there is such a section.

@@ -127,16 +127,6 @@ pub(crate) enum ProblemKind {
         /// Replicas of the pipeline.
         replicas: u32,
     },
-    /// The value is legal, but nothing here can do what it asks for.
-    #[error("`{key}` is {value}, which is not supported")]
-    NotSupported {
-        /// The key.
-        key: &'static str,
-        /// The value as written.
-        value: String,
-        /// The value to write in its place.
-        instead: &'static str,
-    },
     /// Text that must not be empty is.
     #[error("`{key}` is empty")]
     Empty {
@@ -229,7 +219,6 @@ impl ProblemKind {
                 format!("build with `cargo build --release --features {value}`, or write `{key} = {instead}`")
             }
             Self::UnevenShare { replicas, .. } => format!("write a multiple of {replicas}"),
-            Self::NotSupported { key, instead, .. } => format!("write `{key} = {instead}`"),
             Self::Empty { key } => format!("give `{key}` a value, or leave it out"),
             Self::BesideFrom { key } => format!("remove `{key}`, or remove `from`"),
             Self::NoTraining { key, .. } => format!("write for example `{key} = \"1f1b\"`"),

@@ -25,6 +25,8 @@ pub(crate) struct RunSettings {
     pub(crate) out: PathBuf,
     /// Steps between two checkpoints; 0 writes none.
     pub(crate) checkpoint_every: u64,
+    /// How many checkpoints are kept, the newest ones.
+    pub(crate) keep_checkpoints: u32,
     /// How long a rank waits for another before the run is given up.
     pub(crate) deadline_seconds: f64,
     /// What each rank computes on.
@@ -53,7 +55,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         steps: section.whole("steps", 100, 1, i64::MAX as u64),
         seed: section.whole("seed", 42, 0, i64::MAX as u64),
         out: read_out(&mut section, surroundings),
-        checkpoint_every: read_checkpoint_every(&mut section),
+        checkpoint_every: section.whole("checkpoint_every", 0, 0, i64::MAX as u64),
+        keep_checkpoints: section.count("keep_checkpoints", 3),
         deadline_seconds: read_deadline(&mut section),
         device: read_device(&mut section),
     }
@@ -66,16 +69,6 @@ fn read_out(section: &mut Section<'_>, surroundings: &Surroundings) -> PathBuf {
         section.refuse("out", kind);
         PathBuf::new()
     })
-}
-
-fn read_checkpoint_every(section: &mut Section<'_>) -> u64 {
-    let every = section.whole("checkpoint_every", 0, 0, i64::MAX as u64);
-    if every != 0 {
-        let kind =
-            ProblemKind::NotSupported { key: "checkpoint_every", value: every.to_string(), instead: "0" };
-        section.refuse("checkpoint_every", kind);
-    }
-    every
 }
 
 fn read_deadline(section: &mut Section<'_>) -> f64 {

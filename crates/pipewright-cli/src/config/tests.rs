@@ -149,6 +149,7 @@ fn numbers_out_of_range() {
         }
     }
     out_of_range("run.steps=0", "a whole number from 1 to 9223372036854775807");
+    out_of_range("run.keep_checkpoints=0", "a whole number from 1 to 2147483647");
     out_of_range("run.seed=-1", "a whole number from 0 to 9223372036854775807");
     for key in ["model.rms_norm_eps", "model.rope_theta", "optimizer.learning_rate", "optimizer.eps"] {
         for value in ["0", "-1", "inf", "nan"] {
@@ -185,7 +186,6 @@ fn words() {
     at("run.out=", "`out` is empty");
     at("data.path=[]", "`path` is empty");
     at("data.path=$NOWHERE/*.rs", "`path` begins with $NOWHERE, which is not set in the environment");
-    at("run.checkpoint_every=10", "`checkpoint_every` is 10, which is not supported");
     assert!(load(None, &["pipeline.schedule=GPipe"]).is_ok());
 }
 

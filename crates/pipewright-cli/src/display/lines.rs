@@ -14,14 +14,16 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The lines of one run.
 pub(crate) struct Lines {
     steps: u64,
+    /// Steps that were done when the display began.
+    done: u64,
     start: Instant,
     last: Option<Instant>,
 }
 
 impl Lines {
-    /// Lines for a run of `steps` steps.
-    pub(super) fn new(steps: u64) -> Self {
-        Self { steps, start: Instant::now(), last: None }
+    /// Lines for a run of `steps` steps, of which the first `done` are behind it.
+    pub(super) fn new(done: u64, steps: u64) -> Self {
+        Self { steps, done, start: Instant::now(), last: None }
     }
 
     /// The line for a step, when it is time for one.
@@ -32,12 +34,13 @@ impl Lines {
             return None;
         }
         self.last = Some(now);
-        Some(line(metrics, self.steps, now - self.start))
+        Some(line(metrics, self.done, self.steps, now - self.start))
     }
 }
 
-fn line(metrics: &Metrics, steps: u64, elapsed: Duration) -> String {
-    let left = elapsed.as_secs_f64() / metrics.step.max(1) as f64 * steps.saturating_sub(metrics.step) as f64;
+fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
+    let taken = metrics.step.saturating_sub(done).max(1);
+    let left = elapsed.as_secs_f64() / taken as f64 * steps.saturating_sub(metrics.step) as f64;
     format!(
         "step {}/{steps}  loss {:.4}  grad norm {:.3}  lr {:.2e}  {:.0} tokens/s  bubble {}  memory {}  eta {}",
         metrics.step,
@@ -72,12 +75,14 @@ mod tests {
     fn what_a_line_says() {
         let expected = "step 2/10  loss 2.5000  grad norm 1.250  lr 1.00e-3  1024 tokens/s  bubble 12.5%  \
                         memory 2.0 KiB  4.0 KiB  eta 0:12";
-        assert_eq!(line(&metrics(2), 10, Duration::from_secs(3)), expected);
+        assert_eq!(line(&metrics(2), 0, 10, Duration::from_secs(3)), expected);
+        let resumed = line(&metrics(2), 1, 10, Duration::from_secs(3));
+        assert!(resumed.ends_with("eta 0:24"), "{resumed}");
     }
 
     #[test]
     fn the_first_and_the_last_step_have_lines() {
-        let mut lines = Lines::new(3);
+        let mut lines = Lines::new(0, 3);
         let shown = [1, 2, 3].map(|step| lines.step(&metrics(step)).is_some());
         assert_eq!(shown, [true, false, true]);
     }

@@ -15,8 +15,8 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    /// A display for a run of `steps` steps.
-    pub(super) fn new(steps: u64) -> Self {
+    /// A display for a run of `steps` steps, of which the first `done` are behind it.
+    pub(super) fn new(done: u64, steps: u64) -> Self {
         let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
         let line = |length, template: &str| {
             let style = ProgressStyle::with_template(template).expect("the templates below are sound");
@@ -25,6 +25,8 @@ impl Live {
         let steps = line(steps, "step {pos}/{len} {bar:24} {msg}  eta {eta}");
         let bubble = line(0, "bubble  {msg}");
         let memory = line(0, "memory  {msg}");
+        steps.set_position(done);
+        steps.reset_eta();
         // Before the first step there is nothing to say, but the bar shows that the run has begun.
         steps.tick();
         Self { steps, bubble, memory, bars }

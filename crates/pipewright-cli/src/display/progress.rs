@@ -16,12 +16,12 @@ pub(crate) enum Display {
 }
 
 impl Display {
-    /// A display for a run of `steps` steps.
-    pub(crate) fn new(steps: u64) -> Self {
+    /// A display for a run of `steps` steps, of which the first `done` are behind it.
+    pub(crate) fn new(done: u64, steps: u64) -> Self {
         if std::io::stderr().is_terminal() {
-            Self::Live(Live::new(steps))
+            Self::Live(Live::new(done, steps))
         } else {
-            Self::Lines(Lines::new(steps))
+            Self::Lines(Lines::new(done, steps))
         }
     }
 

@@ -112,6 +112,9 @@ pub enum HfError {
         /// The folder.
         dir: PathBuf,
     },
+    /// The checkpoint that a model is taken from cannot be read, or is of another model.
+    #[error(transparent)]
+    Checkpoint(#[from] pipewright::checkpoint::CheckpointError),
     /// A tensor that was announced twice.
     #[error("tensor `{tensor}` belongs to two stages: each layer must be written once")]
     Duplicate {

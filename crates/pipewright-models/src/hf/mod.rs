@@ -6,12 +6,14 @@
 //! are not touched.
 
 mod error;
+mod export;
 mod file;
 mod layout;
 mod read;
 mod write;
 
 pub use error::HfError;
+pub use export::export;
 pub use read::{load_stage, read_config};
 pub use write::{DEFAULT_SHARD_BYTES, Writer, save};
 

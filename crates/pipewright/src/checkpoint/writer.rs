@@ -41,7 +41,7 @@ pub struct CheckpointWriter {
 
 impl CheckpointWriter {
     /// Starts the thread. It keeps the `keep` newest checkpoints of `folder`, and at least one. A checkpoint has parts of
-    /// `ranks` ranks; those of other processes are waited for. A wait ends with an error when nothing was written for the
+    /// `ranks` ranks, those of one replica; those of other processes are waited for. A wait ends with an error when nothing was written for the
     /// whole `deadline`.
     ///
     /// # Errors
@@ -68,12 +68,17 @@ impl CheckpointWriter {
     pub fn join(folder: &Path, deadline: Duration) -> Result<Self, CheckpointError> {
         let path = folder.to_owned();
         Self::spawn(path.clone(), deadline, move |state, written| {
+            let committed = path.join(committed_name(state.step));
+            if state.ranks.is_empty() {
+                // Nobody waits for this process, and the checkpoint may be committed already.
+                return Ok(committed);
+            }
             let saving = Saving::join(&path, state.step)?.counting(written.clone());
             for part in state.ranks {
                 let rank = part.rank();
                 saving.leave_note(rank, &saving.write_shard(part)?)?;
             }
-            Ok(path.join(committed_name(state.step)))
+            Ok(committed)
         })
     }
 

@@ -8,15 +8,17 @@ use crate::failure::Cause;
 
 impl Executor {
     /// The parameters and optimizer state of all stages, sharing storage. Of a parameter with several owners, as far as
-    /// they are known, the lowest stage's copy alone.
+    /// they are known, the lowest stage's copy alone; nothing from a replica but the first.
     pub(crate) fn state(&self) -> RankState {
         let of_stage = |chunk: &super::chunk::Chunk| {
             let StageState { parameters, optimizer } = chunk.runner.state();
             let counted = (0..).zip(parameters).filter(|(place, _)| self.counts(chunk.stage, *place));
             StageState { parameters: counted.map(|(_, parameter)| parameter).collect(), optimizer }
         };
-        let stages = self.chunks.iter().map(of_stage).collect();
-        RankState { rank: self.rank, stages, memory: self.memory.clone() }
+        // Replicas hold the same: the first one's state is everybody's.
+        let is_first = self.endpoint.seat().replica == 0;
+        let stages = self.chunks.iter().filter(|_| is_first).map(of_stage).collect();
+        RankState { rank: self.world_rank, stages, memory: self.memory.clone() }
     }
 
     /// Takes over the state of all stages; with an error, some of it.
@@ -25,7 +27,7 @@ impl Executor {
             let restored = chunk.runner.restore(checkpoint);
             restored.map_err(|error| Cause::Restore { stage: chunk.stage, error: Arc::new(error) })?;
             // Reading may take long; whoever waits sees that it goes on.
-            self.board.moved(self.rank, 0);
+            self.board.moved(self.world_rank, 0);
         }
         Ok(())
     }

@@ -1,0 +1,41 @@
+//! `pipewright export`: a checkpoint's model as a Hugging Face directory.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use pipewright_models::{ModelConfig, hf};
+
+use crate::commands::identity::MODEL;
+use crate::commands::stored;
+use crate::display;
+use crate::failure::{Exit, Failure};
+
+/// The arguments of `pipewright export`.
+#[derive(Debug, Args)]
+pub(crate) struct ExportArguments {
+    /// A run's folder, whose newest checkpoint is meant, or a checkpoint's
+    #[arg(value_name = "CHECKPOINT_OR_RUN")]
+    from: PathBuf,
+    /// The folder to write; it must not exist, or be empty
+    #[arg(value_name = "DIR")]
+    to: PathBuf,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
+    let checkpoint = stored::open(&arguments.from)?;
+    let place = checkpoint.path().display();
+    let Some(model) = checkpoint.manifest().description.get(MODEL).cloned() else {
+        return Err(Failure::input(format!("{place}: the checkpoint does not say of which model it is")));
+    };
+    let model = ModelConfig::from_json(model).map_err(|error| Failure::input(format!("{place}: {error}")))?;
+    let exported = match &model {
+        ModelConfig::Llama(config) => hf::export(&checkpoint, config, &arguments.to),
+        ModelConfig::Qwen2(config) => hf::export(&checkpoint, config, &arguments.to),
+        other => return Err(Failure::new(Exit::Bug, format!("no directory can be made of {other:?}"))),
+    };
+    exported.map_err(Failure::input)?;
+    let (step, to) = (checkpoint.step(), arguments.to.display());
+    display::say(&format!("wrote the model of step {step} to {to}; its tokenizer is not in a checkpoint"));
+    Ok(())
+}

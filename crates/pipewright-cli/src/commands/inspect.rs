@@ -1,0 +1,93 @@
+//! `pipewright inspect`: verifies a checkpoint and shows what is in it, and how training went up to it.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use pipewright::checkpoint::Checkpoint;
+use serde_json::{Value, json};
+
+use crate::commands::stored;
+use crate::failure::Failure;
+use crate::output;
+use crate::run_folder::{METRICS, lines_to};
+
+/// The arguments of `pipewright inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArguments {
+    /// A run's folder, whose newest checkpoint is meant, or a checkpoint's
+    #[arg(value_name = "DIR")]
+    path: PathBuf,
+    /// How to print it
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &InspectArguments) -> Result<(), Failure> {
+    let checkpoint = stored::open(&arguments.path)?;
+    let losses = losses_to(&checkpoint);
+    let text = match arguments.format {
+        Format::Text => text(&checkpoint, &losses),
+        Format::Json => format!("{:#}\n", json(&checkpoint, &losses)),
+    };
+    output::write(None, &text)
+}
+
+/// The losses of all steps up to the checkpoint's, when it lies in the folder of its run.
+fn losses_to(checkpoint: &Checkpoint) -> Vec<f64> {
+    let run = checkpoint.path().parent().and_then(Path::parent).unwrap_or(Path::new(""));
+    let metrics = fs::read_to_string(run.join(METRICS)).unwrap_or_default();
+    let lines = &metrics[..lines_to(&metrics, checkpoint.step())];
+    let loss = |line: &str| serde_json::from_str::<Value>(line).ok()?.get("loss")?.as_f64();
+    lines.lines().filter_map(loss).collect()
+}
+
+fn text(checkpoint: &Checkpoint, losses: &[f64]) -> String {
+    let manifest = checkpoint.manifest();
+    let mut text = String::new();
+    let mut line = |what: &str, words: String| {
+        writeln!(text, "{what:11} {words}").expect("a string takes all text");
+    };
+    line("checkpoint", checkpoint.path().display().to_string());
+    line("step", manifest.step.to_string());
+    if let [first, .., last] | [first @ last] = losses {
+        line("loss", format!("{first:.4} at the first step, {last:.4} at the last"));
+    }
+    line("data", format!("epoch {}, row {} comes next", manifest.cursor.epoch, manifest.cursor.index));
+    for shard in &manifest.shards {
+        line("shard", format!("{}  {} bytes  {}  verified", shard.name, shard.bytes, &shard.hash));
+    }
+    let elements: usize = checkpoint.parameters().map(|found| found.shape.iter().product::<usize>()).sum();
+    line("parameters", format!("{elements} in {} tensors", checkpoint.parameters().count()));
+    for parameter in checkpoint.parameters() {
+        line("", format!("{:?} {:?}  {}", parameter.dtype, parameter.shape, parameter.path));
+    }
+    text
+}
+
+fn json(checkpoint: &Checkpoint, losses: &[f64]) -> Value {
+    let manifest = checkpoint.manifest();
+    let parameters = checkpoint.parameters().map(|parameter| {
+        let dtype = format!("{:?}", parameter.dtype);
+        json!({"path": parameter.path, "shape": parameter.shape, "dtype": dtype})
+    });
+    json!({
+        "checkpoint": checkpoint.path(),
+        "step": manifest.step,
+        "cursor": manifest.cursor,
+        "description": manifest.description,
+        "losses": losses,
+        "shards": manifest.shards,
+        "parameters": parameters.collect::<Vec<_>>(),
+        // An error ends the command otherwise.
+        "verified": true,
+    })
+}

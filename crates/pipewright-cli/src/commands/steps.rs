@@ -1,0 +1,236 @@
+//! The steps of a run, for `train` and `resume`: one after another, each shown and written, with checkpoints between them.
+//!
+//! Of several processes one shows and writes; all save their ranks' parts after the same steps.
+
+use std::path::{Path, PathBuf};
+
+use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
+use pipewright::pipeline::PipelineError;
+use pipewright::report::StepReport;
+use pipewright::trainer::{Metrics, Trainer};
+use pipewright_schedule::Timeline;
+use serde_json::{Map, Value};
+
+use crate::commands::crew::Crew;
+use crate::commands::identity::LOSS;
+use crate::commands::launch::failure;
+use crate::config::Settings;
+use crate::display::{self, Display};
+use crate::failure::{Exit, Failure};
+use crate::run_folder::{self, RunFolder};
+use crate::signal::Interrupt;
+
+/// What the steps of a run need beside the ranks.
+pub(super) struct Steps<'a> {
+    /// The run's settings.
+    pub(super) settings: &'a Settings,
+    /// What its checkpoints say of it.
+    pub(super) description: Map<String, Value>,
+    /// Where its results go; none in a process that writes none.
+    pub(super) folder: Option<RunFolder>,
+    /// The processes of the run.
+    pub(super) crew: &'a mut Crew,
+    /// Whether it is to end early.
+    pub(super) interrupt: &'a Interrupt,
+}
+
+impl Steps<'_> {
+    /// Takes the steps that are left, and ends with a checkpoint where the settings or a signal ask for one.
+    pub(super) fn take(self, mut trainer: Trainer) -> Result<(), Failure> {
+        let Self { settings, description, mut folder, crew, interrupt } = self;
+        let (run, start) = (&settings.run, trainer.steps_done());
+        let watched = interrupt.watch();
+        watched.map_err(|error| Failure::input(format!("signals cannot be watched for: {error}")))?;
+        let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start)?;
+        let display = folder.is_some().then(|| Display::new(start, run.steps));
+        let mut log = Log { folder, display, timeline: None, first: None, last: None };
+        let taken = steps(&mut trainer, run.steps, &mut checkpoints, &mut log);
+        if let Err(Stop::Rank(error)) = &taken {
+            crew.take_over(error);
+        }
+        let taken = crew.settle(taken.map_err(Failure::from));
+        let traced = log.finish();
+        // Why the steps ended comes before what became of their picture.
+        taken?;
+        traced?;
+        let done = trainer.steps_done();
+        let is_complete = done == run.steps;
+        let saved = match is_complete && run.checkpoint_every == 0 {
+            true => None,
+            false => crew.settle(checkpoints.finish(&mut trainer))?,
+        };
+        if crew.speaks() {
+            log.tell(start, done, is_complete, saved, &run.out);
+        }
+        if is_complete { Ok(()) } else { Err(Failure::told(Exit::Interrupted)) }
+    }
+}
+
+/// Why steps end early.
+enum Stop {
+    /// A rank failed.
+    Rank(PipelineError),
+    /// Something else.
+    Other(Failure),
+}
+
+impl From<Stop> for Failure {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Rank(error) => failure(&error),
+            Stop::Other(failure) => failure,
+        }
+    }
+}
+
+/// Takes steps until there are none left or one was interrupted.
+fn steps(
+    trainer: &mut Trainer,
+    steps: u64,
+    checkpoints: &mut Checkpoints,
+    log: &mut Log,
+) -> Result<(), Stop> {
+    while trainer.steps_done() < steps {
+        let (metrics, report) = trainer.step().map_err(Stop::Rank)?;
+        let interrupted = report.interrupted;
+        checkpoints.look(&metrics).map_err(Stop::Other)?;
+        log.step(metrics, report).map_err(Stop::Other)?;
+        checkpoints.after_step(trainer).map_err(Stop::Other)?;
+        if interrupted {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// What the process that speaks shows and writes of its steps.
+struct Log {
+    folder: Option<RunFolder>,
+    display: Option<Display>,
+    /// That of the last step that succeeded, whatever came after it.
+    timeline: Option<Timeline>,
+    first: Option<Metrics>,
+    last: Option<Metrics>,
+}
+
+impl Log {
+    fn step(&mut self, metrics: Metrics, report: StepReport) -> Result<(), Failure> {
+        let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
+        self.timeline = Some(report.timeline);
+        folder.write_metrics(&metrics).map_err(Failure::input)?;
+        display.step(&metrics);
+        self.first.get_or_insert_with(|| metrics.clone());
+        self.last = Some(metrics);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), Failure> {
+        if let Some(display) = self.display.take() {
+            display.finish();
+        }
+        match (&self.folder, self.timeline.take()) {
+            (Some(folder), Some(timeline)) => {
+                folder.write_timeline(&timeline.chrome_trace()).map_err(Failure::input)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn tell(&self, start: u64, done: u64, is_complete: bool, saved: Option<PathBuf>, out: &Path) {
+        let out = out.display();
+        let saved = saved.map(|path| format!(", saved in {}", path.display())).unwrap_or_default();
+        display::say(&match (is_complete, &self.first, &self.last) {
+            (false, ..) => {
+                format!("stopped by a signal after step {done}{saved}; go on with: pipewright resume {out}")
+            }
+            (true, Some(first), Some(last)) => format!(
+                "trained {} steps: loss {:.4} at the first, {:.4} at the last; results in {out}",
+                done - start,
+                first.loss,
+                last.loss
+            ),
+            _ => format!("all {done} steps were taken before; ask for more with --set run.steps=N"),
+        });
+    }
+}
+
+/// The checkpoints of a run.
+struct Checkpoints {
+    writer: CheckpointWriter,
+    every: u64,
+    /// The step of the checkpoint that was asked for last.
+    asked: Option<u64>,
+    description: Map<String, Value>,
+    newest: Option<PathBuf>,
+    /// The run's folder.
+    run: PathBuf,
+}
+
+impl Checkpoints {
+    fn new(
+        folder: &mut Option<RunFolder>,
+        settings: &Settings,
+        description: Map<String, Value>,
+        done: u64,
+    ) -> Result<Self, Failure> {
+        let (run, ranks) = (&settings.run, settings.pipeline.ranks);
+        let writer = match folder {
+            Some(folder) => {
+                let keep = run.keep_checkpoints as usize;
+                CheckpointWriter::start(folder.take_checkpoints(), keep, ranks, run.deadline())
+            }
+            None => CheckpointWriter::join(&run_folder::checkpoints_of(&run.out), run.deadline()),
+        };
+        // A run that goes on has the checkpoint that it came from.
+        let asked = (done > 0).then_some(done);
+        let (writer, every) = (writer.map_err(Failure::input)?, run.checkpoint_every);
+        Ok(Self { writer, every, asked, description, newest: None, run: run.out.clone() })
+    }
+
+    /// Tells what became of earlier checkpoints.
+    fn look(&mut self, metrics: &Metrics) -> Result<(), Failure> {
+        self.description.insert(LOSS.to_owned(), metrics.loss.into());
+        let outcome = self.writer.poll();
+        self.note(outcome)
+    }
+
+    /// Saves where it is time to.
+    fn after_step(&mut self, trainer: &mut Trainer) -> Result<(), Failure> {
+        // Steps count from 1, and 0 is no divisor of any of them.
+        if trainer.steps_done().is_multiple_of(self.every) { self.save(trainer) } else { Ok(()) }
+    }
+
+    fn save(&mut self, trainer: &mut Trainer) -> Result<(), Failure> {
+        let state = trainer.state(self.description.clone()).map_err(|error| failure(&error))?;
+        self.asked = Some(state.step);
+        let outcome = self.writer.save(state);
+        self.note(outcome)
+    }
+
+    /// Saves the state as it stands, unless that was done, and waits; returns where the newest checkpoint is.
+    fn finish(mut self, trainer: &mut Trainer) -> Result<Option<PathBuf>, Failure> {
+        if self.asked != Some(trainer.steps_done()) {
+            self.save(trainer)?;
+        }
+        let outcome = self.writer.wait();
+        self.note(outcome)?;
+        Ok(self.newest)
+    }
+
+    fn note(&mut self, outcome: Result<Option<PathBuf>, CheckpointError>) -> Result<(), Failure> {
+        match outcome {
+            Ok(Some(path)) => self.newest = Some(path),
+            Ok(None) => {}
+            Err(error) => {
+                let run = self.run.display();
+                let mut failure = Failure::input(format!(
+                    "{error}; earlier checkpoints are whole: go on later with: pipewright resume {run}"
+                ));
+                // No other process knows of it.
+                failure.report();
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,294 @@
+//! Runs that are interrupted, killed or damaged, and what `resume`, `inspect` and `export` make of them.
+//!
+//! `PIPEWRIGHT_KILLS=50` sets how often the long tests kill a run; without it they kill 15 times, or twice as often while saving.
+
+mod run;
+
+use std::fs;
+use std::time::Duration;
+
+use run::{Figures, Run, seeded};
+
+/// Kills of a test that makes many of them.
+fn kills(default: u32) -> u32 {
+    std::env::var("PIPEWRIGHT_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(default)
+}
+
+/// The newest checkpoint's step, as `inspect` tells it, and its parameters' shards by content.
+fn inspected(run: &Run) -> serde_json::Value {
+    let output = run.command(&["inspect", "out", "--format", "json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// All parameters and the optimizer state of the newest checkpoint, whatever shards they lie in: an exported model and
+/// the losses that follow would not show the optimizer's.
+fn final_state(run: &Run) -> Vec<(String, Vec<u8>)> {
+    let newest = inspected(run)["checkpoint"].as_str().expect("a path").to_owned();
+    run::tensors(&run.path(&newest))
+}
+
+const CUTS: &[&[&str]] = &[
+    &["pipeline.ranks=2", "pipeline.schedule=1f1b"],
+    &["pipeline.ranks=1", "pipeline.schedule=gpipe"],
+    &["pipeline.ranks=2", "pipeline.stages_per_rank=2", "pipeline.schedule=interleaved1f1b"],
+    &["pipeline.ranks=4", "pipeline.stages_per_rank=1", "pipeline.schedule=1f1b"],
+    &["pipeline.ranks=2", "pipeline.stages_per_rank=2", "pipeline.schedule=zbvzerobubble"],
+    &["pipeline.ranks=4", "pipeline.stages_per_rank=1", "pipeline.schedule=gpipe"],
+];
+
+/// Trains 40 steps with kills at random moments, resumed each time with `changes(number of the kill)`; compares with a
+/// run that nobody disturbs.
+fn check_kills(kills: u32, changes: impl Fn(u32) -> Vec<&'static str>) {
+    let whole = Run::new();
+    let started = std::time::Instant::now();
+    whole.train(&["run.checkpoint_every=3"]);
+    let longest = started.elapsed();
+    let (expected, state) = (whole.figures(), final_state(&whole));
+    assert_eq!(expected.len(), 40);
+
+    let (seed, mut random) = seeded();
+    let killed = Run::new();
+    let mut under_way = 0;
+    for kill in 0..kills {
+        let mut child = match killed.has_config() {
+            false => killed.start("train", &["small.toml"], &["run.checkpoint_every=3"]),
+            true => killed.start("resume", &["out"], &changes(kill)),
+        };
+        // Early kills are as likely as late ones, and most runs must end before they are done.
+        let moment = longest.mul_f64(0.6 * random());
+        std::thread::sleep(moment);
+        child.kill().and_then(|()| child.wait()).expect("the run is ours to kill");
+        let steps = killed.figures().len();
+        under_way += u32::from(steps > 0 && steps < 40);
+        if steps == 40 && kill + 1 < kills {
+            // A run that got to its end starts over, so that all kills meet a run under way.
+            assert_eq!(figures_after_resume(&killed), expected, "seed {seed}");
+            fs::remove_dir_all(killed.out()).expect("a folder");
+        }
+    }
+    assert!(
+        under_way * 3 >= kills,
+        "only {under_way} of {kills} kills met a run between its steps, seed {seed}"
+    );
+    assert_eq!(figures_after_resume(&killed), expected, "seed {seed}");
+    assert_eq!(final_state(&killed), state, "seed {seed}");
+}
+
+fn figures_after_resume(run: &Run) -> Vec<Figures> {
+    match run.has_config() {
+        true => run.resume(&[]),
+        false => run.train(&["run.checkpoint_every=3"]),
+    }
+    run.figures()
+}
+
+#[test]
+fn a_run_that_is_killed_at_random_ends_as_if_undisturbed() {
+    check_kills(kills(15), |_| Vec::new());
+}
+
+#[test]
+fn a_run_that_is_killed_and_cut_anew_ends_as_if_undisturbed() {
+    check_kills(kills(15), |kill| CUTS[kill as usize % CUTS.len()].to_vec());
+}
+
+#[test]
+fn a_kill_while_saving_loses_nothing() {
+    let run = Run::new();
+    let (seed, mut random) = seeded();
+    // Enough steps never to end, and a checkpoint after each: at any moment one is being written.
+    run.train(&["run.checkpoint_every=1", "run.steps=2"]);
+    let (mut newest, mut half_written) = (2, 0);
+    let kills = 2 * kills(15);
+    for kill in 0..kills {
+        let mut child = run.start("resume", &["out"], &["run.steps=1000000"]);
+        run.wait_for_step(newest + 1);
+        std::thread::sleep(Duration::from_millis((60.0 * random()) as u64));
+        child.kill().and_then(|()| child.wait()).expect("the run is ours to kill");
+        half_written += u32::from(run.checkpoints()[0].starts_with(".saving-"));
+        let found = inspected(&run)["step"].as_u64().expect("a step");
+        assert!(found >= newest, "kill {kill} of seed {seed}: step {found} after {newest}");
+        newest = found;
+    }
+    assert!(
+        half_written * 4 >= kills,
+        "only {half_written} of {kills} kills met a checkpoint half-written, seed {seed}"
+    );
+}
+
+#[test]
+fn a_signal_ends_the_run_after_its_step_with_a_checkpoint() {
+    for signal in ["INT", "TERM"] {
+        let run = Run::new();
+        let endless = ["run.steps=1000000", "optimizer.schedule=constant"];
+        let mut child = run.start("train", &["small.toml"], &endless);
+        run.wait_for_step(2);
+        run::signal(&child, signal);
+        assert_eq!(child.wait().expect("it ends").code(), Some(5), "SIG{signal}");
+        let steps = run.figures().len() as u64;
+        assert_eq!(inspected(&run)["step"].as_u64(), Some(steps), "the last step's state is saved");
+        run.resume(&[&format!("run.steps={}", steps + 2)]);
+        let whole = Run::new();
+        whole.train(&[&format!("run.steps={}", steps + 2), endless[1]]);
+        assert_eq!(run.figures(), whole.figures());
+    }
+}
+
+#[test]
+fn a_second_signal_ends_the_run_at_once() {
+    let run = Run::new();
+    // Steps of many seconds: the first signal waits for the end of one.
+    fs::write(run.path("text.txt"), "to be or not to be ".repeat(20_000)).expect("a file");
+    let long = ["data.seq_len=64", "pipeline.microbatches=5000"];
+    let mut child = run.start("train", &["small.toml"], &long);
+    run.wait_for_metrics_file();
+    std::thread::sleep(Duration::from_millis(300));
+    run::signal(&child, "INT");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(child.try_wait().expect("it is ours").is_none(), "the first signal waits for the step");
+    run::signal(&child, "INT");
+    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+}
+
+#[test]
+fn the_newest_checkpoints_are_kept() {
+    let run = Run::new();
+    run.train(&["run.checkpoint_every=4", "run.keep_checkpoints=2", "run.steps=10"]);
+    assert_eq!(run.checkpoints(), ["step-00000008", "step-00000010"], "the last step has one too");
+    let none = Run::new();
+    none.train(&["run.steps=2"]);
+    assert!(none.checkpoints().is_empty());
+}
+
+#[test]
+fn a_run_without_a_checkpoint_starts_again() {
+    let run = Run::new();
+    run.train(&["run.steps=4"]);
+    let expected = run.figures();
+    let output = run.command(&["resume", "out"]);
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{words}");
+    assert!(words.contains("no checkpoint: starting again from step 1"), "{words}");
+    assert_eq!(run.figures(), expected);
+}
+
+#[test]
+fn a_run_goes_on_wherever_it_was_moved() {
+    let run = Run::new();
+    run.train(&["run.steps=4", "run.checkpoint_every=2"]);
+    fs::rename(run.out(), run.path("elsewhere")).expect("a folder");
+    let output = run.command(&["resume", "elsewhere", "--set", "run.steps=6"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!run.out().exists());
+    let metrics = fs::read_to_string(run.path("elsewhere/metrics.jsonl")).expect("metrics");
+    assert_eq!(metrics.lines().count(), 6);
+}
+
+/// What `resume` refuses, with the words that it must say.
+fn check_refused(prepare: impl FnOnce(&Run), set: &[&str], words: &[&str]) {
+    let run = Run::new();
+    run.train(&["run.steps=4", "run.checkpoint_every=2"]);
+    let metrics = fs::read(run.path("out/metrics.jsonl")).expect("metrics");
+    prepare(&run);
+    let arguments: Vec<&str> =
+        ["resume", "out"].into_iter().chain(set.iter().flat_map(|set| ["--set", set])).collect();
+    let output = run.command(&arguments);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(words.iter().all(|word| told.contains(word)), "{told}");
+    assert_eq!(fs::read(run.path("out/metrics.jsonl")).expect("metrics"), metrics, "nothing is cut off");
+}
+
+#[test]
+fn what_cannot_go_on_is_refused_by_name() {
+    let nothing = |_: &Run| {};
+    check_refused(nothing, &["model.hidden_size=32"], &["model.hidden_size was 16 and is 32"]);
+    check_refused(nothing, &["data.seq_len=4"], &["data.seq_len was 8 and is 4"]);
+    check_refused(nothing, &["run.seed=7"], &["data.shuffle_seed was 42 and is 7"]);
+    check_refused(nothing, &["run.steps=3"], &["4 steps behind it", "run.steps = 3"]);
+    check_refused(nothing, &["run.out=other"], &["leave out run.out"]);
+    let other_text =
+        |run: &Run| fs::write(run.path("text.txt"), "to be or not to be ".repeat(14)).expect("a file");
+    check_refused(other_text, &[], &["data.hash was"]);
+}
+
+#[test]
+fn damage_is_told_by_file() {
+    const SHARD: &str = "out/checkpoints/step-00000004/rank-0001.safetensors";
+    let flip = |run: &Run| {
+        let mut bytes = fs::read(run.path(SHARD)).expect("a shard");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(run.path(SHARD), bytes).expect("a shard");
+    };
+    check_refused(flip, &[], &[SHARD, "damaged"]);
+    check_refused(|run| fs::remove_file(run.path(SHARD)).expect("a shard"), &[], &[SHARD, "missing"]);
+}
+
+#[test]
+fn a_folder_without_a_run_is_refused() {
+    let run = Run::new();
+    for command in [&["resume", "out"][..], &["inspect", "out"], &["export", "out", "model"]] {
+        let output = run.command(command);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains("/out") || told.contains("out:"), "{told}");
+    }
+    assert!(!run.out().exists(), "looking leaves no trace");
+}
+
+#[test]
+fn two_processes_do_not_train_in_one_folder() {
+    let run = Run::new();
+    let mut first = run.start("train", &["small.toml"], &["run.steps=1000000"]);
+    run.wait_for_step(1);
+    for command in [&["resume", "out"][..], &["train", "small.toml"]] {
+        let output = run.command(command);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains(&format!("process {} is at work", first.id())), "{told}");
+    }
+    first.kill().and_then(|()| first.wait()).expect("the run is ours to kill");
+}
+
+#[test]
+fn inspect_shows_what_is_in_a_checkpoint() {
+    let run = Run::new();
+    run.train(&["run.steps=4", "run.checkpoint_every=2"]);
+    let json = inspected(&run);
+    assert_eq!(json["step"], 4);
+    assert_eq!(json["losses"].as_array().map(Vec::len), Some(4));
+    assert_eq!(json["description"]["model"]["hidden_size"], 16);
+    let parameters = json["parameters"].as_array().expect("a list");
+    assert_eq!(parameters.len(), 2 * 9 + 3, "embedding, norm, head, and nine a layer");
+    let embedding = parameters.iter().find(|found| found["path"] == "model.embed_tokens.weight");
+    assert_eq!(embedding.map(|found| found["shape"].clone()), Some(serde_json::json!([128, 16])));
+    let text = run.command(&["inspect", "out/checkpoints/step-00000002"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("step        2\n") && text.contains("lm_head.weight"), "{text}");
+}
+
+#[test]
+fn an_exported_model_trains_on_where_the_run_stopped() {
+    for model in ["model.tie_word_embeddings=true", "model.architecture=qwen2"] {
+        let run = Run::new();
+        run.train(&["run.steps=3", "run.checkpoint_every=3", "pipeline.ranks=4", model]);
+        let output = run.command(&["export", "out", "model"]);
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        // Under a rate near 0 the loss of the fourth step's batch shows the parameters alone.
+        run.resume(&["run.steps=4", "pipeline.ranks=1"]);
+        let expected = run.figures()[3].clone();
+        let from = Run::new();
+        fs::rename(run.path("model"), from.path("model")).expect("a folder");
+        from.train(&[
+            "run.steps=4",
+            "model.from=model",
+            "optimizer.learning_rate=1e-30",
+            "optimizer.weight_decay=0",
+        ]);
+        assert_eq!(from.figures()[3], expected, "{model}");
+        let again = run.command(&["export", "out", "."]);
+        assert_eq!(again.status.code(), Some(2), "a folder with content is not touched");
+    }
+}

@@ -1,0 +1,171 @@
+//! A training run of a moment in a scratch folder, and the command that trains it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+const SMALL: &str = "\
+[model]
+vocab_size = 128
+hidden_size = 16
+intermediate_size = 24
+num_hidden_layers = 2
+num_attention_heads = 2
+[data]
+path = \"text.txt\"
+seq_len = 8
+[pipeline]
+microbatches = 4
+[optimizer]
+learning_rate = 0.01
+schedule = \"cosine\"
+warmup_steps = 3
+[run]
+steps = 40
+out = \"out\"
+";
+
+/// How long a test waits for a run.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Loss and gradient norm of a step, digit for digit.
+pub(crate) type Figures = (u64, String, String);
+
+pub(crate) struct Run(TempDir);
+
+impl Run {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let text = "the quick brown fox jumps over the lazy dog and runs away from it ".repeat(4);
+        for (name, content) in [("small.toml", SMALL), ("text.txt", &text)] {
+            fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
+        }
+        Self(folder)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn out(&self) -> PathBuf {
+        self.path("out")
+    }
+
+    pub(crate) fn has_config(&self) -> bool {
+        self.path("out/config.toml").exists()
+    }
+
+    fn process(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
+        command.current_dir(self.0.path()).args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command to its end.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Output {
+        self.process(arguments).output().expect("the binary starts")
+    }
+
+    /// Starts a command with overrides and does not wait for it.
+    pub(crate) fn start(&self, command: &str, arguments: &[&str], set: &[&str]) -> Child {
+        let set = set.iter().flat_map(|set| ["--set", set]);
+        let all: Vec<&str> = [command].into_iter().chain(arguments.iter().copied()).chain(set).collect();
+        self.process(&all).stderr(Stdio::null()).spawn().expect("the binary starts")
+    }
+
+    pub(crate) fn train(&self, set: &[&str]) {
+        self.finish("train", "small.toml", set);
+    }
+
+    pub(crate) fn resume(&self, set: &[&str]) {
+        self.finish("resume", "out", set);
+    }
+
+    fn finish(&self, command: &str, of: &str, set: &[&str]) {
+        let set = set.iter().flat_map(|set| ["--set", set]);
+        let output = self.command(&[command, of].into_iter().chain(set).collect::<Vec<_>>());
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{words}");
+    }
+
+    /// What every whole line of the metrics says, which must be of steps 1, 2, 3 and so on.
+    pub(crate) fn figures(&self) -> Vec<Figures> {
+        let metrics = fs::read_to_string(self.path("out/metrics.jsonl")).unwrap_or_default();
+        let whole = &metrics[..metrics.rfind('\n').map_or(0, |end| end + 1)];
+        let figures = |line: &str| {
+            let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
+            let step = value["step"].as_u64().expect("a step");
+            (step, value["loss"].to_string(), value["grad_norm"].to_string())
+        };
+        let figures: Vec<Figures> = whole.lines().map(figures).collect();
+        assert!((1..).zip(&figures).all(|(step, figures)| figures.0 == step), "each step once: {figures:?}");
+        figures
+    }
+
+    pub(crate) fn checkpoints(&self) -> Vec<String> {
+        let folder = fs::read_dir(self.path("out/checkpoints")).expect("a folder");
+        let name = |entry: std::io::Result<fs::DirEntry>| {
+            entry.expect("an entry").file_name().to_string_lossy().into_owned()
+        };
+        let mut names: Vec<String> = folder.map(name).filter(|name| name != "lock").collect();
+        names.sort();
+        names
+    }
+
+    /// Waits until a checkpoint or the metrics show this step.
+    pub(crate) fn wait_for_step(&self, step: u64) {
+        self.wait_until(|| self.figures().len() as u64 >= step);
+    }
+
+    pub(crate) fn wait_for_metrics_file(&self) {
+        self.wait_until(|| self.path("out/metrics.jsonl").exists());
+    }
+
+    fn wait_until(&self, is_so: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !is_so() {
+            assert!(start.elapsed() < PATIENCE, "the run does not get there");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Every tensor of a checkpoint by name.
+pub(crate) fn tensors(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(checkpoint).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|ending| ending == "safetensors") {
+            let bytes = fs::read(path).expect("a shard");
+            let file = safetensors::SafeTensors::deserialize(&bytes).expect("a sound file");
+            all.extend(file.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())));
+        }
+    }
+    all.into_iter().collect()
+}
+
+pub(crate) fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
+    assert!(status.is_ok_and(|status| status.success()), "the signal is sent");
+}
+
+/// A seed, which is `PIPEWRIGHT_SEED` where that is set, and numbers from 0 to 1 that follow from it.
+pub(crate) fn seeded() -> (u64, impl FnMut() -> f64) {
+    let given = std::env::var("PIPEWRIGHT_SEED").ok().and_then(|seed| seed.parse().ok());
+    let clock = || std::time::UNIX_EPOCH.elapsed().map_or(1, |now| now.subsec_nanos().into());
+    let seed: u64 = given.unwrap_or_else(clock);
+    let mut state = seed;
+    let random = move || {
+        // SplitMix64 (Steele, Lea and Flood, 2014).
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    };
+    (seed, random)
+}
