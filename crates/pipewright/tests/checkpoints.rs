@@ -157,6 +157,32 @@ fn a_checkpoint_says_what_it_holds() {
     assert_eq!(names, ["rank-0000.safetensors", "rank-0001.safetensors"]);
 }
 
+/// Two replicas of two ranks.
+fn launch_replicas() -> Pipeline {
+    let config = PipelineConfig { optimizer: Some(adamw()), data_parallel: 2, ..config() };
+    let program = program("1f1b", 2, MICROBATCHES / 2);
+    Pipeline::launch(program, World::local(4), &config, |index| stage(index, 2)).expect("the pipeline starts")
+}
+
+#[test]
+fn replicas_are_stored_once_and_all_restored() {
+    let mut whole = launch_replicas();
+    let expected = take_steps(&mut whole, 0..4);
+    let scratch = folder();
+    let mut before = launch_replicas();
+    let mut found = take_steps(&mut before, 0..2);
+    save(&mut before, 2, scratch.path(), 1).expect("it is saved");
+    let checkpoint = newest(scratch.path());
+    assert_eq!(checkpoint.manifest().shards.len(), 2);
+    let mut after = launch_replicas();
+    after.restore(&checkpoint).expect("it is taken over");
+    found.extend(take_steps(&mut after, 2..4));
+    assert_eq!(found, expected);
+    assert_eq!(parameters(&mut after), parameters(&mut whole));
+    let mut alone = launch("gpipe", 4, adamw());
+    alone.restore(&checkpoint).expect("it is taken over");
+}
+
 #[test]
 fn two_processes_write_one_checkpoint() {
     let scratch = folder();
