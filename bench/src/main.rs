@@ -7,6 +7,7 @@
 //! cargo run --release -p pipewright-bench -- overhead   # time an action of stages that do nothing
 //! cargo run --release -p pipewright-bench -- checkpoints # what saving costs a step
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
+//! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
 //! ```
 
@@ -18,6 +19,7 @@ mod memory;
 mod model;
 mod overhead;
 mod peer;
+mod processes;
 mod schedules;
 mod statistics;
 
@@ -48,6 +50,8 @@ enum Bench {
     Checkpoints(checkpoints::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
     Schedules(schedules::Options),
+    /// Two processes over MPI against two threads, in turn.
+    Processes(processes::Options),
     /// Throughput against PyTorch, in turn.
     Peer(peer::Options),
 }
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Bench::Overhead(options) => overhead::run(&options),
         Bench::Checkpoints(options) => checkpoints::run(&options),
         Bench::Schedules(options) => schedules::run(&options),
+        Bench::Processes(options) => processes::run(&options),
         Bench::Peer(options) => peer::run(&options),
     };
     match outcome {

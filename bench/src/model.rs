@@ -33,6 +33,16 @@ pub(crate) struct Bench {
 impl Bench {
     /// The model under `schedule` on `ranks` ranks, one thread each.
     pub(crate) fn new(schedule: &str, ranks: u32, microbatches: u32) -> Result<Self, Box<dyn Error>> {
+        Self::over(World::local(ranks), schedule, ranks, microbatches)
+    }
+
+    /// The same on the ranks of `world`.
+    pub(crate) fn over(
+        world: World,
+        schedule: &str,
+        ranks: u32,
+        microbatches: u32,
+    ) -> Result<Self, Box<dyn Error>> {
         let model = config();
         let weights = model.describe(SEQUENCE).weights();
         let program = program(schedule, ranks, microbatches)?;
@@ -46,7 +56,7 @@ impl Bench {
         let optimizer = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 }.init();
         let config =
             PipelineConfig { optimizer: Some(optimizer), clip_norm: Some(1.0), ..PipelineConfig::default() };
-        let pipeline = Pipeline::launch(program, World::local(ranks), &config, make)?;
+        let pipeline = Pipeline::launch(program, world, &config, make)?;
         let rows = microbatches as usize;
         Ok(Self { pipeline, inputs: tokens(rows, 0), targets: tokens(rows, 1), tokens: rows * SEQUENCE })
     }
