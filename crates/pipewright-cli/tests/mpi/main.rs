@@ -2,6 +2,8 @@
 
 #![cfg(feature = "mpi")]
 
+mod hosts;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};

@@ -1,0 +1,109 @@
+//! Two machines: network namespaces of this one, joined by a virtual cable, with two ranks each.
+//!
+//! `mpirun` reaches the second one through a remote shell of the test's own, and nothing but TCP joins their ranks.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use super::{figures, folder, mpirun, pipewright, with_overrides, words};
+
+/// Addresses of the two hosts.
+const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
+
+/// Two namespaces and the cable between them; they go with it.
+struct Hosts {
+    names: [String; 2],
+}
+
+impl Hosts {
+    /// None where namespaces are not allowed.
+    fn new() -> Option<Self> {
+        let number = std::process::id();
+        let hosts = Self { names: [format!("pwa{number}"), format!("pwb{number}")] };
+        let [a, b] = &hosts.names;
+        let (cable_a, cable_b) = (format!("va{number}"), format!("vb{number}"));
+        ip(&["netns", "add", a]).then_some(())?;
+        let mut made = ip(&["netns", "add", b]);
+        made &=
+            ip(&["link", "add", &cable_a, "netns", a, "type", "veth", "peer", "name", &cable_b, "netns", b]);
+        for (name, cable, address) in [(a, &cable_a, ADDRESSES[0]), (b, &cable_b, ADDRESSES[1])] {
+            made &= ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", cable]);
+            made &= ip(&["-n", name, "link", "set", "lo", "up"]);
+            made &= ip(&["-n", name, "link", "set", cable, "up"]);
+        }
+        made.then_some(hosts)
+    }
+
+    /// Bytes that the first host has sent over the cable.
+    fn sent_bytes(&self) -> u64 {
+        let cable = format!("va{}", std::process::id());
+        let file = format!("/sys/class/net/{cable}/statistics/tx_bytes");
+        let output = Command::new("ip").args(["netns", "exec", &self.names[0], "cat", &file]).output();
+        String::from_utf8_lossy(&output.expect("it ran before").stdout).trim().parse().unwrap_or(0)
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            ip(&["netns", "del", name]);
+        }
+    }
+}
+
+fn ip(arguments: &[&str]) -> bool {
+    Command::new("ip").args(arguments).output().is_ok_and(|output| output.status.success())
+}
+
+/// A shell's words that run `command` on a host, under the host's own name, with the shell's own arguments.
+fn on_host(namespace: &str, command: &str) -> String {
+    format!("exec ip netns exec {namespace} unshare --uts sh -c 'hostname {namespace}; {command}' sh \"$@\"")
+}
+
+/// Writes what `mpirun` calls to reach the second host: its arguments are a host's name and a command.
+fn write_remote_shell(path: &Path, namespace: &str) {
+    let command = on_host(namespace, r#"exec sh -c "$*""#);
+    fs::write(path, format!("#!/bin/sh\nshift\n{command}\n")).expect("a file");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("its owner may");
+}
+
+fn train(folder: &Path, hosts: &Hosts) -> Output {
+    let shell = folder.join("shell");
+    write_remote_shell(&shell, &hosts.names[1]);
+    let file = folder.join("hosts");
+    fs::write(&file, ADDRESSES.map(|address| format!("{address} slots=2\n")).concat()).expect("a file");
+    let mut command = mpirun(folder);
+    let of_mpirun = std::mem::replace(&mut command, Command::new("sh"));
+    command.current_dir(folder).args(["-c", &on_host(&hosts.names[0], r#"exec "$@""#), "sh"]);
+    command.envs(of_mpirun.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.args(["mpirun", "-n", "4", "--hostfile"]).arg(&file).args(["--mca", "plm_rsh_agent"]).arg(&shell);
+    for network in ["btl_tcp_if_include", "oob_tcp_if_include"] {
+        command.args(["--mca", network, "10.77.0.0/24"]);
+    }
+    command.args(["--mca", "btl", "tcp,self"]).arg(pipewright());
+    with_overrides(&mut command, &["pipeline.ranks=4", "pipeline.transport=mpi"]);
+    command.output().expect("sh is everywhere")
+}
+
+#[test]
+fn two_hosts_train_as_one_does() {
+    let Some(hosts) = Hosts::new() else {
+        #[expect(clippy::print_stderr, reason = "a test that cannot run says so")]
+        {
+            eprintln!("skipped: network namespaces are not allowed here (they need root and iproute2)");
+        }
+        return;
+    };
+    let folder = folder();
+    let mut alone = Command::new(pipewright());
+    with_overrides(alone.current_dir(folder.path()), &["pipeline.ranks=4"]);
+    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+    let expected = figures(folder.path());
+    let output = train(folder.path(), &hosts);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    assert_eq!(figures(folder.path()), expected);
+    // Two steps of 8 microbatches of 8 x 16 numbers of four bytes.
+    assert!(hosts.sent_bytes() > 2 * 8 * 8 * 16 * 4, "{} bytes crossed the cable", hosts.sent_bytes());
+}
