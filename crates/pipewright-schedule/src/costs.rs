@@ -186,26 +186,40 @@ impl FromStr for Costs {
     type Err = CostsError;
 
     /// Reads `F=1,I=1,W=1,B=2,hop=0.1`, in any order and without regard to case. `F`, `I` and `W` are 1 where
-    /// they are left out, `B` is `I + W`, and `hop`, the latency of every link, is 0.
+    /// they are left out, `B` is `I + W`, and `hop`, the latency of every link, is 0. `F=1:1:2` gives each stage its own;
+    /// whether there are as many as stages shows when the costs are used.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut costs = Self::default();
-        let mut backward = None;
+        let [mut forward, mut input, mut weight] = [const { Vec::new() }; 3];
+        let mut backward = Vec::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let no_cost = || CostsError::NotACost { part: part.chars().take(64).collect() };
-            let (name, value) = part.split_once('=').ok_or_else(no_cost)?;
-            let value: f64 = value.trim().parse().map_err(|_not_a_number| no_cost())?;
-            match name.trim().to_ascii_lowercase().as_str() {
-                "f" => costs.stages[0].forward = value,
-                "i" => costs.stages[0].input_backward = value,
-                "w" => costs.stages[0].weight_backward = value,
-                "b" => backward = Some(value),
-                "hop" => costs.link.latency = value,
+            let (name, values) = part.split_once('=').ok_or_else(no_cost)?;
+            let values = values.split(':').map(|value| value.trim().parse());
+            let values = values.collect::<Result<Vec<f64>, _>>().map_err(|_not_a_number| no_cost())?;
+            match (name.trim().to_ascii_lowercase().as_str(), values.as_slice()) {
+                ("f", _) => forward = values,
+                ("i", _) => input = values,
+                ("w", _) => weight = values,
+                ("b", _) => backward = values,
+                ("hop", &[latency]) => costs.link.latency = latency,
                 _ => return Err(no_cost()),
             }
         }
-        let stage = &mut costs.stages[0];
-        stage.backward = backward.unwrap_or(stage.input_backward + stage.weight_backward);
-        costs.check(1)?;
+        let lists = [&forward, &input, &weight, &backward];
+        let stages = lists.iter().map(|list| list.len()).max().unwrap_or(1).max(1);
+        if let Some(list) = lists.iter().find(|list| list.len() > 1 && list.len() != stages) {
+            return Err(CostsError::Entries { what: "costs", entries: list.len(), stages: stages as u32 });
+        }
+        let of_stage = |list: &[f64], stage: usize| list.get(stage.min(list.len().saturating_sub(1))).copied();
+        costs.stages = (0..stages)
+            .map(|stage| {
+                let cost = |list| of_stage(list, stage).unwrap_or(1.0);
+                let halves = StageCosts::new(cost(&forward), cost(&input), cost(&weight));
+                StageCosts { backward: of_stage(&backward, stage).unwrap_or(halves.backward), ..halves }
+            })
+            .collect();
+        costs.check(stages as u32)?;
         Ok(costs)
     }
 }
@@ -234,10 +248,21 @@ mod tests {
     }
 
     #[test]
+    fn each_stage_may_have_its_own() {
+        let costs: Costs = "F=1:2:3,W=0.5,B=4:5:6".parse().expect("three stages");
+        let found: Vec<_> = costs.stages.iter().map(|stage| (stage.forward, stage.backward)).collect();
+        assert_eq!(found, [(1.0, 4.0), (2.0, 5.0), (3.0, 6.0)]);
+        assert!(costs.stages.iter().all(|stage| (stage.input_backward, stage.weight_backward) == (1.0, 0.5)));
+        check_error("F=1:2,I=1:2:3", "2 entries for the costs of 3 stages; give one for all, or one each");
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let usage = "write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed";
         check_error("F=1,X=2", &format!("`X=2` is no cost; {usage}"));
         check_error("F", &format!("`F` is no cost; {usage}"));
+        check_error("hop=1:2", &format!("`hop=1:2` is no cost; {usage}"));
+        check_error("F=1:", &format!("`F=1:` is no cost; {usage}"));
         check_error("F=one", &format!("`F=one` is no cost; {usage}"));
         let range = "use a number of seconds from 0 to 1e12";
         check_error("F=-1", &format!("the cost `F` is -1; {range}"));

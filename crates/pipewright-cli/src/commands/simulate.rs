@@ -28,7 +28,8 @@ pub(crate) struct SimulateArguments {
     /// Count every action, messages too, as one tick
     #[arg(long, conflicts_with = "cost")]
     logical: bool,
-    /// What actions cost, in seconds; what is left out takes 1, B as long as I and W, and a hop 0
+    /// What actions cost, in seconds; what is left out takes 1, B as long as I and W, and a hop 0; F=1:1:2 gives each
+    /// stage its own
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
     /// What to print
@@ -73,7 +74,7 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
         print_logical(&run, &engine, arguments)?
     } else {
         let program = &engine.program;
-        let run = engine.times.simulate(|| timed(program, &costs)).map_err(bug)?;
+        let run = engine.times.simulate(|| timed(program, &costs)).map_err(refused)?;
         let steps = logical(program).map_err(bug)?.steps();
         let summary = || Summary::of(&run, steps, &costs);
         print(summary, run.timeline(), &engine, arguments)
@@ -92,6 +93,14 @@ fn source(arguments: &SimulateArguments) -> Result<Source, Failure> {
     let name = arguments.name.clone().unwrap_or_default();
     let spec = arguments.size.spec(&name, arguments.cost.as_ref())?;
     Ok(Source::Named(name, spec))
+}
+
+/// Costs of as many stages as the program does not have are the user's.
+fn refused(error: SimulateError) -> Failure {
+    match error {
+        SimulateError::Costs(error) => Failure::input(error),
+        error => bug(error),
+    }
 }
 
 /// A sound program runs to its end, so an error here is ours.

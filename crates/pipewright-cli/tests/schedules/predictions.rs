@@ -34,6 +34,18 @@ fn published_figures_come_out() {
 }
 
 #[test]
+fn each_stage_may_cost_its_own() {
+    let makespan = |cost: &str| {
+        let found = simulated(&["gpipe", "--ranks", "2", "--microbatches", "1", "--cost", cost]);
+        found["makespan"].as_f64().expect("a number")
+    };
+    assert_eq!(makespan("F=1:3,B=2:4"), 10.0);
+    assert_eq!(makespan("F=1:3"), 8.0, "what is left out is one for all");
+    let arguments = ["simulate", "gpipe", "--ranks", "2", "--microbatches", "2", "--cost", "F=1:2:3"];
+    refuse(&folder(), &arguments, 2, &["3 entries for the costs of 2 stages"]);
+}
+
+#[test]
 fn the_keys_of_the_contract_are_there() {
     let found = simulated(&["1f1b", "--ranks", "2", "--microbatches", "2", "--cost", "F=2,I=2,W=2,hop=1"]);
     // Forward and backward of a microbatch, both ways over the link, and what the second one adds.
