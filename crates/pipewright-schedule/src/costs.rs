@@ -211,7 +211,8 @@ impl FromStr for Costs {
         if let Some(list) = lists.iter().find(|list| list.len() > 1 && list.len() != stages) {
             return Err(CostsError::Entries { what: "costs", entries: list.len(), stages: stages as u32 });
         }
-        let of_stage = |list: &[f64], stage: usize| list.get(stage.min(list.len().saturating_sub(1))).copied();
+        let of_stage =
+            |list: &[f64], stage: usize| list.get(stage.min(list.len().saturating_sub(1))).copied();
         costs.stages = (0..stages)
             .map(|stage| {
                 let cost = |list| of_stage(list, stage).unwrap_or(1.0);
