@@ -66,6 +66,7 @@ mod kernel;
 pub mod nn;
 pub mod optimizer;
 pub mod stage;
+pub mod graph;
 pub mod transport;
 pub mod failure;
 mod progress;

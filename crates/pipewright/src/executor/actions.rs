@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use pipewright_schedule::{Action, Microbatch, StageIndex};
+use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 
 use super::machine::{Blocked, Executor};
 use crate::failure::Cause;
@@ -66,8 +66,11 @@ impl Executor {
         let forward_only = self.program.is_forward_only();
         let place = microbatch.index();
         let (sides, share) = (self.step.sides.clone(), self.step.shares[place]);
+        let inputs = self.chunk(stage).inputs[place].take().expect(MADE_BEFORE);
+        let mut inputs = inputs.into_iter().map(Some).collect();
+        self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
+        let inputs = inputs.into_iter().flatten().collect();
         let chunk = self.chunk(stage);
-        let inputs = chunk.inputs[place].take().expect(MADE_BEFORE);
         let target = chunk.targets[place].take();
         let context = StageContext::new(stage, microbatch).with_sides(sides, chunk.runner.device());
         let forwarded = match forward_only {
@@ -76,13 +79,14 @@ impl Executor {
         };
         chunk.losses[place] = forwarded.loss;
         chunk.auxiliary[place] = forwarded.auxiliary;
+        let mut outputs = forwarded.outputs.into_iter().map(Some).collect();
+        self.hand_over(Direction::Forward, stage, microbatch, &mut outputs);
+        let outputs = Some(outputs.into_iter().flatten().collect());
         let next = self.program.placement().next(stage);
         match next {
-            Some(next) if self.elsewhere(next).is_none() => {
-                self.chunk(next).inputs[place] = Some(forwarded.outputs);
-            }
+            Some(next) if self.elsewhere(next).is_none() => self.chunk(next).inputs[place] = outputs,
             None if !forward_only => {}
-            _ => self.chunk(stage).outputs[place] = Some(forwarded.outputs),
+            _ => self.chunk(stage).outputs[place] = outputs,
         }
         Ok(None)
     }
@@ -119,13 +123,13 @@ impl Executor {
             return Ok(Some(blocked));
         }
         let place = microbatch.index();
-        let is_last = self.is_last(stage);
-        let chunk = self.chunk(stage);
-        let gradients = match is_last {
+        let mut gradients = match self.is_last(stage) {
             true => Vec::new(),
-            false => chunk.output_gradients[place].take().expect(MADE_BEFORE),
+            false => self.chunk(stage).output_gradients[place].take().expect(MADE_BEFORE),
         };
-        let gradients = chunk.runner.backward_inputs(microbatch, gradients)?;
+        self.append_skips(Direction::Backward, stage, microbatch, &mut gradients);
+        let mut gradients = self.chunk(stage).runner.backward_inputs(microbatch, gradients)?;
+        self.hand_over(Direction::Backward, stage, microbatch, &mut gradients);
         match self.program.placement().previous(stage) {
             Some(previous) if self.elsewhere(previous).is_none() => {
                 self.chunk(previous).output_gradients[place] = Some(gradients);
@@ -156,16 +160,15 @@ impl Executor {
     /// Takes a forward's inputs if another rank sends them and they are not here yet, or says what is missing.
     fn fetch_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Option<Blocked> {
         let source = self.program.placement().previous(stage)?;
-        self.elsewhere(source)?;
-        if self.chunk(stage).inputs[microbatch.index()].is_some() {
-            return None;
+        if self.elsewhere(source).is_none() || self.chunk(stage).inputs[microbatch.index()].is_some() {
+            return self.fetch_skips(Direction::Forward, stage, microbatch);
         }
         match self.receive(Direction::Forward, source, stage, microbatch) {
             Ok(tensors) => {
                 let inputs: Values = tensors.into_iter().flatten().collect();
                 self.chunk(stage).inputs[microbatch.index()] = Some(inputs);
                 self.note_received(Action::RecvForward { stage, microbatch });
-                None
+                self.fetch_skips(Direction::Forward, stage, microbatch)
             }
             Err(blocked) => Some(blocked),
         }
@@ -174,15 +177,16 @@ impl Executor {
     /// As [`Executor::fetch_inputs`], for the gradients that a backward starts from.
     fn fetch_gradients(&mut self, stage: StageIndex, microbatch: Microbatch) -> Option<Blocked> {
         let source = self.program.placement().next(stage)?;
-        self.elsewhere(source)?;
-        if self.chunk(stage).output_gradients[microbatch.index()].is_some() {
-            return None;
+        if self.elsewhere(source).is_none()
+            || self.chunk(stage).output_gradients[microbatch.index()].is_some()
+        {
+            return self.fetch_skips(Direction::Backward, stage, microbatch);
         }
         match self.receive(Direction::Backward, source, stage, microbatch) {
             Ok(gradients) => {
                 self.chunk(stage).output_gradients[microbatch.index()] = Some(gradients);
                 self.note_received(Action::RecvBackward { stage, microbatch });
-                None
+                self.fetch_skips(Direction::Backward, stage, microbatch)
             }
             Err(blocked) => Some(blocked),
         }
@@ -212,7 +216,16 @@ impl Executor {
         microbatch: Microbatch,
     ) -> Result<Vec<Option<Value>>, Blocked> {
         let from = self.program.placement().rank_of(source);
-        let tag = Tag::Boundary { direction, stage, microbatch };
+        self.take_tensors(from, Tag::Boundary { direction, stage, microbatch }, stage)
+    }
+
+    /// Takes tensors that `from` sent under `tag` to a stage of this rank, if they have arrived.
+    pub(super) fn take_tensors(
+        &mut self,
+        from: Rank,
+        tag: Tag,
+        stage: StageIndex,
+    ) -> Result<Vec<Option<Value>>, Blocked> {
         let Some(message) = self.endpoint.try_take(from, tag) else { return Err(Blocked { from, tag }) };
         self.note_exposed(&message);
         let Payload::Tensors(tensors) = message.into_payload() else { unreachable!("the tag says tensors") };

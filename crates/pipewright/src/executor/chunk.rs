@@ -1,11 +1,13 @@
 //! What a rank keeps for one of its stages: the stage, and the tensors between two actions.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use pipewright_schedule::StageIndex;
+use pipewright_schedule::{Microbatch, StageIndex};
 
 use crate::stage::{Gradient, Runner, Stage};
+use crate::transport::Direction;
 use crate::value::Values;
 
 /// A stage on its rank. Every list has one place a microbatch; a place is full from the action that makes the tensors
@@ -18,6 +20,8 @@ pub(crate) struct Chunk {
     pub(crate) outputs: Vec<Option<Values>>,
     pub(crate) output_gradients: Vec<Option<Vec<Gradient>>>,
     pub(crate) input_gradients: Vec<Option<Vec<Gradient>>>,
+    /// Tensors that came straight from stages that are not neighbours, and the gradients that came back.
+    pub(crate) skips: HashMap<(Direction, StageIndex, Microbatch), Vec<Gradient>>,
     /// Whether the stage has said that `W` finds nothing to do.
     pub(crate) told: bool,
     pub(crate) losses: Vec<Option<Tensor<1>>>,
@@ -35,6 +39,7 @@ impl Chunk {
             outputs: vec![None; microbatches],
             output_gradients: vec![None; microbatches],
             input_gradients: vec![None; microbatches],
+            skips: HashMap::new(),
             told: false,
             losses: vec![None; microbatches],
             auxiliary: vec![Vec::new(); microbatches],
@@ -49,6 +54,7 @@ impl Chunk {
         self.outputs.fill(None);
         self.output_gradients.fill(None);
         self.input_gradients.fill(None);
+        self.skips.clear();
         self.losses.fill(None);
         self.auxiliary.fill(Vec::new());
     }

@@ -18,6 +18,7 @@
 //! | `actions.rs` | one handler an action |
 //! | `link.rs` | the transport as seen from the rank's seat in the mesh |
 //! | `reduction.rs` | gradients summed over replicas |
+//! | `skip.rs` | skip connections that go straight to their stage |
 //! | `sharing.rs` | parameters with several owners |
 //! | `finish.rs` | losses, gradient norm, optimizer step |
 //! | `report.rs` | what a rank says of its step, and to whom |
@@ -33,6 +34,7 @@ mod reduction;
 mod report;
 mod sharing;
 mod state;
+mod skip;
 
 pub(crate) use link::Link;
 pub(crate) use machine::{Executor, Poll, StepInput};

@@ -8,7 +8,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Gradients, Tensor};
 
-use super::module::StageModule;
+use super::body::StageBody;
 use crate::kernel::product::{Matrix, add_product, product};
 use crate::kernel::squares::sum_squares;
 use crate::nn::{CpuTensor, WeightTask, add_rows, cpu_tensor, elements, owned, row_major};
@@ -26,11 +26,10 @@ pub(crate) struct GradientSums {
 
 impl GradientSums {
     /// Empty sums for the parameters of `module`.
-    pub(crate) fn new<M: StageModule>(module: &M) -> Self {
+    pub(crate) fn new<M: StageBody>(module: &M) -> Self {
         let mut names = Names::default();
         module.visit(&mut names);
-        let paths: Vec<Arc<str>> =
-            names.found.iter().map(|local| module.parameter_path(local).into()).collect();
+        let paths: Vec<Arc<str>> = names.found.iter().map(|local| module.path(local).into()).collect();
         let mut places = HashMap::new();
         let mut duplicate = None;
         for (place, id) in names.ids.iter().enumerate() {

@@ -3,12 +3,14 @@
 //! [`StageModule`] is the typed front that a user implements; [`Stage`] is the same thing with its types erased, plus
 //! what training needs beside it: the tape of every microbatch in flight, the gradient sums, the optimizer.
 
+mod body;
 mod gradients;
 mod module;
 mod runner;
 mod state;
 mod training;
 
+pub(crate) use body::{Link, Links, StageBody};
 pub use module::{StageContext, StageModule};
 pub(crate) use runner::{Gradient, Runner};
 pub use runner::{Stage, StageError};

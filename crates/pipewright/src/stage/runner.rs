@@ -7,10 +7,12 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_schedule::Microbatch;
 
+use super::body::{Links, StageBody};
 use super::module::{StageContext, StageModule};
-use super::training::TrainingStage;
-use crate::boundary::{Boundary, BoundaryError};
+use super::training::{Loss, TrainingStage};
+use crate::boundary::{Boundary, BoundaryError, unpack};
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
+use crate::graph::{GraphLayer, GraphStage};
 use crate::value::{Value, Values};
 
 /// A stage, ready to be handed to a rank.
@@ -23,7 +25,7 @@ pub struct Stage {
 impl Stage {
     /// A stage whose output goes to the next stage.
     pub fn new<M: StageModule>(module: M) -> Self {
-        Self { runner: Box::new(TrainingStage::new(module, None)) }
+        Self::of_body(module, None)
     }
 
     /// The last stage: `loss` takes its output and the microbatch's targets, and returns a scalar (shape `[1]`), the
@@ -34,9 +36,32 @@ impl Stage {
         T: Boundary,
         L: Fn(M::Output, T) -> Tensor<1> + Send + 'static,
     {
-        let loss =
-            move |output: M::Output, target: Values| Ok(loss(output, crate::boundary::unpack(target)?));
-        Self { runner: Box::new(TrainingStage::new(module, Some(Box::new(loss)))) }
+        let loss = move |output, target| Ok(loss(output, unpack(target).map_err(StageError::Target)?));
+        Self::of_body(module, Some(Box::new(loss)))
+    }
+
+    /// A stage of a graph that is not its last.
+    pub fn of_graph<L: GraphLayer>(stage: GraphStage<L>) -> Self {
+        Self::of_body(stage, None)
+    }
+
+    /// The last stage of a graph: as [`Stage::with_loss`], `loss` takes the graph's outputs in the order of their naming.
+    pub fn of_graph_with_loss<L, O, T, F>(stage: GraphStage<L>, loss: F) -> Self
+    where
+        L: GraphLayer,
+        O: Boundary,
+        T: Boundary,
+        F: Fn(O, T) -> Tensor<1> + Send + 'static,
+    {
+        let loss = move |outputs, target| {
+            let outputs = unpack(outputs).map_err(StageError::Output)?;
+            Ok(loss(outputs, unpack(target).map_err(StageError::Target)?))
+        };
+        Self::of_body(stage, Some(Box::new(loss)))
+    }
+
+    fn of_body<M: StageBody>(body: M, loss: Option<Loss<M::Output>>) -> Self {
+        Self { runner: Box::new(TrainingStage::new(body, loss)) }
     }
 }
 
@@ -103,6 +128,9 @@ pub(crate) trait Runner: Send {
     /// Places, in [`Runner::paths`], of the parameters that other stages may hold too.
     fn shared(&self) -> Vec<usize>;
 
+    /// Tensors that come from or go to stages that are not neighbours.
+    fn links(&self) -> &Links;
+
     /// Shape of each parameter, in the order of [`Runner::paths`].
     fn shapes(&self) -> &[Vec<usize>];
 
@@ -149,6 +177,29 @@ pub enum StageError {
     /// The targets are not those that the loss takes.
     #[error("the loss cannot take its targets: {0}")]
     Target(#[source] BoundaryError),
+    /// The model's outputs are not those that the loss takes.
+    #[error("the loss cannot take the model's outputs: {0}")]
+    Output(#[source] BoundaryError),
+    /// A layer of a graph was handed tensors that it does not take.
+    #[error("the layer `{layer}` cannot take its inputs: {source}")]
+    Layer {
+        /// Its node.
+        layer: Arc<str>,
+        /// What is wrong with them.
+        source: BoundaryError,
+    },
+    /// A layer of a graph returned another number of tensors than the graph says.
+    #[error(
+        "the layer `{layer}` returned {found} tensor(s), and the graph says {expected}: see `node_with_outputs`"
+    )]
+    LayerOutputs {
+        /// Its node.
+        layer: Arc<str>,
+        /// Tensors that it returned.
+        found: usize,
+        /// Tensors of its node.
+        expected: usize,
+    },
     /// The stage has a loss and the step brought no targets.
     #[error("the stage ends in a loss, and the step brought no targets for it")]
     NoTarget,

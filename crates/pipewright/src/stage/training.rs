@@ -14,20 +14,21 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_schedule::Microbatch;
 
+use super::body::{Links, StageBody};
 use super::gradients::GradientSums;
-use super::module::{Auxiliary, StageContext, StageModule};
+use super::module::{Auxiliary, StageContext};
 use super::runner::{Forwarded, Gradient, NamedLosses, Runner, StageError, device_of};
 use super::state::{Found, filled, parameters_of};
 use crate::autodiff::{GradientSlot, gradient_root};
-use crate::boundary::{BoundaryError, pack, unpack};
+use crate::boundary::{pack, unpack};
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
 use crate::nn::Deferred;
 use crate::value::{Value, ValueKind, Values};
 
 /// A loss with its target's type erased.
-pub(crate) type Loss<O> = Box<dyn Fn(O, Values) -> Result<Tensor<1>, BoundaryError> + Send>;
+pub(crate) type Loss<O> = Box<dyn Fn(O, Values) -> Result<Tensor<1>, StageError> + Send>;
 
-pub(crate) struct TrainingStage<M: StageModule> {
+pub(crate) struct TrainingStage<M: StageBody> {
     /// Empty only while the optimizer holds it.
     module: Option<M>,
     loss: Option<Loss<M::Output>>,
@@ -62,7 +63,7 @@ struct OutputRoot {
     root: Option<(Tensor<1>, GradientSlot)>,
 }
 
-impl<M: StageModule> TrainingStage<M> {
+impl<M: StageBody> TrainingStage<M> {
     pub(crate) fn new(module: M, loss: Option<Loss<M::Output>>) -> Self {
         let device = device_of(&module);
         let module = if device.is_autodiff() { module } else { module.train() };
@@ -88,13 +89,13 @@ impl<M: StageModule> TrainingStage<M> {
     fn loss_of(&self, output: M::Output, target: Option<Values>) -> Result<Option<Tensor<1>>, StageError> {
         let Some(loss) = &self.loss else { return Ok(None) };
         let target = target.ok_or(StageError::NoTarget)?;
-        let loss = loss(output, target).map_err(StageError::Target)?;
+        let loss = loss(output, target)?;
         check_scalar(&loss, || "the loss".to_owned())?;
         Ok(Some(loss))
     }
 }
 
-impl<M: StageModule> Runner for TrainingStage<M> {
+impl<M: StageBody> Runner for TrainingStage<M> {
     fn forward(
         &mut self,
         context: &StageContext,
@@ -103,9 +104,8 @@ impl<M: StageModule> Runner for TrainingStage<M> {
         share: f64,
     ) -> Result<Forwarded, StageError> {
         let (inputs, leaves) = inputs.into_iter().map(as_leaf).unzip();
-        let inputs = unpack(inputs).map_err(StageError::Input)?;
         let deferred = Deferred::new(self.parameters.clone());
-        let output = deferred.collect(|| self.module().forward(inputs, context));
+        let output = deferred.collect(|| self.module().run(inputs, context))?;
         let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), share)?;
         if self.loss.is_some() {
             let loss = self.loss_of(output, target)?;
@@ -128,7 +128,7 @@ impl<M: StageModule> Runner for TrainingStage<M> {
         inputs: Values,
         target: Option<Values>,
     ) -> Result<Forwarded, StageError> {
-        let output = self.module().valid().forward(unpack(inputs).map_err(StageError::Input)?, context);
+        let output = self.module().valid().run(inputs, context)?;
         let outputs = pack(output);
         let loss = match target {
             Some(target) => {
@@ -186,13 +186,17 @@ impl<M: StageModule> Runner for TrainingStage<M> {
     }
 
     fn shared(&self) -> Vec<usize> {
-        let declared = self.module().shared_parameters();
+        let declared = self.module().shared();
         let is_declared = |path: &Arc<str>| declared.iter().any(|shared| **shared == **path);
         (0..).zip(self.sums.paths()).filter(|(_, path)| is_declared(path)).map(|(place, _)| place).collect()
     }
 
     fn shapes(&self) -> &[Vec<usize>] {
         self.sums.shapes()
+    }
+
+    fn links(&self) -> &Links {
+        self.module().links()
     }
 
     fn gradient(&self, place: usize) -> Gradient {
@@ -321,21 +325,20 @@ fn off_tape(output: Value) -> (Value, OutputRoot) {
 }
 
 /// Lays each gradient down at its output and joins the roots into the one that the backward pass starts from; none
-/// when no output is on the tape.
+/// when no output on the tape has one.
 fn plant(roots: Vec<OutputRoot>, gradients: Vec<Gradient>) -> Result<Option<Tensor<1>>, StageError> {
     if roots.len() != gradients.len() {
         return Err(StageError::GradientCount { outputs: roots.len(), gradients: gradients.len() });
     }
     let mut joined: Option<Tensor<1>> = None;
     for (index, (output, gradient)) in roots.into_iter().zip(gradients).enumerate() {
-        let Some((root, slot)) = output.root else { continue };
-        if let Some(gradient) = gradient {
-            let shape = gradient.shape().to_vec();
-            if shape != output.shape {
-                return Err(StageError::GradientShape { index, output: output.shape, gradient: shape });
-            }
-            slot.fill(gradient);
+        // An output without a gradient adds nothing, as on an unpipelined tape that never comes by it.
+        let (Some((root, slot)), Some(gradient)) = (output.root, gradient) else { continue };
+        let shape = gradient.shape().to_vec();
+        if shape != output.shape {
+            return Err(StageError::GradientShape { index, output: output.shape, gradient: shape });
         }
+        slot.fill(gradient);
         joined = Some(match joined {
             Some(joined) => joined + root,
             None => root,

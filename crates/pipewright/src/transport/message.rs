@@ -29,6 +29,17 @@ pub enum Tag {
         /// Their microbatch.
         microbatch: Microbatch,
     },
+    /// Tensors of a skip connection that go straight from one stage to another, or their gradients on the way back.
+    Skip {
+        /// Which way they go.
+        direction: Direction,
+        /// The stage that sends them,
+        source: StageIndex,
+        /// and the stage that takes them.
+        stage: StageIndex,
+        /// Their microbatch.
+        microbatch: Microbatch,
+    },
     /// The parameters of a rank's that other ranks may hold too.
     Parameters,
     /// The gradient of one copy of a shared parameter.
@@ -70,6 +81,18 @@ impl std::fmt::Display for Tag {
             }
             Self::Boundary { direction: Direction::Backward, stage, microbatch } => {
                 write!(f, "the gradients of microbatch {microbatch} for stage {stage}")
+            }
+            Self::Skip { direction: Direction::Forward, source, stage, microbatch } => {
+                write!(
+                    f,
+                    "the skip connection of microbatch {microbatch} from stage {source} to stage {stage}"
+                )
+            }
+            Self::Skip { direction: Direction::Backward, source, stage, microbatch } => {
+                write!(
+                    f,
+                    "the gradients of microbatch {microbatch}'s skip connection from stage {source} to stage {stage}"
+                )
             }
             Self::Parameters => f.write_str("the list of its shared parameters"),
             Self::SharedGradient { parameter, stage, .. } => {

@@ -1,0 +1,68 @@
+//! A tensor with several uses: branches of its own on the tape, so that the order of its gradients' sum is decided here.
+//!
+//! Burn adds the gradients of a tensor in the order in which its tape happens to run, which depends on everything that
+//! was computed before. The sum of three floats depends on that order. A branch is another name of the same storage with
+//! a place of its own on the tape; with two branches for each use but the last one, every sum has two terms:
+//!
+//! ```text
+//! x ─┬─ use 1
+//!    └─ ─┬─ use 2            gradient of x = g1 + (g2 + g3)
+//!        └─ use 3
+//! ```
+//!
+//! A stage boundary may lie on any of the horizontal lines, and the sum stays the same.
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
+use burn::tensor::Tensor;
+
+use crate::value::{Value, ValueKind};
+
+/// `value` under another name on the tape; itself where it is not on one.
+pub(crate) fn branch(value: &Value) -> Value {
+    let is_tracked = value.kind() == ValueKind::Float
+        // Rank plays no part on the tape, so any may stand in the type.
+        && Tensor::<1>::from_dispatch(value.clone().into_dispatch()).is_tracked();
+    match is_tracked {
+        true => Value::from_dispatch(<Dispatch as BranchBackend>::branch(value.clone().into_dispatch())),
+        false => value.clone(),
+    }
+}
+
+/// Back ends that can record a branch.
+#[backend_extension(Autodiff, Flex)]
+pub(crate) trait BranchBackend: Backend {
+    /// See [`branch`].
+    fn branch(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        tensor
+    }
+}
+
+impl BranchBackend for Flex {}
+
+impl<B: Backend, C: CheckpointStrategy> BranchBackend for Autodiff<B, C> {
+    fn branch(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (primitive, node) = tensor.into_parts();
+        match Branch.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((), primitive),
+            OpsKind::UnTracked(prep) => prep.finish(primitive),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Branch;
+
+impl<B: Backend> Backward<B, 1> for Branch {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        if let [Some(parent)] = ops.parents {
+            grads.register::<B>(parent.id, gradient);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Skip connections that go straight from one stage to another, and their gradients on the way back.
+//!
+//! A stage's links ([`Links`](crate::stage::Links)) say how many of its last inputs and outputs do. They are handed over
+//! when the action that makes them ends: in place to a stage of this rank, else in a message of their own.
+//!
+//! # Why nothing hangs
+//!
+//! The program knows nothing of these messages, and need not. A forward that waits for one also waits for the stage
+//! before it, that one for the stage before, and so on down to the stage that sends the message; so in any order of
+//! actions in which the neighbours' messages arrive, this one has been sent. Backward it is the same from the other end.
+
+use pipewright_schedule::{Microbatch, StageIndex};
+
+use super::machine::{Blocked, Executor};
+use crate::memory::bytes_of;
+use crate::stage::{Gradient, Link};
+use crate::transport::{Direction, Payload, Tag};
+
+impl Executor {
+    /// Takes the tensors of links off the end of a stage's `tensors` and hands each to its stage.
+    pub(super) fn hand_over(
+        &mut self,
+        direction: Direction,
+        source: StageIndex,
+        microbatch: Microbatch,
+        tensors: &mut Vec<Gradient>,
+    ) {
+        for &Link { stage, tensors: count } in self.links(direction, source).iter().rev() {
+            let tensors = tensors.split_off(tensors.len().saturating_sub(count));
+            let Some(to) = self.elsewhere(stage) else {
+                self.chunk(stage).skips.insert((direction, source, microbatch), tensors);
+                continue;
+            };
+            self.memory.give_away(bytes_of(tensors.iter().flatten()));
+            self.endpoint.send(
+                to,
+                Tag::Skip { direction, source, stage, microbatch },
+                Payload::Tensors(tensors),
+            );
+        }
+    }
+
+    /// Takes what other ranks send straight to `stage` and is not here yet, or says what is missing.
+    pub(super) fn fetch_skips(
+        &mut self,
+        direction: Direction,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Option<Blocked> {
+        for Link { stage: source, .. } in self.links(opposite(direction), stage) {
+            let key = (direction, source, microbatch);
+            let Some(from) = self.elsewhere(source) else { continue };
+            if self.chunk(stage).skips.contains_key(&key) {
+                continue;
+            }
+            match self.take_tensors(from, Tag::Skip { direction, source, stage, microbatch }, stage) {
+                Ok(tensors) => self.chunk(stage).skips.insert(key, tensors),
+                Err(blocked) => return Some(blocked),
+            };
+        }
+        None
+    }
+
+    /// Appends what came straight to `stage` to what came from its neighbour.
+    pub(super) fn append_skips(
+        &mut self,
+        direction: Direction,
+        stage: StageIndex,
+        microbatch: Microbatch,
+        tensors: &mut Vec<Gradient>,
+    ) {
+        for Link { stage: source, .. } in self.links(opposite(direction), stage) {
+            let skips = self.chunk(stage).skips.remove(&(direction, source, microbatch));
+            tensors.extend(skips.expect("a stage runs only when its skip connections are here"));
+        }
+    }
+
+    /// Links in which `stage` is the sender of what goes in `direction`.
+    fn links(&mut self, direction: Direction, stage: StageIndex) -> Vec<Link> {
+        let links = self.chunk(stage).runner.links();
+        match direction {
+            Direction::Forward => links.outputs.clone(),
+            Direction::Backward => links.inputs.clone(),
+        }
+    }
+}
+
+fn opposite(direction: Direction) -> Direction {
+    match direction {
+        Direction::Forward => Direction::Backward,
+        Direction::Backward => Direction::Forward,
+    }
+}

@@ -1,0 +1,328 @@
+//! Naming nodes and values, and everything that can be wrong with the names.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use pipewright_schedule::{Placement, StageIndex};
+
+use super::layer::GraphStage;
+use super::plan::{PlacedGraph, plans};
+
+/// A model as named layers; `C` is what a layer is made from. See [the module](super).
+#[derive(Clone, Debug)]
+pub struct Graph<C> {
+    pub(super) inputs: u32,
+    /// Each after those whose values it takes.
+    pub(super) nodes: Vec<Node<C>>,
+    pub(super) outputs: Vec<ValueId>,
+    /// The first node of every stage but stage 0, ascending.
+    pub(super) splits: Vec<usize>,
+}
+
+/// A tensor of the graph: its inputs first, then what the nodes return, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct ValueId(pub(super) u32);
+
+/// A layer in its place.
+#[derive(Clone, Debug)]
+pub(super) struct Node<C> {
+    pub(super) name: Arc<str>,
+    pub(super) made_from: C,
+    pub(super) inputs: Vec<ValueId>,
+    pub(super) outputs: Vec<ValueId>,
+}
+
+/// Names nodes and their connections, in any order; [`GraphBuilder::build`] checks them.
+#[derive(Clone, Debug)]
+pub struct GraphBuilder<C> {
+    inputs: Vec<String>,
+    nodes: Vec<Named<C>>,
+    outputs: Vec<String>,
+    splits: Vec<String>,
+}
+
+/// A node as it was given.
+#[derive(Clone, Debug)]
+struct Named<C> {
+    name: String,
+    made_from: C,
+    inputs: Vec<String>,
+    outputs: u32,
+}
+
+/// Why names do not make a graph, or a graph does not fit a placement.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GraphError {
+    /// Two inputs or nodes of one name.
+    #[error("two inputs or nodes are called `{name}`: give each a name of its own")]
+    Duplicate {
+        /// The name.
+        name: String,
+    },
+    /// A node or an output refers to a name that nothing has.
+    #[error(
+        "{user} takes `{name}`, which is neither an input, nor a node, nor `node:place` of a tensor that one returns"
+    )]
+    Unknown {
+        /// The node, or what else refers to it.
+        user: String,
+        /// The name.
+        name: String,
+    },
+    /// Nodes that wait for each other.
+    #[error("the nodes {} wait for each other in a circle: a node may take values of nodes before it only", .nodes.join(", "))]
+    Cycle {
+        /// Nodes on or behind the circle, in the order in which they were given.
+        nodes: Vec<String>,
+    },
+    /// An input or a node that nothing uses.
+    #[error("nothing uses `{name}`: make it an output or an input of a node, or leave it out")]
+    Unused {
+        /// Its name.
+        name: String,
+    },
+    /// A graph that returns nothing.
+    #[error("the graph has no output: name at least one with `output`")]
+    NoOutput,
+    /// A split before something that is no node.
+    #[error("`{name}` is no node: a stage begins before a node")]
+    SplitAtNoNode {
+        /// What was named.
+        name: String,
+    },
+    /// A split that leaves a stage without a node.
+    #[error(
+        "the split before `{name}` leaves a stage without a node: it is the first node, or split before already"
+    )]
+    EmptyStage {
+        /// What was named.
+        name: String,
+    },
+    /// A placement for another number of stages.
+    #[error("the graph is split into {graph} stages, the placement has {placement}")]
+    Stages {
+        /// Stages of the graph.
+        graph: u32,
+        /// Stages of the placement.
+        placement: u32,
+    },
+}
+
+impl<C> GraphBuilder<C> {
+    /// Adds an input: one tensor of a microbatch, in the order of their naming.
+    pub fn input(mut self, name: &str) -> Self {
+        self.inputs.push(name.to_owned());
+        self
+    }
+
+    /// Adds a node that returns one tensor. `inputs` are names of inputs and nodes; the layer gets their tensors in this
+    /// order.
+    pub fn node<'a>(self, name: &str, made_from: C, inputs: impl IntoIterator<Item = &'a str>) -> Self {
+        self.node_with_outputs(name, made_from, inputs, 1)
+    }
+
+    /// Adds a node that returns `outputs` tensors: `name` stands for all of them, `name:1` for the second alone.
+    pub fn node_with_outputs<'a>(
+        mut self,
+        name: &str,
+        made_from: C,
+        inputs: impl IntoIterator<Item = &'a str>,
+        outputs: u32,
+    ) -> Self {
+        let inputs = inputs.into_iter().map(str::to_owned).collect();
+        self.nodes.push(Named { name: name.to_owned(), made_from, inputs, outputs });
+        self
+    }
+
+    /// Adds what the model returns, in the order of their naming.
+    pub fn output(mut self, name: &str) -> Self {
+        self.outputs.push(name.to_owned());
+        self
+    }
+
+    /// Begins a stage with the node `name`. Nodes that need nothing after it stay in the stages before, in the order in
+    /// which they were given.
+    pub fn split_before(mut self, name: &str) -> Self {
+        self.splits.push(name.to_owned());
+        self
+    }
+
+    /// The graph.
+    ///
+    /// # Errors
+    /// When a name is taken twice, unknown or unused, nodes wait for each other, there is no output, or a split leaves a
+    /// stage empty.
+    pub fn build(self) -> Result<Graph<C>, GraphError> {
+        self.check_names()?;
+        let order = self.order()?;
+        let Self { inputs, nodes, outputs, splits } = self;
+        let values = number(&inputs, &nodes, &order);
+        let places: HashMap<&str, usize> =
+            (0..).zip(&order).map(|(place, &node)| (nodes[node].name.as_str(), place)).collect();
+        let splits = split_places(&splits, &places)?;
+        let find = |name: &String, user: &str| values.get(name).cloned().ok_or_else(|| unknown(user, name));
+        let outputs = outputs.iter().map(|name| find(name, "the graph's output"));
+        let outputs = outputs.collect::<Result<Vec<_>, _>>()?.concat();
+        let mut taken = Vec::new();
+        for node in &nodes {
+            let user = format!("node `{}`", node.name);
+            taken.push(
+                node.inputs.iter().map(|name| find(name, &user)).collect::<Result<Vec<_>, _>>()?.concat(),
+            );
+        }
+        check_used(&inputs, &nodes, &values, taken.iter().flatten().chain(&outputs))?;
+        let mut given: Vec<Option<(Named<C>, Vec<ValueId>)>> =
+            nodes.into_iter().zip(taken).map(Some).collect();
+        let nodes = order.into_iter().map(|place| {
+            let (node, inputs) = given[place].take().expect("the order names each node once");
+            let outputs = values[&node.name].clone();
+            Node { name: node.name.into(), made_from: node.made_from, inputs, outputs }
+        });
+        Ok(Graph { inputs: inputs.len() as u32, nodes: nodes.collect(), outputs, splits })
+    }
+
+    fn check_names(&self) -> Result<(), GraphError> {
+        let names = self.inputs.iter().chain(self.nodes.iter().map(|node| &node.name));
+        let mut seen = HashSet::new();
+        if let Some(name) = names.into_iter().find(|name| !seen.insert(name.as_str())) {
+            return Err(GraphError::Duplicate { name: name.clone() });
+        }
+        match self.outputs.is_empty() {
+            true => Err(GraphError::NoOutput),
+            false => Ok(()),
+        }
+    }
+
+    /// The nodes' places in an order in which each stands after those whose values it takes: always the first one given
+    /// that has all it takes.
+    fn order(&self) -> Result<Vec<usize>, GraphError> {
+        let places: HashMap<&str, usize> =
+            (0..).zip(&self.nodes).map(|(place, node)| (node.name.as_str(), place)).collect();
+        let mut waits_for: Vec<usize> = vec![0; self.nodes.len()];
+        let mut users: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
+        for (place, node) in self.nodes.iter().enumerate() {
+            // Names that no node has are found out when values are looked up.
+            for source in node.inputs.iter().filter_map(|name| places.get(node_of(name))) {
+                waits_for[place] += 1;
+                users[*source].push(place);
+            }
+        }
+        let mut ready: BTreeSet<usize> =
+            (0..self.nodes.len()).filter(|&place| waits_for[place] == 0).collect();
+        let mut order = Vec::with_capacity(self.nodes.len());
+        while let Some(place) = ready.pop_first() {
+            order.push(place);
+            for &user in &users[place] {
+                waits_for[user] -= 1;
+                if waits_for[user] == 0 {
+                    ready.insert(user);
+                }
+            }
+        }
+        if order.len() < self.nodes.len() {
+            let waiting = self.nodes.iter().zip(waits_for).filter(|(_, waits)| *waits > 0);
+            return Err(GraphError::Cycle { nodes: waiting.map(|(node, _)| node.name.clone()).collect() });
+        }
+        Ok(order)
+    }
+}
+
+impl<C> Graph<C> {
+    /// A graph to be named.
+    pub fn builder() -> GraphBuilder<C> {
+        GraphBuilder { inputs: Vec::new(), nodes: Vec::new(), outputs: Vec::new(), splits: Vec::new() }
+    }
+
+    /// Stages that the splits make.
+    pub fn stages(&self) -> u32 {
+        self.splits.len() as u32 + 1
+    }
+
+    /// Names of the nodes of `stage`, in the order in which they run; none beyond the last stage.
+    pub fn nodes_of(&self, stage: StageIndex) -> impl Iterator<Item = &str> {
+        self.nodes[self.range(stage)].iter().map(|node| &*node.name)
+    }
+
+    /// The graph with its stages on ranks, which decides the way that each value takes.
+    ///
+    /// # Errors
+    /// When the placement has another number of stages.
+    pub fn place(&self, placement: &Placement) -> Result<PlacedGraph<'_, C>, GraphError> {
+        if placement.stages() != self.stages() {
+            return Err(GraphError::Stages { graph: self.stages(), placement: placement.stages() });
+        }
+        Ok(PlacedGraph { graph: self, plans: plans(self, placement) })
+    }
+
+    /// The whole model as one stage: the unpipelined run, to compare with or to use where one device is enough.
+    pub fn whole<L>(&self, make: impl FnMut(&str, &C) -> L) -> GraphStage<L>
+    where
+        L: burn::module::Module,
+        C: Clone,
+    {
+        let whole = Self { splits: Vec::new(), ..self.clone() };
+        let placement = Placement::explicit(vec![0.into()]).expect("one stage on one rank");
+        let plans = plans(&whole, &placement);
+        PlacedGraph { graph: &whole, plans }.stage(StageIndex::new(0), make)
+    }
+
+    /// Places of the nodes of `stage`.
+    pub(super) fn range(&self, stage: StageIndex) -> std::ops::Range<usize> {
+        let end = self.nodes.len();
+        let start = match stage.index() {
+            0 => 0,
+            stage => self.splits.get(stage - 1).copied().unwrap_or(end),
+        };
+        start..self.splits.get(stage.index()).copied().unwrap_or(end)
+    }
+}
+
+/// The node in `node:place`.
+fn node_of(reference: &str) -> &str {
+    reference.split_once(':').map_or(reference, |(node, _)| node)
+}
+
+fn unknown(user: &str, name: &str) -> GraphError {
+    GraphError::Unknown { user: user.to_owned(), name: name.to_owned() }
+}
+
+/// What each reference stands for: inputs, then the nodes' tensors in the order in which they run.
+fn number<C>(inputs: &[String], nodes: &[Named<C>], order: &[usize]) -> HashMap<String, Vec<ValueId>> {
+    let mut ids = (0..).map(ValueId);
+    let mut values: HashMap<String, Vec<ValueId>> =
+        inputs.iter().cloned().zip(ids.by_ref().map(|id| vec![id])).collect();
+    for node in order.iter().map(|&place| &nodes[place]) {
+        let outputs: Vec<ValueId> = ids.by_ref().take(node.outputs as usize).collect();
+        values.extend((0..).zip(&outputs).map(|(place, &id)| (format!("{}:{place}", node.name), vec![id])));
+        values.insert(node.name.clone(), outputs);
+    }
+    values
+}
+
+/// The first node of each stage but stage 0.
+fn split_places(splits: &[String], places: &HashMap<&str, usize>) -> Result<Vec<usize>, GraphError> {
+    let mut found = BTreeSet::new();
+    for name in splits {
+        let none = || GraphError::SplitAtNoNode { name: name.clone() };
+        let place = *places.get(name.as_str()).ok_or_else(none)?;
+        if place == 0 || !found.insert(place) {
+            return Err(GraphError::EmptyStage { name: name.clone() });
+        }
+    }
+    Ok(found.into_iter().collect())
+}
+
+fn check_used<'a, C>(
+    inputs: &[String],
+    nodes: &[Named<C>],
+    values: &HashMap<String, Vec<ValueId>>,
+    taken: impl Iterator<Item = &'a ValueId>,
+) -> Result<(), GraphError> {
+    let taken: HashSet<&ValueId> = taken.collect();
+    let mut names = inputs.iter().chain(nodes.iter().map(|node| &node.name));
+    let unused = names.find(|name| !values[*name].iter().any(|value| taken.contains(value)));
+    match unused {
+        Some(name) => Err(GraphError::Unused { name: name.clone() }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,181 @@
+//! Layers in a stage: what a user writes, and how a stage runs them.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+
+use super::builder::ValueId;
+use super::plan::Plan;
+use crate::autodiff::branch;
+use crate::boundary::BoundaryError;
+use crate::stage::{Links, StageBody, StageContext, StageError};
+use crate::value::{Value, Values};
+
+/// A layer of a graph: usually an enum of all kinds of layers that the model has, each a Burn module.
+pub trait GraphLayer: Module + ModuleDisplay + 'static {
+    /// The layer's tensors for one microbatch, from those of the nodes that it takes, in the order in which the graph
+    /// names them. [`unpack`](crate::boundary::unpack) and [`pack`](crate::boundary::pack) convert from and to ordinary
+    /// tensors.
+    ///
+    /// # Errors
+    /// When the tensors are not those that the layer takes.
+    fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError>;
+
+    /// Paths, below this layer, of the parameters that another node holds too under the same global path; see
+    /// [`StageModule::shared_parameters`](crate::stage::StageModule::shared_parameters).
+    fn shared_parameters(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// The layers of one stage. A parameter's global path is `node.parameter`, whatever the cut.
+#[derive(Module, Debug)]
+pub struct GraphStage<L: Module> {
+    layers: Vec<L>,
+    #[module(skip)]
+    plan: Plan,
+    /// What every layer's paths begin with beside its place: the name of an enum's variant.
+    #[module(skip)]
+    variants: Vec<Option<String>>,
+}
+
+impl<L: Module> GraphStage<L> {
+    pub(super) fn new(layers: Vec<L>, plan: Plan) -> Self {
+        let variants = layers.iter().map(variant_of).collect();
+        Self { layers, plan, variants }
+    }
+}
+
+impl<L: GraphLayer> GraphStage<L> {
+    /// The stage's tensors for one microbatch.
+    ///
+    /// # Errors
+    /// When other tensors come in than the stage takes, or a layer takes or returns others than the graph says.
+    pub fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+        check_count(inputs.len(), self.plan.takes.len())?;
+        let mut live = Live::new(&self.plan);
+        let mut parcels = HashMap::new();
+        for (&parcel, input) in self.plan.takes.iter().zip(inputs) {
+            match parcel.target == self.plan.stage {
+                true => live.add(&[parcel.value], vec![input]),
+                false => drop(parcels.insert(parcel, input)),
+            }
+        }
+        for (layer, step) in self.layers.iter().zip(&self.plan.steps) {
+            let inputs = live.take(&step.inputs);
+            let outputs = layer
+                .forward(inputs, context)
+                .map_err(|source| StageError::Layer { layer: step.name.clone(), source })?;
+            if outputs.len() != step.outputs.len() {
+                let (found, expected) = (outputs.len(), step.outputs.len());
+                return Err(StageError::LayerOutputs { layer: step.name.clone(), found, expected });
+            }
+            live.add(&step.outputs, outputs);
+        }
+        parcels.extend(self.plan.sends.iter().map(|&parcel| (parcel, live.take_one(parcel.value))));
+        let given = self.plan.gives.iter().map(|parcel| parcels.remove(parcel));
+        let given: Values = given.map(|parcel| parcel.expect("what goes out came in or was sent")).collect();
+        Ok(given.into_iter().chain(live.take(&self.plan.outputs)).collect())
+    }
+}
+
+impl<L: GraphLayer> StageBody for GraphStage<L> {
+    type Output = Values;
+
+    fn run(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+        self.forward(inputs, context)
+    }
+
+    fn path(&self, local: &str) -> String {
+        let mut parts = local.splitn(3, '.').skip(1);
+        let place = parts.next().and_then(|place| place.parse::<usize>().ok());
+        let (Some(place), Some(rest)) = (place, parts.next()) else { return local.to_owned() };
+        let rest = match &self.variants[place] {
+            Some(variant) => rest.strip_prefix(&format!("{variant}.")).unwrap_or(rest),
+            None => rest,
+        };
+        format!("{}.{rest}", self.plan.steps[place].name)
+    }
+
+    fn shared(&self) -> Vec<String> {
+        let of_layer = |(layer, step): (&L, &super::plan::Step)| {
+            let name = step.name.clone();
+            layer.shared_parameters().into_iter().map(move |path| format!("{name}.{path}"))
+        };
+        self.layers.iter().zip(&self.plan.steps).flat_map(of_layer).collect()
+    }
+
+    fn links(&self) -> &Links {
+        &self.plan.links
+    }
+}
+
+fn check_count(found: usize, expected: usize) -> Result<(), StageError> {
+    match found.checked_sub(expected) {
+        Some(0) => Ok(()),
+        Some(left) => Err(StageError::Input(BoundaryError::LeftOver { taken: expected, left })),
+        None => Err(StageError::Input(BoundaryError::Missing { index: found })),
+    }
+}
+
+/// Values that are still to be used, each with the number of its uses.
+struct Live {
+    uses: HashMap<ValueId, usize>,
+    values: HashMap<ValueId, Value>,
+}
+
+impl Live {
+    fn new(plan: &Plan) -> Self {
+        let mut uses = HashMap::new();
+        let taken = plan.steps.iter().flat_map(|step| &step.inputs).chain(&plan.outputs).copied();
+        for value in taken.chain(plan.sends.iter().map(|parcel| parcel.value)) {
+            *uses.entry(value).or_default() += 1;
+        }
+        Self { uses, values: HashMap::new() }
+    }
+
+    /// A value that has no use is dropped at once.
+    fn add(&mut self, ids: &[ValueId], values: Values) {
+        let used = ids.iter().copied().zip(values).filter(|(id, _)| self.uses.contains_key(id));
+        self.values.extend(used);
+    }
+
+    fn take(&mut self, ids: &[ValueId]) -> Values {
+        ids.iter().map(|&id| self.take_one(id)).collect()
+    }
+
+    /// Every use but the last gets a branch of its own, so that the order of the gradients' sum is that of the uses.
+    fn take_one(&mut self, id: ValueId) -> Value {
+        let left = self.uses.get_mut(&id).expect("every use was counted");
+        *left -= 1;
+        let value = self.values.remove(&id).expect("nodes run after those whose values they take");
+        if *left == 0 {
+            return value;
+        }
+        let rest = branch(&value);
+        self.values.insert(id, rest);
+        branch(&value)
+    }
+}
+
+/// The variant of a layer that is an enum: Burn makes it the first part of its parameters' paths.
+fn variant_of<L: Module>(layer: &L) -> Option<String> {
+    #[derive(Default)]
+    struct First {
+        seen: bool,
+        variant: Option<String>,
+    }
+    impl ModuleVisitor for First {
+        fn visit_float<const D: usize>(&mut self, _param: &Param<Tensor<D>>) {}
+
+        fn enter_module(&mut self, name: &str, container_type: &str) {
+            if !std::mem::replace(&mut self.seen, true) && container_type.starts_with("Enum:") {
+                self.variant = Some(name.to_owned());
+            }
+        }
+    }
+    let mut first = First::default();
+    layer.visit(&mut first);
+    first.variant
+}

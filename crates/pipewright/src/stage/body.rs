@@ -1,0 +1,64 @@
+//! What a stage in training runs: a user's [`StageModule`], or the part of a graph.
+
+use burn::module::Module;
+use pipewright_schedule::StageIndex;
+
+use super::module::{StageContext, StageModule};
+use super::runner::StageError;
+use crate::boundary::{Boundary, unpack};
+use crate::value::Values;
+
+/// A module that takes a boundary's tensors and looks at them itself.
+pub(crate) trait StageBody: Module + 'static {
+    /// What the loss sees.
+    type Output: Boundary;
+
+    /// The tensors for one microbatch.
+    fn run(&self, inputs: Values, context: &StageContext) -> Result<Self::Output, StageError>;
+
+    /// The global path of a parameter.
+    fn path(&self, local: &str) -> String;
+
+    /// Global paths of the parameters that have other holders.
+    fn shared(&self) -> Vec<String>;
+
+    /// Tensors that come from or go to stages that are not neighbours.
+    fn links(&self) -> &Links;
+}
+
+/// Tensors that go straight between stages that are not neighbours, by stage, ascending. They stand after those of the
+/// neighbour, in this order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Links {
+    pub inputs: Vec<Link>,
+    pub outputs: Vec<Link>,
+}
+
+/// So many tensors from or to one stage.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    pub stage: StageIndex,
+    pub tensors: usize,
+}
+
+static NO_LINKS: Links = Links { inputs: Vec::new(), outputs: Vec::new() };
+
+impl<M: StageModule> StageBody for M {
+    type Output = M::Output;
+
+    fn run(&self, inputs: Values, context: &StageContext) -> Result<M::Output, StageError> {
+        Ok(self.forward(unpack(inputs).map_err(StageError::Input)?, context))
+    }
+
+    fn path(&self, local: &str) -> String {
+        self.parameter_path(local)
+    }
+
+    fn shared(&self) -> Vec<String> {
+        self.shared_parameters()
+    }
+
+    fn links(&self) -> &Links {
+        &NO_LINKS
+    }
+}

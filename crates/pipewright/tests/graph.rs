@@ -1,0 +1,409 @@
+//! Models as graphs: skip connections over any number of stages change no bit, whichever way they go.
+
+mod support;
+
+use burn::module::{Module, Param};
+use burn::nn::LinearConfig;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use pipewright::batch::Batch;
+use pipewright::boundary::{BoundaryError, pack, unpack};
+use pipewright::failure::Cause;
+use pipewright::graph::{Graph, GraphBuilder, GraphError, GraphLayer};
+use pipewright::microbatch::split;
+use pipewright::nn::Linear;
+use pipewright::pipeline::{Pipeline, PipelineError};
+use pipewright::stage::{Stage, StageContext, StageError};
+use pipewright::transport::World;
+use pipewright::value::Values;
+use pipewright_schedule::{Placement, StageIndex, ValidatedProgram};
+use support::{ROWS, Step, WIDTH, batch, config, numbers, optimizer, program};
+
+const MICROBATCHES: u32 = 12;
+const STEPS: u64 = 3;
+
+/// What a layer is made from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Mix,
+    Halves,
+    Pick,
+}
+
+#[derive(Module, Debug)]
+enum Layer {
+    Mix(Mix),
+    Halves(Halves),
+    Pick(Pick),
+}
+
+/// `tanh` of a linear map of the sum of the inputs, each scaled by its place.
+#[derive(Module, Debug)]
+struct Mix {
+    linear: Linear,
+}
+
+/// Two results: half the rows' features changed, and the other half.
+#[derive(Module, Debug)]
+struct Halves {
+    linear: Linear,
+}
+
+/// The first input, scaled by the ids that come with it.
+#[derive(Module, Debug)]
+struct Pick {
+    scale: Param<Tensor<1>>,
+}
+
+impl Mix {
+    fn of(&self, inputs: impl IntoIterator<Item = Tensor<2>>) -> Tensor<2> {
+        let scaled = (1u8..).zip(inputs).map(|(place, input)| input * (1.0 / f32::from(place)));
+        let sum = scaled.reduce(|sum, input| sum + input).expect("an input");
+        self.linear.forward(sum).tanh()
+    }
+}
+
+impl Pick {
+    fn of(&self, input: Tensor<2>, ids: Tensor<1, Int>) -> Tensor<2> {
+        input * self.scale.val().unsqueeze() * (ids.float() * 0.1 + 1.0).unsqueeze_dim::<2>(1)
+    }
+}
+
+impl GraphLayer for Layer {
+    fn forward(&self, inputs: Values, _context: &StageContext) -> Result<Values, BoundaryError> {
+        Ok(match self {
+            Self::Mix(mix) => {
+                let inputs = inputs.into_iter().map(|input| unpack::<Tensor<2>>(vec![input]));
+                pack(mix.of(inputs.collect::<Result<Vec<_>, _>>()?))
+            }
+            Self::Halves(halves) => {
+                let input: Tensor<2> = unpack(inputs)?;
+                pack((halves.linear.forward(input.clone()).tanh(), input * 0.5))
+            }
+            Self::Pick(pick) => {
+                let (input, ids): (Tensor<2>, Tensor<1, Int>) = unpack(inputs)?;
+                pack(pick.of(input, ids))
+            }
+        })
+    }
+}
+
+/// A layer whose values depend on its node's name alone.
+fn make(name: &str, kind: &Kind) -> Layer {
+    let device = Device::flex().autodiff();
+    let seed = name.bytes().fold(7u64, |seed, byte| seed * 31 + u64::from(byte));
+    let mut linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
+    linear.weight = Param::from_data(numbers(seed, [WIDTH, WIDTH]), &device);
+    linear.bias = Some(Param::from_data(numbers(seed + 1, [WIDTH]), &device));
+    match kind {
+        Kind::Mix => Layer::Mix(Mix { linear: linear.into() }),
+        Kind::Halves => Layer::Halves(Halves { linear: linear.into() }),
+        Kind::Pick => Layer::Pick(Pick { scale: Param::from_data(numbers(seed, [WIDTH]), &device) }),
+    }
+}
+
+const NODES: [&str; 12] = ["d0", "d1", "d2", "d3", "m0", "m1", "u3", "u2", "u1", "u0", "end", "out"];
+
+/// A U-Net: skip connections of every length, `d0` with five uses, ids that only the last node reads.
+fn unet(splits: &[&str]) -> Graph<Kind> {
+    let named: GraphBuilder<Kind> = Graph::builder()
+        .input("image")
+        .input("ids")
+        .node("d0", Kind::Mix, ["image"])
+        .node("d1", Kind::Mix, ["d0"])
+        .node_with_outputs("d2", Kind::Halves, ["d1"], 2)
+        .node("d3", Kind::Mix, ["d2"])
+        .node("m0", Kind::Mix, ["d3", "d0"])
+        .node("m1", Kind::Mix, ["m0"])
+        .node("u3", Kind::Mix, ["m1", "d3"])
+        .node("u2", Kind::Mix, ["u3", "d2:1", "d0"])
+        .node("u1", Kind::Mix, ["u2", "d1", "d0"])
+        .node("u0", Kind::Mix, ["u1", "d0", "image"])
+        .node("end", Kind::Mix, ["u0", "u1", "m0"])
+        .node("out", Kind::Pick, ["end", "ids"])
+        .output("out")
+        .output("d2:0");
+    let named = splits.iter().fold(named, |named, split| named.split_before(split));
+    named.build().expect("it is a graph")
+}
+
+/// The U-Net in stages of nearly equal length.
+fn in_stages(stages: u32) -> Graph<Kind> {
+    let splits = (1..stages as usize).map(|stage| NODES[stage * NODES.len() / stages as usize]);
+    unet(&splits.collect::<Vec<_>>())
+}
+
+fn loss((output, side): (Tensor<2>, Tensor<2>), target: Tensor<2>) -> Tensor<1> {
+    (output - target).square().mean() + side.square().mean() * 0.1
+}
+
+fn ids() -> Tensor<1, Int> {
+    Tensor::arange(0..(ROWS as i64 * i64::from(MICROBATCHES)), &Device::flex())
+}
+
+fn brought(step: u64) -> Batch {
+    Batch::split((batch(step, MICROBATCHES), ids()), batch(100 + step, MICROBATCHES), MICROBATCHES)
+        .expect("it divides")
+}
+
+type Outcome = (Vec<Step>, Vec<(String, TensorData)>);
+
+fn launch(graph: Graph<Kind>, program: ValidatedProgram) -> Pipeline {
+    let placement = program.placement().clone();
+    let world = World::local(program.ranks());
+    let make = move |stage: StageIndex| -> Result<Stage, GraphError> {
+        let part = graph.place(&placement)?.stage(stage, make);
+        Ok(if stage == placement.last_stage() {
+            Stage::of_graph_with_loss(part, loss)
+        } else {
+            Stage::of_graph(part)
+        })
+    };
+    Pipeline::launch(program, world, &config(), make).expect("it starts")
+}
+
+fn train(graph: Graph<Kind>, program: ValidatedProgram) -> Outcome {
+    let mut pipeline = launch(graph, program);
+    let step = |step| {
+        let report = pipeline.step_batch(brought(step), 1e-2).expect("a step");
+        (report.losses, report.gradient_norm)
+    };
+    let steps = (0..STEPS).map(step).collect();
+    let parameters = pipeline.parameters().expect("they are there");
+    let mut parameters: Vec<_> =
+        parameters.into_iter().map(|parameter| (parameter.path.to_string(), parameter.data)).collect();
+    parameters.sort_by(|(a, _), (b, _)| a.cmp(b));
+    (steps, parameters)
+}
+
+fn one_stage() -> Outcome {
+    train(in_stages(1), program("gpipe", 1, MICROBATCHES))
+}
+
+fn check(schedule: &str, ranks: u32) {
+    let program = program(schedule, ranks, MICROBATCHES);
+    let stages = program.placement().stages();
+    let (found, expected) = (train(in_stages(stages), program), one_stage());
+    let place = format!("{schedule}, {stages} stages on {ranks} ranks");
+    assert_eq!(found.0, expected.0, "{place}");
+    let differs = found.1.iter().zip(&expected.1).find(|(found, expected)| found != expected);
+    assert!(differs.is_none(), "{place}: {:?}", differs.map(|((path, _), _)| path));
+}
+
+#[test]
+fn skips_over_one_to_eleven_stages_change_no_bit() {
+    for ranks in 2..=12 {
+        check("gpipe", ranks);
+    }
+}
+
+#[test]
+fn every_schedule_takes_skips() {
+    for (schedule, ranks) in [
+        ("1f1b", 4),
+        ("1f1b", 6),
+        ("interleaved1f1b", 2),
+        ("interleaved1f1b", 4),
+        ("zb-h1", 4),
+        ("zbvzerobubble", 2),
+        ("zbvzerobubble", 4),
+        ("dualpipev", 2),
+        ("dualpipev", 4),
+        ("v-half", 4),
+    ] {
+        check(schedule, ranks);
+    }
+}
+
+#[test]
+fn parameters_are_called_after_their_nodes() {
+    let (steps, parameters) = one_stage();
+    assert_ne!(steps[0].0, steps[2].0, "it learns");
+    let names: Vec<&str> = parameters.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names.len(), 23);
+    assert!(names.contains(&"d0.linear.weight") && names.contains(&"out.scale"), "{names:?}");
+}
+
+/// The same layers on one tape of plain Burn, microbatch by microbatch, written out by hand.
+#[test]
+fn one_stage_is_what_plain_burn_computes() {
+    let graph = in_stages(1);
+    let mut module = graph.whole(make);
+    let mut optimizer = optimizer();
+    let context = StageContext::new(StageIndex::new(0), 0.into());
+    let mut losses = Vec::new();
+    for step in 0..2 {
+        let inputs = split(&pack((batch(step, MICROBATCHES), ids())), MICROBATCHES).expect("it divides");
+        let targets = batch(100 + step, MICROBATCHES).chunk(MICROBATCHES as usize, 0);
+        let mut of_step = Vec::new();
+        let mut total: Option<Tensor<1>> = None;
+        for (input, target) in inputs.into_iter().zip(targets) {
+            let (image, ids): (Tensor<2>, Tensor<1, Int>) = unpack(input).expect("two tensors");
+            let (image, target) = (image.autodiff(), target.autodiff());
+            let outputs = module.forward(pack((image.clone(), ids.clone())), &context).expect("they fit");
+            let whole = loss(unpack(outputs).expect("two tensors"), target.clone());
+            let by_hand = loss(by_hand(image, ids), target);
+            let number = |loss: &Tensor<1>| f64::from(loss.clone().into_scalar::<f32>());
+            if step == 0 {
+                assert_eq!(number(&by_hand), number(&whole));
+            }
+            of_step.push(number(&whole));
+            total = Some(total.map_or(whole.clone(), |total| total + whole));
+        }
+        let gradients = (total.expect("a microbatch") / MICROBATCHES as f32).backward();
+        module = optimizer.step(1e-2, module.clone(), GradientsParams::from_grads(gradients, &module));
+        losses.push(of_step);
+    }
+    // Without clipping, which the plain run does not do, the second step's losses are those after one update.
+    let config = pipewright::pipeline::PipelineConfig { clip_norm: None, ..config() };
+    let stage =
+        move |_| -> Result<Stage, GraphError> { Ok(Stage::of_graph_with_loss(graph.whole(make), loss)) };
+    let mut pipeline = Pipeline::launch(program("gpipe", 1, MICROBATCHES), World::local(1), &config, stage)
+        .expect("it starts");
+    for (step, expected) in (0..).zip(losses) {
+        let found = pipeline.step_batch(brought(step), 1e-2).expect("a step").losses;
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-6 * expected.abs(), "{found} {expected}");
+        }
+    }
+}
+
+/// The U-Net without a graph, with the values of the first step.
+fn by_hand(image: Tensor<2>, ids: Tensor<1, Int>) -> (Tensor<2>, Tensor<2>) {
+    let mix = |name, inputs: Vec<&Tensor<2>>| {
+        let Layer::Mix(mix) = make(name, &Kind::Mix) else { unreachable!("a mix was made") };
+        mix.of(inputs.into_iter().cloned())
+    };
+    let Layer::Halves(halves) = make("d2", &Kind::Halves) else { unreachable!("halves were made") };
+    let Layer::Pick(pick) = make("out", &Kind::Pick) else { unreachable!("a pick was made") };
+    let d0 = mix("d0", vec![&image]);
+    let d1 = mix("d1", vec![&d0]);
+    let d2 = (halves.linear.forward(d1.clone()).tanh(), d1.clone() * 0.5);
+    let d3 = mix("d3", vec![&d2.0, &d2.1]);
+    let m0 = mix("m0", vec![&d3, &d0]);
+    let m1 = mix("m1", vec![&m0]);
+    let u3 = mix("u3", vec![&m1, &d3]);
+    let u2 = mix("u2", vec![&u3, &d2.1, &d0]);
+    let u1 = mix("u1", vec![&u2, &d1, &d0]);
+    let u0 = mix("u0", vec![&u1, &d0, &image]);
+    let end = mix("end", vec![&u0, &u1, &m0]);
+    (pick.of(end, ids), d2.0)
+}
+
+#[test]
+fn an_evaluation_takes_skips_too() {
+    for (schedule, ranks) in [("1f1b", 6), ("dualpipev", 2)] {
+        let program = program(schedule, ranks, MICROBATCHES);
+        let mut pipeline = launch(in_stages(program.placement().stages()), program);
+        let evaluated = pipeline.eval_batch(brought(0)).expect("an evaluation");
+        let trained = pipeline.step_batch(brought(0), 1e-2).expect("a step");
+        assert_eq!(evaluated.losses, trained.losses, "{schedule}");
+        assert_eq!(evaluated.outputs[0].len(), 2);
+    }
+}
+
+/// Five nodes in a row, a stage each, and one skip connection from the first to the last.
+fn row() -> Graph<Kind> {
+    let named = Graph::builder().input("x").node("a", Kind::Mix, ["x"]).node("b", Kind::Mix, ["a"]);
+    let named =
+        named.node("c", Kind::Mix, ["b"]).node("d", Kind::Mix, ["c"]).node("e", Kind::Mix, ["d", "a"]);
+    let named = ["b", "c", "d", "e"].iter().fold(named.output("e"), |named, split| named.split_before(split));
+    named.build().expect("it is a graph")
+}
+
+fn check_route(ranks: [u32; 5], straight: &[(u32, u32)]) {
+    let placement = Placement::explicit(ranks.map(Into::into).to_vec()).expect("a placement");
+    let graph = row();
+    let placed = graph.place(&placement).expect("five stages");
+    let expected: Vec<_> =
+        straight.iter().map(|&(from, to)| (StageIndex::new(from), StageIndex::new(to), 1)).collect();
+    assert_eq!(placed.direct(), expected, "{ranks:?}");
+}
+
+#[test]
+fn a_value_goes_the_way_with_fewer_moves() {
+    // Three moves along the ranks from stage 1, which has a use too, or one.
+    check_route([0, 1, 2, 3, 4], &[(1, 4)]);
+    // Back on the rank that made it: no move.
+    check_route([0, 1, 1, 1, 0], &[(0, 4)]);
+    // One move either way: no message of its own.
+    check_route([0, 0, 0, 1, 1], &[]);
+    check_route([0, 0, 0, 0, 0], &[]);
+    check_route([0, 0, 1, 1, 2], &[(1, 4)]);
+}
+
+fn check_error(named: GraphBuilder<Kind>, expected: &GraphError) {
+    assert_eq!(named.build().err().as_ref(), Some(expected));
+}
+
+#[test]
+fn what_is_wrong_with_a_graph_is_named() {
+    let start = || Graph::builder().input("x").node("a", Kind::Mix, ["x"]);
+    let name = |name: &str| name.to_owned();
+    check_error(start().node("a", Kind::Mix, ["x"]).output("a"), &GraphError::Duplicate { name: name("a") });
+    check_error(start().node("x", Kind::Mix, ["a"]).output("x"), &GraphError::Duplicate { name: name("x") });
+    let unknown = GraphError::Unknown { user: name("node `b`"), name: name("z") };
+    check_error(start().node("b", Kind::Mix, ["a", "z"]).output("b"), &unknown);
+    let unknown = GraphError::Unknown { user: name("node `b`"), name: name("a:1") };
+    check_error(start().node("b", Kind::Mix, ["a:1"]).output("b"), &unknown);
+    let unknown = GraphError::Unknown { user: name("the graph's output"), name: name("z") };
+    check_error(start().output("a").output("z"), &unknown);
+    let circle = start().node("b", Kind::Mix, ["c", "a"]).node("c", Kind::Mix, ["b"]).output("c");
+    check_error(circle, &GraphError::Cycle { nodes: vec![name("b"), name("c")] });
+    check_error(start().node("b", Kind::Mix, ["a"]).output("a"), &GraphError::Unused { name: name("b") });
+    check_error(start().input("y").output("a"), &GraphError::Unused { name: name("y") });
+    check_error(start(), &GraphError::NoOutput);
+    check_error(start().output("a").split_before("x"), &GraphError::SplitAtNoNode { name: name("x") });
+    check_error(start().output("a").split_before("a"), &GraphError::EmptyStage { name: name("a") });
+    let twice = start().node("b", Kind::Mix, ["a"]).output("b").split_before("b").split_before("b");
+    check_error(twice, &GraphError::EmptyStage { name: name("b") });
+    let error = in_stages(3).place(&Placement::looped(2, 1).expect("a placement")).err();
+    assert_eq!(error, Some(GraphError::Stages { graph: 3, placement: 2 }));
+}
+
+#[test]
+fn nodes_may_be_named_in_any_order() {
+    let graph =
+        Graph::builder().node("b", Kind::Mix, ["a"]).node("a", Kind::Mix, ["x"]).input("x").output("b");
+    let graph = graph.split_before("b").build().expect("it is a graph");
+    assert_eq!(graph.nodes_of(StageIndex::new(0)).collect::<Vec<_>>(), ["a"]);
+    assert_eq!(graph.nodes_of(StageIndex::new(1)).collect::<Vec<_>>(), ["b"]);
+}
+
+/// The error of the first step of a two-stage graph whose node `b` is not what its place needs.
+fn failure(kind: Kind, outputs: u32) -> StageError {
+    let graph = Graph::builder()
+        .input("x")
+        .node("a", Kind::Mix, ["x"])
+        .node_with_outputs("b", kind, ["a"], outputs)
+        .output("b:0")
+        .split_before("b");
+    let graph = graph.build().expect("it is a graph");
+    let program = program("1f1b", 2, 2);
+    let placement = program.placement().clone();
+    let make = move |stage: StageIndex| -> Result<Stage, GraphError> {
+        let part = graph.place(&placement)?.stage(stage, make);
+        let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
+        Ok(if stage.get() == 1 { Stage::of_graph_with_loss(part, loss) } else { Stage::of_graph(part) })
+    };
+    let mut pipeline = Pipeline::launch(program, World::local(2), &config(), make).expect("it starts");
+    match pipeline.step(batch(0, 2), batch(1, 2), 1e-2).expect_err("it does not fit") {
+        PipelineError::Step(error) => match error.cause {
+            Cause::Stage(error) => error,
+            cause => panic!("{cause}"),
+        },
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_layer_in_the_wrong_place_is_named() {
+    let error = failure(Kind::Pick, 1).to_string();
+    assert_eq!(
+        error,
+        "the layer `b` cannot take its inputs: tensor 1 is missing: the stage before returns fewer \
+                       tensors than this one takes"
+    );
+    let error = failure(Kind::Halves, 3).to_string();
+    assert!(error.starts_with("the layer `b` returned 2 tensor(s), and the graph says 3"), "{error}");
+}
