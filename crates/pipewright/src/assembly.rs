@@ -133,7 +133,7 @@ impl Assembly {
         };
         self.board.run(program);
         let shares = batch.shares();
-        let Batch { mut inputs, mut targets, sides } = batch;
+        let Batch { mut inputs, mut targets, sides, .. } = batch;
         let expected = self.microbatches();
         let optional = program.is_forward_only() && targets.is_empty();
         for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {

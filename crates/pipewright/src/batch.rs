@@ -23,6 +23,7 @@ use burn::tensor::Device;
 use pipewright_schedule::Microbatch;
 
 use crate::boundary::{Boundary, BoundaryError, pack, unpack};
+use crate::chunk_spec::{Chunk, Nested, split_by};
 use crate::microbatch::{SplitError, split, split_uneven};
 use crate::value::{Value, Values};
 
@@ -32,12 +33,14 @@ pub struct Batch {
     pub(crate) inputs: Vec<Values>,
     pub(crate) targets: Vec<Values>,
     pub(crate) sides: Sides,
+    /// What each microbatch has along the dimension in which the inputs are split; the rows where this is empty.
+    sizes: Vec<usize>,
 }
 
 impl Batch {
     /// Microbatches that are split already; they may differ in rows. `targets` may be empty for an evaluation.
     pub fn new(inputs: Vec<Values>, targets: Vec<Values>) -> Self {
-        Self { inputs, targets, sides: Sides::default() }
+        Self { inputs, targets, ..Self::default() }
     }
 
     /// Splits a whole batch along dimension 0 into equal microbatches.
@@ -65,14 +68,52 @@ impl Batch {
         Ok(Self::new(split_uneven(&pack(inputs), microbatches)?, split_uneven(&pack(targets), microbatches)?))
     }
 
+    /// As [`Batch::split_uneven`], with a spec for each tensor of the inputs and of the targets, in their nesting.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Int, Tensor};
+    /// use pipewright::batch::Batch;
+    /// use pipewright::chunk_spec::Chunk;
+    ///
+    /// let device = Device::flex();
+    /// let (sound, table) = (Tensor::<3>::zeros([100, 8, 4], &device), Tensor::<2>::zeros([9, 4], &device));
+    /// let labels = Tensor::<1, Int>::zeros([8], &device);
+    /// let specs = (Chunk::Along(1), Chunk::Replicate);
+    /// let batch = Batch::split_by((sound, table), specs, labels, Chunk::Along(0), 4)?;
+    /// assert_eq!(batch.microbatches(), 4);
+    /// # Ok::<(), pipewright::microbatch::SplitError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`split_by`].
+    pub fn split_by(
+        inputs: impl Boundary,
+        input_specs: impl Nested<Chunk>,
+        targets: impl Boundary,
+        target_specs: impl Nested<Chunk>,
+        microbatches: u32,
+    ) -> Result<Self, SplitError> {
+        let (inputs, mut specs) = (pack(inputs), Vec::new());
+        input_specs.flatten(&mut specs);
+        let first = specs.iter().enumerate().find_map(|(tensor, spec)| match *spec {
+            Chunk::Along(dimension) => Some((tensor, dimension)),
+            Chunk::Replicate => None,
+        });
+        let inputs = split_by(&inputs, specs, microbatches)?;
+        let size = |values: &Values| first.map_or(1, |(tensor, dimension)| values[tensor].shape()[dimension]);
+        let sizes = inputs.iter().map(size).collect();
+        let targets = split_by(&pack(targets), target_specs, microbatches)?;
+        Ok(Self { inputs, targets, sizes, ..Self::default() })
+    }
+
     /// Adds tensors that every stage may read, split as the inputs are.
     ///
     /// # Errors
     /// As [`split_uneven`], and when a part has other rows than the inputs.
     pub fn with_split(mut self, name: &str, tensors: impl Boundary) -> Result<Self, SplitError> {
         let parts = split_uneven(&pack(tensors), self.inputs.len() as u32)?;
-        for (part, inputs) in parts.iter().zip(&self.inputs) {
-            let (rows, expected) = (rows_of(part), rows_of(inputs));
+        for (part, expected) in parts.iter().zip(self.sizes()) {
+            let rows = rows_of(part);
             if rows != expected {
                 return Err(SplitError::RowsDiffer { tensor: 0, rows, expected });
             }
@@ -98,9 +139,16 @@ impl Batch {
         self.inputs.len()
     }
 
+    fn sizes(&self) -> Vec<usize> {
+        match self.sizes.is_empty() {
+            true => self.inputs.iter().map(rows_of).collect(),
+            false => self.sizes.clone(),
+        }
+    }
+
     /// What a microbatch counts for, times the number of microbatches: its rows over the mean of all.
     pub(crate) fn shares(&self) -> Vec<f64> {
-        let rows: Vec<f64> = self.inputs.iter().map(|values| rows_of(values) as f64).collect();
+        let rows: Vec<f64> = self.sizes().into_iter().map(|size| size as f64).collect();
         let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
         rows.iter().map(|rows| if *rows == mean { 1.0 } else { rows / mean }).collect()
     }

@@ -60,6 +60,7 @@
 pub mod value;
 pub mod boundary;
 pub mod microbatch;
+pub mod chunk_spec;
 pub mod batch;
 mod autodiff;
 mod kernel;

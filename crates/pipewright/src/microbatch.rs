@@ -3,6 +3,7 @@
 use burn::backend::Dispatch;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 
+use crate::chunk_spec::{Merge, merge_by};
 use crate::value::{Value, ValueKind, Values};
 
 /// Why a batch cannot be split, or outputs cannot be joined.
@@ -53,6 +54,34 @@ pub enum SplitError {
         /// Rows of a microbatch.
         size: usize,
     },
+    /// Another number of specs than of tensors.
+    #[error("{specs} spec(s) for {tensors} tensor(s): give one for each, in the nesting of the tensors")]
+    Specs {
+        /// Specs given.
+        specs: usize,
+        /// Tensors there are.
+        tensors: usize,
+    },
+    /// A spec names a dimension that its tensor has not.
+    #[error("tensor {tensor} of shape {shape:?} has no dimension {dimension} to split or join along")]
+    NoDimension {
+        /// The tensor's place.
+        tensor: usize,
+        /// The dimension.
+        dimension: usize,
+        /// The tensor's shape.
+        shape: Vec<usize>,
+    },
+    /// A mean of tensors that are not floats.
+    #[error(
+        "output {tensor} is {kind}: only floats have a mean; keep the list of microbatches, or join them"
+    )]
+    NoMean {
+        /// Place of the output.
+        tensor: usize,
+        /// Its kind.
+        kind: ValueKind,
+    },
     /// Microbatches with different numbers of tensors.
     #[error("microbatch {microbatch} holds {found} tensors, microbatch 0 holds {expected}")]
     TensorsDiffer {
@@ -63,10 +92,10 @@ pub enum SplitError {
         /// Tensors of microbatch 0.
         expected: usize,
     },
-    /// Tensors that join must agree in rank, in element type and in all but their rows.
+    /// Tensors that join must agree in rank, in element type and in all but the dimension along which they join.
     #[error(
         "output {tensor} of microbatch {microbatch} is {found:?}, that of microbatch 0 is {expected:?}: they differ in \
-         more than their rows"
+         more than the dimension along which they join"
     )]
     Unjoinable {
         /// Place of the output.
@@ -109,7 +138,8 @@ pub fn split_uneven(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, S
 
 /// Runs of `size` rows; the last may be short.
 fn parts_of(batch: &[Value], rows: usize, size: usize) -> Vec<Values> {
-    let part = |start: usize| batch.iter().map(|value| value.rows(start, (start + size).min(rows))).collect();
+    let part =
+        |start: usize| batch.iter().map(|value| value.narrow(0, start, (start + size).min(rows))).collect();
     (0..rows).step_by(size).map(part).collect()
 }
 
@@ -126,42 +156,26 @@ fn rows_of(batch: &[Value]) -> Result<usize, SplitError> {
     expected.ok_or(SplitError::Empty)
 }
 
-/// Joins the outputs of all microbatches into those of the batch: the way back from [`split`].
+/// Joins the outputs of all microbatches along dimension 0: the way back from [`split`].
 ///
 /// # Errors
 /// When the microbatches' tensors differ in more than their rows.
 pub fn merge(microbatches: Vec<Values>) -> Result<Values, SplitError> {
-    let Some(first) = microbatches.first() else { return Ok(Values::new()) };
-    let shapes: Vec<_> = first.iter().map(|value| (value.shape().to_vec(), value.dtype())).collect();
-    for (microbatch, values) in microbatches.iter().enumerate() {
-        if values.len() != shapes.len() {
-            let (found, expected) = (values.len(), shapes.len());
-            return Err(SplitError::TensorsDiffer { microbatch, found, expected });
-        }
-        for (tensor, (value, (expected, dtype))) in values.iter().zip(&shapes).enumerate() {
-            let found = value.shape().to_vec();
-            if found.is_empty() || found.get(1..) != expected.get(1..) || value.dtype() != *dtype {
-                return Err(SplitError::Unjoinable { tensor, microbatch, found, expected: expected.clone() });
-            }
-        }
-    }
-    let mut columns: Vec<Values> = vec![Values::new(); shapes.len()];
-    for values in microbatches {
-        columns.iter_mut().zip(values).for_each(|(column, value)| column.push(value));
-    }
-    Ok(columns.into_iter().map(concatenate).collect())
+    let specs = vec![Merge::Along(0); microbatches.first().map_or(0, Vec::len)];
+    Ok(merge_by(microbatches, specs)?.concat())
 }
 
-fn concatenate(mut values: Values) -> Value {
+/// Tensors that agree in all but one dimension, joined along it.
+pub(crate) fn concatenate(mut values: Values, dimension: usize) -> Value {
     if values.len() == 1 {
         return values.swap_remove(0);
     }
     let kind = values[0].kind();
     let tensors = values.into_iter().map(Value::into_dispatch).collect();
     Value::from_dispatch(match kind {
-        ValueKind::Float => Dispatch::float_cat(tensors, 0),
-        ValueKind::Int => Dispatch::int_cat(tensors, 0),
-        ValueKind::Bool => Dispatch::bool_cat(tensors, 0),
+        ValueKind::Float => Dispatch::float_cat(tensors, dimension),
+        ValueKind::Int => Dispatch::int_cat(tensors, dimension),
+        ValueKind::Bool => Dispatch::bool_cat(tensors, dimension),
     })
 }
 

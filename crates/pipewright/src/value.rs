@@ -13,6 +13,8 @@ use crate::boundary::BoundaryError;
 #[derive(Clone, Debug)]
 pub struct Value {
     tensor: DispatchTensor,
+    /// Nobody upstream asks for its gradient.
+    constant: bool,
 }
 
 /// The tensors of one boundary, in the order in which the stage returns or takes them.
@@ -41,7 +43,7 @@ impl std::fmt::Display for ValueKind {
 
 impl Value {
     pub(crate) fn from_dispatch(tensor: DispatchTensor) -> Self {
-        Self { tensor }
+        Self { tensor, constant: false }
     }
 
     pub(crate) fn into_dispatch(self) -> DispatchTensor {
@@ -67,6 +69,16 @@ impl Value {
         }
     }
 
+    /// The same tensor, for whose gradient nobody upstream asks.
+    pub(crate) fn constant(self) -> Self {
+        Self { constant: true, ..self }
+    }
+
+    /// Whether somebody upstream asks for the tensor's gradient.
+    pub(crate) fn wants_gradient(&self) -> bool {
+        !self.constant && self.kind() == ValueKind::Float
+    }
+
     /// Bytes that the elements take.
     pub fn bytes(&self) -> usize {
         self.shape().num_elements() * self.dtype().size()
@@ -79,8 +91,9 @@ impl Value {
 
     /// The same tensor on `device`; the storage is moved, or shared when it is there already.
     pub fn to_device(self, device: &Device) -> Self {
+        let constant = self.constant;
         // Rank plays no part in a move between devices, so any rank may stand in the type.
-        match self.kind() {
+        let moved = match self.kind() {
             ValueKind::Float => Self::of(Tensor::<1>::from_dispatch(self.tensor).to_device(device)),
             ValueKind::Int => {
                 Self::of(Tensor::<1, burn::tensor::Int>::from_dispatch(self.tensor).to_device(device))
@@ -88,13 +101,14 @@ impl Value {
             ValueKind::Bool => {
                 Self::of(Tensor::<1, burn::tensor::Bool>::from_dispatch(self.tensor).to_device(device))
             }
-        }
+        };
+        Self { constant, ..moved }
     }
 
-    /// Rows `start..end` of dimension 0, sharing the storage where the back end can.
-    pub(crate) fn rows(&self, start: usize, end: usize) -> Self {
+    /// What lies at `start..end` of a dimension, sharing the storage where the back end can.
+    pub(crate) fn narrow(&self, dimension: usize, start: usize, end: usize) -> Self {
         let mut slices = vec![burn::tensor::Slice::full(); self.shape().num_dims()];
-        slices[0] = burn::tensor::Slice::from(start..end);
+        slices[dimension] = burn::tensor::Slice::from(start..end);
         let tensor = self.tensor.clone();
         Self::from_dispatch(match self.kind() {
             ValueKind::Float => Dispatch::float_slice(tensor, &slices),
@@ -119,7 +133,7 @@ impl Value {
     }
 
     pub(crate) fn of<const D: usize, K: Basic>(tensor: Tensor<D, K>) -> Self {
-        Self { tensor: tensor.into_dispatch() }
+        Self::from_dispatch(tensor.into_dispatch())
     }
 
     /// The typed tensor, when rank and kind are those asked for.

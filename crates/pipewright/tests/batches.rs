@@ -8,6 +8,7 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use pipewright::batch::Batch;
+use pipewright::chunk_spec::Chunk;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::report::StepReport;
 use pipewright::stage::{Stage, StageContext, StageModule};
@@ -167,4 +168,50 @@ fn too_few_rows_for_the_last_microbatch_are_refused() {
     // Runs of two rows make three microbatches, not four.
     assert!(Batch::split_uneven(two(), two(), 4).is_err());
     assert!(Batch::split_uneven(two(), two(), 3).is_ok());
+}
+
+/// The layers, with features first and rows second, and a table that all microbatches add.
+#[derive(Module, Debug)]
+struct Sideways {
+    layers: Mlp,
+}
+
+impl StageModule for Sideways {
+    type Input = (Tensor<2>, Tensor<1>);
+    type Output = (Tensor<2>, Tensor<1>);
+
+    fn forward(&self, (columns, table): Self::Input, context: &StageContext) -> Self::Output {
+        let rows = columns.transpose() + table.clone().unsqueeze();
+        (self.layers.forward(rows, context).transpose(), table)
+    }
+
+    fn parameter_path(&self, local: &str) -> String {
+        self.layers.parameter_path(local.strip_prefix("layers.").unwrap_or(local))
+    }
+}
+
+#[test]
+fn tensors_split_along_the_dimension_that_their_spec_names() {
+    let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let module = Sideways { layers: Mlp::of_stage(stage, STAGES) };
+        let loss = |(output, _): (Tensor<2>, Tensor<1>), target: Tensor<2>| loss(output.transpose(), target);
+        Ok(if stage.get() + 1 == STAGES { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    };
+    let program = program("1f1b", STAGES, MICROBATCHES);
+    let mut pipeline =
+        Pipeline::launch(program, World::local(STAGES), &unclipped(), make).expect("it starts");
+    let specs = (Chunk::Along(1), Chunk::Replicate);
+    let inputs = (data(0).transpose(), offset());
+    let batch = Batch::split_by(inputs, specs, data(100), Chunk::Along(0), MICROBATCHES).expect("it splits");
+    let report = pipeline.step_batch(batch, 1e-2).expect("a step");
+    assert_eq!(report.shares, [1.2, 1.2, 1.2, 0.4], "columns count, not rows");
+
+    let module = Mlp::new(0, support::LAYERS);
+    let context = StageContext::new(StageIndex::new(0), 0.into());
+    let mut hidden = data(0);
+    for stage in 0..STAGES {
+        hidden = module.part(stage, STAGES).forward(hidden + offset().unsqueeze(), &context);
+    }
+    let expected = f64::from(loss(hidden, data(100)).into_scalar::<f32>());
+    assert!((report.loss() - expected).abs() < 2e-6 * expected, "{} {expected}", report.loss());
 }

@@ -69,7 +69,12 @@ impl Executor {
         let inputs = self.chunk(stage).inputs[place].take().expect(MADE_BEFORE);
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
-        let inputs = inputs.into_iter().flatten().collect();
+        let inputs = inputs.into_iter().flatten();
+        let inputs: Values = match self.program.placement().previous(stage) {
+            Some(_) => inputs.collect(),
+            // The data needs no gradient.
+            None => inputs.map(Value::constant).collect(),
+        };
         let chunk = self.chunk(stage);
         let target = chunk.targets[place].take();
         let context = StageContext::new(stage, microbatch).with_sides(sides, chunk.runner.device());

@@ -277,7 +277,7 @@ fn split_auxiliary(
     let mut reported = Vec::with_capacity(losses.len());
     for Auxiliary { name, weight, loss } in losses {
         check_scalar(&loss, || format!("the auxiliary loss `{name}`"))?;
-        reported.push((name, if loss.is_autodiff() { loss.clone().inner() } else { loss.clone() }));
+        reported.push((name, off(loss.clone())));
         weighted = join(weighted, Some(scaled(loss, weight * share)));
     }
     Ok((reported, weighted))
@@ -302,13 +302,18 @@ fn join(a: Option<Tensor<1>>, b: Option<Tensor<1>>) -> Option<Tensor<1>> {
     }
 }
 
-/// An input as the module sees it, and the leaf to ask for its gradient.
+/// An input as the module sees it, and the leaf to ask for its gradient, if anybody upstream asks for it.
 fn as_leaf(input: Value) -> (Value, Option<Tensor<1>>) {
     if input.kind() != ValueKind::Float {
         return (input, None);
     }
+    let wants_gradient = input.wants_gradient();
     // Rank plays no part on the tape, so any may stand in the type.
-    let leaf = Tensor::<1>::from_dispatch(input.into_dispatch()).autodiff().require_grad();
+    let input = Tensor::<1>::from_dispatch(input.into_dispatch()).autodiff();
+    if !wants_gradient {
+        return (Value::of(input), None);
+    }
+    let leaf = input.require_grad();
     (Value::of(leaf.clone()), Some(leaf))
 }
 
@@ -320,8 +325,16 @@ fn off_tape(output: Value) -> (Value, OutputRoot) {
     }
     let slot = GradientSlot::default();
     let tensor = Tensor::<1>::from_dispatch(output.into_dispatch());
-    let root = tensor.is_tracked().then(|| (gradient_root(&Value::of(tensor.clone()), slot.clone()), slot));
-    (Value::of(tensor.inner()), OutputRoot { shape, root })
+    if !tensor.is_tracked() {
+        return (Value::of(off(tensor)).constant(), OutputRoot { shape, root: None });
+    }
+    let root = gradient_root(&Value::of(tensor.clone()), slot.clone());
+    (Value::of(tensor.inner()), OutputRoot { shape, root: Some((root, slot)) })
+}
+
+/// A tensor without the tape that it may be on.
+fn off(tensor: Tensor<1>) -> Tensor<1> {
+    if tensor.is_autodiff() { tensor.inner() } else { tensor }
 }
 
 /// Lays each gradient down at its output and joins the roots into the one that the backward pass starts from; none
