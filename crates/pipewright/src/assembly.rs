@@ -133,7 +133,7 @@ impl Assembly {
         };
         self.board.run(program);
         let shares = batch.shares();
-        let Batch { mut inputs, mut targets, sides, .. } = batch;
+        let Batch { mut inputs, mut targets, sides, keep_outputs, .. } = batch;
         let expected = self.microbatches();
         let optional = program.is_forward_only() && targets.is_empty();
         for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {
@@ -156,6 +156,7 @@ impl Assembly {
                 targets: if rank == last { part(&mut targets) } else { Vec::new() },
                 sides: Arc::new(sides.part(range.clone())),
                 shares: shares[range].into(),
+                keep_outputs,
                 learning_rate,
                 update,
                 program: program.clone(),

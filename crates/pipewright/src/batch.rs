@@ -33,6 +33,7 @@ pub struct Batch {
     pub(crate) inputs: Vec<Values>,
     pub(crate) targets: Vec<Values>,
     pub(crate) sides: Sides,
+    pub(crate) keep_outputs: bool,
     /// What each microbatch has along the dimension in which the inputs are split; the rows where this is empty.
     sizes: Vec<usize>,
 }
@@ -131,6 +132,12 @@ impl Batch {
     /// Adds a value that is no tensor, for every stage to read.
     pub fn with_value<T: Any + Send + Sync>(mut self, name: &str, value: T) -> Self {
         self.sides.0.insert(name.into(), Side::Value(Arc::new(value)));
+        self
+    }
+
+    /// Asks for the last stage's outputs in the report of a training step, as evaluations have them.
+    pub fn keep_outputs(mut self) -> Self {
+        self.keep_outputs = true;
         self
     }
 

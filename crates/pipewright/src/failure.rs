@@ -58,6 +58,12 @@ pub enum Cause {
         /// What it said.
         message: String,
     },
+    /// A hook around an action did not run it.
+    #[error("the hook did not run {action}: what stands around an action must call `run` for it")]
+    LeftOut {
+        /// The action.
+        action: Action,
+    },
     /// The optimizer panicked.
     #[error("the optimizer panicked: {message}")]
     Update {

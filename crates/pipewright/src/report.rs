@@ -20,6 +20,9 @@ pub struct StepReport {
     pub shares: Vec<f64>,
     /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
+    /// The last stage's outputs, of each microbatch in order; empty unless the batch asked for them
+    /// ([`Batch::keep_outputs`](crate::batch::Batch::keep_outputs)). [`merge_by`](crate::chunk_spec::merge_by) joins them.
+    pub outputs: Vec<Values>,
     /// Global norm of the gradient of the mean loss, before clipping.
     pub gradient_norm: f64,
     /// What each rank did and when, in seconds since the step began.
@@ -81,6 +84,7 @@ pub(crate) fn training(
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
         shares,
         auxiliary: auxiliary(&reports),
+        outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         gradient_norm: reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0),
         update: reports.iter().map(|report| report.update).collect(),
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),

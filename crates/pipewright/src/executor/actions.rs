@@ -13,7 +13,7 @@ use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 use super::machine::{Blocked, Executor};
 use crate::failure::Cause;
 use crate::memory::bytes_of;
-use crate::stage::{Gradient, StageContext};
+use crate::stage::{ForwardTask, Gradient, StageContext};
 use crate::transport::{Direction, Message, Payload, Tag};
 use crate::value::{Value, Values};
 
@@ -31,7 +31,7 @@ impl Executor {
             Action::Backward { stage, microbatch } => self.backward(stage, microbatch),
             Action::InputBackward { stage, microbatch } => self.backward_inputs(stage, microbatch),
             Action::WeightBackward { stage, microbatch } => self.split_weights(stage, microbatch),
-            Action::Overlap(overlap) => self.overlap(overlap.forward(), overlap.backward()),
+            Action::Overlap(_) => self.overlap(action),
             Action::SendForward { stage, microbatch } => self.send_forward(stage, microbatch),
             Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
             // The computation that uses the message takes it.
@@ -48,15 +48,55 @@ impl Executor {
         }
     }
 
-    /// The forward, then the backward; neither starts before both can.
-    fn overlap(&mut self, forward: (StageIndex, Microbatch), backward: (StageIndex, Microbatch)) -> Outcome {
-        let blocked =
-            self.fetch_inputs(forward.0, forward.1).or_else(|| self.fetch_gradients(backward.0, backward.1));
-        if blocked.is_some() {
-            return Ok(blocked);
+    /// Does `action` inside the hook's scope, once what it needs is here.
+    pub(super) fn act_in_scope(&mut self, action: Action) -> Outcome {
+        let Some(hook) = self.hook.clone() else { return self.act(action) };
+        if let Some(blocked) = self.fetch(action) {
+            return Ok(Some(blocked));
         }
-        self.forward(forward.0, forward.1)?;
-        self.backward(backward.0, backward.1)
+        let (rank, mut outcome) = (self.rank, None);
+        hook.around(rank, action, &mut || {
+            outcome.get_or_insert_with(|| self.act(action));
+        });
+        outcome.unwrap_or(Err(Cause::LeftOut { action }))
+    }
+
+    /// Takes what an action needs from other ranks, or says what is missing.
+    fn fetch(&mut self, action: Action) -> Option<Blocked> {
+        match action {
+            Action::Forward { stage, microbatch } => self.fetch_inputs(stage, microbatch),
+            Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
+                self.fetch_gradients(stage, microbatch)
+            }
+            Action::Overlap(_) => action.parts().find_map(|part| self.fetch(part)),
+            _ => None,
+        }
+    }
+
+    /// The forward, then the backward, or as the hook has it; neither starts before both can.
+    fn overlap(&mut self, overlap: Action) -> Outcome {
+        if let Some(blocked) = self.fetch(overlap) {
+            return Ok(Some(blocked));
+        }
+        let mut left: Vec<Action> = overlap.parts().collect();
+        let Some(hook) = self.hook.clone() else {
+            left.into_iter().try_for_each(|part| self.act(part).map(drop))?;
+            return Ok(None);
+        };
+        let (rank, parts) = (self.rank, [left[0], left[1]]);
+        let mut outcome = Ok(());
+        hook.overlap(rank, parts, &mut |part| {
+            let place = left.iter().position(|&one| one == part);
+            if let (Some(place), true) = (place, outcome.is_ok()) {
+                left.remove(place);
+                outcome = self.act(part).map(drop);
+            }
+        });
+        outcome?;
+        match left.first() {
+            Some(&action) => Err(Cause::LeftOut { action }),
+            None => Ok(None),
+        }
     }
 
     fn forward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
@@ -65,7 +105,8 @@ impl Executor {
         }
         let forward_only = self.program.is_forward_only();
         let place = microbatch.index();
-        let (sides, share) = (self.step.sides.clone(), self.step.shares[place]);
+        let sides = self.step.sides.clone();
+        let task = ForwardTask { share: self.step.shares[place], keep_outputs: self.step.keep_outputs };
         let inputs = self.chunk(stage).inputs[place].take().expect(MADE_BEFORE);
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
@@ -80,7 +121,7 @@ impl Executor {
         let context = StageContext::new(stage, microbatch).with_sides(sides, chunk.runner.device());
         let forwarded = match forward_only {
             true => chunk.runner.infer(&context, inputs, target)?,
-            false => chunk.runner.forward(&context, inputs, target, share)?,
+            false => chunk.runner.forward(&context, inputs, target, task)?,
         };
         chunk.losses[place] = forwarded.loss;
         chunk.auxiliary[place] = forwarded.auxiliary;
@@ -90,7 +131,7 @@ impl Executor {
         let next = self.program.placement().next(stage);
         match next {
             Some(next) if self.elsewhere(next).is_none() => self.chunk(next).inputs[place] = outputs,
-            None if !forward_only => {}
+            None if !forward_only && !task.keep_outputs => {}
             _ => self.chunk(stage).outputs[place] = outputs,
         }
         Ok(None)

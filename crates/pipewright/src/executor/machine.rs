@@ -35,9 +35,9 @@ pub(crate) struct Executor {
     pub(super) clip_norm: Option<f64>,
     pub(super) memory: RankMemory,
     pub(super) board: Board,
-    hook: Option<Arc<dyn ActionHook>>,
     /// Raised when training is to end after the step.
     pub(super) interrupt: Option<Arc<AtomicBool>>,
+    pub(super) hook: Option<Arc<dyn ActionHook>>,
     /// Microbatches whose gradients are in the sums, before this step.
     pub(super) accumulated: u32,
     /// Parameters with several owners; unknown before the first update, and after a step that failed.
@@ -57,6 +57,8 @@ pub(crate) struct StepInput {
     pub sides: Arc<Sides>,
     /// What each microbatch counts for, times their number.
     pub shares: Arc<[f64]>,
+    /// Whether the report has the last stage's outputs.
+    pub keep_outputs: bool,
     /// The optimizer's learning rate.
     pub learning_rate: f64,
     /// Whether the step ends with an update; if not, its gradients stay and those of the next step are added.
@@ -105,6 +107,7 @@ pub(super) struct StepState {
     pub(super) exposed: Duration,
     pub(super) sides: Arc<Sides>,
     pub(super) shares: Arc<[f64]>,
+    pub(super) keep_outputs: bool,
     pub(super) losses: Vec<f64>,
     pub(super) auxiliary: BTreeMap<Arc<str>, f64>,
     /// What each rank holds, while that is being found out.
@@ -189,6 +192,7 @@ impl Executor {
         self.program = input.program;
         self.step.sides = input.sides;
         self.step.shares = input.shares;
+        self.step.keep_outputs = input.keep_outputs;
         self.step.phase = Phase::Actions;
         self.step.events.reserve(self.program.row(self.rank).len());
         self.board.moved(self.world_rank, 0);
@@ -244,7 +248,7 @@ impl Executor {
                 hook.before(self.world_rank, action);
             }
         }
-        if let Some(blocked) = self.act(action)? {
+        if let Some(blocked) = self.act_in_scope(action)? {
             return Ok(Some(blocked));
         }
         // A receive is on the timeline from when its message was missed to when it was there.
@@ -471,6 +475,7 @@ impl StepState {
             exposed: Duration::ZERO,
             sides: Arc::default(),
             shares: Arc::default(),
+            keep_outputs: false,
             losses: Vec::new(),
             auxiliary: BTreeMap::new(),
             owned: Vec::new(),

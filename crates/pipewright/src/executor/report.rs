@@ -26,7 +26,7 @@ pub(crate) struct RankReport {
     pub losses: Vec<f64>,
     /// Auxiliary losses of this rank's stages by name, each the mean over the microbatches.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
-    /// The last stage's outputs of each microbatch; kept by forward-only programs alone.
+    /// The last stage's outputs of each microbatch; kept by forward-only programs, and where the step asks for them.
     pub outputs: Vec<Values>,
     /// Global norm of the mean gradient before clipping; none for forward-only programs.
     pub gradient_norm: Option<f64>,
@@ -97,10 +97,7 @@ impl Executor {
     /// Puts this rank's report together; across processes it is sent to the first rank.
     pub(super) fn make_report(&mut self) {
         let last = self.chunks.last_mut().expect("every rank owns a stage");
-        let outputs: Vec<Values> = match self.program.is_forward_only() {
-            true => last.outputs.iter_mut().filter_map(Option::take).collect(),
-            false => Vec::new(),
-        };
+        let outputs: Vec<Values> = last.outputs.iter_mut().filter_map(Option::take).collect();
         let events = std::mem::take(&mut self.step.events);
         // What the step brought for all stages goes with it.
         self.step.sides = Arc::default();

@@ -77,7 +77,7 @@ impl GradientSums {
     }
 
     /// Computes the weight gradients that a backward pass put off and adds them, in place where there is a sum.
-    pub(crate) fn add_deferred(&mut self, tasks: Vec<WeightTask>) {
+    pub(crate) fn add_deferred(&mut self, tasks: impl IntoIterator<Item = WeightTask>) {
         for task in tasks {
             let (WeightTask::Product { weight, .. } | WeightTask::Rows { weight, .. }) = &task;
             let place = *self.places.get(weight).expect("a stage's layers have the stage's parameters");

@@ -9,8 +9,10 @@ mod module;
 mod runner;
 mod state;
 mod training;
+mod weights;
 
 pub(crate) use body::{Link, Links, StageBody};
 pub use module::{StageContext, StageModule};
-pub(crate) use runner::{Gradient, Runner};
+pub(crate) use runner::{ForwardTask, Gradient, Runner};
 pub use runner::{Stage, StageError};
+pub use weights::WeightWork;

@@ -10,6 +10,7 @@ use pipewright_schedule::Microbatch;
 use super::body::{Links, StageBody};
 use super::module::{StageContext, StageModule};
 use super::training::{Loss, TrainingStage};
+use super::weights::{WeightRunner, WeightWork};
 use crate::boundary::{Boundary, BoundaryError, unpack};
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
 use crate::graph::{GraphLayer, GraphStage};
@@ -36,8 +37,32 @@ impl Stage {
         T: Boundary,
         L: Fn(M::Output, T) -> Tensor<1> + Send + 'static,
     {
-        let loss = move |output, target| Ok(loss(output, unpack(target).map_err(StageError::Target)?));
+        Self::with_context_loss(module, move |output, target, _: &StageContext| loss(output, target))
+    }
+
+    /// As [`Stage::with_loss`], for a loss that also reads what the step brought: side inputs
+    /// ([`StageContext::side`], [`StageContext::value`]), or the microbatch's number. It may leave auxiliary losses.
+    pub fn with_context_loss<M, T, L>(module: M, loss: L) -> Self
+    where
+        M: StageModule,
+        T: Boundary,
+        L: Fn(M::Output, T, &StageContext) -> Tensor<1> + Send + 'static,
+    {
+        let loss = move |output, target, context: &StageContext| {
+            Ok(loss(output, unpack(target).map_err(StageError::Target)?, context))
+        };
         Self::of_body(module, Some(Box::new(loss)))
+    }
+
+    /// Hands weight gradients that wait for `W` to `runner` instead of computing them in order: to interleave them with
+    /// something else, to time them, to put them off further within the action. It is called once a microbatch, in `W`
+    /// or at the end of `B`; what it leaves undone is done after it.
+    pub fn with_weight_runner(
+        mut self,
+        runner: impl FnMut(Microbatch, &mut WeightWork) + Send + 'static,
+    ) -> Self {
+        self.runner.set_weight_runner(Box::new(runner));
+        self
     }
 
     /// A stage of a graph that is not its last.
@@ -53,9 +78,22 @@ impl Stage {
         T: Boundary,
         F: Fn(O, T) -> Tensor<1> + Send + 'static,
     {
-        let loss = move |outputs, target| {
+        Self::of_graph_with_context_loss(stage, move |outputs, target, _: &StageContext| {
+            loss(outputs, target)
+        })
+    }
+
+    /// As [`Stage::of_graph_with_loss`], for a loss as [`Stage::with_context_loss`] takes.
+    pub fn of_graph_with_context_loss<L, O, T, F>(stage: GraphStage<L>, loss: F) -> Self
+    where
+        L: GraphLayer,
+        O: Boundary,
+        T: Boundary,
+        F: Fn(O, T, &StageContext) -> Tensor<1> + Send + 'static,
+    {
+        let loss = move |outputs, target, context: &StageContext| {
             let outputs = unpack(outputs).map_err(StageError::Output)?;
-            Ok(loss(outputs, unpack(target).map_err(StageError::Target)?))
+            Ok(loss(outputs, unpack(target).map_err(StageError::Target)?, context))
         };
         Self::of_body(stage, Some(Box::new(loss)))
     }
@@ -77,9 +115,18 @@ pub(crate) type Gradient = Option<Value>;
 /// Losses of a microbatch by name, off the tape.
 pub(crate) type NamedLosses = Vec<(Arc<str>, Tensor<1>)>;
 
+/// What a forward is to do beside computing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ForwardTask {
+    /// What the microbatch counts for, 1 unless microbatches differ in size: all losses are multiplied by it on the tape.
+    pub share: f64,
+    /// Whether the last stage returns its outputs beside its loss.
+    pub keep_outputs: bool,
+}
+
 /// What a forward leaves behind for the executor. Nothing of it is held by the stage.
 pub(crate) struct Forwarded {
-    /// The stage's outputs, off the tape.
+    /// The stage's outputs, off the tape; of a stage with a loss only where they are asked for.
     pub outputs: Values,
     /// The last stage's loss, off the tape (shape `[1]`).
     pub loss: Option<Tensor<1>>,
@@ -89,14 +136,13 @@ pub(crate) struct Forwarded {
 
 /// What the executor asks of a stage.
 pub(crate) trait Runner: Send {
-    /// Runs the stage for a microbatch and keeps what its backward needs. All losses are multiplied by `share` on the
-    /// tape: what the microbatch counts for, 1 unless microbatches differ in size.
+    /// Runs the stage for a microbatch and keeps what its backward needs.
     fn forward(
         &mut self,
         context: &StageContext,
         inputs: Values,
         target: Option<Values>,
-        share: f64,
+        task: ForwardTask,
     ) -> Result<Forwarded, StageError>;
 
     /// Runs the stage without a tape.
@@ -148,6 +194,9 @@ pub(crate) trait Runner: Send {
 
     /// Forgets every microbatch in flight and every gradient: the state before the step.
     fn reset(&mut self);
+
+    /// Gives weight gradients that wait into a user's hands.
+    fn set_weight_runner(&mut self, runner: WeightRunner);
 
     /// Gives the stage its optimizer.
     fn set_optimizer(&mut self, optimizer: ModuleOptimizer);

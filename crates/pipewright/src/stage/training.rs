@@ -17,16 +17,17 @@ use pipewright_schedule::Microbatch;
 use super::body::{Links, StageBody};
 use super::gradients::GradientSums;
 use super::module::{Auxiliary, StageContext};
-use super::runner::{Forwarded, Gradient, NamedLosses, Runner, StageError, device_of};
+use super::runner::{ForwardTask, Forwarded, Gradient, NamedLosses, Runner, StageError, device_of};
 use super::state::{Found, filled, parameters_of};
+use super::weights::{WeightRunner, WeightWork};
 use crate::autodiff::{GradientSlot, gradient_root};
-use crate::boundary::{pack, unpack};
+use crate::boundary::{Boundary, pack, unpack};
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
 use crate::nn::Deferred;
 use crate::value::{Value, ValueKind, Values};
 
 /// A loss with its target's type erased.
-pub(crate) type Loss<O> = Box<dyn Fn(O, Values) -> Result<Tensor<1>, StageError> + Send>;
+pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<1>, StageError> + Send>;
 
 pub(crate) struct TrainingStage<M: StageBody> {
     /// Empty only while the optimizer holds it.
@@ -39,6 +40,8 @@ pub(crate) struct TrainingStage<M: StageBody> {
     /// The parameters whose gradients the sums take.
     parameters: Arc<HashSet<ParamId>>,
     optimizer: Option<ModuleOptimizer>,
+    /// Works weight gradients off in place of the stage.
+    weight_runner: Option<WeightRunner>,
     device: Device,
 }
 
@@ -78,6 +81,7 @@ impl<M: StageBody> TrainingStage<M> {
             deferred: HashMap::new(),
             sums,
             optimizer: None,
+            weight_runner: None,
             device,
         }
     }
@@ -86,10 +90,15 @@ impl<M: StageBody> TrainingStage<M> {
         self.module.as_ref().expect("the module is away only during the optimizer's step")
     }
 
-    fn loss_of(&self, output: M::Output, target: Option<Values>) -> Result<Option<Tensor<1>>, StageError> {
+    fn loss_of(
+        &self,
+        output: M::Output,
+        target: Option<Values>,
+        context: &StageContext,
+    ) -> Result<Option<Tensor<1>>, StageError> {
         let Some(loss) = &self.loss else { return Ok(None) };
         let target = target.ok_or(StageError::NoTarget)?;
-        let loss = loss(output, target)?;
+        let loss = loss(output, target, context)?;
         check_scalar(&loss, || "the loss".to_owned())?;
         Ok(Some(loss))
     }
@@ -101,21 +110,24 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         context: &StageContext,
         inputs: Values,
         target: Option<Values>,
-        share: f64,
+        task: ForwardTask,
     ) -> Result<Forwarded, StageError> {
+        let ForwardTask { share, keep_outputs } = task;
         let (inputs, leaves) = inputs.into_iter().map(as_leaf).unzip();
         let deferred = Deferred::new(self.parameters.clone());
         let output = deferred.collect(|| self.module().run(inputs, context))?;
-        let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), share)?;
         if self.loss.is_some() {
-            let loss = self.loss_of(output, target)?;
+            let (output, outputs) = if keep_outputs { kept(output)? } else { (output, Values::new()) };
+            let loss = self.loss_of(output, target, context)?;
+            let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), share)?;
             let loss = loss.expect("a stage with a loss computes it");
             let report = loss.clone().inner();
             let loss = Some(scaled(loss, share));
             let tape = Tape { leaves, loss, outputs: Vec::new(), auxiliary: weighted, deferred };
             self.tapes.insert(context.microbatch(), tape);
-            return Ok(Forwarded { outputs: Values::new(), loss: Some(report), auxiliary });
+            return Ok(Forwarded { outputs, loss: Some(report), auxiliary });
         }
+        let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), share)?;
         let (outputs, roots) = pack(output).into_iter().map(off_tape).unzip();
         let tape = Tape { leaves, loss: None, outputs: roots, auxiliary: weighted, deferred };
         self.tapes.insert(context.microbatch(), tape);
@@ -132,7 +144,7 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         let outputs = pack(output);
         let loss = match target {
             Some(target) => {
-                self.loss_of(unpack(outputs.clone()).map_err(StageError::Input)?, Some(target))?
+                self.loss_of(unpack(outputs.clone()).map_err(StageError::Input)?, Some(target), context)?
             }
             None => None,
         };
@@ -170,7 +182,12 @@ impl<M: StageBody> Runner for TrainingStage<M> {
     fn backward_weights(&mut self, microbatch: Microbatch) -> usize {
         let tasks = self.deferred.remove(&microbatch).map(|deferred| deferred.take()).unwrap_or_default();
         let count = tasks.len();
-        self.sums.add_deferred(tasks);
+        let mut work = WeightWork::new(tasks, &mut self.sums);
+        if let Some(runner) = &mut self.weight_runner {
+            runner(microbatch, &mut work);
+        }
+        // What a user's runner has left would be missing in the sums.
+        work.run_all();
         count
     }
 
@@ -223,6 +240,10 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         self.tapes.clear();
         self.deferred.clear();
         self.sums.clear();
+    }
+
+    fn set_weight_runner(&mut self, runner: WeightRunner) {
+        self.weight_runner = Some(runner);
     }
 
     fn set_optimizer(&mut self, optimizer: ModuleOptimizer) {
@@ -330,6 +351,17 @@ fn off_tape(output: Value) -> (Value, OutputRoot) {
     }
     let root = gradient_root(&Value::of(tensor.clone()), slot.clone());
     (Value::of(tensor.inner()), OutputRoot { shape, root: Some((root, slot)) })
+}
+
+/// The output for the loss, and off the tape for whoever asked to see it.
+fn kept<O: Boundary>(output: O) -> Result<(O, Values), StageError> {
+    let values = pack(output);
+    let output = unpack(values.clone()).map_err(StageError::Input)?;
+    let off_tape = |value: Value| match value.kind() {
+        ValueKind::Float => Value::of(off(Tensor::<1>::from_dispatch(value.into_dispatch()))),
+        _ => value,
+    };
+    Ok((output, values.into_iter().map(off_tape).collect()))
 }
 
 /// A tensor without the tape that it may be on.
