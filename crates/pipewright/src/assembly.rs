@@ -13,6 +13,7 @@ use crate::executor::{Executor, Link, StepInput};
 use crate::failure::{Abort, Cause, StepError};
 use crate::memory::RankMemory;
 use crate::mesh::{Mesh, Seat};
+use crate::metadata::Metadata;
 use crate::pipeline::{PipelineConfig, PipelineError};
 use crate::progress::Board;
 use crate::stage::Stage;
@@ -78,6 +79,12 @@ impl Assembly {
         }
         if config.optimizer.is_none() && !program.is_forward_only() {
             return Err(PipelineError::NoOptimizer);
+        }
+        let expected = program.placement().stages() as usize - 1;
+        if let Metadata::Static { stages } = &config.metadata
+            && stages.len() != expected
+        {
+            return Err(PipelineError::Metadata { found: stages.len(), expected });
         }
         let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
         let program = Arc::new(program);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 
 use crate::checkpoint::CheckpointError;
+use crate::metadata::MetadataError;
 use crate::stage::StageError;
 
 /// A step that failed: where, and why.
@@ -73,6 +74,9 @@ pub enum Cause {
     /// The stage was handed tensors that it does not take.
     #[error(transparent)]
     Stage(#[from] StageError),
+    /// A stage sent other tensors than the next one expects.
+    #[error(transparent)]
+    Metadata(#[from] Box<MetadataError>),
     /// The stage could not be made.
     #[error("the stage cannot be made: {message}")]
     Build {

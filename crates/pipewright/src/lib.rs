@@ -59,6 +59,7 @@
 // In reading order: what a user writes, what travels, who runs it, what comes of it.
 pub mod value;
 pub mod boundary;
+pub mod metadata;
 pub mod microbatch;
 pub mod chunk_spec;
 pub mod batch;

@@ -20,6 +20,7 @@ use crate::executor::RankReport;
 use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
 use crate::memory::RankMemory;
+use crate::metadata::{CheckMetadata, Metadata};
 use crate::microbatch::{SplitError, split};
 use crate::report::{EvalReport, StepReport, evaluation, training};
 use crate::stage::Stage;
@@ -39,6 +40,10 @@ pub struct PipelineConfig {
     pub deadline: Duration,
     /// Replicas of the pipeline, each with its share of every batch. The world has as many ranks as the program, times this.
     pub data_parallel: u32,
+    /// How it is known what crosses the boundaries between stages; the same on all ranks.
+    pub metadata: Metadata,
+    /// When boundaries are checked against it.
+    pub check_metadata: CheckMetadata,
     /// Called around every action.
     pub hook: Option<Arc<dyn ActionHook>>,
     /// Raised by whoever wants training to end: each rank looks at the end of a step, and the step's report says whether
@@ -47,7 +52,8 @@ pub struct PipelineConfig {
 }
 
 impl Default for PipelineConfig {
-    /// No optimizer, no clipping, one thread a rank, a minute, no replicas.
+    /// No optimizer, no clipping, one thread a rank, a minute, no replicas, metadata found out and checked in the first
+    /// step.
     fn default() -> Self {
         Self {
             optimizer: None,
@@ -55,6 +61,8 @@ impl Default for PipelineConfig {
             threads_per_rank: 1,
             deadline: Duration::from_secs(60),
             data_parallel: 1,
+            metadata: Metadata::default(),
+            check_metadata: CheckMetadata::default(),
             hook: None,
             interrupt: None,
         }
@@ -103,6 +111,16 @@ pub enum PipelineError {
     /// Training without an optimizer.
     #[error("a program with backward actions needs `PipelineConfig::optimizer`")]
     NoOptimizer,
+    /// Metadata for another number of boundaries than the program has.
+    #[error(
+        "metadata is given for {found} boundaries, the program has {expected}: one before each stage but the first"
+    )]
+    Metadata {
+        /// Boundaries described.
+        found: usize,
+        /// Boundaries of the program.
+        expected: usize,
+    },
     /// The last stage has no loss.
     #[error("stage {stage} is the last one and has no loss: make it with `Stage::with_loss`")]
     NoLoss {

@@ -9,6 +9,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use pipewright::batch::Batch;
 use pipewright::chunk_spec::Chunk;
+use pipewright::metadata::Metadata;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::report::StepReport;
 use pipewright::stage::{Stage, StageContext, StageModule};
@@ -198,8 +199,9 @@ fn tensors_split_along_the_dimension_that_their_spec_names() {
         Ok(if stage.get() + 1 == STAGES { Stage::with_loss(module, loss) } else { Stage::new(module) })
     };
     let program = program("1f1b", STAGES, MICROBATCHES);
-    let mut pipeline =
-        Pipeline::launch(program, World::local(STAGES), &unclipped(), make).expect("it starts");
+    // The last microbatch has fewer columns.
+    let config = PipelineConfig { metadata: Metadata::Dynamic { free: vec![1] }, ..unclipped() };
+    let mut pipeline = Pipeline::launch(program, World::local(STAGES), &config, make).expect("it starts");
     let specs = (Chunk::Along(1), Chunk::Replicate);
     let inputs = (data(0).transpose(), offset());
     let batch = Batch::split_by(inputs, specs, data(100), Chunk::Along(0), MICROBATCHES).expect("it splits");

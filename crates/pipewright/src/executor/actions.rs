@@ -13,6 +13,7 @@ use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 use super::machine::{Blocked, Executor};
 use crate::failure::Cause;
 use crate::memory::bytes_of;
+use crate::metadata::{Found, MetadataError, Side};
 use crate::stage::{ForwardTask, Gradient, StageContext};
 use crate::transport::{Direction, Message, Payload, Tag};
 use crate::value::{Value, Values};
@@ -111,11 +112,16 @@ impl Executor {
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
         let inputs = inputs.into_iter().flatten();
-        let inputs: Values = match self.program.placement().previous(stage) {
+        let previous = self.program.placement().previous(stage);
+        let inputs: Values = match previous {
             Some(_) => inputs.collect(),
             // The data needs no gradient.
             None => inputs.map(Value::constant).collect(),
         };
+        if let Some(previous) = previous {
+            let looked = self.chunk(stage).boundaries.look_at_inputs(&inputs);
+            looked.map_err(|found| self.mismatch(previous, stage, microbatch, found))?;
+        }
         let chunk = self.chunk(stage);
         let target = chunk.targets[place].take();
         let context = StageContext::new(stage, microbatch).with_sides(sides, chunk.runner.device());
@@ -127,14 +133,27 @@ impl Executor {
         chunk.auxiliary[place] = forwarded.auxiliary;
         let mut outputs = forwarded.outputs.into_iter().map(Some).collect();
         self.hand_over(Direction::Forward, stage, microbatch, &mut outputs);
-        let outputs = Some(outputs.into_iter().flatten().collect());
+        let outputs: Values = outputs.into_iter().flatten().collect();
         let next = self.program.placement().next(stage);
+        if let Some(next) = next {
+            let looked = self.chunk(stage).boundaries.look_at_outputs(&outputs);
+            looked.map_err(|found| self.mismatch(stage, next, microbatch, found))?;
+        }
+        let outputs = Some(outputs);
         match next {
             Some(next) if self.elsewhere(next).is_none() => self.chunk(next).inputs[place] = outputs,
             None if !forward_only && !task.keep_outputs => {}
             _ => self.chunk(stage).outputs[place] = outputs,
         }
         Ok(None)
+    }
+
+    /// A boundary between two stages whose sides differ.
+    fn mismatch(&self, from: StageIndex, to: StageIndex, microbatch: Microbatch, found: Found) -> Cause {
+        let side = |stage| Side { stage, rank: self.program.placement().rank_of(stage) };
+        let (mismatch, sent, expected) = found;
+        let (from, to) = (side(from), side(to));
+        Box::new(MetadataError { microbatch, mismatch, from, sent, to, expected }).into()
     }
 
     /// Input gradients, then at once the weight gradients.

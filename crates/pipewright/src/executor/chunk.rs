@@ -6,6 +6,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use pipewright_schedule::{Microbatch, StageIndex};
 
+use crate::metadata::Boundaries;
 use crate::stage::{Gradient, Runner, Stage};
 use crate::transport::Direction;
 use crate::value::Values;
@@ -22,6 +23,8 @@ pub(crate) struct Chunk {
     pub(crate) input_gradients: Vec<Option<Vec<Gradient>>>,
     /// Tensors that came straight from stages that are not neighbours, and the gradients that came back.
     pub(crate) skips: HashMap<(Direction, StageIndex, Microbatch), Vec<Gradient>>,
+    /// What is known of the stage's edges.
+    pub(crate) boundaries: Boundaries,
     /// Whether the stage has said that `W` finds nothing to do.
     pub(crate) told: bool,
     pub(crate) losses: Vec<Option<Tensor<1>>>,
@@ -29,7 +32,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    pub(crate) fn new(stage: StageIndex, runner: Stage, microbatches: u32) -> Self {
+    pub(crate) fn new(stage: StageIndex, runner: Stage, microbatches: u32, boundaries: Boundaries) -> Self {
         let microbatches = microbatches as usize;
         Self {
             stage,
@@ -40,6 +43,7 @@ impl Chunk {
             output_gradients: vec![None; microbatches],
             input_gradients: vec![None; microbatches],
             skips: HashMap::new(),
+            boundaries,
             told: false,
             losses: vec![None; microbatches],
             auxiliary: vec![Vec::new(); microbatches],
@@ -55,6 +59,7 @@ impl Chunk {
         self.output_gradients.fill(None);
         self.input_gradients.fill(None);
         self.skips.clear();
+        self.boundaries.reset();
         self.losses.fill(None);
         self.auxiliary.fill(Vec::new());
     }

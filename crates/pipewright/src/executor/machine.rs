@@ -18,6 +18,7 @@ use crate::batch::Sides;
 use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
 use crate::memory::{RankMemory, bytes_of};
+use crate::metadata::Boundaries;
 use crate::progress::Board;
 use crate::stage::{Gradient, Stage};
 use crate::transport::{Contribution, OwnedParameter, Tag};
@@ -163,7 +164,9 @@ impl Executor {
             if let Some(optimizer) = &assembly.config.optimizer {
                 made.runner.set_optimizer(optimizer.clone());
             }
-            Chunk::new(stage, made, microbatches)
+            let config = &assembly.config;
+            let boundaries = Boundaries::new(&config.metadata, config.check_metadata, stage, microbatches);
+            Chunk::new(stage, made, microbatches, boundaries)
         });
         Self {
             rank: endpoint.seat().rank,

@@ -1,0 +1,216 @@
+//! What crosses a boundary is given or found out, checked on both sides, and may differ where it was said to.
+
+mod support;
+
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
+use burn::tensor::{DType, Device, Tensor};
+use pipewright::batch::Batch;
+use pipewright::failure::{Cause, StepError};
+use pipewright::metadata::{CheckMetadata, Dim, Metadata, MetadataError, Mismatch, TensorSpec};
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::transport::World;
+use pipewright::value::Values;
+use pipewright_schedule::StageIndex;
+use support::{Mlp, WIDTH, batch, config, loss, program, split, stage};
+
+/// The layers, after which stage 0 of a step with `width` repeats its features.
+#[derive(Module, Debug)]
+struct Wider {
+    layers: Mlp,
+}
+
+impl StageModule for Wider {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
+        let output = self.layers.forward(input.narrow(1, 0, WIDTH), context);
+        let times =
+            context.value::<Vec<usize>>("times").map_or(1, |times| times[context.microbatch().index()]);
+        if context.stage().get() == 0 { output.repeat_dim(1, times) } else { output }
+    }
+
+    fn parameter_path(&self, local: &str) -> String {
+        self.layers.parameter_path(local.strip_prefix("layers.").unwrap_or(local))
+    }
+}
+
+fn launch(schedule: &str, config: &PipelineConfig) -> Result<Pipeline, PipelineError> {
+    let program = program(schedule, 2, 4);
+    let stages = program.placement().stages();
+    let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let module = Wider { layers: Mlp::of_stage(stage, stages) };
+        Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    };
+    Pipeline::launch(program, World::local(2), config, make)
+}
+
+/// A step in which stage 0 returns each microbatch's features so many times.
+fn brought(times: [usize; 4]) -> Batch {
+    let batch = Batch::new(split(batch(0, 4), 4), split(batch(1, 4), 4));
+    batch.with_value("times", times.to_vec())
+}
+
+fn mismatch(result: Result<impl Sized, PipelineError>) -> MetadataError {
+    match result.err().expect("the sides differ") {
+        PipelineError::Step(StepError { cause: Cause::Metadata(error), .. }) => *error,
+        error => panic!("{error}"),
+    }
+}
+
+fn with(metadata: Metadata, check_metadata: CheckMetadata) -> PipelineConfig {
+    PipelineConfig { metadata, check_metadata, ..config() }
+}
+
+fn given(stages: usize) -> Metadata {
+    Metadata::Static { stages: vec![vec![TensorSpec::of_rows(DType::F32, [WIDTH])]; stages - 1] }
+}
+
+#[test]
+fn a_microbatch_unlike_the_first_is_told_with_both_sides() {
+    for schedule in ["1f1b", "zbvzerobubble"] {
+        let mut pipeline = launch(schedule, &config()).expect("it starts");
+        let error = mismatch(pipeline.step_batch(brought([1, 1, 2, 1]), 1e-2));
+        assert_eq!((error.microbatch.get(), error.mismatch), (2, Mismatch::Tensor(0)), "{schedule}");
+        let text = error.to_string();
+        let expected = "microbatch 2: tensor 0 differs: stage 0 on rank 0 sent F32 [3, 12], stage 1 on rank 1 expects \
+                        F32 [_, 6]; a dimension that may differ between microbatches is to be named in \
+                        `PipelineConfig::metadata`";
+        assert_eq!(text, expected);
+        // What the failed step showed is forgotten.
+        pipeline.step_batch(brought([2, 2, 2, 2]), 1e-2).expect("all alike");
+    }
+}
+
+#[test]
+fn later_steps_are_checked_when_asked() {
+    let always = with(Metadata::default(), CheckMetadata::Always);
+    for (config, is_checked) in [(config(), false), (always, true)] {
+        let mut pipeline = launch("1f1b", &config).expect("it starts");
+        pipeline.step_batch(brought([1; 4]), 1e-2).expect("all alike");
+        let second = pipeline.step_batch(brought([1, 2, 1, 1]), 1e-2);
+        assert_eq!(second.is_err(), is_checked);
+    }
+}
+
+#[test]
+fn a_free_dimension_may_differ() {
+    let free = with(Metadata::Dynamic { free: vec![0, 1] }, CheckMetadata::Always);
+    let mut pipeline = launch("1f1b", &free).expect("it starts");
+    pipeline.step_batch(brought([1, 2, 3, 1]), 1e-2).expect("features may differ");
+    let spec = TensorSpec { dtype: DType::F32, shape: vec![Dim::Any, Dim::Any] };
+    let free = with(Metadata::Static { stages: vec![vec![spec]] }, CheckMetadata::Always);
+    let mut pipeline = launch("1f1b", &free).expect("it starts");
+    pipeline.step_batch(brought([1, 2, 3, 1]), 1e-2).expect("features may differ");
+}
+
+#[test]
+fn rows_may_differ() {
+    for metadata in [Metadata::default(), given(2)] {
+        let config = with(metadata, CheckMetadata::Always);
+        let program = program("1f1b", 2, 4);
+        let mut pipeline =
+            Pipeline::launch(program, World::local(2), &config, |index| stage(index, 2)).expect("it starts");
+        for rows in [10, 16, 5] {
+            let part = |seed| batch(seed, 8).narrow(0, 0, rows);
+            // Five rows make runs of two: the last microbatch is not there; they are given one by one.
+            let batch = match rows {
+                5 => Batch::new(parts(&part(0)), parts(&part(1))),
+                _ => Batch::split_uneven(part(0), part(1), 4).expect("it splits"),
+            };
+            pipeline.step_batch(batch, 1e-2).expect("rows differ");
+        }
+    }
+}
+
+/// Four microbatches of 2, 1, 1 and 1 rows.
+fn parts(tensor: &Tensor<2>) -> Vec<Values> {
+    [(0, 2), (2, 1), (3, 1), (4, 1)]
+        .map(|(start, rows)| pipewright::boundary::pack(tensor.clone().narrow(0, start, rows)))
+        .to_vec()
+}
+
+#[test]
+fn what_is_given_holds_from_the_first_microbatch() {
+    let mut pipeline = launch("1f1b", &with(given(2), CheckMetadata::FirstStep)).expect("it starts");
+    let error = mismatch(pipeline.step_batch(brought([2, 1, 1, 1]), 1e-2));
+    assert_eq!((error.from.stage.get(), error.to.stage.get()), (0, 1));
+    assert_eq!((error.sent.as_str(), error.expected.as_str()), ("F32 [3, 12]", "F32 [_, 6]"));
+    let two = vec![TensorSpec::of_rows(DType::F32, [WIDTH]), TensorSpec::of_rows(DType::I64, [])];
+    let config = with(Metadata::Static { stages: vec![two] }, CheckMetadata::FirstStep);
+    let error = mismatch(launch("1f1b", &config).expect("it starts").step_batch(brought([1; 4]), 1e-2));
+    assert_eq!(error.mismatch, Mismatch::Count);
+    assert_eq!((error.sent.as_str(), error.expected.as_str()), ("1 tensor(s)", "2 tensor(s)"));
+    let wrong = vec![TensorSpec::of_rows(DType::F64, [WIDTH])];
+    let config = with(Metadata::Static { stages: vec![wrong] }, CheckMetadata::FirstStep);
+    let error = mismatch(launch("1f1b", &config).expect("it starts").step_batch(brought([1; 4]), 1e-2));
+    assert_eq!((error.sent.as_str(), error.expected.as_str()), ("F32 [3, 6]", "F64 [_, 6]"));
+}
+
+#[test]
+fn every_boundary_needs_its_description() {
+    let error =
+        launch("zbvzerobubble", &with(given(2), CheckMetadata::FirstStep)).err().expect("three are missing");
+    assert_eq!(
+        error.to_string(),
+        "metadata is given for 1 boundaries, the program has 3: one before each stage but the first"
+    );
+}
+
+#[test]
+fn ranks_can_compare_what_they_assume() {
+    let kinds = [Metadata::default(), Metadata::Dynamic { free: vec![1] }, given(2), given(3)];
+    for (place, kind) in kinds.iter().enumerate() {
+        for (other, kind_of_other) in kinds.iter().enumerate() {
+            assert_eq!(kind.fingerprint() == kind_of_other.fingerprint(), place == other);
+        }
+    }
+}
+
+/// A stage with buffers that a forward changes and random numbers that it draws.
+#[derive(Module, Debug)]
+struct Random {
+    norm: BatchNorm,
+    dropout: Dropout,
+    layers: Mlp,
+}
+
+impl StageModule for Random {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
+        self.layers.forward(self.dropout.forward(self.norm.forward(input)), context)
+    }
+}
+
+/// Losses of steps and of an evaluation that reads the buffers. One rank, so that random numbers are drawn in one order.
+fn with_traces(metadata: Metadata) -> (Vec<Vec<f64>>, Vec<f64>) {
+    let device = Device::flex();
+    device.seed(7);
+    let text = "0F0,1F0,1B0,0B0,0F1,1F1,1B1,0B1\n";
+    let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let device = Device::flex().autodiff();
+        let module = Random {
+            norm: BatchNormConfig::new(WIDTH).init(&device),
+            dropout: DropoutConfig::new(0.5).init(),
+            layers: Mlp::of_stage(stage, 2),
+        };
+        Ok(if stage.get() == 1 { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    };
+    let config = with(metadata, CheckMetadata::Always);
+    let mut pipeline =
+        Pipeline::launch(support::program_of(text), World::local(1), &config, make).expect("it starts");
+    let steps =
+        (0..3).map(|step| pipeline.step(batch(step, 2), batch(9, 2), 1e-2).expect("a step").losses).collect();
+    (steps, pipeline.eval(batch(5, 2), Some(batch(6, 2))).expect("an evaluation").losses)
+}
+
+#[test]
+fn finding_metadata_out_leaves_no_trace() {
+    let found_out = with_traces(Metadata::default());
+    assert_eq!(found_out, with_traces(given(2)));
+    assert_ne!(found_out.0[0], found_out.0[1], "it learns");
+}
