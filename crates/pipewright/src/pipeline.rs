@@ -501,6 +501,7 @@ fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> Fields {
         ("program", format!("{:016x}", rows.finish())),
         ("placement", stages.collect::<Vec<_>>().join(" ")),
         ("microbatches", program.microbatches().to_string()),
+        ("metadata", config.metadata.fingerprint()),
         ("clip norm", format!("{:?}", config.clip_norm)),
         ("replicas", config.data_parallel.to_string()),
         ("trains", config.optimizer.is_some().to_string()),

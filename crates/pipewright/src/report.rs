@@ -21,7 +21,7 @@ pub struct StepReport {
     /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// The last stage's outputs, of each microbatch in order; empty unless the batch asked for them
-    /// ([`Batch::keep_outputs`](crate::batch::Batch::keep_outputs)). [`merge_by`](crate::chunk_spec::merge_by) joins them.
+    /// ([`Batch::keep_outputs`](crate::batch::Batch::keep_outputs)), and in processes without the last stage. [`merge_by`](crate::chunk_spec::merge_by) joins them.
     pub outputs: Vec<Values>,
     /// Global norm of the gradient of the mean loss, before clipping.
     pub gradient_norm: f64,

@@ -107,6 +107,7 @@ enum PayloadHead {
 struct TensorHead {
     shape: Vec<usize>,
     dtype: DType,
+    wants_gradient: bool,
 }
 
 /// A cause as another process needs it: its words, and what follows from it.
@@ -175,8 +176,11 @@ fn message_head(message: Message) -> (Head, Vec<TensorData>) {
             tensors
                 .into_iter()
                 .map(|tensor| {
-                    let data = into_data(tensor?);
-                    let head = TensorHead { shape: data.shape().to_vec(), dtype: data.dtype() };
+                    let tensor = tensor?;
+                    let wants_gradient = tensor.wants_gradient();
+                    let data = into_data(tensor);
+                    let head =
+                        TensorHead { shape: data.shape().to_vec(), dtype: data.dtype(), wants_gradient };
                     elements.push(data);
                     Some(head)
                 })
@@ -220,7 +224,7 @@ fn tensors(
     mut at: usize,
 ) -> Result<Vec<Option<Value>>, WireError> {
     let read = |head: Option<TensorHead>| {
-        let Some(TensorHead { shape, dtype }) = head else { return Ok(None) };
+        let Some(TensorHead { shape, dtype, wants_gradient }) = head else { return Ok(None) };
         let elements = shape.iter().try_fold(dtype.size(), |bytes, &size| bytes.checked_mul(size));
         let end = elements.and_then(|length| at.checked_add(length));
         let end = end.filter(|&end| end <= bytes.len());
@@ -229,7 +233,8 @@ fn tensors(
         at = (at + elements.len()).next_multiple_of(BLOCK);
         let data = TensorData::try_from_bytes_vec(elements, shape, dtype);
         let data = data.map_err(|error| WireError::Tensor { from, reason: format!("{error:?}") })?;
-        Ok(Some(value_of(data, &Device::flex())))
+        let value = value_of(data, &Device::flex());
+        Ok(Some(if wants_gradient { value } else { value.constant() }))
     };
     heads.into_iter().map(read).collect()
 }
@@ -331,6 +336,16 @@ mod tests {
         };
         let found: Tensor<2> = unpack(found.into_iter().flatten().collect()).expect("one tensor");
         assert_eq!(found.into_data().iter::<f32>().collect::<Vec<_>>(), [3.0, 4.0]);
+    }
+
+    #[test]
+    fn who_asks_for_no_gradient_is_told_across() {
+        let [asks, asks_not] =
+            [1.0, 2.0].map(|x| pack(Tensor::<1>::from_floats([x], &Device::flex())).remove(0));
+        let sent = Payload::Tensors(vec![Some(asks), Some(asks_not.constant())]);
+        let Payload::Tensors(found) = payload(round(message(sent))) else { panic!("tensors were sent") };
+        let found: Vec<bool> = found.iter().flatten().map(Value::wants_gradient).collect();
+        assert_eq!(found, [true, false]);
     }
 
     #[test]
