@@ -72,26 +72,61 @@ impl ActionHook for PanicsAt {
     }
 }
 
-#[test]
-fn a_panic_at_any_action_is_told_and_the_next_step_is_clean() {
-    let program = || program("zbvzerobubble", 2, 4);
+/// Leaves the given one of all actions out, which is an error and no panic.
+struct LeavesOut {
+    place: usize,
+    seen: AtomicUsize,
+}
+
+impl ActionHook for LeavesOut {
+    fn around(&self, _rank: Rank, _action: Action, run: &mut dyn FnMut()) {
+        if self.seen.fetch_add(1, Ordering::Relaxed) != self.place {
+            run();
+        }
+    }
+}
+
+/// A fault at every action of a step in turn is told with its action, and the step after it is as if it had not been.
+fn check_faults(
+    schedule: &str,
+    fault: fn(usize) -> Arc<dyn ActionHook>,
+    is_told: fn(&Cause, Action) -> bool,
+) {
+    let program = || program(schedule, 2, 4);
     let actions: usize = [0, 1].map(|rank| program().row(Rank::new(rank)).len()).iter().sum();
     let expected = step(&mut pipeline(program(), 0), 0, 4).expect("a step");
     for place in 0..actions {
-        let hook: Arc<dyn ActionHook> = Arc::new(PanicsAt { place, seen: AtomicUsize::new(0) });
-        let config = PipelineConfig { hook: Some(hook), ..config() };
+        let config = PipelineConfig { hook: Some(fault(place)), ..config() };
         let stages = program().placement().stages();
         let mut pipeline =
             SeededPipeline::new(program(), &config, place as u64, |index| stage(index, stages))
                 .expect("the pipeline starts");
-        let error = step(&mut pipeline, 0, 4).expect_err("it panics");
-        let PipelineError::Step(StepError { cause: Cause::Panic { message }, action: Some(action), .. }) =
-            &error
-        else {
+        let error = step(&mut pipeline, 0, 4).expect_err("the fault strikes");
+        let PipelineError::Step(StepError { cause, action: Some(action), .. }) = &error else {
             panic!("{error}")
         };
-        assert_eq!(*message, format!("injected before {action}"));
-        assert_eq!(step(&mut pipeline, 0, 4).expect("the panic is over"), expected, "action {place}");
+        assert!(is_told(cause, *action), "{schedule}, action {place}: {error}");
+        assert_eq!(step(&mut pipeline, 0, 4).expect("it is over"), expected, "{schedule}, action {place}");
+    }
+}
+
+#[test]
+fn a_panic_at_any_action_is_told_and_the_next_step_is_clean() {
+    check_faults(
+        "zbvzerobubble",
+        |place| Arc::new(PanicsAt { place, seen: AtomicUsize::new(0) }),
+        |cause, action| matches!(cause, Cause::Panic { message } if *message == format!("injected before {action}")),
+    );
+}
+
+#[test]
+fn an_error_at_any_action_is_told_and_the_next_step_is_clean() {
+    for schedule in ["1f1b", "zbvzerobubble", "dualpipev"] {
+        check_faults(
+            schedule,
+            |place| Arc::new(LeavesOut { place, seen: AtomicUsize::new(0) }),
+            |cause, at| matches!(cause, Cause::LeftOut { action } if *action == at),
+        );
     }
 }
 

@@ -1,35 +1,20 @@
 //! Ranks as threads of one process: a mailbox a rank, messages moved by value.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use pipewright_schedule::Rank;
 
 use super::Waited;
+use super::mailbox::{Mailbox, Woken};
 use super::message::{Message, Payload, Tag};
 use crate::failure::{Abort, StepError};
 
-/// How often a rank offers its core to others before it parks.
-const YIELDS: u32 = 32;
-
 /// Mailboxes of all ranks, shared by their endpoints.
 pub(crate) struct Post {
-    boxes: Vec<Mailbox>,
+    boxes: Vec<Mailbox<Message>>,
     abort: Abort,
-}
-
-#[derive(Default)]
-struct Mailbox {
-    queue: Mutex<Vec<Message>>,
-    bell: Condvar,
-}
-
-impl Mailbox {
-    fn lock(&self) -> MutexGuard<'_, Vec<Message>> {
-        // A panic cannot leave the queue half changed: nothing under the lock runs foreign code.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Post {
@@ -40,9 +25,7 @@ impl Post {
 
     /// Puts a message into a rank's mailbox and rings.
     pub(crate) fn deliver(&self, to: Rank, message: Message) {
-        let mailbox = &self.boxes[to.index()];
-        mailbox.lock().push(message);
-        mailbox.bell.notify_one();
+        self.boxes[to.index()].deliver(message);
     }
 
     pub(crate) fn abort(&self) -> &Abort {
@@ -63,12 +46,7 @@ impl Post {
     }
 
     fn wake_all(&self) {
-        for mailbox in &self.boxes {
-            // Taking the lock orders the flag before the bell: a rank cannot look at the flag, miss it, and then
-            // sleep through the bell.
-            drop(mailbox.lock());
-            mailbox.bell.notify_all();
-        }
+        self.boxes.iter().for_each(Mailbox::wake);
     }
 }
 
@@ -127,7 +105,7 @@ impl LocalEndpoint {
         if let Some(message) = self.arrived.remove(&key) {
             return Some(message);
         }
-        std::mem::swap(&mut self.spare, &mut self.post.boxes[self.rank.index()].lock());
+        self.post.boxes[self.rank.index()].take_into(&mut self.spare);
         for message in self.spare.drain(..).filter(|message| message.step >= self.step) {
             self.arrived.insert((message.step, message.from, message.tag), message);
         }
@@ -136,26 +114,10 @@ impl LocalEndpoint {
 
     pub(crate) fn wait(&mut self, until: Instant) -> Waited {
         let mailbox = &self.post.boxes[self.rank.index()];
-        // A neighbour that is nearly done answers within microseconds, and waking a parked thread takes longer.
-        for _ in 0..YIELDS {
-            if self.post.abort.is_raised() {
-                return Waited::Aborted;
-            }
-            if !mailbox.lock().is_empty() {
-                return Waited::Arrived;
-            }
-            std::thread::yield_now();
-        }
-        let mut queue = mailbox.lock();
-        loop {
-            if self.post.abort.is_raised() {
-                return Waited::Aborted;
-            }
-            if !queue.is_empty() {
-                return Waited::Arrived;
-            }
-            let Some(left) = until.checked_duration_since(Instant::now()) else { return Waited::TimedOut };
-            queue = mailbox.bell.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+        match mailbox.wait(until, || self.post.abort.is_raised()) {
+            Woken::Arrived => Waited::Arrived,
+            Woken::TimedOut => Waited::TimedOut,
+            Woken::Stopped => Waited::Aborted,
         }
     }
 

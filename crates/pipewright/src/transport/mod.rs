@@ -14,7 +14,9 @@
 mod agreement;
 mod held;
 mod local;
+mod mailbox;
 mod message;
+mod sync;
 #[cfg(feature = "mpi")]
 mod mpi;
 #[cfg(any(feature = "mpi", test))]
