@@ -8,6 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::batch::Batch;
 use pipewright::boundary::{BoundaryError, pack, unpack};
+use pipewright::driver::SeededPipeline;
 use pipewright::failure::Cause;
 use pipewright::graph::{Graph, GraphBuilder, GraphError, GraphLayer};
 use pipewright::microbatch::split;
@@ -148,18 +149,19 @@ fn brought(step: u64) -> Batch {
 
 type Outcome = (Vec<Step>, Vec<(String, TensorData)>);
 
+fn stage(graph: &Graph<Kind>, placement: &Placement, stage: StageIndex) -> Result<Stage, GraphError> {
+    let part = graph.place(placement)?.stage(stage, make);
+    Ok(match stage == placement.last_stage() {
+        true => Stage::of_graph_with_loss(part, loss),
+        false => Stage::of_graph(part),
+    })
+}
+
 fn launch(graph: Graph<Kind>, program: ValidatedProgram) -> Pipeline {
     let placement = program.placement().clone();
     let world = World::local(program.ranks());
-    let make = move |stage: StageIndex| -> Result<Stage, GraphError> {
-        let part = graph.place(&placement)?.stage(stage, make);
-        Ok(if stage == placement.last_stage() {
-            Stage::of_graph_with_loss(part, loss)
-        } else {
-            Stage::of_graph(part)
-        })
-    };
-    Pipeline::launch(program, world, &config(), make).expect("it starts")
+    Pipeline::launch(program, world, &config(), move |index| stage(&graph, &placement, index))
+        .expect("it starts")
 }
 
 fn train(graph: Graph<Kind>, program: ValidatedProgram) -> Outcome {
@@ -212,6 +214,23 @@ fn every_schedule_takes_skips() {
         ("v-half", 4),
     ] {
         check(schedule, ranks);
+    }
+}
+
+#[test]
+fn skips_arrive_in_any_order() {
+    let expected = one_stage().0[0].clone();
+    for (schedule, ranks) in [("1f1b", 4), ("zbvzerobubble", 2), ("dualpipev", 2)] {
+        for seed in 0..30 {
+            let program = program(schedule, ranks, MICROBATCHES);
+            let placement = program.placement().clone();
+            let graph = in_stages(placement.stages());
+            assert!(!graph.place(&placement).expect("it fits").direct().is_empty(), "some go straight");
+            let make = |index| stage(&graph, &placement, index);
+            let mut pipeline = SeededPipeline::new(program, &config(), seed, make).expect("it starts");
+            let report = pipeline.step_batch(brought(0), 1e-2).expect("a step");
+            assert_eq!((report.losses, report.gradient_norm), expected, "{schedule}, seed {seed}");
+        }
     }
 }
 
