@@ -13,7 +13,7 @@ use pipewright::failure::Cause;
 use pipewright::graph::{Graph, GraphBuilder, GraphError, GraphLayer};
 use pipewright::microbatch::split;
 use pipewright::nn::Linear;
-use pipewright::pipeline::{Pipeline, PipelineError};
+use pipewright::pipeline::{NamedParameter, Pipeline, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageError};
 use pipewright::transport::World;
 use pipewright::value::Values;
@@ -171,11 +171,15 @@ fn train(graph: Graph<Kind>, program: ValidatedProgram) -> Outcome {
         (report.losses, report.gradient_norm)
     };
     let steps = (0..STEPS).map(step).collect();
-    let parameters = pipeline.parameters().expect("they are there");
+    (steps, sorted(pipeline.parameters().expect("they are there")))
+}
+
+/// Parameters by path; copies of one in the order of their stages.
+fn sorted(parameters: Vec<NamedParameter>) -> Vec<(String, TensorData)> {
     let mut parameters: Vec<_> =
         parameters.into_iter().map(|parameter| (parameter.path.to_string(), parameter.data)).collect();
     parameters.sort_by(|(a, _), (b, _)| a.cmp(b));
-    (steps, parameters)
+    parameters
 }
 
 fn one_stage() -> Outcome {
@@ -319,6 +323,46 @@ fn an_evaluation_takes_skips_too() {
         assert_eq!(evaluated.losses, trained.losses, "{schedule}");
         assert_eq!(evaluated.outputs[0].len(), 2);
     }
+}
+
+/// Losses, norms and parameters of a model whose last layer has the first one's weight, in so many stages.
+fn tied(stages: u32) -> Outcome {
+    let named = Graph::builder().input("x").node("a", Kind::Mix, ["x"]).node("b", Kind::Mix, ["a"]);
+    let named = named.node("c", Kind::Mix, ["b", "a"]).output("c").tie("c.linear.weight", "a.linear.weight");
+    let splits = if stages == 3 { vec!["b", "c"] } else { Vec::new() };
+    let named = splits.iter().fold(named, |named, split| named.split_before(split));
+    let graph = named.build().expect("it is a graph");
+    let program = program("1f1b", stages, MICROBATCHES);
+    let placement = program.placement().clone();
+    let make = move |stage: StageIndex| -> Result<Stage, GraphError> {
+        // Copies start equal: `c` is made as `a` is.
+        let part = graph
+            .place(&placement)?
+            .stage(stage, |name, kind| make(if name == "c" { "a" } else { name }, kind));
+        let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
+        Ok(if stage.get() + 1 == stages {
+            Stage::of_graph_with_loss(part, loss)
+        } else {
+            Stage::of_graph(part)
+        })
+    };
+    let mut pipeline = Pipeline::launch(program, World::local(stages), &config(), make).expect("it starts");
+    let step = |step| {
+        let report =
+            pipeline.step(batch(step, MICROBATCHES), batch(100 + step, MICROBATCHES), 1e-2).expect("a step");
+        (report.losses, report.gradient_norm)
+    };
+    let steps = (0..STEPS).map(step).collect();
+    (steps, sorted(pipeline.parameters().expect("they are there")))
+}
+
+#[test]
+fn tied_parameters_stay_equal_whatever_the_cut() {
+    let (whole, parts) = (tied(1), tied(3));
+    assert!(whole == parts, "a cut changes nothing");
+    let copies: Vec<_> = whole.1.iter().filter(|(path, _)| path == "a.linear.weight").collect();
+    assert_eq!(copies.len(), 2);
+    assert_eq!(copies[0], copies[1]);
 }
 
 /// Five nodes in a row, a stage each, and one skip connection from the first to the last.

@@ -13,7 +13,6 @@ use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 use super::machine::{Blocked, Executor};
 use crate::failure::Cause;
 use crate::memory::bytes_of;
-use crate::metadata::{Found, MetadataError, Side};
 use crate::stage::{ForwardTask, Gradient, StageContext};
 use crate::transport::{Direction, Message, Payload, Tag};
 use crate::value::{Value, Values};
@@ -104,24 +103,10 @@ impl Executor {
         if let Some(blocked) = self.fetch_inputs(stage, microbatch) {
             return Ok(Some(blocked));
         }
-        let forward_only = self.program.is_forward_only();
-        let place = microbatch.index();
+        let inputs = self.take_inputs(stage, microbatch).expect(MADE_BEFORE)?;
+        let (forward_only, place) = (self.program.is_forward_only(), microbatch.index());
         let sides = self.step.sides.clone();
         let task = ForwardTask { share: self.step.shares[place], keep_outputs: self.step.keep_outputs };
-        let inputs = self.chunk(stage).inputs[place].take().expect(MADE_BEFORE);
-        let mut inputs = inputs.into_iter().map(Some).collect();
-        self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
-        let inputs = inputs.into_iter().flatten();
-        let previous = self.program.placement().previous(stage);
-        let inputs: Values = match previous {
-            Some(_) => inputs.collect(),
-            // The data needs no gradient.
-            None => inputs.map(Value::constant).collect(),
-        };
-        if let Some(previous) = previous {
-            let looked = self.chunk(stage).boundaries.look_at_inputs(&inputs);
-            looked.map_err(|found| self.mismatch(previous, stage, microbatch, found))?;
-        }
         let chunk = self.chunk(stage);
         let target = chunk.targets[place].take();
         let context = StageContext::new(stage, microbatch).with_sides(sides, chunk.runner.device());
@@ -131,29 +116,8 @@ impl Executor {
         };
         chunk.losses[place] = forwarded.loss;
         chunk.auxiliary[place] = forwarded.auxiliary;
-        let mut outputs = forwarded.outputs.into_iter().map(Some).collect();
-        self.hand_over(Direction::Forward, stage, microbatch, &mut outputs);
-        let outputs: Values = outputs.into_iter().flatten().collect();
-        let next = self.program.placement().next(stage);
-        if let Some(next) = next {
-            let looked = self.chunk(stage).boundaries.look_at_outputs(&outputs);
-            looked.map_err(|found| self.mismatch(stage, next, microbatch, found))?;
-        }
-        let outputs = Some(outputs);
-        match next {
-            Some(next) if self.elsewhere(next).is_none() => self.chunk(next).inputs[place] = outputs,
-            None if !forward_only && !task.keep_outputs => {}
-            _ => self.chunk(stage).outputs[place] = outputs,
-        }
+        self.give_outputs(stage, microbatch, forwarded.outputs)?;
         Ok(None)
-    }
-
-    /// A boundary between two stages whose sides differ.
-    fn mismatch(&self, from: StageIndex, to: StageIndex, microbatch: Microbatch, found: Found) -> Cause {
-        let side = |stage| Side { stage, rank: self.program.placement().rank_of(stage) };
-        let (mismatch, sent, expected) = found;
-        let (from, to) = (side(from), side(to));
-        Box::new(MetadataError { microbatch, mismatch, from, sent, to, expected }).into()
     }
 
     /// Input gradients, then at once the weight gradients.

@@ -18,6 +18,7 @@
 //! | `actions.rs` | one handler an action |
 //! | `link.rs` | the transport as seen from the rank's seat in the mesh |
 //! | `reduction.rs` | gradients summed over replicas |
+//! | `edges.rs` | what a stage takes and gives |
 //! | `skip.rs` | skip connections that go straight to their stage |
 //! | `sharing.rs` | parameters with several owners |
 //! | `finish.rs` | losses, gradient norm, optimizer step |
@@ -27,6 +28,7 @@
 
 mod actions;
 mod chunk;
+mod edges;
 mod finish;
 mod link;
 mod machine;

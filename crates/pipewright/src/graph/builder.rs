@@ -1,6 +1,6 @@
 //! Naming nodes and values, and everything that can be wrong with the names.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use pipewright_schedule::{Placement, StageIndex};
@@ -17,6 +17,8 @@ pub struct Graph<C> {
     pub(super) outputs: Vec<ValueId>,
     /// The first node of every stage but stage 0, ascending.
     pub(super) splits: Vec<usize>,
+    /// Parameters that are another: their own path, and the other's.
+    pub(super) tied: Arc<BTreeMap<String, String>>,
 }
 
 /// A tensor of the graph: its inputs first, then what the nodes return, in their order.
@@ -39,6 +41,7 @@ pub struct GraphBuilder<C> {
     nodes: Vec<Named<C>>,
     outputs: Vec<String>,
     splits: Vec<String>,
+    tied: BTreeMap<String, String>,
 }
 
 /// A node as it was given.
@@ -147,6 +150,14 @@ impl<C> GraphBuilder<C> {
         self
     }
 
+    /// Makes one parameter of two: `path` (as `head.weight`) is another copy of `original` (as `embedding.weight`), under
+    /// whose name it goes. Copies must start equal; their gradients are summed, and they stay equal, whichever stages
+    /// they are on.
+    pub fn tie(mut self, path: &str, original: &str) -> Self {
+        self.tied.insert(path.to_owned(), original.to_owned());
+        self
+    }
+
     /// The graph.
     ///
     /// # Errors
@@ -155,7 +166,7 @@ impl<C> GraphBuilder<C> {
     pub fn build(self) -> Result<Graph<C>, GraphError> {
         self.check_names()?;
         let order = self.order()?;
-        let Self { inputs, nodes, outputs, splits } = self;
+        let Self { inputs, nodes, outputs, splits, tied } = self;
         let values = number(&inputs, &nodes, &order);
         let places: HashMap<&str, usize> =
             (0..).zip(&order).map(|(place, &node)| (nodes[node].name.as_str(), place)).collect();
@@ -178,7 +189,8 @@ impl<C> GraphBuilder<C> {
             let outputs = values[&node.name].clone();
             Node { name: node.name.into(), made_from: node.made_from, inputs, outputs }
         });
-        Ok(Graph { inputs: inputs.len() as u32, nodes: nodes.collect(), outputs, splits })
+        let (inputs, nodes, tied) = (inputs.len() as u32, nodes.collect(), Arc::new(tied));
+        Ok(Graph { inputs, nodes, outputs, splits, tied })
     }
 
     fn check_names(&self) -> Result<(), GraphError> {
@@ -230,7 +242,13 @@ impl<C> GraphBuilder<C> {
 impl<C> Graph<C> {
     /// A graph to be named.
     pub fn builder() -> GraphBuilder<C> {
-        GraphBuilder { inputs: Vec::new(), nodes: Vec::new(), outputs: Vec::new(), splits: Vec::new() }
+        GraphBuilder {
+            inputs: Vec::new(),
+            nodes: Vec::new(),
+            outputs: Vec::new(),
+            splits: Vec::new(),
+            tied: BTreeMap::new(),
+        }
     }
 
     /// Stages that the splits make.

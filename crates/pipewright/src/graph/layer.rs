@@ -21,12 +21,6 @@ pub trait GraphLayer: Module + ModuleDisplay + 'static {
     /// # Errors
     /// When the tensors are not those that the layer takes.
     fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, BoundaryError>;
-
-    /// Paths, below this layer, of the parameters that another node holds too under the same global path; see
-    /// [`StageModule::shared_parameters`](crate::stage::StageModule::shared_parameters).
-    fn shared_parameters(&self) -> Vec<String> {
-        Vec::new()
-    }
 }
 
 /// The layers of one stage. A parameter's global path is `node.parameter`, whatever the cut.
@@ -95,15 +89,12 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
             Some(variant) => rest.strip_prefix(&format!("{variant}.")).unwrap_or(rest),
             None => rest,
         };
-        format!("{}.{rest}", self.plan.steps[place].name)
+        let path = format!("{}.{rest}", self.plan.steps[place].name);
+        self.plan.tied.get(&path).cloned().unwrap_or(path)
     }
 
     fn shared(&self) -> Vec<String> {
-        let of_layer = |(layer, step): (&L, &super::plan::Step)| {
-            let name = step.name.clone();
-            layer.shared_parameters().into_iter().map(move |path| format!("{name}.{path}"))
-        };
-        self.layers.iter().zip(&self.plan.steps).flat_map(of_layer).collect()
+        self.plan.tied.values().cloned().collect()
     }
 
     fn links(&self) -> &Links {

@@ -54,6 +54,8 @@
 //! never when both are on one rank); otherwise it is sent straight, in a message of its own. Which stage it comes from,
 //! where several have it already, is chosen for the fewest moves of all. Its gradient goes back the same way.
 //!
+//! Two nodes may hold copies of one parameter ([`GraphBuilder::tie`]).
+//!
 //! # Same bits for every cut
 //!
 //! The gradient of a value with several uses is the sum over them in the order of the nodes, whatever the cut and the

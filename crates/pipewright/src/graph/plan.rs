@@ -61,6 +61,8 @@ pub(super) struct Plan {
     /// What the model returns; empty for every stage but the last.
     pub(super) outputs: Vec<ValueId>,
     pub(super) links: Links,
+    /// Parameters that are another: their own path, and the other's.
+    pub(super) tied: Arc<BTreeMap<String, String>>,
 }
 
 /// One layer of a stage.
@@ -114,7 +116,8 @@ fn steps_of<C>(graph: &Graph<C>, stage: StageIndex) -> Plan {
         outputs: node.outputs.clone(),
     });
     let (takes, sends, gives, outputs) = Default::default();
-    Plan { stage, takes, steps: steps.collect(), sends, gives, outputs, links: Links::default() }
+    let tied = graph.tied.clone();
+    Plan { stage, takes, steps: steps.collect(), sends, gives, outputs, links: Links::default(), tied }
 }
 
 /// For each value the stage that makes it, then those that use it. The model's outputs are used by the last stage.
