@@ -415,6 +415,8 @@ fn what_is_wrong_with_a_graph_is_named() {
     check_error(circle, &GraphError::Cycle { nodes: vec![name("b"), name("c")] });
     check_error(start().node("b", Kind::Mix, ["a"]).output("a"), &GraphError::Unused { name: name("b") });
     check_error(start().input("y").output("a"), &GraphError::Unused { name: name("y") });
+    let tied = start().output("a").tie("a.linear.weight", "z.linear.weight");
+    check_error(tied, &GraphError::NoParameter { path: name("z.linear.weight") });
     check_error(start(), &GraphError::NoOutput);
     check_error(start().output("a").split_before("x"), &GraphError::SplitAtNoNode { name: name("x") });
     check_error(start().output("a").split_before("a"), &GraphError::EmptyStage { name: name("a") });

@@ -84,6 +84,12 @@ pub enum GraphError {
         /// Its name.
         name: String,
     },
+    /// A tie between parameters, one of which no node can have.
+    #[error("no node has a parameter `{path}` to tie: a parameter's path begins with its node's name")]
+    NoParameter {
+        /// The path.
+        path: String,
+    },
     /// A graph that returns nothing.
     #[error("the graph has no output: name at least one with `output`")]
     NoOutput,
@@ -198,6 +204,15 @@ impl<C> GraphBuilder<C> {
         let mut seen = HashSet::new();
         if let Some(name) = names.into_iter().find(|name| !seen.insert(name.as_str())) {
             return Err(GraphError::Duplicate { name: name.clone() });
+        }
+        let belongs = |path: &str| {
+            let mut nodes = self.nodes.iter();
+            nodes.any(|node| path.strip_prefix(&node.name).is_some_and(|rest| rest.starts_with('.')))
+        };
+        if let Some(path) =
+            self.tied.iter().flat_map(|(path, original)| [path, original]).find(|path| !belongs(path))
+        {
+            return Err(GraphError::NoParameter { path: path.clone() });
         }
         match self.outputs.is_empty() {
             true => Err(GraphError::NoOutput),
