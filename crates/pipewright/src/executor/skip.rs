@@ -1,6 +1,6 @@
 //! Skip connections that go straight from one stage to another, and their gradients on the way back.
 //!
-//! A stage's links ([`Links`](crate::stage::Links)) say how many of its last inputs and outputs do. They are handed over
+//! [`Skips`](crate::stage::Skips) say how many of a stage's last inputs and outputs do. They are handed over
 //! when the action that makes them ends: in place to a stage of this rank, else in a message of their own.
 //!
 //! # Why nothing hangs
@@ -13,11 +13,11 @@ use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::machine::{Blocked, Executor};
 use crate::memory::bytes_of;
-use crate::stage::{Gradient, Link};
+use crate::stage::{Gradient, Skip};
 use crate::transport::{Direction, Payload, Tag};
 
 impl Executor {
-    /// Takes the tensors of links off the end of a stage's `tensors` and hands each to its stage.
+    /// Takes skip connections off the end of a stage's `tensors` and hands each to its stage.
     pub(super) fn hand_over(
         &mut self,
         direction: Direction,
@@ -25,7 +25,7 @@ impl Executor {
         microbatch: Microbatch,
         tensors: &mut Vec<Gradient>,
     ) {
-        for &Link { stage, tensors: count } in self.links(direction, source).iter().rev() {
+        for &Skip { stage, tensors: count } in self.skips(direction, source).iter().rev() {
             let tensors = tensors.split_off(tensors.len().saturating_sub(count));
             let Some(to) = self.elsewhere(stage) else {
                 self.chunk(stage).skips.insert((direction, source, microbatch), tensors);
@@ -47,7 +47,7 @@ impl Executor {
         stage: StageIndex,
         microbatch: Microbatch,
     ) -> Option<Blocked> {
-        for Link { stage: source, .. } in self.links(opposite(direction), stage) {
+        for Skip { stage: source, .. } in self.skips(opposite(direction), stage) {
             let key = (direction, source, microbatch);
             let Some(from) = self.elsewhere(source) else { continue };
             if self.chunk(stage).skips.contains_key(&key) {
@@ -69,18 +69,18 @@ impl Executor {
         microbatch: Microbatch,
         tensors: &mut Vec<Gradient>,
     ) {
-        for Link { stage: source, .. } in self.links(opposite(direction), stage) {
+        for Skip { stage: source, .. } in self.skips(opposite(direction), stage) {
             let skips = self.chunk(stage).skips.remove(&(direction, source, microbatch));
             tensors.extend(skips.expect("a stage runs only when its skip connections are here"));
         }
     }
 
-    /// Links in which `stage` is the sender of what goes in `direction`.
-    fn links(&mut self, direction: Direction, stage: StageIndex) -> Vec<Link> {
-        let links = self.chunk(stage).runner.links();
+    /// Skip connections in which `stage` is the sender of what goes in `direction`.
+    fn skips(&mut self, direction: Direction, stage: StageIndex) -> Vec<Skip> {
+        let skips = self.chunk(stage).runner.skips();
         match direction {
-            Direction::Forward => links.outputs.clone(),
-            Direction::Backward => links.inputs.clone(),
+            Direction::Forward => skips.outputs.clone(),
+            Direction::Backward => skips.inputs.clone(),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::builder::ValueId;
 use super::plan::Plan;
 use crate::autodiff::branch;
 use crate::boundary::BoundaryError;
-use crate::stage::{Links, StageBody, StageContext, StageError};
+use crate::stage::{Skips, StageBody, StageContext, StageError};
 use crate::value::{Value, Values};
 
 /// A layer of a graph: usually an enum of all kinds of layers that the model has, each a Burn module.
@@ -97,8 +97,8 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
         self.plan.tied.values().cloned().collect()
     }
 
-    fn links(&self) -> &Links {
-        &self.plan.links
+    fn skips(&self) -> &Skips {
+        &self.plan.skips
     }
 }
 

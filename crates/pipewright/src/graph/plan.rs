@@ -9,7 +9,7 @@ use pipewright_schedule::{Placement, StageIndex};
 use super::builder::{Graph, ValueId};
 use super::layer::GraphStage;
 use super::route::{Holder, Hop, hops};
-use crate::stage::{Link, Links};
+use crate::stage::{Skip, Skips};
 
 /// A graph whose stages are on ranks.
 #[derive(Clone, Debug)]
@@ -32,8 +32,8 @@ impl<C> PlacedGraph<'_, C> {
     /// How many tensors each stage sends straight to one that is not its neighbour: source, target, tensors.
     pub fn direct(&self) -> Vec<(StageIndex, StageIndex, usize)> {
         let of_stage = |(source, plan): (u32, &Plan)| {
-            let links = plan.links.outputs.clone();
-            links.into_iter().map(move |link| (StageIndex::new(source), link.stage, link.tensors))
+            let skips = plan.skips.outputs.clone();
+            skips.into_iter().map(move |skip| (StageIndex::new(source), skip.stage, skip.tensors))
         };
         (0..).zip(&self.plans).flat_map(of_stage).collect()
     }
@@ -50,17 +50,17 @@ pub(super) struct Parcel {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) stage: StageIndex,
-    /// What comes in: from the stage before (the data for the first stage), then by link. What is for later stages goes
+    /// What comes in: from the stage before (the data for the first stage), then straight from others. What is for later stages goes
     /// out again as it came.
     pub(super) takes: Vec<Parcel>,
     pub(super) steps: Vec<Step>,
     /// What sets out from here, in the order in which its gradients are added.
     pub(super) sends: Vec<Parcel>,
-    /// What goes out: to the stage after, then by link.
+    /// What goes out: to the stage after, then straight to others.
     pub(super) gives: Vec<Parcel>,
     /// What the model returns; empty for every stage but the last.
     pub(super) outputs: Vec<ValueId>,
-    pub(super) links: Links,
+    pub(super) skips: Skips,
     /// Parameters that are another: their own path, and the other's.
     pub(super) tied: Arc<BTreeMap<String, String>>,
 }
@@ -95,13 +95,13 @@ pub(super) fn plans<C>(graph: &Graph<C>, placement: &Placement) -> Vec<Plan> {
             }
         }
     }
-    // Sources and targets ascend in the map, as links do.
+    // Sources and targets ascend in the map, as they must in `Skips`.
     for ((source, target), parcels) in straight {
         let tensors = parcels.len();
         let (giver, taker) = (source.index(), target.index());
-        plans[giver].links.outputs.push(Link { stage: target, tensors });
+        plans[giver].skips.outputs.push(Skip { stage: target, tensors });
         plans[giver].gives.extend(&parcels);
-        plans[taker].links.inputs.push(Link { stage: source, tensors });
+        plans[taker].skips.inputs.push(Skip { stage: source, tensors });
         plans[taker].takes.extend(&parcels);
     }
     plans
@@ -117,7 +117,7 @@ fn steps_of<C>(graph: &Graph<C>, stage: StageIndex) -> Plan {
     });
     let (takes, sends, gives, outputs) = Default::default();
     let tied = graph.tied.clone();
-    Plan { stage, takes, steps: steps.collect(), sends, gives, outputs, links: Links::default(), tied }
+    Plan { stage, takes, steps: steps.collect(), sends, gives, outputs, skips: Skips::default(), tied }
 }
 
 /// For each value the stage that makes it, then those that use it. The model's outputs are used by the last stage.

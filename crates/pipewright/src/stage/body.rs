@@ -23,25 +23,25 @@ pub(crate) trait StageBody: Module + 'static {
     fn shared(&self) -> Vec<String>;
 
     /// Tensors that come from or go to stages that are not neighbours.
-    fn links(&self) -> &Links;
+    fn skips(&self) -> &Skips;
 }
 
 /// Tensors that go straight between stages that are not neighbours, by stage, ascending. They stand after those of the
 /// neighbour, in this order.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Links {
-    pub inputs: Vec<Link>,
-    pub outputs: Vec<Link>,
+pub(crate) struct Skips {
+    pub inputs: Vec<Skip>,
+    pub outputs: Vec<Skip>,
 }
 
 /// So many tensors from or to one stage.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Link {
+pub(crate) struct Skip {
     pub stage: StageIndex,
     pub tensors: usize,
 }
 
-static NO_LINKS: Links = Links { inputs: Vec::new(), outputs: Vec::new() };
+static NO_SKIPS: Skips = Skips { inputs: Vec::new(), outputs: Vec::new() };
 
 impl<M: StageModule> StageBody for M {
     type Output = M::Output;
@@ -58,7 +58,7 @@ impl<M: StageModule> StageBody for M {
         self.shared_parameters()
     }
 
-    fn links(&self) -> &Links {
-        &NO_LINKS
+    fn skips(&self) -> &Skips {
+        &NO_SKIPS
     }
 }

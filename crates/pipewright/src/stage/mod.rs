@@ -11,7 +11,7 @@ mod state;
 mod training;
 mod weights;
 
-pub(crate) use body::{Link, Links, StageBody};
+pub(crate) use body::{Skip, Skips, StageBody};
 pub use module::{StageContext, StageModule};
 pub(crate) use runner::{ForwardTask, Gradient, Runner};
 pub use runner::{Stage, StageError};

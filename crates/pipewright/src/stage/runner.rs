@@ -7,7 +7,7 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_schedule::Microbatch;
 
-use super::body::{Links, StageBody};
+use super::body::{Skips, StageBody};
 use super::module::{StageContext, StageModule};
 use super::training::{Loss, TrainingStage};
 use super::weights::{WeightRunner, WeightWork};
@@ -175,7 +175,7 @@ pub(crate) trait Runner: Send {
     fn shared(&self) -> Vec<usize>;
 
     /// Tensors that come from or go to stages that are not neighbours.
-    fn links(&self) -> &Links;
+    fn skips(&self) -> &Skips;
 
     /// Shape of each parameter, in the order of [`Runner::paths`].
     fn shapes(&self) -> &[Vec<usize>];

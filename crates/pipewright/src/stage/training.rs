@@ -14,7 +14,7 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_schedule::Microbatch;
 
-use super::body::{Links, StageBody};
+use super::body::{Skips, StageBody};
 use super::gradients::GradientSums;
 use super::module::{Auxiliary, StageContext};
 use super::runner::{ForwardTask, Forwarded, Gradient, NamedLosses, Runner, StageError, device_of};
@@ -212,8 +212,8 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         self.sums.shapes()
     }
 
-    fn links(&self) -> &Links {
-        self.module().links()
+    fn skips(&self) -> &Skips {
+        self.module().skips()
     }
 
     fn gradient(&self, place: usize) -> Gradient {
