@@ -67,10 +67,10 @@ fn neighbours(end: &Endpoint) -> (Rank, Rank) {
 /// Returns when every rank has come here.
 pub(crate) fn barrier(end: &mut Endpoint, microbatch: u32) {
     for to in all_ranks(end) {
-        end.send(to, tag(Direction::Forward, u32::MAX, microbatch), scalar(0.0));
+        end.send(to, tag(Direction::Forward, StageIndex::LARGEST, microbatch), scalar(0.0));
     }
     for from in all_ranks(end) {
-        receive(end, from, tag(Direction::Forward, u32::MAX, microbatch));
+        receive(end, from, tag(Direction::Forward, StageIndex::LARGEST, microbatch));
     }
 }
 
