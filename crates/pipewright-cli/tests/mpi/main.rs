@@ -260,7 +260,7 @@ fn left_running(folder: &Path) -> usize {
 fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) {
     let folder = folder();
     let path = folder.path().canonicalize().expect("it exists");
-    let run = endless(&path, 3);
+    let run = endless(&path, if name == "KILL" { 60 } else { 3 });
     let process = process_of(rank, &path);
     let start = Instant::now();
     signal(process, name);
@@ -277,4 +277,11 @@ fn a_rank_that_is_stopped_is_missed_at_the_deadline() {
     // The deadline, a second, and what mpirun takes to end a stopped process.
     check_lost(1, "STOP", Duration::from_secs(8), "rank 1 has not been heard of for 3.0 s");
     check_lost(0, "STOP", Duration::from_secs(8), "rank 0 has not been heard of for 3.0 s");
+}
+
+#[test]
+fn a_rank_that_is_killed_is_missed_at_once() {
+    // The deadline is a minute.
+    check_lost(1, "KILL", Duration::from_secs(6), "rank 1 is gone");
+    check_lost(0, "KILL", Duration::from_secs(6), "rank 0 is gone");
 }
