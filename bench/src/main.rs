@@ -4,6 +4,7 @@
 //! ```text
 //! cargo run --release -p pipewright-bench -- bound      # 1F1B on two ranks against what the schedule allows
 //! cargo run --release -p pipewright-bench -- memory     # peak resident size with 8 and with 64 microbatches
+//! cargo run --release -p pipewright-bench -- activations  # measured peaks of activations against the simulator's
 //! cargo run --release -p pipewright-bench -- overhead   # time an action of stages that do nothing
 //! cargo run --release -p pipewright-bench -- checkpoints # what saving costs a step
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
@@ -13,6 +14,7 @@
 
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
+mod activations;
 mod bound;
 mod checkpoints;
 mod memory;
@@ -27,9 +29,10 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use pipewright::memory::TrackingAllocator;
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: TrackingAllocator<mimalloc::MiMalloc> = TrackingAllocator(mimalloc::MiMalloc);
 
 /// Benches of the Pipewright runtime.
 #[derive(Parser)]
@@ -44,6 +47,8 @@ enum Bench {
     Bound(bound::Options),
     /// Peak resident size of 1F1B and GPipe with 8 and with 64 microbatches.
     Memory(memory::Options),
+    /// Measured peaks of activations against the simulator's, for each schedule.
+    Activations(activations::Options),
     /// Time an action of stages that do nothing.
     Overhead(overhead::Options),
     /// What saving a checkpoint costs, against a step.
@@ -63,6 +68,7 @@ fn main() -> ExitCode {
     let outcome: Result<(), Box<dyn Error>> = match Arguments::parse().bench {
         Bench::Bound(options) => bound::run(&options),
         Bench::Memory(options) => memory::run(&options),
+        Bench::Activations(options) => activations::run(&options),
         Bench::Overhead(options) => overhead::run(&options),
         Bench::Checkpoints(options) => checkpoints::run(&options),
         Bench::Schedules(options) => schedules::run(&options),

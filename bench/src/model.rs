@@ -85,6 +85,15 @@ impl Bench {
     }
 }
 
+/// Parameters of each stage when the model is cut into so many.
+pub(crate) fn parameters(stages: u32) -> Result<Vec<u64>, Box<dyn Error>> {
+    let layers = config().describe(SEQUENCE);
+    let cut = partition(&layers.weights(), stages, &Method::Optimal)?;
+    let of_range =
+        |range: std::ops::Range<usize>| layers.layers[range].iter().map(|layer| layer.parameters).sum();
+    Ok(cut.ranges().map(of_range).collect())
+}
+
 fn config() -> LlamaConfig {
     let decoder = DecoderConfig {
         hidden_size: 512,
