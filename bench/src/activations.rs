@@ -1,10 +1,10 @@
 //! Measured peaks of activations against the simulator's, rank by rank.
 //!
-//! What a microbatch's activations of a stage take is measured first: GPipe with one stage a rank holds all of them at once,
-//! so its peak grows by one activation for each microbatch more. What its peak has beside them is the stage's parameters,
-//! gradients and optimizer state (16 bytes a parameter) and passing memory of the operations. A schedule's peak less those
-//! two (passing memory once a rank) is its peak of activations; the prediction is the simulator's, at the measured sizes, an
-//! activation held from `F` until its last backward has ended.
+//! What a microbatch's activations of a stage take is measured first: GPipe with one stage a rank holds all of them at
+//! once, so its peak grows by one activation for each microbatch more. What its peak has beside them is the stage's
+//! parameters, gradients and optimizer state (16 bytes a parameter) and passing memory of the operations. A schedule's
+//! peak less those two (passing memory once a rank) is its peak of activations; the prediction is the simulator's, at
+//! the measured sizes, an activation held from `F` until its last backward has ended.
 
 use std::error::Error;
 

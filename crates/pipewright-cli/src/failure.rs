@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, MietteDiagnostic};
+use pipewright_schedule::Rank;
 
 use crate::config::ConfigError;
 
@@ -36,23 +37,40 @@ pub(crate) struct Failure {
     pub(crate) exit: Exit,
     /// Whether it has been shown, or another process of the run shows it.
     is_told: bool,
+    /// The rank whose loss it is.
+    lost: Option<Rank>,
     problems: Vec<Box<dyn Diagnostic + Send + Sync>>,
 }
 
 impl Failure {
     /// A failure that one sentence tells.
     pub(crate) fn new(exit: Exit, message: impl Display) -> Self {
-        Self { exit, is_told: false, problems: vec![Box::new(MietteDiagnostic::new(message.to_string()))] }
+        Self {
+            exit,
+            is_told: false,
+            lost: None,
+            problems: vec![Box::new(MietteDiagnostic::new(message.to_string()))],
+        }
     }
 
     /// An end that was told already.
     pub(crate) fn told(exit: Exit) -> Self {
-        Self { exit, is_told: true, problems: Vec::new() }
+        Self { exit, is_told: true, lost: None, problems: Vec::new() }
     }
 
     /// Wrong input, told in one sentence.
     pub(crate) fn input(message: impl Display) -> Self {
         Self::new(Exit::WrongInput, message)
+    }
+
+    /// The same failure, as the loss of a rank.
+    pub(crate) fn loss_of(self, lost: Option<Rank>) -> Self {
+        Self { lost, ..self }
+    }
+
+    /// The rank whose loss it is.
+    pub(crate) fn lost(&self) -> Option<Rank> {
+        self.lost
     }
 
     /// The same failure, told by another process of the run.
@@ -93,6 +111,7 @@ impl From<ConfigError> for Failure {
             ConfigError::Problems(problems) => Self {
                 exit: Exit::WrongInput,
                 is_told: false,
+                lost: None,
                 problems: problems.into_iter().map(|problem| Box::new(problem) as _).collect(),
             },
         }

@@ -1,9 +1,9 @@
 //! The folder of a run's results: `metrics.jsonl`, `config.toml`, `timeline.json`, and its checkpoints.
 //!
-//! An earlier run in the folder is moved aside, to the same name with `.1`, `.2` and so on behind it: nothing is lost, the
-//! same command works again, and whoever reads the folder finds the newest run. Files of the same names that belong to no
-//! run are not touched; the run is refused. The folder of the checkpoints is locked as long as a run is at work: two never
-//! write to one folder.
+//! An earlier run in the folder is moved aside, to the same name with `.1`, `.2` and so on behind it: nothing is lost,
+//! the same command works again, and whoever reads the folder finds the newest run. Files of the same names that belong
+//! to no run are not touched; the run is refused. The folder of the checkpoints is locked as long as a run is at work:
+//! two never write to one folder.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -187,7 +187,8 @@ pub(crate) fn own_checkpoints(run: &Path) -> Result<CheckpointFolder, RunFolderE
     Ok(CheckpointFolder::own(&checkpoints_of(run))?)
 }
 
-/// The length of the lines of metrics up to that of step `done`. The first line that is torn or of a later step ends them.
+/// The length of the lines of metrics up to that of step `done`. The first line that is torn or of a later step ends
+/// them.
 pub(crate) fn lines_to(metrics: &str, done: u64) -> usize {
     let is_kept = |line: &str| {
         let figures = serde_json::from_str::<serde_json::Value>(line).ok();

@@ -1,6 +1,7 @@
 //! Runs that are interrupted, killed or damaged, and what `resume`, `inspect` and `export` make of them.
 //!
-//! `PIPEWRIGHT_KILLS=50` sets how often the long tests kill a run; without it they kill 15 times, or twice as often while saving.
+//! `PIPEWRIGHT_KILLS=50` sets how often the long tests kill a run; without it they kill 15 times, or twice as often
+//! while saving.
 
 mod run;
 

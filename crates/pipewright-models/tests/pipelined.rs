@@ -1,5 +1,5 @@
-//! The models of `golden.rs` without tied embeddings, trained by PyTorch, retraced by the pipeline: every number of ranks
-//! and microbatches under every schedule, within tolerance of PyTorch and bit-identical to one rank.
+//! The models of `golden.rs` without tied embeddings, trained by PyTorch, retraced by the pipeline: every number of
+//! ranks and microbatches under every schedule, within tolerance of PyTorch and bit-identical to one rank.
 
 #[path = "support/pipelined_run.rs"]
 mod pipelined_run;

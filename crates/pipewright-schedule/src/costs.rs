@@ -185,8 +185,8 @@ impl Costs {
 impl FromStr for Costs {
     type Err = CostsError;
 
-    /// Reads `F=1,I=1,W=1,B=2,hop=0.1`, in any order and without regard to case. `F`, `I` and `W` are 1 where
-    /// they are left out, `B` is `I + W`, and `hop`, the latency of every link, is 0. `F=1:1:2` gives each stage its own;
+    /// Reads `F=1,I=1,W=1,B=2,hop=0.1`, in any order and without regard to case. `F`, `I` and `W` are 1 where they are
+    /// left out, `B` is `I + W`, and `hop`, the latency of every link, is 0. `F=1:1:2` gives each stage its own;
     /// whether there are as many as stages shows when the costs are used.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut costs = Self::default();

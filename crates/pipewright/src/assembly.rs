@@ -88,7 +88,7 @@ impl Assembly {
         }
         let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
         let program = Arc::new(program);
-        board.run(&program);
+        board.run(&program, 0);
         let evaluation = program.is_forward_only().then(|| program.clone());
         Ok((Self { program, mesh, evaluation, config: config.clone(), board, abort }, endpoints))
     }
@@ -124,12 +124,12 @@ impl Assembly {
         self.program.microbatches() * self.mesh.data
     }
 
-    /// What each of `ranks` begins the step with, in their order: each replica gets its share of the microbatches, in it the
-    /// first stage's rank the inputs, the last one's the targets.
+    /// What each of `ranks` begins the step with, in their order: each replica gets its share of the microbatches, in
+    /// it the first stage's rank the inputs, the last one's the targets.
     pub(crate) fn step_inputs(
         &self,
         ranks: impl Iterator<Item = Rank>,
-        step: u64,
+        (step, attempt): (u64, u64),
         batch: Batch,
         kind: StepKind,
         origin: Instant,
@@ -138,7 +138,7 @@ impl Assembly {
             (StepKind::Train { learning_rate, update }, _) => (&self.program, learning_rate, update),
             (StepKind::Evaluate, evaluation) => (evaluation.as_ref().unwrap_or(&self.program), 0.0, false),
         };
-        self.board.run(program);
+        self.board.run(program, step);
         let shares = batch.shares();
         let Batch { mut inputs, mut targets, sides, keep_outputs, .. } = batch;
         let expected = self.microbatches();
@@ -159,6 +159,7 @@ impl Assembly {
                 |batch: &mut Vec<Values>| batch.get_mut(range.clone()).map(take_all).unwrap_or_default();
             StepInput {
                 step,
+                attempt,
                 inputs: if rank == first { part(&mut inputs) } else { Vec::new() },
                 targets: if rank == last { part(&mut targets) } else { Vec::new() },
                 sides: Arc::new(sides.part(range.clone())),

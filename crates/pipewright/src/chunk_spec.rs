@@ -102,12 +102,12 @@ fn flat<S>(specs: impl Nested<S>, tensors: usize) -> Result<Vec<S>, SplitError> 
     }
 }
 
-/// Splits each tensor of a batch as its spec says. Along its dimension every tensor that is split has the same size; every
-/// microbatch but the last has that size over `microbatches`, rounded up. Storage is shared, not copied.
+/// Splits each tensor of a batch as its spec says. Along its dimension every tensor that is split has the same size;
+/// every microbatch but the last has that size over `microbatches`, rounded up. Storage is shared, not copied.
 ///
 /// # Errors
-/// When there is not a spec a tensor, a tensor has no such dimension, sizes differ, or too few rows are left for the last
-/// microbatches.
+/// When there is not a spec a tensor, a tensor has no such dimension, sizes differ, or too few rows are left for the
+/// last microbatches.
 pub fn split_by(
     batch: &[Value],
     specs: impl Nested<Chunk>,

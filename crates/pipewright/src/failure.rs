@@ -190,6 +190,12 @@ pub enum Cause {
         /// The rank that is gone.
         peer: Rank,
     },
+    /// Whoever drives the run cannot go on.
+    #[error("the run cannot go on: {message}")]
+    Abandoned {
+        /// Why.
+        message: String,
+    },
     /// Another rank failed first. Kept to that rank's peers: the caller sees the first cause.
     #[error("aborted because rank {first} failed")]
     Aborted {
@@ -224,19 +230,19 @@ struct AbortState {
     tell: OnceLock<Tell>,
 }
 
-type Tell = Box<dyn Fn(&StepError) + Send + Sync>;
+type Tell = Box<dyn Fn(&StepError, u64) + Send + Sync>;
 
-/// Why the flag is raised. Processes end a failed step at different times, so a failure told by another one may be of a
-/// step that is over here, or of one that has not begun.
+/// Why the flag is raised. Processes end a failed step at different times, so a failure told by another one may be of an
+/// attempt that is over here, or of one that has not begun.
 #[derive(Debug, Default)]
 struct Reasons {
     first: Option<StepError>,
-    /// The step under way.
-    step: u64,
-    /// The last step whose failure was dealt with.
+    /// The attempt at a step that is under way: a number that never goes back, unlike that of the step.
+    attempt: u64,
+    /// The last attempt whose failure was dealt with.
     over: Option<u64>,
-    /// A failure of a step to come.
-    early: Option<StepError>,
+    /// A failure of an attempt to come.
+    early: Option<(StepError, u64)>,
 }
 
 impl std::fmt::Debug for AbortState {
@@ -252,7 +258,7 @@ impl Abort {
         if reasons.first.is_none() {
             tracing::error!(%error, "a step failed");
             if let Some(tell) = self.state.tell.get() {
-                tell(&error);
+                tell(&error, reasons.attempt);
             }
             reasons.first = Some(error);
         }
@@ -261,13 +267,13 @@ impl Abort {
 
     /// As [`Abort::raise`], for what another process tells of its step; whether the flag is raised for it.
     #[cfg(any(feature = "mpi", test))]
-    pub(crate) fn raise_told(&self, error: StepError) -> bool {
+    pub(crate) fn raise_told(&self, error: StepError, attempt: u64) -> bool {
         let mut reasons = self.lock();
-        if reasons.over.is_some_and(|over| error.step <= over) {
+        if reasons.over.is_some_and(|over| attempt <= over) {
             return false;
         }
-        if error.step > reasons.step {
-            reasons.early.get_or_insert(error);
+        if attempt > reasons.attempt {
+            reasons.early.get_or_insert((error, attempt));
             return false;
         }
         reasons.first.get_or_insert(error);
@@ -277,27 +283,21 @@ impl Abort {
 
     /// Has every failure of this process told to `tell`.
     #[cfg(feature = "mpi")]
-    pub(crate) fn on_raise(&self, tell: impl Fn(&StepError) + Send + Sync + 'static) {
+    pub(crate) fn on_raise(&self, tell: impl Fn(&StepError, u64) + Send + Sync + 'static) {
         let _ = self.state.tell.set(Box::new(tell));
     }
 
-    /// A step begins; if another process has failed in it already, the flag is raised.
-    pub(crate) fn begin_step(&self, step: u64) {
+    /// An attempt at a step begins; if another process has failed in it already, the flag is raised.
+    pub(crate) fn begin_step(&self, attempt: u64) {
         let mut reasons = self.lock();
-        reasons.step = step;
-        let early = reasons.early.take().filter(|early| early.step >= step);
-        if early.as_ref().is_some_and(|early| early.step == step) {
-            reasons.first = reasons.first.take().or(early);
-            self.state.raised.store(true, Ordering::Release);
-        } else {
-            reasons.early = early;
+        reasons.attempt = attempt;
+        match reasons.early.take() {
+            Some((error, early)) if early == attempt => {
+                reasons.first.get_or_insert(error);
+                self.state.raised.store(true, Ordering::Release);
+            }
+            early => reasons.early = early.filter(|(_, early)| *early > attempt),
         }
-    }
-
-    /// The step under way; 0 before the first.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn step(&self) -> u64 {
-        self.lock().step
     }
 
     fn lock(&self) -> MutexGuard<'_, Reasons> {
@@ -317,8 +317,8 @@ impl Abort {
     /// Lowers the flag, for the next step.
     pub(crate) fn clear(&self) {
         let mut reasons = self.lock();
-        if let Some(first) = reasons.first.take() {
-            reasons.over = reasons.over.max(Some(first.step));
+        if reasons.first.take().is_some() {
+            reasons.over = Some(reasons.attempt);
         }
         self.state.raised.store(false, Ordering::Release);
     }
@@ -352,10 +352,10 @@ mod tests {
         let told = |step| StepError { step, ..error(1, None) };
         let abort = Abort::default();
         abort.begin_step(2);
-        assert!(!abort.raise_told(told(3)), "it has not begun here");
-        assert!(abort.raise_told(told(2)));
+        assert!(!abort.raise_told(told(3), 3), "it has not begun here");
+        assert!(abort.raise_told(told(2), 2));
         abort.clear();
-        assert!(!abort.raise_told(told(2)), "it is over here");
+        assert!(!abort.raise_told(told(2), 2), "it is over here");
         assert!(!abort.is_raised());
         abort.begin_step(3);
         assert_eq!(abort.first().map(|first| first.step), Some(3));

@@ -23,10 +23,11 @@
 
 use pipewright_schedule::{Action, Rank};
 
-/// Called by every rank on the thread that runs it, for each action. A panic in it fails the step as one of a stage does.
+/// Called by every rank on the thread that runs it, for each action. A panic in it fails the step as one of a stage
+/// does.
 pub trait ActionHook: Send + Sync {
-    /// Around the action, once its tensors are here: calls `run`, which does the action. For scopes that are left as they
-    /// were entered, and for what is to be done in the place of waiting.
+    /// Around the action, once its tensors are here: calls `run`, which does the action. For scopes that are left as
+    /// they were entered, and for what is to be done in the place of waiting.
     fn around(&self, _rank: Rank, _action: Action, run: &mut dyn FnMut()) {
         run();
     }

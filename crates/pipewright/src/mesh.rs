@@ -1,7 +1,7 @@
 //! How many times the pipeline stands side by side, and which rank of the world is where.
 //!
-//! A mesh has `pipeline` ranks along the model and `data` replicas of that row, each with its share of the batch. Ranks of
-//! one replica are neighbours in the world, since they exchange the most.
+//! A mesh has `pipeline` ranks along the model and `data` replicas of that row, each with its share of the batch. Ranks
+//! of one replica are neighbours in the world, since they exchange the most.
 
 use pipewright_schedule::Rank;
 

@@ -4,8 +4,8 @@
 //! that returns something else than the next one was made for is told at the boundary, with both sides, and not as some
 //! failure inside a layer.
 //!
-//! Metadata that is found out ([`Metadata::Dynamic`]) is that of the first microbatch that crosses a boundary. Nothing is
-//! run for it: no gradient, buffer or random state can be touched.
+//! Metadata that is found out ([`Metadata::Dynamic`]) is that of the first microbatch that crosses a boundary. Nothing
+//! is run for it: no gradient, buffer or random state can be touched.
 //!
 //! ```
 //! use burn::tensor::DType;
@@ -50,7 +50,8 @@ impl Default for Metadata {
 }
 
 impl Metadata {
-    /// A name that is the same for the same metadata in every process of one build: for ranks to compare before they start.
+    /// A name that is the same for the same metadata in every process of one build: for ranks to compare before they
+    /// start.
     pub fn fingerprint(&self) -> String {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);

@@ -38,7 +38,8 @@ pub struct PipelineConfig {
     pub threads_per_rank: usize,
     /// When no rank moves for so long, the step fails.
     pub deadline: Duration,
-    /// Replicas of the pipeline, each with its share of every batch. The world has as many ranks as the program, times this.
+    /// Replicas of the pipeline, each with its share of every batch. The world has as many ranks as the program, times
+    /// this.
     pub data_parallel: u32,
     /// How it is known what crosses the boundaries between stages; the same on all ranks.
     pub metadata: Metadata,
@@ -186,6 +187,8 @@ pub struct Pipeline {
     ranks: Vec<RankThread>,
     replies: Receiver<(Rank, Reply)>,
     step: u64,
+    /// How often the ranks were asked to run something; never goes back.
+    attempts: u64,
     /// Whether the step under way ends with an update.
     updates: bool,
     /// Whether gradients wait for an update.
@@ -244,8 +247,16 @@ impl Pipeline {
             };
             ranks.push(RankThread::start(seed).map_err(|source| PipelineError::Thread { rank, source })?);
         }
-        let mut pipeline =
-            Self { assembly, ranks, replies, step: 0, updates: false, pending: false, end: None };
+        let mut pipeline = Self {
+            assembly,
+            ranks,
+            replies,
+            step: 0,
+            attempts: 0,
+            updates: false,
+            pending: false,
+            end: None,
+        };
         pipeline.await_ranks(|reply| match reply {
             Reply::Ready(ready) => ready,
             _ => unreachable!("the first reply of a rank says that it is ready"),
@@ -345,8 +356,9 @@ impl Pipeline {
         Ok(of_ranks.into_iter().flatten().collect())
     }
 
-    /// The state of all ranks of this process that belong to the first replica, sharing storage with the running model: nothing is copied here. What the
-    /// next update writes to is copied then, unless the state was dropped by that time.
+    /// The state of all ranks of this process that belong to the first replica, sharing storage with the running model:
+    /// nothing is copied here. What the next update writes to is copied then, unless the state was dropped by that
+    /// time.
     ///
     /// # Errors
     /// When gradients wait for an update, or a rank no longer answers.
@@ -381,7 +393,7 @@ impl Pipeline {
             }
             return Err(error.into());
         }
-        self.step = checkpoint.step();
+        (self.step, self.pending) = (checkpoint.step(), false);
         Ok(())
     }
 
@@ -397,18 +409,55 @@ impl Pipeline {
         origin: Instant,
     ) -> Result<Vec<RankReport>, PipelineError> {
         let ranks = self.ranks.iter().map(|thread| thread.rank);
-        let inputs = self.assembly.step_inputs(ranks, self.step + 1, batch, kind, origin)?;
-        self.step += 1;
+        let numbers = (self.step + 1, self.attempts + 1);
+        let inputs = self.assembly.step_inputs(ranks, numbers, batch, kind, origin)?;
+        (self.step, self.attempts) = numbers;
         self.updates = matches!(kind, StepKind::Train { update: true, .. });
         let mut inputs = inputs.into_iter();
         self.command(|| Command::Step(Box::new(inputs.next().expect("an input a rank"))))?;
+        let mut any_updated = false;
         let reports = self.await_ranks(|reply| match reply {
-            Reply::Step(reports) => reports,
+            Reply::Step { outcome, has_updated } => {
+                any_updated |= has_updated;
+                outcome
+            }
             _ => unreachable!("a rank answers what it was asked"),
         });
+        let reports = reports.map_err(|error| self.failed_step(error, any_updated))?;
+        Ok(reports.into_iter().flatten().collect())
+    }
+
+    /// Leaves the ranks fit for the next step, where that can be had.
+    fn failed_step(&mut self, error: StepError, any_updated: bool) -> StepError {
         // A step that fails drops all gradients.
-        self.pending &= reports.is_ok();
-        Ok(reports?.into_iter().flatten().collect())
+        self.pending = false;
+        if any_updated || error.in_update() {
+            self.end.get_or_insert(End::Diverged(self.step));
+        } else {
+            // Ranks that finished may hold gradients of this step, the others lost those of the steps before it.
+            for thread in &self.ranks {
+                let _ = thread.commands.send(Command::Reset);
+            }
+        }
+        error
+    }
+
+    /// A call that tells the ranks of other processes that this one is at work between two steps, so that they wait
+    /// longer than the deadline for it.
+    pub fn keep_alive(&self) -> impl Fn() + Send + use<> {
+        let (board, rank) = (self.assembly.board.clone(), self.ranks.first().map(|thread| thread.rank));
+        move || {
+            if let Some(rank) = rank {
+                board.keep_alive(rank);
+            }
+        }
+    }
+
+    /// Tells the ranks of other processes that this one cannot go on, so that they do not wait for it.
+    pub fn abandon(&self, reason: &str) {
+        let rank = self.ranks.first().map_or(Rank::new(0), |thread| thread.rank);
+        let cause = Cause::Abandoned { message: reason.to_owned() };
+        self.assembly.abort.raise(StepError { rank, step: self.step, action: None, cause });
     }
 
     fn command(&mut self, mut command: impl FnMut() -> Command) -> Result<(), PipelineError> {
@@ -452,7 +501,6 @@ impl Pipeline {
         }
         let first = self.assembly.abort.first();
         self.assembly.abort.clear();
-        let taken = answers.iter().flatten().any(Result::is_ok);
         let answers: Result<Vec<T>, StepError> = answers.into_iter().flatten().collect();
         // Another process may have failed when all ranks of this one had answered.
         let answers = match &first {
@@ -463,14 +511,6 @@ impl Pipeline {
             let first = first.unwrap_or(error);
             if let Cause::LostPeer { peer } | Cause::SilentPeer { peer, .. } = first.cause {
                 self.end = Some(End::Lost(peer));
-            }
-            if !self.updates {
-                // Ranks that finished hold gradients of this step, the others lost those of the steps before it.
-                for thread in &self.ranks {
-                    let _ = thread.commands.send(Command::Reset);
-                }
-            } else if taken || first.in_update() {
-                self.end = Some(End::Diverged(self.step));
             }
             first
         })

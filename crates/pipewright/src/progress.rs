@@ -19,8 +19,8 @@ const SHOWN: usize = 32;
 #[derive(Clone, Debug)]
 pub(crate) struct Board {
     places: Arc<[Place]>,
-    /// What the ranks run.
-    program: Arc<Mutex<Option<Arc<ValidatedProgram>>>>,
+    /// What the ranks run, and in which step.
+    program: Arc<Mutex<(Option<Arc<ValidatedProgram>>, u64)>>,
 }
 
 #[derive(Debug, Default)]
@@ -38,9 +38,15 @@ impl Board {
         Self { places: (0..ranks).map(|_| Place::default()).collect(), program: Arc::default() }
     }
 
-    /// Notes what the ranks run, for reports.
-    pub(crate) fn run(&self, program: &Arc<ValidatedProgram>) {
-        *self.program.lock().unwrap_or_else(PoisonError::into_inner) = Some(program.clone());
+    /// Notes what the ranks run, and in which step, for reports.
+    pub(crate) fn run(&self, program: &Arc<ValidatedProgram>, step: u64) {
+        *self.program.lock().unwrap_or_else(PoisonError::into_inner) = (Some(program.clone()), step);
+    }
+
+    /// The step under way; 0 before the first.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn step(&self) -> u64 {
+        self.program.lock().unwrap_or_else(PoisonError::into_inner).1
     }
 
     /// Where a rank stands.
@@ -73,6 +79,12 @@ impl Board {
         place.moves.store(place.moves.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
+    /// Notes that `rank` is alive, in the same place.
+    pub(crate) fn keep_alive(&self, rank: Rank) {
+        let place = &self.places[rank.index()];
+        place.moves.store(place.moves.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
     /// Notes that `rank` cannot go on.
     pub(crate) fn waits(&self, rank: Rank) {
         self.places[rank.index()].waits.store(true, Ordering::Relaxed);
@@ -85,7 +97,7 @@ impl Board {
 
     /// A line a rank: its place, what it did last, what it is at.
     pub(crate) fn report(&self) -> String {
-        let program = self.program.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (program, _) = self.program.lock().unwrap_or_else(PoisonError::into_inner).clone();
         program.map(|program| self.report_on(&program)).unwrap_or_default()
     }
 

@@ -21,7 +21,8 @@ pub struct StepReport {
     /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// The last stage's outputs, of each microbatch in order; empty unless the batch asked for them
-    /// ([`Batch::keep_outputs`](crate::batch::Batch::keep_outputs)), and in processes without the last stage. [`merge_by`](crate::chunk_spec::merge_by) joins them.
+    /// ([`Batch::keep_outputs`](crate::batch::Batch::keep_outputs)), and in processes without the last stage.
+    /// [`merge_by`](crate::chunk_spec::merge_by) joins them.
     pub outputs: Vec<Values>,
     /// Global norm of the gradient of the mean loss, before clipping.
     pub gradient_norm: f64,
@@ -33,8 +34,8 @@ pub struct StepReport {
     pub exposed_communication: Vec<Duration>,
     /// Most bytes that each rank held at once; 0 without [`crate::memory::TrackingAllocator`].
     pub peak_bytes: Vec<u64>,
-    /// Whether any rank found [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) raised at the end
-    /// of the step: the same in every process.
+    /// Whether any rank found [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) raised at the
+    /// end of the step: the same in every process.
     pub interrupted: bool,
     /// From the call to its return.
     pub wall: Duration,

@@ -105,7 +105,8 @@ impl Trainer {
         Ok(TrainingState { step: self.steps_done, cursor: self.rows.cursor(), description, ranks })
     }
 
-    /// Goes on where the checkpoint was taken. The data must be that of the checkpoint's run, which nothing here can see.
+    /// Goes on where the checkpoint was taken. The data must be that of the checkpoint's run, which nothing here can
+    /// see.
     ///
     /// # Errors
     /// When the data has no such row, or as [`Pipeline::restore`].

@@ -1,5 +1,5 @@
-//! The local transport's mailbox under every order of its threads that a model checker can think of: its file is compiled
-//! once more here, on locks that hand control from thread to thread as the checker says.
+//! The local transport's mailbox under every order of its threads that a model checker can think of: its file is
+//! compiled once more here, on locks that hand control from thread to thread as the checker says.
 //!
 //! A thread that sleeps for ever is a deadlock to the checker, which has no clock.
 
@@ -35,8 +35,8 @@ fn later() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// Whether a rank failed. The checker changes threads before an operation of its own, never after: a sleep stands for the
-/// moment between having looked at the flag and doing anything about it.
+/// Whether a rank failed. The checker changes threads before an operation of its own, never after: a sleep stands for
+/// the moment between having looked at the flag and doing anything about it.
 fn is_raised(failed: &AtomicBool) -> bool {
     let is_raised = failed.load(Ordering::Acquire);
     thread::sleep(Duration::ZERO);

@@ -1,10 +1,10 @@
-//! The processes of a run: one alone, or those that `mpirun` started. Who speaks, and whether all are about to do the same.
+//! The processes of a run: one alone, or those that `mpirun` started. Who speaks, and whether all are about to do the
+//! same.
 
 use std::time::Duration;
 
 use pipewright::failure::{Cause, StepError};
-use pipewright::pipeline::PipelineError;
-use pipewright::transport::{Fields, World};
+use pipewright::transport::{AgreementError, Fields, World};
 use pipewright_schedule::Rank;
 
 use crate::failure::{Exit, Failure};
@@ -20,6 +20,23 @@ const FIRST: Rank = Rank::new(0);
 
 /// What launchers tell their processes: Open MPI and PRRTE, MPICH and Intel MPI.
 const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
+
+/// Whose fault it is that processes do not agree: the user's, unless one of them is gone.
+pub(super) fn disagreement(error: &AgreementError) -> Failure {
+    match error {
+        AgreementError::Failed(step) => Failure::new(Exit::RankFailed, error).loss_of(lost(step)),
+        AgreementError::Silent { rank, .. } => Failure::new(Exit::RankFailed, error).loss_of(Some(*rank)),
+        _ => Failure::input(error),
+    }
+}
+
+/// The rank whose loss ended a step.
+pub(super) fn lost(error: &StepError) -> Option<Rank> {
+    match error.cause {
+        Cause::SilentPeer { peer, .. } | Cause::LostPeer { peer } => Some(peer),
+        _ => None,
+    }
+}
 
 /// This process among those of the run.
 pub(crate) struct Crew {
@@ -69,18 +86,6 @@ impl Crew {
         Ok(())
     }
 
-    /// If the process that speaks is lost, the next one speaks in its place; the lost one, should it have been stopped and
-    /// go on, does not.
-    pub(crate) fn take_over(&mut self, error: &PipelineError) {
-        let PipelineError::Step(StepError { cause, .. }) = error else { return };
-        let (Cause::SilentPeer { peer, .. } | Cause::LostPeer { peer }) = *cause else { return };
-        if peer == self.rank {
-            self.speaks = false;
-        } else if peer == FIRST {
-            self.speaks = self.rank.get() == FIRST.get() + 1;
-        }
-    }
-
     /// What was prepared, once all processes have prepared the same: `fields` names what must not differ.
     pub(crate) fn agree<T>(
         &mut self,
@@ -94,14 +99,20 @@ impl Crew {
             (prepared, Ok(())) => prepared,
             // Its own error is the fullest that this process can tell.
             (Err(own), Err(_)) => Err(own),
-            (Ok(_), Err(difference)) => Err(Failure::input(difference)),
+            (Ok(_), Err(error)) => Err(disagreement(&error)),
         }
     }
 
-    /// The outcome, with a failure shown if this process speaks for all. A launcher ends all processes as soon as one of
-    /// them has failed, so the others give it time.
-    pub(crate) fn settle<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+    /// The outcome, with a failure shown if this process speaks for all. A launcher ends all processes as soon as one
+    /// of them has failed, so the others give it time. If the process that speaks is lost, the next one does in its
+    /// place; the lost one, should it have been stopped and go on, does not.
+    pub(crate) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         outcome.map_err(|mut failure| {
+            match failure.lost() {
+                Some(lost) if lost == self.rank => self.speaks = false,
+                Some(FIRST) => self.speaks = self.rank.get() == FIRST.get() + 1,
+                _ => {}
+            }
             if !self.speaks {
                 std::thread::sleep(TIME_TO_SPEAK);
                 return failure.told_elsewhere();

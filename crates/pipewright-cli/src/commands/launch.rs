@@ -17,7 +17,7 @@ use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
 use pipewright_schedule::StageIndex;
 use pipewright_schedule::partition::Partition;
 
-use crate::commands::crew::Crew;
+use crate::commands::crew::{Crew, disagreement, lost};
 use crate::commands::prepare::Prepared;
 use crate::config::Settings;
 use crate::config::optimizer::OptimizerSettings;
@@ -132,8 +132,8 @@ fn pipeline_config(settings: &Settings) -> PipelineConfig {
 /// Whose fault an error of the pipeline is. Settings and program are checked before, so most would be ours.
 pub(super) fn failure(error: &PipelineError) -> Failure {
     let exit = match error {
+        PipelineError::Agreement(error) => return disagreement(error),
         // A stage is made of the user's files.
-        PipelineError::Agreement(_) => Exit::WrongInput,
         PipelineError::Step(step) if matches!(step.cause, Cause::Build { .. } | Cause::Restore { .. }) => {
             Exit::WrongInput
         }
@@ -142,5 +142,12 @@ pub(super) fn failure(error: &PipelineError) -> Failure {
         }
         _ => Exit::Bug,
     };
-    Failure::new(exit, error)
+    let lost = if let PipelineError::Step(step) = error { lost(step) } else { None };
+    Failure::new(exit, error).loss_of(lost)
+}
+
+/// Tells the other processes of a failure that this one alone knows of: they do not wait for it then.
+pub(super) fn abandon(trainer: &mut Trainer, failure: Failure) -> Failure {
+    trainer.pipeline().abandon(&failure.text());
+    failure
 }

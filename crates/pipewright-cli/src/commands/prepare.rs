@@ -48,8 +48,23 @@ pub(super) fn identity(prepared: &Prepared) -> Fields {
     let mut fields = prepared.settings.by_key();
     fields.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
     fields.insert("model".to_owned(), format!("{:?}", prepared.model));
-    fields.insert("tokens in data".to_owned(), prepared.rows.tokens().to_string());
+    fields.insert("content of the data".to_owned(), format!("{:?}", prepared.rows.identity()));
+    fields.insert("files of the weights".to_owned(), weights(prepared.initial.as_deref()));
     fields
+}
+
+/// The files that initial parameters come from, with their sizes: all that can be seen without reading gigabytes.
+fn weights(folder: Option<&Path>) -> String {
+    let files = folder.and_then(|folder| folder.read_dir().ok()).into_iter().flatten().flatten();
+    let mut files: Vec<String> = files
+        .filter(|file| file.path().extension().is_some_and(|ending| ending == "safetensors"))
+        .map(|file| {
+            let bytes = file.metadata().map_or(0, |metadata| metadata.len());
+            format!("{} ({bytes} bytes)", file.file_name().to_string_lossy())
+        })
+        .collect();
+    files.sort_unstable();
+    files.join(", ")
 }
 
 /// Prepares the run that the arguments ask for.
@@ -81,7 +96,8 @@ pub(super) fn prepare_settings(mut settings: Settings) -> Result<Prepared, Failu
     Ok(Prepared { settings, model, initial, layers, program, partition, rows })
 }
 
-/// The program that the settings name, for one of the replicas. The sizes that a file brings replace those of the settings.
+/// The program that the settings name, for one of the replicas. The sizes that a file brings replace those of the
+/// settings.
 fn read_program(pipeline: &mut PipelineSettings, replicas: u32) -> Result<ValidatedProgram, Failure> {
     let program = match &pipeline.schedule {
         ScheduleChoice::Named(name) => {
@@ -126,8 +142,8 @@ fn read_csv(file: &Path, replicas: u32) -> Result<Program, Failure> {
     lower_to_run(&parse_schedule(&text).map_err(located)?, replicas).map_err(unsound)
 }
 
-/// Adds communication. Where there are replicas, a stage's gradients are reduced as soon as they are there, and waited for
-/// at the end.
+/// Adds communication. Where there are replicas, a stage's gradients are reduced as soon as they are there, and waited
+/// for at the end.
 fn lower_to_run(schedule: &Schedule, replicas: u32) -> Result<Program, String> {
     let reduce_grad = (replicas > 1).then_some(ReduceWait::AtEnd);
     let config = LowerConfig { reduce_grad, ..LowerConfig::from(Level::Comms) };

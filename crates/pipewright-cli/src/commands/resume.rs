@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::commands::crew::Crew;
 use crate::commands::identity::{describe, require_same};
-use crate::commands::launch::{launch, launch_from};
+use crate::commands::launch::{abandon, launch, launch_from};
 use crate::commands::prepare::{Prepared, identity, load_settings, prepare_settings};
 use crate::commands::steps::Steps;
 use crate::display;
@@ -37,7 +37,10 @@ pub(crate) fn run(arguments: &ResumeArguments) -> Result<(), Failure> {
 }
 
 fn run_with(arguments: &ResumeArguments, crew: &mut Crew) -> Result<(), Failure> {
-    let found = Found::find(arguments, crew.speaks());
+    // Whoever owns the folder puts it in order, before the others look at it.
+    let owned = own(arguments, crew.speaks());
+    let owned = crew.agree(owned, |_| Fields::new())?;
+    let found = Found::find(arguments, owned);
     let Found { prepared, description, checkpoint, owned } = crew.agree(found, Found::identity)?;
     let settings = prepared.settings.clone();
     let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());
@@ -48,13 +51,28 @@ fn run_with(arguments: &ResumeArguments, crew: &mut Crew) -> Result<(), Failure>
         });
     }
     let interrupt = Interrupt::default();
-    let trainer = match &checkpoint {
+    let mut trainer = match &checkpoint {
         Some(checkpoint) => launch_from(prepared, checkpoint, crew, &interrupt)?,
         None => launch(prepared, crew, &interrupt)?,
     };
     let reopened = owned.map(|owned| RunFolder::reopen(&settings.run.out, &settings.to_toml(), done, owned));
-    let folder = reopened.transpose().map_err(Failure::input)?;
+    let folder = reopened.transpose();
+    let folder = folder.map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
     Steps { settings: &settings, description, folder, crew, interrupt: &interrupt }.take(trainer)
+}
+
+/// The absolute folder of the run.
+fn out(ResumeArguments { run, .. }: &ResumeArguments) -> Result<PathBuf, Failure> {
+    std::path::absolute(run).map_err(|error| {
+        Failure::input(format!("{}: no path: {error}; name the run's folder", run.display()))
+    })
+}
+
+/// Makes the run's folder this process's own, if it is the one that writes: from here on nobody else trains in it.
+fn own(arguments: &ResumeArguments, owns: bool) -> Result<Option<CheckpointFolder>, Failure> {
+    let out = out(arguments)?;
+    run_folder::config_of(&out).map_err(Failure::input)?;
+    owns.then(|| run_folder::own_checkpoints(&out)).transpose().map_err(Failure::input)
 }
 
 /// A run to go on with.
@@ -67,14 +85,10 @@ struct Found {
 }
 
 impl Found {
-    fn find(arguments: &ResumeArguments, owns: bool) -> Result<Self, Failure> {
-        let ResumeArguments { run, set } = arguments;
-        let out = std::path::absolute(run).map_err(|error| {
-            Failure::input(format!("{}: no path: {error}; name the run's folder", run.display()))
-        })?;
+    fn find(arguments: &ResumeArguments, owned: Option<CheckpointFolder>) -> Result<Self, Failure> {
+        let set = &arguments.set;
+        let out = out(arguments)?;
         let config = run_folder::config_of(&out).map_err(Failure::input)?;
-        // From here on nobody else trains in the folder.
-        let owned = owns.then(|| run_folder::own_checkpoints(&out)).transpose().map_err(Failure::input)?;
         let mut settings = load_settings(Some(&config), set)?;
         if set.iter().any(|argument| argument.starts_with("run.out")) && settings.run.out != out {
             let place = out.display();

@@ -1,4 +1,5 @@
-//! The steps of a run, for `train` and `resume`: one after another, each shown and written, with checkpoints between them.
+//! The steps of a run, for `train` and `resume`: one after another, each shown and written, with checkpoints between
+//! them.
 //!
 //! Of several processes one shows and writes; all save their ranks' parts after the same steps.
 
@@ -13,7 +14,7 @@ use serde_json::{Map, Value};
 
 use crate::commands::crew::Crew;
 use crate::commands::identity::LOSS;
-use crate::commands::launch::failure;
+use crate::commands::launch::{abandon, failure};
 use crate::config::Settings;
 use crate::display::{self, Display};
 use crate::failure::{Exit, Failure};
@@ -42,13 +43,15 @@ impl Steps<'_> {
         let watched = interrupt.watch();
         watched.map_err(|error| Failure::input(format!("signals cannot be watched for: {error}")))?;
         let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start)?;
+        checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
         let display = folder.is_some().then(|| Display::new(start, run.steps));
         let mut log = Log { folder, display, timeline: None, first: None, last: None };
         let taken = steps(&mut trainer, run.steps, &mut checkpoints, &mut log);
-        if let Err(Stop::Rank(error)) = &taken {
-            crew.take_over(error);
-        }
-        let taken = crew.settle(taken.map_err(Failure::from));
+        let taken = taken.map_err(|stop| match stop {
+            Stop::Rank(error) => failure(&error),
+            Stop::Other(failure) => abandon(&mut trainer, failure),
+        });
+        let taken = crew.settle(taken);
         let traced = log.finish();
         // Why the steps ended comes before what became of their picture.
         taken?;
@@ -72,15 +75,6 @@ enum Stop {
     Rank(PipelineError),
     /// Something else.
     Other(Failure),
-}
-
-impl From<Stop> for Failure {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::Rank(error) => failure(&error),
-            Stop::Other(failure) => failure,
-        }
-    }
 }
 
 /// Takes steps until there are none left or one was interrupted.

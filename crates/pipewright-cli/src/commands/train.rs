@@ -3,7 +3,7 @@
 use crate::arguments::RunArguments;
 use crate::commands::crew::Crew;
 use crate::commands::identity::describe;
-use crate::commands::launch::launch;
+use crate::commands::launch::{abandon, launch};
 use crate::commands::prepare::{identity, prepare};
 use crate::commands::steps::Steps;
 use crate::display;
@@ -29,10 +29,11 @@ fn run_with(arguments: &RunArguments, crew: &mut Crew) -> Result<(), Failure> {
     let (settings, description) = (prepared.settings.clone(), describe(&prepared));
     let interrupt = Interrupt::default();
     // The folder comes last: a run that cannot start leaves the one before it where it is.
-    let trainer = launch(prepared, crew, &interrupt)?;
+    let mut trainer = launch(prepared, crew, &interrupt)?;
     let mut folder = None;
     if crew.speaks() {
-        let created = RunFolder::create(&settings.run.out, &settings.to_toml()).map_err(Failure::input)?;
+        let created = RunFolder::create(&settings.run.out, &settings.to_toml());
+        let created = created.map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
         if let Some(aside) = created.moved_aside() {
             display::say(&format!("moved the earlier run to {}", aside.display()));
         }

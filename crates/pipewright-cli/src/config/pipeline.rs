@@ -107,7 +107,8 @@ impl Serialize for ScheduleChoice {
     }
 }
 
-/// Reads the section; `layers` are the model's, when the configuration itself tells, and `replicas` share the microbatches.
+/// Reads the section; `layers` are the model's, when the configuration itself tells, and `replicas` share the
+/// microbatches.
 pub(super) fn read(
     document: &mut Document,
     surroundings: &Surroundings,

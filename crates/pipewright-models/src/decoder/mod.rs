@@ -1,11 +1,11 @@
 //! Decoder-only models in the form that Llama gave them: blocks of grouped-query attention with rotary positions and a
 //! SwiGLU feed-forward layer, each behind an RMSNorm.
 //!
-//! Families of this form ([`llama`](crate::llama), [`qwen2`](crate::qwen2)) have a [`DecoderConfig`] and their stages are
-//! [`DecoderStage`]s; a family says which products add a bias, and what else its `config.json` holds.
+//! Families of this form ([`llama`](crate::llama), [`qwen2`](crate::qwen2)) have a [`DecoderConfig`] and their stages
+//! are [`DecoderStage`]s; a family says which products add a bias, and what else its `config.json` holds.
 //!
-//! As a list of layers: 0 is the token embedding, 1 to `num_hidden_layers` are the blocks, and the last is the final norm
-//! with the head.
+//! As a list of layers: 0 is the token embedding, 1 to `num_hidden_layers` are the blocks, and the last is the final
+//! norm with the head.
 //!
 //! # Tied embeddings
 //!

@@ -1,5 +1,5 @@
-//! The one difference between parameters here and in a checkpoint: the weight of a linear layer is `[inputs, outputs]` in
-//! Burn and `[outputs, inputs]` in a file.
+//! The one difference between parameters here and in a checkpoint: the weight of a linear layer is `[inputs, outputs]`
+//! in Burn and `[outputs, inputs]` in a file.
 
 use crate::parameter::{ParameterKind, ParameterSpec};
 

@@ -1,5 +1,5 @@
-//! A reference model trained by the pipeline. A run must come close to PyTorch, and must equal the run of one rank with as
-//! many microbatches to the bit.
+//! A reference model trained by the pipeline. A run must come close to PyTorch, and must equal the run of one rank with
+//! as many microbatches to the bit.
 
 use std::sync::OnceLock;
 
@@ -38,7 +38,8 @@ impl Model {
         assert_eq!(run, one_rank, "{schedule}: the bits of one rank");
     }
 
-    /// As [`Model::check`], for a schedule whose stages visit their microbatches in another order than 0, 1, 2 and so on.
+    /// As [`Model::check`], for a schedule whose stages visit their microbatches in another order than 0, 1, 2 and so
+    /// on.
     fn check_out_of_order(&self, schedule: &str, ranks: u32, microbatches: u32) {
         let (run, one_rank) = self.runs(schedule, ranks, microbatches);
         for (Step { loss, .. }, Step { loss: expected, .. }) in run.iter().zip(one_rank) {

@@ -38,8 +38,9 @@ pub struct TimedRun {
 }
 
 impl TimedRun {
-    /// All events. An overlap has two, one for each half. That of a send lasts while the message occupies its link, that of a receive until the
-    /// arrival, and that of a collective until it is complete; they lie beside the rank's computation.
+    /// All events. An overlap has two, one for each half. That of a send lasts while the message occupies its link,
+    /// that of a receive until the arrival, and that of a collective until it is complete; they lie beside the rank's
+    /// computation.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }

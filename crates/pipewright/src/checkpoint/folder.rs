@@ -38,8 +38,8 @@ pub struct CheckpointFolder {
 }
 
 impl CheckpointFolder {
-    /// Takes the folder, which is made where it does not exist, and removes what an earlier owner left half-written. What
-    /// lacks nothing but its final name gets it.
+    /// Takes the folder, which is made where it does not exist, and removes what an earlier owner left half-written.
+    /// What lacks nothing but its final name gets it.
     ///
     /// # Errors
     /// When another process has it, or the system refuses.

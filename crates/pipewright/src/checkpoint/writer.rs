@@ -19,6 +19,9 @@ use super::state::TrainingState;
 /// How much longer than the deadline the thread is waited for: it says better than its owner what it waits for.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// Time between two looks at how far the thread is.
+const WATCH: Duration = Duration::from_millis(50);
+
 /// Time between two looks for the parts of other processes.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -37,12 +40,23 @@ pub struct CheckpointWriter {
     /// Bytes given to the system so far.
     written: Arc<AtomicU64>,
     deadline: Duration,
+    /// Called while a wait sees that writing goes on.
+    progress: Option<Progress>,
+}
+
+/// See [`CheckpointWriter::on_progress`].
+struct Progress(Box<dyn Fn() + Send>);
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Progress")
+    }
 }
 
 impl CheckpointWriter {
-    /// Starts the thread. It keeps the `keep` newest checkpoints of `folder`, and at least one. A checkpoint has parts of
-    /// `ranks` ranks, those of one replica; those of other processes are waited for. A wait ends with an error when nothing was written for the
-    /// whole `deadline`.
+    /// Starts the thread. It keeps the `keep` newest checkpoints of `folder`, and at least one. A checkpoint has parts
+    /// of `ranks` ranks, those of one replica; those of other processes are waited for. A wait ends with an error when
+    /// nothing was written for the whole `deadline`.
     ///
     /// # Errors
     /// When the system gives no thread.
@@ -60,8 +74,8 @@ impl CheckpointWriter {
         })
     }
 
-    /// As [`CheckpointWriter::start`], in a process that writes its ranks' parts of checkpoints that another one commits.
-    /// Where a checkpoint is becomes known when the part is written, before it is committed.
+    /// As [`CheckpointWriter::start`], in a process that writes its ranks' parts of checkpoints that another one
+    /// commits. Where a checkpoint is becomes known when the part is written, before it is committed.
     ///
     /// # Errors
     /// When the system gives no thread.
@@ -107,7 +121,14 @@ impl CheckpointWriter {
             under_way: false,
             written,
             deadline,
+            progress: None,
         })
+    }
+
+    /// Has `call` called whenever a wait sees that writing goes on: for those who would think otherwise that nothing
+    /// does.
+    pub fn on_progress(&mut self, call: impl Fn() + Send + 'static) {
+        self.progress = Some(Progress(Box::new(call)));
     }
 
     /// Hands a state to the thread, once the one before is written; returns where that one is, if there was one.
@@ -141,21 +162,24 @@ impl CheckpointWriter {
     /// When it could not be written, or nothing of it was for the whole deadline.
     pub fn wait(&mut self) -> Result<Option<PathBuf>, CheckpointError> {
         let mut written = self.written.load(Ordering::Relaxed);
+        let mut since = Instant::now();
         while self.under_way {
-            match self.outcomes.recv_timeout(self.deadline + GRACE) {
+            match self.outcomes.recv_timeout(WATCH) {
                 Ok(outcome) => {
                     self.under_way = false;
                     return outcome.map(Some);
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     let now = self.written.load(Ordering::Relaxed);
-                    if now == written {
-                        return Err(CheckpointError::Stuck {
-                            path: self.path.clone(),
-                            waited: self.deadline,
-                        });
+                    if now != written {
+                        (written, since) = (now, Instant::now());
+                        if let Some(Progress(call)) = &self.progress {
+                            call();
+                        }
+                    } else if since.elapsed() > self.deadline + GRACE {
+                        let (path, waited) = (self.path.clone(), self.deadline);
+                        return Err(CheckpointError::Stuck { path, waited });
                     }
-                    written = now;
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     self.under_way = false;

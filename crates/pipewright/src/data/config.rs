@@ -49,8 +49,8 @@ impl DataConfig {
     /// one byte each for a vocabulary of up to 256 ids, two up to 65,536, else four.
     ///
     /// # Errors
-    /// When a pattern matches no file, a file cannot be read, is not UTF-8 or no array of ids, a row has another length, an
-    /// id is not below `vocab_size`, there is no token at all, or there are fewer rows than a batch takes.
+    /// When a pattern matches no file, a file cannot be read, is not UTF-8 or no array of ids, a row has another
+    /// length, an id is not below `vocab_size`, there is no token at all, or there are fewer rows than a batch takes.
     pub fn open(&self, vocab_size: usize, batch_rows: usize) -> Result<TokenRows, DataError> {
         let found = files::find(&self.path)?;
         let jsonl = found.iter().find(|path| path.extension().is_some_and(|ending| ending == "jsonl"));

@@ -73,7 +73,7 @@ impl SeededPipeline {
         let kind = StepKind::Train { learning_rate, update: true };
         let inputs = self.assembly.step_inputs(
             (0..self.executors.len() as u32).map(Rank::new),
-            self.step,
+            (self.step, self.step),
             batch,
             kind,
             start,

@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender};
 use pipewright_schedule::Rank;
 
 use crate::checkpoint::{Checkpoint, RankState};
-use crate::executor::{Executor, Poll, RankReport, StepInput};
+use crate::executor::{Blocked, Executor, Poll, RankReport, StepInput};
 use crate::failure::{Abort, Cause, StepError};
 use crate::memory::RankMemory;
 use crate::pipeline::NamedParameter;
@@ -31,7 +31,11 @@ pub(crate) enum Reply {
     /// The rank is built, or why it is not.
     Ready(Result<(), StepError>),
     /// The rank's report, and across processes those of all others.
-    Step(Result<Vec<RankReport>, StepError>),
+    Step {
+        outcome: Result<Vec<RankReport>, StepError>,
+        /// Whether the rank has begun to update its parameters.
+        has_updated: bool,
+    },
     Parameters(Vec<NamedParameter>),
     State(Box<RankState>),
     Restored(Result<(), StepError>),
@@ -116,7 +120,7 @@ where
         // The channel closes when the pipeline is dropped; a reply that nobody takes is no reason to fail then.
         for command in inbox {
             let reply = match command {
-                Command::Step(input) => Reply::Step(step(&mut executor, *input, &watch)),
+                Command::Step(input) => step(&mut executor, *input, &watch),
                 Command::Reset => {
                     executor.reset();
                     continue;
@@ -142,17 +146,19 @@ struct Watch {
 }
 
 /// Runs one step to its end; a failure is raised for all ranks and leaves the executor clean.
-fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> Result<Vec<RankReport>, StepError> {
+fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> Reply {
     executor.begin(input);
     let outcome = caught(|| drive(executor, watch)).unwrap_or_else(|cause| Err(executor.error(cause)));
-    match outcome {
+    let has_updated = executor.has_updated();
+    let outcome = match outcome {
         Ok(()) => Ok(executor.reports()),
         Err(error) => {
             executor.endpoint().fail(error.clone());
             executor.reset();
             Err(error)
         }
-    }
+    };
+    Reply::Step { outcome, has_updated }
 }
 
 fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
@@ -160,13 +166,13 @@ fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
         match executor.poll()? {
             Poll::Progress => {}
             Poll::Done => return Ok(()),
-            Poll::Blocked(_) => park(executor, watch)?,
+            Poll::Blocked(blocked) => park(executor, blocked, watch)?,
         }
     }
 }
 
-/// Sleeps until something arrives. The deadline starts anew whenever any rank of this process moves.
-fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
+/// Sleeps until something arrives. The deadline starts anew whenever any rank of the world moves.
+fn park(executor: &mut Executor, blocked: Blocked, watch: &Watch) -> Result<(), StepError> {
     loop {
         let moves = watch.board.moves();
         let patience = watch.deadline + executor.endpoint().latest_news(watch.deadline);
@@ -175,7 +181,8 @@ fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
             Waited::Arrived | Waited::Aborted => return Ok(()),
             Waited::TimedOut if watch.board.moves() != moves => {}
             Waited::TimedOut => {
-                let report = watch.board.report();
+                let rank = executor.endpoint().world_rank();
+                let report = format!("{}\n  rank {rank} waits for {blocked}", watch.board.report());
                 return Err(executor.error(Cause::Deadline { waited: watch.deadline, report }));
             }
         }

@@ -39,7 +39,7 @@ impl Executor {
             // A send hands its tensors over at once: there is nothing to wait for.
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => Ok(None),
             Action::ReduceGrad { stage } => {
-                self.start_reduction(stage);
+                self.start_reduction(stage)?;
                 Ok(None)
             }
             Action::WaitReduceGrad { stage } => Ok(self.awaited_reduction(stage)),
@@ -54,7 +54,7 @@ impl Executor {
         if let Some(blocked) = self.fetch(action) {
             return Ok(Some(blocked));
         }
-        let (rank, mut outcome) = (self.rank, None);
+        let (rank, mut outcome) = (self.world_rank, None);
         hook.around(rank, action, &mut || {
             outcome.get_or_insert_with(|| self.act(action));
         });
@@ -69,6 +69,7 @@ impl Executor {
                 self.fetch_gradients(stage, microbatch)
             }
             Action::Overlap(_) => action.parts().find_map(|part| self.fetch(part)),
+            Action::WaitReduceGrad { stage } => self.awaited_reduction(stage),
             _ => None,
         }
     }
@@ -83,7 +84,7 @@ impl Executor {
             left.into_iter().try_for_each(|part| self.act(part).map(drop))?;
             return Ok(None);
         };
-        let (rank, parts) = (self.rank, [left[0], left[1]]);
+        let (rank, parts) = (self.world_rank, [left[0], left[1]]);
         let mut outcome = Ok(());
         hook.overlap(rank, parts, &mut |part| {
             let place = left.iter().position(|&one| one == part);
@@ -231,7 +232,7 @@ impl Executor {
     ) {
         let start = Instant::now();
         let to = self.program.placement().rank_of(stage);
-        self.memory.give_away(bytes_of(tensors.iter().flatten()));
+        self.uncount(&tensors);
         self.endpoint.send(to, Tag::Boundary { direction, stage, microbatch }, Payload::Tensors(tensors));
         self.step.exposed += start.elapsed();
     }

@@ -7,6 +7,8 @@ use pipewright_schedule::{Microbatch, Rank};
 
 use super::machine::Executor;
 use crate::failure::Cause;
+use crate::memory::bytes_of;
+use crate::stage::Gradient;
 use crate::transport::{Payload, Tag};
 
 /// What is added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
@@ -38,7 +40,9 @@ impl Executor {
                 for (name, loss) in std::mem::take(losses) {
                     let loss = f64::from(loss.into_scalar::<f32>());
                     if !loss.is_finite() && !evaluates {
-                        let microbatch = Microbatch::new(place as u32);
+                        let microbatch =
+                            self.endpoint.seat().replica * self.program.microbatches() + place as u32;
+                        let microbatch = Microbatch::new(microbatch);
                         return Err(Cause::AuxiliaryNotFinite { stage: chunk.stage, microbatch, name, loss });
                     }
                     *self.step.auxiliary.entry(name).or_default() += share * loss;
@@ -58,6 +62,21 @@ impl Executor {
         self.step.norm_parts = parts.collect();
         for to in self.other_ranks() {
             self.endpoint.send(to, Tag::GradientNorm, Payload::Contribution(self.step.norm_parts.clone()));
+        }
+    }
+
+    /// Takes tensors that are about to be sent off this rank's count of bytes, where their storage goes with them.
+    pub(super) fn uncount(&self, tensors: &[Gradient]) {
+        if self.endpoint.moves_storage() {
+            self.memory.give_away(bytes_of(tensors.iter().flatten()));
+        }
+    }
+
+    /// Tells the other replicas that all ranks of this one have contributed: none updates before all are that far.
+    pub(super) fn tell_ready(&mut self) {
+        let own = self.endpoint.seat().replica;
+        for replica in (0..self.endpoint.replicas()).filter(|&replica| replica != own) {
+            self.endpoint.send_across(replica, Tag::Ready, Payload::Bytes(Vec::new()));
         }
     }
 
@@ -88,8 +107,8 @@ impl Executor {
         Ok(sum.sqrt() / f64::from(self.summed_microbatches()))
     }
 
-    /// Microbatches whose gradients are in the sums: this step's, those of steps without an update before it, and those of
-    /// all replicas.
+    /// Microbatches whose gradients are in the sums: this step's, those of steps without an update before it, and those
+    /// of all replicas.
     fn summed_microbatches(&self) -> u32 {
         (self.accumulated + self.program.microbatches()) * self.endpoint.replicas()
     }

@@ -54,6 +54,11 @@ impl Link {
         self.endpoint.is_distributed()
     }
 
+    /// Whether what is sent keeps its storage; elsewhere the sender's is freed as soon as it is encoded.
+    pub(crate) fn moves_storage(&self) -> bool {
+        !self.is_distributed()
+    }
+
     pub(crate) fn abort(&self) -> &Abort {
         self.endpoint.abort()
     }

@@ -50,6 +50,8 @@ pub(crate) struct Executor {
 pub(crate) struct StepInput {
     /// Counted from 1.
     pub step: u64,
+    /// Counts what the pipeline was asked to run: never goes back, where a checkpoint may take the step back.
+    pub attempt: u64,
     /// The first stage's input of each microbatch; empty on other ranks.
     pub inputs: Vec<Values>,
     /// The last stage's targets of each microbatch; empty on other ranks.
@@ -120,6 +122,8 @@ pub(super) struct StepState {
     pub(super) norm_parts: Contribution,
     pub(super) norm: Option<f64>,
     pub(super) update: Duration,
+    /// Whether the update has begun: what comes after it cannot be taken back.
+    has_updated: bool,
     /// Reports of the step that is done; this rank's is the first.
     pub(super) reports: Vec<RankReport>,
 }
@@ -140,6 +144,10 @@ enum Phase {
     /// The parts of ranks below this one have been taken.
     Norm {
         next: Rank,
+    },
+    /// Replicas below this one are ready to update too.
+    Ready {
+        next: u32,
     },
     Update,
     /// The first rank has the reports of ranks below this one; only across processes.
@@ -187,7 +195,7 @@ impl Executor {
 
     /// Sets out on a step.
     pub(crate) fn begin(&mut self, input: StepInput) {
-        self.endpoint.begin_step(input.step);
+        self.endpoint.begin_step(input.attempt);
         self.memory.restart_peak();
         self.step = StepState { number: input.step, learning_rate: input.learning_rate, ..StepState::idle() };
         self.step.origin = input.origin;
@@ -226,6 +234,7 @@ impl Executor {
             Phase::Parameters { next } => self.poll_parameters(next),
             Phase::Shared { next } => Ok(self.poll_shared(next)),
             Phase::Norm { next } => self.poll_norm(next),
+            Phase::Ready { next } => Ok(self.poll_ready(next)),
             Phase::Update => self.poll_update(),
             Phase::Reports { next } => self.poll_reports(next),
             Phase::Summary => self.poll_summary(),
@@ -296,7 +305,7 @@ impl Executor {
         } else if self.reduces() {
             // The program may have started some of them.
             let stages: Vec<StageIndex> = self.chunks.iter().map(|chunk| chunk.stage).collect();
-            stages.into_iter().for_each(|stage| self.start_reduction(stage));
+            stages.into_iter().try_for_each(|stage| self.start_reduction(stage))?;
             self.step.phase = Phase::Replicas;
         } else {
             self.find_or_sum_shared();
@@ -355,7 +364,8 @@ impl Executor {
     fn poll_norm(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
         if next.get() == self.endpoint.ranks() {
             self.step.norm = Some(self.gradient_norm()?);
-            self.step.phase = Phase::Update;
+            self.tell_ready();
+            self.step.phase = Phase::Ready { next: 0 };
             return Ok(None);
         }
         if next != self.rank && !self.take_norm_part(next) {
@@ -366,8 +376,21 @@ impl Executor {
         Ok(None)
     }
 
+    fn poll_ready(&mut self, next: u32) -> Option<Blocked> {
+        if next == self.endpoint.replicas() {
+            self.step.phase = Phase::Update;
+            return None;
+        }
+        if next != self.endpoint.seat().replica && self.endpoint.try_take_across(next, Tag::Ready).is_none() {
+            return Some(Blocked { from: self.endpoint.in_replica(next), tag: Tag::Ready });
+        }
+        self.step.phase = Phase::Ready { next: next + 1 };
+        None
+    }
+
     fn poll_update(&mut self) -> Result<Option<Blocked>, Cause> {
         let start = Instant::now();
+        self.step.has_updated = true;
         self.update();
         self.step.update = start.elapsed();
         self.board.moved(self.world_rank, self.step.position);
@@ -406,6 +429,11 @@ impl Executor {
         self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Done;
         Ok(None)
+    }
+
+    /// Whether the rank has begun to update its parameters in this step.
+    pub(crate) fn has_updated(&self) -> bool {
+        self.step.has_updated
     }
 
     /// Whether the step is done, and with it this rank's update.
@@ -487,6 +515,7 @@ impl StepState {
             norm_parts: Vec::new(),
             norm: None,
             update: Duration::ZERO,
+            has_updated: false,
             reports: Vec::new(),
         }
     }

@@ -5,11 +5,11 @@
 //! up the gradients of shared parameters and the gradient norm, and each takes its optimizer step.
 //!
 //! ```text
-//! actions --> replicas --> parameters --> shared --> norm --> update --> reports --> done
-//!    ^  |     gradients    which are      their      own part, then        across processes
-//!    +--+     of all       shared? once   gradients  the others'           alone
+//! actions --> replicas --> parameters --> shared --> norm --> ready --> update --> reports --> done
+//!    ^  |     gradients    which are      their      the       are the             across
+//!    +--+     of all       shared? once   gradients  others'   replicas?           processes
 //!    blocked on a message: try again when something has arrived
-//!    (the middle five only where an update follows)
+//!    (from replicas to update only where an update follows; replicas and ready only where there are some)
 //! ```
 //!
 //! | file | what it holds |
@@ -39,5 +39,5 @@ mod state;
 mod skip;
 
 pub(crate) use link::Link;
-pub(crate) use machine::{Executor, Poll, StepInput};
+pub(crate) use machine::{Blocked, Executor, Poll, StepInput};
 pub(crate) use report::RankReport;

@@ -3,10 +3,11 @@
 //! # Protocol
 //!
 //! A stage's gradients, one after the other in the order of its parameters, are cut into as many shards as there are
-//! replicas. Each replica sends every other one that one's shard ([`Tag::GradientShard`]), adds what it gets for its own
-//! in the order of the replicas, and sends the sum to all ([`Tag::GradientSum`]): a reduce-scatter and an all-gather, which
-//! move `2 (n - 1) / n` of the gradients and give every replica the same bits. Sends do not wait, so no order of replicas
-//! can block another. The rank computes on meanwhile; whenever it is polled it takes what has come.
+//! replicas. Each replica sends every other one that one's shard ([`Tag::GradientShard`]), adds what it gets for its
+//! own in the order of the replicas, and sends the sum to all ([`Tag::GradientSum`]): a reduce-scatter and an
+//! all-gather, which move `2 (n - 1) / n` of the gradients and give every replica the same bits. Sends do not wait, so
+//! no order of replicas can block another. The rank computes on meanwhile; whenever it is polled it takes what has
+//! come.
 //!
 //! A parameter without a gradient on some replicas counts as zero there; without one on all, it stays without.
 
@@ -14,6 +15,7 @@ use burn::tensor::{Bool, Device, Tensor};
 use pipewright_schedule::StageIndex;
 
 use super::machine::{Blocked, Executor};
+use crate::failure::Cause;
 use crate::memory::bytes_of;
 use crate::transport::{Payload, Tag};
 use crate::value::Value;
@@ -43,11 +45,13 @@ impl Executor {
         self.endpoint.replicas() > 1 && self.step.update_follows
     }
 
-    /// Sends the stage's gradients on their way, unless they are already.
-    pub(super) fn start_reduction(&mut self, stage: StageIndex) {
+    /// Sends the stage's gradients on their way, unless they are already; not those of losses that are not finite.
+    pub(super) fn start_reduction(&mut self, stage: StageIndex) -> Result<(), Cause> {
         if !self.reduces() || self.step.reductions.iter().any(|reduction| reduction.stage == stage) {
-            return;
+            return Ok(());
         }
+        self.read_losses()?;
+        self.read_auxiliary()?;
         let (own, replicas) = (self.endpoint.seat().replica, self.endpoint.replicas());
         let runner = &self.chunk(stage).runner;
         let device = runner.device().inner();
@@ -76,12 +80,13 @@ impl Executor {
         let is_done = elements == 0;
         self.step.reductions.push(Reduction { stage, present, parts, sums, is_done });
         self.advance_reductions();
+        Ok(())
     }
 
     fn send_shard(&mut self, replica: u32, tag: Tag, shard: Option<Tensor<1>>, present: &[bool]) {
         let present = Tensor::<1, Bool>::from_data(present, &Device::flex());
         let tensors = vec![shard.map(|shard| Value::of(copied(shard))), Some(Value::of(present))];
-        self.memory.give_away(bytes_of(tensors.iter().flatten()));
+        self.uncount(&tensors);
         self.endpoint.send_across(replica, tag, Payload::Tensors(tensors));
     }
 

@@ -1,8 +1,8 @@
 //! What a rank says of a step that is done, and how ranks of several processes learn of each other's.
 //!
 //! Within one process the caller collects the reports. Across processes each rank sends its own to the first one
-//! ([`Tag::Report`]); that one sends all of them, without their events, to every other ([`Tag::Summary`]). So a step ends
-//! on no process before all ranks have done it, and losses and figures are the same everywhere.
+//! ([`Tag::Report`]); that one sends all of them, without their events, to every other ([`Tag::Summary`]). So a step
+//! ends on no process before all ranks have done it, and losses and figures are the same everywhere.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

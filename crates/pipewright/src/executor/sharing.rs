@@ -1,9 +1,9 @@
 //! Parameters that several stages hold: their gradients are summed over the owners before the step ends.
 //!
 //! Stages declare them ([`StageModule::shared_parameters`](crate::stage::StageModule::shared_parameters)); those of one
-//! global path are one parameter. The embedding of the first stage and the head of the last one, tied, are the usual case.
-//! Each owner holds a copy of its own. Copies start equal, which is checked, get the same gradient sum and the same update,
-//! and so stay equal to the bit.
+//! global path are one parameter. The embedding of the first stage and the head of the last one, tied, are the usual
+//! case. Each owner holds a copy of its own. Copies start equal, which is checked, get the same gradient sum and the
+//! same update, and so stay equal to the bit.
 //!
 //! # Protocol
 //!
@@ -104,10 +104,11 @@ impl Executor {
             for owner in shared.owners.iter().filter(|owner| owner.rank == own) {
                 for &to in ranks.iter().filter(|&&rank| rank != own) {
                     let gradient = self.chunk(owner.stage).runner.gradient(owner.place).map(copied);
-                    self.memory.give_away(bytes_of(&gradient));
                     let tag =
                         Tag::SharedGradient { parameter, stage: owner.stage, place: owner.place as u32 };
-                    self.endpoint.send(to, tag, Payload::Tensors(vec![gradient]));
+                    let tensors = vec![gradient];
+                    self.uncount(&tensors);
+                    self.endpoint.send(to, tag, Payload::Tensors(tensors));
                 }
             }
         }

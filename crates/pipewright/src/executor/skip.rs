@@ -12,7 +12,6 @@
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::machine::{Blocked, Executor};
-use crate::memory::bytes_of;
 use crate::stage::{Gradient, Skip};
 use crate::transport::{Direction, Payload, Tag};
 
@@ -31,7 +30,7 @@ impl Executor {
                 self.chunk(stage).skips.insert((direction, source, microbatch), tensors);
                 continue;
             };
-            self.memory.give_away(bytes_of(tensors.iter().flatten()));
+            self.uncount(&tensors);
             self.endpoint.send(
                 to,
                 Tag::Skip { direction, source, stage, microbatch },

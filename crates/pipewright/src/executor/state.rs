@@ -23,6 +23,8 @@ impl Executor {
 
     /// Takes over the state of all stages; with an error, some of it.
     pub(crate) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), Cause> {
+        // Gradients that wait for an update are of other parameters.
+        self.reset();
         for chunk in &mut self.chunks {
             let restored = chunk.runner.restore(checkpoint);
             restored.map_err(|error| Cause::Restore { stage: chunk.stage, error: Arc::new(error) })?;

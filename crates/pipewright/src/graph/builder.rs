@@ -156,9 +156,9 @@ impl<C> GraphBuilder<C> {
         self
     }
 
-    /// Makes one parameter of two: `path` (as `head.weight`) is another copy of `original` (as `embedding.weight`), under
-    /// whose name it goes. Copies must start equal; their gradients are summed, and they stay equal, whichever stages
-    /// they are on.
+    /// Makes one parameter of two: `path` (as `head.weight`) is another copy of `original` (as `embedding.weight`),
+    /// under whose name it goes. Copies must start equal; their gradients are summed, and they stay equal, whichever
+    /// stages they are on.
     pub fn tie(mut self, path: &str, original: &str) -> Self {
         self.tied.insert(path.to_owned(), original.to_owned());
         self

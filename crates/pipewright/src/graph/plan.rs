@@ -50,8 +50,8 @@ pub(super) struct Parcel {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) stage: StageIndex,
-    /// What comes in: from the stage before (the data for the first stage), then straight from others. What is for later stages goes
-    /// out again as it came.
+    /// What comes in: from the stage before (the data for the first stage), then straight from others. What is for
+    /// later stages goes out again as it came.
     pub(super) takes: Vec<Parcel>,
     pub(super) steps: Vec<Step>,
     /// What sets out from here, in the order in which its gradients are added.

@@ -1,7 +1,7 @@
 //! What loops over elements share: fresh memory, and sums in a fixed number of lanes.
 //!
-//! Functions that loop are compiled once for each kind of vector unit (`#[multiversion]`); what they call is inlined into
-//! each version, so it is `#[inline(always)]`.
+//! Functions that loop are compiled once for each kind of vector unit (`#[multiversion]`); what they call is inlined
+//! into each version, so it is `#[inline(always)]`.
 
 use std::mem::MaybeUninit;
 

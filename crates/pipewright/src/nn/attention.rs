@@ -25,8 +25,8 @@ impl CausalAttention {
         Self::with_angles(sequence, head_dim, device, |_, _| 0.0)
     }
 
-    /// With rotary positions (Su et al., 2021) in Hugging Face's layout: in position `p`, element `j` of a head is turned
-    /// together with element `j + head_dim / 2`, by `p / theta^(2 j / head_dim)`.
+    /// With rotary positions (Su et al., 2021) in Hugging Face's layout: in position `p`, element `j` of a head is
+    /// turned together with element `j + head_dim / 2`, by `p / theta^(2 j / head_dim)`.
     ///
     /// Angles are single precision, because the checkpoints were trained with such angles.
     ///

@@ -70,7 +70,8 @@ impl Stage {
         Self::of_body(stage, None)
     }
 
-    /// The last stage of a graph: as [`Stage::with_loss`], `loss` takes the graph's outputs in the order of their naming.
+    /// The last stage of a graph: as [`Stage::with_loss`], `loss` takes the graph's outputs in the order of their
+    /// naming.
     pub fn of_graph_with_loss<L, O, T, F>(stage: GraphStage<L>, loss: F) -> Self
     where
         L: GraphLayer,
@@ -118,7 +119,8 @@ pub(crate) type NamedLosses = Vec<(Arc<str>, Tensor<1>)>;
 /// What a forward is to do beside computing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForwardTask {
-    /// What the microbatch counts for, 1 unless microbatches differ in size: all losses are multiplied by it on the tape.
+    /// What the microbatch counts for, 1 unless microbatches differ in size: all losses are multiplied by it on the
+    /// tape.
     pub share: f64,
     /// Whether the last stage returns its outputs beside its loss.
     pub keep_outputs: bool,
@@ -161,8 +163,8 @@ pub(crate) trait Runner: Send {
         gradients: Vec<Gradient>,
     ) -> Result<Vec<Gradient>, StageError>;
 
-    /// Adds the weight gradients that the microbatch's [`Runner::backward_inputs`] put off to the sums; how many products
-    /// that were.
+    /// Adds the weight gradients that the microbatch's [`Runner::backward_inputs`] put off to the sums; how many
+    /// products that were.
     fn backward_weights(&mut self, microbatch: Microbatch) -> usize;
 
     /// Global path of each parameter, in the stage's own order.

@@ -1,7 +1,8 @@
 //! Before anything runs: are all processes about to run the same?
 //!
-//! Each process tells the first rank what it is about to run, as named fields, or why it cannot run at all. The first rank
-//! compares and tells all what it found, so that every process ends with the same error, which names ranks and fields.
+//! Each process tells the first rank what it is about to run, as named fields, or why it cannot run at all. The first
+//! rank compares and tells all what it found, so that every process ends with the same error, which names ranks and
+//! fields.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -105,7 +106,12 @@ pub(super) fn agree(
     let differences = if endpoint.rank() == first {
         let mut told = vec![(first, hello.clone())];
         for rank in others.clone() {
-            told.push((rank, take(endpoint, rank, Tag::Hello, until, deadline)?));
+            // Who says nothing cannot run; all hear of it.
+            let hello = match take(endpoint, rank, Tag::Hello, until, deadline) {
+                Err(silent @ AgreementError::Silent { .. }) => Err(silent.to_string()),
+                hello => hello?,
+            };
+            told.push((rank, hello));
         }
         let differences = compare(&told);
         for rank in others {

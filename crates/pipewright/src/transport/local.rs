@@ -39,8 +39,8 @@ impl Post {
 
     /// As [`Post::fail`], for what another process tells.
     #[cfg(feature = "mpi")]
-    pub(crate) fn fail_elsewhere(&self, error: StepError) {
-        if self.abort.raise_told(error) {
+    pub(crate) fn fail_elsewhere(&self, error: StepError, attempt: u64) {
+        if self.abort.raise_told(error, attempt) {
             self.wake_all();
         }
     }

@@ -63,6 +63,8 @@ pub enum Tag {
     },
     /// A rank's part of the gradient norm, which ends the step's program.
     GradientNorm,
+    /// All ranks of a replica have contributed to the gradient norm.
+    Ready,
     /// What a rank has to say about the step that it has done, for the first rank.
     Report,
     /// What the first rank makes of all reports, for every other rank.
@@ -101,6 +103,7 @@ impl std::fmt::Display for Tag {
             Self::GradientShard { stage } => write!(f, "its part of the gradients of stage {stage}"),
             Self::GradientSum { stage } => write!(f, "its sum of gradients of stage {stage}"),
             Self::GradientNorm => f.write_str("its part of the gradient norm"),
+            Self::Ready => f.write_str("whether its replica is ready to update"),
             Self::Report => f.write_str("its report of the step"),
             Self::Summary => f.write_str("the summary of the step"),
             Self::Hello => f.write_str("what it is about to run"),

@@ -4,7 +4,7 @@
 //! rank's thread: it sends without blocking, takes what has arrived by [`Tag`], and waits, with a deadline, for
 //! anything to arrive. Messages carry their tag, so they may arrive in any order.
 //!
-//! Every transport passes the suite in `tests/transport.rs`.
+//! Every transport passes the suite in `tests/transport/checks.rs`.
 //!
 //! # Why nothing hangs
 //!
@@ -70,8 +70,8 @@ impl World {
     /// This process's rank among the processes that `mpirun` started, one rank each. A process joins once; it leaves,
     /// together with the others, when the pipeline is dropped.
     ///
-    /// A process of which nothing is heard for `deadline` counts as lost, until a pipeline is launched with a deadline of
-    /// its own.
+    /// A process of which nothing is heard for `deadline` counts as lost, until a pipeline is launched with a deadline
+    /// of its own.
     ///
     /// # Errors
     /// Without the feature `mpi`, and when MPI cannot be joined.
@@ -93,8 +93,8 @@ impl World {
         self.endpoints.iter().any(Endpoint::is_distributed)
     }
 
-    /// Returns when all processes have said that they are about to run the same: call it on each, with what it is about to
-    /// run or why it cannot. Within one process there is nothing to compare.
+    /// Returns when all processes have said that they are about to run the same: call it on each, with what it is about
+    /// to run or why it cannot. Within one process there is nothing to compare.
     ///
     /// # Errors
     /// When processes differ, some cannot run, or some say nothing within `deadline`; the same on every process.

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Every part starts at a multiple of [`BLOCK`], and so the whole is one. That is for the transport, which counts blocks
-//! and not bytes: 2^31 of them are more than any message has. Elements are in the machine's byte order: processes of
-//! one run are of one build, which the handshake checks.
+//! and not bytes: 2^31 of them are more than any message has. Elements are in the machine's byte order: the
+//! machines of one run are of one kind.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -28,8 +28,8 @@ pub(crate) const BLOCK: usize = 64;
 pub(crate) enum Letter {
     /// A message for a rank.
     Message(Message),
-    /// A step failed.
-    Failed(StepError),
+    /// A step failed, at this attempt of the pipeline's.
+    Failed(StepError, u64),
     /// Where ranks stand, by rank, as far as the sender knows.
     Beats(Vec<Beat>),
     /// Which process the sender is.
@@ -90,7 +90,7 @@ pub(crate) enum WireError {
 #[derive(Serialize, Deserialize)]
 enum Head {
     Message { step: u64, tag: Tag, sent: Duration, payload: PayloadHead },
-    Failed { rank: Rank, step: u64, action: Option<String>, cause: CauseHead },
+    Failed { attempt: u64, rank: Rank, step: u64, action: Option<String>, cause: CauseHead },
     Beats(Vec<Beat>),
     Process(ProcessId),
 }
@@ -113,6 +113,7 @@ struct TensorHead {
 /// A cause as another process needs it: its words, and what follows from it.
 #[derive(Serialize, Deserialize)]
 enum CauseHead {
+    Build(String),
     LostPeer(Rank),
     SilentPeer { peer: Rank, waited: Duration, report: String },
     Other { message: String, in_update: bool },
@@ -123,7 +124,7 @@ pub(crate) fn encode(letter: Letter, into: &mut Vec<u8>) {
     into.clear();
     let (head, tensors) = match letter {
         Letter::Message(message) => message_head(message),
-        Letter::Failed(error) => (failure_head(&error), Vec::new()),
+        Letter::Failed(error, attempt) => (failure_head(&error, attempt), Vec::new()),
         Letter::Beats(beats) => (Head::Beats(beats), Vec::new()),
         Letter::Process(process) => (Head::Process(process), Vec::new()),
     };
@@ -148,10 +149,10 @@ pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Letter, WireError> {
     Ok(match head {
         Head::Beats(beats) => Letter::Beats(beats),
         Head::Process(process) => Letter::Process(process),
-        Head::Failed { rank, step, action, cause } => {
+        Head::Failed { attempt, rank, step, action, cause } => {
             // An action that cannot be read is one of another version; the failure matters more.
             let action = action.and_then(|text| text.parse::<Action>().ok());
-            Letter::Failed(StepError { rank, step, action, cause: cause.into() })
+            Letter::Failed(StepError { rank, step, action, cause: cause.into() }, attempt)
         }
         Head::Message { step, tag, sent, payload } => {
             let payload = match payload {
@@ -195,8 +196,9 @@ fn message_head(message: Message) -> (Head, Vec<TensorData>) {
     (Head::Message { step: message.step, tag: message.tag, sent: since_epoch(), payload }, elements)
 }
 
-fn failure_head(error: &StepError) -> Head {
+fn failure_head(error: &StepError, attempt: u64) -> Head {
     let cause = match &error.cause {
+        Cause::Build { message } => CauseHead::Build(message.clone()),
         Cause::LostPeer { peer } => CauseHead::LostPeer(*peer),
         Cause::SilentPeer { peer, waited, report } => {
             CauseHead::SilentPeer { peer: *peer, waited: *waited, report: report.clone() }
@@ -204,12 +206,13 @@ fn failure_head(error: &StepError) -> Head {
         cause => CauseHead::Other { message: cause.to_string(), in_update: error.in_update() },
     };
     let action = error.action.map(|action| action.to_string());
-    Head::Failed { rank: error.rank, step: error.step, action, cause }
+    Head::Failed { attempt, rank: error.rank, step: error.step, action, cause }
 }
 
 impl From<CauseHead> for Cause {
     fn from(head: CauseHead) -> Self {
         match head {
+            CauseHead::Build(message) => Self::Build { message },
             CauseHead::LostPeer(peer) => Self::LostPeer { peer },
             CauseHead::SilentPeer { peer, waited, report } => Self::SilentPeer { peer, waited, report },
             CauseHead::Other { message, in_update } => Self::Told { message, in_update },
@@ -228,7 +231,8 @@ fn tensors(
         let elements = shape.iter().try_fold(dtype.size(), |bytes, &size| bytes.checked_mul(size));
         let end = elements.and_then(|length| at.checked_add(length));
         let end = end.filter(|&end| end <= bytes.len());
-        let short = WireError::Short { from, found: bytes.len(), expected: at };
+        let expected = elements.map_or(usize::MAX, |length| at.saturating_add(length));
+        let short = WireError::Short { from, found: bytes.len(), expected };
         let elements = bytes.get(at..end.ok_or(short)?).unwrap_or_default().to_vec();
         at = (at + elements.len()).next_multiple_of(BLOCK);
         let data = TensorData::try_from_bytes_vec(elements, shape, dtype);
@@ -367,7 +371,7 @@ mod tests {
         let action = Some("2B5".parse().expect("an action"));
         let error = StepError { rank: Rank::new(1), step: 4, action, cause };
         let words = error.to_string();
-        let Letter::Failed(found) = round(Letter::Failed(error)) else { panic!("a failure was sent") };
+        let Letter::Failed(found, 9) = round(Letter::Failed(error, 9)) else { panic!("a failure was sent") };
         assert_eq!(found.to_string(), words);
         assert!(!found.in_update());
     }

@@ -1,8 +1,8 @@
 //! A run of all stages in time: by rules that choose what comes next, or along an order that is given.
 //!
-//! A stage is one rank. Its actions take what its costs say; a result is on the neighbouring rank the
-//! way's time after the action's end. Stages are looked at whenever one of their actions ends or something arrives, in the
-//! order of time and then of stages, so that a run depends on nothing but its input.
+//! A stage is one rank. Its actions take what its costs say; a result is on the neighbouring rank the way's time after
+//! the action's end. Stages are looked at whenever one of their actions ends or something arrives, in the order of time
+//! and then of stages, so that a run depends on nothing but its input.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

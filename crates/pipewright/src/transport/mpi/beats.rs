@@ -1,9 +1,9 @@
 //! Signs of life: where each rank stands, told around in a few hops, and who has fallen silent.
 //!
-//! Each process keeps a table with a line a rank. At its `k`-th beat it counts up its own line and sends the whole table
-//! to the rank `2^(k mod log2 n)` places further on (dissemination, as in Hensgen, Finkel and Manber's barrier, 1988); the
-//! newer of two lines is kept. So one letter a beat and process is enough for news to reach all `n` ranks within
-//! `log2 n` beats.
+//! Each process keeps a table with a line a rank. At its `k`-th beat it counts up its own line and sends the whole
+//! table to the rank `2^(k mod log2 n)` places further on (dissemination, as in Hensgen, Finkel and Manber's barrier,
+//! 1988); the newer of two lines is kept. So one letter a beat and process is enough for news to reach all `n` ranks
+//! within `log2 n` beats.
 
 use std::time::{Duration, Instant};
 
@@ -33,13 +33,15 @@ pub(super) struct Beats {
     heard: Vec<Instant>,
     sent: Instant,
     looked: Instant,
+    /// When this process last went on after it had been stopped.
+    stopped: Option<Instant>,
     deadline: Duration,
 }
 
 impl Beats {
     pub(super) fn new(own: Rank, ranks: u32, deadline: Duration, at: Instant) -> Self {
         let (lines, heard) = (vec![Beat::default(); ranks as usize], vec![at; ranks as usize]);
-        Self { own, lines, heard, sent: at, looked: at, deadline }
+        Self { own, lines, heard, sent: at, looked: at, stopped: None, deadline }
     }
 
     pub(super) fn set_deadline(&mut self, deadline: Duration) {
@@ -79,19 +81,22 @@ impl Beats {
     }
 
     /// A rank that has not been heard of for the deadline. A process that was itself stopped for a while has heard of
-    /// nobody, and starts counting anew; one that was stopped for the deadline is the lost one to all others.
+    /// nobody, and starts counting anew.
     pub(super) fn silent(&mut self, at: Instant) -> Option<Rank> {
         let away = at.saturating_duration_since(self.looked);
         self.looked = at;
-        if away > self.deadline {
-            return Some(self.own);
-        }
         if away > self.deadline / 4 {
             self.heard.fill(at);
+            self.stopped = Some(at);
         }
         let silent = |heard: &Instant| at.saturating_duration_since(*heard) > self.deadline;
         let mut ranks = (0..).map(Rank::new).zip(&self.heard);
         ranks.find(|(rank, heard)| *rank != self.own && silent(heard)).map(|(rank, _)| rank)
+    }
+
+    /// Whether this process was stopped within the last deadline.
+    pub(super) fn was_stopped(&self, at: Instant) -> bool {
+        self.stopped.is_some_and(|stopped| at.saturating_duration_since(stopped) <= self.deadline)
     }
 }
 
@@ -157,6 +162,8 @@ mod tests {
         let (mut beats, _) = tables(2, start);
         assert_eq!(beats[0].silent(start + DEADLINE * 3 / 4), None);
         assert_eq!(beats[0].silent(start + DEADLINE * 3 / 2), None);
-        assert_eq!(beats[0].silent(start + DEADLINE * 3), Some(Rank::new(0)), "the others have given it up");
+        assert_eq!(beats[0].silent(start + DEADLINE * 3), None);
+        assert!(beats[0].was_stopped(start + DEADLINE * 3));
+        assert!(!beats[1].was_stopped(start + DEADLINE * 3));
     }
 }

@@ -1,8 +1,8 @@
 //! The thread that talks to MPI: it sends what the rank hands it, takes what arrives, gives signs of life, and tells of
 //! failures.
 //!
-//! Letters move while the rank computes, because this thread and no other makes MPI's calls. It sleeps between two looks,
-//! shortly when the rank waits for something, longer when the rank has the core to itself.
+//! Letters move while the rank computes, because this thread and no other makes MPI's calls. It sleeps between two
+//! looks, shortly when the rank waits for something, longer when the rank has the core to itself.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,8 +36,8 @@ const PARTING: Duration = Duration::from_secs(1);
 pub(super) enum Errand {
     /// Send a letter.
     Send(Rank, Vec<u8>),
-    /// Tell every other process that a step failed.
-    Fail(StepError),
+    /// Tell every other process that a step failed, and which attempt at one.
+    Fail(StepError, u64),
     /// Call a process lost after so long a silence.
     SetDeadline(Duration),
     /// Send what is left, and leave together with the others.
@@ -118,7 +118,9 @@ impl Office {
             let is_busy = errand.is_some();
             match errand {
                 Some(Errand::Send(to, letter)) => self.send(to, letter)?,
-                Some(Errand::Fail(error)) => self.send_all(|| Letter::Failed(error.clone()))?,
+                Some(Errand::Fail(error, attempt)) => {
+                    self.send_all(|| Letter::Failed(error.clone(), attempt))?;
+                }
                 Some(Errand::SetDeadline(deadline)) => {
                     self.deadline = deadline;
                     self.beats.set_deadline(deadline);
@@ -219,7 +221,7 @@ impl Office {
     fn open(&mut self, from: Rank, letter: Vec<u8>) {
         match wire::decode(from, &letter) {
             Ok(Letter::Message(message)) => self.post.deliver(self.calls.rank(), message),
-            Ok(Letter::Failed(error)) => self.post.fail_elsewhere(error),
+            Ok(Letter::Failed(error, attempt)) => self.post.fail_elsewhere(error, attempt),
             Ok(Letter::Process(process)) => self.neighbours.add(from, &process),
             Ok(Letter::Beats(lines)) => self.beats.merge(&lines, &self.board, Instant::now()),
             Err(error) => self.post.fail(self.error(Cause::Transport { message: error.to_string() })),
@@ -249,24 +251,32 @@ impl Office {
             let (waited, report) = (self.deadline, self.board.report());
             self.post.fail(self.error(Cause::SilentPeer { peer, waited, report }));
         } else if let Some(peer) = ended.filter(|_| ended == was_ended) {
-            self.post.fail(self.error(Cause::LostPeer { peer }));
+            let (waited, report) = (self.deadline, self.board.report());
+            self.post.fail(self.error(match self.beats.was_stopped(now) {
+                // The others have given this process up while it was stopped, and have ended.
+                true => Cause::SilentPeer { peer: self.calls.rank(), waited, report },
+                false => Cause::LostPeer { peer },
+            }));
         }
     }
 
     /// An error that the office itself finds.
     fn error(&self, cause: Cause) -> StepError {
-        StepError { rank: self.calls.rank(), step: self.post.abort().step(), action: None, cause }
+        StepError { rank: self.calls.rank(), step: self.board.step(), action: None, cause }
     }
 
-    /// Sends what is left and waits for the others to leave too; whether they all did.
+    /// Sends what is left and waits for the others to leave too; whether they all did. A process that still works, on
+    /// its last checkpoint say, gives signs of life; one that gives none raises the abort flag, and ends the wait.
     fn leave(&mut self) -> Result<bool, MpiError> {
         let mut leaving = None;
-        let start = Instant::now();
+        let mut failed: Option<Instant> = None;
         loop {
             while let Ok(errand) = self.errands.try_recv() {
                 match errand {
                     Errand::Send(to, letter) => self.send(to, letter)?,
-                    Errand::Fail(error) => self.send_all(|| Letter::Failed(error.clone()))?,
+                    Errand::Fail(error, attempt) => {
+                        self.send_all(|| Letter::Failed(error.clone(), attempt))?;
+                    }
                     Errand::SetDeadline(_) | Errand::Leave => {}
                 }
             }
@@ -279,8 +289,7 @@ impl Office {
             {
                 return self.finish_letters();
             }
-            let patience = if self.post.abort().is_raised() { PARTING } else { self.deadline };
-            if start.elapsed() > patience {
+            if self.post.abort().is_raised() && failed.get_or_insert_with(Instant::now).elapsed() > PARTING {
                 return Ok(false);
             }
             std::thread::sleep(PAUSE_MOVING);
