@@ -11,6 +11,8 @@ use burn::module::ParamGroup;
 use burn::optim::{
     AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfig, momentum::MomentumConfig,
 };
+use burn::tensor::{Device, Tensor};
+use pipewright::batch::Batch;
 use pipewright::checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, TrainingState,
 };
@@ -225,7 +227,7 @@ fn accumulated_gradients_are_not_left_behind_in_silence() {
     let mut pipeline = launch("1f1b", 2, adamw());
     let halves = || {
         let [inputs, targets] = [0, 100].map(|seed| support::split(batch(seed, MICROBATCHES), MICROBATCHES));
-        pipewright::batch::Batch::new(inputs, targets)
+        Batch::new(inputs, targets)
     };
     pipeline.accumulate(halves()).expect("a step");
     let refused = pipeline.state().map(drop);
@@ -235,6 +237,24 @@ fn accumulated_gradients_are_not_left_behind_in_silence() {
 }
 
 /// Two checkpoints of one pipeline; `damage` is done to the newer one's folder.
+/// Restores in the middle of other work: nothing of it, done or failed, is found in the steps that follow.
+#[test]
+fn a_state_taken_back_leaves_nothing_of_what_came_after_it() {
+    let scratch = folder();
+    let mut pipeline = launch("1f1b", 2, adamw());
+    take_steps(&mut pipeline, 0..2);
+    save(&mut pipeline, 2, scratch.path(), 1).expect("it is written");
+    let expected = take_steps(&mut pipeline, 2..4);
+    let parts = |seed| support::split(batch(seed, MICROBATCHES), MICROBATCHES);
+    pipeline.accumulate(Batch::new(parts(7), parts(8))).expect("a step");
+    let other_width = Tensor::<2>::zeros([24, 5], &Device::flex());
+    pipeline.step(other_width, batch(0, MICROBATCHES), 1e-2).expect_err("inputs of another width");
+    pipeline.accumulate(Batch::new(parts(7), parts(8))).expect("a step");
+    pipeline.restore(&newest(scratch.path())).expect("it fits");
+    assert_eq!(take_steps(&mut pipeline, 2..4), expected);
+    state(&mut pipeline, 4);
+}
+
 fn check_damage(
     damage: impl FnOnce(&Path, &Path),
     expected: impl Fn(&CheckpointError) -> bool,

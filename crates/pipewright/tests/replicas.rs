@@ -170,3 +170,22 @@ fn a_world_of_another_size_is_refused() {
     let error = launched.err().expect("four ranks are needed");
     assert!(matches!(error, PipelineError::WorldSize { world: 3, program: 2, replicas: 2 }), "{error}");
 }
+
+#[test]
+fn a_loss_that_is_not_finite_in_one_replica_changes_no_other() {
+    let mut pipeline = launch("1f1b", 2, 8, 2);
+    train(&mut pipeline, 8);
+    let before = pipeline.parameters().expect("they are there");
+    // The sixth microbatch is the second one of the second replica.
+    let mut targets = batch(100, 8);
+    let rows = 5 * support::ROWS..6 * support::ROWS;
+    targets = targets.slice_assign(
+        [rows, 0..support::WIDTH],
+        Tensor::full([support::ROWS, support::WIDTH], f32::NAN, &burn::tensor::Device::flex()),
+    );
+    let error = pipeline.step(batch(0, 8), targets, 1e-2).expect_err("a loss is not a number");
+    assert!(error.to_string().contains("the loss of microbatch 5 is NaN"), "{error}");
+    let after = pipeline.parameters().expect("they are there");
+    assert!(before.iter().zip(&after).all(|(before, after)| before.data == after.data));
+    pipeline.step(batch(0, 8), batch(100, 8), 1e-2).expect("the next step is clean");
+}

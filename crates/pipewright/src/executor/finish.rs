@@ -18,8 +18,10 @@ impl Executor {
     /// Reads the losses off the device, in microbatch order. Training stops at one that is not finite.
     pub(super) fn read_losses(&mut self) -> Result<(), Cause> {
         let evaluates = self.program.is_forward_only();
+        // Over all replicas, as the caller counts them.
+        let first = self.endpoint.seat().replica * self.program.microbatches();
         let last = self.chunks.last_mut().expect("every rank owns a stage");
-        for (microbatch, loss) in (0..).map(Microbatch::new).zip(&mut last.losses) {
+        for (microbatch, loss) in (first..).map(Microbatch::new).zip(&mut last.losses) {
             let Some(loss) = loss.take() else { continue };
             let loss = f64::from(loss.into_scalar::<f32>());
             if !loss.is_finite() && !evaluates {
