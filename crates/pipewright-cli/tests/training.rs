@@ -1,5 +1,7 @@
 //! Training through the command line: what is written, what is shown, and that the cut does not show in the figures.
 
+mod scratch;
+
 use std::fs;
 use std::path::Path;
 use std::process::Output;
@@ -26,12 +28,7 @@ out = \"out\"
 ";
 
 fn folder() -> TempDir {
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let text = "the quick brown fox jumps over the lazy dog and runs away from it ".repeat(4);
-    for (name, content) in [("small.toml", SMALL), ("text.txt", &text)] {
-        fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
-    }
-    folder
+    scratch::folder(SMALL)
 }
 
 fn train(folder: &Path, arguments: &[&str]) -> Output {

@@ -117,6 +117,11 @@ impl Value {
         })
     }
 
+    /// A float tensor in storage of its own, so that it may leave this rank without what it is a part of.
+    pub(crate) fn copied(self) -> Self {
+        Self::of(Tensor::<1>::from_dispatch(self.tensor).mul_scalar(1.0))
+    }
+
     /// The same elements in another shape.
     pub(crate) fn reshaped(self, shape: &[usize]) -> Self {
         let shape = Shape::from(shape.to_vec());

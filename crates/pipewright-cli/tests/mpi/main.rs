@@ -3,6 +3,8 @@
 #![cfg(feature = "mpi")]
 
 mod hosts;
+#[path = "../scratch/mod.rs"]
+mod scratch;
 
 use std::fs;
 use std::path::Path;
@@ -31,12 +33,7 @@ deadline_seconds = 20
 ";
 
 fn folder() -> TempDir {
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    let text = "the quick brown fox jumps over the lazy dog and runs away from it ".repeat(4);
-    for (name, content) in [("small.toml", SMALL), ("text.txt", &text)] {
-        fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
-    }
-    folder
+    scratch::folder(SMALL)
 }
 
 fn pipewright() -> &'static Path {

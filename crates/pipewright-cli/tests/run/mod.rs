@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+#[path = "../scratch/mod.rs"]
+mod scratch;
+
 const SMALL: &str = "\
 [model]
 vocab_size = 128
@@ -39,12 +42,7 @@ pub(crate) struct Run(TempDir);
 
 impl Run {
     pub(crate) fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a scratch folder");
-        let text = "the quick brown fox jumps over the lazy dog and runs away from it ".repeat(4);
-        for (name, content) in [("small.toml", SMALL), ("text.txt", &text)] {
-            fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
-        }
-        Self(folder)
+        Self(scratch::folder(SMALL))
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

@@ -116,7 +116,7 @@ impl Executor {
         };
         let first = Rank::new(0);
         if self.endpoint.is_distributed() && self.world_rank != first {
-            self.endpoint.send_world(first, Tag::Report, Payload::Bytes(bytes(&report.figures(true))));
+            self.endpoint.send_world(first, Tag::Report, Payload::of(&report.figures(true)));
         }
         self.step.reports = vec![report];
     }
@@ -131,9 +131,8 @@ impl Executor {
     /// Tells every other rank what all have reported.
     pub(super) fn send_summary(&mut self) {
         let figures: Vec<Figures> = self.step.reports.iter().map(|report| report.figures(false)).collect();
-        let summary = bytes(&figures);
         for to in (1..self.endpoint.world_ranks()).map(Rank::new) {
-            self.endpoint.send_world(to, Tag::Summary, Payload::Bytes(summary.clone()));
+            self.endpoint.send_world(to, Tag::Summary, Payload::of(&figures));
         }
     }
 
@@ -150,12 +149,7 @@ impl Executor {
 
     fn take_bytes<T: for<'de> Deserialize<'de>>(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, Cause> {
         let Some(message) = self.endpoint.try_take_world(from, tag) else { return Ok(None) };
-        let Payload::Bytes(bytes) = message.into_payload() else { unreachable!("the tag says bytes") };
         let unreadable = |error| Cause::Transport { message: format!("{tag} from rank {from}: {error}") };
-        postcard::from_bytes(&bytes).map(Some).map_err(unreadable)
+        message.into_payload().read().map(Some).map_err(unreadable)
     }
-}
-
-fn bytes<T: Serialize>(value: &T) -> Vec<u8> {
-    postcard::to_stdvec(value).expect("text and numbers can be written")
 }

@@ -103,7 +103,7 @@ impl Executor {
             let own = self.rank;
             for owner in shared.owners.iter().filter(|owner| owner.rank == own) {
                 for &to in ranks.iter().filter(|&&rank| rank != own) {
-                    let gradient = self.chunk(owner.stage).runner.gradient(owner.place).map(copied);
+                    let gradient = self.chunk(owner.stage).runner.gradient(owner.place).map(Value::copied);
                     let tag =
                         Tag::SharedGradient { parameter, stage: owner.stage, place: owner.place as u32 };
                     let tensors = vec![gradient];
@@ -187,9 +187,4 @@ fn hash_of(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(bytes);
     hasher.finish()
-}
-
-/// The gradient in storage of its own, so that it may leave this rank.
-fn copied(gradient: Value) -> Value {
-    Value::of(Tensor::<1>::from_dispatch(gradient.into_dispatch()).mul_scalar(1.0))
 }

@@ -115,21 +115,17 @@ pub(super) fn agree(
         }
         let differences = compare(&told);
         for rank in others {
-            endpoint.send(rank, Tag::Welcome, Payload::Bytes(bytes(&differences)));
+            endpoint.send(rank, Tag::Welcome, Payload::of(&differences));
         }
         differences
     } else {
-        endpoint.send(first, Tag::Hello, Payload::Bytes(bytes(hello)));
+        endpoint.send(first, Tag::Hello, Payload::of(hello));
         take(endpoint, first, Tag::Welcome, until, deadline)?
     };
     match differences.0.is_empty() {
         true => Ok(()),
         false => Err(AgreementError::Differences(differences)),
     }
-}
-
-fn bytes<T: Serialize>(value: &T) -> Vec<u8> {
-    postcard::to_stdvec(value).expect("text and numbers can be written")
 }
 
 fn take<T: for<'de> Deserialize<'de>>(
@@ -141,8 +137,7 @@ fn take<T: for<'de> Deserialize<'de>>(
 ) -> Result<T, AgreementError> {
     loop {
         if let Some(message) = endpoint.try_take(from, tag) {
-            let Payload::Bytes(bytes) = message.into_payload() else { unreachable!("the tag says bytes") };
-            return postcard::from_bytes(&bytes).map_err(|_| AgreementError::Unreadable { rank: from });
+            return message.into_payload().read().map_err(|_| AgreementError::Unreadable { rank: from });
         }
         match endpoint.wait(until) {
             Waited::Arrived => {}

@@ -144,6 +144,21 @@ pub enum Payload {
     Bytes(Vec<u8>),
 }
 
+impl Payload {
+    /// A value as bytes, for a receiver that knows its type.
+    pub(crate) fn of<T: Serialize>(value: &T) -> Self {
+        Self::Bytes(postcard::to_stdvec(value).expect("text and numbers can be written"))
+    }
+
+    /// The value that [`Payload::of`] wrote.
+    pub(crate) fn read<T: for<'de> Deserialize<'de>>(self) -> Result<T, postcard::Error> {
+        match self {
+            Self::Bytes(bytes) => postcard::from_bytes(&bytes),
+            _ => Err(postcard::Error::DeserializeUnexpectedEnd),
+        }
+    }
+}
+
 /// A payload on its way.
 #[derive(Debug)]
 pub struct Message {
