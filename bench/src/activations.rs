@@ -1,11 +1,14 @@
 //! Measured peaks of activations against the simulator's, rank by rank.
 //!
-//! What a microbatch's activations of a stage take is measured first: GPipe with one stage a rank holds all of them at
-//! once, so its peak grows by one activation for each microbatch more. What its peak has beside them is the stage's
-//! parameters, gradients and optimizer state (16 bytes a parameter) and passing memory of the operations. A schedule's
-//! peak less those two (passing memory once a rank) is its peak of activations; the prediction is the simulator's, at
-//! the measured sizes, an activation held from `F` until its last backward has ended.
+//! What a stage takes is measured first. GPipe with one stage a rank holds the activations of all microbatches at once,
+//! so its peak grows by one activation for each microbatch more. One microbatch after the other, forward and backward,
+//! holds one activation beside parameters, gradients and optimizer state (16 bytes a parameter) and the passing memory
+//! of an operation. A schedule's peak less those (passing memory once a rank) is its peak of activations; the
+//! prediction is the simulator's at the measured sizes, an activation held from `F` until its last backward has ended.
+//! GPipe stays below it: at its peak no gradient is there yet.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::error::Error;
 
 use pipewright_schedule::costs::StageSizes;
@@ -49,10 +52,15 @@ struct StageBytes {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let mut measured: BTreeMap<u32, Vec<StageBytes>> = BTreeMap::new();
     for schedule in &options.schedules {
         let mut bench = Bench::new(schedule, options.ranks, options.microbatches)?;
         let placement = bench.program().placement().clone();
-        let stages = measure_stages(placement.stages())?;
+        let count = placement.stages();
+        let stages = match measured.entry(count) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(measure_stages(count)?),
+        };
         let size = |stage: &StageBytes| {
             let activation = stage.activation as u64;
             StageSizes { activation, stash: activation, ..StageSizes::default() }
@@ -80,19 +88,24 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 
 /// What each stage of so many takes.
 fn measure_stages(stages: u32) -> Result<Vec<StageBytes>, Box<dyn Error>> {
-    let few = peaks(stages, stages)?;
-    let many = peaks(stages, 3 * stages)?;
-    let fixed = parameters(stages)?.into_iter().map(|count| STATIC * count as f64);
-    let of_stage = |((few, many), fixed): ((f64, f64), f64)| {
-        let activation = (many - few) / f64::from(2 * stages);
-        StageBytes { fixed, passing: few - f64::from(stages) * activation - fixed, activation }
+    let few = peaks("gpipe", stages, stages)?;
+    let many = peaks("gpipe", stages, 3 * stages)?;
+    let row = |stage| (0..3).map(move |microbatch| format!("{stage}F{microbatch},{stage}B{microbatch}"));
+    let one_by_one: String =
+        (0..stages).map(|stage| row(stage).collect::<Vec<_>>().join(",") + "\n").collect();
+    let single = peaks(&one_by_one, stages, 3)?;
+    let of_stage = |stage: usize, parameters: u64| {
+        let activation = (many[stage] - few[stage]) / f64::from(2 * stages);
+        let fixed = STATIC * parameters as f64;
+        StageBytes { fixed, passing: single[stage] - fixed - activation, activation }
     };
-    Ok(few.into_iter().zip(many).zip(fixed).map(of_stage).collect())
+    let parameters = parameters(stages)?.into_iter().enumerate();
+    Ok(parameters.map(|(stage, parameters)| of_stage(stage, parameters)).collect())
 }
 
-/// Peak bytes of each rank under GPipe with one stage a rank.
-fn peaks(ranks: u32, microbatches: u32) -> Result<Vec<f64>, Box<dyn Error>> {
-    let reports = Bench::new("gpipe", ranks, microbatches)?.steps(2, 2)?;
+/// Peak bytes of each rank, with one stage a rank.
+fn peaks(schedule: &str, ranks: u32, microbatches: u32) -> Result<Vec<f64>, Box<dyn Error>> {
+    let reports = Bench::new(schedule, ranks, microbatches)?.steps(2, 2)?;
     let of_rank = |rank| {
         let peaks = reports.iter().map(|report| report.peak_bytes[rank] as f64).collect();
         Spread::new(peaks).median()

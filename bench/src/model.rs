@@ -14,7 +14,7 @@ use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::{ConfigError, ModelFamily, cross_entropy};
 use pipewright_schedule::{
-    Level, LowerConfig, Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, lower, partition,
+    Level, LowerConfig, Method, ScheduleSpec, StageIndex, ValidatedProgram, csv, generate, lower, partition,
     validate,
 };
 
@@ -104,14 +104,18 @@ fn config() -> LlamaConfig {
     decoder.into()
 }
 
-/// A sound program, with communication.
+/// A sound program, with communication: of a schedule by name, or by its rows as CSV.
 pub(crate) fn program(
     schedule: &str,
     ranks: u32,
     microbatches: u32,
 ) -> Result<ValidatedProgram, Box<dyn Error>> {
     let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
-    let program = lower(&generate(schedule, &spec)?, &LowerConfig::from(Level::Comms))?;
+    let schedule = match schedule.contains(',') {
+        true => csv::parse_schedule(schedule)?,
+        false => generate(schedule, &spec)?,
+    };
+    let program = lower(&schedule, &LowerConfig::from(Level::Comms))?;
     Ok(validate(program, Level::Comms)?)
 }
 
