@@ -232,7 +232,7 @@ impl Boundaries {
         *self = Self::new(&self.metadata, self.check, self.stage, self.microbatches as u32);
     }
 
-    /// Looks at what the stage takes; `count` says that these are all tensors of the boundary.
+    /// Looks at what the stage takes, which are all tensors of the boundary.
     pub(crate) fn look_at_inputs(&mut self, values: &[Value]) -> Result<(), Found> {
         let free = self.free();
         look(&mut self.takes, values, &free, self.check, self.microbatches, true)

@@ -50,7 +50,7 @@ pub struct EvalReport {
     pub shares: Vec<f64>,
     /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
-    /// The last stage's outputs, of each microbatch in order.
+    /// The last stage's outputs, of each microbatch in order; empty in a process that does not have that stage.
     pub outputs: Vec<Values>,
     /// What each rank did and when, in seconds since the step began.
     pub timeline: Timeline,
