@@ -27,6 +27,13 @@ pub(crate) enum StepKind {
     Evaluate,
 }
 
+/// Which step it is, from 1, and at which attempt: attempts never go back, where a checkpoint may take the step back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepNumber {
+    pub step: u64,
+    pub attempt: u64,
+}
+
 /// Each rank's forwards, in the order in which the program has them, lowered anew.
 pub(crate) fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgram, String> {
     let forwards = |rank| {
@@ -129,7 +136,7 @@ impl Assembly {
     pub(crate) fn step_inputs(
         &self,
         ranks: impl Iterator<Item = Rank>,
-        (step, attempt): (u64, u64),
+        StepNumber { step, attempt }: StepNumber,
         batch: Batch,
         kind: StepKind,
         origin: Instant,

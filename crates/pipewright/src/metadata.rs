@@ -62,6 +62,14 @@ impl Metadata {
         format!("{name} {:016x}", hasher.finish())
     }
 
+    /// Dimensions that may differ between microbatches.
+    fn free(&self) -> &[usize] {
+        match self {
+            Self::Dynamic { free } => free,
+            Self::Static { .. } => &[],
+        }
+    }
+
     /// What `stage` takes, where it is given.
     fn of_stage(&self, stage: StageIndex) -> Option<Vec<TensorSpec>> {
         match self {
@@ -234,46 +242,49 @@ impl Boundaries {
 
     /// Looks at what the stage takes, which are all tensors of the boundary.
     pub(crate) fn look_at_inputs(&mut self, values: &[Value]) -> Result<(), Found> {
-        let free = self.free();
-        look(&mut self.takes, values, &free, self.check, self.microbatches, true)
+        let Some(specs) = self.takes.specs_to_check(values, &self.metadata, self.check, self.microbatches)
+        else {
+            return Ok(());
+        };
+        if values.len() != specs.len() {
+            let count = |count: usize| format!("{count} tensor(s)");
+            return Err((Mismatch::Count, count(values.len()), count(specs.len())));
+        }
+        compare(values, specs)
     }
 
     /// Looks at what the stage gives to the next; what the next one gets straight from others is not among it.
     pub(crate) fn look_at_outputs(&mut self, values: &[Value]) -> Result<(), Found> {
-        let free = self.free();
-        look(&mut self.gives, values, &free, self.check, self.microbatches, false)
+        let specs = self.gives.specs_to_check(values, &self.metadata, self.check, self.microbatches);
+        specs.map_or(Ok(()), |specs| compare(values, specs))
     }
+}
 
-    fn free(&self) -> Vec<usize> {
-        match &self.metadata {
-            Metadata::Dynamic { free } => free.clone(),
-            Metadata::Static { .. } => Vec::new(),
+impl Known {
+    /// What the tensors of a microbatch are to be compared with; none when the boundary has been checked enough. The
+    /// first microbatch shows what is not given.
+    fn specs_to_check(
+        &mut self,
+        values: &[Value],
+        metadata: &Metadata,
+        check: CheckMetadata,
+        microbatches: usize,
+    ) -> Option<&[TensorSpec]> {
+        if check == CheckMetadata::FirstStep && self.seen == microbatches {
+            return None;
         }
+        self.seen = (self.seen + 1).min(microbatches);
+        let free = metadata.free();
+        let shown = || values.iter().map(|value| TensorSpec::of(value, free)).collect();
+        Some(self.specs.get_or_insert_with(shown))
     }
 }
 
 /// A mismatch before it is known between whom: the difference, what was sent, what is expected.
 pub(crate) type Found = (Mismatch, String, String);
 
-fn look(
-    known: &mut Known,
-    values: &[Value],
-    free: &[usize],
-    check: CheckMetadata,
-    microbatches: usize,
-    are_all: bool,
-) -> Result<(), Found> {
-    if check == CheckMetadata::FirstStep && known.seen == microbatches {
-        return Ok(());
-    }
-    known.seen = (known.seen + 1).min(microbatches);
-    let specs =
-        known.specs.get_or_insert_with(|| values.iter().map(|value| TensorSpec::of(value, free)).collect());
-    if are_all && values.len() != specs.len() {
-        let count = |count: usize| format!("{count} tensor(s)");
-        return Err((Mismatch::Count, count(values.len()), count(specs.len())));
-    }
-    match values.iter().zip(&*specs).position(|(value, spec)| !spec.fits(value)) {
+fn compare(values: &[Value], specs: &[TensorSpec]) -> Result<(), Found> {
+    match values.iter().zip(specs).position(|(value, spec)| !spec.fits(value)) {
         Some(place) => {
             let sent = TensorSpec::of(&values[place], &[]).to_string();
             Err((Mismatch::Tensor(place), sent, specs[place].to_string()))

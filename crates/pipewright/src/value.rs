@@ -5,7 +5,7 @@
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Device, Shape, Tensor, kind::Basic};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData, kind::Basic};
 
 use crate::boundary::BoundaryError;
 
@@ -114,6 +114,28 @@ impl Value {
             ValueKind::Float => Dispatch::float_slice(tensor, &slices),
             ValueKind::Int => Dispatch::int_slice(tensor, &slices),
             ValueKind::Bool => Dispatch::bool_slice(tensor, &slices),
+        })
+    }
+
+    /// The elements, off the device.
+    pub(crate) fn into_data(self) -> TensorData {
+        // Rank plays no part in reading, so any may stand in the type.
+        match self.kind() {
+            ValueKind::Float => Tensor::<1>::from_dispatch(self.tensor).into_data(),
+            ValueKind::Int => Tensor::<1, burn::tensor::Int>::from_dispatch(self.tensor).into_data(),
+            ValueKind::Bool => Tensor::<1, burn::tensor::Bool>::from_dispatch(self.tensor).into_data(),
+        }
+    }
+
+    /// A tensor with these elements.
+    pub(crate) fn from_data(data: TensorData, device: &Device) -> Self {
+        let (dtype, device) = (data.dtype(), device.as_dispatch());
+        Self::from_dispatch(if dtype.is_bool() {
+            Dispatch::bool_from_data(data, device)
+        } else if dtype.is_int() || dtype.is_uint() {
+            Dispatch::int_from_data(data, device)
+        } else {
+            Dispatch::float_from_data(data, device)
         })
     }
 

@@ -25,6 +25,9 @@ const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
 pub(super) fn disagreement(error: &AgreementError) -> Failure {
     match error {
         AgreementError::Failed(step) => Failure::new(Exit::RankFailed, error).loss_of(lost(step)),
+        AgreementError::Differences(differences) if differences.silent().is_some() => {
+            Failure::new(Exit::RankFailed, error).loss_of(differences.silent())
+        }
         AgreementError::Silent { rank, .. } => Failure::new(Exit::RankFailed, error).loss_of(Some(*rank)),
         _ => Failure::input(error),
     }

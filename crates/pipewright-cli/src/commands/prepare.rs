@@ -14,6 +14,7 @@ use pipewright_schedule::{
     Level, LowerConfig, ModelDesc, Program, Schedule, ScheduleSpec, ValidatedProgram, generate, lower,
     validate,
 };
+use serde_json::{Map, Value};
 
 use crate::arguments::RunArguments;
 use crate::commands::schedule_file::{self, implied_level, locate};
@@ -42,13 +43,13 @@ pub(super) struct Prepared {
 }
 
 /// What must not differ between the processes of a run. Files may lie in different places on different machines.
-pub(super) fn identity(prepared: &Prepared) -> Fields {
+/// `description` is the run's.
+pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
     const MAY_DIFFER: [&str; 6] =
         ["data.path", "data.tokenizer", "model.from", "pipeline.threads_per_rank", "run.out", "run.device"];
     let mut fields = prepared.settings.by_key();
     fields.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
-    fields.insert("model".to_owned(), format!("{:?}", prepared.model));
-    fields.insert("content of the data".to_owned(), format!("{:?}", prepared.rows.identity()));
+    fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
     fields.insert("files of the weights".to_owned(), weights(prepared.initial.as_deref()));
     fields
 }
@@ -124,7 +125,9 @@ fn read_program(pipeline: &mut PipelineSettings, replicas: u32) -> Result<Valida
     }
     let placement = program.placement();
     pipeline.ranks = program.ranks();
-    pipeline.microbatches = program.microbatches() * replicas;
+    let too_many =
+        || Failure::input(format!("{place}: {replicas} replicas have more microbatches than can be"));
+    pipeline.microbatches = program.microbatches().checked_mul(replicas).ok_or_else(too_many)?;
     let on_a_rank = placement.all_ranks().map(|rank| placement.stages_of(rank).len() as u32);
     pipeline.stages_per_rank = on_a_rank.max().unwrap_or(1);
     Ok(program)

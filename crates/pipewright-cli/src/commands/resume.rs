@@ -110,7 +110,7 @@ impl Found {
 
     /// What must not differ between processes.
     fn identity(&self) -> Fields {
-        let mut fields = identity(&self.prepared);
+        let mut fields = identity(&self.prepared, &self.description);
         let shards = self.checkpoint.iter().flat_map(|checkpoint| &checkpoint.manifest().shards);
         let hashes: Vec<&str> = shards.map(|shard| shard.hash.as_str()).collect();
         fields.insert("checkpoint".to_owned(), hashes.join(" "));

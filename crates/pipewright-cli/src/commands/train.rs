@@ -23,10 +23,12 @@ fn run_with(arguments: &RunArguments, crew: &mut Crew) -> Result<(), Failure> {
         if crew.speaks() {
             run_folder::probe(&prepared.settings.run.out).map_err(Failure::input)?;
         }
-        Ok(prepared)
+        let description = describe(&prepared);
+        Ok((prepared, description))
     });
-    let prepared = crew.agree(prepared, identity)?;
-    let (settings, description) = (prepared.settings.clone(), describe(&prepared));
+    let (prepared, description) =
+        crew.agree(prepared, |(prepared, description)| identity(prepared, description))?;
+    let settings = prepared.settings.clone();
     let interrupt = Interrupt::default();
     // The folder comes last: a run that cannot start leaves the one before it where it is.
     let mut trainer = launch(prepared, crew, &interrupt)?;

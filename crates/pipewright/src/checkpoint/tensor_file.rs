@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, TensorData};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
@@ -53,8 +53,7 @@ impl Content {
 
     fn into_data(self) -> TensorData {
         match self {
-            // Rank plays no part in reading, so any may stand in the type.
-            Self::Live(value) => Tensor::<1>::from_dispatch(value.into_dispatch()).into_data(),
+            Self::Live(value) => value.into_data(),
             Self::Data(data) => data,
         }
     }

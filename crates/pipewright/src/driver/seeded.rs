@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::threads::caught;
-use crate::assembly::{Assembly, StepKind};
+use crate::assembly::{Assembly, StepKind, StepNumber};
 use crate::batch::Batch;
 use crate::executor::{Executor, Poll};
 use crate::failure::{Abort, Cause, StepError};
@@ -73,7 +73,7 @@ impl SeededPipeline {
         let kind = StepKind::Train { learning_rate, update: true };
         let inputs = self.assembly.step_inputs(
             (0..self.executors.len() as u32).map(Rank::new),
-            (self.step, self.step),
+            StepNumber { step: self.step, attempt: self.step },
             batch,
             kind,
             start,

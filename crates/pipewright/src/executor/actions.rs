@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 
-use super::machine::{Blocked, Executor};
+use super::machine::Executor;
+use super::step::Blocked;
 use crate::failure::Cause;
 use crate::memory::bytes_of;
 use crate::stage::{ForwardTask, Gradient, StageContext};
@@ -256,7 +257,7 @@ impl Executor {
         tag: Tag,
         stage: StageIndex,
     ) -> Result<Vec<Option<Value>>, Blocked> {
-        let Some(message) = self.endpoint.try_take(from, tag) else { return Err(Blocked { from, tag }) };
+        let Some(message) = self.endpoint.try_take(from, tag) else { return Err(self.blocked(from, tag)) };
         self.note_exposed(&message);
         let Payload::Tensors(tensors) = message.into_payload() else { unreachable!("the tag says tensors") };
         self.memory.take_over(bytes_of(tensors.iter().flatten()));

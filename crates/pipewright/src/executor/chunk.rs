@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use crate::metadata::Boundaries;
-use crate::stage::{Gradient, Runner, Stage};
+use crate::stage::{Gradient, Runner, Skips, Stage};
 use crate::transport::Direction;
 use crate::value::Values;
 
@@ -21,6 +21,8 @@ pub(crate) struct Chunk {
     pub(crate) outputs: Vec<Option<Values>>,
     pub(crate) output_gradients: Vec<Option<Vec<Gradient>>>,
     pub(crate) input_gradients: Vec<Option<Vec<Gradient>>>,
+    /// What comes and goes past the neighbours.
+    pub(crate) routes: Arc<Skips>,
     /// Tensors that came straight from stages that are not neighbours, and the gradients that came back.
     pub(crate) skips: HashMap<(Direction, StageIndex, Microbatch), Vec<Gradient>>,
     /// What is known of the stage's edges.
@@ -35,6 +37,7 @@ impl Chunk {
     pub(crate) fn new(stage: StageIndex, runner: Stage, microbatches: u32, boundaries: Boundaries) -> Self {
         let microbatches = microbatches as usize;
         Self {
+            routes: Arc::new(runner.runner.skips().clone()),
             stage,
             runner: runner.runner,
             inputs: vec![None; microbatches],

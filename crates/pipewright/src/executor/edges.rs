@@ -55,7 +55,8 @@ impl Executor {
 
     /// A boundary between two stages whose sides differ.
     fn mismatch(&self, from: StageIndex, to: StageIndex, microbatch: Microbatch, found: Found) -> Cause {
-        let side = |stage| Side { stage, rank: self.program.placement().rank_of(stage) };
+        let rank = |stage| self.endpoint.world_rank_of(self.program.placement().rank_of(stage));
+        let side = |stage| Side { stage, rank: rank(stage) };
         let (mismatch, sent, expected) = found;
         let (from, to) = (side(from), side(to));
         Box::new(MetadataError { microbatch, mismatch, from, sent, to, expected }).into()

@@ -3,6 +3,8 @@
 //! No rank updates before every rank has contributed to the norm, and none contributes before its losses are found
 //! finite. So when any loss or gradient is not finite, all parameters are still those before the step.
 
+use std::sync::Arc;
+
 use pipewright_schedule::{Microbatch, Rank};
 
 use super::machine::Executor;
@@ -78,7 +80,7 @@ impl Executor {
     pub(super) fn tell_ready(&mut self) {
         let own = self.endpoint.seat().replica;
         for replica in (0..self.endpoint.replicas()).filter(|&replica| replica != own) {
-            self.endpoint.send_across(replica, Tag::Ready, Payload::Bytes(Vec::new()));
+            self.endpoint.send_across(replica, Tag::Ready, Payload::Bytes(Arc::default()));
         }
     }
 

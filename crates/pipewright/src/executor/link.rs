@@ -69,12 +69,12 @@ impl Link {
 
     /// Sends to a rank of this pipeline.
     pub(crate) fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
-        self.endpoint.send(self.in_pipeline(to), tag, payload);
+        self.endpoint.send(self.world_rank_of(to), tag, payload);
     }
 
     /// Takes what a rank of this pipeline sent.
     pub(crate) fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
-        self.endpoint.try_take(self.in_pipeline(from), tag)
+        self.endpoint.try_take(self.world_rank_of(from), tag)
     }
 
     /// Sends to this rank of another replica.
@@ -105,7 +105,8 @@ impl Link {
         self.endpoint.fail(error);
     }
 
-    fn in_pipeline(&self, rank: Rank) -> Rank {
+    /// A rank of this pipeline, as a rank of the world.
+    pub(crate) fn world_rank_of(&self, rank: Rank) -> Rank {
         self.mesh.world_rank(Seat { rank, ..self.seat })
     }
 

@@ -1,28 +1,24 @@
-//! The states of a rank's step, and the way from one to the next.
+//! The executor: what a rank has, and the next thing that it does.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pipewright_schedule::{Action, Event, Rank, StageIndex, ValidatedProgram};
 
 use super::chunk::Chunk;
 use super::link::Link;
-use super::reduction::Reduction;
 use super::report::RankReport;
-use super::sharing::{Shared, find_shared};
+use super::sharing::Shared;
+use super::step::{Blocked, Phase, Poll, StepInput, StepState};
 use crate::assembly::Assembly;
-use crate::batch::Sides;
 use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
 use crate::memory::{RankMemory, bytes_of};
 use crate::metadata::Boundaries;
 use crate::progress::Board;
-use crate::stage::{Gradient, Stage};
-use crate::transport::{Contribution, OwnedParameter, Tag};
-use crate::value::Values;
+use crate::stage::Stage;
+use crate::transport::Tag;
 
 /// One rank's side of a step.
 pub(crate) struct Executor {
@@ -44,119 +40,6 @@ pub(crate) struct Executor {
     /// Parameters with several owners; unknown before the first update, and after a step that failed.
     pub(super) shared: Option<Arc<[Shared]>>,
     pub(super) step: StepState,
-}
-
-/// What a rank needs to begin a step.
-pub(crate) struct StepInput {
-    /// Counted from 1.
-    pub step: u64,
-    /// Counts what the pipeline was asked to run: never goes back, where a checkpoint may take the step back.
-    pub attempt: u64,
-    /// The first stage's input of each microbatch; empty on other ranks.
-    pub inputs: Vec<Values>,
-    /// The last stage's targets of each microbatch; empty on other ranks.
-    pub targets: Vec<Values>,
-    /// What every stage may read, the same on all ranks.
-    pub sides: Arc<Sides>,
-    /// What each microbatch counts for, times their number.
-    pub shares: Arc<[f64]>,
-    /// Whether the report has the last stage's outputs.
-    pub keep_outputs: bool,
-    /// The optimizer's learning rate.
-    pub learning_rate: f64,
-    /// Whether the step ends with an update; if not, its gradients stay and those of the next step are added.
-    pub update: bool,
-    /// What to run: the program of the pipeline, or the forward part of it.
-    pub program: Arc<ValidatedProgram>,
-    /// The zero of the timeline.
-    pub origin: Instant,
-}
-
-/// How far a poll got.
-#[derive(Debug, PartialEq)]
-pub(crate) enum Poll {
-    /// Something was done: poll again.
-    Progress,
-    /// Nothing can be done before this has arrived.
-    Blocked(Blocked),
-    /// The step is done.
-    Done,
-}
-
-/// What a rank waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Blocked {
-    pub from: Rank,
-    pub tag: Tag,
-}
-
-impl fmt::Display for Blocked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} from rank {}", self.tag, self.from)
-    }
-}
-
-/// Where the step stands.
-pub(super) struct StepState {
-    pub(super) number: u64,
-    pub(super) learning_rate: f64,
-    pub(super) update_follows: bool,
-    phase: Phase,
-    position: usize,
-    /// When the current action was first tried; a blocked one is tried again.
-    pub(super) entered: Option<Instant>,
-    origin: Instant,
-    pub(super) events: Vec<Event>,
-    pub(super) exposed: Duration,
-    pub(super) sides: Arc<Sides>,
-    pub(super) shares: Arc<[f64]>,
-    pub(super) keep_outputs: bool,
-    pub(super) losses: Vec<f64>,
-    pub(super) auxiliary: BTreeMap<Arc<str>, f64>,
-    /// What each rank holds, while that is being found out.
-    pub(super) owned: Vec<(Rank, Vec<OwnedParameter>)>,
-    /// The gradients of a shared parameter that are here, by owner.
-    pub(super) shared_gradients: Vec<Gradient>,
-    /// Gradients on their way between replicas.
-    pub(super) reductions: Vec<Reduction>,
-    pub(super) norm_parts: Contribution,
-    pub(super) norm: Option<f64>,
-    pub(super) update: Duration,
-    /// Whether the update has begun: what comes after it cannot be taken back.
-    has_updated: bool,
-    /// Reports of the step that is done; this rank's is the first.
-    pub(super) reports: Vec<RankReport>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Phase {
-    Actions,
-    /// The gradients of all replicas are added up.
-    Replicas,
-    /// The parameters of ranks below this one are known.
-    Parameters {
-        next: Rank,
-    },
-    /// Shared parameters below this one have the sum of their gradients.
-    Shared {
-        next: u32,
-    },
-    /// The parts of ranks below this one have been taken.
-    Norm {
-        next: Rank,
-    },
-    /// Replicas below this one are ready to update too.
-    Ready {
-        next: u32,
-    },
-    Update,
-    /// The first rank has the reports of ranks below this one; only across processes.
-    Reports {
-        next: Rank,
-    },
-    /// The others wait for what it makes of them.
-    Summary,
-    Done,
 }
 
 impl Executor {
@@ -294,143 +177,6 @@ impl Executor {
         self.step.entered = Some(Instant::now());
     }
 
-    fn end_of_program(&mut self) -> Result<Option<Blocked>, Cause> {
-        self.read_losses()?;
-        self.read_auxiliary()?;
-        if self.program.is_forward_only() {
-            self.finish();
-        } else if !self.step.update_follows {
-            self.accumulated += self.program.microbatches();
-            self.finish();
-        } else if self.reduces() {
-            // The program may have started some of them.
-            let stages: Vec<StageIndex> = self.chunks.iter().map(|chunk| chunk.stage).collect();
-            stages.into_iter().try_for_each(|stage| self.start_reduction(stage))?;
-            self.step.phase = Phase::Replicas;
-        } else {
-            self.find_or_sum_shared();
-        }
-        Ok(None)
-    }
-
-    fn poll_replicas(&mut self) -> Option<Blocked> {
-        let blocked = self.awaited_reductions();
-        if blocked.is_none() {
-            self.board.moved(self.world_rank, self.step.position);
-            self.step.reductions.clear();
-            self.find_or_sum_shared();
-        }
-        blocked
-    }
-
-    fn find_or_sum_shared(&mut self) {
-        if self.shared.is_none() {
-            self.send_parameters();
-            self.step.phase = Phase::Parameters { next: Rank::new(0) };
-        } else {
-            self.send_shared();
-            self.step.phase = Phase::Shared { next: 0 };
-        }
-    }
-
-    fn poll_parameters(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
-        if next.get() == self.endpoint.ranks() {
-            self.shared = Some(find_shared(&self.step.owned)?.into());
-            self.find_or_sum_shared();
-            return Ok(None);
-        }
-        if next != self.rank && !self.take_parameters(next) {
-            return Ok(Some(Blocked { from: next, tag: Tag::Parameters }));
-        }
-        self.board.moved(self.world_rank, self.step.position);
-        self.step.phase = Phase::Parameters { next: Rank::new(next.get() + 1) };
-        Ok(None)
-    }
-
-    fn poll_shared(&mut self, next: u32) -> Option<Blocked> {
-        if self.shared.as_ref().is_none_or(|shared| next as usize == shared.len()) {
-            self.send_norm_part();
-            self.step.phase = Phase::Norm { next: Rank::new(0) };
-            return None;
-        }
-        if let Some(blocked) = self.sum_shared(next) {
-            return Some(blocked);
-        }
-        self.board.moved(self.world_rank, self.step.position);
-        self.step.phase = Phase::Shared { next: next + 1 };
-        None
-    }
-
-    fn poll_norm(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
-        if next.get() == self.endpoint.ranks() {
-            self.step.norm = Some(self.gradient_norm()?);
-            self.tell_ready();
-            self.step.phase = Phase::Ready { next: 0 };
-            return Ok(None);
-        }
-        if next != self.rank && !self.take_norm_part(next) {
-            return Ok(Some(Blocked { from: next, tag: Tag::GradientNorm }));
-        }
-        self.board.moved(self.world_rank, self.step.position);
-        self.step.phase = Phase::Norm { next: Rank::new(next.get() + 1) };
-        Ok(None)
-    }
-
-    fn poll_ready(&mut self, next: u32) -> Option<Blocked> {
-        if next == self.endpoint.replicas() {
-            self.step.phase = Phase::Update;
-            return None;
-        }
-        if next != self.endpoint.seat().replica && self.endpoint.try_take_across(next, Tag::Ready).is_none() {
-            return Some(Blocked { from: self.endpoint.in_replica(next), tag: Tag::Ready });
-        }
-        self.step.phase = Phase::Ready { next: next + 1 };
-        None
-    }
-
-    fn poll_update(&mut self) -> Result<Option<Blocked>, Cause> {
-        let start = Instant::now();
-        self.step.has_updated = true;
-        self.update();
-        self.step.update = start.elapsed();
-        self.board.moved(self.world_rank, self.step.position);
-        self.finish();
-        Ok(None)
-    }
-
-    /// The rank has done its part. Across processes the step is done when all have.
-    fn finish(&mut self) {
-        self.make_report();
-        self.step.phase = match self.endpoint.is_distributed() {
-            false => Phase::Done,
-            true if self.world_rank.get() == 0 => Phase::Reports { next: Rank::new(1) },
-            true => Phase::Summary,
-        };
-    }
-
-    fn poll_reports(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
-        if next.get() == self.endpoint.world_ranks() {
-            self.send_summary();
-            self.step.phase = Phase::Done;
-            return Ok(None);
-        }
-        if !self.take_report(next)? {
-            return Ok(Some(Blocked { from: next, tag: Tag::Report }));
-        }
-        self.board.moved(self.world_rank, self.step.position);
-        self.step.phase = Phase::Reports { next: Rank::new(next.get() + 1) };
-        Ok(None)
-    }
-
-    fn poll_summary(&mut self) -> Result<Option<Blocked>, Cause> {
-        if !self.take_summary()? {
-            return Ok(Some(Blocked { from: Rank::new(0), tag: Tag::Summary }));
-        }
-        self.board.moved(self.world_rank, self.step.position);
-        self.step.phase = Phase::Done;
-        Ok(None)
-    }
-
     /// Whether the rank has begun to update its parameters in this step.
     pub(crate) fn has_updated(&self) -> bool {
         self.step.has_updated
@@ -482,6 +228,11 @@ impl Executor {
         &mut self.chunks[place]
     }
 
+    /// The rank waits for what a rank of its pipeline sends.
+    pub(super) fn blocked(&self, from: Rank, tag: Tag) -> Blocked {
+        Blocked { from: self.endpoint.world_rank_of(from), tag }
+    }
+
     /// The rank of `stage`, or none when it is this one.
     pub(super) fn elsewhere(&self, stage: StageIndex) -> Option<Rank> {
         Some(self.program.placement().rank_of(stage)).filter(|&rank| rank != self.rank)
@@ -489,34 +240,5 @@ impl Executor {
 
     pub(super) fn is_last(&self, stage: StageIndex) -> bool {
         stage == self.program.placement().last_stage()
-    }
-}
-
-impl StepState {
-    fn idle() -> Self {
-        Self {
-            number: 0,
-            learning_rate: 0.0,
-            update_follows: true,
-            phase: Phase::Done,
-            position: 0,
-            entered: None,
-            origin: Instant::now(),
-            events: Vec::new(),
-            exposed: Duration::ZERO,
-            sides: Arc::default(),
-            shares: Arc::default(),
-            keep_outputs: false,
-            losses: Vec::new(),
-            auxiliary: BTreeMap::new(),
-            owned: Vec::new(),
-            shared_gradients: Vec::new(),
-            reductions: Vec::new(),
-            norm_parts: Vec::new(),
-            norm: None,
-            update: Duration::ZERO,
-            has_updated: false,
-            reports: Vec::new(),
-        }
     }
 }

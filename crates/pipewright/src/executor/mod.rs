@@ -14,7 +14,9 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `machine.rs` | the states and the way from one to the next |
+//! | `machine.rs` | the executor: a poll, an action, an error in its place |
+//! | `step.rs` | where a step stands |
+//! | `phases.rs` | one function for each phase after the program |
 //! | `actions.rs` | one handler an action |
 //! | `link.rs` | the transport as seen from the rank's seat in the mesh |
 //! | `reduction.rs` | gradients summed over replicas |
@@ -32,12 +34,15 @@ mod edges;
 mod finish;
 mod link;
 mod machine;
+mod phases;
 mod reduction;
 mod report;
 mod sharing;
 mod state;
+mod step;
 mod skip;
 
 pub(crate) use link::Link;
-pub(crate) use machine::{Blocked, Executor, Poll, StepInput};
+pub(crate) use machine::Executor;
 pub(crate) use report::RankReport;
+pub(crate) use step::{Blocked, Poll, StepInput};

@@ -14,7 +14,8 @@
 use burn::tensor::{Bool, Device, Tensor};
 use pipewright_schedule::StageIndex;
 
-use super::machine::{Blocked, Executor};
+use super::machine::Executor;
+use super::step::Blocked;
 use crate::failure::Cause;
 use crate::memory::bytes_of;
 use crate::transport::{Payload, Tag};
@@ -92,10 +93,9 @@ impl Executor {
 
     /// Takes what has come for any stage, without waiting.
     pub(super) fn advance_reductions(&mut self) {
-        for mut reduction in std::mem::take(&mut self.step.reductions) {
-            self.advance(&mut reduction);
-            self.step.reductions.push(reduction);
-        }
+        let mut reductions = std::mem::take(&mut self.step.reductions);
+        reductions.iter_mut().for_each(|reduction| self.advance(reduction));
+        self.step.reductions = reductions;
     }
 
     fn advance(&mut self, reduction: &mut Reduction) {

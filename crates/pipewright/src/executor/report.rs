@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::memory::bytes_of;
-use crate::transport::{Payload, Tag};
+use crate::transport::{Payload, Tag, encoded};
 use crate::value::Values;
 
 /// What a rank has to say about a step that is done.
@@ -131,8 +131,9 @@ impl Executor {
     /// Tells every other rank what all have reported.
     pub(super) fn send_summary(&mut self) {
         let figures: Vec<Figures> = self.step.reports.iter().map(|report| report.figures(false)).collect();
+        let summary = encoded(&figures);
         for to in (1..self.endpoint.world_ranks()).map(Rank::new) {
-            self.endpoint.send_world(to, Tag::Summary, Payload::of(&figures));
+            self.endpoint.send_world(to, Tag::Summary, Payload::Bytes(summary.clone()));
         }
     }
 

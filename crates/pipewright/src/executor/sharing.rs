@@ -19,7 +19,8 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use pipewright_schedule::{Rank, StageIndex};
 
-use super::machine::{Blocked, Executor};
+use super::machine::Executor;
+use super::step::Blocked;
 use crate::failure::Cause;
 use crate::memory::bytes_of;
 use crate::transport::{OwnedParameter, Payload, Tag};
@@ -130,7 +131,7 @@ impl Executor {
                         Tag::SharedGradient { parameter, stage: owner.stage, place: owner.place as u32 };
                     let from = owner.rank;
                     let Some(message) = self.endpoint.try_take(from, tag) else {
-                        return Some(Blocked { from, tag });
+                        return Some(self.blocked(from, tag));
                     };
                     let Payload::Tensors(tensors) = message.into_payload() else {
                         unreachable!("the tag says a gradient")

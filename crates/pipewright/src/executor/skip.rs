@@ -11,8 +11,9 @@
 
 use pipewright_schedule::{Microbatch, StageIndex};
 
-use super::machine::{Blocked, Executor};
-use crate::stage::{Gradient, Skip};
+use super::machine::Executor;
+use super::step::Blocked;
+use crate::stage::{Gradient, Skip, Skips};
 use crate::transport::{Direction, Payload, Tag};
 
 impl Executor {
@@ -24,7 +25,8 @@ impl Executor {
         microbatch: Microbatch,
         tensors: &mut Vec<Gradient>,
     ) {
-        for &Skip { stage, tensors: count } in self.skips(direction, source).iter().rev() {
+        let routes = self.chunk(source).routes.clone();
+        for &Skip { stage, tensors: count } in sent(&routes, direction).iter().rev() {
             let tensors = tensors.split_off(tensors.len().saturating_sub(count));
             let Some(to) = self.elsewhere(stage) else {
                 self.chunk(stage).skips.insert((direction, source, microbatch), tensors);
@@ -46,7 +48,8 @@ impl Executor {
         stage: StageIndex,
         microbatch: Microbatch,
     ) -> Option<Blocked> {
-        for Skip { stage: source, .. } in self.skips(opposite(direction), stage) {
+        let routes = self.chunk(stage).routes.clone();
+        for &Skip { stage: source, .. } in sent(&routes, opposite(direction)) {
             let key = (direction, source, microbatch);
             let Some(from) = self.elsewhere(source) else { continue };
             if self.chunk(stage).skips.contains_key(&key) {
@@ -68,19 +71,19 @@ impl Executor {
         microbatch: Microbatch,
         tensors: &mut Vec<Gradient>,
     ) {
-        for Skip { stage: source, .. } in self.skips(opposite(direction), stage) {
+        let routes = self.chunk(stage).routes.clone();
+        for &Skip { stage: source, .. } in sent(&routes, opposite(direction)) {
             let skips = self.chunk(stage).skips.remove(&(direction, source, microbatch));
             tensors.extend(skips.expect("a stage runs only when its skip connections are here"));
         }
     }
+}
 
-    /// Skip connections in which `stage` is the sender of what goes in `direction`.
-    fn skips(&mut self, direction: Direction, stage: StageIndex) -> Vec<Skip> {
-        let skips = self.chunk(stage).runner.skips();
-        match direction {
-            Direction::Forward => skips.outputs.clone(),
-            Direction::Backward => skips.inputs.clone(),
-        }
+/// Skip connections whose sender the routes' stage is, of what goes in `direction`; it takes those of the other direction.
+fn sent(routes: &Skips, direction: Direction) -> &[Skip] {
+    match direction {
+        Direction::Forward => &routes.outputs,
+        Direction::Backward => &routes.inputs,
     }
 }
 

@@ -9,6 +9,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Gradients, Tensor};
 
 use super::body::StageBody;
+use super::state::parameters_of;
 use crate::kernel::product::{Matrix, add_product, product};
 use crate::kernel::squares::sum_squares;
 use crate::nn::{CpuTensor, WeightTask, add_rows, cpu_tensor, elements, owned, row_major};
@@ -27,18 +28,18 @@ pub(crate) struct GradientSums {
 impl GradientSums {
     /// Empty sums for the parameters of `module`.
     pub(crate) fn new<M: StageBody>(module: &M) -> Self {
-        let mut names = Names::default();
-        module.visit(&mut names);
-        let paths: Vec<Arc<str>> = names.found.iter().map(|local| module.path(local).into()).collect();
+        let found = parameters_of(module);
+        let paths: Vec<Arc<str>> = found.iter().map(|found| module.path(&found.local).into()).collect();
+        let shapes = found.iter().map(|found| found.value.shape().to_vec()).collect();
         let mut places = HashMap::new();
         let mut duplicate = None;
-        for (place, id) in names.ids.iter().enumerate() {
-            if let Some(first) = places.insert(*id, place) {
+        for (place, found) in found.iter().enumerate() {
+            if let Some(first) = places.insert(found.id, place) {
                 duplicate = Some((Arc::clone(&paths[first]), Arc::clone(&paths[place])));
             }
         }
         let sums = vec![None; paths.len()];
-        Self { paths, shapes: names.shapes, places, duplicate, sums }
+        Self { paths, shapes, places, duplicate, sums }
     }
 
     /// Global path of each parameter.
@@ -143,31 +144,6 @@ fn sum_of_squares(tensor: &DispatchTensor) -> f64 {
         Ok(flex) if flex.dtype() == burn::tensor::DType::F32 => sum_squares(elements(&row_major(flex))),
         // Elsewhere the elements come to the host first: the sum must not depend on how a device reduces.
         _ => sum_squares(&tensor.into_data().iter::<f32>().collect::<Vec<_>>()),
-    }
-}
-
-/// Collects the local path, the shape and the id of every float parameter.
-#[derive(Default)]
-struct Names {
-    path: Vec<String>,
-    found: Vec<String>,
-    shapes: Vec<Vec<usize>>,
-    ids: Vec<ParamId>,
-}
-
-impl ModuleVisitor for Names {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.found.push(self.path.join("."));
-        self.shapes.push(param.val().dims().to_vec());
-        self.ids.push(param.id);
-    }
-
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
     }
 }
 

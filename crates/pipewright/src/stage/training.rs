@@ -9,7 +9,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use burn::module::{ModuleVisitor, Param, ParamId};
+use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_schedule::Microbatch;
@@ -251,9 +251,7 @@ impl<M: StageBody> Runner for TrainingStage<M> {
     }
 
     fn parameters(&self) -> Vec<TensorData> {
-        let mut reader = Reader::default();
-        self.module().visit(&mut reader);
-        reader.0
+        parameters_of(self.module()).into_iter().map(|found| found.value.into_data()).collect()
     }
 
     fn state(&self) -> StageState {
@@ -344,11 +342,11 @@ fn off_tape(output: Value) -> (Value, OutputRoot) {
     if output.kind() != ValueKind::Float {
         return (output, OutputRoot { shape, root: None });
     }
-    let slot = GradientSlot::default();
     let tensor = Tensor::<1>::from_dispatch(output.into_dispatch());
     if !tensor.is_tracked() {
         return (Value::of(off(tensor)).constant(), OutputRoot { shape, root: None });
     }
+    let slot = GradientSlot::default();
     let root = gradient_root(&Value::of(tensor.clone()), slot.clone());
     (Value::of(tensor.inner()), OutputRoot { shape, root: Some((root, slot)) })
 }
@@ -390,14 +388,4 @@ fn plant(roots: Vec<OutputRoot>, gradients: Vec<Gradient>) -> Result<Option<Tens
         });
     }
     Ok(joined)
-}
-
-/// Collects the parameters' values.
-#[derive(Default)]
-struct Reader(Vec<TensorData>);
-
-impl ModuleVisitor for Reader {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.push(param.val().inner().into_data());
-    }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
 
-use super::{Endpoint, Payload, Tag, Waited};
+use super::{Endpoint, Payload, Tag, Waited, encoded};
 use crate::failure::StepError;
 
 /// What a process is about to run, by name: versions, hashes, settings that must not differ.
@@ -51,8 +51,20 @@ pub struct Differences(Vec<Difference>);
 enum Difference {
     /// Ranks cannot run, for one reason.
     Cannot { ranks: Vec<Rank>, reason: String },
+    /// A rank said nothing in time.
+    Silent { rank: Rank, waited: Duration },
     /// Ranks have one value of a field, the first rank has another.
     Field { name: String, ranks: Vec<Rank>, value: String, first: String },
+}
+
+impl Differences {
+    /// A rank that said nothing.
+    pub fn silent(&self) -> Option<Rank> {
+        self.0.iter().find_map(|difference| match difference {
+            Difference::Silent { rank, .. } => Some(*rank),
+            _ => None,
+        })
+    }
 }
 
 impl fmt::Display for Differences {
@@ -63,6 +75,9 @@ impl fmt::Display for Differences {
             }
             match difference {
                 Difference::Cannot { ranks, reason } => write!(f, "{}: {reason}", Ranks(ranks))?,
+                Difference::Silent { rank, waited } => {
+                    AgreementError::Silent { rank: *rank, waited: *waited }.fmt(f)?;
+                }
                 Difference::Field { name, ranks, value, first } => write!(
                     f,
                     "{}: `{name}` is {value}, but {first} on rank 0: start all processes with the same program and \
@@ -105,17 +120,21 @@ pub(super) fn agree(
     let others = (1..endpoint.ranks()).map(Rank::new);
     let differences = if endpoint.rank() == first {
         let mut told = vec![(first, hello.clone())];
+        let mut silent = Vec::new();
         for rank in others.clone() {
-            // Who says nothing cannot run; all hear of it.
-            let hello = match take(endpoint, rank, Tag::Hello, until, deadline) {
-                Err(silent @ AgreementError::Silent { .. }) => Err(silent.to_string()),
-                hello => hello?,
-            };
-            told.push((rank, hello));
+            match take(endpoint, rank, Tag::Hello, until, deadline) {
+                // All hear of it.
+                Err(AgreementError::Silent { rank, waited }) => {
+                    silent.push(Difference::Silent { rank, waited });
+                }
+                hello => told.push((rank, hello?)),
+            }
         }
-        let differences = compare(&told);
+        let mut differences = compare(&told);
+        differences.0.extend(silent);
+        let welcome = encoded(&differences);
         for rank in others {
-            endpoint.send(rank, Tag::Welcome, Payload::of(&differences));
+            endpoint.send(rank, Tag::Welcome, Payload::Bytes(welcome.clone()));
         }
         differences
     } else {

@@ -140,14 +140,14 @@ pub enum Payload {
     Parameters(Vec<OwnedParameter>),
     /// A part of the gradient norm.
     Contribution(Contribution),
-    /// What sender and receiver alone read.
-    Bytes(Vec<u8>),
+    /// What sender and receiver alone read. Cheap to send to many.
+    Bytes(Arc<[u8]>),
 }
 
 impl Payload {
     /// A value as bytes, for a receiver that knows its type.
     pub(crate) fn of<T: Serialize>(value: &T) -> Self {
-        Self::Bytes(postcard::to_stdvec(value).expect("text and numbers can be written"))
+        Self::Bytes(encoded(value))
     }
 
     /// The value that [`Payload::of`] wrote.
@@ -157,6 +157,11 @@ impl Payload {
             _ => Err(postcard::Error::DeserializeUnexpectedEnd),
         }
     }
+}
+
+/// A value as bytes.
+pub(crate) fn encoded<T: Serialize>(value: &T) -> Arc<[u8]> {
+    postcard::to_stdvec(value).expect("text and numbers can be written").into()
 }
 
 /// A payload on its way.

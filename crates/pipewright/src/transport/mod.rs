@@ -31,6 +31,7 @@ use crate::progress::Board;
 pub use agreement::{AgreementError, Differences, Fields};
 pub use held::{HeldEndpoint, Limbo};
 pub use local::LocalEndpoint;
+pub(crate) use message::encoded;
 pub use message::{Contribution, Direction, Message, OwnedParameter, Payload, Tag};
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEndpoint, MpiError};

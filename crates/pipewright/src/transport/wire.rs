@@ -10,15 +10,13 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use burn::backend::Dispatch;
-use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, TensorData};
 use pipewright_schedule::{Action, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::message::{Message, OwnedParameter, Payload, Tag};
 use crate::failure::{Cause, StepError};
-use crate::value::{Value, ValueKind};
+use crate::value::Value;
 
 /// Bytes that parts of a letter are padded to.
 pub(crate) const BLOCK: usize = 64;
@@ -163,7 +161,7 @@ pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Letter, WireError> {
                 PayloadHead::Contribution(parts) => {
                     Payload::Contribution(parts.into_iter().map(|(path, part)| (path.into(), part)).collect())
                 }
-                PayloadHead::Bytes(bytes) => Payload::Bytes(bytes),
+                PayloadHead::Bytes(bytes) => Payload::Bytes(bytes.into()),
             };
             Letter::Message(Message { from, step, tag, payload, sent: sent_at(sent) })
         }
@@ -179,7 +177,7 @@ fn message_head(message: Message) -> (Head, Vec<TensorData>) {
                 .map(|tensor| {
                     let tensor = tensor?;
                     let wants_gradient = tensor.wants_gradient();
-                    let data = into_data(tensor);
+                    let data = tensor.into_data();
                     let head =
                         TensorHead { shape: data.shape().to_vec(), dtype: data.dtype(), wants_gradient };
                     elements.push(data);
@@ -191,7 +189,7 @@ fn message_head(message: Message) -> (Head, Vec<TensorData>) {
         Payload::Contribution(parts) => PayloadHead::Contribution(
             parts.into_iter().map(|(path, part)| (path.to_string(), part)).collect(),
         ),
-        Payload::Bytes(bytes) => PayloadHead::Bytes(bytes),
+        Payload::Bytes(bytes) => PayloadHead::Bytes(bytes.to_vec()),
     };
     (Head::Message { step: message.step, tag: message.tag, sent: since_epoch(), payload }, elements)
 }
@@ -237,7 +235,7 @@ fn tensors(
         at = (at + elements.len()).next_multiple_of(BLOCK);
         let data = TensorData::try_from_bytes_vec(elements, shape, dtype);
         let data = data.map_err(|error| WireError::Tensor { from, reason: format!("{error:?}") })?;
-        let value = value_of(data, &Device::flex());
+        let value = Value::from_data(data, &Device::flex());
         Ok(Some(if wants_gradient { value } else { value.constant() }))
     };
     heads.into_iter().map(read).collect()
@@ -245,26 +243,6 @@ fn tensors(
 
 fn pad(bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
-}
-
-fn into_data(value: Value) -> TensorData {
-    // Rank plays no part in reading the elements, so any may stand in the type.
-    match value.kind() {
-        ValueKind::Float => Tensor::<1>::from_dispatch(value.into_dispatch()).into_data(),
-        ValueKind::Int => Tensor::<1, burn::tensor::Int>::from_dispatch(value.into_dispatch()).into_data(),
-        ValueKind::Bool => Tensor::<1, burn::tensor::Bool>::from_dispatch(value.into_dispatch()).into_data(),
-    }
-}
-
-fn value_of(data: TensorData, device: &Device) -> Value {
-    let (dtype, device) = (data.dtype(), device.as_dispatch());
-    Value::from_dispatch(if dtype.is_bool() {
-        Dispatch::bool_from_data(data, device)
-    } else if dtype.is_int() || dtype.is_uint() {
-        Dispatch::int_from_data(data, device)
-    } else {
-        Dispatch::float_from_data(data, device)
-    })
 }
 
 /// The wall clock: the one clock that processes share, as far as their machines' clocks agree.
@@ -280,7 +258,7 @@ fn sent_at(sent: Duration) -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Bool, Int};
+    use burn::tensor::{Bool, Int, Tensor};
     use pipewright_schedule::{Microbatch, StageIndex};
 
     use super::super::message::Direction;

@@ -46,13 +46,19 @@ pub enum MpiError {
     },
 }
 
-/// A letter under way, given back as its buffer once it is done ([`Calls::test`]).
+/// A letter that has gone or come; MPI is done with its buffer.
+pub(super) struct Done {
+    pub(super) buffer: Vec<u8>,
+    pub(super) peer: Rank,
+}
+
+/// A letter under way, given back as its buffer once it is done ([`Calls::next_done`]).
 pub(super) struct Transfer {
     request: ffi::MPI_Request,
     /// Stays where it is on the heap while MPI reads or writes it.
     buffer: Vec<u8>,
     /// Where it goes or comes from.
-    pub(super) peer: Rank,
+    peer: Rank,
 }
 
 impl Drop for Transfer {
@@ -197,12 +203,15 @@ impl Calls {
         Ok(Transfer { request, buffer, peer })
     }
 
-    /// The buffer of a transfer that is done, or the transfer again.
-    pub(super) fn test(&self, mut transfer: Transfer) -> Result<Result<Vec<u8>, Transfer>, MpiError> {
-        match self.is_done(&mut transfer.request)? {
-            true => Ok(Ok(std::mem::take(&mut transfer.buffer))),
-            false => Ok(Err(transfer)),
+    /// Takes a transfer that is done out of those under way, if there is one.
+    pub(super) fn next_done(&self, under_way: &mut Vec<Transfer>) -> Result<Option<Done>, MpiError> {
+        for place in 0..under_way.len() {
+            if self.is_done(&mut under_way[place].request)? {
+                let mut transfer = under_way.swap_remove(place);
+                return Ok(Some(Done { buffer: std::mem::take(&mut transfer.buffer), peer: transfer.peer }));
+            }
         }
+        Ok(None)
     }
 
     fn is_done(&self, request: &mut ffi::MPI_Request) -> Result<bool, MpiError> {

@@ -142,7 +142,7 @@ impl MpiEndpoint {
 }
 
 impl Drop for MpiEndpoint {
-    /// Leaves MPI with the others; waits for them no longer than the deadline.
+    /// Leaves MPI with the others; waits for them as long as they give signs of life.
     fn drop(&mut self) {
         let _ = self.errands.send(Errand::Leave);
         if let Some(office) = self.office.take() {

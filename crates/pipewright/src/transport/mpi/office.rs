@@ -115,20 +115,26 @@ impl Office {
                     errand => errand.ok(),
                 },
             };
-            let is_busy = errand.is_some();
-            match errand {
-                Some(Errand::Send(to, letter)) => self.send(to, letter)?,
-                Some(Errand::Fail(error, attempt)) => {
-                    self.send_all(|| Letter::Failed(error.clone(), attempt))?;
-                }
-                Some(Errand::SetDeadline(deadline)) => {
-                    self.deadline = deadline;
-                    self.beats.set_deadline(deadline);
-                }
+            let is_busy = match errand {
                 Some(Errand::Leave) => return Ok(()),
-                None => {}
-            }
+                Some(errand) => self.run_errand(errand).map(|()| true)?,
+                None => false,
+            };
             idle = if self.move_letters()? || is_busy { 0 } else { idle + 1 };
+        }
+    }
+
+    fn run_errand(&mut self, errand: Errand) -> Result<(), MpiError> {
+        match errand {
+            Errand::Send(to, letter) => self.send(to, letter),
+            Errand::Fail(error, attempt) => self.send_all(|| Letter::Failed(error.clone(), attempt)),
+            Errand::SetDeadline(deadline) => {
+                self.deadline = deadline;
+                self.beats.set_deadline(deadline);
+                Ok(())
+            }
+            // It leaves already, or will when it comes to it.
+            Errand::Leave => Ok(()),
         }
     }
 
@@ -151,18 +157,12 @@ impl Office {
 
     fn move_transfers(&mut self) -> Result<bool, MpiError> {
         let mut moved = false;
-        for transfer in std::mem::take(&mut self.sending) {
-            match self.calls.test(transfer)? {
-                Ok(buffer) => {
-                    self.counter.put_back(buffer);
-                    moved = true;
-                }
-                Err(transfer) => self.sending.push(transfer),
-            }
+        while let Some(sent) = self.calls.next_done(&mut self.sending)? {
+            self.counter.put_back(sent.buffer);
+            moved = true;
         }
-        let counter = self.counter.clone();
-        let room = move |bytes| {
-            let mut buffer = counter.buffer();
+        let room = |bytes| {
+            let mut buffer = self.counter.buffer();
             buffer.resize(bytes, 0);
             buffer
         };
@@ -170,15 +170,9 @@ impl Office {
             self.receiving.push(transfer);
             moved = true;
         }
-        for transfer in std::mem::take(&mut self.receiving) {
-            let from = transfer.peer;
-            match self.calls.test(transfer)? {
-                Ok(letter) => {
-                    self.open(from, letter);
-                    moved = true;
-                }
-                Err(transfer) => self.receiving.push(transfer),
-            }
+        while let Some(received) = self.calls.next_done(&mut self.receiving)? {
+            self.open(received.peer, received.buffer);
+            moved = true;
         }
         Ok(moved)
     }
@@ -272,13 +266,7 @@ impl Office {
         let mut failed: Option<Instant> = None;
         loop {
             while let Ok(errand) = self.errands.try_recv() {
-                match errand {
-                    Errand::Send(to, letter) => self.send(to, letter)?,
-                    Errand::Fail(error, attempt) => {
-                        self.send_all(|| Letter::Failed(error.clone(), attempt))?;
-                    }
-                    Errand::SetDeadline(_) | Errand::Leave => {}
-                }
+                self.run_errand(errand)?;
             }
             self.move_letters()?;
             if self.sending.is_empty() && leaving.is_none() {

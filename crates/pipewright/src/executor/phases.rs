@@ -1,0 +1,152 @@
+//! The phases after a rank's program: one function each, which does the next thing of its phase or says what it waits
+//! for.
+
+use std::time::Instant;
+
+use pipewright_schedule::{Rank, StageIndex};
+
+use super::machine::Executor;
+use super::sharing::find_shared;
+use super::step::{Blocked, Phase};
+use crate::failure::Cause;
+use crate::transport::Tag;
+
+impl Executor {
+    pub(super) fn end_of_program(&mut self) -> Result<Option<Blocked>, Cause> {
+        self.read_losses()?;
+        self.read_auxiliary()?;
+        if self.program.is_forward_only() {
+            self.finish();
+        } else if !self.step.update_follows {
+            self.accumulated += self.program.microbatches();
+            self.finish();
+        } else if self.reduces() {
+            // The program may have started some of them.
+            let stages: Vec<StageIndex> = self.chunks.iter().map(|chunk| chunk.stage).collect();
+            stages.into_iter().try_for_each(|stage| self.start_reduction(stage))?;
+            self.step.phase = Phase::Replicas;
+        } else {
+            self.find_or_sum_shared();
+        }
+        Ok(None)
+    }
+
+    pub(super) fn poll_replicas(&mut self) -> Option<Blocked> {
+        let blocked = self.awaited_reductions();
+        if blocked.is_none() {
+            self.board.moved(self.world_rank, self.step.position);
+            self.step.reductions.clear();
+            self.find_or_sum_shared();
+        }
+        blocked
+    }
+
+    fn find_or_sum_shared(&mut self) {
+        if self.shared.is_none() {
+            self.send_parameters();
+            self.step.phase = Phase::Parameters { next: Rank::new(0) };
+        } else {
+            self.send_shared();
+            self.step.phase = Phase::Shared { next: 0 };
+        }
+    }
+
+    pub(super) fn poll_parameters(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
+        if next.get() == self.endpoint.ranks() {
+            self.shared = Some(find_shared(&self.step.owned)?.into());
+            self.find_or_sum_shared();
+            return Ok(None);
+        }
+        if next != self.rank && !self.take_parameters(next) {
+            return Ok(Some(self.blocked(next, Tag::Parameters)));
+        }
+        self.board.moved(self.world_rank, self.step.position);
+        self.step.phase = Phase::Parameters { next: Rank::new(next.get() + 1) };
+        Ok(None)
+    }
+
+    pub(super) fn poll_shared(&mut self, next: u32) -> Option<Blocked> {
+        if self.shared.as_ref().is_none_or(|shared| next as usize == shared.len()) {
+            self.send_norm_part();
+            self.step.phase = Phase::Norm { next: Rank::new(0) };
+            return None;
+        }
+        if let Some(blocked) = self.sum_shared(next) {
+            return Some(blocked);
+        }
+        self.board.moved(self.world_rank, self.step.position);
+        self.step.phase = Phase::Shared { next: next + 1 };
+        None
+    }
+
+    pub(super) fn poll_norm(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
+        if next.get() == self.endpoint.ranks() {
+            self.step.norm = Some(self.gradient_norm()?);
+            self.tell_ready();
+            self.step.phase = Phase::Ready { next: 0 };
+            return Ok(None);
+        }
+        if next != self.rank && !self.take_norm_part(next) {
+            return Ok(Some(self.blocked(next, Tag::GradientNorm)));
+        }
+        self.board.moved(self.world_rank, self.step.position);
+        self.step.phase = Phase::Norm { next: Rank::new(next.get() + 1) };
+        Ok(None)
+    }
+
+    pub(super) fn poll_ready(&mut self, next: u32) -> Option<Blocked> {
+        if next == self.endpoint.replicas() {
+            self.step.phase = Phase::Update;
+            return None;
+        }
+        if next != self.endpoint.seat().replica && self.endpoint.try_take_across(next, Tag::Ready).is_none() {
+            return Some(Blocked { from: self.endpoint.in_replica(next), tag: Tag::Ready });
+        }
+        self.board.moved(self.world_rank, self.step.position);
+        self.step.phase = Phase::Ready { next: next + 1 };
+        None
+    }
+
+    pub(super) fn poll_update(&mut self) -> Result<Option<Blocked>, Cause> {
+        let start = Instant::now();
+        self.step.has_updated = true;
+        self.update();
+        self.step.update = start.elapsed();
+        self.board.moved(self.world_rank, self.step.position);
+        self.finish();
+        Ok(None)
+    }
+
+    /// The rank has done its part. Across processes the step is done when all have.
+    fn finish(&mut self) {
+        self.make_report();
+        self.step.phase = match self.endpoint.is_distributed() {
+            false => Phase::Done,
+            true if self.world_rank.get() == 0 => Phase::Reports { next: Rank::new(1) },
+            true => Phase::Summary,
+        };
+    }
+
+    pub(super) fn poll_reports(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
+        if next.get() == self.endpoint.world_ranks() {
+            self.send_summary();
+            self.step.phase = Phase::Done;
+            return Ok(None);
+        }
+        if !self.take_report(next)? {
+            return Ok(Some(Blocked { from: next, tag: Tag::Report }));
+        }
+        self.board.moved(self.world_rank, self.step.position);
+        self.step.phase = Phase::Reports { next: Rank::new(next.get() + 1) };
+        Ok(None)
+    }
+
+    pub(super) fn poll_summary(&mut self) -> Result<Option<Blocked>, Cause> {
+        if !self.take_summary()? {
+            return Ok(Some(Blocked { from: Rank::new(0), tag: Tag::Summary }));
+        }
+        self.board.moved(self.world_rank, self.step.position);
+        self.step.phase = Phase::Done;
+        Ok(None)
+    }
+}

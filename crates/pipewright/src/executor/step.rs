@@ -1,0 +1,157 @@
+//! Where a rank's step stands: what it began with, its phase, and what has come of it so far.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::{Event, Rank, ValidatedProgram};
+
+use super::reduction::Reduction;
+use super::report::RankReport;
+use crate::batch::Sides;
+use crate::stage::Gradient;
+use crate::transport::{Contribution, OwnedParameter, Tag};
+use crate::value::Values;
+
+/// What a rank needs to begin a step.
+pub(crate) struct StepInput {
+    /// Counted from 1.
+    pub step: u64,
+    /// Counts what the pipeline was asked to run: never goes back, where a checkpoint may take the step back.
+    pub attempt: u64,
+    /// The first stage's input of each microbatch; empty on other ranks.
+    pub inputs: Vec<Values>,
+    /// The last stage's targets of each microbatch; empty on other ranks.
+    pub targets: Vec<Values>,
+    /// What every stage may read, the same on all ranks.
+    pub sides: Arc<Sides>,
+    /// What each microbatch counts for, times their number.
+    pub shares: Arc<[f64]>,
+    /// Whether the report has the last stage's outputs.
+    pub keep_outputs: bool,
+    /// The optimizer's learning rate.
+    pub learning_rate: f64,
+    /// Whether the step ends with an update; if not, its gradients stay and those of the next step are added.
+    pub update: bool,
+    /// What to run: the program of the pipeline, or the forward part of it.
+    pub program: Arc<ValidatedProgram>,
+    /// The zero of the timeline.
+    pub origin: Instant,
+}
+
+/// How far a poll got.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Poll {
+    /// Something was done: poll again.
+    Progress,
+    /// Nothing can be done before this has arrived.
+    Blocked(Blocked),
+    /// The step is done.
+    Done,
+}
+
+/// What a rank waits for, and from which rank of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Blocked {
+    pub from: Rank,
+    pub tag: Tag,
+}
+
+impl fmt::Display for Blocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} from rank {}", self.tag, self.from)
+    }
+}
+
+/// Where the step stands.
+pub(super) struct StepState {
+    pub(super) number: u64,
+    pub(super) learning_rate: f64,
+    pub(super) update_follows: bool,
+    pub(super) phase: Phase,
+    pub(super) position: usize,
+    /// When the current action was first tried; a blocked one is tried again.
+    pub(super) entered: Option<Instant>,
+    pub(super) origin: Instant,
+    pub(super) events: Vec<Event>,
+    pub(super) exposed: Duration,
+    pub(super) sides: Arc<Sides>,
+    pub(super) shares: Arc<[f64]>,
+    pub(super) keep_outputs: bool,
+    pub(super) losses: Vec<f64>,
+    pub(super) auxiliary: BTreeMap<Arc<str>, f64>,
+    /// What each rank holds, while that is being found out.
+    pub(super) owned: Vec<(Rank, Vec<OwnedParameter>)>,
+    /// The gradients of a shared parameter that are here, by owner.
+    pub(super) shared_gradients: Vec<Gradient>,
+    /// Gradients on their way between replicas.
+    pub(super) reductions: Vec<Reduction>,
+    pub(super) norm_parts: Contribution,
+    pub(super) norm: Option<f64>,
+    pub(super) update: Duration,
+    /// Whether the update has begun: what comes after it cannot be taken back.
+    pub(super) has_updated: bool,
+    /// Reports of the step that is done; this rank's is the first.
+    pub(super) reports: Vec<RankReport>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Phase {
+    Actions,
+    /// The gradients of all replicas are added up.
+    Replicas,
+    /// The parameters of ranks below this one are known.
+    Parameters {
+        next: Rank,
+    },
+    /// Shared parameters below this one have the sum of their gradients.
+    Shared {
+        next: u32,
+    },
+    /// The parts of ranks below this one have been taken.
+    Norm {
+        next: Rank,
+    },
+    /// Replicas below this one are ready to update too.
+    Ready {
+        next: u32,
+    },
+    Update,
+    /// The first rank has the reports of ranks below this one; only across processes.
+    Reports {
+        next: Rank,
+    },
+    /// The others wait for what it makes of them.
+    Summary,
+    Done,
+}
+
+impl StepState {
+    pub(super) fn idle() -> Self {
+        Self {
+            number: 0,
+            learning_rate: 0.0,
+            update_follows: true,
+            phase: Phase::Done,
+            position: 0,
+            entered: None,
+            origin: Instant::now(),
+            events: Vec::new(),
+            exposed: Duration::ZERO,
+            sides: Arc::default(),
+            shares: Arc::default(),
+            keep_outputs: false,
+            losses: Vec::new(),
+            auxiliary: BTreeMap::new(),
+            owned: Vec::new(),
+            shared_gradients: Vec::new(),
+            reductions: Vec::new(),
+            norm_parts: Vec::new(),
+            norm: None,
+            update: Duration::ZERO,
+            has_updated: false,
+            reports: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! The pipeline itself: launching its ranks, and everything that they can be asked to do.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::TensorData;
+use crossbeam_channel::Receiver;
+use pipewright_schedule::{Rank, StageIndex, ValidatedProgram};
+
+use super::config::{PipelineConfig, identity};
+use super::error::PipelineError;
+use super::ranks::End;
+use crate::assembly::{Assembly, StepKind, StepNumber, forward_part};
+use crate::batch::Batch;
+use crate::boundary::{Boundary, pack};
+use crate::checkpoint::{Checkpoint, RankState};
+use crate::driver::{Command, RankSeed, RankThread, Reply, ThreadSettings};
+use crate::executor::RankReport;
+use crate::failure::{Cause, StepError};
+use crate::memory::RankMemory;
+use crate::microbatch::split;
+use crate::report::{EvalReport, StepReport, evaluation, training};
+use crate::stage::Stage;
+use crate::transport::World;
+use crate::value::Values;
+
+/// A parameter as it stands between two steps.
+#[derive(Clone, Debug)]
+pub struct NamedParameter {
+    /// The stage that holds it.
+    pub stage: StageIndex,
+    /// Its global path.
+    pub path: Arc<str>,
+    /// Its values.
+    pub data: TensorData,
+}
+
+/// Ranks that run, each with its stages. Dropping it ends them.
+pub struct Pipeline {
+    pub(super) assembly: Assembly,
+    pub(super) ranks: Vec<RankThread>,
+    pub(super) replies: Receiver<(Rank, Reply)>,
+    pub(super) step: u64,
+    /// How often the ranks were asked to run something; never goes back.
+    pub(super) attempts: u64,
+    /// Whether the step under way ends with an update.
+    pub(super) updates: bool,
+    /// Whether gradients wait for an update.
+    pub(super) pending: bool,
+    /// Why the pipeline takes no further step, when it does not.
+    pub(super) end: Option<End>,
+}
+
+impl Pipeline {
+    /// Starts a rank for each endpoint of `world`; `make` is called on a rank's own thread for each of its stages.
+    ///
+    /// # Errors
+    /// When program, world and configuration do not fit together, or a stage cannot be made.
+    pub fn launch<F, E>(
+        program: ValidatedProgram,
+        world: World,
+        config: &PipelineConfig,
+        make: F,
+    ) -> Result<Self, PipelineError>
+    where
+        F: Fn(StageIndex) -> Result<Stage, E> + Send + Sync + 'static,
+        E: Display,
+    {
+        let mut world = world;
+        world.set_deadline(config.deadline);
+        world.agree(Ok(identity(&program, config)), config.deadline)?;
+        let (assembly, endpoints) = Assembly::new(program, world, config)?;
+        let make = Arc::new(make);
+        let (sender, replies) = crossbeam_channel::unbounded();
+        let mut ranks = Vec::new();
+        for endpoint in endpoints {
+            let rank = endpoint.rank();
+            let (building, make) = (assembly.clone(), make.clone());
+            let seed = RankSeed {
+                settings: ThreadSettings {
+                    threads: config.threads_per_rank.max(1),
+                    deadline: config.deadline,
+                },
+                board: assembly.board.clone(),
+                abort: assembly.abort.clone(),
+                memory: RankMemory::new(),
+                build: move |memory| building.build(endpoint, memory, &*make),
+                replies: sender.clone(),
+                rank,
+            };
+            ranks.push(RankThread::start(seed).map_err(|source| PipelineError::Thread { rank, source })?);
+        }
+        let mut pipeline = Self {
+            assembly,
+            ranks,
+            replies,
+            step: 0,
+            attempts: 0,
+            updates: false,
+            pending: false,
+            end: None,
+        };
+        pipeline.await_ranks(|reply| match reply {
+            Reply::Ready(ready) => ready,
+            _ => unreachable!("the first reply of a rank says that it is ready"),
+        })?;
+        Ok(pipeline)
+    }
+
+    /// The program that the pipeline runs.
+    pub fn program(&self) -> &ValidatedProgram {
+        &self.assembly.program
+    }
+
+    /// Splits a batch into the program's microbatches along dimension 0, trains on it, and takes one optimizer step.
+    ///
+    /// # Errors
+    /// When the batch does not divide, or a rank fails. A failed step changes no parameter and leaves the pipeline
+    /// ready for the next one; where that cannot be had, the next one says so ([`PipelineError::Diverged`],
+    /// [`Cause::LostPeer`]).
+    pub fn step(
+        &mut self,
+        inputs: impl Boundary,
+        targets: impl Boundary,
+        learning_rate: f64,
+    ) -> Result<StepReport, PipelineError> {
+        let inputs = self.split("inputs", inputs)?;
+        let targets = self.split("targets", targets)?;
+        self.step_batch(Batch::new(inputs, targets), learning_rate)
+    }
+
+    /// As [`Pipeline::step`], with a batch that is split already and may bring side inputs.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`].
+    pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepReport, PipelineError> {
+        self.train(batch, StepKind::Train { learning_rate, update: true })
+    }
+
+    /// As [`Pipeline::step_batch`], without an update: the gradients stay, and the next steps' are added to them. The
+    /// step that updates takes the mean over all microbatches since the last update. A step that fails drops them.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`].
+    pub fn accumulate(&mut self, batch: Batch) -> Result<StepReport, PipelineError> {
+        self.train(batch, StepKind::Train { learning_rate: 0.0, update: false })
+    }
+
+    fn train(&mut self, batch: Batch, kind: StepKind) -> Result<StepReport, PipelineError> {
+        if self.assembly.program.is_forward_only() {
+            return Err(PipelineError::ForwardOnly);
+        }
+        let start = Instant::now();
+        let shares = batch.shares();
+        let reports = self.run(batch, kind, start)?;
+        self.pending = !self.updates;
+        Ok(training(self.step, shares, reports, start.elapsed()))
+    }
+
+    /// Runs the forward part of the program on a batch, without a tape; with targets it returns losses too. Parameters
+    /// and accumulated gradients stay as they are; an evaluation that fails drops the gradients.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`].
+    pub fn eval(
+        &mut self,
+        inputs: impl Boundary,
+        targets: Option<impl Boundary>,
+    ) -> Result<EvalReport, PipelineError> {
+        let inputs = self.split("inputs", inputs)?;
+        let targets = targets.map(|targets| self.split("targets", targets)).transpose()?.unwrap_or_default();
+        self.eval_batch(Batch::new(inputs, targets))
+    }
+
+    /// As [`Pipeline::eval`], with a batch that is split already and may bring side inputs.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`].
+    pub fn eval_batch(&mut self, batch: Batch) -> Result<EvalReport, PipelineError> {
+        if self.assembly.evaluation.is_none() {
+            let program = forward_part(&self.assembly.program).map_err(PipelineError::NoEvaluation)?;
+            self.assembly.evaluation = Some(Arc::new(program));
+        }
+        let shares = batch.shares();
+        let reports = self.run(batch, StepKind::Evaluate, Instant::now())?;
+        Ok(evaluation(shares, reports))
+    }
+
+    /// The parameters of all stages of this process, as they stand.
+    ///
+    /// # Errors
+    /// When a rank no longer answers.
+    pub fn parameters(&mut self) -> Result<Vec<NamedParameter>, PipelineError> {
+        self.command(|| Command::Parameters)?;
+        let of_ranks = self.await_ranks(|reply| match reply {
+            Reply::Parameters(parameters) => Ok(parameters),
+            _ => unreachable!("a rank answers what it was asked"),
+        })?;
+        Ok(of_ranks.into_iter().flatten().collect())
+    }
+
+    /// The state of all ranks of this process that belong to the first replica, sharing storage with the running model:
+    /// nothing is copied here. What the next update writes to is copied then, unless the state was dropped by that
+    /// time.
+    ///
+    /// # Errors
+    /// When gradients wait for an update, or a rank no longer answers.
+    pub fn state(&mut self) -> Result<Vec<RankState>, PipelineError> {
+        if self.pending {
+            return Err(PipelineError::GradientsPending);
+        }
+        self.command(|| Command::State)?;
+        let mut ranks = self.await_ranks(|reply| match reply {
+            Reply::State(state) => Ok(*state),
+            _ => unreachable!("a rank answers what it was asked"),
+        })?;
+        ranks.retain(|rank| !rank.stages.is_empty());
+        Ok(ranks)
+    }
+
+    /// Takes over parameters and optimizer state from a checkpoint, whatever cut and schedule wrote it. The next step is
+    /// the one after the checkpoint's.
+    ///
+    /// # Errors
+    /// When the checkpoint lacks a parameter or has one of another shape, when the optimizer does not take its state, or
+    /// when a rank no longer answers. The pipeline then takes no further step.
+    pub fn restore(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<(), PipelineError> {
+        self.command(|| Command::Restore(checkpoint.clone()))?;
+        let restored = self.await_ranks(|reply| match reply {
+            Reply::Restored(restored) => restored,
+            _ => unreachable!("a rank answers what it was asked"),
+        });
+        if let Err(error) = restored {
+            if !matches!(self.end, Some(End::Lost(_))) {
+                self.end = Some(End::HalfRestored);
+            }
+            return Err(error.into());
+        }
+        (self.step, self.pending) = (checkpoint.step(), false);
+        Ok(())
+    }
+
+    fn split(&self, what: &'static str, batch: impl Boundary) -> Result<Vec<Values>, PipelineError> {
+        split(&pack(batch), self.assembly.microbatches())
+            .map_err(|source| PipelineError::Split { what, source })
+    }
+
+    fn run(
+        &mut self,
+        batch: Batch,
+        kind: StepKind,
+        origin: Instant,
+    ) -> Result<Vec<RankReport>, PipelineError> {
+        let ranks = self.ranks.iter().map(|thread| thread.rank);
+        let number = StepNumber { step: self.step + 1, attempt: self.attempts + 1 };
+        let inputs = self.assembly.step_inputs(ranks, number, batch, kind, origin)?;
+        StepNumber { step: self.step, attempt: self.attempts } = number;
+        self.updates = matches!(kind, StepKind::Train { update: true, .. });
+        let mut inputs = inputs.into_iter();
+        self.command(|| Command::Step(Box::new(inputs.next().expect("an input a rank"))))?;
+        let mut any_updated = false;
+        let reports = self.await_ranks(|reply| match reply {
+            Reply::Step { outcome, has_updated } => {
+                any_updated |= has_updated;
+                outcome
+            }
+            _ => unreachable!("a rank answers what it was asked"),
+        });
+        let reports = reports.map_err(|error| self.failed_step(error, any_updated))?;
+        Ok(reports.into_iter().flatten().collect())
+    }
+
+    /// A call that tells the ranks of other processes that this one is at work between two steps, so that they wait
+    /// longer than the deadline for it.
+    pub fn keep_alive(&self) -> impl Fn() + Send + use<> {
+        let (board, rank) = (self.assembly.board.clone(), self.ranks.first().map(|thread| thread.rank));
+        move || {
+            if let Some(rank) = rank {
+                board.keep_alive(rank);
+            }
+        }
+    }
+
+    /// Tells the ranks of other processes that this one cannot go on, so that they do not wait for it.
+    pub fn abandon(&self, reason: &str) {
+        let rank = self.ranks.first().map_or(Rank::new(0), |thread| thread.rank);
+        let cause = Cause::Abandoned { message: reason.to_owned() };
+        self.assembly.abort.raise(StepError { rank, step: self.step, action: None, cause });
+    }
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        for RankThread { commands, handle, .. } in self.ranks.drain(..) {
+            drop(commands);
+            // A lost rank's thread may never end; the others end at their closed channel.
+            if !matches!(self.end, Some(End::Lost(_))) {
+                let _ = handle.join();
+            }
+        }
+    }
+}
