@@ -1,9 +1,11 @@
 //! What the ranks of a pipeline share, whoever drives them, and what each is handed at the start of a step.
 
 use std::fmt::Display;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
 
+use pipewright_schedule::lower::UnshardConfig;
 use pipewright_schedule::{
     Action, Level, LowerConfig, Rank, Schedule, StageIndex, ValidatedProgram, lower, validate,
 };
@@ -12,8 +14,9 @@ use crate::batch::Batch;
 use crate::executor::{Executor, Link, StepInput};
 use crate::failure::{Abort, Cause, StepError};
 use crate::memory::RankMemory;
-use crate::mesh::{Mesh, Seat};
+use crate::mesh::{DataParallelMode, Mesh, Seat};
 use crate::metadata::Metadata;
+use crate::optimizer::acts_element_by_element;
 use crate::pipeline::{PipelineConfig, PipelineError};
 use crate::progress::Board;
 use crate::stage::Stage;
@@ -51,8 +54,31 @@ pub(crate) fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgra
     let rows = placement.all_ranks().map(forwards).collect();
     let schedule =
         Schedule::new(placement.clone(), program.microbatches(), rows).map_err(|e| e.to_string())?;
-    let lowered = lower(&schedule, &LowerConfig::from(Level::Comms)).map_err(|error| error.to_string())?;
-    validate(lowered, Level::Comms).map_err(|error| error.to_string())
+    // What gathers parameters in training does so here, as many stages at once.
+    let (level, unshard) = match gathered_at_once(program) {
+        None => (Level::Comms, None),
+        Some(window) => (Level::Full, Some(UnshardConfig { window, lookahead: None })),
+    };
+    let config = LowerConfig { unshard, ..LowerConfig::from(level) };
+    let lowered = lower(&schedule, &config).map_err(|error| error.to_string())?;
+    validate(lowered, level).map_err(|error| error.to_string())
+}
+
+/// How many stages of a rank have their parameters gathered at once, at most; none in a program that gathers none.
+fn gathered_at_once(program: &ValidatedProgram) -> Option<NonZeroU32> {
+    let on_rank = |rank| {
+        let (mut now, mut most) = (0u32, 0);
+        for action in program.row(rank) {
+            match action {
+                Action::Unshard { .. } => now += 1,
+                Action::Reshard { .. } => now = now.saturating_sub(1),
+                _ => {}
+            }
+            most = most.max(now);
+        }
+        most
+    };
+    NonZeroU32::new(program.placement().all_ranks().map(on_rank).max()?)
 }
 
 /// What the ranks of a pipeline have in common, whoever drives them.
@@ -87,6 +113,14 @@ impl Assembly {
         if config.optimizer.is_none() && !program.is_forward_only() {
             return Err(PipelineError::NoOptimizer);
         }
+        if config.data_parallel_mode == DataParallelMode::Sharded && mesh.data > 1 {
+            if program.level() != Level::Full {
+                return Err(PipelineError::NeverGathers { level: program.level() });
+            }
+            if config.optimizer.as_ref().is_some_and(|optimizer| !acts_element_by_element(optimizer)) {
+                return Err(PipelineError::WholeParameters);
+            }
+        }
         let expected = program.placement().stages() as usize - 1;
         if let Metadata::Static { stages } = &config.metadata
             && stages.len() != expected
@@ -111,19 +145,23 @@ impl Assembly {
         let rank = self.mesh.seat(world_rank).rank;
         let failure =
             |message| StepError { rank: world_rank, step: 0, action: None, cause: Cause::Build { message } };
+        let link = Link::new(endpoint, self.mesh, self.config.data_parallel_mode);
         let placement = self.program.placement();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
-            let made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            let mut made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
             made.runner.check().map_err(|error| failure(format!("stage {stage}: {error}")))?;
             let must_have_loss = stage == placement.last_stage() && !self.program.is_forward_only();
             if must_have_loss && !made.runner.has_loss() {
                 return Err(failure(PipelineError::NoLoss { stage }.to_string()));
             }
+            if let Some(part) = link.part() {
+                made.runner.shard(part);
+            }
             self.board.moved(world_rank, 0);
             stages.push((stage, made));
         }
-        Ok(Executor::new(self, Link::new(endpoint, self.mesh), stages, memory))
+        Ok(Executor::new(self, link, stages, memory))
     }
 
     /// Microbatches of a step, over all replicas.

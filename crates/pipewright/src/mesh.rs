@@ -4,6 +4,9 @@
 //! of one replica are neighbours in the world, since they exchange the most.
 
 use pipewright_schedule::Rank;
+use serde::{Deserialize, Serialize};
+
+use crate::collective::Group;
 
 /// The sizes of a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +15,18 @@ pub struct Mesh {
     pub pipeline: u32,
     /// Replicas of it.
     pub data: u32,
+}
+
+/// What each replica of a pipeline holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataParallelMode {
+    /// All parameters, gradients and optimizer state of its stages.
+    #[default]
+    Replicated,
+    /// Its part of each: whole parameters are gathered from all replicas before their stage computes, as the program says
+    /// (`UNSHARD`, `RESHARD`), and gradients are summed over the replicas into parts.
+    Sharded,
 }
 
 /// A rank's place in a mesh.
@@ -34,6 +49,24 @@ impl Mesh {
         Seat { replica: world.get() / self.pipeline, rank: Rank::new(world.get() % self.pipeline) }
     }
 
+    /// All ranks of the pipeline in which a rank of the world sits.
+    pub fn pipeline_group(&self, world: Rank) -> Group {
+        let Seat { replica, .. } = self.seat(world);
+        let ranks = (0..self.pipeline).map(|rank| Seat { replica, rank: Rank::new(rank) });
+        self.group(ranks, world)
+    }
+
+    /// The ranks that have, in each replica, the place of a rank of the world.
+    pub fn data_group(&self, world: Rank) -> Group {
+        let Seat { rank, .. } = self.seat(world);
+        self.group((0..self.data).map(|replica| Seat { replica, rank }), world)
+    }
+
+    fn group(&self, seats: impl Iterator<Item = Seat>, own: Rank) -> Group {
+        let members = seats.map(|seat| self.world_rank(seat)).collect();
+        Group::new(members, own).expect("a rank is in its own row and column of the mesh, once")
+    }
+
     /// Which rank of the world sits there.
     pub fn world_rank(&self, seat: Seat) -> Rank {
         Rank::new(seat.replica * self.pipeline + seat.rank.get())
@@ -51,6 +84,10 @@ mod tests {
             let seat = mesh.seat(world);
             assert!(seat.rank.get() < 3 && seat.replica < 4, "{seat:?}");
             assert_eq!(mesh.world_rank(seat), world);
+            let (pipeline, data) = (mesh.pipeline_group(world), mesh.data_group(world));
+            assert_eq!((pipeline.members().len(), pipeline.place()), (3, seat.rank.index()));
+            assert_eq!((data.members().len(), data.place()), (4, seat.replica as usize));
+            assert!(pipeline.members()[pipeline.place()] == world && data.members()[data.place()] == world);
         }
     }
 }

@@ -154,11 +154,6 @@ impl Value {
         })
     }
 
-    /// The elements of a float tensor in one row.
-    pub(crate) fn flat(self, elements: usize) -> Tensor<1> {
-        Tensor::from_dispatch(self.reshaped(&[elements]).tensor)
-    }
-
     pub(crate) fn of<const D: usize, K: Basic>(tensor: Tensor<D, K>) -> Self {
         Self::from_dispatch(tensor.into_dispatch())
     }

@@ -1,7 +1,9 @@
 //! Custom operations on Burn's autodiff tape.
 
 mod branch;
+mod catch;
 mod gradient_root;
 
 pub(crate) use branch::branch;
+pub(crate) use catch::{Caught, catch};
 pub(crate) use gradient_root::{GradientSlot, gradient_root};

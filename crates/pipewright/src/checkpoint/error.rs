@@ -49,6 +49,14 @@ pub enum CheckpointError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A tensor that is spread over shards, and not all of it.
+    #[error("{}: the parts of `{tensor}` do not make up a whole; delete the folder to go on from the one before", path.display())]
+    Torn {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
     /// A manifest of a later version of this crate.
     #[error("{}: the checkpoint has format {found}, and this program reads up to {known}; use a later version", path.display())]
     TooNew {

@@ -14,6 +14,7 @@ use burn_pack::{Reader, Scalar, Writer};
 
 use super::error::CheckpointError;
 use super::read::Checkpoint;
+use crate::shard::Part;
 
 /// Stands between a parameter's path and the field of its state.
 pub(super) const FIELD: char = '@';
@@ -64,10 +65,11 @@ fn by_path(name: &str, paths: &HashMap<ParamId, Arc<str>>) -> Option<String> {
     Some(format!("{path}{FIELD}{field}"))
 }
 
-/// `optimizer` with the state that the checkpoint has for these parameters, in place of its own.
+/// `optimizer` with the state that the checkpoint has for a part of these parameters, in place of its own.
 pub(crate) fn put_together(
     optimizer: ModuleOptimizer,
     targets: &[Target<'_>],
+    part: Part,
     checkpoint: &Checkpoint,
 ) -> Result<ModuleOptimizer, CheckpointError> {
     let unfit = |reason: String| CheckpointError::Optimizer { path: checkpoint.path().to_owned(), reason };
@@ -82,7 +84,7 @@ pub(crate) fn put_together(
             scalars.push((format!("{id}.{field}"), scalar));
         }
         for (field, name) in checkpoint.state_of(path) {
-            let (bytes, shape, dtype) = checkpoint.read(name)?.into_parts();
+            let (bytes, shape, dtype) = checkpoint.read(name, part)?.into_parts();
             tensors.push(burn_pack::Tensor::new(format!("{id}.{field}"), dtype, shape, Some(id), bytes));
         }
         locals.push((id.to_string(), *local));

@@ -12,8 +12,9 @@ use burn::tensor::{Bytes, DType, Shape, TensorData};
 use super::error::CheckpointError;
 use super::manifest::{Manifest, Shard};
 use super::optimizer::FIELD;
-use super::save::STEP;
+use super::save::{PART, STEP};
 use super::tensor_file::{Header, from_stored, hash, read_header};
+use crate::shard::Part;
 
 /// A complete checkpoint whose files are as they were written.
 #[derive(Debug)]
@@ -28,11 +29,20 @@ pub struct Checkpoint {
 /// Where a tensor is, and what it is.
 #[derive(Debug)]
 struct Place {
-    shard: usize,
-    start: u64,
-    bytes: usize,
     dtype: DType,
     shape: Vec<usize>,
+    /// Its rows, in order: all in one shard, or spread over the shards of replicas.
+    pieces: Vec<Piece>,
+}
+
+/// Rows of a tensor that lie in one shard.
+#[derive(Debug)]
+struct Piece {
+    part: Part,
+    rows: usize,
+    shard: usize,
+    /// Where they begin in the file.
+    start: u64,
 }
 
 /// A parameter as it is stored.
@@ -56,23 +66,31 @@ impl Checkpoint {
         let (mut tensors, mut scalars) = (BTreeMap::new(), BTreeMap::new());
         for (index, shard) in manifest.shards.iter().enumerate() {
             let header = verify(path, shard, manifest.step)?;
+            let part = match header.texts.get(PART).map(|text| text.parse()) {
+                None => Part::WHOLE,
+                Some(Ok(part)) => part,
+                Some(Err(_)) => return Err(CheckpointError::DamagedShard { path: path.join(&shard.name) }),
+            };
             for (name, info) in header.tensors {
-                let (start, end) = info.data_offsets;
                 let unknown =
                     || CheckpointError::ElementType { tensor: name.clone(), dtype: info.dtype.to_string() };
                 let dtype = from_stored(info.dtype).ok_or_else(unknown)?;
-                let start_in_file = header.data + start as u64;
-                let place = Place {
-                    shard: index,
-                    start: start_in_file,
-                    bytes: end - start,
-                    dtype,
-                    shape: info.shape,
-                };
+                let rows = info.shape.first().copied().unwrap_or(1);
+                let piece =
+                    Piece { part, rows, shard: index, start: header.data + info.data_offsets.0 as u64 };
+                let place = || Place { dtype, shape: info.shape, pieces: Vec::new() };
+                let Place { pieces, .. } = tensors.entry(name).or_insert_with(place);
                 // Copies of a shared parameter are equal: the first is as good as any.
-                tensors.entry(name).or_insert(place);
+                if pieces.iter().all(|other| other.part != piece.part) {
+                    pieces.push(piece);
+                }
             }
             scalars.extend(header.texts.into_iter().filter(|(name, _)| name.contains(FIELD)));
+        }
+        for (tensor, place) in &mut tensors {
+            place
+                .join()
+                .map_err(|Torn| CheckpointError::Torn { path: path.to_owned(), tensor: tensor.clone() })?;
         }
         let parameters = tensors.keys().filter(|name| !name.contains(FIELD)).cloned().collect();
         Ok(Self { path: path.to_owned(), manifest, tensors, scalars, parameters })
@@ -111,6 +129,17 @@ impl Checkpoint {
         shape: &[usize],
         dtype: DType,
     ) -> Result<TensorData, CheckpointError> {
+        self.part_of(parameter, shape, dtype, Part::WHOLE)
+    }
+
+    /// As [`Checkpoint::parameter`], for the rows of one part; `shape` is that of the whole.
+    pub(crate) fn part_of(
+        &self,
+        parameter: &Arc<str>,
+        shape: &[usize],
+        dtype: DType,
+        part: Part,
+    ) -> Result<TensorData, CheckpointError> {
         let path = || self.path.clone();
         let Some(place) = self.tensors.get(&**parameter) else {
             return Err(CheckpointError::MissingParameter { path: path(), parameter: parameter.clone() });
@@ -125,7 +154,7 @@ impl Checkpoint {
                 found,
             });
         }
-        self.read(parameter)
+        self.read(parameter, part)
     }
 
     /// The tensors of a parameter's optimizer state: field and full name of each.
@@ -138,18 +167,58 @@ impl Checkpoint {
         fields(&self.scalars, parameter).map(|(field, _, text)| (field, text.as_str()))
     }
 
-    /// A tensor that is there.
-    pub(super) fn read(&self, name: &str) -> Result<TensorData, CheckpointError> {
+    /// A part of a tensor that is there.
+    pub(super) fn read(&self, name: &str, part: Part) -> Result<TensorData, CheckpointError> {
         let place = &self.tensors[name];
-        let path = self.path.join(&self.manifest.shards[place.shard].name);
-        let mut bytes = vec![0; place.bytes];
-        let read = File::open(&path).and_then(|mut file| {
-            file.seek(SeekFrom::Start(place.start))?;
-            file.read_exact(&mut bytes)
-        });
-        read.map_err(CheckpointError::io("read", &path))?;
-        let shape = Shape::from(place.shape.clone());
-        Ok(TensorData::from_bytes(Bytes::from_bytes_vec(bytes), shape, place.dtype))
+        let wanted = part.rows(place.rows());
+        let in_a_row = place.shape.iter().skip(1).product::<usize>() * place.dtype.size();
+        let mut bytes = vec![0; wanted.len() * in_a_row];
+        let (mut first, mut filled) = (0, 0);
+        for piece in &place.pieces {
+            let rows = wanted.start.max(first)..wanted.end.min(first + piece.rows);
+            if !rows.is_empty() {
+                let path = self.path.join(&self.manifest.shards[piece.shard].name);
+                let target = &mut bytes[filled..][..rows.len() * in_a_row];
+                let start = piece.start + ((rows.start - first) * in_a_row) as u64;
+                let read = File::open(&path).and_then(|mut file| {
+                    file.seek(SeekFrom::Start(start))?;
+                    file.read_exact(target)
+                });
+                read.map_err(CheckpointError::io("read", &path))?;
+                filled += target.len();
+            }
+            first += piece.rows;
+        }
+        let mut shape = place.shape.clone();
+        if let Some(rows) = shape.first_mut() {
+            *rows = wanted.len();
+        }
+        Ok(TensorData::from_bytes(Bytes::from_bytes_vec(bytes), Shape::from(shape), place.dtype))
+    }
+}
+
+/// Parts of a tensor that do not make up a whole.
+struct Torn;
+
+impl Place {
+    fn rows(&self) -> usize {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    /// Puts the pieces in order and the shape of the whole in place.
+    fn join(&mut self) -> Result<(), Torn> {
+        self.pieces.sort_unstable_by_key(|piece| piece.part.index);
+        let rows = self.pieces.iter().map(|piece| piece.rows).sum();
+        let of = self.pieces[0].part.of;
+        let expected = Part::all(of).map(|part| (part, part.rows(rows).len())).filter(|(_, rows)| *rows > 0);
+        let found = self.pieces.iter().map(|piece| (piece.part, piece.rows)).filter(|(_, rows)| *rows > 0);
+        if !expected.eq(found) {
+            return Err(Torn);
+        }
+        if let Some(first) = self.shape.first_mut() {
+            *first = rows;
+        }
+        Ok(())
     }
 }
 

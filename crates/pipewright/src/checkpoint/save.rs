@@ -22,6 +22,9 @@ use super::tensor_file::{self, Content, Named};
 /// The header text that says which step a shard belongs to.
 pub(super) const STEP: &str = "step";
 
+/// The header text that says which part of its tensors a shard has; without it they are whole.
+pub(super) const PART: &str = "part";
+
 /// A checkpoint in the making. Dropped before [`Saving::commit`], it leaves nothing in the process that began it.
 #[derive(Debug)]
 pub struct Saving {
@@ -71,6 +74,9 @@ impl Saving {
         let _counted = memory.count_this_thread();
         let name = format!("rank-{:04}.safetensors", rank.get());
         let mut texts = HashMap::from([(STEP.to_owned(), self.step.to_string())]);
+        // All stages of a rank are cut alike.
+        let part = stages.iter().find_map(|stage| stage.part);
+        texts.extend(part.map(|part| (PART.to_owned(), part.to_string())));
         let mut tensors = BTreeMap::new();
         for stage in stages {
             add_stage(stage, &mut tensors, &mut texts)?;
@@ -148,7 +154,7 @@ fn add_stage(
     tensors: &mut BTreeMap<String, Content>,
     texts: &mut HashMap<String, String>,
 ) -> Result<(), CheckpointError> {
-    let StageState { parameters, optimizer } = stage;
+    let StageState { parameters, optimizer, .. } = stage;
     if let Some(parameter) = parameters.iter().find(|parameter| parameter.path.contains(FIELD)) {
         return Err(CheckpointError::Path { parameter: parameter.path.clone() });
     }
@@ -159,7 +165,8 @@ fn add_stage(
         texts.extend(parts.scalars);
         tensors.extend(parts.tensors.into_iter().map(|(name, data)| (name, Content::Data(data))));
     }
-    for parameter in parameters {
+    // A part may have no rows of a short parameter.
+    for parameter in parameters.into_iter().filter(|parameter| parameter.value.shape()[0] > 0) {
         tensors.entry(parameter.path.to_string()).or_insert(Content::Live(parameter.value));
     }
     Ok(())

@@ -12,6 +12,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::data::Cursor;
 use crate::memory::RankMemory;
+use crate::shard::Part;
 use crate::value::Value;
 
 /// The state of a training run between two steps, as far as this process holds it.
@@ -39,6 +40,8 @@ pub struct RankState {
 pub(crate) struct StageState {
     pub(crate) parameters: Vec<HeldParameter>,
     pub(crate) optimizer: Option<ModuleOptimizer>,
+    /// Which part of each parameter it is, where they are spread over replicas.
+    pub(crate) part: Option<Part>,
 }
 
 /// A parameter with what its optimizer state is found by.

@@ -19,7 +19,8 @@ use crate::transport::Waited;
 /// What a rank's thread is asked to do.
 pub(crate) enum Command {
     Step(Box<StepInput>),
-    Parameters,
+    /// Collects the whole parameters, as this attempt.
+    Parameters(u64),
     State,
     Restore(Arc<Checkpoint>),
     /// Forget the gradients that wait for an update; there is no answer.
@@ -36,7 +37,7 @@ pub(crate) enum Reply {
         /// Whether the rank has begun to update its parameters.
         has_updated: bool,
     },
-    Parameters(Vec<NamedParameter>),
+    Parameters(Result<Vec<NamedParameter>, StepError>),
     State(Box<RankState>),
     Restored(Result<(), StepError>),
 }
@@ -125,7 +126,7 @@ where
                     executor.reset();
                     continue;
                 }
-                Command::Parameters => Reply::Parameters(parameters(&executor)),
+                Command::Parameters(attempt) => Reply::Parameters(collect(&mut executor, attempt, &watch)),
                 Command::State => Reply::State(Box::new(executor.state())),
                 Command::Restore(checkpoint) => {
                     let restored = caught(|| executor.restore(&checkpoint)).unwrap_or_else(Err);
@@ -189,17 +190,18 @@ fn park(executor: &mut Executor, blocked: Blocked, watch: &Watch) -> Result<(), 
     }
 }
 
-fn parameters(executor: &Executor) -> Vec<NamedParameter> {
-    let of_chunk = executor.chunks().iter().flat_map(|chunk| {
-        let values = chunk.runner.parameters();
-        let stage = chunk.stage;
-        chunk.runner.paths().iter().cloned().zip(values).map(move |(path, data)| NamedParameter {
-            stage,
-            path,
-            data,
-        })
-    });
-    of_chunk.collect()
+/// The whole parameters of the rank's stages; a failure is raised for all ranks.
+fn collect(executor: &mut Executor, attempt: u64, watch: &Watch) -> Result<Vec<NamedParameter>, StepError> {
+    executor.begin_collect(attempt);
+    let outcome = caught(|| drive(executor, watch)).unwrap_or_else(|cause| Err(executor.error(cause)));
+    match outcome {
+        Ok(()) => Ok(executor.collected()),
+        Err(error) => {
+            executor.endpoint().fail(error.clone());
+            executor.reset();
+            Err(error)
+        }
+    }
 }
 
 /// Runs user code; a panic becomes a cause.

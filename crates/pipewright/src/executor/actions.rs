@@ -15,7 +15,7 @@ use super::step::Blocked;
 use crate::failure::Cause;
 use crate::memory::bytes_of;
 use crate::stage::{ForwardTask, Gradient, StageContext};
-use crate::transport::{Direction, Message, Payload, Tag};
+use crate::transport::{Direction, Payload, Tag};
 use crate::value::{Value, Values};
 
 /// None when the action is done, otherwise what it waits for.
@@ -44,8 +44,14 @@ impl Executor {
                 Ok(None)
             }
             Action::WaitReduceGrad { stage } => Ok(self.awaited_reduction(stage)),
-            // Every replica holds its parameters whole.
-            Action::Unshard { .. } | Action::Reshard { .. } => Ok(None),
+            Action::Unshard { stage } => {
+                self.start_gather(stage);
+                Ok(None)
+            }
+            Action::Reshard { stage } => {
+                self.release(stage);
+                Ok(None)
+            }
         }
     }
 
@@ -190,6 +196,9 @@ impl Executor {
 
     /// Takes a forward's inputs if another rank sends them and they are not here yet, or says what is missing.
     fn fetch_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Option<Blocked> {
+        if let Some(blocked) = self.fetch_parameters(stage) {
+            return Some(blocked);
+        }
         let source = self.program.placement().previous(stage)?;
         if self.elsewhere(source).is_none() || self.chunk(stage).inputs[microbatch.index()].is_some() {
             return self.fetch_skips(Direction::Forward, stage, microbatch);
@@ -207,6 +216,9 @@ impl Executor {
 
     /// As [`Executor::fetch_inputs`], for the gradients that a backward starts from.
     fn fetch_gradients(&mut self, stage: StageIndex, microbatch: Microbatch) -> Option<Blocked> {
+        if let Some(blocked) = self.fetch_parameters(stage) {
+            return Some(blocked);
+        }
         let source = self.program.placement().next(stage)?;
         if self.elsewhere(source).is_none()
             || self.chunk(stage).output_gradients[microbatch.index()].is_some()
@@ -231,10 +243,15 @@ impl Executor {
         microbatch: Microbatch,
         tensors: Vec<Gradient>,
     ) {
+        let to = self.endpoint.world_rank_of(self.program.placement().rank_of(stage));
+        self.send_tensors(to, Tag::Boundary { direction, stage, microbatch }, tensors);
+    }
+
+    /// Sends tensors to a rank of the world; their storage goes with them.
+    pub(super) fn send_tensors(&mut self, to: Rank, tag: Tag, tensors: Vec<Gradient>) {
         let start = Instant::now();
-        let to = self.program.placement().rank_of(stage);
         self.uncount(&tensors);
-        self.endpoint.send(to, Tag::Boundary { direction, stage, microbatch }, Payload::Tensors(tensors));
+        self.endpoint.send_world(to, tag, Payload::Tensors(tensors));
         self.step.exposed += start.elapsed();
     }
 
@@ -257,18 +274,26 @@ impl Executor {
         tag: Tag,
         stage: StageIndex,
     ) -> Result<Vec<Option<Value>>, Blocked> {
-        let Some(message) = self.endpoint.try_take(from, tag) else { return Err(self.blocked(from, tag)) };
-        self.note_exposed(&message);
-        let Payload::Tensors(tensors) = message.into_payload() else { unreachable!("the tag says tensors") };
-        self.memory.take_over(bytes_of(tensors.iter().flatten()));
+        let blocked = self.blocked(from, tag);
+        let (message_sent, tensors) = self.try_take_tensors(blocked.from, tag).ok_or(blocked)?;
+        self.note_exposed(message_sent);
         let device = self.chunk(stage).runner.device();
         Ok(tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(&device))).collect())
     }
 
-    /// The rank stood idle while the message was on its way: from its sending, or from when the rank began to wait for
+    /// Takes tensors that a rank of the world sent under `tag`, if they have arrived; with when they were sent.
+    pub(super) fn try_take_tensors(&mut self, from: Rank, tag: Tag) -> Option<(Instant, Vec<Gradient>)> {
+        let message = self.endpoint.try_take_world(from, tag)?;
+        let sent = message.sent();
+        let Payload::Tensors(tensors) = message.into_payload() else { unreachable!("the tag says tensors") };
+        self.memory.take_over(bytes_of(tensors.iter().flatten()));
+        Some((sent, tensors))
+    }
+
+    /// The rank stood idle while a message that was `sent` then was on its way: from its sending, or from when the rank began to wait for
     /// it if that was later, until now. Waiting for a message that was not sent yet is a bubble.
-    fn note_exposed(&mut self, message: &Message) {
+    pub(super) fn note_exposed(&mut self, sent: Instant) {
         let waiting_since = self.step.entered.unwrap_or_else(Instant::now);
-        self.step.exposed += waiting_since.max(message.sent()).elapsed();
+        self.step.exposed += waiting_since.max(sent).elapsed();
     }
 }

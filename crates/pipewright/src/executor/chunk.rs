@@ -6,6 +6,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use pipewright_schedule::{Microbatch, StageIndex};
 
+use crate::collective::Round;
 use crate::metadata::Boundaries;
 use crate::stage::{Gradient, Runner, Skips, Stage};
 use crate::transport::Direction;
@@ -25,6 +26,10 @@ pub(crate) struct Chunk {
     pub(crate) routes: Arc<Skips>,
     /// Tensors that came straight from stages that are not neighbours, and the gradients that came back.
     pub(crate) skips: HashMap<(Direction, StageIndex, Microbatch), Vec<Gradient>>,
+    /// The parameters on their way here, where they are sharded.
+    pub(crate) gathering: Option<Round>,
+    /// How often they were sent for in this step.
+    pub(crate) gathers: u32,
     /// What is known of the stage's edges.
     pub(crate) boundaries: Boundaries,
     /// Whether the stage has said that `W` finds nothing to do.
@@ -46,6 +51,8 @@ impl Chunk {
             output_gradients: vec![None; microbatches],
             input_gradients: vec![None; microbatches],
             skips: HashMap::new(),
+            gathering: None,
+            gathers: 0,
             boundaries,
             told: false,
             losses: vec![None; microbatches],
@@ -62,6 +69,7 @@ impl Chunk {
         self.output_gradients.fill(None);
         self.input_gradients.fill(None);
         self.skips.clear();
+        self.gathering = None;
         self.boundaries.reset();
         self.losses.fill(None);
         self.auxiliary.fill(Vec::new());

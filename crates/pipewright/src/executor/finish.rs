@@ -11,7 +11,7 @@ use super::machine::Executor;
 use crate::failure::Cause;
 use crate::memory::bytes_of;
 use crate::stage::Gradient;
-use crate::transport::{Payload, Tag};
+use crate::transport::{Contribution, Payload, Tag};
 
 /// What is added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -37,7 +37,7 @@ impl Executor {
     /// Reads the auxiliary losses off the device: per name, the mean over the microbatches.
     pub(super) fn read_auxiliary(&mut self) -> Result<(), Cause> {
         let evaluates = self.program.is_forward_only();
-        let microbatches = f64::from(self.program.microbatches() * self.endpoint.replicas());
+        let microbatches = f64::from(self.program.microbatches() * self.endpoint.replica_count());
         for chunk in &mut self.chunks {
             for (place, losses) in chunk.auxiliary.iter_mut().enumerate() {
                 let share = self.step.shares[place] / microbatches;
@@ -56,14 +56,50 @@ impl Executor {
         Ok(())
     }
 
-    /// Computes this rank's part of the norm and sends it to every other rank.
-    pub(super) fn send_norm_part(&mut self) {
+    /// Computes this rank's part of the norm. Replicas have the same, or where they are sharded a part of it each, which
+    /// they send each other.
+    pub(super) fn compute_norm_part(&mut self) {
+        let is_sharded = self.endpoint.part().is_some();
+        let parts = if is_sharded { 1 } else { self.endpoint.replica_count() };
         let parts = self.chunks.iter().flat_map(|chunk| {
-            let squares = chunk.runner.paths().iter().cloned().zip(chunk.runner.gradient_squares());
+            let squares = chunk.runner.paths().iter().cloned().zip(chunk.runner.gradient_squares(parts));
             let counted = (0..).zip(squares).filter(|(place, _)| self.counts(chunk.stage, *place));
             counted.map(|(_, part)| part)
         });
         self.step.norm_parts = parts.collect();
+        if is_sharded {
+            self.step.square_sums = vec![None; self.endpoint.replicas().members().len()];
+            for (_, to) in self.endpoint.replicas().clone().others() {
+                let parts = Payload::Contribution(self.step.norm_parts.clone());
+                self.endpoint.send_world(to, Tag::SquareSums, parts);
+            }
+        }
+    }
+
+    /// Takes another replica's part of the squares; false while it has not arrived.
+    pub(super) fn take_square_sums(&mut self, place: usize) -> bool {
+        let from = self.endpoint.replicas().members()[place];
+        let Some(message) = self.endpoint.try_take_world(from, Tag::SquareSums) else { return false };
+        let Payload::Contribution(parts) = message.into_payload() else {
+            unreachable!("the tag says a contribution")
+        };
+        self.step.square_sums[place] = Some(parts);
+        true
+    }
+
+    /// Adds the replicas' parts up, in their order.
+    pub(super) fn add_square_sums(&mut self) {
+        let own = self.endpoint.replicas().place();
+        let mut parts = std::mem::take(&mut self.step.square_sums);
+        parts[own] = Some(std::mem::take(&mut self.step.norm_parts));
+        let parts: Vec<Contribution> = parts.into_iter().flatten().collect();
+        let sum = |place: usize| parts.iter().map(|parts| parts[place].1).sum();
+        let paths = parts[own].iter().enumerate();
+        self.step.norm_parts = paths.map(|(place, (path, _))| (path.clone(), sum(place))).collect();
+    }
+
+    /// Sends this rank's part of the norm to every other rank.
+    pub(super) fn send_norm_part(&mut self) {
         for to in self.other_ranks() {
             self.endpoint.send(to, Tag::GradientNorm, Payload::Contribution(self.step.norm_parts.clone()));
         }
@@ -78,9 +114,8 @@ impl Executor {
 
     /// Tells the other replicas that all ranks of this one have contributed: none updates before all are that far.
     pub(super) fn tell_ready(&mut self) {
-        let own = self.endpoint.seat().replica;
-        for replica in (0..self.endpoint.replicas()).filter(|&replica| replica != own) {
-            self.endpoint.send_across(replica, Tag::Ready, Payload::Bytes(Arc::default()));
+        for (_, to) in self.endpoint.replicas().clone().others() {
+            self.endpoint.send_world(to, Tag::Ready, Payload::Bytes(Arc::default()));
         }
     }
 
@@ -114,7 +149,7 @@ impl Executor {
     /// Microbatches whose gradients are in the sums: this step's, those of steps without an update before it, and those
     /// of all replicas.
     fn summed_microbatches(&self) -> u32 {
-        (self.accumulated + self.program.microbatches()) * self.endpoint.replicas()
+        (self.accumulated + self.program.microbatches()) * self.endpoint.replica_count()
     }
 
     /// Scales the gradient sums to the mean over the microbatches, clips them, and takes the optimizer step.

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use pipewright_schedule::Rank;
 
+use crate::collective::Group;
 use crate::failure::{Abort, StepError};
-use crate::mesh::{Mesh, Seat};
+use crate::mesh::{DataParallelMode, Mesh, Seat};
+use crate::shard::Part;
 use crate::transport::{Endpoint, Message, Payload, Tag, Waited};
 
 /// See the module.
@@ -14,12 +16,18 @@ pub(crate) struct Link {
     endpoint: Endpoint,
     mesh: Mesh,
     seat: Seat,
+    /// This rank of all replicas.
+    replicas: Group,
+    /// Which part of its stages' parameters this replica holds, where they are sharded.
+    part: Option<Part>,
 }
 
 impl Link {
-    pub(crate) fn new(endpoint: Endpoint, mesh: Mesh) -> Self {
-        let seat = mesh.seat(endpoint.rank());
-        Self { endpoint, mesh, seat }
+    pub(crate) fn new(endpoint: Endpoint, mesh: Mesh, mode: DataParallelMode) -> Self {
+        let (seat, replicas) = (mesh.seat(endpoint.rank()), mesh.data_group(endpoint.rank()));
+        let is_sharded = mode == DataParallelMode::Sharded && mesh.data > 1;
+        let part = is_sharded.then_some(Part { index: seat.replica, of: mesh.data });
+        Self { endpoint, mesh, seat, replicas, part }
     }
 
     pub(crate) fn seat(&self) -> Seat {
@@ -42,8 +50,18 @@ impl Link {
     }
 
     /// Replicas of this pipeline, this one included.
-    pub(crate) fn replicas(&self) -> u32 {
+    pub(crate) fn replica_count(&self) -> u32 {
         self.mesh.data
+    }
+
+    /// This rank of all replicas, as ranks of the world.
+    pub(crate) fn replicas(&self) -> &Group {
+        &self.replicas
+    }
+
+    /// Which part of the parameters this replica holds; none where it holds all.
+    pub(crate) fn part(&self) -> Option<Part> {
+        self.part
     }
 
     pub(crate) fn latest_news(&self, deadline: Duration) -> Duration {
@@ -77,16 +95,6 @@ impl Link {
         self.endpoint.try_take(self.world_rank_of(from), tag)
     }
 
-    /// Sends to this rank of another replica.
-    pub(crate) fn send_across(&mut self, replica: u32, tag: Tag, payload: Payload) {
-        self.endpoint.send(self.in_replica(replica), tag, payload);
-    }
-
-    /// Takes what this rank of another replica sent.
-    pub(crate) fn try_take_across(&mut self, replica: u32, tag: Tag) -> Option<Message> {
-        self.endpoint.try_take(self.in_replica(replica), tag)
-    }
-
     /// Sends to a rank of the world.
     pub(crate) fn send_world(&mut self, to: Rank, tag: Tag, payload: Payload) {
         self.endpoint.send(to, tag, payload);
@@ -108,10 +116,5 @@ impl Link {
     /// A rank of this pipeline, as a rank of the world.
     pub(crate) fn world_rank_of(&self, rank: Rank) -> Rank {
         self.mesh.world_rank(Seat { rank, ..self.seat })
-    }
-
-    /// This rank of another replica, as a rank of the world.
-    pub(crate) fn in_replica(&self, replica: u32) -> Rank {
-        self.mesh.world_rank(Seat { replica, ..self.seat })
     }
 }

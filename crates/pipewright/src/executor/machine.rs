@@ -16,6 +16,7 @@ use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
 use crate::memory::{RankMemory, bytes_of};
 use crate::metadata::Boundaries;
+use crate::pipeline::NamedParameter;
 use crate::progress::Board;
 use crate::stage::Stage;
 use crate::transport::Tag;
@@ -88,6 +89,7 @@ impl Executor {
         self.step.shares = input.shares;
         self.step.keep_outputs = input.keep_outputs;
         self.step.phase = Phase::Actions;
+        self.chunks.iter_mut().for_each(|chunk| chunk.gathers = 0);
         self.step.events.reserve(self.program.row(self.rank).len());
         self.board.moved(self.world_rank, 0);
         let arrived = bytes_of(input.inputs.iter().chain(&input.targets).flatten());
@@ -116,11 +118,13 @@ impl Executor {
             Phase::Replicas => Ok(self.poll_replicas()),
             Phase::Parameters { next } => self.poll_parameters(next),
             Phase::Shared { next } => Ok(self.poll_shared(next)),
+            Phase::Squares { next } => Ok(self.poll_squares(next)),
             Phase::Norm { next } => self.poll_norm(next),
             Phase::Ready { next } => Ok(self.poll_ready(next)),
             Phase::Update => self.poll_update(),
             Phase::Reports { next } => self.poll_reports(next),
             Phase::Summary => self.poll_summary(),
+            Phase::Collect { next } => Ok(self.poll_collect(next)),
             Phase::Done => return Ok(Poll::Done),
         };
         match blocked {
@@ -146,8 +150,11 @@ impl Executor {
         if let Some(blocked) = self.act_in_scope(action)? {
             return Ok(Some(blocked));
         }
-        // A receive is on the timeline from when its message was missed to when it was there.
-        if !matches!(action, Action::RecvForward { .. } | Action::RecvBackward { .. }) {
+        // What only announces is on the timeline from when its message was missed to when it was there.
+        if !matches!(
+            action,
+            Action::RecvForward { .. } | Action::RecvBackward { .. } | Action::Unshard { .. }
+        ) {
             self.note_event(action);
         }
         if let Some(hook) = &self.hook {
@@ -175,6 +182,19 @@ impl Executor {
     pub(super) fn note_received(&mut self, action: Action) {
         self.note_event(action);
         self.step.entered = Some(Instant::now());
+    }
+
+    /// Sets out to collect the whole parameters of all stages, which takes all replicas where they are sharded.
+    pub(crate) fn begin_collect(&mut self, attempt: u64) {
+        self.endpoint.begin_step(attempt);
+        self.step = StepState { number: self.step.number, ..StepState::idle() };
+        self.chunks.iter_mut().for_each(|chunk| chunk.gathers = 0);
+        self.step.phase = Phase::Collect { next: 0 };
+    }
+
+    /// What was collected. Call once, when it is done.
+    pub(crate) fn collected(&mut self) -> Vec<NamedParameter> {
+        std::mem::take(&mut self.step.collected)
     }
 
     /// Whether the rank has begun to update its parameters in this step.
@@ -217,10 +237,6 @@ impl Executor {
 
     pub(crate) fn endpoint(&mut self) -> &mut Link {
         &mut self.endpoint
-    }
-
-    pub(crate) fn chunks(&self) -> &[Chunk] {
-        &self.chunks
     }
 
     pub(super) fn chunk(&mut self, stage: StageIndex) -> &mut Chunk {

@@ -5,11 +5,12 @@
 //! up the gradients of shared parameters and the gradient norm, and each takes its optimizer step.
 //!
 //! ```text
-//! actions --> replicas --> parameters --> shared --> norm --> ready --> update --> reports --> done
-//!    ^  |     gradients    which are      their      the       are the             across
-//!    +--+     of all       shared? once   gradients  others'   replicas?           processes
+//! actions --> replicas --> parameters --> shared --> squares --> norm --> ready --> update --> reports --> done
+//!    ^  |     gradients    which are      their      other       other    are the             across
+//!    +--+     of all       shared? once   gradients  replicas'   ranks'   replicas?           processes
 //!    blocked on a message: try again when something has arrived
-//!    (from replicas to update only where an update follows; replicas and ready only where there are some)
+//!    (from replicas to update only where an update follows; replicas and ready only where there are some, squares only
+//!    where each has a part of the parameters)
 //! ```
 //!
 //! | file | what it holds |
@@ -20,6 +21,7 @@
 //! | `actions.rs` | one handler an action |
 //! | `link.rs` | the transport as seen from the rank's seat in the mesh |
 //! | `reduction.rs` | gradients summed over replicas |
+//! | `gather.rs` | parameters that are spread over replicas |
 //! | `edges.rs` | what a stage takes and gives |
 //! | `skip.rs` | skip connections that go straight to their stage |
 //! | `sharing.rs` | parameters with several owners |
@@ -32,6 +34,7 @@ mod actions;
 mod chunk;
 mod edges;
 mod finish;
+mod gather;
 mod link;
 mod machine;
 mod phases;

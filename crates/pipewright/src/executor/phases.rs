@@ -13,6 +13,7 @@ use crate::transport::Tag;
 
 impl Executor {
     pub(super) fn end_of_program(&mut self) -> Result<Option<Blocked>, Cause> {
+        self.release_all();
         self.read_losses()?;
         self.read_auxiliary()?;
         if self.program.is_forward_only() {
@@ -67,8 +68,11 @@ impl Executor {
 
     pub(super) fn poll_shared(&mut self, next: u32) -> Option<Blocked> {
         if self.shared.as_ref().is_none_or(|shared| next as usize == shared.len()) {
-            self.send_norm_part();
-            self.step.phase = Phase::Norm { next: Rank::new(0) };
+            self.compute_norm_part();
+            match self.endpoint.part() {
+                Some(_) => self.step.phase = Phase::Squares { next: 0 },
+                None => self.exchange_norm_parts(),
+            }
             return None;
         }
         if let Some(blocked) = self.sum_shared(next) {
@@ -77,6 +81,27 @@ impl Executor {
         self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Shared { next: next + 1 };
         None
+    }
+
+    pub(super) fn poll_squares(&mut self, next: usize) -> Option<Blocked> {
+        let replicas = self.endpoint.replicas();
+        if next == replicas.members().len() {
+            self.add_square_sums();
+            self.exchange_norm_parts();
+            return None;
+        }
+        let (own, from) = (replicas.place(), replicas.members()[next]);
+        if next != own && !self.take_square_sums(next) {
+            return Some(Blocked { from, tag: Tag::SquareSums });
+        }
+        self.board.moved(self.world_rank, self.step.position);
+        self.step.phase = Phase::Squares { next: next + 1 };
+        None
+    }
+
+    fn exchange_norm_parts(&mut self) {
+        self.send_norm_part();
+        self.step.phase = Phase::Norm { next: Rank::new(0) };
     }
 
     pub(super) fn poll_norm(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
@@ -94,13 +119,15 @@ impl Executor {
         Ok(None)
     }
 
-    pub(super) fn poll_ready(&mut self, next: u32) -> Option<Blocked> {
-        if next == self.endpoint.replicas() {
+    pub(super) fn poll_ready(&mut self, next: usize) -> Option<Blocked> {
+        let replicas = self.endpoint.replicas();
+        if next == replicas.members().len() {
             self.step.phase = Phase::Update;
             return None;
         }
-        if next != self.endpoint.seat().replica && self.endpoint.try_take_across(next, Tag::Ready).is_none() {
-            return Some(Blocked { from: self.endpoint.in_replica(next), tag: Tag::Ready });
+        let (own, from) = (replicas.place(), replicas.members()[next]);
+        if next != own && self.endpoint.try_take_world(from, Tag::Ready).is_none() {
+            return Some(Blocked { from, tag: Tag::Ready });
         }
         self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Ready { next: next + 1 };

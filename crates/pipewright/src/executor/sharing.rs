@@ -22,7 +22,6 @@ use pipewright_schedule::{Rank, StageIndex};
 use super::machine::Executor;
 use super::step::Blocked;
 use crate::failure::Cause;
-use crate::memory::bytes_of;
 use crate::transport::{OwnedParameter, Payload, Tag};
 use crate::value::Value;
 
@@ -104,12 +103,10 @@ impl Executor {
             let own = self.rank;
             for owner in shared.owners.iter().filter(|owner| owner.rank == own) {
                 for &to in ranks.iter().filter(|&&rank| rank != own) {
-                    let gradient = self.chunk(owner.stage).runner.gradient(owner.place).map(Value::copied);
+                    let gradient = self.chunk(owner.stage).runner.gradient(owner.place);
                     let tag =
                         Tag::SharedGradient { parameter, stage: owner.stage, place: owner.place as u32 };
-                    let tensors = vec![gradient];
-                    self.uncount(&tensors);
-                    self.endpoint.send(to, tag, Payload::Tensors(tensors));
+                    self.send_copies(self.endpoint.world_rank_of(to), tag, vec![gradient]);
                 }
             }
         }
@@ -129,14 +126,10 @@ impl Executor {
                 false => {
                     let tag =
                         Tag::SharedGradient { parameter, stage: owner.stage, place: owner.place as u32 };
-                    let from = owner.rank;
-                    let Some(message) = self.endpoint.try_take(from, tag) else {
-                        return Some(self.blocked(from, tag));
+                    let blocked = self.blocked(owner.rank, tag);
+                    let Some((_, tensors)) = self.try_take_tensors(blocked.from, tag) else {
+                        return Some(blocked);
                     };
-                    let Payload::Tensors(tensors) = message.into_payload() else {
-                        unreachable!("the tag says a gradient")
-                    };
-                    self.memory.take_over(bytes_of(tensors.iter().flatten()));
                     let device = self.chunks[0].runner.device();
                     tensors.into_iter().next().flatten().map(|gradient| gradient.to_device(&device))
                 }

@@ -14,7 +14,7 @@ use pipewright_schedule::{Microbatch, StageIndex};
 use super::machine::Executor;
 use super::step::Blocked;
 use crate::stage::{Gradient, Skip, Skips};
-use crate::transport::{Direction, Payload, Tag};
+use crate::transport::{Direction, Tag};
 
 impl Executor {
     /// Takes skip connections off the end of a stage's `tensors` and hands each to its stage.
@@ -32,12 +32,8 @@ impl Executor {
                 self.chunk(stage).skips.insert((direction, source, microbatch), tensors);
                 continue;
             };
-            self.uncount(&tensors);
-            self.endpoint.send(
-                to,
-                Tag::Skip { direction, source, stage, microbatch },
-                Payload::Tensors(tensors),
-            );
+            let to = self.endpoint.world_rank_of(to);
+            self.send_tensors(to, Tag::Skip { direction, source, stage, microbatch }, tensors);
         }
     }
 

@@ -8,16 +8,16 @@ use crate::failure::Cause;
 
 impl Executor {
     /// The parameters and optimizer state of all stages, sharing storage. Of a parameter with several owners, as far as
-    /// they are known, the lowest stage's copy alone; nothing from a replica but the first.
+    /// they are known, the lowest stage's copy alone; nothing from a replica but the first, unless each has a part.
     pub(crate) fn state(&self) -> RankState {
         let of_stage = |chunk: &super::chunk::Chunk| {
-            let StageState { parameters, optimizer } = chunk.runner.state();
+            let StageState { parameters, optimizer, part } = chunk.runner.state();
             let counted = (0..).zip(parameters).filter(|(place, _)| self.counts(chunk.stage, *place));
-            StageState { parameters: counted.map(|(_, parameter)| parameter).collect(), optimizer }
+            StageState { parameters: counted.map(|(_, parameter)| parameter).collect(), optimizer, part }
         };
-        // Replicas hold the same: the first one's state is everybody's.
-        let is_first = self.endpoint.seat().replica == 0;
-        let stages = self.chunks.iter().filter(|_| is_first).map(of_stage).collect();
+        // Replicas that hold the same have one state between them, the first one's.
+        let has_own = self.endpoint.seat().replica == 0 || self.endpoint.part().is_some();
+        let stages = self.chunks.iter().filter(|_| has_own).map(of_stage).collect();
         RankState { rank: self.world_rank, stages, memory: self.memory.clone() }
     }
 

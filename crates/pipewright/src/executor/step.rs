@@ -10,6 +10,7 @@ use pipewright_schedule::{Event, Rank, ValidatedProgram};
 use super::reduction::Reduction;
 use super::report::RankReport;
 use crate::batch::Sides;
+use crate::pipeline::NamedParameter;
 use crate::stage::Gradient;
 use crate::transport::{Contribution, OwnedParameter, Tag};
 use crate::value::Values;
@@ -88,10 +89,14 @@ pub(super) struct StepState {
     /// Gradients on their way between replicas.
     pub(super) reductions: Vec<Reduction>,
     pub(super) norm_parts: Contribution,
+    /// The same of other replicas, where each has a part of the parameters.
+    pub(super) square_sums: Vec<Option<Contribution>>,
     pub(super) norm: Option<f64>,
     pub(super) update: Duration,
     /// Whether the update has begun: what comes after it cannot be taken back.
     pub(super) has_updated: bool,
+    /// Whole parameters, where they are asked for between two steps.
+    pub(super) collected: Vec<NamedParameter>,
     /// Reports of the step that is done; this rank's is the first.
     pub(super) reports: Vec<RankReport>,
 }
@@ -109,13 +114,17 @@ pub(super) enum Phase {
     Shared {
         next: u32,
     },
+    /// The parts of replicas below this one have been taken.
+    Squares {
+        next: usize,
+    },
     /// The parts of ranks below this one have been taken.
     Norm {
         next: Rank,
     },
     /// Replicas below this one are ready to update too.
     Ready {
-        next: u32,
+        next: usize,
     },
     Update,
     /// The first rank has the reports of ranks below this one; only across processes.
@@ -124,6 +133,10 @@ pub(super) enum Phase {
     },
     /// The others wait for what it makes of them.
     Summary,
+    /// No step: the parameters of stages before this one are collected.
+    Collect {
+        next: usize,
+    },
     Done,
 }
 
@@ -148,6 +161,8 @@ impl StepState {
             shared_gradients: Vec::new(),
             reductions: Vec::new(),
             norm_parts: Vec::new(),
+            square_sums: Vec::new(),
+            collected: Vec::new(),
             norm: None,
             update: Duration::ZERO,
             has_updated: false,

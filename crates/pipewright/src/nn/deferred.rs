@@ -6,15 +6,22 @@
 //!
 //! The collector is found through the thread, because a module's forward has no other argument to carry it in; it is
 //! set for the length of one forward, and an inner one hides the outer.
+//!
+//! # Weights that come and go
+//!
+//! Where parameters are sharded, a stage has its weights only for a while. The layers of such a stage keep no weight for
+//! their backward pass: they look it up in the stage's [`WeightStore`], which has it again by then. Nor are the weights
+//! on the tape: the collector's anchor, a scalar, stands for them, so that the backward pass comes by.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use burn::backend::autodiff::NodeId;
 use burn::module::ParamId;
 use burn::tensor::Tensor;
 
-use super::operation::CpuTensor;
+use super::operation::{CpuTensor, Tape, node_of};
 
 thread_local! {
     static CURRENT: RefCell<Option<Deferred>> = const { RefCell::new(None) };
@@ -35,12 +42,83 @@ pub(crate) struct Deferred {
     tasks: Arc<Mutex<Vec<WeightTask>>>,
     /// The stage's own parameters: the gradient of any other weight is the tape's business.
     parameters: Arc<HashSet<ParamId>>,
+    /// Of a stage that has its weights only for a while.
+    passing: Option<Arc<Passing>>,
+}
+
+/// How layers of a stage with sharded parameters find their weights.
+#[derive(Debug)]
+struct Passing {
+    store: WeightStore,
+    /// Stands on the tape for weights whose gradients wait.
+    anchor: Tensor<1>,
+    /// The places on the tape of the stage's parameters in this forward.
+    nodes: HashMap<ParamId, NodeId>,
+}
+
+/// A stage's weights on the CPU back end, while it has them. Sharing is by clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct WeightStore(Arc<Mutex<HashMap<ParamId, CpuTensor>>>);
+
+impl WeightStore {
+    /// Takes weights in.
+    pub(crate) fn fill(&self, weights: impl IntoIterator<Item = (ParamId, CpuTensor)>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(weights);
+    }
+
+    /// Gives all weights up.
+    pub(crate) fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    fn get(&self, id: ParamId) -> CpuTensor {
+        let weights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        weights
+            .get(&id)
+            .cloned()
+            .expect("a validated program gathers a stage's parameters before its backward")
+    }
+}
+
+/// A weight that a backward pass needs.
+#[derive(Clone, Debug)]
+pub(super) enum KeptWeight {
+    Held(CpuTensor),
+    LookedUp(WeightStore, ParamId),
+}
+
+impl KeptWeight {
+    /// `weight`, kept by an operation that puts off its gradient into `deferred`, if it does.
+    pub(super) fn new(weight: CpuTensor, id: ParamId, deferred: Option<&Deferred>) -> Self {
+        match deferred.and_then(|deferred| deferred.passing.as_ref()) {
+            Some(passing) => Self::LookedUp(passing.store.clone(), id),
+            None => Self::Held(weight),
+        }
+    }
+
+    pub(super) fn get(self) -> CpuTensor {
+        match self {
+            Self::Held(weight) => weight,
+            Self::LookedUp(store, id) => store.get(id),
+        }
+    }
 }
 
 impl Deferred {
     /// A collector for the weights of a stage that has `parameters`.
     pub(crate) fn new(parameters: Arc<HashSet<ParamId>>) -> Self {
-        Self { tasks: Arc::default(), parameters }
+        Self { tasks: Arc::default(), parameters, passing: None }
+    }
+
+    /// The same for a stage that finds its weights in `store`, and whose parameters stand at `nodes` of the tape that
+    /// `anchor` is on.
+    pub(crate) fn passing(
+        self,
+        store: WeightStore,
+        anchor: Tensor<1>,
+        nodes: HashMap<ParamId, NodeId>,
+    ) -> Self {
+        Self { passing: Some(Arc::new(Passing { store, anchor, nodes })), ..self }
     }
 
     /// Runs `forward` so that its layers put off their weight gradients into `self`.
@@ -53,7 +131,11 @@ impl Deferred {
     /// that is computed from parameters (an adapter's, say) needs its gradient on the tape.
     pub(super) fn current<const D: usize>(weight: &Tensor<D>, id: ParamId) -> Option<Self> {
         let current = CURRENT.with_borrow(Clone::clone)?;
-        (weight.is_require_grad() && current.parameters.contains(&id)).then_some(current)
+        let is_parameter = match &current.passing {
+            None => weight.is_require_grad(),
+            Some(passing) => node_of(weight).is_some_and(|node| passing.nodes.get(&id) == Some(&node)),
+        };
+        (is_parameter && current.parameters.contains(&id)).then_some(current)
     }
 
     pub(super) fn push(&self, task: WeightTask) {
@@ -63,6 +145,19 @@ impl Deferred {
     /// Takes the tasks out.
     pub(crate) fn take(&self) -> Vec<WeightTask> {
         std::mem::take(&mut self.tasks.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Where an operation is recorded that has a weight at `place` of its inputs and puts its gradient off into `deferred`,
+/// if it does.
+pub(super) fn recorded_on<const N: usize>(
+    tape: Tape<N>,
+    place: usize,
+    deferred: Option<&Deferred>,
+) -> Tape<N> {
+    match deferred.and_then(|deferred| deferred.passing.as_ref()) {
+        Some(passing) => tape.with_parent(place, passing.anchor.clone()),
+        None => tape,
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Int, Tensor};
 
-use super::deferred::{Deferred, WeightTask};
+use super::deferred::{Deferred, WeightTask, recorded_on};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
 
 /// Burn's embedding, with the same parameter and record path: make it from one that Burn initialised.
@@ -48,6 +48,7 @@ fn select(table: Tensor<2>, ids: Tensor<1, Int>, id: ParamId) -> Tensor<2> {
         rows.extend_from_slice(&source[id * width..][..width]);
     }
     let shape = [ids.len(), width];
+    let tape = recorded_on(tape, 0, deferred.as_ref());
     tape.record(rows, shape, |_| SelectBackward { ids, count, width, id, deferred })
 }
 

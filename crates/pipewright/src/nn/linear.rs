@@ -3,7 +3,7 @@
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::Tensor;
 
-use super::deferred::{Deferred, WeightTask};
+use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 use crate::kernel::product::{Matrix, product};
 
@@ -59,13 +59,15 @@ fn multiply(x: Tensor<2>, weight: Tensor<2>, id: ParamId) -> Tensor<2> {
     let Some(([x, weight], tape)) = on_cpu(operands) else { return x.matmul(weight) };
     let y = product(Matrix::new(elements(&x), rows, inputs), Matrix::new(elements(&weight), inputs, outputs));
     let dims = [rows, inputs, outputs];
+    let weight = KeptWeight::new(weight, id, deferred.as_ref());
+    let tape = recorded_on(tape, 1, deferred.as_ref());
     tape.record(y, [rows, outputs], |_| LinearBackward { x, weight, id, dims, deferred })
 }
 
 #[derive(Clone, Debug)]
 struct LinearBackward {
     x: CpuTensor,
-    weight: CpuTensor,
+    weight: KeptWeight,
     id: ParamId,
     /// Rows, inputs, outputs.
     dims: [usize; 3],
@@ -77,6 +79,7 @@ impl Operation<2> for LinearBackward {
         let Self { x, weight, id, dims: [rows, inputs, outputs], deferred } = self;
         let g = Matrix::new(elements(&gradient), rows, outputs);
         let d_x = for_x.then(|| {
+            let weight = weight.get();
             let weight = Matrix::new(elements(&weight), inputs, outputs);
             cpu_tensor(product(g, weight.transposed()), [rows, inputs])
         });

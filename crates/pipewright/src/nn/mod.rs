@@ -23,11 +23,11 @@ mod check;
 
 pub use attention::CausalAttention;
 pub use cross_entropy::cross_entropy;
-pub(crate) use deferred::{Deferred, WeightTask};
+pub(crate) use deferred::{Deferred, WeightStore, WeightTask};
 pub use embedding::Embedding;
 pub(crate) use embedding::add_rows;
 pub use linear::Linear;
-pub(crate) use operation::{CpuTensor, cpu_tensor, elements, owned, row_major};
+pub(crate) use operation::{CpuTensor, cpu_tensor, elements, node_of, owned, row_major};
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use swiglu::swiglu;
 pub use tied_head::TiedHead;

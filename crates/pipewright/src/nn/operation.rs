@@ -6,6 +6,7 @@
 
 use std::fmt::Debug;
 
+use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
@@ -54,7 +55,22 @@ pub(crate) fn on_cpu<const N: usize>(tensors: [DispatchTensor; N]) -> Option<([C
     Some((primitives, Tape(nodes)))
 }
 
+/// The place on the tape of a tensor of the CPU back end.
+pub(crate) fn node_of<const D: usize>(tensor: &Tensor<D>) -> Option<NodeId> {
+    let tensor = tensor.clone().try_into_primitive::<Autodiff<Flex, NoCheckpointing>>().ok()?;
+    Some(tensor.id())
+}
+
 impl<const N: usize> Tape<N> {
+    /// The same with `parent`, a tensor on the tape, in the place of the input at `place`.
+    pub(super) fn with_parent(self, place: usize, parent: Tensor<1>) -> Self {
+        let Self(Some(mut nodes)) = self else { return self };
+        let parent = parent.try_into_primitive::<Autodiff<Flex, NoCheckpointing>>();
+        let parent = parent.expect("the anchor is of the back end of the weights that it stands for");
+        nodes[place] = parent.into_parts().1;
+        Self(Some(nodes))
+    }
+
     /// The operation's result as a tensor, with its backward pass recorded. `operation` makes what that pass needs; the
     /// result is handed to it for operations that need it too.
     pub(crate) fn record<const D: usize, O: Operation<N>>(

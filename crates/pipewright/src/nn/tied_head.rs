@@ -6,7 +6,7 @@
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::Tensor;
 
-use super::deferred::{Deferred, WeightTask};
+use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 use crate::kernel::product::{Matrix, product};
 
@@ -50,13 +50,15 @@ fn multiply(x: Tensor<2>, table: Tensor<2>, id: ParamId) -> Tensor<2> {
         product(Matrix::new(elements(&x), rows, width), table.transposed())
     };
     let dims = [rows, vocabulary, width];
+    let table = KeptWeight::new(table, id, deferred.as_ref());
+    let tape = recorded_on(tape, 1, deferred.as_ref());
     tape.record(y, [rows, vocabulary], |_| HeadBackward { x, table, id, dims, deferred })
 }
 
 #[derive(Clone, Debug)]
 struct HeadBackward {
     x: CpuTensor,
-    table: CpuTensor,
+    table: KeptWeight,
     id: ParamId,
     /// Rows, vocabulary, width.
     dims: [usize; 3],
@@ -68,6 +70,7 @@ impl Operation<2> for HeadBackward {
         let Self { x, table, id, dims: [rows, vocabulary, width], deferred } = self;
         let g = Matrix::new(elements(&gradient), rows, vocabulary);
         let d_x = for_x.then(|| {
+            let table = table.get();
             let table = Matrix::new(elements(&table), vocabulary, width);
             cpu_tensor(product(g, table), [rows, width])
         });

@@ -9,6 +9,7 @@ use burn::optim::ModuleOptimizer;
 use pipewright_schedule::ValidatedProgram;
 
 use crate::hook::ActionHook;
+use crate::mesh::DataParallelMode;
 use crate::metadata::{CheckMetadata, Metadata};
 use crate::transport::Fields;
 
@@ -26,6 +27,9 @@ pub struct PipelineConfig {
     /// Replicas of the pipeline, each with its share of every batch. The world has as many ranks as the program, times
     /// this.
     pub data_parallel: u32,
+    /// What each replica holds. Sharded, the program must be at level `full`, and the optimizer one that works element by
+    /// element.
+    pub data_parallel_mode: DataParallelMode,
     /// How it is known what crosses the boundaries between stages; the same on all ranks.
     pub metadata: Metadata,
     /// When boundaries are checked against it.
@@ -47,6 +51,7 @@ impl Default for PipelineConfig {
             threads_per_rank: 1,
             deadline: Duration::from_secs(60),
             data_parallel: 1,
+            data_parallel_mode: DataParallelMode::default(),
             metadata: Metadata::default(),
             check_metadata: CheckMetadata::default(),
             hook: None,
@@ -72,6 +77,7 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("metadata", config.metadata.fingerprint()),
         ("clip norm", format!("{:?}", config.clip_norm)),
         ("replicas", config.data_parallel.to_string()),
+        ("data parallel mode", format!("{:?}", config.data_parallel_mode)),
         ("trains", config.optimizer.is_some().to_string()),
     ];
     fields.map(|(name, value)| (name.to_owned(), value)).into()

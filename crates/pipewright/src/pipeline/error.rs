@@ -34,6 +34,21 @@ pub enum PipelineError {
     /// The forward part of the program is not a program.
     #[error("the forward part of the program cannot be run alone: {0}")]
     NoEvaluation(String),
+    /// Sharded parameters and a program that leaves them where they are.
+    #[error(
+        "parameters are sharded, and a program at level `{level}` never gathers them: lower it to `full`, or keep \
+         parameters replicated"
+    )]
+    NeverGathers {
+        /// Its level.
+        level: Level,
+    },
+    /// Sharded parameters and an optimizer that looks at whole ones.
+    #[error(
+        "the optimizer's update of an element depends on others of its parameter, and parameters are sharded: use one \
+         that works element by element, such as `AdamW`, or keep parameters replicated"
+    )]
+    WholeParameters,
     /// Training without an optimizer.
     #[error("a program with backward actions needs `PipelineConfig::optimizer`")]
     NoOptimizer,

@@ -19,6 +19,7 @@ use crate::driver::{Command, RankSeed, RankThread, Reply, ThreadSettings};
 use crate::executor::RankReport;
 use crate::failure::{Cause, StepError};
 use crate::memory::RankMemory;
+use crate::mesh::DataParallelMode;
 use crate::microbatch::split;
 use crate::report::{EvalReport, StepReport, evaluation, training};
 use crate::stage::Stage;
@@ -187,20 +188,26 @@ impl Pipeline {
         Ok(evaluation(shares, reports))
     }
 
-    /// The parameters of all stages of this process, as they stand.
+    /// The parameters of all stages of this process, as they stand. Where they are sharded over several processes, each
+    /// has only parts of them: call it on all then.
     ///
     /// # Errors
     /// When a rank no longer answers.
     pub fn parameters(&mut self) -> Result<Vec<NamedParameter>, PipelineError> {
-        self.command(|| Command::Parameters)?;
+        if self.assembly.config.data_parallel_mode == DataParallelMode::Sharded {
+            // Ranks exchange messages for this, as in a step.
+            self.attempts += 1;
+        }
+        let attempt = self.attempts;
+        self.command(|| Command::Parameters(attempt))?;
         let of_ranks = self.await_ranks(|reply| match reply {
-            Reply::Parameters(parameters) => Ok(parameters),
+            Reply::Parameters(parameters) => parameters,
             _ => unreachable!("a rank answers what it was asked"),
         })?;
         Ok(of_ranks.into_iter().flatten().collect())
     }
 
-    /// The state of all ranks of this process that belong to the first replica, sharing storage with the running model:
+    /// The state of all ranks of this process that belong to the first replica, or to all where each has a part of it, sharing storage with the running model:
     /// nothing is copied here. What the next update writes to is copied then, unless the state was dropped by that
     /// time.
     ///

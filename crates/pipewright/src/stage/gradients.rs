@@ -9,10 +9,12 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Gradients, Tensor};
 
 use super::body::StageBody;
+use super::shards::Catches;
 use super::state::parameters_of;
 use crate::kernel::product::{Matrix, add_product, product};
 use crate::kernel::squares::sum_squares;
 use crate::nn::{CpuTensor, WeightTask, add_rows, cpu_tensor, elements, owned, row_major};
+use crate::shard::Part;
 use crate::value::Value;
 
 /// One sum for each float parameter of a stage, in the order in which Burn visits them.
@@ -74,7 +76,23 @@ impl GradientSums {
 
     /// Takes the gradients of `module`'s parameters out of `gradients` and adds them.
     pub(crate) fn add<M: Module>(&mut self, module: &M, gradients: &mut Gradients) {
-        module.visit(&mut Adder { sums: self.sums.iter_mut(), gradients });
+        module.visit(&mut Adder { sums: self, place: 0, gradients });
+    }
+
+    /// Adds the gradients that a backward pass left in `catches`.
+    pub(super) fn add_caught(&mut self, catches: Catches) {
+        for (place, caught) in catches {
+            let Some(gradient) = caught.take() else { continue };
+            self.add_at(place, gradient.into_dispatch());
+        }
+    }
+
+    fn add_at(&mut self, place: usize, gradient: DispatchTensor) {
+        let sum = &mut self.sums[place];
+        *sum = Some(match sum.take() {
+            Some(sum) => Dispatch::float_add(sum, gradient),
+            None => gradient,
+        });
     }
 
     /// Computes the weight gradients that a backward pass put off and adds them, in place where there is a sum.
@@ -87,10 +105,15 @@ impl GradientSums {
         }
     }
 
-    /// Sum of squares of each sum, in f64, element by element in storage order: the result depends on the parameter
-    /// alone, never on which other parameters share its rank.
-    pub(crate) fn squares(&self) -> Vec<f64> {
-        self.sums.iter().map(|sum| sum.as_ref().map_or(0.0, sum_of_squares)).collect()
+    /// Sum of squares of each sum, in f64, element by element in storage order within each of `parts` parts, then over
+    /// them: the result depends on the parameter alone, never on which other parameters share its rank.
+    pub(crate) fn squares(&self, parts: u32) -> Vec<f64> {
+        let of_parts = |sum: &DispatchTensor| {
+            let sum = Value::from_dispatch(sum.clone());
+            let parts = Part::all(parts).filter_map(|part| part.cut(&sum));
+            parts.map(|part| sum_of_squares(&part.into_dispatch())).sum()
+        };
+        self.sums.iter().map(|sum| sum.as_ref().map_or(0.0, of_parts)).collect()
     }
 
     /// Hands the sums over, each multiplied by `factor`, keyed for Burn's optimizers; the sums are empty afterwards.
@@ -148,19 +171,18 @@ fn sum_of_squares(tensor: &DispatchTensor) -> f64 {
 }
 
 struct Adder<'a> {
-    sums: std::slice::IterMut<'a, Option<DispatchTensor>>,
+    sums: &'a mut GradientSums,
+    place: usize,
     gradients: &'a mut Gradients,
 }
 
 impl ModuleVisitor for Adder<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let sum = self.sums.next().expect("a module has the same parameters on every visit");
-        let Some(gradient) = param.val().grad_remove(self.gradients) else { return };
-        let gradient = gradient.into_dispatch();
-        *sum = Some(match sum.take() {
-            Some(sum) => Dispatch::float_add(sum, gradient),
-            None => gradient,
-        });
+        let place = self.place;
+        self.place += 1;
+        if let Some(gradient) = param.val().grad_remove(self.gradients) {
+            self.sums.add_at(place, gradient.into_dispatch());
+        }
     }
 }
 

@@ -7,6 +7,7 @@ mod body;
 mod gradients;
 mod module;
 mod runner;
+mod shards;
 mod state;
 mod training;
 mod weights;

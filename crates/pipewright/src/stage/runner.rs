@@ -14,6 +14,7 @@ use super::weights::{WeightRunner, WeightWork};
 use crate::boundary::{Boundary, BoundaryError, unpack};
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
 use crate::graph::{GraphLayer, GraphStage};
+use crate::shard::Part;
 use crate::value::{Value, Values};
 
 /// A stage, ready to be handed to a rank.
@@ -185,11 +186,24 @@ pub(crate) trait Runner: Send {
     /// The gradient sum of the parameter at `place` of [`Runner::paths`].
     fn gradient(&self, place: usize) -> Gradient;
 
-    /// Replaces the gradient sum of the parameter at `place`.
+    /// Replaces the gradient sum of the parameter at `place`; in a sharded stage by the sum of its part, in the end.
     fn set_gradient(&mut self, place: usize, gradient: Gradient);
 
-    /// Sum of the squares of each parameter's gradient sum, in the order of [`Runner::paths`].
-    fn gradient_squares(&self) -> Vec<f64>;
+    /// Sum of the squares of each parameter's gradient sum, in the order of [`Runner::paths`]: added up within each of
+    /// so many parts first, so that replicas arrive at the same bits whether one has all parts or each has its own.
+    fn gradient_squares(&self, parts: u32) -> Vec<f64>;
+
+    /// From now on the stage holds its part of every parameter, and needs [`Runner::gather`] before it computes.
+    fn shard(&mut self, part: Part);
+
+    /// The rows of each parameter that a sharded stage holds; none where it has none.
+    fn rows(&self) -> Vec<Gradient>;
+
+    /// Gives a sharded stage its whole parameters, in the order of [`Runner::paths`], until [`Runner::release`].
+    fn gather(&mut self, whole: Vec<Value>);
+
+    /// Leaves a sharded stage its part of the parameters.
+    fn release(&mut self);
 
     /// Multiplies the gradient sums by `factor`, takes one optimizer step with them and clears them.
     fn update(&mut self, factor: f64, learning_rate: f64);
@@ -203,7 +217,8 @@ pub(crate) trait Runner: Send {
     /// Gives the stage its optimizer.
     fn set_optimizer(&mut self, optimizer: ModuleOptimizer);
 
-    /// The parameters' values, in the order of [`Runner::paths`].
+    /// The parameters' values, in the order of [`Runner::paths`]; of a sharded stage its part of them, unless they are
+    /// gathered.
     fn parameters(&self) -> Vec<TensorData>;
 
     /// The parameters and the optimizer as they stand, sharing storage.

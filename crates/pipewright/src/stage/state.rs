@@ -1,11 +1,10 @@
-//! A stage's parameters and optimizer state, out of its module and back into it.
+//! A stage's parameters, out of its module and back into it.
 
-use std::sync::Arc;
+use std::convert::Infallible;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
-use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::value::Value;
 
 /// A parameter of a module, sharing its storage.
@@ -44,37 +43,42 @@ impl ModuleVisitor for Finder {
     }
 }
 
-/// `module` with the checkpoint's values in its float parameters, whose paths come in visiting order; with an error,
-/// some of them.
-pub(super) fn filled<M: Module>(
+/// `module` with the values that `value` returns in its float parameters, asked for in visiting order with the place,
+/// and on the tape as those before. With an error, some parameters are as they were.
+pub(super) fn filled<M: Module, E>(
     module: M,
-    paths: &[Arc<str>],
-    checkpoint: &Checkpoint,
-) -> (M, Result<(), CheckpointError>) {
-    let mut filler = Filler { paths: paths.iter(), checkpoint, outcome: Ok(()) };
+    value: impl FnMut(usize, &Value) -> Result<Value, E>,
+) -> (M, Result<(), E>) {
+    let mut filler = Filler { place: 0, value, outcome: Ok(()) };
     let module = module.map(&mut filler);
     (module, filler.outcome)
 }
 
-struct Filler<'a> {
-    paths: std::slice::Iter<'a, Arc<str>>,
-    checkpoint: &'a Checkpoint,
-    outcome: Result<(), CheckpointError>,
+/// As [`filled`], with values that are there.
+pub(super) fn with_values<M: Module>(module: M, values: Vec<Value>) -> M {
+    let mut values = values.into_iter();
+    let next = |_, _: &Value| Ok(values.next().expect("a module has the same parameters on every visit"));
+    let (module, outcome) = filled(module, next);
+    outcome.unwrap_or_else(|never: Infallible| match never {});
+    module
 }
 
-impl ModuleMapper for Filler<'_> {
+struct Filler<F, E> {
+    place: usize,
+    value: F,
+    outcome: Result<(), E>,
+}
+
+impl<E, F: FnMut(usize, &Value) -> Result<Value, E>> ModuleMapper for Filler<F, E> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let path = self.paths.next().expect("a module has the same parameters on every visit");
+        let place = self.place;
+        self.place += 1;
         if self.outcome.is_err() {
             return param;
         }
         let (id, tensor, mapper) = param.consume();
-        let dtype = tensor.dtype();
-        let tensor = match self.checkpoint.parameter(path, &tensor.dims(), dtype) {
-            Ok(data) => {
-                let filled = Tensor::<D>::from_data(data, (&tensor.device(), dtype));
-                if tensor.is_require_grad() { filled.require_grad() } else { filled }
-            }
+        let tensor = match (self.value)(place, &Value::of(tensor.clone().inner())) {
+            Ok(value) => in_place_of(&tensor, Tensor::from_dispatch(value.into_dispatch())),
             Err(error) => {
                 self.outcome = Err(error);
                 tensor
@@ -82,4 +86,11 @@ impl ModuleMapper for Filler<'_> {
         };
         Param::from_mapped_value(id, tensor, mapper)
     }
+}
+
+/// `value`, off the tape, as a leaf like `former`.
+fn in_place_of<const D: usize>(former: &Tensor<D>, value: Tensor<D>) -> Tensor<D> {
+    let Some(strategy) = former.gradient_checkpointing_strategy() else { return value };
+    let value = value.autodiff().with_gradient_checkpointing_strategy(strategy);
+    if former.is_require_grad() { value.require_grad() } else { value }
 }

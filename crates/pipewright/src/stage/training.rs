@@ -18,19 +18,21 @@ use super::body::{Skips, StageBody};
 use super::gradients::GradientSums;
 use super::module::{Auxiliary, StageContext};
 use super::runner::{ForwardTask, Forwarded, Gradient, NamedLosses, Runner, StageError, device_of};
+use super::shards::{Catches, Shards};
 use super::state::{Found, filled, parameters_of};
 use super::weights::{WeightRunner, WeightWork};
 use crate::autodiff::{GradientSlot, gradient_root};
 use crate::boundary::{Boundary, pack, unpack};
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
 use crate::nn::Deferred;
+use crate::shard::Part;
 use crate::value::{Value, ValueKind, Values};
 
 /// A loss with its target's type erased.
 pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<1>, StageError> + Send>;
 
 pub(crate) struct TrainingStage<M: StageBody> {
-    /// Empty only while the optimizer holds it.
+    /// Empty only while it is changed: by the optimizer, or by parameters that come and go.
     module: Option<M>,
     loss: Option<Loss<M::Output>>,
     tapes: HashMap<Microbatch, Tape>,
@@ -43,7 +45,12 @@ pub(crate) struct TrainingStage<M: StageBody> {
     /// Works weight gradients off in place of the stage.
     weight_runner: Option<WeightRunner>,
     device: Device,
+    /// Where the parameters are spread over replicas.
+    shards: Option<Shards>,
 }
+
+/// Why a stage that is asked for shards has them.
+const SHARDED: &str = "a stage was cut before its parameters are gathered";
 
 /// What the backward of one microbatch starts from and ends at.
 struct Tape {
@@ -57,6 +64,8 @@ struct Tape {
     auxiliary: Option<Tensor<1>>,
     /// Where the layers put off their weight gradients.
     deferred: Deferred,
+    /// Where the others are caught, if parameters are sharded.
+    catches: Catches,
 }
 
 /// An output that has left.
@@ -83,11 +92,16 @@ impl<M: StageBody> TrainingStage<M> {
             optimizer: None,
             weight_runner: None,
             device,
+            shards: None,
         }
     }
 
+    fn take_module(&mut self) -> M {
+        self.module.take().expect("the module is away only while it is changed")
+    }
+
     fn module(&self) -> &M {
-        self.module.as_ref().expect("the module is away only during the optimizer's step")
+        self.module.as_ref().expect("the module is away only while it is changed")
     }
 
     fn loss_of(
@@ -114,8 +128,16 @@ impl<M: StageBody> Runner for TrainingStage<M> {
     ) -> Result<Forwarded, StageError> {
         let ForwardTask { share, keep_outputs } = task;
         let (inputs, leaves) = inputs.into_iter().map(as_leaf).unzip();
-        let deferred = Deferred::new(self.parameters.clone());
-        let output = deferred.collect(|| self.module().run(inputs, context))?;
+        let mut deferred = Deferred::new(self.parameters.clone());
+        let mut catches = Catches::new();
+        let output = match &self.shards {
+            None => deferred.collect(|| self.module().run(inputs, context))?,
+            Some(shards) => {
+                let module;
+                (module, catches, deferred) = shards.forward(self.module().clone(), deferred);
+                deferred.collect(|| module.run(inputs, context))?
+            }
+        };
         if self.loss.is_some() {
             let (output, outputs) = if keep_outputs { kept(output)? } else { (output, Values::new()) };
             let loss = self.loss_of(output, target, context)?;
@@ -123,13 +145,13 @@ impl<M: StageBody> Runner for TrainingStage<M> {
             let loss = loss.expect("a stage with a loss computes it");
             let report = loss.clone().inner();
             let loss = Some(scaled(loss, share));
-            let tape = Tape { leaves, loss, outputs: Vec::new(), auxiliary: weighted, deferred };
+            let tape = Tape { leaves, loss, outputs: Vec::new(), auxiliary: weighted, deferred, catches };
             self.tapes.insert(context.microbatch(), tape);
             return Ok(Forwarded { outputs, loss: Some(report), auxiliary });
         }
         let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), share)?;
         let (outputs, roots) = pack(output).into_iter().map(off_tape).unzip();
-        let tape = Tape { leaves, loss: None, outputs: roots, auxiliary: weighted, deferred };
+        let tape = Tape { leaves, loss: None, outputs: roots, auxiliary: weighted, deferred, catches };
         self.tapes.insert(context.microbatch(), tape);
         Ok(Forwarded { outputs, loss: None, auxiliary })
     }
@@ -169,8 +191,11 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         };
         let mut gradients = root.backward();
         drop(root);
-        let module = self.module.as_ref().expect("the module is away only during the optimizer's step");
-        self.sums.add(module, &mut gradients);
+        let module = self.module.as_ref().expect("the module is away only while it is changed");
+        match self.shards {
+            None => self.sums.add(module, &mut gradients),
+            Some(_) => self.sums.add_caught(tape.catches),
+        }
         self.deferred.insert(microbatch, tape.deferred);
         let inputs = tape.leaves.into_iter().map(|leaf| {
             let gradient = leaf?.grad_remove(&mut gradients)?;
@@ -224,22 +249,45 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         self.sums.set(place, gradient);
     }
 
-    fn gradient_squares(&self) -> Vec<f64> {
-        self.sums.squares()
+    fn gradient_squares(&self, parts: u32) -> Vec<f64> {
+        self.sums.squares(parts)
+    }
+
+    fn shard(&mut self, part: Part) {
+        let (module, shards) = Shards::cut(self.take_module(), part);
+        (self.module, self.shards) = (Some(module), Some(shards));
+    }
+
+    fn rows(&self) -> Vec<Gradient> {
+        let shards = self.shards.as_ref().expect(SHARDED);
+        shards.rows(self.module())
+    }
+
+    fn gather(&mut self, whole: Vec<Value>) {
+        let module = self.take_module();
+        let shards = self.shards.as_mut().expect(SHARDED);
+        self.module = Some(shards.gather(module, whole));
+    }
+
+    fn release(&mut self) {
+        let Some(shards) = &mut self.shards else { return };
+        self.module = self.module.take().map(|module| shards.release(module));
     }
 
     fn update(&mut self, factor: f64, learning_rate: f64) {
-        let Some(optimizer) = &mut self.optimizer else { return self.sums.clear() };
+        let Some(mut optimizer) = self.optimizer.take() else { return self.sums.clear() };
         // The module is moved through the optimizer, so that it owns the storage and may write in place.
-        let module = self.module.take().expect("the module is away only during the optimizer's step");
+        let module = self.take_module();
         let gradients = self.sums.take(&module, factor);
         self.module = Some(optimizer.step(learning_rate, module, gradients));
+        self.optimizer = Some(optimizer);
     }
 
     fn reset(&mut self) {
         self.tapes.clear();
         self.deferred.clear();
         self.sums.clear();
+        self.release();
     }
 
     fn set_weight_runner(&mut self, runner: WeightRunner) {
@@ -260,20 +308,29 @@ impl<M: StageBody> Runner for TrainingStage<M> {
             let Found { id, value, .. } = found;
             HeldParameter { path: path.clone(), id, value }
         });
-        StageState { parameters: parameters.collect(), optimizer: self.optimizer.clone() }
+        let part = self.shards.as_ref().map(Shards::part);
+        StageState { parameters: parameters.collect(), optimizer: self.optimizer.clone(), part }
     }
 
     fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        let module = self.module.take().expect("the module is away only during the optimizer's step");
-        let (module, outcome) = filled(module, self.sums.paths(), checkpoint);
+        self.release();
+        let part = self.shards.as_ref().map_or(Part::WHOLE, Shards::part);
+        let module = self.take_module();
+        let sums = &self.sums;
+        let (module, outcome) = filled(module, |place, held| {
+            let (path, shape) = (&sums.paths()[place], &sums.shapes()[place]);
+            let data = checkpoint.part_of(path, shape, held.dtype(), part)?;
+            Ok(Value::from_data(data, &held.device()))
+        });
         self.module = Some(module);
         outcome?;
         if let Some(optimizer) = &self.optimizer {
             let found = parameters_of(self.module());
-            let targets = found.iter().zip(self.sums.paths());
+            // The optimizer has never seen a parameter of which this replica has no rows.
+            let held = found.iter().zip(self.sums.paths()).filter(|(found, _)| found.value.shape()[0] > 0);
             let targets: Vec<Target<'_>> =
-                targets.map(|(found, path)| Target { id: found.id, path, local: &found.local }).collect();
-            self.optimizer = Some(put_together(optimizer.clone(), &targets, checkpoint)?);
+                held.map(|(found, path)| Target { id: found.id, path, local: &found.local }).collect();
+            self.optimizer = Some(put_together(optimizer.clone(), &targets, part, checkpoint)?);
         }
         Ok(())
     }

@@ -61,6 +61,22 @@ pub enum Tag {
         /// The stage.
         stage: StageIndex,
     },
+    /// A replica's part of a stage's parameters, where they are sharded.
+    ParameterShard {
+        /// The stage.
+        stage: StageIndex,
+        /// How often the stage was gathered before, in this step.
+        round: u32,
+    },
+    /// The sums of squares of a replica's part of the gradients, where they are sharded.
+    SquareSums,
+    /// A round of a communicator's collectives.
+    Collective {
+        /// The communicator's number.
+        communicator: u32,
+        /// Its rounds before this one.
+        round: u32,
+    },
     /// A rank's part of the gradient norm, which ends the step's program.
     GradientNorm,
     /// All ranks of a replica have contributed to the gradient norm.
@@ -102,6 +118,13 @@ impl std::fmt::Display for Tag {
             }
             Self::GradientShard { stage } => write!(f, "its part of the gradients of stage {stage}"),
             Self::GradientSum { stage } => write!(f, "its sum of gradients of stage {stage}"),
+            Self::ParameterShard { stage, round } => {
+                write!(f, "its part of the parameters of stage {stage}, gathering {round}")
+            }
+            Self::SquareSums => f.write_str("its part of the squares of gradients"),
+            Self::Collective { communicator, round } => {
+                write!(f, "round {round} of communicator {communicator}")
+            }
             Self::GradientNorm => f.write_str("its part of the gradient norm"),
             Self::Ready => f.write_str("whether its replica is ready to update"),
             Self::Report => f.write_str("its report of the step"),

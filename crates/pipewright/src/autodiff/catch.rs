@@ -1,0 +1,124 @@
+//! A tensor whose gradient is caught on the tape instead of being asked for at its leaf.
+//!
+//! Burn finds the gradient of a parameter by the parameter's place on the tape, which the parameter holds together with
+//! its storage. A stage with sharded parameters gives that storage up between a forward and its backward, and has other
+//! storage, with another place, when the backward comes. So what its module computes with is not a leaf but the result
+//! of [`catch`]: an operation without arithmetic whose backward lays the gradient it is given into [`Caught`].
+//!
+//! ```text
+//! forward:   anchor (a scalar leaf), storage --catch--> parameter as the module sees it
+//! backward:  gradient of the parameter --> Caught; the anchor gets none
+//! ```
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{
+    Autodiff, Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension,
+};
+use burn::tensor::Tensor;
+
+use crate::value::Value;
+
+/// Where a caught gradient lies.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Caught(Arc<Mutex<Option<DispatchTensor>>>);
+
+impl Caught {
+    /// The gradient, if the backward pass came by.
+    pub(crate) fn take(&self) -> Option<Value> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().map(Value::from_dispatch)
+    }
+
+    fn lay(&self, gradient: DispatchTensor) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(gradient);
+    }
+}
+
+/// `value` as a tensor of the tape on which `anchor`, a leaf that requires its gradient, stands; the gradient that a
+/// backward pass gives it is laid into `caught`.
+pub(crate) fn catch<const D: usize>(anchor: &Tensor<1>, value: Tensor<D>, caught: Caught) -> Tensor<D> {
+    let (anchor, value) = (anchor.clone().into_dispatch(), value.inner().autodiff().into_dispatch());
+    Tensor::from_dispatch(<Dispatch as CatchBackend>::catch(anchor, value, caught))
+}
+
+/// Back ends that can record a catch.
+#[backend_extension(Autodiff, Flex)]
+pub(crate) trait CatchBackend: Backend {
+    /// See [`catch`].
+    fn catch(anchor: FloatTensor<Self>, value: FloatTensor<Self>, caught: Caught) -> FloatTensor<Self> {
+        // Off the tape no gradient comes.
+        let _ = (anchor, caught);
+        value
+    }
+}
+
+impl CatchBackend for Flex {}
+
+impl<B, C> CatchBackend for Autodiff<B, C>
+where
+    B: Backend,
+    C: CheckpointStrategy,
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    fn catch(anchor: FloatTensor<Self>, value: FloatTensor<Self>, caught: Caught) -> FloatTensor<Self> {
+        let (_, node) = anchor.into_parts();
+        let value = value.into_primitive();
+        match Catch.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(caught, value),
+            OpsKind::UnTracked(prep) => prep.finish(value),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Catch;
+
+impl<B> Backward<B, 1> for Catch
+where
+    B: Backend,
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    type State = Caught;
+
+    fn backward(self, ops: Ops<Caught, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+        let gradient = grads.consume::<B>(&ops.node);
+        // Rank plays no part in keeping it, so any may stand in the type.
+        ops.state.lay(Tensor::<1>::from_primitive::<B>(gradient).into_dispatch());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn the_gradient_is_caught_and_summed_over_uses() {
+        let device = Device::flex();
+        let anchor = Tensor::<1>::zeros([1], &device).autodiff().require_grad();
+        let (x, caught) = (Tensor::<2>::from_data([[1.0, 2.0]], &device), Caught::default());
+        let y = catch(&anchor, x, caught.clone());
+        let gradients = (y.clone() * 3.0 + y.clone() * y).sum().backward();
+        assert!(anchor.grad(&gradients).is_none());
+        let gradient = caught.take().expect("the pass came by");
+        assert_eq!(gradient.into_data().try_to_vec::<f32>().expect("floats"), [5.0, 7.0]);
+        assert!(caught.take().is_none());
+    }
+
+    #[test]
+    fn a_tensor_that_nobody_uses_catches_nothing() {
+        let device = Device::flex();
+        let anchor = Tensor::<1>::zeros([1], &device).autodiff().require_grad();
+        let (used, unused) = (Caught::default(), Caught::default());
+        let y = catch(&anchor, Tensor::<1>::ones([2], &device), used.clone());
+        let _ = catch(&anchor, Tensor::<1>::ones([2], &device), unused.clone());
+        y.sum().backward();
+        assert!(used.take().is_some());
+        assert!(unused.take().is_none());
+    }
+}

@@ -1,0 +1,255 @@
+//! Collectives that block, each with a deadline: for code that has a rank's thread to itself.
+
+use std::time::{Duration, Instant};
+
+use burn::tensor::Shape;
+use pipewright_schedule::Rank;
+
+use super::group::Group;
+use super::round::{Parts, Round, sum};
+use crate::shard::{Part, join};
+use crate::transport::{Endpoint, Payload, Tag, Waited};
+use crate::value::{Value, ValueKind, Values};
+
+/// A rank's way to act with its group. All members call the same collectives in the same order.
+pub struct Communicator<'a> {
+    endpoint: &'a mut Endpoint,
+    group: Group,
+    number: u32,
+    round: u32,
+    deadline: Duration,
+}
+
+/// Why a collective was not completed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// A member has not taken part.
+    #[error(
+        "rank {rank} has not sent {tag} within {waited:?}: see whether it still runs, and calls the same collectives"
+    )]
+    Silent {
+        /// The first such member.
+        rank: Rank,
+        /// What was waited for.
+        tag: Tag,
+        /// For how long.
+        waited: Duration,
+    },
+    /// A rank has failed, and with it the run.
+    #[error("aborted because rank {rank} failed")]
+    Aborted {
+        /// The rank that failed first.
+        rank: Rank,
+    },
+    /// The members brought tensors that cannot be added.
+    #[error(
+        "tensor {place} has shape {own:?} here and {other:?} on rank {rank}: tensors that are added have one shape"
+    )]
+    Shapes {
+        /// The tensor's place in the list.
+        place: usize,
+        /// Its shape here.
+        own: Shape,
+        /// Its shape there.
+        other: Shape,
+        /// The other rank.
+        rank: Rank,
+    },
+    /// The members brought lists of different lengths.
+    #[error("{own} tensor(s) here and {other} on rank {rank}: all members bring as many")]
+    Count {
+        /// Tensors here.
+        own: usize,
+        /// Tensors there.
+        other: usize,
+        /// The other rank.
+        rank: Rank,
+    },
+    /// Another number of parts than members.
+    #[error("{found} part(s) for {expected} members: bring one for each")]
+    Parts {
+        /// Parts given.
+        found: usize,
+        /// Members of the group.
+        expected: usize,
+    },
+    /// Integers and booleans are not added.
+    #[error("tensor {place} is {kind}; sums are of floats alone")]
+    Kind {
+        /// Its place in the list.
+        place: usize,
+        /// What it is.
+        kind: ValueKind,
+    },
+}
+
+impl<'a> Communicator<'a> {
+    /// A communicator of `group`. Its `number` is the same on all members, and that of no other communicator of this
+    /// world. A collective fails when a member has not sent its part within `deadline`.
+    pub fn new(endpoint: &'a mut Endpoint, group: Group, number: u32, deadline: Duration) -> Self {
+        Self { endpoint, group, number, round: 0, deadline }
+    }
+
+    /// Returns when all members have called it.
+    ///
+    /// # Errors
+    /// When one has not, or a rank failed.
+    pub fn barrier(&mut self) -> Result<(), CollectiveError> {
+        self.all_gather(Values::new()).map(drop)
+    }
+
+    /// The tensors of the member `root`, on every member. What the others bring is not looked at.
+    ///
+    /// # Errors
+    /// When the root has not sent them, or a rank failed.
+    pub fn broadcast(&mut self, root: Rank, tensors: Values) -> Result<Values, CollectiveError> {
+        let tag = self.next_tag();
+        if self.endpoint.rank() == root {
+            let others: Vec<Rank> = self.group.others().map(|(_, rank)| rank).collect();
+            others.into_iter().for_each(|to| self.send(to, tag, &tensors));
+            return Ok(tensors);
+        }
+        let mut received = None;
+        self.wait(tag, |endpoint| {
+            received = received.take().or_else(|| take(endpoint, root, tag));
+            received.is_none().then_some(root)
+        })?;
+        Ok(received.into_iter().flatten().flatten().collect())
+    }
+
+    /// The tensors of all members, in their order.
+    ///
+    /// # Errors
+    /// When a member has not sent them, or a rank failed.
+    pub fn all_gather(&mut self, tensors: Values) -> Result<Vec<Values>, CollectiveError> {
+        let members = self.group.members().len();
+        let gathered = self.exchange(vec![tensors; members])?;
+        Ok(gathered.into_iter().map(|parts| parts.into_iter().flatten().collect()).collect())
+    }
+
+    /// Takes a list of float tensors for each member and returns the sum, over all members, of those for this one. They
+    /// are added in the order of the members.
+    ///
+    /// # Errors
+    /// When a member has not sent its part or brings other shapes, or a rank failed.
+    pub fn reduce_scatter(&mut self, parts: Vec<Values>) -> Result<Values, CollectiveError> {
+        let expected = self.group.members().len();
+        if parts.len() != expected {
+            return Err(CollectiveError::Parts { found: parts.len(), expected });
+        }
+        for (place, tensor) in parts.iter().flat_map(|part| part.iter().enumerate()) {
+            if tensor.kind() != ValueKind::Float {
+                return Err(CollectiveError::Kind { place, kind: tensor.kind() });
+            }
+        }
+        let received = self.exchange(parts)?;
+        self.check_shapes(&received)?;
+        Ok(sum(received).into_iter().flatten().collect())
+    }
+
+    /// The sum of float tensors over all members, on every member, to the same bits: they are added in the order of the
+    /// members.
+    ///
+    /// # Errors
+    /// As [`Communicator::reduce_scatter`].
+    pub fn all_reduce(&mut self, tensors: Values) -> Result<Values, CollectiveError> {
+        let shapes: Vec<Shape> = tensors.iter().map(Value::shape).collect();
+        let rows: Values = tensors
+            .into_iter()
+            .zip(&shapes)
+            .map(|(tensor, shape)| tensor.reshaped(&[shape.num_elements()]))
+            .collect();
+        // A tensor with fewer elements than there are members has none for the last ones, who bring an empty one.
+        let part = |part: Part| {
+            rows.iter().map(move |row| {
+                let rows = part.rows(row.shape()[0]);
+                row.narrow(0, rows.start, rows.end)
+            })
+        };
+        let parts = Part::all(self.group.members().len() as u32).map(|one| part(one).collect()).collect();
+        let sums = self.reduce_scatter(parts)?;
+        let gathered = self.all_gather(sums)?;
+        let whole = shapes.iter().enumerate().map(|(place, shape)| {
+            let parts = gathered.iter().filter_map(|parts| parts.get(place)).cloned();
+            let parts: Vec<Value> = parts.filter(|part| part.shape().num_elements() > 0).collect();
+            join(parts).unwrap_or_else(|| rows[place].clone()).reshaped(shape)
+        });
+        Ok(whole.collect())
+    }
+
+    /// Sends each member its list and takes what each sent here.
+    fn exchange(&mut self, mut lists: Vec<Values>) -> Result<Vec<Parts>, CollectiveError> {
+        let tag = self.next_tag();
+        let group = self.group.clone();
+        let own = std::mem::take(&mut lists[group.place()]);
+        for (place, to) in group.others() {
+            self.send(to, tag, &lists[place]);
+        }
+        drop(lists);
+        let mut round = Round::new(tag, &group, own.into_iter().map(Some).collect());
+        self.wait(tag, |endpoint| {
+            round.poll(&group, |from, tag| take(endpoint, from, tag));
+            round.missing(&group)
+        })?;
+        Ok(round.into_parts())
+    }
+
+    /// Waits until `missing` names nobody.
+    fn wait(
+        &mut self,
+        tag: Tag,
+        mut missing: impl FnMut(&mut Endpoint) -> Option<Rank>,
+    ) -> Result<(), CollectiveError> {
+        let until = Instant::now() + self.deadline;
+        while let Some(rank) = missing(self.endpoint) {
+            match self.endpoint.wait(until) {
+                Waited::Arrived => {}
+                Waited::TimedOut => return Err(CollectiveError::Silent { rank, tag, waited: self.deadline }),
+                Waited::Aborted => {
+                    let rank = self.endpoint.abort().first().map_or(rank, |error| error.rank);
+                    return Err(CollectiveError::Aborted { rank });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, to: Rank, tag: Tag, tensors: &[Value]) {
+        // What is sent is the receiver's alone.
+        let own = |tensor: &Value| match tensor.kind() {
+            ValueKind::Float => tensor.clone().copied(),
+            _ => tensor.clone(),
+        };
+        self.endpoint.send(to, tag, Payload::Tensors(tensors.iter().map(own).map(Some).collect()));
+    }
+
+    fn next_tag(&mut self) -> Tag {
+        let tag = Tag::Collective { communicator: self.number, round: self.round };
+        self.round += 1;
+        tag
+    }
+
+    fn check_shapes(&self, received: &[Parts]) -> Result<(), CollectiveError> {
+        let own = &received[self.group.place()];
+        for (parts, &rank) in received.iter().zip(self.group.members()) {
+            if parts.len() != own.len() {
+                return Err(CollectiveError::Count { own: own.len(), other: parts.len(), rank });
+            }
+            for (place, (own, other)) in own.iter().flatten().zip(parts.iter().flatten()).enumerate() {
+                let (own, other) = (own.shape(), other.shape());
+                if own != other {
+                    return Err(CollectiveError::Shapes { place, own, other, rank });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn take(endpoint: &mut Endpoint, from: Rank, tag: Tag) -> Option<Parts> {
+    match endpoint.try_take(from, tag)?.into_payload() {
+        Payload::Tensors(tensors) => Some(tensors),
+        _ => unreachable!("the tag says tensors"),
+    }
+}

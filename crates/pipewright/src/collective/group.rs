@@ -1,0 +1,85 @@
+//! Which ranks act together.
+
+use pipewright_schedule::Rank;
+
+use crate::transport::Endpoint;
+
+/// Ranks of the world that act together, in an order that all of them know, as one of them sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    members: Vec<Rank>,
+    place: usize,
+}
+
+/// Why ranks are no group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// A group is seen by one of its members.
+    #[error("rank {own} is not among the members of the group: make a group on its members alone")]
+    NotAMember {
+        /// The rank that made it.
+        own: Rank,
+    },
+    /// A rank stands in it twice.
+    #[error("rank {rank} is in the group twice: name each member once")]
+    Twice {
+        /// The rank.
+        rank: Rank,
+    },
+}
+
+impl Group {
+    /// The group of `members`, the same list on each of them, as `own` sees it.
+    ///
+    /// # Errors
+    /// When `own` is no member, or a rank is named twice.
+    pub fn new(members: Vec<Rank>, own: Rank) -> Result<Self, GroupError> {
+        let mut sorted = members.clone();
+        sorted.sort_unstable();
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(GroupError::Twice { rank: pair[0] });
+        }
+        match members.iter().position(|&rank| rank == own) {
+            Some(place) => Ok(Self { members, place }),
+            None => Err(GroupError::NotAMember { own }),
+        }
+    }
+
+    /// All ranks of a world.
+    pub fn of_world(endpoint: &Endpoint) -> Self {
+        let members = (0..endpoint.ranks()).map(Rank::new).collect();
+        Self { members, place: endpoint.rank().index() }
+    }
+
+    /// Its members, in their order.
+    pub fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    /// This rank's place among the members.
+    pub fn place(&self) -> usize {
+        self.place
+    }
+
+    /// The other members with their places.
+    pub(crate) fn others(&self) -> impl Iterator<Item = (usize, Rank)> + use<'_> {
+        self.members.iter().copied().enumerate().filter(|(place, _)| *place != self.place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_seen_by_a_member_and_names_each_once() {
+        let ranks = |members: &[u32]| members.iter().copied().map(Rank::new).collect::<Vec<_>>();
+        let group = Group::new(ranks(&[3, 1, 2]), Rank::new(1)).expect("a group");
+        assert_eq!(group.place(), 1);
+        assert_eq!(group.others().collect::<Vec<_>>(), [(0, Rank::new(3)), (2, Rank::new(2))]);
+        let own = Rank::new(0);
+        assert_eq!(Group::new(ranks(&[1, 2]), own), Err(GroupError::NotAMember { own }));
+        assert_eq!(Group::new(ranks(&[0, 2, 0]), own), Err(GroupError::Twice { rank: own }));
+    }
+}

@@ -1,0 +1,72 @@
+//! A round: every member of a group sends each other one a message under one tag, and waits for theirs.
+//!
+//! Sending is the caller's; a round collects what comes, without waiting. All members send before they take, and sends
+//! never wait, so no order of members can block another.
+
+use burn::backend::Dispatch;
+use burn::backend::ops::FloatTensorOps;
+use pipewright_schedule::Rank;
+
+use super::group::Group;
+use crate::transport::Tag;
+use crate::value::Value;
+
+/// What one member contributes: tensors, some of which it may lack.
+pub(crate) type Parts = Vec<Option<Value>>;
+
+/// What has come of a round so far.
+#[derive(Debug)]
+pub(crate) struct Round {
+    tag: Tag,
+    /// By the members' places.
+    parts: Vec<Option<Parts>>,
+}
+
+impl Round {
+    /// A round of which `own` is here, this member's contribution to itself.
+    pub(crate) fn new(tag: Tag, group: &Group, own: Parts) -> Self {
+        let mut parts = vec![None; group.members().len()];
+        parts[group.place()] = Some(own);
+        Self { tag, parts }
+    }
+
+    pub(crate) fn tag(&self) -> Tag {
+        self.tag
+    }
+
+    /// Takes what has come; whether all is there.
+    pub(crate) fn poll(&mut self, group: &Group, mut take: impl FnMut(Rank, Tag) -> Option<Parts>) -> bool {
+        for (part, &rank) in self.parts.iter_mut().zip(group.members()) {
+            if part.is_none() {
+                *part = take(rank, self.tag);
+            }
+        }
+        self.missing(group).is_none()
+    }
+
+    /// The first member that has not been heard.
+    pub(crate) fn missing(&self, group: &Group) -> Option<Rank> {
+        let mut members = self.parts.iter().zip(group.members());
+        members.find(|(part, _)| part.is_none()).map(|(_, &rank)| rank)
+    }
+
+    /// What each member sent, in their order.
+    pub(crate) fn into_parts(self) -> Vec<Parts> {
+        self.parts.into_iter().flatten().collect()
+    }
+}
+
+/// The sum over members, tensor by tensor, added in their order. A tensor that some lack counts as zero there; one that
+/// all lack stays away. Tensors of one place have one shape.
+pub(crate) fn sum(parts: Vec<Parts>) -> Parts {
+    let add = |sum: Option<Value>, part: Option<Value>| match (sum, part) {
+        (Some(sum), Some(part)) => {
+            Some(Value::from_dispatch(Dispatch::float_add(sum.into_dispatch(), part.into_dispatch())))
+        }
+        (sum, part) => sum.or(part),
+    };
+    let sums = parts
+        .into_iter()
+        .reduce(|sums, parts| sums.into_iter().zip(parts).map(|(sum, part)| add(sum, part)).collect());
+    sums.unwrap_or_default()
+}
