@@ -40,10 +40,11 @@ const CUTS: &[&[&str]] = &[
 
 /// Trains 40 steps with kills at random moments, resumed each time with `changes(number of the kill)`; compares with a
 /// run that nobody disturbs.
-fn check_kills(kills: u32, changes: impl Fn(u32) -> Vec<&'static str>) {
+fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static str>) {
     let whole = Run::new();
     let started = std::time::Instant::now();
-    whole.train(&["run.checkpoint_every=3"]);
+    let set = &[set, &["run.checkpoint_every=3"]].concat();
+    whole.train(set);
     let longest = started.elapsed();
     let (expected, state) = (whole.figures(), final_state(&whole));
     assert_eq!(expected.len(), 40);
@@ -53,7 +54,7 @@ fn check_kills(kills: u32, changes: impl Fn(u32) -> Vec<&'static str>) {
     let mut under_way = 0;
     for kill in 0..kills {
         let mut child = match killed.has_config() {
-            false => killed.start("train", &["small.toml"], &["run.checkpoint_every=3"]),
+            false => killed.start("train", &["small.toml"], set),
             true => killed.start("resume", &["out"], &changes(kill)),
         };
         // Early kills are as likely as late ones, and most runs must end before they are done.
@@ -64,7 +65,7 @@ fn check_kills(kills: u32, changes: impl Fn(u32) -> Vec<&'static str>) {
         under_way += u32::from(steps > 0 && steps < 40);
         if steps == 40 && kill + 1 < kills {
             // A run that got to its end starts over, so that all kills meet a run under way.
-            assert_eq!(figures_after_resume(&killed), expected, "seed {seed}");
+            assert_eq!(figures_after_resume(&killed, set), expected, "seed {seed}");
             fs::remove_dir_all(killed.out()).expect("a folder");
         }
     }
@@ -72,26 +73,35 @@ fn check_kills(kills: u32, changes: impl Fn(u32) -> Vec<&'static str>) {
         under_way * 3 >= kills,
         "only {under_way} of {kills} kills met a run between its steps, seed {seed}"
     );
-    assert_eq!(figures_after_resume(&killed), expected, "seed {seed}");
+    assert_eq!(figures_after_resume(&killed, set), expected, "seed {seed}");
     assert_eq!(final_state(&killed), state, "seed {seed}");
 }
 
-fn figures_after_resume(run: &Run) -> Vec<Figures> {
+fn figures_after_resume(run: &Run, set: &[&str]) -> Vec<Figures> {
     match run.has_config() {
         true => run.resume(&[]),
-        false => run.train(&["run.checkpoint_every=3"]),
+        false => run.train(set),
     }
     run.figures()
 }
 
 #[test]
 fn a_run_that_is_killed_at_random_ends_as_if_undisturbed() {
-    check_kills(kills(15), |_| Vec::new());
+    check_kills(kills(15), &[], |_| Vec::new());
 }
 
 #[test]
 fn a_run_that_is_killed_and_cut_anew_ends_as_if_undisturbed() {
-    check_kills(kills(15), |kill| CUTS[kill as usize % CUTS.len()].to_vec());
+    check_kills(kills(15), &[], |kill| CUTS[kill as usize % CUTS.len()].to_vec());
+}
+
+#[test]
+fn replicas_that_are_killed_and_hold_wholes_or_parts_in_turn_end_as_if_undisturbed() {
+    const PARTS: &[&str] = &["mesh.data_parallel_mode=sharded", "mesh.unshard_window=1"];
+    const WHOLES: &[&str] = &["mesh.data_parallel_mode=replicated", "pipeline.ranks=1"];
+    check_kills(kills(15) / 2, &["mesh.data_parallel=2"], |kill| {
+        if kill % 2 == 0 { PARTS.to_vec() } else { WHOLES.to_vec() }
+    });
 }
 
 #[test]

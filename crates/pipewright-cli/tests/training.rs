@@ -152,6 +152,45 @@ fn weights_that_cannot_be_read_are_wrong_input() {
 }
 
 #[test]
+fn sharded_replicas_train_as_whole_ones_digit_for_digit() {
+    let folder = folder();
+    for overrides in [
+        &["pipeline.ranks=1"][..],
+        &["pipeline.ranks=2", "model.tie_word_embeddings=true"],
+        &["pipeline.schedule=zbvzerobubble", "pipeline.stages_per_rank=2", "mesh.unshard_window=1"],
+        &["pipeline.schedule=interleaved1f1b", "pipeline.stages_per_rank=2", "mesh.unshard_window=1"],
+    ] {
+        let of_mode = |mode| figures(&folder, &[overrides, &["mesh.data_parallel=2", mode]].concat());
+        let [whole, parts] = ["replicated", "sharded"].map(|mode| format!("mesh.data_parallel_mode={mode}"));
+        assert_eq!(of_mode(&parts), of_mode(&whole), "{overrides:?}");
+    }
+}
+
+#[test]
+fn a_schedule_that_never_gathers_is_refused_where_parameters_are_sharded() {
+    let folder = folder();
+    let schedule = |level: &str| {
+        let mut schedule = Command::cargo_bin("pipewright").expect("the binary is built");
+        let arguments =
+            ["schedule", "1f1b", "--ranks", "2", "--microbatches", "2", "--level", level, "-o", "s.csv"];
+        let output = schedule.current_dir(folder.path()).args(arguments).output().expect("it starts");
+        assert!(output.status.success());
+        let overrides =
+            ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded", "pipeline.schedule=s.csv"];
+        let set = overrides.iter().flat_map(|argument| ["--set", argument]);
+        train(folder.path(), &["small.toml"].into_iter().chain(set).collect::<Vec<_>>())
+    };
+    for level in ["compute", "full"] {
+        let output = schedule(level);
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let output = schedule("comms");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("never gathers parameters"), "{said}");
+}
+
+#[test]
 fn replicas_share_a_batch() {
     let folder = folder();
     let expected = figures(&folder, &[]);

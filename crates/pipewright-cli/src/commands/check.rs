@@ -37,7 +37,11 @@ fn summary(prepared: &Prepared) -> String {
     line("schedule", format!("{schedule}: {ranks} ranks, {microbatches} microbatches, proved sound"));
     if settings.mesh.data_parallel > 1 {
         let replicas = settings.mesh.data_parallel;
-        line("mesh", format!("{replicas} replicas, {} ranks in all", ranks * replicas));
+        let holds = match settings.mesh.is_sharded() {
+            true => format!("each holds 1/{replicas} of the parameters and of the optimizer's state"),
+            false => "each holds all parameters".to_owned(),
+        };
+        line("mesh", format!("{replicas} replicas, {} ranks in all; {holds}", ranks * replicas));
     }
     let (needed, tokens) = (settings.pipeline.rows(), rows.tokens());
     let per_epoch = rows.rows() / needed;

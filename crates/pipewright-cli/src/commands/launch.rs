@@ -125,6 +125,7 @@ fn pipeline_config(settings: &Settings) -> PipelineConfig {
         threads_per_rank: settings.pipeline.threads_per_rank as usize,
         deadline: settings.run.deadline(),
         data_parallel: settings.mesh.data_parallel,
+        data_parallel_mode: settings.mesh.data_parallel_mode,
         ..PipelineConfig::default()
     }
 }

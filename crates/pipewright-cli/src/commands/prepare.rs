@@ -2,23 +2,25 @@
 //!
 //! Nothing is written here, and no parameter is made or read.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use pipewright::data::{DataConfig, TokenRows, Tokenizer};
 use pipewright::transport::Fields;
 use pipewright_models::{ModelConfig, hf};
 use pipewright_schedule::csv::{parse_program, parse_schedule};
-use pipewright_schedule::lower::ReduceWait;
+use pipewright_schedule::lower::{ReduceWait, UnshardConfig};
 use pipewright_schedule::partition::{Partition, partition};
 use pipewright_schedule::{
-    Level, LowerConfig, ModelDesc, Program, Schedule, ScheduleSpec, ValidatedProgram, generate, lower,
-    validate,
+    Action, Level, LowerConfig, ModelDesc, Program, Schedule, ScheduleSpec, ValidatedProgram, generate,
+    lower, validate,
 };
 use serde_json::{Map, Value};
 
 use crate::arguments::RunArguments;
 use crate::commands::schedule_file::{self, implied_level, locate};
 use crate::config::data::{BYTES, DataSettings};
+use crate::config::mesh::MeshSettings;
 use crate::config::model::ModelSettings;
 use crate::config::pipeline::{PipelineSettings, ScheduleChoice};
 use crate::config::{Settings, Surroundings};
@@ -83,7 +85,7 @@ pub(super) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Setti
 
 /// Prepares the run that the settings ask for.
 pub(super) fn prepare_settings(mut settings: Settings) -> Result<Prepared, Failure> {
-    let program = read_program(&mut settings.pipeline, settings.mesh.data_parallel)?;
+    let program = read_program(&mut settings.pipeline, &settings.mesh)?;
     let model = read_model(&settings.model)?;
     let layers = model.describe(settings.data.seq_len as usize);
     let method = settings.pipeline.method();
@@ -99,7 +101,8 @@ pub(super) fn prepare_settings(mut settings: Settings) -> Result<Prepared, Failu
 
 /// The program that the settings name, for one of the replicas. The sizes that a file brings replace those of the
 /// settings.
-fn read_program(pipeline: &mut PipelineSettings, replicas: u32) -> Result<ValidatedProgram, Failure> {
+fn read_program(pipeline: &mut PipelineSettings, mesh: &MeshSettings) -> Result<ValidatedProgram, Failure> {
+    let replicas = mesh.data_parallel;
     let program = match &pipeline.schedule {
         ScheduleChoice::Named(name) => {
             let stages_per_rank = Some(pipeline.stages_per_rank);
@@ -111,13 +114,24 @@ fn read_program(pipeline: &mut PipelineSettings, replicas: u32) -> Result<Valida
             };
             // Reading the settings made the same schedule, so what fails here is ours.
             let schedule = generate(name, &spec).map_err(|error| Failure::new(Exit::Bug, error))?;
-            lower_to_run(&schedule, replicas).map_err(|error| Failure::new(Exit::Bug, error))?
+            lower_to_run(&schedule, mesh).map_err(|error| Failure::new(Exit::Bug, error))?
         }
-        ScheduleChoice::Csv(file) => read_csv(file, replicas)?,
+        ScheduleChoice::Csv(file) => read_csv(file, mesh)?,
     };
-    let (level, place) = (implied_level(&program).max(Level::Comms), pipeline.schedule.to_string());
+    let place = pipeline.schedule.to_string();
+    let level = match mesh.is_sharded() && gathers(&program) {
+        true => Level::Full,
+        false => implied_level(&program).max(Level::Comms),
+    };
     let program = validate(program, level)
         .map_err(|error| Failure::new(Exit::CheckFailed, format!("{place}: {error}")))?;
+    if mesh.is_sharded() && level != Level::Full {
+        return Err(Failure::input(format!(
+            "{place}: the schedule communicates already and never gathers parameters, which are sharded \
+             (`mesh.data_parallel_mode`): give one without communication, one of level `full`, or set \
+             mesh.data_parallel_mode=replicated"
+        )));
+    }
     if program.is_forward_only() {
         return Err(Failure::input(format!(
             "{place}: the schedule has no backward and cannot train; use another"
@@ -133,23 +147,30 @@ fn read_program(pipeline: &mut PipelineSettings, replicas: u32) -> Result<Valida
     Ok(program)
 }
 
-fn read_csv(file: &Path, replicas: u32) -> Result<Program, Failure> {
+fn read_csv(file: &Path, mesh: &MeshSettings) -> Result<Program, Failure> {
     let text = schedule_file::read(file)?;
     let located = |error| Failure::input(locate(file, &error));
     let program = parse_program(&text).map_err(located)?;
-    if implied_level(&program) > Level::Compute {
+    if implied_level(&program) > Level::Compute || gathers(&program) {
         return Ok(program);
     }
     let unsound = |error: String| Failure::new(Exit::CheckFailed, format!("{}: {error}", file.display()));
     validate(program, Level::Compute).map_err(|error| unsound(error.to_string()))?;
-    lower_to_run(&parse_schedule(&text).map_err(located)?, replicas).map_err(unsound)
+    lower_to_run(&parse_schedule(&text).map_err(located)?, mesh).map_err(unsound)
+}
+
+/// Whether a program gathers parameters.
+fn gathers(program: &Program) -> bool {
+    program.rows().iter().flatten().any(|action| matches!(action, Action::Unshard { .. }))
 }
 
 /// Adds communication. Where there are replicas, a stage's gradients are reduced as soon as they are there, and waited
-/// for at the end.
-fn lower_to_run(schedule: &Schedule, replicas: u32) -> Result<Program, String> {
-    let reduce_grad = (replicas > 1).then_some(ReduceWait::AtEnd);
-    let config = LowerConfig { reduce_grad, ..LowerConfig::from(Level::Comms) };
+/// for at the end; where parameters are sharded, they are gathered before their stage computes.
+fn lower_to_run(schedule: &Schedule, mesh: &MeshSettings) -> Result<Program, String> {
+    let reduce_grad = (mesh.data_parallel > 1).then_some(ReduceWait::AtEnd);
+    let window = NonZeroU32::new(mesh.unshard_window).filter(|_| mesh.is_sharded());
+    let unshard = window.map(|window| UnshardConfig { window, lookahead: None });
+    let config = LowerConfig { reduce_grad, unshard, ..LowerConfig::from(Level::Comms) };
     lower(schedule, &config).map_err(|error| error.to_string())
 }
 

@@ -167,7 +167,10 @@ impl Checkpoints {
         description: Map<String, Value>,
         done: u64,
     ) -> Result<Self, Failure> {
-        let (run, ranks) = (&settings.run, settings.pipeline.ranks);
+        let run = &settings.run;
+        // Replicas that hold the same have one part between them in a checkpoint.
+        let replicas = if settings.mesh.is_sharded() { settings.mesh.data_parallel } else { 1 };
+        let ranks = settings.pipeline.ranks * replicas;
         let writer = match folder {
             Some(folder) => {
                 let keep = run.keep_checkpoints as usize;

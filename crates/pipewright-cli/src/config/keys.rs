@@ -37,7 +37,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "threads_per_rank",
         ],
     ),
-    ("mesh", &["data_parallel", "data_parallel_mode"]),
+    ("mesh", &["data_parallel", "data_parallel_mode", "unshard_window"]),
     (
         "optimizer",
         &["name", "learning_rate", "betas", "eps", "weight_decay", "clip_norm", "schedule", "warmup_steps"],

@@ -1,10 +1,14 @@
 //! The `[mesh]` section: how often the pipeline stands side by side, each replica with its share of the batch.
 
+use pipewright::mesh::DataParallelMode;
 use serde::Serialize;
 
 use crate::config::document::Document;
 use crate::config::paths::Surroundings;
 use crate::config::section::Section;
+
+/// Stages of a rank whose parameters are gathered at once, as in the programs of level `full`.
+const WINDOW: u32 = 3;
 
 /// How ranks stand beside those of the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -13,22 +17,25 @@ pub(crate) struct MeshSettings {
     pub(crate) data_parallel: u32,
     /// What each replica holds.
     pub(crate) data_parallel_mode: DataParallelMode,
+    /// Stages of a rank whose parameters are gathered at once, where they are sharded.
+    pub(crate) unshard_window: u32,
 }
 
-/// What each replica holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum DataParallelMode {
-    /// All parameters.
-    Replicated,
+impl MeshSettings {
+    /// Whether each replica holds a part of the parameters.
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.data_parallel > 1 && self.data_parallel_mode == DataParallelMode::Sharded
+    }
 }
 
 /// Reads the section.
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> MeshSettings {
-    const MODES: [(&str, DataParallelMode); 1] = [("replicated", DataParallelMode::Replicated)];
+    const MODES: [(&str, DataParallelMode); 2] =
+        [("replicated", DataParallelMode::Replicated), ("sharded", DataParallelMode::Sharded)];
     let mut section = Section::new(document, surroundings, "mesh");
     MeshSettings {
         data_parallel: section.count("data_parallel", 1),
-        data_parallel_mode: section.choice("data_parallel_mode", DataParallelMode::Replicated, &MODES),
+        data_parallel_mode: section.choice("data_parallel_mode", DataParallelMode::default(), &MODES),
+        unshard_window: section.count("unshard_window", WINDOW),
     }
 }

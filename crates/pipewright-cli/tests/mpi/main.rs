@@ -121,16 +121,22 @@ fn processes_train_as_threads_do_to_the_bit() {
 #[test]
 fn replicas_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();
-    for schedule in ["1f1b", "zbvzerobubble"] {
-        let schedule = format!("pipeline.schedule={schedule}");
-        let overrides = ["mesh.data_parallel=2", &schedule];
+    for (schedule, mode) in [
+        ("1f1b", "replicated"),
+        ("zbvzerobubble", "replicated"),
+        ("1f1b", "sharded"),
+        ("zbvzerobubble", "sharded"),
+    ] {
+        let (schedule, mode) =
+            (format!("pipeline.schedule={schedule}"), format!("mesh.data_parallel_mode={mode}"));
+        let overrides = ["mesh.data_parallel=2", "mesh.unshard_window=1", &schedule, &mode];
         let mut alone = Command::new(pipewright());
         with_overrides(alone.current_dir(folder.path()), &overrides);
         assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
         let expected = figures(folder.path());
         let output = processes(folder.path(), 4, &overrides);
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-        assert_eq!(figures(folder.path()), expected, "{schedule}");
+        assert_eq!(figures(folder.path()), expected, "{overrides:?}");
     }
 }
 
@@ -193,6 +199,28 @@ fn processes_save_what_threads_go_on_with_and_the_other_way_round() {
         again.args(["--set", "pipeline.ranks=2", "--set", "run.steps=6"]).output().expect("it starts");
     assert_eq!(output.status.code(), Some(0), "{}", words(&output));
     assert_eq!(words(&output).matches("going on from step 4").count(), 1, "{}", words(&output));
+    assert_eq!(figures(folder.path()), figures(whole.path()));
+}
+
+#[test]
+fn sharded_processes_save_their_parts_and_any_others_go_on() {
+    let (whole, folder) = (folder(), folder());
+    let mesh = ["pipeline.ranks=2", "mesh.data_parallel=2"];
+    let output = processes(whole.path(), 4, &[&mesh[..], &["run.steps=6"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+
+    let sharded = [&mesh[..], &["mesh.data_parallel_mode=sharded", "run.checkpoint_every=2"]].concat();
+    let output = processes(folder.path(), 4, &sharded);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let mut alone = Command::new(pipewright());
+    alone.current_dir(folder.path()).args(["resume", "out", "--set", "pipeline.transport=local"]);
+    let output = alone.args(["--set", "run.steps=4"]).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let mut again = mpirun(folder.path());
+    again.args(["-n", "2"]).arg(pipewright()).args(["resume", "out", "--set", "pipeline.transport=mpi"]);
+    let output =
+        again.args(["--set", "pipeline.ranks=1", "--set", "run.steps=6"]).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
     assert_eq!(figures(folder.path()), figures(whole.path()));
 }
 

@@ -91,6 +91,11 @@ impl<'a> Communicator<'a> {
         Self { endpoint, group, number, round: 0, deadline }
     }
 
+    /// Those who take part.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
     /// Returns when all members have called it.
     ///
     /// # Errors

@@ -151,10 +151,12 @@ impl Executor {
             return Ok(Some(blocked));
         }
         // What only announces is on the timeline from when its message was missed to when it was there.
-        if !matches!(
-            action,
-            Action::RecvForward { .. } | Action::RecvBackward { .. } | Action::Unshard { .. }
-        ) {
+        let announces = match action {
+            Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
+            Action::Unshard { .. } => self.endpoint.part().is_some(),
+            _ => false,
+        };
+        if !announces {
             self.note_event(action);
         }
         if let Some(hook) = &self.hook {

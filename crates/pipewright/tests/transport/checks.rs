@@ -7,19 +7,24 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor};
 use pipewright::boundary::{pack, unpack};
+use pipewright::collective::{CollectiveError, Communicator, Group};
 use pipewright::failure::{Cause, StepError};
 use pipewright::transport::{Direction, Endpoint, Payload, Tag, Waited};
+use pipewright::value::Values;
 use pipewright_schedule::{Microbatch, Rank, StageIndex};
 
 /// A check: its name and what each rank does.
 pub(crate) type Check = (&'static str, fn(&mut Endpoint, u64));
 
 /// All checks. A world that has failed is of no further use, so the one that fails comes last.
-pub(crate) const CHECKS: [Check; 7] = [
+pub(crate) const CHECKS: [Check; 10] = [
     ("tags_decide_not_arrival", tags_decide_not_arrival),
     ("every_pair_of_ranks_can_talk", every_pair_of_ranks_can_talk),
     ("tensors_arrive_as_they_left", tensors_arrive_as_they_left),
     ("large_messages_cross_each_other", large_messages_cross_each_other),
+    ("collectives_give_every_rank_what_it_is_due", collectives_give_every_rank_what_it_is_due),
+    ("groups_act_by_themselves", groups_act_by_themselves),
+    ("a_collective_names_who_is_missing", a_collective_names_who_is_missing),
     ("a_wait_ends_at_its_deadline", a_wait_ends_at_its_deadline),
     ("messages_of_another_step_are_dropped", messages_of_another_step_are_dropped),
     ("a_failure_wakes_every_rank", a_failure_wakes_every_rank),
@@ -138,6 +143,93 @@ fn large_messages_cross_each_other(end: &mut Endpoint, step: u64) {
         let expected = (from.get() * 100 + own.get()) as f32;
         assert!(found.into_data().iter::<f32>().all(|element| element == expected));
     }
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn floats(values: &[f32]) -> Values {
+    pack(Tensor::<1>::from_floats(values, &Device::flex()))
+}
+
+fn read(values: Values) -> Vec<Vec<f32>> {
+    let tensors = values.into_iter().map(|value| unpack::<Tensor<1>>(vec![value]).expect("one of rank 1"));
+    tensors.map(|tensor| tensor.into_data().iter::<f32>().collect()).collect()
+}
+
+fn collectives_give_every_rank_what_it_is_due(end: &mut Endpoint, step: u64) {
+    end.begin_step(step);
+    let (rank, ranks) = (end.rank().get() as f32, end.ranks());
+    let group = Group::of_world(end);
+    let mut all = Communicator::new(end, group, 0, PATIENCE);
+    all.barrier().expect("all come");
+
+    for root in (0..ranks).map(Rank::new) {
+        let found = all.broadcast(root, floats(&[rank, 7.0])).expect("all take part");
+        assert_eq!(read(found), [[root.get() as f32, 7.0]]);
+    }
+
+    // Integers are handed around too.
+    let numbers = Tensor::<1, Int>::from_data([rank as i64], &Device::flex());
+    let gathered = all.all_gather(pack((numbers, Tensor::<1>::from_floats([rank], &Device::flex()))));
+    for (place, tensors) in gathered.expect("all take part").into_iter().enumerate() {
+        let (numbers, floats): (Tensor<1, Int>, Tensor<1>) = unpack(tensors).expect("two of rank 1");
+        assert_eq!(
+            (numbers.into_scalar::<i64>() as usize, floats.into_scalar::<f32>() as usize),
+            (place, place)
+        );
+    }
+
+    let parts = (0..ranks).map(|to| floats(&[rank, to as f32])).collect();
+    let sums = all.reduce_scatter(parts).expect("all take part");
+    let sum_of_ranks = (ranks * (ranks - 1) / 2) as f32;
+    assert_eq!(read(sums), [[sum_of_ranks, rank * ranks as f32]]);
+
+    // More and fewer elements than ranks, and a sum that depends on its order.
+    let values: Vec<f32> = (0..11).map(|place| 1.0 / (1.0 + rank + place as f32)).collect();
+    let expected =
+        |place: usize| (0..ranks).map(|rank| 1.0 / (1.0 + rank as f32 + place as f32)).reduce(|a, b| a + b);
+    let sums = all.all_reduce([floats(&values), floats(&[rank])].concat()).expect("all take part");
+    let sums = read(sums);
+    assert_eq!(sums[0], (0..11).map(|place| expected(place).expect("a rank")).collect::<Vec<f32>>());
+    assert_eq!(sums[1], [sum_of_ranks]);
+}
+
+fn groups_act_by_themselves(end: &mut Endpoint, step: u64) {
+    end.begin_step(step);
+    let (rank, ranks) = (end.rank(), end.ranks());
+    // Even and odd ranks, the latter from behind.
+    let members = (0..ranks).map(Rank::new).filter(|other| other.get() % 2 == rank.get() % 2);
+    let mut members: Vec<Rank> = members.collect();
+    if rank.get() % 2 == 1 {
+        members.reverse();
+    }
+    let group = Group::new(members.clone(), rank).expect("a rank is in its group");
+    let mut half = Communicator::new(end, group, rank.get() % 2, PATIENCE);
+    let gathered = half.all_gather(floats(&[rank.get() as f32])).expect("all take part");
+    let gathered: Vec<f32> = gathered.into_iter().flat_map(|values| read(values).concat()).collect();
+    assert_eq!(gathered, members.iter().map(|rank| rank.get() as f32).collect::<Vec<_>>());
+}
+
+fn a_collective_names_who_is_missing(end: &mut Endpoint, step: u64) {
+    end.begin_step(step);
+    let last = Rank::new(end.ranks() - 1);
+    if end.rank() != last {
+        let group = Group::of_world(end);
+        let waited = Duration::from_millis(50);
+        let found = Communicator::new(end, group, 5, waited).barrier();
+        assert!(matches!(found, Err(CollectiveError::Silent { rank, .. }) if rank == last), "{found:?}");
+    }
+    // Tensors that do not fit together.
+    end.begin_step(step + 1);
+    let group = Group::of_world(end);
+    let (own, several) = (end.rank().get() as usize, end.ranks() > 1);
+    let mut all = Communicator::new(end, group, 6, PATIENCE);
+    let parts = (0..all.group().members().len()).map(|_| floats(&vec![1.0; own + 1])).collect();
+    let found = all.reduce_scatter(parts);
+    assert_eq!(matches!(found, Err(CollectiveError::Shapes { .. })), several, "{found:?}");
+    let expected = all.group().members().len();
+    let error = all.reduce_scatter(Vec::new()).expect_err("no part for anybody");
+    assert_eq!(error, CollectiveError::Parts { found: 0, expected });
 }
 
 fn a_wait_ends_at_its_deadline(end: &mut Endpoint, step: u64) {
