@@ -8,6 +8,7 @@
 //! cargo run --release -p pipewright-bench -- overhead   # time an action of stages that do nothing
 //! cargo run --release -p pipewright-bench -- checkpoints # what saving costs a step
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
+//! cargo run --release -p pipewright-bench -- shards     # what a rank holds of sharded parameters
 //! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
 //! ```
@@ -23,6 +24,7 @@ mod overhead;
 mod peer;
 mod processes;
 mod schedules;
+mod shards;
 mod statistics;
 
 use std::error::Error;
@@ -55,6 +57,8 @@ enum Bench {
     Checkpoints(checkpoints::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
     Schedules(schedules::Options),
+    /// What a rank holds when parameters are sharded, against what it holds when they are not.
+    Shards(shards::Options),
     /// Two processes over MPI against two threads, in turn.
     Processes(processes::Options),
     /// Throughput against PyTorch, in turn.
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
         Bench::Overhead(options) => overhead::run(&options),
         Bench::Checkpoints(options) => checkpoints::run(&options),
         Bench::Schedules(options) => schedules::run(&options),
+        Bench::Shards(options) => shards::run(&options),
         Bench::Processes(options) => processes::run(&options),
         Bench::Peer(options) => peer::run(&options),
     };

@@ -1,10 +1,12 @@
 //! The bench model: a Llama of 8 layers, hidden 512, sequences of 256, one row a microbatch, f32, AdamW.
 
 use std::error::Error;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::checkpoint::RankState;
+use pipewright::mesh::DataParallelMode;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::report::StepReport;
@@ -13,12 +15,14 @@ use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::{ConfigError, ModelFamily, cross_entropy};
+use pipewright_schedule::lower::UnshardConfig;
 use pipewright_schedule::{
     Level, LowerConfig, Method, ScheduleSpec, StageIndex, ValidatedProgram, csv, generate, lower, partition,
     validate,
 };
 
-pub(crate) const SEQUENCE: usize = 256;
+/// Tokens of a row.
+const SEQUENCE: usize = 256;
 const VOCABULARY: usize = 256;
 const SEED: u64 = 7;
 
@@ -30,22 +34,65 @@ pub(crate) struct Bench {
     pub(crate) tokens: usize,
 }
 
+/// How the model is trained.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup<'a> {
+    /// A name, or rows as CSV.
+    pub(crate) schedule: &'a str,
+    /// Ranks of one pipeline.
+    pub(crate) ranks: u32,
+    /// None for what the schedule needs.
+    pub(crate) stages_per_rank: Option<u32>,
+    /// Of one pipeline.
+    pub(crate) microbatches: u32,
+    /// Tokens of a row.
+    pub(crate) sequence: usize,
+    pub(crate) replicas: u32,
+    pub(crate) mode: DataParallelMode,
+    /// Stages of a rank whose parameters are gathered at once, where they are sharded.
+    pub(crate) window: NonZeroU32,
+}
+
+impl<'a> Setup<'a> {
+    pub(crate) fn new(schedule: &'a str, ranks: u32, microbatches: u32) -> Self {
+        Self {
+            schedule,
+            ranks,
+            stages_per_rank: None,
+            microbatches,
+            sequence: SEQUENCE,
+            replicas: 1,
+            mode: DataParallelMode::Replicated,
+            window: UnshardConfig::default().window,
+        }
+    }
+
+    /// A sound program, with all communication that the setup needs.
+    pub(crate) fn program(&self) -> Result<ValidatedProgram, Box<dyn Error>> {
+        let Self { ranks, stages_per_rank, microbatches, .. } = *self;
+        let spec = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
+        let schedule = match self.schedule.contains(',') {
+            true => csv::parse_schedule(self.schedule)?,
+            false => generate(self.schedule, &spec)?,
+        };
+        let level = if self.replicas > 1 { Level::Full } else { Level::Comms };
+        let unshard = (self.replicas > 1).then_some(UnshardConfig { window: self.window, lookahead: None });
+        let program = lower(&schedule, &LowerConfig { unshard, ..LowerConfig::from(level) })?;
+        Ok(validate(program, level)?)
+    }
+}
+
 impl Bench {
     /// The model under `schedule` on `ranks` ranks, one thread each.
     pub(crate) fn new(schedule: &str, ranks: u32, microbatches: u32) -> Result<Self, Box<dyn Error>> {
-        Self::over(World::local(ranks), schedule, ranks, microbatches)
+        Self::over(World::local(ranks), &Setup::new(schedule, ranks, microbatches))
     }
 
-    /// The same on the ranks of `world`.
-    pub(crate) fn over(
-        world: World,
-        schedule: &str,
-        ranks: u32,
-        microbatches: u32,
-    ) -> Result<Self, Box<dyn Error>> {
+    /// The model on the ranks of `world`.
+    pub(crate) fn over(world: World, setup: &Setup<'_>) -> Result<Self, Box<dyn Error>> {
         let model = config();
-        let weights = model.describe(SEQUENCE).weights();
-        let program = program(schedule, ranks, microbatches)?;
+        let weights = model.describe(setup.sequence).weights();
+        let program = setup.program()?;
         let stages = partition(&weights, program.placement().stages(), &Method::Optimal)?;
         let model = Arc::new(model);
         let last = program.placement().last_stage();
@@ -54,11 +101,17 @@ impl Bench {
             Ok(if stage == last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
         };
         let optimizer = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 }.init();
-        let config =
-            PipelineConfig { optimizer: Some(optimizer), clip_norm: Some(1.0), ..PipelineConfig::default() };
+        let config = PipelineConfig {
+            optimizer: Some(optimizer),
+            clip_norm: Some(1.0),
+            data_parallel: setup.replicas,
+            data_parallel_mode: setup.mode,
+            ..PipelineConfig::default()
+        };
         let pipeline = Pipeline::launch(program, world, &config, make)?;
-        let rows = microbatches as usize;
-        Ok(Self { pipeline, inputs: tokens(rows, 0), targets: tokens(rows, 1), tokens: rows * SEQUENCE })
+        let shape = [(setup.microbatches * setup.replicas) as usize, setup.sequence];
+        let [inputs, targets] = [0, 1].map(|shift| tokens(shape, shift));
+        Ok(Self { pipeline, inputs, targets, tokens: shape.iter().product() })
     }
 
     /// What the ranks run.
@@ -104,24 +157,9 @@ fn config() -> LlamaConfig {
     decoder.into()
 }
 
-/// A sound program, with communication: of a schedule by name, or by its rows as CSV.
-pub(crate) fn program(
-    schedule: &str,
-    ranks: u32,
-    microbatches: u32,
-) -> Result<ValidatedProgram, Box<dyn Error>> {
-    let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
-    let schedule = match schedule.contains(',') {
-        true => csv::parse_schedule(schedule)?,
-        false => generate(schedule, &spec)?,
-    };
-    let program = lower(&schedule, &LowerConfig::from(Level::Comms))?;
-    Ok(validate(program, Level::Comms)?)
-}
-
 /// A stream of ids that a model can learn, from its place `shift` on.
-fn tokens(rows: usize, shift: usize) -> Tensor<2, Int> {
+fn tokens([rows, sequence]: [usize; 2], shift: usize) -> Tensor<2, Int> {
     let id = |row: usize, place: usize| ((row * 31 + (place + shift) * (place + shift)) % VOCABULARY) as i32;
-    let ids: Vec<i32> = (0..rows).flat_map(|row| (0..SEQUENCE).map(move |place| id(row, place))).collect();
-    Tensor::from_data(TensorData::new(ids, [rows, SEQUENCE]), &Device::flex())
+    let ids: Vec<i32> = (0..rows).flat_map(|row| (0..sequence).map(move |place| id(row, place))).collect();
+    Tensor::from_data(TensorData::new(ids, [rows, sequence]), &Device::flex())
 }

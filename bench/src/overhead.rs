@@ -14,7 +14,7 @@ use pipewright::transport::World;
 use pipewright::value::Values;
 use pipewright_schedule::{Rank, StageIndex};
 
-use crate::model::program;
+use crate::model::Setup;
 use crate::statistics::Spread;
 
 /// Size of the measurement.
@@ -59,7 +59,7 @@ fn measure(schedule: &str, &Options { ranks, microbatches, steps }: &Options) ->
         })
     };
     let config = PipelineConfig { optimizer: Some(SgdConfig::new().init()), ..PipelineConfig::default() };
-    let program = program(schedule, ranks, microbatches)?;
+    let program = Setup::new(schedule, ranks, microbatches).program()?;
     let longest = (0..ranks).map(|rank| program.row(Rank::new(rank)).len()).max().unwrap_or(0);
     let mut pipeline = Pipeline::launch(program, World::local(ranks), &config, make)?;
     let inputs: Vec<Values> =

@@ -9,7 +9,7 @@ use std::time::Duration;
 use pipewright::report::StepReport;
 use pipewright::transport::World;
 
-use crate::model::Bench;
+use crate::model::{Bench, Setup};
 use crate::statistics::Spread;
 
 /// Size of the measurement.
@@ -63,7 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 }
 
 fn measure(world: World, options: &Options) -> Result<Figures, Box<dyn Error>> {
-    let mut bench = Bench::over(world, &options.schedule, RANKS, MICROBATCHES)?;
+    let mut bench = Bench::over(world, &Setup::new(&options.schedule, RANKS, MICROBATCHES))?;
     let reports = bench.steps(2, options.steps.saturating_sub(2).max(1))?;
     let rates = reports.iter().map(|report| bench.tokens as f64 / report.wall.as_secs_f64()).collect();
     let exposed = reports.iter().map(StepReport::exposed_communication_fraction).collect();

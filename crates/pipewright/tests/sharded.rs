@@ -56,12 +56,11 @@ fn launch_with(program: ValidatedProgram, replicas: u32, mode: DataParallelMode,
         .expect("the pipeline starts")
 }
 
+/// By path, to the bit.
+type Parameters = Vec<(Arc<str>, Vec<u32>)>;
+
 /// Steps, and the parameters after them: those of one replica, to the bit.
-fn train(
-    pipeline: &mut Pipeline,
-    steps: std::ops::Range<u64>,
-    microbatches: u32,
-) -> (Vec<Step>, Vec<(Arc<str>, Vec<u32>)>) {
+fn train(pipeline: &mut Pipeline, steps: std::ops::Range<u64>, microbatches: u32) -> (Vec<Step>, Parameters) {
     let step = |step| {
         let (inputs, targets) = (batch(step, microbatches), batch(100 + step, microbatches));
         let report = pipeline.step(inputs, targets, 1e-2).expect("a step");
@@ -71,7 +70,7 @@ fn train(
     (steps, parameters(pipeline))
 }
 
-fn parameters(pipeline: &mut Pipeline) -> Vec<(Arc<str>, Vec<u32>)> {
+fn parameters(pipeline: &mut Pipeline) -> Parameters {
     let named = pipeline.parameters().expect("every rank answers");
     let bits = named.into_iter().map(|parameter| {
         (parameter.path, parameter.data.iter::<f32>().map(f32::to_bits).collect::<Vec<_>>())

@@ -19,6 +19,7 @@ use crate::collective::{Parts, Round, sum};
 use crate::failure::Cause;
 use crate::shard::{Part, join};
 use crate::transport::Tag;
+use crate::value::Value;
 
 /// The gradients of a stage on their way.
 pub(super) struct Reduction {
@@ -56,30 +57,33 @@ impl Executor {
         }
         self.read_losses()?;
         self.read_auxiliary()?;
-        let runner = &self.chunk(stage).runner;
-        let gradients: Parts = (0..runner.paths().len()).map(|place| runner.gradient(place)).collect();
         let replicas = self.endpoint.replicas().clone();
-        let count = self.endpoint.replica_count();
-        let of_replica = |place: usize| {
-            let part = Part { index: place as u32, of: count };
-            let cut = gradients.iter().map(|gradient| gradient.as_ref().and_then(|whole| part.cut(whole)));
-            cut.collect::<Parts>()
-        };
+        let mut parts = self.cut_gradients(stage);
+        let own = std::mem::take(&mut parts[replicas.place()]);
         let tag = Tag::GradientShard { stage };
         for (place, to) in replicas.others() {
-            self.send_copies(to, tag, of_replica(place));
-        }
-        let mut own = of_replica(replicas.place());
-        drop(gradients);
-        if self.endpoint.part().is_some() {
-            // What is left of the gradients goes with their storage.
-            own = own.into_iter().map(|part| part.map(|part| part.copied())).collect();
-            self.set_gradients(stage, vec![None; own.len()]);
+            self.send_tensors(to, tag, std::mem::take(&mut parts[place]));
         }
         let state = State::Scattering(Round::new(tag, &replicas, own));
         self.step.reductions.push(Reduction { stage, state });
         self.advance_reductions();
         Ok(())
+    }
+
+    /// Takes the stage's gradients apart, a list for each replica. Each goes as soon as its parts, in storage of their own,
+    /// are there: so they need no more memory than the gradients did.
+    fn cut_gradients(&mut self, stage: StageIndex) -> Vec<Parts> {
+        let replicas = self.endpoint.replica_count();
+        let runner = &mut self.chunk(stage).runner;
+        let mut lists = vec![Parts::new(); replicas as usize];
+        for place in 0..runner.paths().len() {
+            let gradient = runner.gradient(place);
+            runner.set_gradient(place, None);
+            for (list, part) in lists.iter_mut().zip(Part::all(replicas)) {
+                list.push(gradient.as_ref().and_then(|whole| part.cut(whole)).map(Value::copied));
+            }
+        }
+        lists
     }
 
     /// Takes what has come for any stage, without waiting.
@@ -129,7 +133,7 @@ impl Executor {
     /// of their own; encoding makes that too.
     pub(super) fn send_copies(&mut self, to: Rank, tag: Tag, mut tensors: Parts) {
         if self.endpoint.moves_storage() {
-            tensors = tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.copied())).collect();
+            tensors = tensors.into_iter().map(|tensor| tensor.map(Value::copied)).collect();
         }
         self.send_tensors(to, tag, tensors);
     }
