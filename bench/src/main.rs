@@ -23,6 +23,7 @@ mod model;
 mod overhead;
 mod peer;
 mod processes;
+mod products;
 mod schedules;
 mod shards;
 mod statistics;

@@ -22,7 +22,10 @@ use pipewright_schedule::{
 };
 
 /// Tokens of a row.
-const SEQUENCE: usize = 256;
+pub(crate) const SEQUENCE: usize = 256;
+pub(crate) const LAYERS: usize = 8;
+pub(crate) const WIDTH: usize = 512;
+const INTERMEDIATE: usize = 1376;
 const VOCABULARY: usize = 256;
 const SEED: u64 = 7;
 
@@ -147,11 +150,17 @@ pub(crate) fn parameters(stages: u32) -> Result<Vec<u64>, Box<dyn Error>> {
     Ok(cut.ranges().map(of_range).collect())
 }
 
+/// Inputs and outputs of a layer's matrices.
+pub(crate) fn weight_shapes() -> [[usize; 2]; 7] {
+    let (square, up) = ([WIDTH, WIDTH], [WIDTH, INTERMEDIATE]);
+    [square, square, square, square, up, up, [INTERMEDIATE, WIDTH]]
+}
+
 fn config() -> LlamaConfig {
     let decoder = DecoderConfig {
-        hidden_size: 512,
-        intermediate_size: 1376,
-        num_hidden_layers: 8,
+        hidden_size: WIDTH,
+        intermediate_size: INTERMEDIATE,
+        num_hidden_layers: LAYERS,
         ..DecoderConfig::new(VOCABULARY, 8)
     };
     decoder.into()

@@ -1,13 +1,18 @@
 //! Throughput against PyTorch's `Schedule1F1B` or `ScheduleZBVZeroBubble` on the same model, two processes with one
 //! thread each.
 //!
+//! After each turn the matrix products of a step are timed alone: what both sides have in common, and no step can do
+//! without.
+//!
 //! The two run in turn, so that a machine whose speed drifts gives honest ratios.
 
 use std::error::Error;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::model::Bench;
+use crate::model::{Bench, SEQUENCE};
+use crate::processes;
+use crate::products::ceiling;
 use crate::statistics::Spread;
 
 /// Size of the measurement.
@@ -22,6 +27,9 @@ pub(crate) struct Options {
     /// Steps of each turn; the first two do not count.
     #[arg(long, default_value_t = 6)]
     steps: usize,
+    /// Run ours in two processes over MPI too, as PyTorch does over Gloo.
+    #[arg(long)]
+    processes: bool,
     /// The Python that `bench/peer/setup.sh` installed PyTorch for.
     #[arg(long, default_value = "bench/.venv/bin/python")]
     python: PathBuf,
@@ -39,10 +47,14 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peer/pipeline.py");
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ceilings, mut operations) = (Vec::new(), Vec::new());
     for turn in 0..options.turns {
         let peer = peer_rate(options)?;
         let own = own_rate(options)?;
         println!("turn {}: pipewright {own:.0} tokens/s, PyTorch {peer:.0}: {:.2} x", turn + 1, own / peer);
+        let ceiling = ceiling(2, 16)?;
+        ceilings.push(ceiling.microbatches * SEQUENCE as f64 / peer);
+        operations.push(ceiling.operations / 1e9);
         ratios.push(own / peer);
         ours.push(own);
         theirs.push(peer);
@@ -50,6 +62,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     println!("pipewright: {} tokens/s", Spread::new(ours));
     println!("PyTorch:    {} tokens/s", Spread::new(theirs));
     println!("ratio:      {}", Spread::new(ratios));
+    println!("matrix products alone, over PyTorch's whole step: {}", Spread::new(ceilings));
+    println!("at 10^9 operations a second, two threads:         {}", Spread::new(operations));
     Ok(())
 }
 
@@ -58,6 +72,9 @@ fn own_rate(options: &Options) -> Result<f64, Box<dyn Error>> {
         PeerSchedule::OneFOneB => "1f1b",
         PeerSchedule::Zbv => "zbvzerobubble",
     };
+    if options.processes {
+        return processes::rate(schedule, options.steps);
+    }
     let mut bench = Bench::new(schedule, 2, 8)?;
     let reports = bench.steps(2, options.steps.saturating_sub(2).max(1))?;
     let rates = reports.iter().map(|report| bench.tokens as f64 / report.wall.as_secs_f64()).collect();

@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let (mut ratios, mut exposed) = (Vec::new(), Vec::new());
     for turn in 1..=options.turns {
         let threads = measure(World::local(RANKS), options)?;
-        let processes = run_processes(options)?;
+        let processes = run_processes(&options.schedule, options.steps)?;
         let ratio = processes.rate / threads.rate;
         println!(
             "turn {turn}: processes {:.0} tokens/s, threads {:.0}: {ratio:.3}; exposed {:.2}% and {:.2}%",
@@ -80,12 +80,17 @@ fn run_child(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn run_processes(options: &Options) -> Result<Figures, Box<dyn Error>> {
-    let steps = options.steps.to_string();
+/// Median tokens a second of the bench model in two processes.
+pub(crate) fn rate(schedule: &str, steps: usize) -> Result<f64, Box<dyn Error>> {
+    Ok(run_processes(schedule, steps)?.rate)
+}
+
+fn run_processes(schedule: &str, steps: usize) -> Result<Figures, Box<dyn Error>> {
+    let steps = steps.to_string();
     let output = Command::new("mpirun")
         .args(["-n", &RANKS.to_string()])
         .arg(std::env::current_exe()?)
-        .args(["processes", "--child", "--schedule", &options.schedule, "--steps", &steps])
+        .args(["processes", "--child", "--schedule", schedule, "--steps", &steps])
         // A container's only user is root.
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")

@@ -1,0 +1,112 @@
+//! What the matrix products of a step take when nothing else is done: no implementation with these products is faster.
+//!
+//! They are those of the bench model, forward and backward, by the same library and on as many threads as there are
+//! ranks, each with its share of the layers. Operands lie where the last product left them, as in training.
+
+use std::error::Error;
+use std::time::Instant;
+
+use gemm::Parallelism;
+
+use crate::model::{LAYERS, SEQUENCE, WIDTH, weight_shapes};
+
+/// Heads of the bench model, and the features of each.
+const HEADS: usize = 8;
+const HEAD: usize = WIDTH / HEADS;
+/// A token looks at half of all tokens on average.
+const SEEN: usize = SEQUENCE / 2;
+
+/// One product: `rows x inner` times `inner x columns`.
+#[derive(Clone, Copy)]
+struct Size {
+    rows: usize,
+    inner: usize,
+    columns: usize,
+    /// Whether the left matrix is read by columns, as for a weight gradient.
+    turned: bool,
+}
+
+/// The products of one layer and microbatch: of a weight, those for its output, its input's gradient and its own; of
+/// attention, two forward and four backward for each head.
+fn of_layer(weights: &[[usize; 2]]) -> Vec<Size> {
+    let of_weight = |&[inputs, outputs]: &[usize; 2]| {
+        let [forward, input] = [[inputs, outputs], [outputs, inputs]].map(|[inner, columns]| Size {
+            rows: SEQUENCE,
+            inner,
+            columns,
+            turned: false,
+        });
+        [forward, input, Size { rows: inputs, inner: SEQUENCE, columns: outputs, turned: true }]
+    };
+    let wide = Size { rows: SEQUENCE, inner: HEAD, columns: SEEN, turned: false };
+    let narrow = Size { rows: SEQUENCE, inner: SEEN, columns: HEAD, turned: false };
+    let attention = [wide, narrow, wide, narrow, narrow, narrow];
+    let heads = attention.into_iter().cycle().take(HEADS * attention.len());
+    weights.iter().flat_map(of_weight).chain(heads).collect()
+}
+
+/// Floating point operations a second of all threads together, and microbatches a second of the whole model.
+pub(crate) struct Ceiling {
+    pub(crate) operations: f64,
+    pub(crate) microbatches: f64,
+}
+
+/// Measures the products of `microbatches` microbatches on `ranks` threads.
+pub(crate) fn ceiling(ranks: usize, microbatches: usize) -> Result<Ceiling, Box<dyn Error>> {
+    let layers = LAYERS / ranks;
+    let start = Instant::now();
+    let operations: f64 = std::thread::scope(|scope| {
+        let work = |_| scope.spawn(move || run(layers, microbatches));
+        let threads: Vec<_> = (0..ranks).map(work).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| "a thread panicked"))
+            .sum::<Result<f64, _>>()
+    })?;
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(Ceiling { operations: operations / seconds, microbatches: microbatches as f64 / seconds })
+}
+
+/// The operations done.
+fn run(layers: usize, microbatches: usize) -> f64 {
+    let sizes = of_layer(&weight_shapes());
+    let most = |of: fn(&Size) -> usize| sizes.iter().map(of).max().unwrap_or_default();
+    let left = vec![0.5f32; most(|size| size.rows * size.inner)];
+    let right = vec![0.25f32; most(|size| size.inner * size.columns)];
+    let mut out = vec![0f32; most(|size| size.rows * size.columns)];
+    let mut operations = 0.0;
+    for size in std::iter::repeat_n(&sizes, layers * microbatches).flatten() {
+        multiply(&mut out, &left, &right, *size);
+        operations += 2.0 * (size.rows * size.inner * size.columns) as f64;
+    }
+    operations
+}
+
+fn multiply(out: &mut [f32], left: &[f32], right: &[f32], Size { rows, inner, columns, turned }: Size) {
+    assert!(out.len() >= rows * columns && left.len() >= rows * inner && right.len() >= inner * columns);
+    let (column_stride, row_stride) = if turned { (rows, 1) } else { (1, inner) };
+    // SAFETY: the assertion bounds every element that the strides reach, and `out` is nobody else's.
+    unsafe {
+        gemm::gemm(
+            rows,
+            columns,
+            inner,
+            out.as_mut_ptr(),
+            1,
+            columns as isize,
+            false,
+            left.as_ptr(),
+            column_stride as isize,
+            row_stride as isize,
+            right.as_ptr(),
+            1,
+            columns as isize,
+            1f32,
+            1f32,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
+}
