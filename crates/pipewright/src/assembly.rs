@@ -16,7 +16,6 @@ use crate::failure::{Abort, Cause, StepError};
 use crate::memory::RankMemory;
 use crate::mesh::{DataParallelMode, Mesh, Seat};
 use crate::metadata::Metadata;
-use crate::optimizer::acts_element_by_element;
 use crate::pipeline::{PipelineConfig, PipelineError};
 use crate::progress::Board;
 use crate::stage::Stage;
@@ -113,13 +112,9 @@ impl Assembly {
         if config.optimizer.is_none() && !program.is_forward_only() {
             return Err(PipelineError::NoOptimizer);
         }
-        if config.data_parallel_mode == DataParallelMode::Sharded && mesh.data > 1 {
-            if program.level() != Level::Full {
-                return Err(PipelineError::NeverGathers { level: program.level() });
-            }
-            if config.optimizer.as_ref().is_some_and(|optimizer| !acts_element_by_element(optimizer)) {
-                return Err(PipelineError::WholeParameters);
-            }
+        let is_sharded = config.data_parallel_mode == DataParallelMode::Sharded && mesh.data > 1;
+        if is_sharded && program.level() != Level::Full {
+            return Err(PipelineError::NeverGathers { level: program.level() });
         }
         let expected = program.placement().stages() as usize - 1;
         if let Metadata::Static { stages } = &config.metadata
@@ -155,8 +150,11 @@ impl Assembly {
             if must_have_loss && !made.runner.has_loss() {
                 return Err(failure(PipelineError::NoLoss { stage }.to_string()));
             }
+            if let Some(optimizer) = &self.config.optimizer {
+                made.runner.set_optimizer(optimizer.clone());
+            }
             if let Some(part) = link.part() {
-                made.runner.shard(part);
+                made.runner.shard(part).map_err(|error| failure(format!("stage {stage}: {error}")))?;
             }
             self.board.moved(world_rank, 0);
             stages.push((stage, made));

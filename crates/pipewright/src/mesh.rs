@@ -49,22 +49,25 @@ impl Mesh {
         Seat { replica: world.get() / self.pipeline, rank: Rank::new(world.get() % self.pipeline) }
     }
 
-    /// All ranks of the pipeline in which a rank of the world sits.
-    pub fn pipeline_group(&self, world: Rank) -> Group {
-        let Seat { replica, .. } = self.seat(world);
+    /// All ranks of the pipeline in which a rank of the world sits; none for a rank outside the mesh.
+    pub fn pipeline_group(&self, world: Rank) -> Option<Group> {
+        let Seat { replica, .. } = self.contains(world).then(|| self.seat(world))?;
         let ranks = (0..self.pipeline).map(|rank| Seat { replica, rank: Rank::new(rank) });
         self.group(ranks, world)
     }
 
-    /// The ranks that have, in each replica, the place of a rank of the world.
-    pub fn data_group(&self, world: Rank) -> Group {
-        let Seat { rank, .. } = self.seat(world);
+    /// The ranks that have, in each replica, the place of a rank of the world; none for a rank outside the mesh.
+    pub fn data_group(&self, world: Rank) -> Option<Group> {
+        let Seat { rank, .. } = self.contains(world).then(|| self.seat(world))?;
         self.group((0..self.data).map(|replica| Seat { replica, rank }), world)
     }
 
-    fn group(&self, seats: impl Iterator<Item = Seat>, own: Rank) -> Group {
-        let members = seats.map(|seat| self.world_rank(seat)).collect();
-        Group::new(members, own).expect("a rank is in its own row and column of the mesh, once")
+    fn contains(&self, world: Rank) -> bool {
+        self.ranks().is_some_and(|ranks| world.get() < ranks)
+    }
+
+    fn group(&self, seats: impl Iterator<Item = Seat>, own: Rank) -> Option<Group> {
+        Group::new(seats.map(|seat| self.world_rank(seat)).collect(), own).ok()
     }
 
     /// Which rank of the world sits there.
@@ -84,10 +87,13 @@ mod tests {
             let seat = mesh.seat(world);
             assert!(seat.rank.get() < 3 && seat.replica < 4, "{seat:?}");
             assert_eq!(mesh.world_rank(seat), world);
-            let (pipeline, data) = (mesh.pipeline_group(world), mesh.data_group(world));
+            let groups = mesh.pipeline_group(world).zip(mesh.data_group(world));
+            let (pipeline, data) = groups.expect("it is in the mesh");
             assert_eq!((pipeline.members().len(), pipeline.place()), (3, seat.rank.index()));
             assert_eq!((data.members().len(), data.place()), (4, seat.replica as usize));
             assert!(pipeline.members()[pipeline.place()] == world && data.members()[data.place()] == world);
         }
+        assert_eq!(mesh.data_group(Rank::new(12)), None);
+        assert_eq!(Mesh { pipeline: 0, data: 1 }.pipeline_group(Rank::new(0)), None);
     }
 }

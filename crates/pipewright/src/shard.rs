@@ -9,11 +9,13 @@ use std::str::FromStr;
 
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
+use serde::{Deserialize, Serialize};
 
 use crate::value::Value;
 
-/// One of the parts into which every parameter is cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One of the parts into which every parameter is cut; `2/4` is the third of four.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub(crate) struct Part {
     /// From 0.
     pub index: u32,
@@ -60,8 +62,23 @@ impl FromStr for Part {
     }
 }
 
-/// A text is not such as `2/4`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+impl From<Part> for String {
+    fn from(part: Part) -> Self {
+        part.to_string()
+    }
+}
+
+impl TryFrom<String> for Part {
+    type Error = NoPart;
+
+    fn try_from(text: String) -> Result<Self, NoPart> {
+        text.parse()
+    }
+}
+
+/// A text that names no part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a part is written as in `2/4`: its place, from 0, and how many there are")]
 pub(crate) struct NoPart;
 
 /// Parts of a float tensor put together; none when all are without rows.

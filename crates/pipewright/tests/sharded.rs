@@ -8,8 +8,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use burn::module::ParamGroup;
 use burn::module::{Module, Param};
-use burn::nn::{LayerNorm, LayerNormConfig, Linear as PlainLinear};
+use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear as PlainLinear};
 use burn::optim::MuonConfig;
 use burn::tensor::{Device, Tensor};
 use pipewright::batch::Batch;
@@ -27,6 +28,7 @@ use pipewright_schedule::{
     Level, LowerConfig, ScheduleSpec, StageIndex, ValidatedProgram, generate, lower, validate,
 };
 use support::{Step, WIDTH, batch, config, loss, numbers, split, stage};
+use tempfile::TempDir;
 
 fn config_of(replicas: u32, mode: DataParallelMode) -> PipelineConfig {
     PipelineConfig { data_parallel: replicas, data_parallel_mode: mode, ..config() }
@@ -130,8 +132,9 @@ struct Mixed {
     plain: PlainLinear,
     scale: RmsNorm,
     deferred: Linear,
+    batch_norm: BatchNorm,
     /// Not trained.
-    frozen: Param<Tensor<1>>,
+    frozen: Linear,
     #[module(skip)]
     stage: StageIndex,
 }
@@ -141,9 +144,13 @@ impl StageModule for Mixed {
     type Output = Tensor<2>;
 
     fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
-        let hidden = self.plain.forward(self.norm.forward(input.clone())) + self.frozen.val().unsqueeze();
+        let hidden = self.frozen.forward(self.plain.forward(self.norm.forward(input.clone())));
+        let hidden = self.batch_norm.forward::<2>(hidden);
         let hidden = self.deferred.forward(self.scale.forward(hidden).tanh());
-        context.auxiliary_loss("weights", 1e-2, self.plain.weight.val().powf_scalar(2.0).mean());
+        let squares = |weight: &Param<Tensor<2>>| weight.val().powf_scalar(2.0).mean();
+        context.auxiliary_loss("weights", 1e-2, squares(&self.plain.weight));
+        // A weight whose gradient waits, and comes by the tape as well.
+        context.auxiliary_loss("weights", 1e-2, squares(&self.deferred.weight));
         input + hidden
     }
 
@@ -164,7 +171,8 @@ fn mixed(stage: StageIndex, stages: u32) -> Result<Stage, Infallible> {
         plain,
         scale: RmsNorm { weight: vector(60 + seed), epsilon: 1e-5 },
         deferred: Linear { weight: matrix(70 + seed), bias: None },
-        frozen: vector(80 + seed).set_require_grad(false),
+        batch_norm: BatchNormConfig::new(WIDTH).init(&device),
+        frozen: Linear { weight: matrix(80 + seed).set_require_grad(false), bias: None },
         stage,
     };
     Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
@@ -295,33 +303,61 @@ fn several_steps_evaluation_and_a_bad_loss() {
     assert_eq!(run(Sharded), run(Replicated));
 }
 
+#[test]
+fn running_statistics_are_kept_through_evaluation_and_checkpoints() {
+    let run = |mode| {
+        let mut pipeline = launch_with(program("1f1b", 2, None, 4, 1), 2, mode, mixed);
+        train(&mut pipeline, 0..2, 8);
+        let evaluated = pipeline.eval(batch(9, 8), Some(batch(109, 8))).expect("an evaluation").losses;
+        let (steps, _) = train(&mut pipeline, 2..4, 8);
+        let again = pipeline.eval(batch(9, 8), Some(batch(109, 8))).expect("an evaluation").losses;
+        let (_folder, checkpoint) = saved(&mut pipeline, 4);
+        let mut resumed = launch_with(program("1f1b", 2, None, 8, 1), 1, Replicated, mixed);
+        resumed.restore(&checkpoint).expect("it is taken over");
+        let after = resumed.eval(batch(9, 8), Some(batch(109, 8))).expect("an evaluation").losses;
+        (evaluated, steps, again, after)
+    };
+    assert_eq!(run(Sharded), run(Replicated));
+}
+
+#[test]
+fn parameters_may_be_looked_at_while_gradients_wait() {
+    let run = |looks: bool| {
+        let mut pipeline = launch_with(program("1f1b", 2, None, 4, 1), 2, Sharded, stage);
+        let batch_of = |step| Batch::new(split(batch(step, 8), 8), split(batch(100 + step, 8), 8));
+        pipeline.accumulate(batch_of(0)).expect("a step");
+        if looks {
+            parameters(&mut pipeline);
+        }
+        let report = pipeline.step_batch(batch_of(1), 1e-2).expect("a step");
+        (report.losses, report.gradient_norm, parameters(&mut pipeline))
+    };
+    assert!(run(true) == run(false));
+}
+
+/// The pipeline's state after `step`, written and read again; the folder is read as parameters are asked for.
+fn saved(pipeline: &mut Pipeline, step: u64) -> (TempDir, Arc<Checkpoint>) {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let ranks = pipeline.state().expect("a state");
+    let (folder, parts) = (CheckpointFolder::own(scratch.path()).expect("a folder"), ranks.len() as u32);
+    let mut writer = CheckpointWriter::start(folder, 1, parts, Duration::from_secs(20)).expect("a writer");
+    let cursor = Cursor { epoch: 0, index: step };
+    let state = TrainingState { step, cursor, description: Default::default(), ranks };
+    writer.save(state).expect("it is saved");
+    writer.wait().expect("it is written");
+    let checkpoint = CheckpointFolder::newest(scratch.path()).expect("a checkpoint");
+    (scratch, Arc::new(checkpoint))
+}
+
 /// A run that is saved after three steps of `first` and goes on as `second`, against one that is not disturbed.
 fn check_resume(first: (DataParallelMode, u32), second: (DataParallelMode, u32)) {
     const MICROBATCHES: u32 = 12;
     let launch = |(mode, replicas): (DataParallelMode, u32), schedule| {
         launch_with(program(schedule, 2, None, MICROBATCHES / replicas, 3), replicas, mode, stage)
     };
-    let scratch = tempfile::tempdir().expect("a scratch folder");
     let mut before = launch(first, "1f1b");
     train(&mut before, 0..3, MICROBATCHES);
-    let ranks = before.state().expect("a state");
-    let mut writer = CheckpointWriter::start(
-        CheckpointFolder::own(scratch.path()).expect("a folder"),
-        1,
-        ranks.len() as u32,
-        Duration::from_secs(20),
-    )
-    .expect("a writer");
-    let state = TrainingState {
-        step: 3,
-        cursor: Cursor { epoch: 0, index: 3 },
-        description: Default::default(),
-        ranks,
-    };
-    writer.save(state).expect("it is saved");
-    writer.wait().expect("it is written");
-    let checkpoint: Arc<Checkpoint> =
-        Arc::new(CheckpointFolder::newest(scratch.path()).expect("a checkpoint"));
+    let (_folder, checkpoint) = saved(&mut before, 3);
     let shapes: Vec<Vec<usize>> = checkpoint.parameters().map(|stored| stored.shape.to_vec()).collect();
     assert!(shapes.iter().all(|shape| shape[0] == WIDTH), "a reader sees whole parameters: {shapes:?}");
     let resumed = |cut| {
@@ -357,7 +393,10 @@ fn what_cannot_be_sharded_is_refused() {
     let never = validate(lowered.expect("it lowers"), Level::Comms).expect("it is sound");
     let error = refusal(never, &config_of(2, Sharded));
     assert!(matches!(error, PipelineError::NeverGathers { level: Level::Comms }), "{error}");
-    let config = PipelineConfig { optimizer: Some(MuonConfig::new().init()), ..config_of(2, Sharded) };
-    let error = refusal(program("1f1b", 2, None, 4, 3), &config);
-    assert!(matches!(error, PipelineError::WholeParameters), "{error}");
+    // The optimizer of some parameters alone is enough.
+    let matrices = ParamGroup::from_predicate("weight");
+    let optimizer = support::optimizer().with_group(matrices, MuonConfig::new().build(), None);
+    let config = PipelineConfig { optimizer: Some(optimizer), ..config_of(2, Sharded) };
+    let error = refusal(program("1f1b", 2, None, 4, 3), &config).to_string();
+    assert!(error.contains("of `layers.") && error.contains("weight` depends on other elements"), "{error}");
 }

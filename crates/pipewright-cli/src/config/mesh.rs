@@ -1,14 +1,12 @@
 //! The `[mesh]` section: how often the pipeline stands side by side, each replica with its share of the batch.
 
 use pipewright::mesh::DataParallelMode;
+use pipewright_schedule::lower::UnshardConfig;
 use serde::Serialize;
 
 use crate::config::document::Document;
 use crate::config::paths::Surroundings;
 use crate::config::section::Section;
-
-/// Stages of a rank whose parameters are gathered at once, as in the programs of level `full`.
-const WINDOW: u32 = 3;
 
 /// How ranks stand beside those of the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -36,6 +34,6 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mesh
     MeshSettings {
         data_parallel: section.count("data_parallel", 1),
         data_parallel_mode: section.choice("data_parallel_mode", DataParallelMode::default(), &MODES),
-        unshard_window: section.count("unshard_window", WINDOW),
+        unshard_window: section.count("unshard_window", UnshardConfig::default().window.get()),
     }
 }

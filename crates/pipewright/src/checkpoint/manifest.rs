@@ -11,12 +11,16 @@ use serde_json::{Map, Value as Json};
 
 use super::error::CheckpointError;
 use crate::data::Cursor;
+use crate::shard::Part;
 
 /// The manifest's name in a checkpoint's folder.
 pub const MANIFEST: &str = "manifest.json";
 
-/// The newest format that this crate reads, and the one that it writes.
-const FORMAT: u32 = 1;
+/// The format of checkpoints whose tensors are whole.
+const WHOLE: u32 = 1;
+
+/// The format of those whose tensors lie in parts, and the newest that this crate reads.
+const IN_PARTS: u32 = 2;
 
 /// What stands between the manifest's content and its hash, and behind the hash.
 const BEFORE_HASH: &str = ",\n  \"hash\": \"";
@@ -45,12 +49,16 @@ pub struct Shard {
     pub bytes: u64,
     /// The BLAKE3 hash of its content, in hexadecimal.
     pub hash: String,
+    /// Which rows of its tensors it has; all of them where it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) part: Option<Part>,
 }
 
 impl Manifest {
-    /// A manifest of the format that is written today.
+    /// A manifest of the oldest format that can hold these shards.
     pub fn new(step: u64, cursor: Cursor, description: Map<String, Json>, shards: Vec<Shard>) -> Self {
-        Self { format: FORMAT, step, cursor, description, shards }
+        let in_parts = shards.iter().any(|shard| shard.part.is_some());
+        Self { format: if in_parts { IN_PARTS } else { WHOLE }, step, cursor, description, shards }
     }
 
     /// The manifest in a checkpoint's folder; the files that it names are not looked at.
@@ -67,7 +75,7 @@ impl Manifest {
             Err(source) => return Err(CheckpointError::Io { action: "read", path, source }),
         };
         Self::parse(&bytes).map_err(|flaw| match flaw {
-            Flaw::TooNew(found) => CheckpointError::TooNew { path, found, known: FORMAT },
+            Flaw::TooNew(found) => CheckpointError::TooNew { path, found, known: IN_PARTS },
             Flaw::Damaged(reason) => CheckpointError::DamagedManifest { path, reason },
         })
     }
@@ -91,7 +99,7 @@ impl Manifest {
             serde_json::from_str(&format!("{body}\n}}")).map_err(|error| damaged(&error.to_string()))?;
         // A later format may have other members: its number is looked at first.
         match json.get("format").and_then(Json::as_u64).and_then(|format| u32::try_from(format).ok()) {
-            Some(found) if found > FORMAT => return Err(Flaw::TooNew(found)),
+            Some(found) if found > IN_PARTS => return Err(Flaw::TooNew(found)),
             _ => {}
         }
         let manifest: Self = serde_json::from_value(json).map_err(|error| damaged(&error.to_string()))?;
@@ -115,7 +123,7 @@ mod tests {
     use super::*;
 
     fn manifest() -> Manifest {
-        let shard = Shard { name: "rank-0000.safetensors".into(), bytes: 12, hash: "ab".into() };
+        let shard = Shard { name: "rank-0000.safetensors".into(), bytes: 12, hash: "ab".into(), part: None };
         let description = Map::from_iter([("epsilon".to_owned(), Json::from(1e-5))]);
         Manifest::new(40, Cursor { epoch: 1, index: 7 }, description, vec![shard])
     }
@@ -126,6 +134,16 @@ mod tests {
         assert_eq!(Manifest::parse(text.as_bytes()), Ok(manifest()));
         let json: Json = serde_json::from_str(&text).expect("the file is plain JSON");
         assert_eq!(json["step"], 40);
+    }
+
+    #[test]
+    fn parts_have_a_format_of_their_own() {
+        let mut shards = manifest().shards;
+        assert_eq!(manifest().format, WHOLE);
+        shards[0].part = Some(Part { index: 1, of: 2 });
+        let manifest = Manifest::new(40, Cursor { epoch: 1, index: 7 }, Map::new(), shards);
+        assert_eq!(manifest.format, IN_PARTS);
+        assert_eq!(Manifest::parse(manifest.to_text().as_bytes()), Ok(manifest));
     }
 
     #[test]
@@ -146,8 +164,8 @@ mod tests {
 
     #[test]
     fn a_later_format_is_no_damage() {
-        let later = Manifest { format: FORMAT + 1, ..manifest() };
-        assert_eq!(Manifest::parse(later.to_text().as_bytes()), Err(Flaw::TooNew(FORMAT + 1)));
+        let later = Manifest { format: IN_PARTS + 1, ..manifest() };
+        assert_eq!(Manifest::parse(later.to_text().as_bytes()), Err(Flaw::TooNew(IN_PARTS + 1)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use burn::tensor::{Bytes, DType, Shape, TensorData};
 use super::error::CheckpointError;
 use super::manifest::{Manifest, Shard};
 use super::optimizer::FIELD;
-use super::save::{PART, STEP};
+use super::save::STEP;
 use super::tensor_file::{Header, from_stored, hash, read_header};
 use crate::shard::Part;
 
@@ -66,11 +66,7 @@ impl Checkpoint {
         let (mut tensors, mut scalars) = (BTreeMap::new(), BTreeMap::new());
         for (index, shard) in manifest.shards.iter().enumerate() {
             let header = verify(path, shard, manifest.step)?;
-            let part = match header.texts.get(PART).map(|text| text.parse()) {
-                None => Part::WHOLE,
-                Some(Ok(part)) => part,
-                Some(Err(_)) => return Err(CheckpointError::DamagedShard { path: path.join(&shard.name) }),
-            };
+            let part = shard.part.unwrap_or(Part::WHOLE);
             for (name, info) in header.tensors {
                 let unknown =
                     || CheckpointError::ElementType { tensor: name.clone(), dtype: info.dtype.to_string() };
@@ -78,12 +74,9 @@ impl Checkpoint {
                 let rows = info.shape.first().copied().unwrap_or(1);
                 let piece =
                     Piece { part, rows, shard: index, start: header.data + info.data_offsets.0 as u64 };
-                let place = || Place { dtype, shape: info.shape, pieces: Vec::new() };
-                let Place { pieces, .. } = tensors.entry(name).or_insert_with(place);
-                // Copies of a shared parameter are equal: the first is as good as any.
-                if pieces.iter().all(|other| other.part != piece.part) {
-                    pieces.push(piece);
-                }
+                let torn = || CheckpointError::Torn { path: path.to_owned(), tensor: name.clone() };
+                let place = tensors.entry(name.clone()).or_insert_with(|| Place::new(dtype, &info.shape));
+                place.add(piece, dtype, &info.shape).map_err(|Torn| torn())?;
             }
             scalars.extend(header.texts.into_iter().filter(|(name, _)| name.contains(FIELD)));
         }
@@ -201,6 +194,22 @@ impl Checkpoint {
 struct Torn;
 
 impl Place {
+    fn new(dtype: DType, shape: &[usize]) -> Self {
+        Self { dtype, shape: shape.to_vec(), pieces: Vec::new() }
+    }
+
+    /// Adds rows of the tensor, of this type and shape.
+    fn add(&mut self, piece: Piece, dtype: DType, shape: &[usize]) -> Result<(), Torn> {
+        let is_alike = dtype == self.dtype && shape.iter().skip(1).eq(self.shape.iter().skip(1));
+        // Copies of a shared parameter are equal: the first is as good as any.
+        match self.pieces.iter().any(|other| other.part == piece.part) {
+            true => return Ok(()),
+            false if is_alike => self.pieces.push(piece),
+            false => return Err(Torn),
+        }
+        Ok(())
+    }
+
     fn rows(&self) -> usize {
         self.shape.first().copied().unwrap_or(1)
     }
@@ -209,7 +218,11 @@ impl Place {
     fn join(&mut self) -> Result<(), Torn> {
         self.pieces.sort_unstable_by_key(|piece| piece.part.index);
         let rows = self.pieces.iter().map(|piece| piece.rows).sum();
-        let of = self.pieces[0].part.of;
+        let Part { index, of } = self.pieces[0].part;
+        // What every replica has whole is stored by the first alone.
+        if index == 0 && self.pieces.len() == 1 {
+            return Ok(());
+        }
         let expected = Part::all(of).map(|part| (part, part.rows(rows).len())).filter(|(_, rows)| *rows > 0);
         let found = self.pieces.iter().map(|piece| (piece.part, piece.rows)).filter(|(_, rows)| *rows > 0);
         if !expected.eq(found) {

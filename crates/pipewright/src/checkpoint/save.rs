@@ -16,14 +16,11 @@ use super::error::CheckpointError;
 use super::folder::{REMOVING, committed_name, scratch_name};
 use super::manifest::{MANIFEST, Manifest, Shard};
 use super::optimizer::{FIELD, take_apart};
-use super::state::{RankState, StageState};
+use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{self, Content, Named};
 
 /// The header text that says which step a shard belongs to.
 pub(super) const STEP: &str = "step";
-
-/// The header text that says which part of its tensors a shard has; without it they are whole.
-pub(super) const PART: &str = "part";
 
 /// A checkpoint in the making. Dropped before [`Saving::commit`], it leaves nothing in the process that began it.
 #[derive(Debug)]
@@ -76,7 +73,6 @@ impl Saving {
         let mut texts = HashMap::from([(STEP.to_owned(), self.step.to_string())]);
         // All stages of a rank are cut alike.
         let part = stages.iter().find_map(|stage| stage.part);
-        texts.extend(part.map(|part| (PART.to_owned(), part.to_string())));
         let mut tensors = BTreeMap::new();
         for stage in stages {
             add_stage(stage, &mut tensors, &mut texts)?;
@@ -84,7 +80,7 @@ impl Saving {
         let tensors = tensors.into_iter().map(|(name, content)| Named { name, content }).collect();
         let path = self.scratch.join(&name);
         let (bytes, hash) = tensor_file::write(&path, texts, tensors, &self.written)?;
-        Ok(Shard { name, bytes, hash: hash.to_hex().to_string() })
+        Ok(Shard { name, bytes, hash: hash.to_hex().to_string(), part })
     }
 
     /// Tells the process that commits that a shard of this one is on disk.
@@ -154,7 +150,7 @@ fn add_stage(
     tensors: &mut BTreeMap<String, Content>,
     texts: &mut HashMap<String, String>,
 ) -> Result<(), CheckpointError> {
-    let StageState { parameters, optimizer, .. } = stage;
+    let StageState { parameters, optimizer, part } = stage;
     if let Some(parameter) = parameters.iter().find(|parameter| parameter.path.contains(FIELD)) {
         return Err(CheckpointError::Path { parameter: parameter.path.clone() });
     }
@@ -166,7 +162,8 @@ fn add_stage(
         tensors.extend(parts.tensors.into_iter().map(|(name, data)| (name, Content::Data(data))));
     }
     // A part may have no rows of a short parameter.
-    for parameter in parameters.into_iter().filter(|parameter| parameter.value.shape()[0] > 0) {
+    let is_there = |parameter: &HeldParameter| part.is_none() || parameter.value.shape()[0] > 0;
+    for parameter in parameters.into_iter().filter(is_there) {
         tensors.entry(parameter.path.to_string()).or_insert(Content::Live(parameter.value));
     }
     Ok(())

@@ -46,6 +46,8 @@ pub(crate) struct StageState {
 
 /// A parameter with what its optimizer state is found by.
 pub(crate) struct HeldParameter {
+    /// Its place among the stage's parameters.
+    pub(crate) place: usize,
     pub(crate) path: Arc<str>,
     pub(crate) id: ParamId,
     pub(crate) value: Value,

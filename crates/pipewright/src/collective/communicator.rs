@@ -2,14 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use burn::tensor::Shape;
+use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use pipewright_schedule::Rank;
 
 use super::group::Group;
 use super::round::{Parts, Round, sum};
+use crate::boundary::pack;
 use crate::shard::{Part, join};
 use crate::transport::{Endpoint, Payload, Tag, Waited};
 use crate::value::{Value, ValueKind, Values};
+
+/// The longest wait that a clock can add up to a moment.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A rank's way to act with its group. All members call the same collectives in the same order.
 pub struct Communicator<'a> {
@@ -42,6 +46,12 @@ pub enum CollectiveError {
         /// The rank that failed first.
         rank: Rank,
     },
+    /// A broadcast from a rank that does not take part.
+    #[error("rank {rank} is not in the group, and cannot broadcast to it: name one of its members")]
+    Root {
+        /// The rank.
+        rank: Rank,
+    },
     /// The members brought tensors that cannot be added.
     #[error(
         "tensor {place} has shape {own:?} here and {other:?} on rank {rank}: tensors that are added have one shape"
@@ -53,6 +63,20 @@ pub enum CollectiveError {
         own: Shape,
         /// Its shape there.
         other: Shape,
+        /// The other rank.
+        rank: Rank,
+    },
+    /// The members brought tensors of different element types.
+    #[error(
+        "tensor {place} is {own:?} here and {other:?} on rank {rank}: tensors that are added have one type"
+    )]
+    Types {
+        /// The tensor's place in the list.
+        place: usize,
+        /// Its type here.
+        own: DType,
+        /// Its type there.
+        other: DType,
         /// The other rank.
         rank: Rank,
     },
@@ -110,6 +134,9 @@ impl<'a> Communicator<'a> {
     /// When the root has not sent them, or a rank failed.
     pub fn broadcast(&mut self, root: Rank, tensors: Values) -> Result<Values, CollectiveError> {
         let tag = self.next_tag();
+        if !self.group.members().contains(&root) {
+            return Err(CollectiveError::Root { rank: root });
+        }
         if self.endpoint.rank() == root {
             let others: Vec<Rank> = self.group.others().map(|(_, rank)| rank).collect();
             others.into_iter().for_each(|to| self.send(to, tag, &tensors));
@@ -117,7 +144,7 @@ impl<'a> Communicator<'a> {
         }
         let mut received = None;
         self.wait(tag, |endpoint| {
-            received = received.take().or_else(|| take(endpoint, root, tag));
+            received = received.take().or_else(|| take(endpoint, root, tag).map(|(_, tensors)| tensors));
             received.is_none().then_some(root)
         })?;
         Ok(received.into_iter().flatten().flatten().collect())
@@ -128,8 +155,8 @@ impl<'a> Communicator<'a> {
     /// # Errors
     /// When a member has not sent them, or a rank failed.
     pub fn all_gather(&mut self, tensors: Values) -> Result<Vec<Values>, CollectiveError> {
-        let members = self.group.members().len();
-        let gathered = self.exchange(vec![tensors; members])?;
+        let tag = self.next_tag();
+        let gathered = self.exchange(tag, vec![tensors; self.group.members().len()])?;
         Ok(gathered.into_iter().map(|parts| parts.into_iter().flatten().collect()).collect())
     }
 
@@ -139,6 +166,7 @@ impl<'a> Communicator<'a> {
     /// # Errors
     /// When a member has not sent its part or brings other shapes, or a rank failed.
     pub fn reduce_scatter(&mut self, parts: Vec<Values>) -> Result<Values, CollectiveError> {
+        let tag = self.next_tag();
         let expected = self.group.members().len();
         if parts.len() != expected {
             return Err(CollectiveError::Parts { found: parts.len(), expected });
@@ -148,8 +176,9 @@ impl<'a> Communicator<'a> {
                 return Err(CollectiveError::Kind { place, kind: tensor.kind() });
             }
         }
-        let received = self.exchange(parts)?;
-        self.check_shapes(&received)?;
+        // All members see the types of all, and so all or none of them go on.
+        let received = self.exchange(tag, parts)?;
+        self.check_addable(&received)?;
         Ok(sum(received).into_iter().flatten().collect())
     }
 
@@ -160,6 +189,7 @@ impl<'a> Communicator<'a> {
     /// As [`Communicator::reduce_scatter`].
     pub fn all_reduce(&mut self, tensors: Values) -> Result<Values, CollectiveError> {
         let shapes: Vec<Shape> = tensors.iter().map(Value::shape).collect();
+        self.check_shapes(&shapes)?;
         let rows: Values = tensors
             .into_iter()
             .zip(&shapes)
@@ -184,8 +214,7 @@ impl<'a> Communicator<'a> {
     }
 
     /// Sends each member its list and takes what each sent here.
-    fn exchange(&mut self, mut lists: Vec<Values>) -> Result<Vec<Parts>, CollectiveError> {
-        let tag = self.next_tag();
+    fn exchange(&mut self, tag: Tag, mut lists: Vec<Values>) -> Result<Vec<Parts>, CollectiveError> {
         let group = self.group.clone();
         let own = std::mem::take(&mut lists[group.place()]);
         for (place, to) in group.others() {
@@ -206,7 +235,8 @@ impl<'a> Communicator<'a> {
         tag: Tag,
         mut missing: impl FnMut(&mut Endpoint) -> Option<Rank>,
     ) -> Result<(), CollectiveError> {
-        let until = Instant::now() + self.deadline;
+        let now = Instant::now();
+        let until = now.checked_add(self.deadline).unwrap_or(now + LONGEST);
         while let Some(rank) = missing(self.endpoint) {
             match self.endpoint.wait(until) {
                 Waited::Arrived => {}
@@ -221,7 +251,7 @@ impl<'a> Communicator<'a> {
     }
 
     fn send(&mut self, to: Rank, tag: Tag, tensors: &[Value]) {
-        // What is sent is the receiver's alone.
+        // A float that is sent is the receiver's alone, who may write to it; nobody writes to the others.
         let own = |tensor: &Value| match tensor.kind() {
             ValueKind::Float => tensor.clone().copied(),
             _ => tensor.clone(),
@@ -235,16 +265,41 @@ impl<'a> Communicator<'a> {
         tag
     }
 
-    fn check_shapes(&self, received: &[Parts]) -> Result<(), CollectiveError> {
+    fn check_addable(&self, received: &[Parts]) -> Result<(), CollectiveError> {
         let own = &received[self.group.place()];
         for (parts, &rank) in received.iter().zip(self.group.members()) {
             if parts.len() != own.len() {
                 return Err(CollectiveError::Count { own: own.len(), other: parts.len(), rank });
             }
             for (place, (own, other)) in own.iter().flatten().zip(parts.iter().flatten()).enumerate() {
-                let (own, other) = (own.shape(), other.shape());
-                if own != other {
+                if own.dtype() != other.dtype() {
+                    let (own, other) = (own.dtype(), other.dtype());
+                    return Err(CollectiveError::Types { place, own, other, rank });
+                }
+                if own.shape() != other.shape() {
+                    let (own, other) = (own.shape(), other.shape());
                     return Err(CollectiveError::Shapes { place, own, other, rank });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the shapes that all members bring, so that all or none of them go on.
+    fn check_shapes(&mut self, shapes: &[Shape]) -> Result<(), CollectiveError> {
+        let dims = |shape: &Shape| {
+            let dims: Vec<i64> = shape.iter().map(|&dim| dim as i64).collect();
+            pack(Tensor::<1, Int>::from_data(dims.as_slice(), &Device::flex()))
+        };
+        let gathered = self.all_gather(shapes.iter().flat_map(dims).collect())?;
+        for (theirs, &rank) in gathered.into_iter().zip(self.group.members()) {
+            if theirs.len() != shapes.len() {
+                return Err(CollectiveError::Count { own: shapes.len(), other: theirs.len(), rank });
+            }
+            for (place, (theirs, own)) in theirs.into_iter().zip(shapes).enumerate() {
+                let other = Shape::from(theirs.into_data().iter::<i64>().collect::<Vec<_>>());
+                if other != *own {
+                    return Err(CollectiveError::Shapes { place, own: own.clone(), other, rank });
                 }
             }
         }
@@ -252,9 +307,11 @@ impl<'a> Communicator<'a> {
     }
 }
 
-fn take(endpoint: &mut Endpoint, from: Rank, tag: Tag) -> Option<Parts> {
-    match endpoint.try_take(from, tag)?.into_payload() {
-        Payload::Tensors(tensors) => Some(tensors),
+fn take(endpoint: &mut Endpoint, from: Rank, tag: Tag) -> Option<(Instant, Parts)> {
+    let message = endpoint.try_take(from, tag)?;
+    let sent = message.sent();
+    match message.into_payload() {
+        Payload::Tensors(tensors) => Some((sent, tensors)),
         _ => unreachable!("the tag says tensors"),
     }
 }

@@ -1,5 +1,7 @@
 //! Which ranks act together.
 
+use std::sync::Arc;
+
 use pipewright_schedule::Rank;
 
 use crate::transport::Endpoint;
@@ -7,7 +9,7 @@ use crate::transport::Endpoint;
 /// Ranks of the world that act together, in an order that all of them know, as one of them sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    members: Vec<Rank>,
+    members: Arc<[Rank]>,
     place: usize,
 }
 
@@ -41,7 +43,7 @@ impl Group {
             return Err(GroupError::Twice { rank: pair[0] });
         }
         match members.iter().position(|&rank| rank == own) {
-            Some(place) => Ok(Self { members, place }),
+            Some(place) => Ok(Self { members: members.into(), place }),
             None => Err(GroupError::NotAMember { own }),
         }
     }

@@ -3,6 +3,8 @@
 //! Sending is the caller's; a round collects what comes, without waiting. All members send before they take, and sends
 //! never wait, so no order of members can block another.
 
+use std::time::Instant;
+
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use pipewright_schedule::Rank;
@@ -20,6 +22,8 @@ pub(crate) struct Round {
     tag: Tag,
     /// By the members' places.
     parts: Vec<Option<Parts>>,
+    /// When the last of them was sent.
+    latest: Option<Instant>,
 }
 
 impl Round {
@@ -27,21 +31,31 @@ impl Round {
     pub(crate) fn new(tag: Tag, group: &Group, own: Parts) -> Self {
         let mut parts = vec![None; group.members().len()];
         parts[group.place()] = Some(own);
-        Self { tag, parts }
+        Self { tag, parts, latest: None }
     }
 
     pub(crate) fn tag(&self) -> Tag {
         self.tag
     }
 
-    /// Takes what has come; whether all is there.
-    pub(crate) fn poll(&mut self, group: &Group, mut take: impl FnMut(Rank, Tag) -> Option<Parts>) -> bool {
-        for (part, &rank) in self.parts.iter_mut().zip(group.members()) {
-            if part.is_none() {
-                *part = take(rank, self.tag);
+    /// Takes what has come, with when it was sent; whether all is there.
+    pub(crate) fn poll(
+        &mut self,
+        group: &Group,
+        mut take: impl FnMut(Rank, Tag) -> Option<(Instant, Parts)>,
+    ) -> bool {
+        for (part, &rank) in self.parts.iter_mut().zip(group.members()).filter(|(part, _)| part.is_none()) {
+            if let Some((sent, parts)) = take(rank, self.tag) {
+                *part = Some(parts);
+                self.latest = self.latest.max(Some(sent));
             }
         }
         self.missing(group).is_none()
+    }
+
+    /// When the last of what has come was sent; none where nothing has.
+    pub(crate) fn latest(&self) -> Option<Instant> {
+        self.latest
     }
 
     /// The first member that has not been heard.

@@ -45,7 +45,7 @@ impl Executor {
             }
             Action::WaitReduceGrad { stage } => Ok(self.awaited_reduction(stage)),
             Action::Unshard { stage } => {
-                self.start_gather(stage);
+                self.unshard(stage);
                 Ok(None)
             }
             Action::Reshard { stage } => {

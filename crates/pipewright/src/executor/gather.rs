@@ -18,15 +18,18 @@ use crate::collective::Round;
 use crate::pipeline::NamedParameter;
 use crate::transport::Tag;
 
-/// Why a parameter is there after a gathering.
-const EVERY_ROW: &str = "every row of a parameter is on some replica";
-
 impl Executor {
-    /// Sends this replica's rows of the stage's parameters to the others, where parameters are sharded.
-    pub(super) fn start_gather(&mut self, stage: StageIndex) {
-        if self.endpoint.part().is_none() {
-            return;
+    /// `UNSHARD`, where parameters are sharded. Weight gradients need no parameters, so a gathering that serves them alone
+    /// is left out, by all replicas alike.
+    pub(super) fn unshard(&mut self, stage: StageIndex) {
+        let rest = self.program.row(self.rank).iter().skip(self.step.position);
+        if self.endpoint.part().is_some() && is_computed(stage, rest) {
+            self.start_gather(stage);
         }
+    }
+
+    /// Sends this replica's rows of the stage's parameters to the others.
+    fn start_gather(&mut self, stage: StageIndex) {
         let replicas = self.endpoint.replicas().clone();
         let chunk = self.chunk(stage);
         let (rows, round) = (chunk.runner.rows(), chunk.gathers);
@@ -41,16 +44,15 @@ impl Executor {
     /// Puts a stage's parameters in place if they are being gathered, or says what is missing.
     pub(super) fn fetch_parameters(&mut self, stage: StageIndex) -> Option<Blocked> {
         let mut round = self.chunk(stage).gathering.take()?;
-        if !self.poll_round(&mut round) {
+        if !self.poll_round(stage, &mut round) {
             let blocked = self.awaited_round(&round);
             self.chunk(stage).gathering = Some(round);
             return blocked;
         }
-        if let Some(entered) = self.step.entered {
-            self.note_exposed(entered);
+        if let Some(latest) = round.latest() {
+            self.note_exposed(latest);
         }
-        let whole = joined(round.into_parts()).into_iter().map(|whole| whole.expect(EVERY_ROW)).collect();
-        self.chunk(stage).runner.gather(whole);
+        self.chunk(stage).runner.gather(joined(round.into_parts()));
         if self.step.phase == Phase::Actions {
             self.note_received(Action::Unshard { stage });
         }
@@ -74,12 +76,17 @@ impl Executor {
 
     /// Collects the whole parameters of one stage; all replicas do so together. What is waited for, if anything.
     pub(super) fn poll_collect(&mut self, next: usize) -> Option<Blocked> {
+        let is_sharded = self.endpoint.part().is_some();
         let Some(chunk) = self.chunks.get(next) else {
-            self.step.phase = Phase::Done;
+            // As a step, it ends on no process before all ranks are through.
+            match is_sharded {
+                true => self.finish(),
+                false => self.step.phase = Phase::Done,
+            }
             return None;
         };
-        let (stage, begins) = (chunk.stage, chunk.gathers == 0);
-        if begins {
+        let stage = chunk.stage;
+        if is_sharded && chunk.gathers == 0 {
             self.start_gather(stage);
         }
         if let Some(blocked) = self.fetch_parameters(stage) {
@@ -93,5 +100,35 @@ impl Executor {
         self.board.moved(self.world_rank, 0);
         self.step.phase = Phase::Collect { next: next + 1 };
         None
+    }
+}
+
+/// Whether a forward or a gradient of inputs of `stage` comes before the stage's parameters go.
+fn is_computed<'a>(stage: StageIndex, rest: impl Iterator<Item = &'a Action>) -> bool {
+    let held = rest.take_while(|action| **action != Action::Reshard { stage });
+    held.flat_map(|action| action.parts()).any(|action| {
+        let needs_parameters =
+            matches!(action, Action::Forward { .. } | Action::Backward { .. } | Action::InputBackward { .. });
+        needs_parameters && action.stage() == stage
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(rest: &str, expected: bool) {
+        let rest: Vec<Action> =
+            rest.split_whitespace().map(|cell| cell.parse().expect("an action")).collect();
+        assert_eq!(is_computed(StageIndex::new(1), rest.iter()), expected, "{rest:?}");
+    }
+
+    #[test]
+    fn what_serves_weight_gradients_alone_is_not_gathered() {
+        check("1UNSHARD 1W0 0F1 1W1 1RESHARD 1F2", false);
+        check("1UNSHARD 1W0 1F1 1RESHARD", true);
+        check("1UNSHARD 0F0 1I1 1RESHARD", true);
+        check("1UNSHARD (0F7;1B3)OVERLAP_F_B 1RESHARD", true);
+        check("1UNSHARD 0F0 0B0", false);
     }
 }

@@ -24,7 +24,8 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) fn new(endpoint: Endpoint, mesh: Mesh, mode: DataParallelMode) -> Self {
-        let (seat, replicas) = (mesh.seat(endpoint.rank()), mesh.data_group(endpoint.rank()));
+        let replicas = mesh.data_group(endpoint.rank()).expect("the world has the mesh's ranks");
+        let seat = mesh.seat(endpoint.rank());
         let is_sharded = mode == DataParallelMode::Sharded && mesh.data > 1;
         let part = is_sharded.then_some(Part { index: seat.replica, of: mesh.data });
         Self { endpoint, mesh, seat, replicas, part }

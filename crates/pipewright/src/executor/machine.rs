@@ -52,10 +52,7 @@ impl Executor {
         memory: RankMemory,
     ) -> Self {
         let microbatches = assembly.program.microbatches();
-        let chunks = stages.into_iter().map(|(stage, mut made)| {
-            if let Some(optimizer) = &assembly.config.optimizer {
-                made.runner.set_optimizer(optimizer.clone());
-            }
+        let chunks = stages.into_iter().map(|(stage, made)| {
             let config = &assembly.config;
             let boundaries = Boundaries::new(&config.metadata, config.check_metadata, stage, microbatches);
             Chunk::new(stage, made, microbatches, boundaries)

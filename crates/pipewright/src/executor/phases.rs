@@ -145,7 +145,7 @@ impl Executor {
     }
 
     /// The rank has done its part. Across processes the step is done when all have.
-    fn finish(&mut self) {
+    pub(super) fn finish(&mut self) {
         self.make_report();
         self.step.phase = match self.endpoint.is_distributed() {
             false => Phase::Done,

@@ -99,7 +99,7 @@ impl Executor {
     fn advance(&mut self, stage: StageIndex, state: State) -> State {
         match state {
             State::Scattering(mut round) => {
-                if !self.poll_round(&mut round) {
+                if !self.poll_round(stage, &mut round) {
                     return State::Scattering(round);
                 }
                 let sums = sum(round.into_parts());
@@ -114,7 +114,7 @@ impl Executor {
                 self.advance(stage, State::Gathering(Round::new(tag, &replicas, sums)))
             }
             State::Gathering(mut round) => {
-                if !self.poll_round(&mut round) {
+                if !self.poll_round(stage, &mut round) {
                     return State::Gathering(round);
                 }
                 self.set_gradients(stage, joined(round.into_parts()));
@@ -138,10 +138,15 @@ impl Executor {
         self.send_tensors(to, tag, tensors);
     }
 
-    /// Takes what has come of a round among replicas; whether all is there.
-    pub(super) fn poll_round(&mut self, round: &mut Round) -> bool {
+    /// Takes what has come of a round among replicas for a stage of this rank; whether all is there.
+    pub(super) fn poll_round(&mut self, stage: StageIndex, round: &mut Round) -> bool {
         let replicas = self.endpoint.replicas().clone();
-        round.poll(&replicas, |from, tag| self.try_take_tensors(from, tag).map(|(_, tensors)| tensors))
+        let device = self.chunk(stage).runner.device().inner();
+        round.poll(&replicas, |from, tag| {
+            let (sent, tensors) = self.try_take_tensors(from, tag)?;
+            let moved = tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(&device)));
+            Some((sent, moved.collect()))
+        })
     }
 
     /// What the stage's reduction waits for; none when it is done, or there is none.
@@ -162,7 +167,7 @@ impl Executor {
     }
 }
 
-/// The wholes of which each replica sent a part.
+/// The wholes of which each replica sent a part; none where nobody has any.
 pub(super) fn joined(parts: Vec<Parts>) -> Parts {
     let places = parts.iter().map(Vec::len).max().unwrap_or(0);
     let mut parts: Vec<_> = parts.into_iter().map(Vec::into_iter).collect();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::machine::Executor;
-use crate::checkpoint::{Checkpoint, RankState, StageState};
+use crate::checkpoint::{Checkpoint, HeldParameter, RankState, StageState};
 use crate::failure::Cause;
 
 impl Executor {
@@ -12,8 +12,8 @@ impl Executor {
     pub(crate) fn state(&self) -> RankState {
         let of_stage = |chunk: &super::chunk::Chunk| {
             let StageState { parameters, optimizer, part } = chunk.runner.state();
-            let counted = (0..).zip(parameters).filter(|(place, _)| self.counts(chunk.stage, *place));
-            StageState { parameters: counted.map(|(_, parameter)| parameter).collect(), optimizer, part }
+            let counts = |parameter: &HeldParameter| self.counts(chunk.stage, parameter.place);
+            StageState { parameters: parameters.into_iter().filter(counts).collect(), optimizer, part }
         };
         // Replicas that hold the same have one state between them, the first one's.
         let has_own = self.endpoint.seat().replica == 0 || self.endpoint.part().is_some();

@@ -1,7 +1,7 @@
 //! Optimizers with fewer passes over memory than Burn's. Any of Burn's works too.
 
 mod adamw;
-mod elementwise;
+mod rows;
 
 pub use adamw::AdamW;
-pub(crate) use elementwise::acts_element_by_element;
+pub(crate) use rows::mixes_rows;

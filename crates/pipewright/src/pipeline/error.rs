@@ -43,12 +43,6 @@ pub enum PipelineError {
         /// Its level.
         level: Level,
     },
-    /// Sharded parameters and an optimizer that looks at whole ones.
-    #[error(
-        "the optimizer's update of an element depends on others of its parameter, and parameters are sharded: use one \
-         that works element by element, such as `AdamW`, or keep parameters replicated"
-    )]
-    WholeParameters,
     /// Training without an optimizer.
     #[error("a program with backward actions needs `PipelineConfig::optimizer`")]
     NoOptimizer,

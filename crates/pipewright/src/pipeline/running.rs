@@ -192,7 +192,7 @@ impl Pipeline {
     /// has only parts of them: call it on all then.
     ///
     /// # Errors
-    /// When a rank no longer answers.
+    /// When a rank fails or no longer answers; gradients that wait for an update are gone then.
     pub fn parameters(&mut self) -> Result<Vec<NamedParameter>, PipelineError> {
         if self.assembly.config.data_parallel_mode == DataParallelMode::Sharded {
             // Ranks exchange messages for this, as in a step.
@@ -203,13 +203,14 @@ impl Pipeline {
         let of_ranks = self.await_ranks(|reply| match reply {
             Reply::Parameters(parameters) => parameters,
             _ => unreachable!("a rank answers what it was asked"),
-        })?;
+        });
+        let of_ranks = of_ranks.map_err(|error| self.failed_step(error, false))?;
         Ok(of_ranks.into_iter().flatten().collect())
     }
 
-    /// The state of all ranks of this process that belong to the first replica, or to all where each has a part of it, sharing storage with the running model:
-    /// nothing is copied here. What the next update writes to is copied then, unless the state was dropped by that
-    /// time.
+    /// The state of all ranks of this process that belong to the first replica, or to any where each has a part of it,
+    /// sharing storage with the running model: nothing is copied here. What the next update writes to is copied then,
+    /// unless the state was dropped by that time.
     ///
     /// # Errors
     /// When gradients wait for an update, or a rank no longer answers.

@@ -193,14 +193,16 @@ pub(crate) trait Runner: Send {
     /// so many parts first, so that replicas arrive at the same bits whether one has all parts or each has its own.
     fn gradient_squares(&self, parts: u32) -> Vec<f64>;
 
-    /// From now on the stage holds its part of every parameter, and needs [`Runner::gather`] before it computes.
-    fn shard(&mut self, part: Part);
+    /// From now on the stage holds its part of every parameter that is trained, and needs [`Runner::gather`] before it
+    /// computes. Give it its optimizer first.
+    fn shard(&mut self, part: Part) -> Result<(), StageError>;
 
-    /// The rows of each parameter that a sharded stage holds; none where it has none.
+    /// The rows of each parameter that a sharded stage holds; none where it has none, or all.
     fn rows(&self) -> Vec<Gradient>;
 
-    /// Gives a sharded stage its whole parameters, in the order of [`Runner::paths`], until [`Runner::release`].
-    fn gather(&mut self, whole: Vec<Value>);
+    /// Gives a sharded stage its whole parameters, in the order of [`Runner::paths`], until [`Runner::release`]; none for
+    /// what it has whole.
+    fn gather(&mut self, whole: Vec<Gradient>);
 
     /// Leaves a sharded stage its part of the parameters.
     fn release(&mut self);
@@ -287,6 +289,15 @@ pub enum StageError {
         first: Arc<str>,
         /// Path of the second.
         second: Arc<str>,
+    },
+    /// Sharded parameters and an optimizer that looks at whole ones.
+    #[error(
+        "the optimizer's update of an element of `{parameter}` depends on other elements, and parameters are sharded: use \
+         one that works element by element, such as `AdamW`, or keep parameters replicated"
+    )]
+    MixesRows {
+        /// A parameter for which it does.
+        parameter: Arc<str>,
     },
     /// Another number of gradients than of outputs.
     #[error("{gradients} gradient(s) arrived for {outputs} output(s)")]

@@ -13,6 +13,8 @@ pub(super) struct Found {
     /// Its path inside the module.
     pub(super) local: String,
     pub(super) value: Value,
+    /// Whether anybody asks for its gradient.
+    pub(super) is_trained: bool,
 }
 
 /// The float parameters of `module`, off the tape, in the order in which Burn visits them.
@@ -30,8 +32,10 @@ struct Finder {
 
 impl ModuleVisitor for Finder {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = Value::of(param.val().inner());
-        self.found.push(Found { id: param.id, local: self.path.join("."), value });
+        let tensor = param.val();
+        let is_trained = tensor.is_require_grad();
+        let (local, value) = (self.path.join("."), Value::of(tensor.inner()));
+        self.found.push(Found { id: param.id, local, value, is_trained });
     }
 
     fn enter_module(&mut self, name: &str, _container_type: &str) {
@@ -44,10 +48,10 @@ impl ModuleVisitor for Finder {
 }
 
 /// `module` with the values that `value` returns in its float parameters, asked for in visiting order with the place,
-/// and on the tape as those before. With an error, some parameters are as they were.
+/// and on the tape as those before. Where it returns none, and after an error, parameters are as they were.
 pub(super) fn filled<M: Module, E>(
     module: M,
-    value: impl FnMut(usize, &Value) -> Result<Value, E>,
+    value: impl FnMut(usize, &Value) -> Result<Option<Value>, E>,
 ) -> (M, Result<(), E>) {
     let mut filler = Filler { place: 0, value, outcome: Ok(()) };
     let module = module.map(&mut filler);
@@ -55,7 +59,7 @@ pub(super) fn filled<M: Module, E>(
 }
 
 /// As [`filled`], with values that are there.
-pub(super) fn with_values<M: Module>(module: M, values: Vec<Value>) -> M {
+pub(super) fn with_values<M: Module>(module: M, values: Vec<Option<Value>>) -> M {
     let mut values = values.into_iter();
     let next = |_, _: &Value| Ok(values.next().expect("a module has the same parameters on every visit"));
     let (module, outcome) = filled(module, next);
@@ -69,7 +73,7 @@ struct Filler<F, E> {
     outcome: Result<(), E>,
 }
 
-impl<E, F: FnMut(usize, &Value) -> Result<Value, E>> ModuleMapper for Filler<F, E> {
+impl<E, F: FnMut(usize, &Value) -> Result<Option<Value>, E>> ModuleMapper for Filler<F, E> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let place = self.place;
         self.place += 1;
@@ -78,7 +82,8 @@ impl<E, F: FnMut(usize, &Value) -> Result<Value, E>> ModuleMapper for Filler<F, 
         }
         let (id, tensor, mapper) = param.consume();
         let tensor = match (self.value)(place, &Value::of(tensor.clone().inner())) {
-            Ok(value) => in_place_of(&tensor, Tensor::from_dispatch(value.into_dispatch())),
+            Ok(Some(value)) => in_place_of(&tensor, Tensor::from_dispatch(value.into_dispatch())),
+            Ok(None) => tensor,
             Err(error) => {
                 self.outcome = Err(error);
                 tensor

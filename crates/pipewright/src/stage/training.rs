@@ -25,6 +25,7 @@ use crate::autodiff::{GradientSlot, gradient_root};
 use crate::boundary::{Boundary, pack, unpack};
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
 use crate::nn::Deferred;
+use crate::optimizer::mixes_rows;
 use crate::shard::Part;
 use crate::value::{Value, ValueKind, Values};
 
@@ -253,9 +254,15 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         self.sums.squares(parts)
     }
 
-    fn shard(&mut self, part: Part) {
+    fn shard(&mut self, part: Part) -> Result<(), StageError> {
+        if let Some(optimizer) = &self.optimizer
+            && let Some(place) = mixes_rows(optimizer, self.module())
+        {
+            return Err(StageError::MixesRows { parameter: self.sums.paths()[place].clone() });
+        }
         let (module, shards) = Shards::cut(self.take_module(), part);
         (self.module, self.shards) = (Some(module), Some(shards));
+        Ok(())
     }
 
     fn rows(&self) -> Vec<Gradient> {
@@ -263,7 +270,7 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         shards.rows(self.module())
     }
 
-    fn gather(&mut self, whole: Vec<Value>) {
+    fn gather(&mut self, whole: Vec<Gradient>) {
         let module = self.take_module();
         let shards = self.shards.as_mut().expect(SHARDED);
         self.module = Some(shards.gather(module, whole));
@@ -303,10 +310,11 @@ impl<M: StageBody> Runner for TrainingStage<M> {
     }
 
     fn state(&self) -> StageState {
-        let found = parameters_of(self.module());
-        let parameters = found.into_iter().zip(self.sums.paths()).map(|(found, path)| {
+        let found = parameters_of(self.module()).into_iter().zip(self.sums.paths()).enumerate();
+        let counts = |place| self.shards.as_ref().is_none_or(|shards| shards.counts(place));
+        let parameters = found.filter(|(place, _)| counts(*place)).map(|(place, (found, path))| {
             let Found { id, value, .. } = found;
-            HeldParameter { path: path.clone(), id, value }
+            HeldParameter { place, path: path.clone(), id, value }
         });
         let part = self.shards.as_ref().map(Shards::part);
         StageState { parameters: parameters.collect(), optimizer: self.optimizer.clone(), part }
@@ -314,13 +322,13 @@ impl<M: StageBody> Runner for TrainingStage<M> {
 
     fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         self.release();
-        let part = self.shards.as_ref().map_or(Part::WHOLE, Shards::part);
         let module = self.take_module();
-        let sums = &self.sums;
+        let (sums, shards) = (&self.sums, &self.shards);
+        let part = |place| shards.as_ref().map_or(Part::WHOLE, |shards| shards.part_of(place));
         let (module, outcome) = filled(module, |place, held| {
             let (path, shape) = (&sums.paths()[place], &sums.shapes()[place]);
-            let data = checkpoint.part_of(path, shape, held.dtype(), part)?;
-            Ok(Value::from_data(data, &held.device()))
+            let data = checkpoint.part_of(path, shape, held.dtype(), part(place))?;
+            Ok(Some(Value::from_data(data, &held.device())))
         });
         self.module = Some(module);
         outcome?;
@@ -330,6 +338,8 @@ impl<M: StageBody> Runner for TrainingStage<M> {
             let held = found.iter().zip(self.sums.paths()).filter(|(found, _)| found.value.shape()[0] > 0);
             let targets: Vec<Target<'_>> =
                 held.map(|(found, path)| Target { id: found.id, path, local: &found.local }).collect();
+            // What is not spread is not trained either, and has no state.
+            let part = shards.as_ref().map_or(Part::WHOLE, Shards::part);
             self.optimizer = Some(put_together(optimizer.clone(), &targets, part, checkpoint)?);
         }
         Ok(())

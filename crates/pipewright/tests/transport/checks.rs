@@ -212,10 +212,12 @@ fn groups_act_by_themselves(end: &mut Endpoint, step: u64) {
 
 fn a_collective_names_who_is_missing(end: &mut Endpoint, step: u64) {
     end.begin_step(step);
+    // All start to wait together.
+    barrier(end, 0);
     let last = Rank::new(end.ranks() - 1);
     if end.rank() != last {
         let group = Group::of_world(end);
-        let waited = Duration::from_millis(50);
+        let waited = Duration::from_millis(500);
         let found = Communicator::new(end, group, 5, waited).barrier();
         assert!(matches!(found, Err(CollectiveError::Silent { rank, .. }) if rank == last), "{found:?}");
     }
@@ -228,6 +230,13 @@ fn a_collective_names_who_is_missing(end: &mut Endpoint, step: u64) {
     let found = all.reduce_scatter(parts);
     assert_eq!(matches!(found, Err(CollectiveError::Shapes { .. })), several, "{found:?}");
     let expected = all.group().members().len();
+    // Two tensors of as many elements, and of other shapes.
+    let shape = if own == 0 { [2, 3] } else { [3, 2] };
+    let found = all.all_reduce(pack(Tensor::<2>::zeros(shape, &Device::flex())));
+    assert_eq!(matches!(found, Err(CollectiveError::Shapes { .. })), several, "{found:?}");
+    let outsider = Rank::new(99);
+    let found = all.broadcast(outsider, Values::new());
+    assert!(matches!(found, Err(CollectiveError::Root { rank }) if rank == outsider), "{found:?}");
     let error = all.reduce_scatter(Vec::new()).expect_err("no part for anybody");
     assert_eq!(error, CollectiveError::Parts { found: 0, expected });
 }
