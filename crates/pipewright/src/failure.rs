@@ -157,7 +157,7 @@ pub enum Cause {
     Deadline {
         /// The deadline.
         waited: Duration,
-        /// Each rank's place in its program and what it waits for, a line a rank.
+        /// Each rank's last actions and what it waits for, a line a rank.
         report: String,
     },
     /// A rank's process gives no sign of life.

@@ -16,7 +16,7 @@ use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
 use crate::memory::{RankMemory, bytes_of};
 use crate::metadata::Boundaries;
-use crate::progress::Board;
+use crate::progress::{Board, Doing};
 use crate::stage::Stage;
 use crate::transport::Tag;
 
@@ -108,6 +108,8 @@ impl Executor {
             let first = self.endpoint.abort().first().map_or(self.world_rank, |error| error.rank);
             return Err(self.error(Cause::Aborted { first }));
         }
+        // Whoever waits is not polled, so what a report says of it holds as long as nothing arrives.
+        self.board.does(self.world_rank, Doing::Computes);
         if !self.step.reductions.is_empty() {
             self.advance_reductions();
         }
@@ -121,13 +123,16 @@ impl Executor {
             Phase::Update => self.poll_update(),
             Phase::Reports { next } => self.poll_reports(next),
             Phase::Summary => self.poll_summary(),
-            Phase::Done => return Ok(Poll::Done),
+            Phase::Done => {
+                self.board.does(self.world_rank, Doing::NoStep);
+                return Ok(Poll::Done);
+            }
         };
         match blocked {
             Ok(None) => Ok(Poll::Progress),
             Ok(Some(blocked)) => {
-                self.board.waits(self.world_rank);
-                Ok(Poll::Blocked(blocked))
+                self.board.does(self.world_rank, Doing::Waits(blocked));
+                Ok(Poll::Blocked)
             }
             Err(cause) => Err(self.error(cause)),
         }
@@ -200,6 +205,7 @@ impl Executor {
         self.shared = None;
         self.accumulated = 0;
         self.step = StepState::idle();
+        self.board.does(self.world_rank, Doing::NoStep);
     }
 
     /// An error of this rank at its place in the step.

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::message::{Message, OwnedParameter, Payload, Tag};
 use crate::failure::{Cause, StepError};
+use crate::progress::Doing;
 use crate::value::Value;
 
 /// Bytes that parts of a letter are padded to.
@@ -50,8 +51,8 @@ pub(crate) struct Beat {
     pub moves: u64,
     /// Actions that are done in its step.
     pub position: u64,
-    /// Whether its next action is blocked.
-    pub waits: bool,
+    /// What it does, and what it waits for.
+    pub doing: Doing,
 }
 
 /// Why bytes are no letter.
@@ -264,6 +265,7 @@ mod tests {
     use super::super::message::Direction;
     use super::*;
     use crate::boundary::{pack, unpack};
+    use crate::executor::Blocked;
 
     const FROM: Rank = Rank::new(3);
 
@@ -352,6 +354,21 @@ mod tests {
         let Letter::Failed(found, 9) = round(Letter::Failed(error, 9)) else { panic!("a failure was sent") };
         assert_eq!(found.to_string(), words);
         assert!(!found.in_update());
+    }
+
+    #[test]
+    fn signs_of_life_are_small_and_say_what_a_rank_waits_for() {
+        let (stage, microbatch) = (StageIndex::new(2000), Microbatch::new(5000));
+        let tag = Tag::Boundary { direction: Direction::Forward, stage, microbatch };
+        let doing = Doing::Waits(Blocked { from: Rank::new(1000), tag });
+        let beat = Beat { count: 100_000, moves: 1_000_000_000, position: 10_000, doing };
+        let mut bytes = Vec::new();
+        encode(Letter::Beats(vec![beat; 1000]), &mut bytes);
+        assert!(bytes.len() <= 24_000, "{} bytes for 1,000 ranks", bytes.len());
+        let Letter::Beats(found) = decode(FROM, &bytes).expect("what was written can be read") else {
+            panic!("signs of life were sent")
+        };
+        assert_eq!(found, [beat; 1000]);
     }
 
     #[test]

@@ -241,7 +241,8 @@ impl Office {
         // What it said before it ended is read first.
         let ended = self.neighbours.ended();
         let was_ended = std::mem::replace(&mut self.ended, ended);
-        if let Some(peer) = silent {
+        silent.iter().for_each(|&rank| self.board.falls_silent(rank));
+        if let Some(&peer) = silent.first() {
             let (waited, report) = (self.deadline, self.board.report());
             self.post.fail(self.error(Cause::SilentPeer { peer, waited, report }));
         } else if let Some(peer) = ended.filter(|_| ended == was_ended) {
