@@ -31,8 +31,6 @@ pub struct SeededPipeline {
     step: u64,
     lose: Option<usize>,
     lost: Option<Tag>,
-    /// A step that some ranks took and others did not.
-    diverged: Option<u64>,
 }
 
 impl SeededPipeline {
@@ -52,7 +50,7 @@ impl SeededPipeline {
         let build = |endpoint| assembly.build(endpoint, RankMemory::new(), &make);
         let executors = endpoints.into_iter().map(build).collect::<Result<_, _>>()?;
         let rng = ChaCha8Rng::seed_from_u64(seed);
-        Ok(Self { assembly, executors, limbo, abort, rng, step: 0, lose: None, lost: None, diverged: None })
+        Ok(Self { assembly, executors, limbo, abort, rng, step: 0, lose: None, lost: None })
     }
 
     /// Loses the `nth` message of the next step, counted from 0 in the order of this seed's arrivals.
@@ -70,7 +68,7 @@ impl SeededPipeline {
     /// # Errors
     /// When a rank fails, or nothing can move any more.
     pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepReport, PipelineError> {
-        if let Some(step) = self.diverged {
+        if let Some(step) = self.abort.diverged() {
             return Err(PipelineError::Diverged { step });
         }
         let start = Instant::now();
@@ -89,8 +87,8 @@ impl SeededPipeline {
         self.lose = None;
         if let Err(error) = outcome {
             self.abort.raise(error.clone());
-            if error.in_update() || self.executors.iter().any(Executor::is_done) {
-                self.diverged = Some(self.step);
+            if self.executors.iter().any(Executor::has_updated) {
+                self.abort.diverge(self.step, &error);
             }
             self.executors.iter_mut().for_each(Executor::reset);
             while !self.limbo.is_empty() {

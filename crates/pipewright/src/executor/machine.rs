@@ -187,11 +187,6 @@ impl Executor {
         self.step.has_updated
     }
 
-    /// Whether the step is done, and with it this rank's update.
-    pub(crate) fn is_done(&self) -> bool {
-        self.step.phase == Phase::Done
-    }
-
     /// What the step amounted to: this rank's report first, and across processes every other rank's. Call once, when it
     /// is done.
     pub(crate) fn reports(&mut self) -> Vec<RankReport> {

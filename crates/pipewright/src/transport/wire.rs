@@ -27,8 +27,14 @@ pub(crate) const BLOCK: usize = 64;
 pub(crate) enum Letter {
     /// A message for a rank.
     Message(Message),
-    /// A step failed, at this attempt of the pipeline's.
-    Failed(StepError, u64),
+    /// A step failed.
+    Failed {
+        error: StepError,
+        /// The attempt of the pipeline's that it was.
+        attempt: u64,
+        /// The step since which the ranks do not belong together.
+        diverged: Option<u64>,
+    },
     /// Where ranks stand, by rank, as far as the sender knows.
     Beats(Vec<Beat>),
     /// Which process the sender is.
@@ -88,8 +94,20 @@ pub(crate) enum WireError {
 
 #[derive(Serialize, Deserialize)]
 enum Head {
-    Message { step: u64, tag: Tag, sent: Duration, payload: PayloadHead },
-    Failed { attempt: u64, rank: Rank, step: u64, action: Option<String>, cause: CauseHead },
+    Message {
+        step: u64,
+        tag: Tag,
+        sent: Duration,
+        payload: PayloadHead,
+    },
+    Failed {
+        attempt: u64,
+        diverged: Option<u64>,
+        rank: Rank,
+        step: u64,
+        action: Option<String>,
+        cause: CauseHead,
+    },
     Beats(Vec<Beat>),
     Process(ProcessId),
 }
@@ -115,7 +133,7 @@ enum CauseHead {
     Build(String),
     LostPeer(Rank),
     SilentPeer { peer: Rank, waited: Duration, report: String },
-    Other { message: String, in_update: bool },
+    Other(String),
 }
 
 /// Writes a letter over what `into` held.
@@ -123,7 +141,7 @@ pub(crate) fn encode(letter: Letter, into: &mut Vec<u8>) {
     into.clear();
     let (head, tensors) = match letter {
         Letter::Message(message) => message_head(message),
-        Letter::Failed(error, attempt) => (failure_head(&error, attempt), Vec::new()),
+        Letter::Failed { error, attempt, diverged } => (failure_head(&error, attempt, diverged), Vec::new()),
         Letter::Beats(beats) => (Head::Beats(beats), Vec::new()),
         Letter::Process(process) => (Head::Process(process), Vec::new()),
     };
@@ -148,10 +166,11 @@ pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Letter, WireError> {
     Ok(match head {
         Head::Beats(beats) => Letter::Beats(beats),
         Head::Process(process) => Letter::Process(process),
-        Head::Failed { attempt, rank, step, action, cause } => {
+        Head::Failed { attempt, diverged, rank, step, action, cause } => {
             // An action that cannot be read is one of another version; the failure matters more.
             let action = action.and_then(|text| text.parse::<Action>().ok());
-            Letter::Failed(StepError { rank, step, action, cause: cause.into() }, attempt)
+            let error = StepError { rank, step, action, cause: cause.into() };
+            Letter::Failed { error, attempt, diverged }
         }
         Head::Message { step, tag, sent, payload } => {
             let payload = match payload {
@@ -195,17 +214,17 @@ fn message_head(message: Message) -> (Head, Vec<TensorData>) {
     (Head::Message { step: message.step, tag: message.tag, sent: since_epoch(), payload }, elements)
 }
 
-fn failure_head(error: &StepError, attempt: u64) -> Head {
+fn failure_head(error: &StepError, attempt: u64, diverged: Option<u64>) -> Head {
     let cause = match &error.cause {
         Cause::Build { message } => CauseHead::Build(message.clone()),
         Cause::LostPeer { peer } => CauseHead::LostPeer(*peer),
         Cause::SilentPeer { peer, waited, report } => {
             CauseHead::SilentPeer { peer: *peer, waited: *waited, report: report.clone() }
         }
-        cause => CauseHead::Other { message: cause.to_string(), in_update: error.in_update() },
+        cause => CauseHead::Other(cause.to_string()),
     };
     let action = error.action.map(|action| action.to_string());
-    Head::Failed { attempt, rank: error.rank, step: error.step, action, cause }
+    Head::Failed { attempt, diverged, rank: error.rank, step: error.step, action, cause }
 }
 
 impl From<CauseHead> for Cause {
@@ -214,7 +233,7 @@ impl From<CauseHead> for Cause {
             CauseHead::Build(message) => Self::Build { message },
             CauseHead::LostPeer(peer) => Self::LostPeer { peer },
             CauseHead::SilentPeer { peer, waited, report } => Self::SilentPeer { peer, waited, report },
-            CauseHead::Other { message, in_update } => Self::Told { message, in_update },
+            CauseHead::Other(message) => Self::Told { message },
         }
     }
 }
@@ -351,9 +370,13 @@ mod tests {
         let action = Some("2B5".parse().expect("an action"));
         let error = StepError { rank: Rank::new(1), step: 4, action, cause };
         let words = error.to_string();
-        let Letter::Failed(found, 9) = round(Letter::Failed(error, 9)) else { panic!("a failure was sent") };
-        assert_eq!(found.to_string(), words);
-        assert!(!found.in_update());
+        for diverged in [None, Some(4)] {
+            let sent = Letter::Failed { error: error.clone(), attempt: 9, diverged };
+            let Letter::Failed { error, attempt, diverged: found } = round(sent) else {
+                panic!("a failure was sent")
+            };
+            assert_eq!((error.to_string(), attempt, found), (words.clone(), 9, diverged));
+        }
     }
 
     #[test]
