@@ -29,13 +29,6 @@ pub struct StepError {
     pub cause: Cause,
 }
 
-impl StepError {
-    /// Whether the optimizer failed: the one failure after which ranks disagree about the parameters.
-    pub(crate) fn in_update(&self) -> bool {
-        matches!(self.cause, Cause::Update { .. } | Cause::Told { in_update: true, .. })
-    }
-}
-
 /// An action spelled out: `, stage 2, microbatch 5, action 2F5`.
 struct Where(Action);
 
@@ -157,7 +150,7 @@ pub enum Cause {
     Deadline {
         /// The deadline.
         waited: Duration,
-        /// Each rank's place in its program and what it waits for, a line a rank.
+        /// Each rank's last actions and what it waits for, a line a rank.
         report: String,
     },
     /// A rank's process gives no sign of life.
@@ -181,8 +174,6 @@ pub enum Cause {
     Told {
         /// Its words.
         message: String,
-        /// Whether it failed in the optimizer's update.
-        in_update: bool,
     },
     /// A rank's thread or process is gone.
     #[error("rank {peer} is gone: its thread or process has ended")]
@@ -230,7 +221,8 @@ struct AbortState {
     tell: OnceLock<Tell>,
 }
 
-type Tell = Box<dyn Fn(&StepError, u64) + Send + Sync>;
+/// Takes a failure, the attempt that failed, and the step since which the ranks do not belong together.
+type Tell = Box<dyn Fn(&StepError, u64, Option<u64>) + Send + Sync>;
 
 /// Why the flag is raised. Processes end a failed step at different times, so a failure told by another one may be of an
 /// attempt that is over here, or of one that has not begun.
@@ -243,6 +235,8 @@ struct Reasons {
     over: Option<u64>,
     /// A failure of an attempt to come.
     early: Option<(StepError, u64)>,
+    /// A step that failed after some ranks had begun to update, here or in another process.
+    diverged: Option<u64>,
 }
 
 impl std::fmt::Debug for AbortState {
@@ -258,17 +252,35 @@ impl Abort {
         if reasons.first.is_none() {
             tracing::error!(%error, "a step failed");
             if let Some(tell) = self.state.tell.get() {
-                tell(&error, reasons.attempt);
+                tell(&error, reasons.attempt, reasons.diverged);
             }
             reasons.first = Some(error);
         }
         self.state.raised.store(true, Ordering::Release);
     }
 
+    /// Notes that `step` failed, as `error` says, after a rank of this process had begun to update. Those of other
+    /// processes may not have: they are told.
+    pub(crate) fn diverge(&self, step: u64, error: &StepError) {
+        let mut reasons = self.lock();
+        reasons.diverged.get_or_insert(step);
+        if let Some(tell) = self.state.tell.get() {
+            tell(error, reasons.attempt, reasons.diverged);
+        }
+    }
+
+    /// The step since which the ranks' parameters do not belong together.
+    pub(crate) fn diverged(&self) -> Option<u64> {
+        self.lock().diverged
+    }
+
     /// As [`Abort::raise`], for what another process tells of its step; whether the flag is raised for it.
     #[cfg(any(feature = "mpi", test))]
-    pub(crate) fn raise_told(&self, error: StepError, attempt: u64) -> bool {
+    pub(crate) fn raise_told(&self, error: StepError, attempt: u64, diverged: Option<u64>) -> bool {
         let mut reasons = self.lock();
+        reasons.diverged = reasons.diverged.or(diverged);
+        // Whoever has updated takes part in no further attempt: one that is under way here cannot end.
+        let attempt = if diverged.is_some() { attempt.max(reasons.attempt) } else { attempt };
         if reasons.over.is_some_and(|over| attempt <= over) {
             return false;
         }
@@ -282,8 +294,8 @@ impl Abort {
     }
 
     /// Has every failure of this process told to `tell`.
-    #[cfg(feature = "mpi")]
-    pub(crate) fn on_raise(&self, tell: impl Fn(&StepError, u64) + Send + Sync + 'static) {
+    #[cfg(any(feature = "mpi", test))]
+    pub(crate) fn on_raise(&self, tell: impl Fn(&StepError, u64, Option<u64>) + Send + Sync + 'static) {
         let _ = self.state.tell.set(Box::new(tell));
     }
 
@@ -352,13 +364,36 @@ mod tests {
         let told = |step| StepError { step, ..error(1, None) };
         let abort = Abort::default();
         abort.begin_step(2);
-        assert!(!abort.raise_told(told(3), 3), "it has not begun here");
-        assert!(abort.raise_told(told(2), 2));
+        assert!(!abort.raise_told(told(3), 3, None), "it has not begun here");
+        assert!(abort.raise_told(told(2), 2, None));
         abort.clear();
-        assert!(!abort.raise_told(told(2), 2), "it is over here");
+        assert!(!abort.raise_told(told(2), 2, None), "it is over here");
         assert!(!abort.is_raised());
         abort.begin_step(3);
         assert_eq!(abort.first().map(|first| first.step), Some(3));
+    }
+
+    #[test]
+    fn who_has_not_updated_is_told_by_who_has() {
+        let [own, other] = [Abort::default(), Abort::default()];
+        let told = own.clone();
+        other.on_raise(move |error, attempt, diverged| {
+            told.raise_told(error.clone(), attempt, diverged);
+        });
+        for abort in [&own, &other] {
+            abort.begin_step(7);
+        }
+        // This process fails first, and is told afterwards that the other one had updated.
+        own.raise(error(1, None));
+        own.clear();
+        assert_eq!(own.diverged(), None);
+        other.diverge(3, &error(1, None));
+        assert_eq!((own.diverged(), other.diverged()), (Some(3), Some(3)));
+        assert!(!own.is_raised(), "the attempt is over");
+        // One that has begun meanwhile cannot end.
+        own.begin_step(8);
+        other.diverge(3, &error(1, None));
+        assert!(own.is_raised());
     }
 
     #[test]

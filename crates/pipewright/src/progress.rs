@@ -3,19 +3,21 @@
 //! A wait is not stuck because it is long: in a deep pipeline the last rank waits while the others work. It is stuck
 //! when *no* rank has moved for the whole deadline.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pipewright_schedule::{Action, Rank, ValidatedProgram};
+use serde::{Deserialize, Serialize};
 
+use crate::executor::Blocked;
 #[cfg(feature = "mpi")]
 use crate::transport::Beat;
-use crate::transport::{Direction, Tag};
 
 /// Actions before a rank's place that a report shows.
 const SHOWN: usize = 32;
 
-/// Counts each rank's actions. Sharing is by clone.
+/// Counts each rank's actions, and holds what each waits for. Sharing is by clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Board {
     places: Arc<[Place]>,
@@ -23,14 +25,46 @@ pub(crate) struct Board {
     program: Arc<Mutex<(Option<Arc<ValidatedProgram>>, u64)>>,
 }
 
+/// A rank's place, on a cache line of its own: each rank writes to its own at every poll.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct Place {
     /// Actions that are done in this step.
     position: AtomicU64,
     /// Moves since the start; never goes back.
     moves: AtomicU64,
-    /// Whether the rank found its next action blocked.
-    waits: AtomicBool,
+    /// Nobody but the rank itself wants the lock, save reports and signs of life.
+    doing: Mutex<Doing>,
+    /// Whether nothing has been heard of the rank for the deadline.
+    silent: AtomicBool,
+}
+
+/// What a rank does, as far as a report tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Doing {
+    /// It has not begun a step, or has ended it.
+    #[default]
+    NoStep,
+    /// It can go on, and does.
+    Computes,
+    /// It goes on when something has arrived.
+    Waits(Blocked),
+}
+
+impl fmt::Display for Doing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoStep => f.write_str("is in no step"),
+            Self::Computes => f.write_str("computes"),
+            Self::Waits(blocked) => write!(f, "waits for {blocked}"),
+        }
+    }
+}
+
+impl Place {
+    fn doing(&self) -> MutexGuard<'_, Doing> {
+        self.doing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Board {
@@ -57,7 +91,7 @@ impl Board {
             count: 0,
             moves: place.moves.load(Ordering::Relaxed),
             position: place.position.load(Ordering::Relaxed),
-            waits: place.waits.load(Ordering::Relaxed),
+            doing: *place.doing(),
         }
     }
 
@@ -67,14 +101,20 @@ impl Board {
         let place = &self.places[rank.index()];
         place.moves.store(beat.moves, Ordering::Relaxed);
         place.position.store(beat.position, Ordering::Relaxed);
-        place.waits.store(beat.waits, Ordering::Relaxed);
+        *place.doing() = beat.doing;
+        place.silent.store(false, Ordering::Relaxed);
+    }
+
+    /// Notes that nothing is heard of a rank of another process; until it is heard of again.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn falls_silent(&self, rank: Rank) {
+        self.places[rank.index()].silent.store(true, Ordering::Relaxed);
     }
 
     /// Notes that `rank` stands before action `position`.
     pub(crate) fn moved(&self, rank: Rank, position: usize) {
         let place = &self.places[rank.index()];
         place.position.store(position as u64, Ordering::Relaxed);
-        place.waits.store(false, Ordering::Relaxed);
         // Only the rank itself writes here, so a load and a store do what a slower `fetch_add` would.
         place.moves.store(place.moves.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
@@ -85,9 +125,9 @@ impl Board {
         place.moves.store(place.moves.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Notes that `rank` cannot go on.
-    pub(crate) fn waits(&self, rank: Rank) {
-        self.places[rank.index()].waits.store(true, Ordering::Relaxed);
+    /// Notes what `rank` does.
+    pub(crate) fn does(&self, rank: Rank, doing: Doing) {
+        *self.places[rank.index()].doing() = doing;
     }
 
     /// Moves of all ranks together. It changes whenever anybody moves.
@@ -95,7 +135,7 @@ impl Board {
         self.places.iter().map(|place| place.moves.load(Ordering::Relaxed)).sum()
     }
 
-    /// A line a rank: its place, what it did last, what it is at.
+    /// A line a rank: its last actions, what it is at, what it waits for.
     pub(crate) fn report(&self) -> String {
         let (program, _) = self.program.lock().unwrap_or_else(PoisonError::into_inner).clone();
         program.map(|program| self.report_on(&program)).unwrap_or_default()
@@ -110,31 +150,107 @@ impl Board {
             let at = (place.position.load(Ordering::Relaxed) as usize).min(row.len());
             let done =
                 row[at.saturating_sub(SHOWN)..at].iter().map(Action::to_string).collect::<Vec<_>>().join(" ");
-            match row.get(at) {
-                Some(action) => {
-                    let waits = awaited(*action, program, rank.get() / pipeline * pipeline)
-                        .map(|wait| format!(", waits for {wait}"))
-                        .unwrap_or_default();
-                    format!("  rank {rank}: {at} of {} done ({done}), is at {action}{waits}", row.len())
-                }
-                None => format!("  rank {rank}: all {} actions done ({done})", row.len()),
-            }
+            let doing = *place.doing();
+            let silent = match place.silent.load(Ordering::Relaxed) {
+                true => " is silent; when last heard of",
+                false => "",
+            };
+            let done = match row.get(at) {
+                Some(_) if doing == Doing::NoStep => format!("{at} of {} done ({done})", row.len()),
+                Some(action) => format!("{at} of {} done ({done}), is at {action}", row.len()),
+                None => format!("all {} actions done ({done})", row.len()),
+            };
+            format!("  rank {rank}{silent}: {done}, {doing}")
         });
         lines.collect::<Vec<_>>().join("\n")
     }
 }
 
-/// What a blocked action waits for, in words; `first` is the first rank of its replica.
-fn awaited(action: Action, program: &ValidatedProgram, first: u32) -> Option<String> {
-    let placement = program.placement();
-    // An overlap waits for its forward's input first.
-    let action = action.parts().next()?;
-    let microbatch = action.microbatch()?;
-    let stage = action.stage();
-    let (direction, source) = match action {
-        Action::Forward { .. } => (Direction::Forward, placement.previous(stage)?),
-        _ => (Direction::Backward, placement.next(stage)?),
+#[cfg(test)]
+mod tests {
+    use pipewright_schedule::{
+        Level, LowerConfig, Microbatch, ScheduleSpec, StageIndex, generate, lower, validate,
     };
-    let tag = Tag::Boundary { direction, stage, microbatch };
-    Some(format!("{tag} from rank {}", first + placement.rank_of(source).get()))
+
+    use super::*;
+    use crate::transport::{Direction, Tag};
+
+    const FROM: Rank = Rank::new(1);
+
+    /// Two replicas of two ranks with so many microbatches.
+    fn board(microbatches: u32) -> Board {
+        let spec = ScheduleSpec { ranks: 2, microbatches, ..ScheduleSpec::default() };
+        let schedule = generate("gpipe", &spec).expect("a schedule");
+        let program = lower(&schedule, &LowerConfig::from(Level::Comms)).expect("it lowers");
+        let board = Board::new(4);
+        board.run(&Arc::new(validate(program, Level::Comms).expect("it is sound")), 1);
+        board
+    }
+
+    /// What the report says of a rank that has done so many actions of 2 microbatches' and does this.
+    fn check(rank: u32, position: usize, doing: Doing, expected: &str) {
+        let board = board(2);
+        board.moved(Rank::new(rank), position);
+        board.does(Rank::new(rank), doing);
+        let report = board.report();
+        assert_eq!(report.lines().count(), 4, "{report}");
+        assert_eq!(report.lines().nth(rank as usize), Some(expected));
+    }
+
+    #[test]
+    fn a_rank_is_told_with_what_it_did_and_what_it_waits_for() {
+        let (stage, microbatch) = (StageIndex::new(0), Microbatch::new(1));
+        let boundary = Tag::Boundary { direction: Direction::Backward, stage, microbatch };
+        let waits = |tag| Doing::Waits(Blocked { from: FROM, tag });
+        check(
+            0,
+            7,
+            waits(boundary),
+            "  rank 0: 7 of 8 done (0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1), is at 0B1, waits for the \
+             gradients of microbatch 1 for stage 0 from rank 1",
+        );
+        check(2, 1, Doing::Computes, "  rank 2: 1 of 8 done (0F0), is at 0SEND_F0, computes");
+        let all = "  rank 3: all 8 actions done (1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1)";
+        check(3, 8, Doing::Computes, &format!("{all}, computes"));
+        check(3, 8, Doing::NoStep, &format!("{all}, is in no step"));
+        check(1, 0, Doing::NoStep, "  rank 1: 0 of 8 done (), is in no step");
+        for (tag, what) in [
+            (Tag::GradientShard { stage }, "its part of the gradients of stage 0"),
+            (Tag::GradientSum { stage }, "its sum of gradients of stage 0"),
+            (Tag::Parameters, "the list of its shared parameters"),
+            (Tag::GradientNorm, "its part of the gradient norm"),
+            (Tag::Ready, "whether its replica is ready to update"),
+            (Tag::Report, "its report of the step"),
+            (Tag::Summary, "the summary of the step"),
+        ] {
+            check(3, 8, waits(tag), &format!("{all}, waits for {what} from rank 1"));
+        }
+    }
+
+    #[test]
+    fn the_last_actions_are_told_and_no_more() {
+        let board = board(100);
+        board.moved(Rank::new(0), 300);
+        let report = board.report();
+        let line = report.lines().next().expect("a line a rank");
+        let (_, actions) = line.split_once('(').expect("actions");
+        let (actions, _) = actions.split_once(')').expect("actions");
+        assert_eq!(actions.split(' ').count(), SHOWN, "{line}");
+        assert!(actions.ends_with("0RECV_B49 0B49"), "{line}");
+    }
+
+    #[cfg(feature = "mpi")]
+    #[test]
+    fn a_silent_rank_is_told_as_such_until_it_is_heard_of() {
+        let board = board(2);
+        board.falls_silent(FROM);
+        let line = |board: &Board| board.report().lines().nth(1).map(str::to_owned).expect("a line a rank");
+        assert!(
+            line(&board).starts_with("  rank 1 is silent; when last heard of: 0 of 8"),
+            "{}",
+            line(&board)
+        );
+        board.set_place(FROM, Beat { doing: Doing::Computes, ..Beat::default() });
+        assert_eq!(line(&board), "  rank 1: 0 of 8 done (), is at 1RECV_F0, computes");
+    }
 }

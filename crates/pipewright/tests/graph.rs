@@ -18,7 +18,7 @@ use pipewright::stage::{Stage, StageContext, StageError};
 use pipewright::transport::World;
 use pipewright::value::Values;
 use pipewright_schedule::{Placement, StageIndex, ValidatedProgram};
-use support::{ROWS, Step, WIDTH, batch, config, numbers, optimizer, program};
+use support::{ROWS, Step, WIDTH, batch, config, lose_each, numbers, optimizer, program};
 
 const MICROBATCHES: u32 = 12;
 const STEPS: u64 = 3;
@@ -236,6 +236,20 @@ fn skips_arrive_in_any_order() {
             assert_eq!((report.losses, report.gradient_norm), expected, "{schedule}, seed {seed}");
         }
     }
+}
+
+#[test]
+fn a_report_says_who_waits_for_a_lost_skip() {
+    let launch = || {
+        let program = program("gpipe", 4, MICROBATCHES);
+        let placement = program.placement().clone();
+        let graph = in_stages(placement.stages());
+        let make = |index| stage(&graph, &placement, index);
+        SeededPipeline::new(program, &config(), 0, make).expect("it starts")
+    };
+    let lost = lose_each(launch, || brought(0));
+    assert!(lost.contains("the skip connection of microbatch 3 from stage "), "{lost}");
+    assert!(lost.contains("the gradients of microbatch 3's skip connection from stage "), "{lost}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use pipewright::hook::ActionHook;
 use pipewright::pipeline::{PipelineConfig, PipelineError};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{Action, Rank, ValidatedProgram};
-use support::{Step, batch, config, program, split, stage};
+use support::{Step, batch, config, lose_each, program, split, stage};
 
 fn pipeline(program: ValidatedProgram, seed: u64) -> SeededPipeline {
     let stages = program.placement().stages();
@@ -148,5 +148,25 @@ fn a_lost_message_is_told_and_the_next_step_is_clean() {
             Err(PipelineError::Diverged { step: 1 }) => assert!(lost >= 10, "message {lost}"),
             Err(error) => panic!("{error}"),
         }
+    }
+}
+
+#[test]
+fn a_report_says_what_every_rank_waits_for_whatever_is_lost() {
+    let launch = || {
+        let config = PipelineConfig { data_parallel: 2, ..config() };
+        SeededPipeline::new(program("1f1b", 2, 2), &config, 0, |index| stage(index, 2)).expect("it starts")
+    };
+    let lost = lose_each(launch, || Batch::new(split(batch(0, 4), 4), split(batch(100, 4), 4)));
+    for expected in [
+        "the activations of microbatch 1 for stage 1",
+        "the gradients of microbatch 1 for stage 0",
+        "its part of the gradients of stage 1",
+        "its sum of gradients of stage 0",
+        "the list of its shared parameters",
+        "its part of the gradient norm",
+        "whether its replica is ready to update",
+    ] {
+        assert!(lost.contains(expected), "{expected} in {lost}");
     }
 }

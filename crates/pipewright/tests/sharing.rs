@@ -6,13 +6,15 @@ use std::collections::HashMap;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
+use pipewright::batch::Batch;
+use pipewright::driver::SeededPipeline;
 use pipewright::failure::Cause;
 use pipewright::nn::Linear;
 use pipewright::pipeline::{NamedParameter, Pipeline, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::transport::World;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
-use support::{Step, WIDTH, batch, config, loss, numbers, program, program_of};
+use support::{Step, WIDTH, batch, config, lose_each, loss, numbers, program, program_of, split};
 
 /// `x + tanh(x w + b)` with a weight that all stages share and a bias of their own.
 #[derive(Module, Debug)]
@@ -53,13 +55,15 @@ impl StageModule for Sharing {
     }
 }
 
+fn stage(stage: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
+    let module = Sharing::new(stage);
+    Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
+}
+
 fn train(program: ValidatedProgram) -> (Vec<Step>, Vec<NamedParameter>) {
     let (ranks, stages, microbatches) =
         (program.ranks(), program.placement().stages(), program.microbatches());
-    let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
-        let module = Sharing::new(stage);
-        Ok(if stage.get() + 1 == stages { Stage::with_loss(module, loss) } else { Stage::new(module) })
-    };
+    let make = move |index| stage(index, stages);
     let mut pipeline = Pipeline::launch(program, World::local(ranks), &config(), make).expect("it starts");
     let step = |step| {
         let report =
@@ -90,6 +94,15 @@ fn copies_stay_equal_and_the_cut_changes_no_bit() {
         assert!(copies.iter().all(|copy| *copy == copies[0]));
         assert_ne!(copies[0], numbers(7, [WIDTH, WIDTH]));
     }
+}
+
+#[test]
+fn a_report_says_who_waits_for_a_lost_gradient() {
+    let launch = || {
+        SeededPipeline::new(program("gpipe", 2, 2), &config(), 0, |index| stage(index, 2)).expect("it starts")
+    };
+    let lost = lose_each(launch, || Batch::new(split(batch(0, 2), 2), split(batch(100, 2), 2)));
+    assert!(lost.contains("the gradient of shared parameter 0 from stage 1"), "{lost}");
 }
 
 #[test]

@@ -282,7 +282,8 @@ fn left_running(folder: &Path) -> usize {
     numbers.filter(|entry| fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd == folder)).count()
 }
 
-fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) {
+/// What is said when the rank is lost.
+fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) -> String {
     let folder = folder();
     let path = folder.path().canonicalize().expect("it exists");
     let run = endless(&path, if name == "KILL" { 60 } else { 3 });
@@ -295,13 +296,30 @@ fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) {
     assert_eq!(said.matches("error:").count(), 1, "one report: {said}");
     assert!(took < limit, "{took:?}: {said}");
     assert_eq!(left_running(&path), 0, "nothing is left running");
+    said
+}
+
+/// Of three ranks one is stopped: the report has its last place, and what each of the others waits for.
+fn check_stopped(stopped: u32) {
+    // The deadline, a second, and what mpirun takes to end a stopped process.
+    let expected = format!("rank {stopped} has not been heard of for 3.0 s");
+    let said = check_lost(stopped, "STOP", Duration::from_secs(8), &expected);
+    let lines = said.lines().filter_map(|line| line.strip_prefix("  | "));
+    let report: Vec<&str> = lines.filter(|line| line.starts_with("  rank ")).collect();
+    assert_eq!(report.len(), 3, "a line a rank: {said}");
+    for (rank, line) in (0..).zip(report) {
+        let (start, end) = match rank == stopped {
+            true => (format!("  rank {rank} is silent; when last heard of: "), " done ("),
+            false => (format!("  rank {rank}: "), ", waits for "),
+        };
+        assert!(line.starts_with(&start) && line.contains(end), "`{start}...{end}` in: {said}");
+    }
 }
 
 #[test]
 fn a_rank_that_is_stopped_is_missed_at_the_deadline() {
-    // The deadline, a second, and what mpirun takes to end a stopped process.
-    check_lost(1, "STOP", Duration::from_secs(8), "rank 1 has not been heard of for 3.0 s");
-    check_lost(0, "STOP", Duration::from_secs(8), "rank 0 has not been heard of for 3.0 s");
+    check_stopped(1);
+    check_stopped(0);
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::memory::RankMemory;
 use crate::pipeline::{PipelineConfig, PipelineError};
 use crate::report::{StepReport, training};
 use crate::stage::Stage;
-use crate::transport::{Limbo, World};
+use crate::transport::{Limbo, Tag, World};
 
 /// A pipeline on the calling thread, for tests: same executors, same results, an order of events per seed.
 pub struct SeededPipeline {
@@ -30,8 +30,7 @@ pub struct SeededPipeline {
     rng: ChaCha8Rng,
     step: u64,
     lose: Option<usize>,
-    /// A step that some ranks took and others did not.
-    diverged: Option<u64>,
+    lost: Option<Tag>,
 }
 
 impl SeededPipeline {
@@ -51,7 +50,7 @@ impl SeededPipeline {
         let build = |endpoint| assembly.build(endpoint, RankMemory::new(), &make);
         let executors = endpoints.into_iter().map(build).collect::<Result<_, _>>()?;
         let rng = ChaCha8Rng::seed_from_u64(seed);
-        Ok(Self { assembly, executors, limbo, abort, rng, step: 0, lose: None, diverged: None })
+        Ok(Self { assembly, executors, limbo, abort, rng, step: 0, lose: None, lost: None })
     }
 
     /// Loses the `nth` message of the next step, counted from 0 in the order of this seed's arrivals.
@@ -59,12 +58,17 @@ impl SeededPipeline {
         self.lose = Some(nth);
     }
 
+    /// What [`SeededPipeline::lose_message`] has lost last.
+    pub fn lost(&self) -> Option<Tag> {
+        self.lost
+    }
+
     /// As [`crate::pipeline::Pipeline::step_batch`].
     ///
     /// # Errors
     /// When a rank fails, or nothing can move any more.
     pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepReport, PipelineError> {
-        if let Some(step) = self.diverged {
+        if let Some(step) = self.abort.diverged() {
             return Err(PipelineError::Diverged { step });
         }
         let start = Instant::now();
@@ -83,8 +87,8 @@ impl SeededPipeline {
         self.lose = None;
         if let Err(error) = outcome {
             self.abort.raise(error.clone());
-            if error.in_update() || self.executors.iter().any(Executor::is_done) {
-                self.diverged = Some(self.step);
+            if self.executors.iter().any(Executor::has_updated) {
+                self.abort.diverge(self.step, &error);
             }
             self.executors.iter_mut().for_each(Executor::reset);
             while !self.limbo.is_empty() {
@@ -118,12 +122,12 @@ impl SeededPipeline {
                 let poll = caught(|| executor.poll()).unwrap_or_else(|cause| Err(executor.error(cause)))?;
                 if poll != Poll::Progress {
                     ready.swap_remove(choice);
-                    blocked.extend(matches!(poll, Poll::Blocked(_)).then_some(rank));
+                    blocked.extend((poll == Poll::Blocked).then_some(rank));
                 }
             } else {
                 let place = self.rng.random_range(0..held);
                 match self.lose == Some(arrivals) {
-                    true => drop(self.limbo.lose(place)),
+                    true => self.lost = self.limbo.lose(place),
                     false => self.limbo.release(place),
                 }
                 arrivals += 1;

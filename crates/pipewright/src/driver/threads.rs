@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender};
 use pipewright_schedule::Rank;
 
 use crate::checkpoint::{Checkpoint, RankState};
-use crate::executor::{Blocked, Executor, Poll, RankReport, StepInput};
+use crate::executor::{Executor, Poll, RankReport, StepInput};
 use crate::failure::{Abort, Cause, StepError};
 use crate::memory::RankMemory;
 use crate::pipeline::NamedParameter;
@@ -167,13 +167,13 @@ fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
         match executor.poll()? {
             Poll::Progress => {}
             Poll::Done => return Ok(()),
-            Poll::Blocked(blocked) => park(executor, blocked, watch)?,
+            Poll::Blocked => park(executor, watch)?,
         }
     }
 }
 
 /// Sleeps until something arrives. The deadline starts anew whenever any rank of the world moves.
-fn park(executor: &mut Executor, blocked: Blocked, watch: &Watch) -> Result<(), StepError> {
+fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
     loop {
         let moves = watch.board.moves();
         let patience = watch.deadline + executor.endpoint().latest_news(watch.deadline);
@@ -182,8 +182,7 @@ fn park(executor: &mut Executor, blocked: Blocked, watch: &Watch) -> Result<(), 
             Waited::Arrived | Waited::Aborted => return Ok(()),
             Waited::TimedOut if watch.board.moves() != moves => {}
             Waited::TimedOut => {
-                let rank = executor.endpoint().world_rank();
-                let report = format!("{}\n  rank {rank} waits for {blocked}", watch.board.report());
+                let report = watch.board.report();
                 return Err(executor.error(Cause::Deadline { waited: watch.deadline, report }));
             }
         }

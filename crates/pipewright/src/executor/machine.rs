@@ -17,7 +17,7 @@ use crate::hook::ActionHook;
 use crate::memory::{RankMemory, bytes_of};
 use crate::metadata::Boundaries;
 use crate::pipeline::NamedParameter;
-use crate::progress::Board;
+use crate::progress::{Board, Doing};
 use crate::stage::Stage;
 use crate::transport::Tag;
 
@@ -107,6 +107,8 @@ impl Executor {
             let first = self.endpoint.abort().first().map_or(self.world_rank, |error| error.rank);
             return Err(self.error(Cause::Aborted { first }));
         }
+        // Whoever waits is not polled, so what a report says of it holds as long as nothing arrives.
+        self.board.does(self.world_rank, Doing::Computes);
         if !self.step.reductions.is_empty() {
             self.advance_reductions();
         }
@@ -122,13 +124,16 @@ impl Executor {
             Phase::Reports { next } => self.poll_reports(next),
             Phase::Summary => self.poll_summary(),
             Phase::Collect { next } => Ok(self.poll_collect(next)),
-            Phase::Done => return Ok(Poll::Done),
+            Phase::Done => {
+                self.board.does(self.world_rank, Doing::NoStep);
+                return Ok(Poll::Done);
+            }
         };
         match blocked {
             Ok(None) => Ok(Poll::Progress),
             Ok(Some(blocked)) => {
-                self.board.waits(self.world_rank);
-                Ok(Poll::Blocked(blocked))
+                self.board.does(self.world_rank, Doing::Waits(blocked));
+                Ok(Poll::Blocked)
             }
             Err(cause) => Err(self.error(cause)),
         }
@@ -201,11 +206,6 @@ impl Executor {
         self.step.has_updated
     }
 
-    /// Whether the step is done, and with it this rank's update.
-    pub(crate) fn is_done(&self) -> bool {
-        self.step.phase == Phase::Done
-    }
-
     /// What the step amounted to: this rank's report first, and across processes every other rank's. Call once, when it
     /// is done.
     pub(crate) fn reports(&mut self) -> Vec<RankReport> {
@@ -219,6 +219,7 @@ impl Executor {
         self.shared = None;
         self.accumulated = 0;
         self.step = StepState::idle();
+        self.board.does(self.world_rank, Doing::NoStep);
     }
 
     /// An error of this rank at its place in the step.

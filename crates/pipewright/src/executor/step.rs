@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pipewright_schedule::{Event, Rank, ValidatedProgram};
+use serde::{Deserialize, Serialize};
 
 use super::reduction::Reduction;
 use super::report::RankReport;
@@ -46,14 +47,14 @@ pub(crate) struct StepInput {
 pub(crate) enum Poll {
     /// Something was done: poll again.
     Progress,
-    /// Nothing can be done before this has arrived.
-    Blocked(Blocked),
+    /// Nothing can be done before something has arrived: the board says what.
+    Blocked,
     /// The step is done.
     Done,
 }
 
 /// What a rank waits for, and from which rank of the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Blocked {
     pub from: Rank,
     pub tag: Tag,

@@ -13,8 +13,6 @@ use crate::failure::{Cause, StepError};
 pub(super) enum End {
     /// A rank no longer answers.
     Lost(Rank),
-    /// The step left some ranks' parameters updated and others' not.
-    Diverged(u64),
     /// A restore failed half-way.
     HalfRestored,
 }
@@ -23,9 +21,11 @@ impl Pipeline {
     pub(super) fn command(&mut self, mut command: impl FnMut() -> Command) -> Result<(), PipelineError> {
         match self.end {
             Some(End::Lost(peer)) => return Err(self.lost_peer(peer).into()),
-            Some(End::Diverged(step)) => return Err(PipelineError::Diverged { step }),
             Some(End::HalfRestored) => return Err(PipelineError::HalfRestored),
             None => {}
+        }
+        if let Some(step) = self.assembly.abort.diverged() {
+            return Err(PipelineError::Diverged { step });
         }
         for thread in &self.ranks {
             if thread.commands.send(command()).is_err() {
@@ -48,7 +48,7 @@ impl Pipeline {
         let mut answers: Vec<Option<Result<T, StepError>>> = self.ranks.iter().map(|_| None).collect();
         let mut moves = self.assembly.board.moves();
         while let Some(silent) = answers.iter().position(Option::is_none) {
-            match self.replies.recv_timeout(self.assembly.config.deadline) {
+            match self.replies.recv_timeout(self.patience) {
                 Ok((rank, reply)) => {
                     let place = self.ranks.iter().position(|thread| thread.rank == rank);
                     answers[place.expect("only ranks of this process answer")] = Some(take(reply));
@@ -87,17 +87,99 @@ impl Pipeline {
     }
 
     /// Leaves the ranks fit for the next step, where that can be had.
-    pub(super) fn failed_step(&mut self, error: StepError, any_updated: bool) -> StepError {
+    pub(super) fn failed_step(&mut self, error: StepError, any_updated: bool) -> PipelineError {
         // A step that fails drops all gradients.
         self.pending = false;
-        if any_updated || error.in_update() {
-            self.end.get_or_insert(End::Diverged(self.step));
-        } else {
-            // Ranks that finished may hold gradients of this step, the others lost those of the steps before it.
-            for thread in &self.ranks {
-                let _ = thread.commands.send(Command::Reset);
+        if any_updated {
+            self.assembly.abort.diverge(self.step, &error);
+        }
+        match self.assembly.abort.diverged() {
+            // Ranks of another process had updated in that step, which is known here only since then.
+            Some(step) if step != self.step => return PipelineError::Diverged { step },
+            Some(_) => {}
+            None => {
+                // Ranks that finished may hold gradients of this step, the others lost those of the steps before it.
+                for thread in &self.ranks {
+                    let _ = thread.commands.send(Command::Reset);
+                }
             }
         }
-        error
+        error.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex, OnceLock};
+
+    use burn::module::Module;
+    use burn::nn::{Linear, LinearConfig};
+    use burn::optim::AdamWConfig;
+    use burn::tensor::{Device, Tensor};
+    use pipewright_schedule::{Action, Level, LowerConfig, ScheduleSpec, generate, lower, validate};
+
+    use super::*;
+    use crate::failure::Abort;
+    use crate::hook::ActionHook;
+    use crate::pipeline::PipelineConfig;
+    use crate::stage::{Stage, StageContext, StageModule};
+    use crate::transport::World;
+
+    #[derive(Module, Debug)]
+    struct Layer {
+        linear: Linear,
+    }
+
+    impl StageModule for Layer {
+        type Input = Tensor<2>;
+        type Output = Tensor<2>;
+
+        fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+            self.linear.forward(input)
+        }
+    }
+
+    /// Another process: in the middle of every step it tells that the first one failed.
+    #[derive(Default)]
+    struct Other {
+        abort: OnceLock<Abort>,
+        diverged: Mutex<Option<u64>>,
+    }
+
+    impl ActionHook for Other {
+        fn before(&self, _rank: Rank, _action: Action) {
+            let cause = Cause::Told { message: "out of cheese".to_owned() };
+            let error = StepError { rank: Rank::new(1), step: 1, action: None, cause };
+            let diverged = *self.diverged.lock().expect("nobody panics");
+            self.abort.get().expect("it was launched").raise_told(error, 1, diverged);
+        }
+    }
+
+    #[test]
+    fn a_step_that_cannot_end_is_refused_when_another_process_has_updated() {
+        let other = Arc::new(Other::default());
+        let optimizer = Some(AdamWConfig::new().init());
+        let config = PipelineConfig { hook: Some(other.clone()), optimizer, ..PipelineConfig::default() };
+        let spec = ScheduleSpec { ranks: 1, microbatches: 2, ..ScheduleSpec::default() };
+        let program = lower(&generate("gpipe", &spec).expect("a schedule"), &LowerConfig::from(Level::Comms));
+        let program = validate(program.expect("it lowers"), Level::Comms).expect("it is sound");
+        let make = |_| -> Result<Stage, std::convert::Infallible> {
+            let linear = LinearConfig::new(3, 3).init(&Device::flex().autodiff());
+            Ok(Stage::with_loss(Layer { linear }, |output: Tensor<2>, target: Tensor<2>| {
+                (output - target).square().mean()
+            }))
+        };
+        let mut pipeline = Pipeline::launch(program, World::local(1), &config, make).expect("it starts");
+        let _ = other.abort.set(pipeline.assembly.abort.clone());
+        let mut step = || {
+            let batch = || Tensor::<2>::ones([4, 3], &Device::flex());
+            pipeline.step(batch(), batch(), 1e-2).expect_err("another process has failed").to_string()
+        };
+        assert_eq!(step(), "step 1: rank 1: out of cheese");
+        *other.diverged.lock().expect("nobody panics") = Some(1);
+        let expected = PipelineError::Diverged { step: 1 }.to_string();
+        assert_eq!(step(), expected, "it had begun");
+        assert_eq!(step(), expected, "it does not begin");
+        assert_eq!(pipeline.parameters().expect_err("they are nobody's").to_string(), expected);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
 use crossbeam_channel::Receiver;
@@ -25,6 +25,9 @@ use crate::report::{EvalReport, StepReport, evaluation, training};
 use crate::stage::Stage;
 use crate::transport::World;
 use crate::value::Values;
+
+/// Time for a rank that finds its deadline passed to say so.
+const GRACE: Duration = Duration::from_millis(250);
 
 /// A parameter as it stands between two steps.
 #[derive(Clone, Debug)]
@@ -49,6 +52,8 @@ pub struct Pipeline {
     pub(super) updates: bool,
     /// Whether gradients wait for an update.
     pub(super) pending: bool,
+    /// How long ranks that do not move are waited for: they say themselves, and better, what they wait for.
+    pub(super) patience: Duration,
     /// Why the pipeline takes no further step, when it does not.
     pub(super) end: Option<End>,
 }
@@ -72,6 +77,8 @@ impl Pipeline {
         world.set_deadline(config.deadline);
         world.agree(Ok(identity(&program, config)), config.deadline)?;
         let (assembly, endpoints) = Assembly::new(program, world, config)?;
+        let news = endpoints.iter().map(|endpoint| endpoint.latest_news(config.deadline)).max();
+        let patience = config.deadline + news.unwrap_or_default() + GRACE;
         let make = Arc::new(make);
         let (sender, replies) = crossbeam_channel::unbounded();
         let mut ranks = Vec::new();
@@ -100,6 +107,7 @@ impl Pipeline {
             attempts: 0,
             updates: false,
             pending: false,
+            patience,
             end: None,
         };
         pipeline.await_ranks(|reply| match reply {

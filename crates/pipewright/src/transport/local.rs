@@ -39,8 +39,8 @@ impl Post {
 
     /// As [`Post::fail`], for what another process tells.
     #[cfg(feature = "mpi")]
-    pub(crate) fn fail_elsewhere(&self, error: StepError, attempt: u64) {
-        if self.abort.raise_told(error, attempt) {
+    pub(crate) fn fail_elsewhere(&self, error: StepError, attempt: u64, diverged: Option<u64>) {
+        if self.abort.raise_told(error, attempt, diverged) {
             self.wake_all();
         }
     }

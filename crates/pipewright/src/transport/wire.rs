@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::message::{Message, OwnedParameter, Payload, Tag};
 use crate::failure::{Cause, StepError};
+use crate::progress::Doing;
 use crate::value::Value;
 
 /// Bytes that parts of a letter are padded to.
@@ -26,8 +27,14 @@ pub(crate) const BLOCK: usize = 64;
 pub(crate) enum Letter {
     /// A message for a rank.
     Message(Message),
-    /// A step failed, at this attempt of the pipeline's.
-    Failed(StepError, u64),
+    /// A step failed.
+    Failed {
+        error: StepError,
+        /// The attempt of the pipeline's that it was.
+        attempt: u64,
+        /// The step since which the ranks do not belong together.
+        diverged: Option<u64>,
+    },
     /// Where ranks stand, by rank, as far as the sender knows.
     Beats(Vec<Beat>),
     /// Which process the sender is.
@@ -50,8 +57,8 @@ pub(crate) struct Beat {
     pub moves: u64,
     /// Actions that are done in its step.
     pub position: u64,
-    /// Whether its next action is blocked.
-    pub waits: bool,
+    /// What it does, and what it waits for.
+    pub doing: Doing,
 }
 
 /// Why bytes are no letter.
@@ -87,8 +94,20 @@ pub(crate) enum WireError {
 
 #[derive(Serialize, Deserialize)]
 enum Head {
-    Message { step: u64, tag: Tag, sent: Duration, payload: PayloadHead },
-    Failed { attempt: u64, rank: Rank, step: u64, action: Option<String>, cause: CauseHead },
+    Message {
+        step: u64,
+        tag: Tag,
+        sent: Duration,
+        payload: PayloadHead,
+    },
+    Failed {
+        attempt: u64,
+        diverged: Option<u64>,
+        rank: Rank,
+        step: u64,
+        action: Option<String>,
+        cause: CauseHead,
+    },
     Beats(Vec<Beat>),
     Process(ProcessId),
 }
@@ -114,7 +133,7 @@ enum CauseHead {
     Build(String),
     LostPeer(Rank),
     SilentPeer { peer: Rank, waited: Duration, report: String },
-    Other { message: String, in_update: bool },
+    Other(String),
 }
 
 /// Writes a letter over what `into` held.
@@ -122,7 +141,7 @@ pub(crate) fn encode(letter: Letter, into: &mut Vec<u8>) {
     into.clear();
     let (head, tensors) = match letter {
         Letter::Message(message) => message_head(message),
-        Letter::Failed(error, attempt) => (failure_head(&error, attempt), Vec::new()),
+        Letter::Failed { error, attempt, diverged } => (failure_head(&error, attempt, diverged), Vec::new()),
         Letter::Beats(beats) => (Head::Beats(beats), Vec::new()),
         Letter::Process(process) => (Head::Process(process), Vec::new()),
     };
@@ -147,10 +166,11 @@ pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Letter, WireError> {
     Ok(match head {
         Head::Beats(beats) => Letter::Beats(beats),
         Head::Process(process) => Letter::Process(process),
-        Head::Failed { attempt, rank, step, action, cause } => {
+        Head::Failed { attempt, diverged, rank, step, action, cause } => {
             // An action that cannot be read is one of another version; the failure matters more.
             let action = action.and_then(|text| text.parse::<Action>().ok());
-            Letter::Failed(StepError { rank, step, action, cause: cause.into() }, attempt)
+            let error = StepError { rank, step, action, cause: cause.into() };
+            Letter::Failed { error, attempt, diverged }
         }
         Head::Message { step, tag, sent, payload } => {
             let payload = match payload {
@@ -194,17 +214,17 @@ fn message_head(message: Message) -> (Head, Vec<TensorData>) {
     (Head::Message { step: message.step, tag: message.tag, sent: since_epoch(), payload }, elements)
 }
 
-fn failure_head(error: &StepError, attempt: u64) -> Head {
+fn failure_head(error: &StepError, attempt: u64, diverged: Option<u64>) -> Head {
     let cause = match &error.cause {
         Cause::Build { message } => CauseHead::Build(message.clone()),
         Cause::LostPeer { peer } => CauseHead::LostPeer(*peer),
         Cause::SilentPeer { peer, waited, report } => {
             CauseHead::SilentPeer { peer: *peer, waited: *waited, report: report.clone() }
         }
-        cause => CauseHead::Other { message: cause.to_string(), in_update: error.in_update() },
+        cause => CauseHead::Other(cause.to_string()),
     };
     let action = error.action.map(|action| action.to_string());
-    Head::Failed { attempt, rank: error.rank, step: error.step, action, cause }
+    Head::Failed { attempt, diverged, rank: error.rank, step: error.step, action, cause }
 }
 
 impl From<CauseHead> for Cause {
@@ -213,7 +233,7 @@ impl From<CauseHead> for Cause {
             CauseHead::Build(message) => Self::Build { message },
             CauseHead::LostPeer(peer) => Self::LostPeer { peer },
             CauseHead::SilentPeer { peer, waited, report } => Self::SilentPeer { peer, waited, report },
-            CauseHead::Other { message, in_update } => Self::Told { message, in_update },
+            CauseHead::Other(message) => Self::Told { message },
         }
     }
 }
@@ -264,6 +284,7 @@ mod tests {
     use super::super::message::Direction;
     use super::*;
     use crate::boundary::{pack, unpack};
+    use crate::executor::Blocked;
 
     const FROM: Rank = Rank::new(3);
 
@@ -349,9 +370,28 @@ mod tests {
         let action = Some("2B5".parse().expect("an action"));
         let error = StepError { rank: Rank::new(1), step: 4, action, cause };
         let words = error.to_string();
-        let Letter::Failed(found, 9) = round(Letter::Failed(error, 9)) else { panic!("a failure was sent") };
-        assert_eq!(found.to_string(), words);
-        assert!(!found.in_update());
+        for diverged in [None, Some(4)] {
+            let sent = Letter::Failed { error: error.clone(), attempt: 9, diverged };
+            let Letter::Failed { error, attempt, diverged: found } = round(sent) else {
+                panic!("a failure was sent")
+            };
+            assert_eq!((error.to_string(), attempt, found), (words.clone(), 9, diverged));
+        }
+    }
+
+    #[test]
+    fn signs_of_life_are_small_and_say_what_a_rank_waits_for() {
+        let (stage, microbatch) = (StageIndex::new(2000), Microbatch::new(5000));
+        let tag = Tag::Boundary { direction: Direction::Forward, stage, microbatch };
+        let doing = Doing::Waits(Blocked { from: Rank::new(1000), tag });
+        let beat = Beat { count: 100_000, moves: 1_000_000_000, position: 10_000, doing };
+        let mut bytes = Vec::new();
+        encode(Letter::Beats(vec![beat; 1000]), &mut bytes);
+        assert!(bytes.len() <= 24_000, "{} bytes for 1,000 ranks", bytes.len());
+        let Letter::Beats(found) = decode(FROM, &bytes).expect("what was written can be read") else {
+            panic!("signs of life were sent")
+        };
+        assert_eq!(found, [beat; 1000]);
     }
 
     #[test]

@@ -6,8 +6,11 @@ use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor, TensorData, activation};
+use pipewright::batch::Batch;
+use pipewright::driver::SeededPipeline;
+use pipewright::failure::{Cause, StepError};
 use pipewright::nn::Linear;
-use pipewright::pipeline::PipelineConfig;
+use pipewright::pipeline::{PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::value::Values;
 use pipewright_schedule::{
@@ -136,6 +139,32 @@ pub(crate) fn config() -> PipelineConfig {
 
 /// What a step shows: its losses and its gradient norm, to the bit.
 pub(crate) type Step = (Vec<f64>, f64);
+
+/// Loses each message of a step in turn, launched with the same seed. The report says of every rank what it waits for, if it is not done; one waits
+/// for what was lost. Returns that of all messages, in words.
+pub(crate) fn lose_each(launch: impl Fn() -> SeededPipeline, batch: impl Fn() -> Batch) -> String {
+    let mut all = String::new();
+    for lost in 0.. {
+        let mut pipeline = launch();
+        pipeline.lose_message(lost);
+        let outcome = pipeline.step_batch(batch(), 1e-2);
+        let Some(tag) = pipeline.lost() else {
+            outcome.expect("a step that loses nothing");
+            break;
+        };
+        let error = outcome.expect_err("a message is missing");
+        let PipelineError::Step(StepError { cause: Cause::Deadline { report, .. }, .. }) = &error else {
+            panic!("{error}")
+        };
+        for (rank, line) in report.lines().enumerate() {
+            assert!(line.starts_with(&format!("  rank {rank}: ")), "{report}");
+            assert!(line.contains(", waits for ") || line.ends_with("), is in no step"), "{report}");
+        }
+        assert!(report.contains(&format!(", waits for {tag} from rank ")), "{tag} is lost:\n{report}");
+        all.push_str(&format!("{tag}\n"));
+    }
+    all
+}
 
 /// Plain Burn, no pipeline: the same microbatches one after another, their gradients summed by Burn's own tape.
 /// Returns each step's losses.

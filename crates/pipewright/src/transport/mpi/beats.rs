@@ -80,9 +80,9 @@ impl Beats {
         }
     }
 
-    /// A rank that has not been heard of for the deadline. A process that was itself stopped for a while has heard of
-    /// nobody, and starts counting anew.
-    pub(super) fn silent(&mut self, at: Instant) -> Option<Rank> {
+    /// The ranks that have not been heard of for the deadline. A process that was itself stopped for a while has heard
+    /// of nobody, and starts counting anew.
+    pub(super) fn silent(&mut self, at: Instant) -> Vec<Rank> {
         let away = at.saturating_duration_since(self.looked);
         self.looked = at;
         if away > self.deadline / 4 {
@@ -90,8 +90,8 @@ impl Beats {
             self.stopped = Some(at);
         }
         let silent = |heard: &Instant| at.saturating_duration_since(*heard) > self.deadline;
-        let mut ranks = (0..).map(Rank::new).zip(&self.heard);
-        ranks.find(|(rank, heard)| *rank != self.own && silent(heard)).map(|(rank, _)| rank)
+        let ranks = (0..).map(Rank::new).zip(&self.heard);
+        ranks.filter(|(rank, heard)| *rank != self.own && silent(heard)).map(|(rank, _)| rank).collect()
     }
 
     /// Whether this process was stopped within the last deadline.
@@ -103,6 +103,9 @@ impl Beats {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::executor::Blocked;
+    use crate::progress::Doing;
+    use crate::transport::Tag;
 
     const DEADLINE: Duration = Duration::from_secs(4);
 
@@ -124,13 +127,16 @@ mod tests {
         let start = Instant::now();
         let (mut beats, boards) = tables(ranks, start);
         boards[0].moved(Rank::new(0), 7);
+        let doing = Doing::Waits(Blocked { from: Rank::new(1), tag: Tag::GradientNorm });
+        boards[0].does(Rank::new(0), doing);
         let hops = ranks.next_power_of_two().trailing_zeros();
         for k in 1..=hops {
             let period = beats[0].period();
             beat(&mut beats, &boards, None, start + period * k);
         }
         for board in &boards {
-            assert_eq!(board.place(Rank::new(0)).position, 7, "{ranks} ranks");
+            let Beat { position, doing: told, .. } = board.place(Rank::new(0));
+            assert_eq!((position, told), (7, doing), "{ranks} ranks");
         }
     }
 
@@ -151,18 +157,18 @@ mod tests {
             at += period;
             beat(&mut beats, &boards, Some(3), at);
             let found = beats[0].silent(at);
-            assert!(found.is_none() || found == Some(Rank::new(3)), "{found:?}");
+            assert!(found.is_empty() || found == [Rank::new(3)], "{found:?}");
         }
-        assert_eq!(beats[0].silent(at), Some(Rank::new(3)));
+        assert_eq!(beats[0].silent(at), [Rank::new(3)]);
     }
 
     #[test]
     fn a_process_that_was_stopped_blames_nobody() {
         let start = Instant::now();
         let (mut beats, _) = tables(2, start);
-        assert_eq!(beats[0].silent(start + DEADLINE * 3 / 4), None);
-        assert_eq!(beats[0].silent(start + DEADLINE * 3 / 2), None);
-        assert_eq!(beats[0].silent(start + DEADLINE * 3), None);
+        for at in [DEADLINE * 3 / 4, DEADLINE * 3 / 2, DEADLINE * 3] {
+            assert_eq!(beats[0].silent(start + at), []);
+        }
         assert!(beats[0].was_stopped(start + DEADLINE * 3));
         assert!(!beats[1].was_stopped(start + DEADLINE * 3));
     }

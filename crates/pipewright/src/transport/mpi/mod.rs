@@ -66,8 +66,8 @@ fn join(deadline: Duration, errands: Sender<Errand>, orders: Receiver<Errand>, j
     let (rank, ranks) = (calls.rank(), calls.ranks());
     let (post, board, counter) = (Post::new(ranks), Board::new(ranks), Arc::new(Counter::default()));
     let fail = errands.clone();
-    post.abort().on_raise(move |error, attempt| {
-        let _ = fail.send(Errand::Fail(error.clone(), attempt));
+    post.abort().on_raise(move |error, attempt, diverged| {
+        let _ = fail.send(Errand::Fail(error.clone(), attempt, diverged));
     });
     let inner = LocalEndpoint::new(rank, post.clone());
     let endpoint = MpiEndpoint { inner, errands, counter: counter.clone(), office: None };

@@ -36,8 +36,9 @@ const PARTING: Duration = Duration::from_secs(1);
 pub(super) enum Errand {
     /// Send a letter.
     Send(Rank, Vec<u8>),
-    /// Tell every other process that a step failed, and which attempt at one.
-    Fail(StepError, u64),
+    /// Tell every other process that a step failed, which attempt at one, and since which step the ranks do not belong
+    /// together.
+    Fail(StepError, u64, Option<u64>),
     /// Call a process lost after so long a silence.
     SetDeadline(Duration),
     /// Send what is left, and leave together with the others.
@@ -127,7 +128,9 @@ impl Office {
     fn run_errand(&mut self, errand: Errand) -> Result<(), MpiError> {
         match errand {
             Errand::Send(to, letter) => self.send(to, letter),
-            Errand::Fail(error, attempt) => self.send_all(|| Letter::Failed(error.clone(), attempt)),
+            Errand::Fail(error, attempt, diverged) => {
+                self.send_all(|| Letter::Failed { error: error.clone(), attempt, diverged })
+            }
             Errand::SetDeadline(deadline) => {
                 self.deadline = deadline;
                 self.beats.set_deadline(deadline);
@@ -215,7 +218,9 @@ impl Office {
     fn open(&mut self, from: Rank, letter: Vec<u8>) {
         match wire::decode(from, &letter) {
             Ok(Letter::Message(message)) => self.post.deliver(self.calls.rank(), message),
-            Ok(Letter::Failed(error, attempt)) => self.post.fail_elsewhere(error, attempt),
+            Ok(Letter::Failed { error, attempt, diverged }) => {
+                self.post.fail_elsewhere(error, attempt, diverged);
+            }
             Ok(Letter::Process(process)) => self.neighbours.add(from, &process),
             Ok(Letter::Beats(lines)) => self.beats.merge(&lines, &self.board, Instant::now()),
             Err(error) => self.post.fail(self.error(Cause::Transport { message: error.to_string() })),
@@ -241,7 +246,8 @@ impl Office {
         // What it said before it ended is read first.
         let ended = self.neighbours.ended();
         let was_ended = std::mem::replace(&mut self.ended, ended);
-        if let Some(peer) = silent {
+        silent.iter().for_each(|&rank| self.board.falls_silent(rank));
+        if let Some(&peer) = silent.first() {
             let (waited, report) = (self.deadline, self.board.report());
             self.post.fail(self.error(Cause::SilentPeer { peer, waited, report }));
         } else if let Some(peer) = ended.filter(|_| ended == was_ended) {
