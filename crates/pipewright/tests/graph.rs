@@ -13,7 +13,7 @@ use pipewright::failure::Cause;
 use pipewright::graph::{Graph, GraphBuilder, GraphError, GraphLayer};
 use pipewright::microbatch::split;
 use pipewright::nn::Linear;
-use pipewright::pipeline::{NamedParameter, Pipeline, PipelineError};
+use pipewright::pipeline::{NamedParameter, Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageError};
 use pipewright::transport::World;
 use pipewright::value::Values;
@@ -157,15 +157,17 @@ fn stage(graph: &Graph<Kind>, placement: &Placement, stage: StageIndex) -> Resul
     })
 }
 
-fn launch(graph: Graph<Kind>, program: ValidatedProgram) -> Pipeline {
+/// So many replicas of the graph's pipeline.
+fn launch(graph: Graph<Kind>, program: ValidatedProgram, replicas: u32) -> Pipeline {
     let placement = program.placement().clone();
-    let world = World::local(program.ranks());
-    Pipeline::launch(program, world, &config(), move |index| stage(&graph, &placement, index))
+    let world = World::local(program.ranks() * replicas);
+    let config = PipelineConfig { data_parallel: replicas, ..config() };
+    Pipeline::launch(program, world, &config, move |index| stage(&graph, &placement, index))
         .expect("it starts")
 }
 
-fn train(graph: Graph<Kind>, program: ValidatedProgram) -> Outcome {
-    let mut pipeline = launch(graph, program);
+fn train(graph: Graph<Kind>, program: ValidatedProgram, replicas: u32) -> Outcome {
+    let mut pipeline = launch(graph, program, replicas);
     let step = |step| {
         let report = pipeline.step_batch(brought(step), 1e-2).expect("a step");
         (report.losses, report.gradient_norm)
@@ -182,16 +184,22 @@ fn sorted(parameters: Vec<NamedParameter>) -> Vec<(String, TensorData)> {
     parameters
 }
 
-fn one_stage() -> Outcome {
-    train(in_stages(1), program("gpipe", 1, MICROBATCHES))
+fn one_stage(replicas: u32) -> Outcome {
+    train(in_stages(1), program("gpipe", 1, MICROBATCHES / replicas), replicas)
 }
 
 fn check(schedule: &str, ranks: u32) {
-    let program = program(schedule, ranks, MICROBATCHES);
+    check_replicas(schedule, ranks, 1);
+}
+
+/// Compares with as many replicas of the model in one stage.
+fn check_replicas(schedule: &str, ranks: u32, replicas: u32) {
+    let program = program(schedule, ranks, MICROBATCHES / replicas);
     let stages = program.placement().stages();
-    let (found, expected) = (train(in_stages(stages), program), one_stage());
-    let place = format!("{schedule}, {stages} stages on {ranks} ranks");
+    let (found, expected) = (train(in_stages(stages), program, replicas), one_stage(replicas));
+    let place = format!("{schedule}, {stages} stages on {ranks} ranks, {replicas} replica(s)");
     assert_eq!(found.0, expected.0, "{place}");
+    assert_eq!(found.1.len(), expected.1.len(), "{place}");
     let differs = found.1.iter().zip(&expected.1).find(|(found, expected)| found != expected);
     assert!(differs.is_none(), "{place}: {:?}", differs.map(|((path, _), _)| path));
 }
@@ -222,8 +230,17 @@ fn every_schedule_takes_skips() {
 }
 
 #[test]
+fn replicas_take_skips() {
+    for (schedule, ranks, replicas) in
+        [("zbvzerobubble", 2, 2), ("1f1b", 2, 2), ("1f1b", 4, 2), ("1f1b", 3, 3), ("interleaved1f1b", 2, 3)]
+    {
+        check_replicas(schedule, ranks, replicas);
+    }
+}
+
+#[test]
 fn skips_arrive_in_any_order() {
-    let expected = one_stage().0[0].clone();
+    let expected = one_stage(1).0[0].clone();
     for (schedule, ranks) in [("1f1b", 4), ("zbvzerobubble", 2), ("dualpipev", 2)] {
         for seed in 0..30 {
             let program = program(schedule, ranks, MICROBATCHES);
@@ -240,7 +257,7 @@ fn skips_arrive_in_any_order() {
 
 #[test]
 fn parameters_are_called_after_their_nodes() {
-    let (steps, parameters) = one_stage();
+    let (steps, parameters) = one_stage(1);
     assert_ne!(steps[0].0, steps[2].0, "it learns");
     let names: Vec<&str> = parameters.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names.len(), 23);
@@ -278,7 +295,7 @@ fn one_stage_is_what_plain_burn_computes() {
         losses.push(of_step);
     }
     // Without clipping, which the plain run does not do, the second step's losses are those after one update.
-    let config = pipewright::pipeline::PipelineConfig { clip_norm: None, ..config() };
+    let config = PipelineConfig { clip_norm: None, ..config() };
     let stage =
         move |_| -> Result<Stage, GraphError> { Ok(Stage::of_graph_with_loss(graph.whole(make), loss)) };
     let mut pipeline = Pipeline::launch(program("gpipe", 1, MICROBATCHES), World::local(1), &config, stage)
@@ -317,7 +334,7 @@ fn by_hand(image: Tensor<2>, ids: Tensor<1, Int>) -> (Tensor<2>, Tensor<2>) {
 fn an_evaluation_takes_skips_too() {
     for (schedule, ranks) in [("1f1b", 6), ("dualpipev", 2)] {
         let program = program(schedule, ranks, MICROBATCHES);
-        let mut pipeline = launch(in_stages(program.placement().stages()), program);
+        let mut pipeline = launch(in_stages(program.placement().stages()), program, 1);
         let evaluated = pipeline.eval_batch(brought(0)).expect("an evaluation");
         let trained = pipeline.step_batch(brought(0), 1e-2).expect("a step");
         assert_eq!(evaluated.losses, trained.losses, "{schedule}");
