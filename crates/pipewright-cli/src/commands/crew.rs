@@ -23,13 +23,10 @@ const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
 
 /// Whose fault it is that processes do not agree: the user's, unless one of them is gone.
 pub(super) fn disagreement(error: &AgreementError) -> Failure {
-    match error {
-        AgreementError::Failed(step) => Failure::new(Exit::RankFailed, error).loss_of(lost(step)),
-        AgreementError::Differences(differences) if differences.silent().is_some() => {
-            Failure::new(Exit::RankFailed, error).loss_of(differences.silent())
-        }
-        AgreementError::Silent { rank, .. } => Failure::new(Exit::RankFailed, error).loss_of(Some(*rank)),
-        _ => Failure::input(error),
+    match (error, error.silent()) {
+        (AgreementError::Failed(step), _) => Failure::new(Exit::RankFailed, error).loss_of(lost(step)),
+        (_, Some(rank)) => Failure::new(Exit::RankFailed, error).loss_of(Some(rank)),
+        (_, None) => Failure::input(error),
     }
 }
 
