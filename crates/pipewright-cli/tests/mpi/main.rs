@@ -180,12 +180,13 @@ fn a_process_that_does_not_get_to_the_start_is_named() {
     assert!(pipe.expect("mkfifo is everywhere").success());
     let mut command = mpirun(folder.path());
     command.args(["-n", "2"]).arg(pipewright());
-    let overrides = ["pipeline.ranks=3", "pipeline.transport=mpi", "data.path=pipe"];
-    with_overrides(&mut command, &overrides[..2]);
+    let overrides =
+        ["pipeline.ranks=3", "pipeline.transport=mpi", "run.deadline_seconds=3", "data.path=pipe"];
+    with_overrides(&mut command, &overrides[..3]);
     command.args([":", "-n", "1"]).arg(pipewright());
     with_overrides(&mut command, &overrides);
     let output = command.output().expect("mpirun is installed with MPI");
-    check_refused(&output, 4, &["error:", "rank 2 did not say within 60.0 s what it is about to run"]);
+    check_refused(&output, 4, &["error:", "rank 2 did not say within 3.0 s what it is about to run"]);
     assert_eq!(left_running(&folder.path().canonicalize().expect("it exists")), 0, "nothing is left running");
 }
 
