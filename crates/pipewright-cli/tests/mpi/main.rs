@@ -13,27 +13,9 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// A configuration that trains in a moment, with layers for eight ranks of two stages.
-const SMALL: &str = "\
-[model]
-vocab_size = 128
-hidden_size = 16
-intermediate_size = 24
-num_hidden_layers = 16
-num_attention_heads = 2
-[data]
-path = \"text.txt\"
-seq_len = 8
-[pipeline]
-microbatches = 8
-[run]
-steps = 2
-out = \"out\"
-deadline_seconds = 20
-";
-
+/// Layers for eight ranks of two stages.
 fn folder() -> TempDir {
-    scratch::folder(SMALL)
+    scratch::folder(&(scratch::small(16, 8, 2) + "deadline_seconds = 20\n"))
 }
 
 fn pipewright() -> &'static Path {
