@@ -25,6 +25,7 @@ mod peer;
 mod processes;
 mod schedules;
 mod shards;
+mod size;
 mod statistics;
 
 use std::error::Error;
