@@ -16,17 +16,14 @@ use pipewright_schedule::simulate::summarize;
 use pipewright_schedule::{Costs, StageIndex};
 
 use crate::model::{Bench, parameters};
+use crate::size::Size;
 use crate::statistics::Spread;
 
 /// Size of the measurement.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Ranks.
-    #[arg(long, default_value_t = 2)]
-    ranks: u32,
-    /// Microbatches of a step.
-    #[arg(long, default_value_t = 8)]
-    microbatches: u32,
+    #[command(flatten)]
+    size: Size,
     /// The schedules.
     #[arg(
         long,
@@ -54,7 +51,7 @@ struct StageBytes {
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut measured: BTreeMap<u32, Vec<StageBytes>> = BTreeMap::new();
     for schedule in &options.schedules {
-        let mut bench = Bench::new(schedule, options.ranks, options.microbatches)?;
+        let mut bench = Bench::new(schedule, options.size.ranks, options.size.microbatches)?;
         let placement = bench.program().placement().clone();
         let count = placement.stages();
         let stages = match measured.entry(count) {

@@ -9,24 +9,21 @@ use std::time::Duration;
 use pipewright_schedule::Rank;
 
 use crate::model::Bench;
+use crate::size::Size;
 use crate::statistics::Spread;
 
 /// Size of the measurement.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Ranks.
-    #[arg(long, default_value_t = 2)]
-    ranks: u32,
-    /// Microbatches of a step.
-    #[arg(long, default_value_t = 8)]
-    microbatches: u32,
+    #[command(flatten)]
+    size: Size,
     /// Steps that count.
     #[arg(long, default_value_t = 10)]
     steps: usize,
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let &Options { ranks, microbatches, steps } = options;
+    let &Options { size: Size { ranks, microbatches }, steps } = options;
     let mut pipelined = Bench::new("1f1b", ranks, microbatches)?;
     let mut single = Bench::new("gpipe", 1, microbatches)?;
     pipelined.steps(2, 0)?;

@@ -11,17 +11,14 @@ use std::time::{Duration, Instant};
 use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter, TrainingState};
 
 use crate::model::Bench;
+use crate::size::Size;
 use crate::statistics::Spread;
 
 /// Size of the measurement.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Ranks.
-    #[arg(long, default_value_t = 2)]
-    ranks: u32,
-    /// Microbatches of a step.
-    #[arg(long, default_value_t = 8)]
-    microbatches: u32,
+    #[command(flatten)]
+    size: Size,
     /// Steps between two checkpoints.
     #[arg(long, default_value_t = 10)]
     every: usize,
@@ -42,7 +39,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 }
 
 fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
-    let Options { ranks, microbatches, every, checkpoints, .. } = *options;
+    let Options { size: Size { ranks, microbatches }, every, checkpoints, .. } = *options;
     let mut bench = Bench::new("1f1b", ranks, microbatches)?;
     let deadline = Duration::from_secs(60);
     let mut writer = CheckpointWriter::start(CheckpointFolder::own(folder)?, 1, ranks, deadline)?;

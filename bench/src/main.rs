@@ -26,6 +26,7 @@ mod processes;
 mod products;
 mod schedules;
 mod shards;
+mod size;
 mod statistics;
 
 use std::error::Error;

@@ -11,17 +11,14 @@ use pipewright_schedule::costs::StageCosts;
 use pipewright_schedule::{Action, Costs, Event, StageIndex, simulate};
 
 use crate::model::Bench;
+use crate::size::Size;
 use crate::statistics::Spread;
 
 /// Size of the measurement.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Ranks.
-    #[arg(long, default_value_t = 2)]
-    ranks: u32,
-    /// Microbatches of a step.
-    #[arg(long, default_value_t = 8)]
-    microbatches: u32,
+    #[command(flatten)]
+    size: Size,
     /// Steps that count, of each schedule.
     #[arg(long, default_value_t = 5)]
     steps: usize,
@@ -35,7 +32,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    let &Options { ranks, microbatches, steps, .. } = options;
+    let &Options { size: Size { ranks, microbatches }, steps, .. } = options;
     println!(
         "{ranks} ranks, {microbatches} microbatches, one thread a rank; speeds against {ranks} x one rank"
     );

@@ -1,5 +1,7 @@
 //! The command line as scripts and people meet it: what goes where, exit codes, and the words of errors.
 
+mod scratch;
+
 use std::fs;
 use std::path::Path;
 use std::process::Output;
@@ -7,33 +9,12 @@ use std::process::Output;
 use assert_cmd::Command;
 use tempfile::TempDir;
 
-/// Text enough for two batches of the configurations below.
-const TEXT: &str = "the quick brown fox jumps over the lazy dog and runs away from it";
+fn small() -> String {
+    scratch::small(2, 2, 3)
+}
 
-/// A configuration that is quick to train, with `text.txt` as data.
-const SMALL: &str = "\
-[model]
-vocab_size = 128
-hidden_size = 16
-intermediate_size = 24
-num_hidden_layers = 2
-num_attention_heads = 2
-[data]
-path = \"text.txt\"
-seq_len = 8
-[pipeline]
-microbatches = 2
-[run]
-steps = 3
-out = \"out\"
-";
-
-/// A scratch folder with `small.toml` and `text.txt`.
 fn folder() -> TempDir {
-    let folder = tempfile::tempdir().expect("a scratch folder");
-    write(&folder, "small.toml", SMALL);
-    write(&folder, "text.txt", TEXT);
-    folder
+    scratch::folder(&small())
 }
 
 fn write(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) {
@@ -76,7 +57,7 @@ fn refuse(argument: &str, expected: &[&str]) {
 #[test]
 fn a_misspelt_key_is_shown_where_it_stands() {
     let folder = folder();
-    write(&folder, "bad.toml", SMALL.replace("microbatches", "mikrobatches"));
+    write(&folder, "bad.toml", small().replace("microbatches", "mikrobatches"));
     let output = run_in(folder.path(), &["check", "bad.toml"]);
     let expected = "\
 error: bad.toml:11:1: unknown key `mikrobatches` in [pipeline]
@@ -203,7 +184,7 @@ model     4 layers, 8528 parameters
 stage 0   on rank 0: layers 0 to 2, 6464 parameters
 stage 1   on rank 1: layers 3 to 3, 2064 parameters
 schedule  1f1b: 2 ranks, 2 microbatches, proved sound
-data      65 tokens, 8 rows, 4 steps of 2 rows an epoch
+data      264 tokens, 32 rows, 16 steps of 2 rows an epoch
 ";
     let found = succeed(&folder, &["check", "small.toml"]);
     let (summary, run) = found.split_at(found.find("run ").expect("a line on the run"));

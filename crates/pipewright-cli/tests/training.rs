@@ -9,26 +9,8 @@ use std::process::Output;
 use assert_cmd::Command;
 use tempfile::TempDir;
 
-/// A configuration that trains in a moment.
-const SMALL: &str = "\
-[model]
-vocab_size = 128
-hidden_size = 16
-intermediate_size = 24
-num_hidden_layers = 2
-num_attention_heads = 2
-[data]
-path = \"text.txt\"
-seq_len = 8
-[pipeline]
-microbatches = 4
-[run]
-steps = 4
-out = \"out\"
-";
-
 fn folder() -> TempDir {
-    scratch::folder(SMALL)
+    scratch::folder(&scratch::small(2, 4, 4))
 }
 
 fn train(folder: &Path, arguments: &[&str]) -> Output {

@@ -132,7 +132,7 @@ pub fn split_by(
 }
 
 /// The size that all tensors have along the dimension in which they are split; none where none is.
-fn common_size(batch: &[Value], specs: &[Chunk]) -> Result<Option<usize>, SplitError> {
+pub(crate) fn common_size(batch: &[Value], specs: &[Chunk]) -> Result<Option<usize>, SplitError> {
     let mut expected = None;
     for (tensor, (value, spec)) in batch.iter().zip(specs).enumerate() {
         let Chunk::Along(dimension) = *spec else { continue };

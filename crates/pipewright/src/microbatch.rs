@@ -3,7 +3,7 @@
 use burn::backend::Dispatch;
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 
-use crate::chunk_spec::{Merge, merge_by};
+use crate::chunk_spec::{Chunk, Merge, common_size, merge_by, split_by};
 use crate::value::{Value, ValueKind, Values};
 
 /// Why a batch cannot be split, or outputs cannot be joined.
@@ -12,12 +12,6 @@ pub enum SplitError {
     /// There is nothing to split.
     #[error("the batch holds no tensor")]
     Empty,
-    /// A tensor without dimensions.
-    #[error("tensor {tensor} is a scalar: it has no rows to split")]
-    Scalar {
-        /// Its place in the batch.
-        tensor: usize,
-    },
     /// Tensors of one batch disagree about its rows.
     #[error(
         "tensor {tensor} has {rows} rows, tensor 0 has {expected}: all tensors of a batch have the same rows"
@@ -115,12 +109,12 @@ pub enum SplitError {
 /// # Errors
 /// When the batch is empty, its tensors disagree about its rows, or the rows do not divide.
 pub fn split(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, SplitError> {
-    let rows = rows_of(batch)?;
-    let parts = microbatches as usize;
-    if parts == 0 || rows == 0 || rows % parts != 0 {
-        return Err(SplitError::NotDivisible { rows, microbatches });
+    let specs = by_rows(batch);
+    let rows = common_size(batch, &specs)?.ok_or(SplitError::Empty)?;
+    match rows > 0 && rows.checked_rem(microbatches as usize) == Some(0) {
+        true => split_by(batch, specs, microbatches),
+        false => Err(SplitError::NotDivisible { rows, microbatches }),
     }
-    Ok(parts_of(batch, rows, rows / parts))
 }
 
 /// As [`split`], for rows that do not divide: every microbatch but the last has `rows / microbatches` rows, rounded up.
@@ -128,32 +122,14 @@ pub fn split(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, SplitErr
 /// # Errors
 /// When the batch is empty, its tensors disagree about its rows, or too few rows are left for the last microbatches.
 pub fn split_uneven(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, SplitError> {
-    let rows = rows_of(batch)?;
-    let size = rows.div_ceil(microbatches.max(1) as usize).max(1);
-    match rows.div_ceil(size) == microbatches as usize {
-        true => Ok(parts_of(batch, rows, size)),
-        false => Err(SplitError::TooFewRows { rows, microbatches, size }),
+    match batch.is_empty() {
+        true => Err(SplitError::Empty),
+        false => split_by(batch, by_rows(batch), microbatches),
     }
 }
 
-/// Runs of `size` rows; the last may be short.
-fn parts_of(batch: &[Value], rows: usize, size: usize) -> Vec<Values> {
-    let part =
-        |start: usize| batch.iter().map(|value| value.narrow(0, start, (start + size).min(rows))).collect();
-    (0..rows).step_by(size).map(part).collect()
-}
-
-/// The rows that all tensors of the batch have.
-fn rows_of(batch: &[Value]) -> Result<usize, SplitError> {
-    let mut expected = None;
-    for (tensor, value) in batch.iter().enumerate() {
-        let rows = *value.shape().first().ok_or(SplitError::Scalar { tensor })?;
-        let expected = *expected.get_or_insert(rows);
-        if rows != expected {
-            return Err(SplitError::RowsDiffer { tensor, rows, expected });
-        }
-    }
-    expected.ok_or(SplitError::Empty)
+fn by_rows(batch: &[Value]) -> Vec<Chunk> {
+    vec![Chunk::Along(0); batch.len()]
 }
 
 /// Joins the outputs of all microbatches along dimension 0: the way back from [`split`].

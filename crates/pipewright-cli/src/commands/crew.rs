@@ -23,13 +23,10 @@ const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
 
 /// Whose fault it is that processes do not agree: the user's, unless one of them is gone.
 pub(super) fn disagreement(error: &AgreementError) -> Failure {
-    match error {
-        AgreementError::Failed(step) => Failure::new(Exit::RankFailed, error).loss_of(lost(step)),
-        AgreementError::Differences(differences) if differences.silent().is_some() => {
-            Failure::new(Exit::RankFailed, error).loss_of(differences.silent())
-        }
-        AgreementError::Silent { rank, .. } => Failure::new(Exit::RankFailed, error).loss_of(Some(*rank)),
-        _ => Failure::input(error),
+    match (error, error.silent()) {
+        (AgreementError::Failed(step), _) => Failure::new(Exit::RankFailed, error).loss_of(lost(step)),
+        (_, Some(rank)) => Failure::new(Exit::RankFailed, error).loss_of(Some(rank)),
+        (_, None) => Failure::input(error),
     }
 }
 
@@ -49,6 +46,8 @@ pub(crate) struct Crew {
     rank: Rank,
     /// Whether it speaks for all.
     speaks: bool,
+    /// How long it waits for the others at the start.
+    deadline: Duration,
 }
 
 impl Crew {
@@ -56,7 +55,7 @@ impl Crew {
     /// configuration asks for MPI.
     pub(crate) fn gather() -> Result<Self, Failure> {
         let is_launched = LAUNCHERS.iter().any(|name| std::env::var_os(name).is_some());
-        let mut crew = Self { world: None, rank: FIRST, speaks: true };
+        let mut crew = Self { world: None, rank: FIRST, speaks: true, deadline: START };
         if cfg!(feature = "mpi") && is_launched {
             crew.join()?;
         }
@@ -89,6 +88,11 @@ impl Crew {
         Ok(())
     }
 
+    /// Waits for the others as long as the configuration says.
+    pub(crate) fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
+    }
+
     /// What was prepared, once all processes have prepared the same: `fields` names what must not differ.
     pub(crate) fn agree<T>(
         &mut self,
@@ -97,7 +101,7 @@ impl Crew {
     ) -> Result<T, Failure> {
         let Some(world) = &mut self.world else { return prepared };
         let hello = prepared.as_ref().map(fields).map_err(Failure::text);
-        let agreed = world.agree(hello, START);
+        let agreed = world.agree(hello, self.deadline);
         match (prepared, agreed) {
             (prepared, Ok(())) => prepared,
             // Its own error is the fullest that this process can tell.

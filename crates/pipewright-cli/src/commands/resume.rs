@@ -40,7 +40,9 @@ fn run_with(arguments: &ResumeArguments, crew: &mut Crew) -> Result<(), Failure>
     // Whoever owns the folder puts it in order, before the others look at it.
     let owned = own(arguments, crew.speaks());
     let owned = crew.agree(owned, |_| Fields::new())?;
-    let found = Found::find(arguments, owned);
+    let found = Found::find(arguments, owned).inspect(|found| {
+        crew.set_deadline(found.prepared.settings.run.deadline());
+    });
     let Found { prepared, description, checkpoint, owned } = crew.agree(found, Found::identity)?;
     let settings = prepared.settings.clone();
     let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());

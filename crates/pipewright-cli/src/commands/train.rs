@@ -20,6 +20,7 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
 
 fn run_with(arguments: &RunArguments, crew: &mut Crew) -> Result<(), Failure> {
     let prepared = prepare(arguments).and_then(|prepared| {
+        crew.set_deadline(prepared.settings.run.deadline());
         if crew.speaks() {
             run_folder::probe(&prepared.settings.run.out).map_err(Failure::input)?;
         }

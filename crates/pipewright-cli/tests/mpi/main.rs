@@ -13,27 +13,9 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// A configuration that trains in a moment, with layers for eight ranks of two stages.
-const SMALL: &str = "\
-[model]
-vocab_size = 128
-hidden_size = 16
-intermediate_size = 24
-num_hidden_layers = 16
-num_attention_heads = 2
-[data]
-path = \"text.txt\"
-seq_len = 8
-[pipeline]
-microbatches = 8
-[run]
-steps = 2
-out = \"out\"
-deadline_seconds = 20
-";
-
+/// Layers for eight ranks of two stages.
 fn folder() -> TempDir {
-    scratch::folder(SMALL)
+    scratch::folder(&(scratch::small(16, 8, 2) + "deadline_seconds = 20\n"))
 }
 
 fn pipewright() -> &'static Path {
@@ -53,6 +35,8 @@ fn mpirun(folder: &Path) -> Command {
     // Each test's `mpirun` has its own place for session files: they clean up after each other otherwise.
     command.env("OMPI_MCA_orte_tmpdir_base", folder);
     command.env("OMPI_MCA_rmaps_base_oversubscribe", "1").stdin(Stdio::null());
+    // Seconds after which processes that do not end fail their test.
+    command.env("MPIEXEC_TIMEOUT", "150");
     command
 }
 
@@ -168,6 +152,24 @@ fn processes_that_would_run_different_things_are_named() {
     with_overrides(&mut command, &["pipeline.transport=mpi", "run.seed=7"]);
     let output = command.output().expect("mpirun is installed with MPI");
     check_refused(&output, 2, &["error:", "rank 1: `run.seed` is 7, but 42 on rank 0"]);
+}
+
+#[test]
+fn a_process_that_does_not_get_to_the_start_is_named() {
+    let folder = folder();
+    // Its data are a pipe that nobody writes to: it gives signs of life and reads for ever.
+    let pipe = Command::new("mkfifo").arg(folder.path().join("pipe")).status();
+    assert!(pipe.expect("mkfifo is everywhere").success());
+    let mut command = mpirun(folder.path());
+    command.args(["-n", "2"]).arg(pipewright());
+    let overrides =
+        ["pipeline.ranks=3", "pipeline.transport=mpi", "run.deadline_seconds=3", "data.path=pipe"];
+    with_overrides(&mut command, &overrides[..3]);
+    command.args([":", "-n", "1"]).arg(pipewright());
+    with_overrides(&mut command, &overrides);
+    let output = command.output().expect("mpirun is installed with MPI");
+    check_refused(&output, 4, &["error:", "rank 2 did not say within 3.0 s what it is about to run"]);
+    assert_eq!(left_running(&folder.path().canonicalize().expect("it exists")), 0, "nothing is left running");
 }
 
 #[test]

@@ -11,25 +11,11 @@ use tempfile::TempDir;
 #[path = "../scratch/mod.rs"]
 mod scratch;
 
-const SMALL: &str = "\
-[model]
-vocab_size = 128
-hidden_size = 16
-intermediate_size = 24
-num_hidden_layers = 2
-num_attention_heads = 2
-[data]
-path = \"text.txt\"
-seq_len = 8
-[pipeline]
-microbatches = 4
+const OPTIMIZER: &str = "\
 [optimizer]
 learning_rate = 0.01
 schedule = \"cosine\"
 warmup_steps = 3
-[run]
-steps = 40
-out = \"out\"
 ";
 
 /// How long a test waits for a run.
@@ -42,7 +28,7 @@ pub(crate) struct Run(TempDir);
 
 impl Run {
     pub(crate) fn new() -> Self {
-        Self(scratch::folder(SMALL))
+        Self(scratch::folder(&(scratch::small(2, 4, 40) + OPTIMIZER)))
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

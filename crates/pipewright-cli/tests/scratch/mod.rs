@@ -4,6 +4,28 @@ use std::fs;
 
 use tempfile::TempDir;
 
+/// A configuration that trains in a moment. It ends with `[run]`, so that more keys of that section may follow.
+pub(crate) fn small(layers: u32, microbatches: u32, steps: u32) -> String {
+    format!(
+        "\
+[model]
+vocab_size = 128
+hidden_size = 16
+intermediate_size = 24
+num_hidden_layers = {layers}
+num_attention_heads = 2
+[data]
+path = \"text.txt\"
+seq_len = 8
+[pipeline]
+microbatches = {microbatches}
+[run]
+steps = {steps}
+out = \"out\"
+"
+    )
+}
+
 /// `small.toml` with this content, and `text.txt`.
 pub(crate) fn folder(config: &str) -> TempDir {
     let folder = tempfile::tempdir().expect("a scratch folder");

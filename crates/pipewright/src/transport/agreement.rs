@@ -2,7 +2,8 @@
 //!
 //! Each process tells the first rank what it is about to run, as named fields, or why it cannot run at all. The first
 //! rank compares and tells all what it found, so that every process ends with the same error, which names ranks and
-//! fields.
+//! fields. Who says nothing in time is named too, and not waited for when the others leave, though its process may
+//! well give signs of life.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +13,7 @@ use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
 
 use super::{Endpoint, Payload, Tag, Waited, encoded};
-use crate::failure::StepError;
+use crate::failure::{Cause, StepError};
 
 /// What a process is about to run, by name: versions, hashes, settings that must not differ.
 pub type Fields = BTreeMap<String, String>;
@@ -43,6 +44,17 @@ pub enum AgreementError {
     },
 }
 
+impl AgreementError {
+    /// A rank that said nothing.
+    pub fn silent(&self) -> Option<Rank> {
+        match self {
+            Self::Differences(differences) => differences.silent(),
+            Self::Silent { rank, .. } => Some(*rank),
+            Self::Failed(_) | Self::Unreadable { .. } => None,
+        }
+    }
+}
+
 /// All that differs between processes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Differences(Vec<Difference>);
@@ -58,8 +70,7 @@ enum Difference {
 }
 
 impl Differences {
-    /// A rank that said nothing.
-    pub fn silent(&self) -> Option<Rank> {
+    fn silent(&self) -> Option<Rank> {
         self.0.iter().find_map(|difference| match difference {
             Difference::Silent { rank, .. } => Some(*rank),
             _ => None,
@@ -115,10 +126,21 @@ pub(super) fn agree(
     hello: &Hello,
     deadline: Duration,
 ) -> Result<(), AgreementError> {
-    let until = Instant::now() + deadline;
+    let agreed = exchange(endpoint, hello, deadline);
+    if let Err(error) = &agreed
+        && error.silent().is_some()
+    {
+        let cause = Cause::Abandoned { message: error.to_string() };
+        endpoint.fail(StepError { rank: endpoint.rank(), step: 0, action: None, cause });
+    }
+    agreed
+}
+
+fn exchange(endpoint: &mut Endpoint, hello: &Hello, deadline: Duration) -> Result<(), AgreementError> {
     let first = Rank::new(0);
     let others = (1..endpoint.ranks()).map(Rank::new);
     let differences = if endpoint.rank() == first {
+        let until = Instant::now() + deadline;
         let mut told = vec![(first, hello.clone())];
         let mut silent = Vec::new();
         for rank in others.clone() {
@@ -139,7 +161,9 @@ pub(super) fn agree(
         differences
     } else {
         endpoint.send(first, Tag::Hello, Payload::of(hello));
-        take(endpoint, first, Tag::Welcome, until, deadline)?
+        // The first rank may be the last to come here, and then waits for the others itself.
+        let waited = deadline * 2;
+        take(endpoint, first, Tag::Welcome, Instant::now() + waited, waited)?
     };
     match differences.0.is_empty() {
         true => Ok(()),
@@ -154,12 +178,14 @@ fn take<T: for<'de> Deserialize<'de>>(
     until: Instant,
     waited: Duration,
 ) -> Result<T, AgreementError> {
+    let mut woken = Waited::Arrived;
     loop {
+        // What was said before a failure counts.
         if let Some(message) = endpoint.try_take(from, tag) {
             return message.into_payload().read().map_err(|_| AgreementError::Unreadable { rank: from });
         }
-        match endpoint.wait(until) {
-            Waited::Arrived => {}
+        match woken {
+            Waited::Arrived => woken = endpoint.wait(until),
             Waited::TimedOut => return Err(AgreementError::Silent { rank: from, waited }),
             Waited::Aborted => {
                 let first = endpoint.abort().first();
@@ -205,6 +231,7 @@ fn compare(told: &[(Rank, Hello)]) -> Differences {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{LocalEndpoint, local};
     use super::*;
 
     fn fields(schedule: &str) -> Hello {
@@ -234,6 +261,27 @@ mod tests {
         let cannot = || Err("no such file".to_owned());
         check(vec![fields("a"), cannot(), cannot()], &["ranks 1, 2: no such file"]);
         check(vec![cannot(), cannot()], &["ranks 0, 1: no such file"]);
+    }
+
+    /// Rank 1 has waited for a while when rank 0 begins to; rank 2 never comes.
+    #[test]
+    fn who_says_nothing_is_named_by_all_and_not_waited_for() {
+        const DEADLINE: Duration = Duration::from_secs(1);
+        let agree_after = |endpoint: LocalEndpoint, delay: Duration| {
+            std::thread::spawn(move || {
+                let mut endpoint = Endpoint::Local(endpoint);
+                std::thread::sleep(delay);
+                let error = agree(&mut endpoint, &fields("a"), DEADLINE).expect_err("rank 2 is missing");
+                (error.to_string(), error.silent(), endpoint.abort().is_raised())
+            })
+        };
+        let [first, second, _third] = <[_; 3]>::try_from(local::world(3)).ok().expect("three ranks");
+        let ranks = [agree_after(first, DEADLINE / 3), agree_after(second, Duration::ZERO)];
+        for rank in ranks {
+            let (said, silent, leaves) = rank.join().expect("it does not panic");
+            assert!(said.starts_with("rank 2 did not say within 1.0 s"), "{said}");
+            assert_eq!((silent, leaves), (Some(Rank::new(2)), true));
+        }
     }
 
     #[test]

@@ -288,10 +288,47 @@ mod tests {
 
     const FROM: Rank = Rank::new(3);
 
+    const STAGE: StageIndex = StageIndex::new(2);
+    const MICROBATCH: Microbatch = Microbatch::new(5);
+    const BOUNDARY: Tag =
+        Tag::Boundary { direction: Direction::Forward, stage: STAGE, microbatch: MICROBATCH };
+
     fn message(payload: Payload) -> Letter {
-        let (stage, microbatch) = (StageIndex::new(2), Microbatch::new(5));
-        let tag = Tag::Boundary { direction: Direction::Backward, stage, microbatch };
+        tagged(BOUNDARY, payload)
+    }
+
+    fn tagged(tag: Tag, payload: Payload) -> Letter {
         Letter::Message(Message { from: FROM, step: 7, tag, payload, sent: Instant::now() })
+    }
+
+    /// The tag after this one, so that each is visited once: a kind that has no place here does not compile.
+    fn next(tag: Tag) -> Option<Tag> {
+        let (stage, microbatch, source) = (STAGE, MICROBATCH, StageIndex::new(1));
+        Some(match tag {
+            Tag::Boundary { direction: Direction::Forward, .. } => {
+                Tag::Boundary { direction: Direction::Backward, stage, microbatch }
+            }
+            Tag::Boundary { direction: Direction::Backward, .. } => {
+                Tag::Skip { direction: Direction::Forward, source, stage, microbatch }
+            }
+            Tag::Skip { direction: Direction::Forward, .. } => {
+                Tag::Skip { direction: Direction::Backward, source, stage, microbatch }
+            }
+            Tag::Skip { direction: Direction::Backward, .. } => Tag::Parameters,
+            Tag::Parameters => Tag::SharedGradient { parameter: 3, stage, place: 4 },
+            Tag::SharedGradient { .. } => Tag::GradientShard { stage },
+            Tag::GradientShard { .. } => Tag::GradientSum { stage },
+            Tag::GradientSum { .. } => Tag::ParameterShard { stage, round: 6 },
+            Tag::ParameterShard { .. } => Tag::SquareSums,
+            Tag::SquareSums => Tag::Collective { communicator: 8, round: 9 },
+            Tag::Collective { .. } => Tag::GradientNorm,
+            Tag::GradientNorm => Tag::Ready,
+            Tag::Ready => Tag::Report,
+            Tag::Report => Tag::Summary,
+            Tag::Summary => Tag::Hello,
+            Tag::Hello => Tag::Welcome,
+            Tag::Welcome => return None,
+        })
     }
 
     /// The letter after its way through bytes.
@@ -306,6 +343,16 @@ mod tests {
         let Letter::Message(message) = letter else { panic!("a message was sent") };
         assert_eq!((message.from, message.step), (FROM, 7));
         message.payload
+    }
+
+    #[test]
+    fn every_tag_comes_back() {
+        for tag in std::iter::successors(Some(BOUNDARY), |&tag| next(tag)) {
+            let Letter::Message(found) = round(tagged(tag, Payload::of(&()))) else {
+                panic!("a message was sent")
+            };
+            assert_eq!(found.tag, tag);
+        }
     }
 
     #[test]

@@ -1,197 +1,42 @@
 //! Models as graphs: skip connections over any number of stages change no bit, whichever way they go.
 
+#[path = "../support/mod.rs"]
 mod support;
+mod unet;
 
-use burn::module::{Module, Param};
-use burn::nn::LinearConfig;
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Int, Tensor, TensorData};
-use pipewright::batch::Batch;
-use pipewright::boundary::{BoundaryError, pack, unpack};
+use burn::tensor::{Int, Tensor};
+use pipewright::boundary::{pack, unpack};
 use pipewright::driver::SeededPipeline;
 use pipewright::failure::Cause;
-use pipewright::graph::{Graph, GraphBuilder, GraphError, GraphLayer};
+use pipewright::graph::{Graph, GraphBuilder, GraphError};
 use pipewright::microbatch::split;
-use pipewright::nn::Linear;
-use pipewright::pipeline::{NamedParameter, Pipeline, PipelineError};
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageError};
 use pipewright::transport::World;
-use pipewright::value::Values;
-use pipewright_schedule::{Placement, StageIndex, ValidatedProgram};
-use support::{ROWS, Step, WIDTH, batch, config, lose_each, numbers, optimizer, program};
+use pipewright_schedule::{Placement, StageIndex};
+use support::{batch, config, lose_each, optimizer, program};
+use unet::{
+    Kind, Layer, MICROBATCHES, Outcome, STEPS, brought, ids, in_stages, launch, loss, make, sorted, stage,
+    train,
+};
 
-const MICROBATCHES: u32 = 12;
-const STEPS: u64 = 3;
-
-/// What a layer is made from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
-    Mix,
-    Halves,
-    Pick,
-}
-
-#[derive(Module, Debug)]
-enum Layer {
-    Mix(Mix),
-    Halves(Halves),
-    Pick(Pick),
-}
-
-/// `tanh` of a linear map of the sum of the inputs, each scaled by its place.
-#[derive(Module, Debug)]
-struct Mix {
-    linear: Linear,
-}
-
-/// Two results: half the rows' features changed, and the other half.
-#[derive(Module, Debug)]
-struct Halves {
-    linear: Linear,
-}
-
-/// The first input, scaled by the ids that come with it.
-#[derive(Module, Debug)]
-struct Pick {
-    scale: Param<Tensor<1>>,
-}
-
-impl Mix {
-    fn of(&self, inputs: impl IntoIterator<Item = Tensor<2>>) -> Tensor<2> {
-        let scaled = (1u8..).zip(inputs).map(|(place, input)| input * (1.0 / f32::from(place)));
-        let sum = scaled.reduce(|sum, input| sum + input).expect("an input");
-        self.linear.forward(sum).tanh()
-    }
-}
-
-impl Pick {
-    fn of(&self, input: Tensor<2>, ids: Tensor<1, Int>) -> Tensor<2> {
-        input * self.scale.val().unsqueeze() * (ids.float() * 0.1 + 1.0).unsqueeze_dim::<2>(1)
-    }
-}
-
-impl GraphLayer for Layer {
-    fn forward(&self, inputs: Values, _context: &StageContext) -> Result<Values, BoundaryError> {
-        Ok(match self {
-            Self::Mix(mix) => {
-                let inputs = inputs.into_iter().map(|input| unpack::<Tensor<2>>(vec![input]));
-                pack(mix.of(inputs.collect::<Result<Vec<_>, _>>()?))
-            }
-            Self::Halves(halves) => {
-                let input: Tensor<2> = unpack(inputs)?;
-                pack((halves.linear.forward(input.clone()).tanh(), input * 0.5))
-            }
-            Self::Pick(pick) => {
-                let (input, ids): (Tensor<2>, Tensor<1, Int>) = unpack(inputs)?;
-                pack(pick.of(input, ids))
-            }
-        })
-    }
-}
-
-/// A layer whose values depend on its node's name alone.
-fn make(name: &str, kind: &Kind) -> Layer {
-    let device = Device::flex().autodiff();
-    let seed = name.bytes().fold(7u64, |seed, byte| seed * 31 + u64::from(byte));
-    let mut linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
-    linear.weight = Param::from_data(numbers(seed, [WIDTH, WIDTH]), &device);
-    linear.bias = Some(Param::from_data(numbers(seed + 1, [WIDTH]), &device));
-    match kind {
-        Kind::Mix => Layer::Mix(Mix { linear: linear.into() }),
-        Kind::Halves => Layer::Halves(Halves { linear: linear.into() }),
-        Kind::Pick => Layer::Pick(Pick { scale: Param::from_data(numbers(seed, [WIDTH]), &device) }),
-    }
-}
-
-const NODES: [&str; 12] = ["d0", "d1", "d2", "d3", "m0", "m1", "u3", "u2", "u1", "u0", "end", "out"];
-
-/// A U-Net: skip connections of every length, `d0` with five uses, ids that only the last node reads.
-fn unet(splits: &[&str]) -> Graph<Kind> {
-    let named: GraphBuilder<Kind> = Graph::builder()
-        .input("image")
-        .input("ids")
-        .node("d0", Kind::Mix, ["image"])
-        .node("d1", Kind::Mix, ["d0"])
-        .node_with_outputs("d2", Kind::Halves, ["d1"], 2)
-        .node("d3", Kind::Mix, ["d2"])
-        .node("m0", Kind::Mix, ["d3", "d0"])
-        .node("m1", Kind::Mix, ["m0"])
-        .node("u3", Kind::Mix, ["m1", "d3"])
-        .node("u2", Kind::Mix, ["u3", "d2:1", "d0"])
-        .node("u1", Kind::Mix, ["u2", "d1", "d0"])
-        .node("u0", Kind::Mix, ["u1", "d0", "image"])
-        .node("end", Kind::Mix, ["u0", "u1", "m0"])
-        .node("out", Kind::Pick, ["end", "ids"])
-        .output("out")
-        .output("d2:0");
-    let named = splits.iter().fold(named, |named, split| named.split_before(split));
-    named.build().expect("it is a graph")
-}
-
-/// The U-Net in stages of nearly equal length.
-fn in_stages(stages: u32) -> Graph<Kind> {
-    let splits = (1..stages as usize).map(|stage| NODES[stage * NODES.len() / stages as usize]);
-    unet(&splits.collect::<Vec<_>>())
-}
-
-fn loss((output, side): (Tensor<2>, Tensor<2>), target: Tensor<2>) -> Tensor<1> {
-    (output - target).square().mean() + side.square().mean() * 0.1
-}
-
-fn ids() -> Tensor<1, Int> {
-    Tensor::arange(0..(ROWS as i64 * i64::from(MICROBATCHES)), &Device::flex())
-}
-
-fn brought(step: u64) -> Batch {
-    Batch::split((batch(step, MICROBATCHES), ids()), batch(100 + step, MICROBATCHES), MICROBATCHES)
-        .expect("it divides")
-}
-
-type Outcome = (Vec<Step>, Vec<(String, TensorData)>);
-
-fn stage(graph: &Graph<Kind>, placement: &Placement, stage: StageIndex) -> Result<Stage, GraphError> {
-    let part = graph.place(placement)?.stage(stage, make);
-    Ok(match stage == placement.last_stage() {
-        true => Stage::of_graph_with_loss(part, loss),
-        false => Stage::of_graph(part),
-    })
-}
-
-fn launch(graph: Graph<Kind>, program: ValidatedProgram) -> Pipeline {
-    let placement = program.placement().clone();
-    let world = World::local(program.ranks());
-    Pipeline::launch(program, world, &config(), move |index| stage(&graph, &placement, index))
-        .expect("it starts")
-}
-
-fn train(graph: Graph<Kind>, program: ValidatedProgram) -> Outcome {
-    let mut pipeline = launch(graph, program);
-    let step = |step| {
-        let report = pipeline.step_batch(brought(step), 1e-2).expect("a step");
-        (report.losses, report.gradient_norm)
-    };
-    let steps = (0..STEPS).map(step).collect();
-    (steps, sorted(pipeline.parameters().expect("they are there")))
-}
-
-/// Parameters by path; copies of one in the order of their stages.
-fn sorted(parameters: Vec<NamedParameter>) -> Vec<(String, TensorData)> {
-    let mut parameters: Vec<_> =
-        parameters.into_iter().map(|parameter| (parameter.path.to_string(), parameter.data)).collect();
-    parameters.sort_by(|(a, _), (b, _)| a.cmp(b));
-    parameters
-}
-
-fn one_stage() -> Outcome {
-    train(in_stages(1), program("gpipe", 1, MICROBATCHES))
+fn one_stage(replicas: u32) -> Outcome {
+    train(program("gpipe", 1, MICROBATCHES / replicas), World::local(replicas))
 }
 
 fn check(schedule: &str, ranks: u32) {
-    let program = program(schedule, ranks, MICROBATCHES);
+    check_replicas(schedule, ranks, 1);
+}
+
+/// Compares with as many replicas of the model in one stage.
+fn check_replicas(schedule: &str, ranks: u32, replicas: u32) {
+    let program = program(schedule, ranks, MICROBATCHES / replicas);
     let stages = program.placement().stages();
-    let (found, expected) = (train(in_stages(stages), program), one_stage());
-    let place = format!("{schedule}, {stages} stages on {ranks} ranks");
+    let (found, expected) = (train(program, World::local(ranks * replicas)), one_stage(replicas));
+    let place = format!("{schedule}, {stages} stages on {ranks} ranks, {replicas} replica(s)");
     assert_eq!(found.0, expected.0, "{place}");
+    assert_eq!(found.1.len(), expected.1.len(), "{place}");
     let differs = found.1.iter().zip(&expected.1).find(|(found, expected)| found != expected);
     assert!(differs.is_none(), "{place}: {:?}", differs.map(|((path, _), _)| path));
 }
@@ -222,8 +67,17 @@ fn every_schedule_takes_skips() {
 }
 
 #[test]
+fn replicas_take_skips() {
+    for (schedule, ranks, replicas) in
+        [("zbvzerobubble", 2, 2), ("1f1b", 2, 2), ("1f1b", 4, 2), ("1f1b", 3, 3), ("interleaved1f1b", 2, 3)]
+    {
+        check_replicas(schedule, ranks, replicas);
+    }
+}
+
+#[test]
 fn skips_arrive_in_any_order() {
-    let expected = one_stage().0[0].clone();
+    let expected = one_stage(1).0[0].clone();
     for (schedule, ranks) in [("1f1b", 4), ("zbvzerobubble", 2), ("dualpipev", 2)] {
         for seed in 0..30 {
             let program = program(schedule, ranks, MICROBATCHES);
@@ -254,7 +108,7 @@ fn a_report_says_who_waits_for_a_lost_skip() {
 
 #[test]
 fn parameters_are_called_after_their_nodes() {
-    let (steps, parameters) = one_stage();
+    let (steps, parameters) = one_stage(1);
     assert_ne!(steps[0].0, steps[2].0, "it learns");
     let names: Vec<&str> = parameters.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names.len(), 23);
@@ -292,7 +146,7 @@ fn one_stage_is_what_plain_burn_computes() {
         losses.push(of_step);
     }
     // Without clipping, which the plain run does not do, the second step's losses are those after one update.
-    let config = pipewright::pipeline::PipelineConfig { clip_norm: None, ..config() };
+    let config = PipelineConfig { clip_norm: None, ..config() };
     let stage =
         move |_| -> Result<Stage, GraphError> { Ok(Stage::of_graph_with_loss(graph.whole(make), loss)) };
     let mut pipeline = Pipeline::launch(program("gpipe", 1, MICROBATCHES), World::local(1), &config, stage)
@@ -331,7 +185,7 @@ fn by_hand(image: Tensor<2>, ids: Tensor<1, Int>) -> (Tensor<2>, Tensor<2>) {
 fn an_evaluation_takes_skips_too() {
     for (schedule, ranks) in [("1f1b", 6), ("dualpipev", 2)] {
         let program = program(schedule, ranks, MICROBATCHES);
-        let mut pipeline = launch(in_stages(program.placement().stages()), program);
+        let mut pipeline = launch(program, World::local(ranks));
         let evaluated = pipeline.eval_batch(brought(0)).expect("an evaluation");
         let trained = pipeline.step_batch(brought(0), 1e-2).expect("a step");
         assert_eq!(evaluated.losses, trained.losses, "{schedule}");
