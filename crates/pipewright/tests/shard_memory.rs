@@ -92,13 +92,13 @@ fn check(schedule: &str, replicas: u32, stages_beside: u64) {
 
 #[test]
 fn a_rank_holds_its_part_and_one_stage() {
-    // The stage's parameters and gradients; and once more what arrives or leaves.
-    check("loopedbfs", 2, 3);
-    check("loopedbfs", 4, 3);
+    // The stage's parameters and gradients, and of both what arrives and leaves.
+    check("loopedbfs", 2, 4);
+    check("loopedbfs", 4, 4);
 }
 
 #[test]
 fn gradients_wait_for_their_reduction() {
     // Every stage's gradients are whole until its last microbatch.
-    check("interleaved1f1b", 2, 3 + u64::from(STAGES));
+    check("interleaved1f1b", 2, 4 + u64::from(STAGES));
 }

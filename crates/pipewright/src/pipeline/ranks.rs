@@ -1,5 +1,7 @@
 //! How a pipeline speaks with its ranks: commands to all, one answer of each, and what a failure leaves behind.
 
+use std::time::Instant;
+
 use crossbeam_channel::RecvTimeoutError;
 use pipewright_schedule::Rank;
 
@@ -7,6 +9,9 @@ use super::error::PipelineError;
 use super::running::Pipeline;
 use crate::driver::{Command, Reply};
 use crate::failure::{Cause, StepError};
+
+/// How often it is looked whether anything moves, within the time in which something must.
+const LOOKS: u32 = 8;
 
 /// What ends a pipeline for good.
 #[derive(Clone, Copy, Debug)]
@@ -46,16 +51,17 @@ impl Pipeline {
         mut take: impl FnMut(Reply) -> Result<T, StepError>,
     ) -> Result<Vec<T>, StepError> {
         let mut answers: Vec<Option<Result<T, StepError>>> = self.ranks.iter().map(|_| None).collect();
-        let mut moves = self.assembly.board.moves();
+        let (mut moves, mut since) = (self.assembly.board.moves(), Instant::now());
         while let Some(silent) = answers.iter().position(Option::is_none) {
-            match self.replies.recv_timeout(self.patience) {
+            match self.replies.recv_timeout(self.patience / LOOKS) {
                 Ok((rank, reply)) => {
                     let place = self.ranks.iter().position(|thread| thread.rank == rank);
                     answers[place.expect("only ranks of this process answer")] = Some(take(reply));
                 }
                 Err(RecvTimeoutError::Timeout) if self.assembly.board.moves() != moves => {
-                    moves = self.assembly.board.moves();
+                    (moves, since) = (self.assembly.board.moves(), Instant::now());
                 }
+                Err(RecvTimeoutError::Timeout) if since.elapsed() < self.patience => {}
                 Err(_) => return Err(self.give_up(self.ranks[silent].rank)),
             }
         }
