@@ -128,7 +128,6 @@ impl Value {
     }
 
     /// A tensor with these elements.
-    #[cfg(any(feature = "mpi", test))]
     pub(crate) fn from_data(data: TensorData, device: &Device) -> Self {
         let (dtype, device) = (data.dtype(), device.as_dispatch());
         Self::from_dispatch(if dtype.is_bool() {
