@@ -1,8 +1,8 @@
 //! What saving a checkpoint costs, in hundredths of a step.
 //!
 //! Two figures: how long the training loop is held up by the call, and by how much the steps that run while the
-//! checkpoint is being written take longer than those after them. The second has what the writing thread takes away from
-//! the ranks, where it finds no idle processor, and what the update copies.
+//! checkpoint is being written take longer than those after them. The second has what the writing thread takes away
+//! from the ranks, where it finds no idle processor, and what the update copies.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

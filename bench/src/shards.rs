@@ -1,9 +1,9 @@
 //! What a rank holds when parameters are sharded over replicas, against what it holds when they are replicated.
 //!
 //! Short rows keep activations small, so that a rank's peak is parameters, gradients and optimizer state (AdamW: four
-//! numbers a parameter). Sharded, a rank needs `1 / replicas` of that, and the parameters and gradients of as many stages
-//! as are gathered at once. Under looped BFS a stage's microbatches follow each other, so that one stage has gradients at
-//! a time; other schedules hold the gradients of all of a rank's stages until they are reduced.
+//! numbers a parameter). Sharded, a rank needs `1 / replicas` of that, and the parameters and gradients of as many
+//! stages as are gathered at once. Under looped BFS a stage's microbatches follow each other, so that one stage has
+//! gradients at a time; other schedules hold the gradients of all of a rank's stages until they are reduced.
 
 use std::error::Error;
 use std::num::NonZeroU32;

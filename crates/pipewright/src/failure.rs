@@ -224,8 +224,8 @@ struct AbortState {
 /// Takes a failure, the attempt that failed, and the step since which the ranks do not belong together.
 type Tell = Box<dyn Fn(&StepError, u64, Option<u64>) + Send + Sync>;
 
-/// Why the flag is raised. Processes end a failed step at different times, so a failure told by another one may be of an
-/// attempt that is over here, or of one that has not begun.
+/// Why the flag is raised. Processes end a failed step at different times, so a failure told by another one may be of
+/// an attempt that is over here, or of one that has not begun.
 #[derive(Debug, Default)]
 struct Reasons {
     first: Option<StepError>,

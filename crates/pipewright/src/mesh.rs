@@ -24,8 +24,8 @@ pub enum DataParallelMode {
     /// All parameters, gradients and optimizer state of its stages.
     #[default]
     Replicated,
-    /// Its part of each: whole parameters are gathered from all replicas before their stage computes, as the program says
-    /// (`UNSHARD`, `RESHARD`), and gradients are summed over the replicas into parts.
+    /// Its part of each: whole parameters are gathered from all replicas before their stage computes, as the program
+    /// says (`UNSHARD`, `RESHARD`), and gradients are summed over the replicas into parts.
     Sharded,
 }
 

@@ -78,8 +78,8 @@ fn peak(schedule: &str, replicas: u32, mode: DataParallelMode) -> u64 {
     peaks.into_iter().max().expect("a rank")
 }
 
-/// A rank's share of all that replicas hold, so many stages' worth of tensors beside it, and room for activations and for
-/// the operands that a matrix product packs.
+/// A rank's share of all that replicas hold, so many stages' worth of tensors beside it, and room for activations and
+/// for the operands that a matrix product packs.
 fn check(schedule: &str, replicas: u32, stages_beside: u64) {
     let whole = peak(schedule, replicas, DataParallelMode::Replicated);
     // Parameters, gradients and two moments.

@@ -182,48 +182,43 @@ fn several_processes_do_not_each_run_all_ranks() {
     check_refused(&output, 2, &["error:", "set pipeline.transport=mpi"]);
 }
 
+/// A run of six steps in as many processes as `first` says, saved after two, resumed in one process with threads, and
+/// after four in two processes with `then`; against `whole` run without a break.
+fn check_resume(whole: (u32, &[&str]), first: (u32, &[&str]), then: &str) {
+    let run = |folder: &Path, (count, set): (u32, &[&str]), more: &[&str]| {
+        let output = processes(folder, count, &[set, more].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    };
+    let resume = |mut command: Command, set: &[&str]| {
+        command.args(["resume", "out"]).args(set.iter().flat_map(|argument| ["--set", argument]));
+        let output = command.output().expect("it starts");
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        words(&output)
+    };
+    let (undisturbed, folder) = (folder(), folder());
+    run(undisturbed.path(), whole, &["run.steps=6"]);
+
+    run(folder.path(), first, &["run.steps=2", "run.checkpoint_every=2"]);
+    let mut alone = Command::new(pipewright());
+    alone.current_dir(folder.path());
+    resume(alone, &["pipeline.transport=local", "run.steps=4"]);
+    let mut again = mpirun(folder.path());
+    again.args(["-n", "2"]).arg(pipewright());
+    let said = resume(again, &["pipeline.transport=mpi", then, "run.steps=6"]);
+    assert_eq!(said.matches("going on from step 4").count(), 1, "{said}");
+    assert_eq!(figures(folder.path()), figures(undisturbed.path()));
+}
+
 #[test]
 fn processes_save_what_threads_go_on_with_and_the_other_way_round() {
-    let (whole, folder) = (folder(), folder());
-    let all = ["pipeline.ranks=2", "run.steps=6"];
-    let output = processes(whole.path(), 2, &all);
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-
-    let output = processes(folder.path(), 4, &["pipeline.ranks=4", "run.steps=2", "run.checkpoint_every=2"]);
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-    let mut alone = Command::new(pipewright());
-    alone.current_dir(folder.path()).args(["resume", "out", "--set", "pipeline.transport=local"]);
-    let output = alone.args(["--set", "run.steps=4"]).output().expect("it starts");
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-    let mut again = mpirun(folder.path());
-    again.args(["-n", "2"]).arg(pipewright()).args(["resume", "out", "--set", "pipeline.transport=mpi"]);
-    let output =
-        again.args(["--set", "pipeline.ranks=2", "--set", "run.steps=6"]).output().expect("it starts");
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-    assert_eq!(words(&output).matches("going on from step 4").count(), 1, "{}", words(&output));
-    assert_eq!(figures(folder.path()), figures(whole.path()));
+    check_resume((2, &["pipeline.ranks=2"]), (4, &["pipeline.ranks=4"]), "pipeline.ranks=2");
 }
 
 #[test]
 fn sharded_processes_save_their_parts_and_any_others_go_on() {
-    let (whole, folder) = (folder(), folder());
-    let mesh = ["pipeline.ranks=2", "mesh.data_parallel=2"];
-    let output = processes(whole.path(), 4, &[&mesh[..], &["run.steps=6"]].concat());
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-
-    let sharded = [&mesh[..], &["mesh.data_parallel_mode=sharded", "run.checkpoint_every=2"]].concat();
-    let output = processes(folder.path(), 4, &sharded);
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-    let mut alone = Command::new(pipewright());
-    alone.current_dir(folder.path()).args(["resume", "out", "--set", "pipeline.transport=local"]);
-    let output = alone.args(["--set", "run.steps=4"]).output().expect("it starts");
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-    let mut again = mpirun(folder.path());
-    again.args(["-n", "2"]).arg(pipewright()).args(["resume", "out", "--set", "pipeline.transport=mpi"]);
-    let output =
-        again.args(["--set", "pipeline.ranks=1", "--set", "run.steps=6"]).output().expect("it starts");
-    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
-    assert_eq!(figures(folder.path()), figures(whole.path()));
+    let whole = ["pipeline.ranks=2", "mesh.data_parallel=2"];
+    let sharded = [&whole[..], &["mesh.data_parallel_mode=sharded"]].concat();
+    check_resume((4, &whole), (4, &sharded), "pipeline.ranks=1");
 }
 
 #[test]

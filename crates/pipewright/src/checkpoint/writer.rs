@@ -55,8 +55,8 @@ impl std::fmt::Debug for Progress {
 
 impl CheckpointWriter {
     /// Starts the thread. It keeps the `keep` newest checkpoints of `folder`, and at least one. A checkpoint has parts
-    /// of `ranks` ranks, those of one replica or, sharded, of all; those of other processes are waited for. A wait ends with an error when
-    /// nothing was written for the whole `deadline`.
+    /// of `ranks` ranks, those of one replica or, sharded, of all; those of other processes are waited for. A wait ends
+    /// with an error when nothing was written for the whole `deadline`.
     ///
     /// # Errors
     /// When the system gives no thread.

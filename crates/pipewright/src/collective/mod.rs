@@ -1,14 +1,15 @@
 //! What several ranks do together: wait for each other, hand tensors around, add them up.
 //!
-//! A [`Group`] is the ranks that take part, such as a column of the mesh; a [`Communicator`] is a rank's way to act with
-//! its group over any transport. Executors, which never block, use the rounds (`round.rs`) that these are made of.
+//! A [`Group`] is the ranks that take part, such as a column of the mesh; a [`Communicator`] is a rank's way to act
+//! with its group over any transport. Executors, which never block, use the rounds (`round.rs`) that these are made of.
 //!
 //! # Why point to point
 //!
-//! Every collective is made of messages from each member to each other one, over MPI too. So sums are added in the order
-//! of the members on every transport, and have the same bits whatever library is installed; a member that is lost is
-//! found by the same deadlines as in a step, where a collective of the library's would wait for it for ever and cannot be
-//! cancelled. As many bytes leave a rank as in a ring, `(n - 1) / n` of the tensors for each of gathering and reducing.
+//! Every collective is made of messages from each member to each other one, over MPI too. So sums are added in the
+//! order of the members on every transport, and have the same bits whatever library is installed; a member that is lost
+//! is found by the same deadlines as in a step, where a collective of the library's would wait for it for ever and
+//! cannot be cancelled. As many bytes leave a rank as in a ring, `(n - 1) / n` of the tensors for each of gathering and
+//! reducing.
 //!
 //! ```
 //! use std::time::Duration;

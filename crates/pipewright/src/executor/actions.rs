@@ -1,7 +1,7 @@
 //! One handler an action. None blocks: an action whose tensors are not there says what it waits for and is tried again.
 //!
-//! A receive only announces that its message is wanted; the computation that uses the message takes it, and waits for it
-//! where it must. So a rank computes on while the message of a receive that stands early in its row is under way.
+//! A receive only announces that its message is wanted; the computation that uses the message takes it, and waits for
+//! it where it must. So a rank computes on while the message of a receive that stands early in its row is under way.
 //!
 //! Between stages of one rank (the turn of a V placement) tensors are handed over in place, and the program has no
 //! communication for them.
@@ -290,8 +290,8 @@ impl Executor {
         Some((sent, tensors))
     }
 
-    /// The rank stood idle while a message that was `sent` then was on its way: from its sending, or from when the rank began to wait for
-    /// it if that was later, until now. Waiting for a message that was not sent yet is a bubble.
+    /// The rank stood idle while a message that was `sent` then was on its way: from its sending, or from when the rank
+    /// began to wait for it if that was later, until now. Waiting for a message that was not sent yet is a bubble.
     pub(super) fn note_exposed(&mut self, sent: Instant) {
         let waiting_since = self.step.entered.unwrap_or_else(Instant::now);
         self.step.exposed += waiting_since.max(sent).elapsed();

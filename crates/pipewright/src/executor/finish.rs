@@ -56,8 +56,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Computes this rank's part of the norm. Replicas have the same, or where they are sharded a part of it each, which
-    /// they send each other.
+    /// Computes this rank's part of the norm. Replicas have the same, or where they are sharded a part of it each,
+    /// which they send each other.
     pub(super) fn compute_norm_part(&mut self) {
         let is_sharded = self.endpoint.part().is_some();
         let parts = if is_sharded { 1 } else { self.endpoint.replica_count() };

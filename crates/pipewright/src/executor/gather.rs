@@ -2,10 +2,10 @@
 //!
 //! # Protocol
 //!
-//! At `UNSHARD` a replica sends its rows of the stage's parameters to every other one ([`Tag::ParameterShard`]) and goes
-//! on. The first computation that needs the parameters takes the others' rows, puts the whole parameters together, and
-//! waits for what is missing. At `RESHARD` all but its own rows are dropped. Replicas run the same program, so what one
-//! waits for another sends at the same place of it, and earlier than it waits itself: nothing can block.
+//! At `UNSHARD` a replica sends its rows of the stage's parameters to every other one ([`Tag::ParameterShard`]) and
+//! goes on. The first computation that needs the parameters takes the others' rows, puts the whole parameters together,
+//! and waits for what is missing. At `RESHARD` all but its own rows are dropped. Replicas run the same program, so what
+//! one waits for another sends at the same place of it, and earlier than it waits itself: nothing can block.
 //!
 //! After the program no stage has more than its rows, which is what the optimizer sees.
 
@@ -19,8 +19,8 @@ use crate::pipeline::NamedParameter;
 use crate::transport::Tag;
 
 impl Executor {
-    /// `UNSHARD`, where parameters are sharded. Weight gradients need no parameters, so a gathering that serves them alone
-    /// is left out, by all replicas alike.
+    /// `UNSHARD`, where parameters are sharded. Weight gradients need no parameters, so a gathering that serves them
+    /// alone is left out, by all replicas alike.
     pub(super) fn unshard(&mut self, stage: StageIndex) {
         let rest = self.program.row(self.rank).iter().skip(self.step.position);
         if self.endpoint.part().is_some() && is_computed(stage, rest) {

@@ -1,5 +1,5 @@
-//! A rank's end of the transport as seen from its seat in the mesh: ranks are those of its own pipeline, and beside them
-//! are the same rank of every other replica.
+//! A rank's end of the transport as seen from its seat in the mesh: ranks are those of its own pipeline, and beside
+//! them are the same rank of every other replica.
 
 use std::time::{Duration, Instant};
 

@@ -5,9 +5,9 @@
 //! Every parameter's gradient is cut into as many parts as there are replicas ([`crate::shard`]). Each replica sends
 //! every other one that one's parts ([`Tag::GradientShard`]) and adds what it gets for its own, in the order of the
 //! replicas: a reduce-scatter. Where parameters are sharded that is all, for a replica updates its own rows alone.
-//! Otherwise it sends the sums to all ([`Tag::GradientSum`]): an all-gather, and every replica has the same bits. Sends do
-//! not wait, so no order of replicas can block another. The rank computes on meanwhile; whenever it is polled it takes
-//! what has come.
+//! Otherwise it sends the sums to all ([`Tag::GradientSum`]): an all-gather, and every replica has the same bits. Sends
+//! do not wait, so no order of replicas can block another. The rank computes on meanwhile; whenever it is polled it
+//! takes what has come.
 //!
 //! A parameter without a gradient on some replicas counts as zero there; without one on all, it stays without.
 
@@ -70,8 +70,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Takes the stage's gradients apart, a list for each replica. Each goes as soon as its parts, in storage of their own,
-    /// are there: so they need no more memory than the gradients did.
+    /// Takes the stage's gradients apart, a list for each replica. Each goes as soon as its parts, in storage of their
+    /// own, are there: so they need no more memory than the gradients did.
     fn cut_gradients(&mut self, stage: StageIndex) -> Vec<Parts> {
         let replicas = self.endpoint.replica_count();
         let runner = &mut self.chunk(stage).runner;
@@ -129,8 +129,8 @@ impl Executor {
         gradients.into_iter().enumerate().for_each(|(place, gradient)| runner.set_gradient(place, gradient));
     }
 
-    /// Sends tensors to a rank of another replica. This rank goes on with what they are parts of, so they leave in storage
-    /// of their own; encoding makes that too.
+    /// Sends tensors to a rank of another replica. This rank goes on with what they are parts of, so they leave in
+    /// storage of their own; encoding makes that too.
     pub(super) fn send_copies(&mut self, to: Rank, tag: Tag, mut tensors: Parts) {
         if self.endpoint.moves_storage() {
             tensors = tensors.into_iter().map(|tensor| tensor.map(Value::copied)).collect();

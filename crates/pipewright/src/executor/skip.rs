@@ -7,7 +7,8 @@
 //!
 //! The program knows nothing of these messages, and need not. A forward that waits for one also waits for the stage
 //! before it, that one for the stage before, and so on down to the stage that sends the message; so in any order of
-//! actions in which the neighbours' messages arrive, this one has been sent. Backward it is the same from the other end.
+//! actions in which the neighbours' messages arrive, this one has been sent. Backward it is the same from the other
+//! end.
 
 use pipewright_schedule::{Microbatch, StageIndex};
 
@@ -75,7 +76,8 @@ impl Executor {
     }
 }
 
-/// Skip connections whose sender the routes' stage is, of what goes in `direction`; it takes those of the other direction.
+/// Skip connections whose sender the routes' stage is, of what goes in `direction`; it takes those of the other
+/// direction.
 fn sent(routes: &Skips, direction: Direction) -> &[Skip] {
     match direction {
         Direction::Forward => &routes.outputs,

@@ -9,9 +9,9 @@
 //!
 //! # Weights that come and go
 //!
-//! Where parameters are sharded, a stage has its weights only for a while. The layers of such a stage keep no weight for
-//! their backward pass: they look it up in the stage's [`WeightStore`], which has it again by then. Nor are the weights
-//! on the tape: the collector's anchor, a scalar, stands for them, so that the backward pass comes by.
+//! Where parameters are sharded, a stage has its weights only for a while. The layers of such a stage keep no weight
+//! for their backward pass: they look it up in the stage's [`WeightStore`], which has it again by then. Nor are the
+//! weights on the tape: the collector's anchor, a scalar, stands for them, so that the backward pass comes by.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};

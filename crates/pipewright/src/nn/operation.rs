@@ -1,8 +1,8 @@
 //! The way from tensors to a hand-written operation of the CPU back end and onto the tape.
 //!
 //! [`on_cpu`] looks whether the tensors can be computed on here: single precision, on the CPU back end, on a tape
-//! without checkpointing or on none. If not, the caller composes Burn operations instead, so that each operation runs on
-//! every device.
+//! without checkpointing or on none. If not, the caller composes Burn operations instead, so that each operation runs
+//! on every device.
 
 use std::fmt::Debug;
 
@@ -27,8 +27,8 @@ pub(crate) trait Operation<const N: usize>: Clone + Debug + Send + 'static {
 /// Where an operation on `N` inputs is recorded; nowhere when no input is on a tape.
 pub(crate) struct Tape<const N: usize>(Option<[NodeGuard; N]>);
 
-/// The tensors as row-major single precision on the CPU back end, and the tape to record the operation on. None when the
-/// operation has to be composed of Burn's own.
+/// The tensors as row-major single precision on the CPU back end, and the tape to record the operation on. None when
+/// the operation has to be composed of Burn's own.
 pub(crate) fn on_cpu<const N: usize>(tensors: [DispatchTensor; N]) -> Option<([CpuTensor; N], Tape<N>)> {
     // Rank plays no part here, so any may stand in the type.
     let tensors = tensors.map(Tensor::<1>::from_dispatch);

@@ -1,10 +1,10 @@
 //! Whether an optimizer may be given parts of parameters.
 //!
 //! Where parameters are sharded, each replica updates its own rows. That is the update of the whole parameter only if
-//! what happens to an element does not depend on other rows: so it is with SGD, Adam, AdamW, not with those that look at
-//! a matrix (Muon, Adafactor) or at a parameter's norm (Lamb, clipping by the norm of each parameter). Burn's optimizers
-//! do not say which kind they are, and different parameters may have different ones. So the optimizer is tried on a module
-//! with the same parameters, made small: whole, and in two parts.
+//! what happens to an element does not depend on other rows: so it is with SGD, Adam, AdamW, not with those that look
+//! at a matrix (Muon, Adafactor) or at a parameter's norm (Lamb, clipping by the norm of each parameter). Burn's
+//! optimizers do not say which kind they are, and different parameters may have different ones. So the optimizer is
+//! tried on a module with the same parameters, made small: whole, and in two parts.
 
 use std::ops::Range;
 
@@ -12,7 +12,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor, TensorData};
 
-/// Sizes of the gradients, one a step: state of the first must matter in the second, and clipping show at any threshold.
+/// Sizes of the gradients, one a step: state of the first must matter in the second, and clipping show at any
+/// threshold.
 const SCALES: [f32; 3] = [1e-2, 1e15, 1e-2];
 /// Rows of a parameter on trial.
 const ROWS: usize = 6;

@@ -27,8 +27,8 @@ pub struct PipelineConfig {
     /// Replicas of the pipeline, each with its share of every batch. The world has as many ranks as the program, times
     /// this.
     pub data_parallel: u32,
-    /// What each replica holds. Sharded, the program must be at level `full`, and the optimizer one that works element by
-    /// element.
+    /// What each replica holds. Sharded, the program must be at level `full`, and the optimizer one that works element
+    /// by element.
     pub data_parallel_mode: DataParallelMode,
     /// How it is known what crosses the boundaries between stages; the same on all ranks.
     pub metadata: Metadata,
@@ -36,8 +36,8 @@ pub struct PipelineConfig {
     pub check_metadata: CheckMetadata,
     /// Called around every action.
     pub hook: Option<Arc<dyn ActionHook>>,
-    /// Raised by whoever wants training to end: each rank looks at the end of a step, and the step's report says whether
-    /// any found it raised. So the processes of a run agree on their last step.
+    /// Raised by whoever wants training to end: each rank looks at the end of a step, and the step's report says
+    /// whether any found it raised. So the processes of a run agree on their last step.
     pub interrupt: Option<Arc<AtomicBool>>,
 }
 

@@ -235,12 +235,12 @@ impl Pipeline {
         Ok(ranks)
     }
 
-    /// Takes over parameters and optimizer state from a checkpoint, whatever cut and schedule wrote it. The next step is
-    /// the one after the checkpoint's.
+    /// Takes over parameters and optimizer state from a checkpoint, whatever cut and schedule wrote it. The next step
+    /// is the one after the checkpoint's.
     ///
     /// # Errors
-    /// When the checkpoint lacks a parameter or has one of another shape, when the optimizer does not take its state, or
-    /// when a rank no longer answers. The pipeline then takes no further step.
+    /// When the checkpoint lacks a parameter or has one of another shape, when the optimizer does not take its state,
+    /// or when a rank no longer answers. The pipeline then takes no further step.
     pub fn restore(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<(), PipelineError> {
         self.command(|| Command::Restore(checkpoint.clone()))?;
         let restored = self.await_ranks(|reply| match reply {

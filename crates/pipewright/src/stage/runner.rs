@@ -200,8 +200,8 @@ pub(crate) trait Runner: Send {
     /// The rows of each parameter that a sharded stage holds; none where it has none, or all.
     fn rows(&self) -> Vec<Gradient>;
 
-    /// Gives a sharded stage its whole parameters, in the order of [`Runner::paths`], until [`Runner::release`]; none for
-    /// what it has whole.
+    /// Gives a sharded stage its whole parameters, in the order of [`Runner::paths`], until [`Runner::release`]; none
+    /// for what it has whole.
     fn gather(&mut self, whole: Vec<Gradient>);
 
     /// Leaves a sharded stage its part of the parameters.

@@ -1,13 +1,13 @@
 //! A stage whose parameters are spread over its replicas.
 //!
-//! Between two uses the module's parameters are this replica's rows of them: what the optimizer, checkpoints and reports
-//! see. [`Shards::gather`] puts the whole parameters into the module, for a stage cannot compute without them, and
-//! [`Shards::release`] the rows again. Both keep the parameters' ids. What is not trained (frozen weights, running
+//! Between two uses the module's parameters are this replica's rows of them: what the optimizer, checkpoints and
+//! reports see. [`Shards::gather`] puts the whole parameters into the module, for a stage cannot compute without them,
+//! and [`Shards::release`] the rows again. Both keep the parameters' ids. What is not trained (frozen weights, running
 //! statistics) stays whole on every replica: a module may change it by itself, and nobody here would know.
 //!
-//! In between a microbatch may be in flight. So a forward leaves no large parameter behind: each stands on the tape as a
-//! [`catch`] of its own, and the matrices and tables of [`crate::nn`] are looked up when the backward comes. Burn's own
-//! layers hold on to the weights that they need, and with them to the memory, until their backward.
+//! In between a microbatch may be in flight. So a forward leaves no large parameter behind: each stands on the tape as
+//! a [`catch`] of its own, and the matrices and tables of [`crate::nn`] are looked up when the backward comes. Burn's
+//! own layers hold on to the weights that they need, and with them to the memory, until their backward.
 
 use std::collections::HashMap;
 

@@ -4,8 +4,8 @@
 //! head's length (u32) | head (postcard) | pad | elements of tensor 0 | pad | elements of tensor 1 | pad ...
 //! ```
 //!
-//! Every part starts at a multiple of [`BLOCK`], and so the whole is one. That is for the transport, which counts blocks
-//! and not bytes: 2^31 of them are more than any message has. Elements are in the machine's byte order: the
+//! Every part starts at a multiple of [`BLOCK`], and so the whole is one. That is for the transport, which counts
+//! blocks and not bytes: 2^31 of them are more than any message has. Elements are in the machine's byte order: the
 //! machines of one run are of one kind.
 
 use std::time::{Duration, Instant, SystemTime};

@@ -140,8 +140,8 @@ pub(crate) fn config() -> PipelineConfig {
 /// What a step shows: its losses and its gradient norm, to the bit.
 pub(crate) type Step = (Vec<f64>, f64);
 
-/// Loses each message of a step in turn, launched with the same seed. The report says of every rank what it waits for, if it is not done; one waits
-/// for what was lost. Returns that of all messages, in words.
+/// Loses each message of a step in turn, launched with the same seed. The report says of every rank what it waits for,
+/// if it is not done; one waits for what was lost. Returns that of all messages, in words.
 pub(crate) fn lose_each(launch: impl Fn() -> SeededPipeline, batch: impl Fn() -> Batch) -> String {
     let mut all = String::new();
     for lost in 0.. {
