@@ -50,17 +50,22 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         let (parts, parts_time) = measure(options, replicas, DataParallelMode::Sharded)?;
         let of_stages = parameters(options.ranks * options.stages_per_rank)?;
         let largest = of_stages.iter().copied().max().ok_or("a model has stages")? as f64;
+        let state = 4.0 * NUMBER * of_stages.iter().sum::<u64>() as f64 / f64::from(options.ranks);
+        // What is neither parameter, gradient nor optimizer state is the same in both modes.
+        let beside = whole - state;
+        let held = parts - beside;
         // Parameters and gradients of the stages that are gathered.
         let window = 2.0 * NUMBER * largest * f64::from(options.window.get());
-        let share = 1.0 / f64::from(replicas) + window / whole;
+        let limit = state / f64::from(replicas) + window;
         println!(
-            "{}, {replicas} replicas: {:.1} MiB replicated, {:.1} MiB sharded: {:.3} of it, {:.3} of (1/{replicas} + \
-             window); {:.2} x the time",
+            "{}, {replicas} replicas: {:.1} MiB of parameters, gradients and optimizer state replicated, {:.1} MiB \
+             sharded: {:.3} of it, {:.3} of 1/{replicas} and the window; {:.1} MiB beside; {:.2} x the time",
             options.schedule,
-            whole / MIB,
-            parts / MIB,
-            parts / whole,
-            parts / whole / share,
+            state / MIB,
+            held / MIB,
+            held / state,
+            held / limit,
+            beside / MIB,
             parts_time / whole_time
         );
     }

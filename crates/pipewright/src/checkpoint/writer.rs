@@ -22,10 +22,15 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Time between two looks at how far the thread is.
 const WATCH: Duration = Duration::from_millis(50);
 
+/// The lowest priority of a thread on Linux.
+#[cfg(target_os = "linux")]
+const LOWEST: i32 = 19;
+
 /// Time between two looks for the parts of other processes.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Writes checkpoints on a thread of its own, one after another, and keeps the newest.
+/// Writes checkpoints on a thread of its own, one after another, and keeps the newest. The thread gives way to ranks that
+/// compute.
 ///
 /// Nobody waits for a checkpoint but the next one: at most one is being written, so that no more than one old state is
 /// held beside the running one. What goes wrong is told by the next call.
@@ -106,6 +111,7 @@ impl CheckpointWriter {
         let (sender, outcomes) = crossbeam_channel::bounded(1);
         let counted = written.clone();
         let run = move || {
+            give_way();
             for state in inbox {
                 // Nobody is left to tell when the writer was dropped.
                 let _ = sender.send(write(state, &counted));
@@ -201,6 +207,13 @@ impl Drop for CheckpointWriter {
             let _ = thread.join();
         }
     }
+}
+
+/// Lets the ranks' threads go first: writing takes the time that they leave.
+fn give_way() {
+    // Elsewhere a thread has the priority of its process. Where it is refused, the thread merely competes with the ranks.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::nice(LOWEST);
 }
 
 /// Writes this process's parts, waits for those of the others, and commits.
