@@ -14,7 +14,7 @@ use crate::batch::Batch;
 use crate::executor::{Executor, Link, StepInput};
 use crate::failure::{Abort, Cause, StepError};
 use crate::memory::RankMemory;
-use crate::mesh::{DataParallelMode, Mesh, Seat};
+use crate::mesh::{Mesh, Seat};
 use crate::metadata::Metadata;
 use crate::pipeline::{PipelineConfig, PipelineError};
 use crate::progress::Board;
@@ -112,8 +112,7 @@ impl Assembly {
         if config.optimizer.is_none() && !program.is_forward_only() {
             return Err(PipelineError::NoOptimizer);
         }
-        let is_sharded = config.data_parallel_mode == DataParallelMode::Sharded && mesh.data > 1;
-        if is_sharded && program.level() != Level::Full {
+        if config.is_sharded() && program.level() != Level::Full {
             return Err(PipelineError::NeverGathers { level: program.level() });
         }
         let expected = program.placement().stages() as usize - 1;
@@ -140,7 +139,7 @@ impl Assembly {
         let rank = self.mesh.seat(world_rank).rank;
         let failure =
             |message| StepError { rank: world_rank, step: 0, action: None, cause: Cause::Build { message } };
-        let link = Link::new(endpoint, self.mesh, self.config.data_parallel_mode);
+        let link = Link::new(endpoint, self.mesh, self.config.is_sharded());
         let placement = self.program.placement();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {

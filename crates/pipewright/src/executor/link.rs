@@ -7,7 +7,7 @@ use pipewright_schedule::Rank;
 
 use crate::collective::Group;
 use crate::failure::{Abort, StepError};
-use crate::mesh::{DataParallelMode, Mesh, Seat};
+use crate::mesh::{Mesh, Seat};
 use crate::shard::Part;
 use crate::transport::{Endpoint, Message, Payload, Tag, Waited};
 
@@ -23,10 +23,9 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(endpoint: Endpoint, mesh: Mesh, mode: DataParallelMode) -> Self {
+    pub(crate) fn new(endpoint: Endpoint, mesh: Mesh, is_sharded: bool) -> Self {
         let replicas = mesh.data_group(endpoint.rank()).expect("the world has the mesh's ranks");
         let seat = mesh.seat(endpoint.rank());
-        let is_sharded = mode == DataParallelMode::Sharded && mesh.data > 1;
         let part = is_sharded.then_some(Part { index: seat.replica, of: mesh.data });
         Self { endpoint, mesh, seat, replicas, part }
     }

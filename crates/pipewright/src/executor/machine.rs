@@ -86,6 +86,7 @@ impl Executor {
         self.step.shares = input.shares;
         self.step.keep_outputs = input.keep_outputs;
         self.step.phase = Phase::Actions;
+        self.board.does(self.world_rank, Doing::Computes);
         self.chunks.iter_mut().for_each(|chunk| chunk.gathers = 0);
         self.step.events.reserve(self.program.row(self.rank).len());
         self.board.moved(self.world_rank, 0);
@@ -108,7 +109,9 @@ impl Executor {
             return Err(self.error(Cause::Aborted { first }));
         }
         // Whoever waits is not polled, so what a report says of it holds as long as nothing arrives.
-        self.board.does(self.world_rank, Doing::Computes);
+        if std::mem::take(&mut self.step.waits) {
+            self.board.does(self.world_rank, Doing::Computes);
+        }
         if !self.step.reductions.is_empty() {
             self.advance_reductions();
         }
@@ -132,6 +135,7 @@ impl Executor {
         match blocked {
             Ok(None) => Ok(Poll::Progress),
             Ok(Some(blocked)) => {
+                self.step.waits = true;
                 self.board.does(self.world_rank, Doing::Waits(blocked));
                 Ok(Poll::Blocked)
             }
@@ -194,6 +198,7 @@ impl Executor {
         self.step = StepState { number: self.step.number, ..StepState::idle() };
         self.chunks.iter_mut().for_each(|chunk| chunk.gathers = 0);
         self.step.phase = Phase::Collect { next: 0 };
+        self.board.does(self.world_rank, Doing::Computes);
     }
 
     /// What was collected. Call once, when it is done.

@@ -73,6 +73,8 @@ pub(super) struct StepState {
     pub(super) update_follows: bool,
     pub(super) phase: Phase,
     pub(super) position: usize,
+    /// Whether the last poll found nothing to do.
+    pub(super) waits: bool,
     /// When the current action was first tried; a blocked one is tried again.
     pub(super) entered: Option<Instant>,
     pub(super) origin: Instant,
@@ -149,6 +151,7 @@ impl StepState {
             update_follows: true,
             phase: Phase::Done,
             position: 0,
+            waits: false,
             entered: None,
             origin: Instant::now(),
             events: Vec::new(),

@@ -60,6 +60,13 @@ impl Default for PipelineConfig {
     }
 }
 
+impl PipelineConfig {
+    /// Whether each replica holds a part of the parameters; one alone has all of them.
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.data_parallel_mode == DataParallelMode::Sharded && self.data_parallel > 1
+    }
+}
+
 /// What must be the same on every process for its ranks to fit together.
 pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> Fields {
     let placement = program.placement();

@@ -19,7 +19,6 @@ use crate::driver::{Command, RankSeed, RankThread, Reply, ThreadSettings};
 use crate::executor::RankReport;
 use crate::failure::{Cause, StepError};
 use crate::memory::RankMemory;
-use crate::mesh::DataParallelMode;
 use crate::microbatch::split;
 use crate::report::{EvalReport, StepReport, evaluation, training};
 use crate::stage::Stage;
@@ -202,7 +201,7 @@ impl Pipeline {
     /// # Errors
     /// When a rank fails or no longer answers; gradients that wait for an update are gone then.
     pub fn parameters(&mut self) -> Result<Vec<NamedParameter>, PipelineError> {
-        if self.assembly.config.data_parallel_mode == DataParallelMode::Sharded {
+        if self.assembly.config.is_sharded() {
             // Ranks exchange messages for this, as in a step.
             self.attempts += 1;
         }
