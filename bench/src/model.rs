@@ -25,6 +25,7 @@ use pipewright_schedule::{
 pub(crate) const SEQUENCE: usize = 256;
 pub(crate) const LAYERS: usize = 8;
 pub(crate) const WIDTH: usize = 512;
+pub(crate) const HEADS: usize = 8;
 const INTERMEDIATE: usize = 1376;
 const VOCABULARY: usize = 256;
 const SEED: u64 = 7;
@@ -161,7 +162,7 @@ fn config() -> LlamaConfig {
         hidden_size: WIDTH,
         intermediate_size: INTERMEDIATE,
         num_hidden_layers: LAYERS,
-        ..DecoderConfig::new(VOCABULARY, 8)
+        ..DecoderConfig::new(VOCABULARY, HEADS)
     };
     decoder.into()
 }

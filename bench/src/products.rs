@@ -8,10 +8,9 @@ use std::time::Instant;
 
 use gemm::Parallelism;
 
-use crate::model::{LAYERS, SEQUENCE, WIDTH, weight_shapes};
+use crate::model::{HEADS, LAYERS, SEQUENCE, WIDTH, weight_shapes};
 
-/// Heads of the bench model, and the features of each.
-const HEADS: usize = 8;
+/// Features of a head.
 const HEAD: usize = WIDTH / HEADS;
 /// A token looks at half of all tokens on average.
 const SEEN: usize = SEQUENCE / 2;

@@ -29,6 +29,13 @@ pub enum DataParallelMode {
     Sharded,
 }
 
+impl DataParallelMode {
+    /// Whether each of so many replicas holds a part of the parameters; one alone has all of them.
+    pub fn shards(self, replicas: u32) -> bool {
+        self == Self::Sharded && replicas > 1
+    }
+}
+
 /// A rank's place in a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seat {

@@ -22,7 +22,7 @@ pub(crate) struct MeshSettings {
 impl MeshSettings {
     /// Whether each replica holds a part of the parameters.
     pub(crate) fn is_sharded(&self) -> bool {
-        self.data_parallel > 1 && self.data_parallel_mode == DataParallelMode::Sharded
+        self.data_parallel_mode.shards(self.data_parallel)
     }
 }
 

@@ -61,9 +61,9 @@ impl Default for PipelineConfig {
 }
 
 impl PipelineConfig {
-    /// Whether each replica holds a part of the parameters; one alone has all of them.
+    /// Whether each replica holds a part of the parameters.
     pub(crate) fn is_sharded(&self) -> bool {
-        self.data_parallel_mode == DataParallelMode::Sharded && self.data_parallel > 1
+        self.data_parallel_mode.shards(self.data_parallel)
     }
 }
 
