@@ -2,7 +2,9 @@
 //! what it costs to split a backward at all.
 //!
 //! A step of each is timed in turn. On a machine that others share, the fastest step of either says the most: nothing
-//! makes a step faster than it is.
+//! makes a step faster than it is. One rank has the machine's caches, memory and clock to itself, which no rank of a
+//! pipeline has; so one-rank pipelines that know nothing of each other are timed side by side as well, one for each
+//! rank. What they lose against one alone is the machine's, and what a schedule loses against them is ours.
 //!
 //! The bound of a schedule is the makespan that the simulator predicts from the median time of each stage's `F`, `B`,
 //! `I` and `W` in the measured steps, with communication that costs nothing.
@@ -12,7 +14,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use pipewright_schedule::costs::StageCosts;
-use pipewright_schedule::{Action, Costs, Event, StageIndex, simulate};
+use pipewright_schedule::{Action, Costs, Event, Rank, StageIndex, simulate};
 
 use crate::model::Bench;
 use crate::size::Size;
@@ -42,35 +44,107 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     );
     println!("a step of I and W over one of B, one rank: {}", split_cost(microbatches, steps)?);
     for schedule in &options.schedules {
-        let mut single = Bench::new("gpipe", 1, microbatches)?;
-        let mut bench = Bench::new(schedule, ranks, microbatches)?;
-        single.steps(1, 0)?;
-        bench.steps(2, 0)?;
-        let (mut efficiency, mut rate, mut program_times) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut events, mut best, mut best_alone) = (Vec::new(), f64::INFINITY, f64::INFINITY);
-        for _ in 0..steps {
-            let alone = single.step()?.wall.as_secs_f64();
-            let report = bench.step()?;
-            let wall = report.wall.as_secs_f64();
-            efficiency.push(alone / wall / f64::from(ranks));
-            (best, best_alone) = (best.min(wall), best_alone.min(alone));
-            rate.push(bench.tokens as f64 / wall);
-            let update = report.update.iter().max().map_or(0.0, Duration::as_secs_f64);
-            program_times.push(wall - update);
-            events.extend_from_slice(report.timeline.events());
-        }
-        let costs = costs(&events, bench.program().placement().stages());
-        let bound = simulate::timed(bench.program().as_program(), &costs)?.timeline().makespan();
         println!("{schedule}");
-        println!("  tokens a second: {}", Spread::new(rate));
-        println!("  of {ranks} x one rank: {}", Spread::new(efficiency));
-        println!("  of {ranks} x one rank, fastest steps: {:.3}", best_alone / best / f64::from(ranks));
-        println!(
-            "  of its own bound: {}",
-            Spread::new(program_times.iter().map(|time| bound / time).collect())
-        );
+        against(schedule, ranks, microbatches, steps)?;
     }
     Ok(())
+}
+
+/// Steps of a schedule and of one-rank pipelines, in seconds, each turn in one place of all lists.
+#[derive(Default)]
+struct Turns {
+    /// A step of the schedule.
+    walls: Vec<f64>,
+    /// The same without the optimizer.
+    programs: Vec<f64>,
+    /// A step of one rank that has the machine to itself.
+    alone: Vec<f64>,
+    /// What the rank then computes, without the optimizer.
+    alone_busy: Vec<f64>,
+    /// A step of one rank while others do the same.
+    beside: Vec<f64>,
+    /// What the schedule's ranks did in all turns.
+    events: Vec<Event>,
+}
+
+/// One schedule against one rank alone, one-rank pipelines side by side, and its own bound.
+fn against(schedule: &str, ranks: u32, microbatches: u32, steps: usize) -> Result<(), Box<dyn Error>> {
+    let mut bench = Bench::new(schedule, ranks, microbatches)?;
+    let turns = take_turns(&mut bench, ranks, microbatches, steps)?;
+    let costs = costs(&turns.events, bench.program().placement().stages());
+    let predicted = simulate::timed(bench.program().as_program(), &costs)?;
+    let (bound, busy) = (
+        predicted.timeline().makespan(),
+        (0..ranks).map(|rank| predicted.timeline().busy(Rank::new(rank))).sum::<f64>(),
+    );
+
+    let Turns { walls, programs, alone, alone_busy, beside, .. } = &turns;
+    let count = f64::from(ranks);
+    let fastest = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min);
+    let side_by_side = format!("{ranks} one-rank pipelines side by side");
+    println!("  tokens a second: {}", spread(walls, |wall| bench.tokens as f64 / wall));
+    println!("  of {ranks} x one rank: {}", ratios(alone, walls, count));
+    println!("  of {ranks} x one rank, fastest steps: {:.3}", fastest(alone) / fastest(walls) / count);
+    println!("  {side_by_side}, of {ranks} x one rank: {}", ratios(alone, beside, 1.0));
+    println!("  of {side_by_side}: {}", ratios(beside, walls, count));
+    println!("  of {side_by_side}, fastest steps: {:.3}", fastest(beside) / fastest(walls) / count);
+    println!("  of its own bound: {}", spread(programs, |program| bound / program));
+    println!("  of the ranks' time that its bound fills: {:.3}", busy / bound / count);
+    println!(
+        "  what its ranks compute, over what one rank does: {}",
+        spread(alone_busy, |alone| busy / alone)
+    );
+    Ok(())
+}
+
+fn take_turns(
+    bench: &mut Bench,
+    ranks: u32,
+    microbatches: u32,
+    steps: usize,
+) -> Result<Turns, Box<dyn Error>> {
+    let single = |_| Bench::new("gpipe", 1, microbatches);
+    let mut singles = (0..ranks).map(single).collect::<Result<Vec<_>, _>>()?;
+    bench.steps(2, 0)?;
+    side_by_side(&mut singles)?;
+    let mut turns = Turns::default();
+    for turn in 0..steps {
+        let one = turn % singles.len();
+        let (alone, report) = (singles[one].step()?, bench.step()?);
+        let update = report.update.iter().max().map_or(0.0, Duration::as_secs_f64);
+        turns.walls.push(report.wall.as_secs_f64());
+        turns.programs.push(report.wall.as_secs_f64() - update);
+        turns.alone.push(alone.wall.as_secs_f64());
+        turns.alone_busy.push(alone.timeline.busy(Rank::new(0)));
+        turns.beside.push(side_by_side(&mut singles)?);
+        turns.events.extend_from_slice(report.timeline.events());
+    }
+    Ok(turns)
+}
+
+/// Each of `of` over the `to` of its turn, and over `scale`.
+fn ratios(of: &[f64], to: &[f64], scale: f64) -> Spread {
+    Spread::new(of.iter().zip(to).map(|(of, to)| of / to / scale).collect())
+}
+
+fn spread(values: &[f64], figure: impl Fn(f64) -> f64) -> Spread {
+    Spread::new(values.iter().copied().map(figure).collect())
+}
+
+/// One step of each pipeline at the same time, and the mean of what they take, in seconds.
+fn side_by_side(pipelines: &mut [Bench]) -> Result<f64, Box<dyn Error>> {
+    let count = pipelines.len() as f64;
+    let step = |bench: &mut Bench| {
+        bench.step().map(|report| report.wall.as_secs_f64()).map_err(|error| error.to_string())
+    };
+    let walls: f64 = std::thread::scope(|scope| {
+        let threads: Vec<_> = pipelines.iter_mut().map(|bench| scope.spawn(move || step(bench))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into())))
+            .sum::<Result<f64, String>>()
+    })?;
+    Ok(walls / count)
 }
 
 /// What splitting every backward costs: one rank's step with `I` and `W` over its step with `B`, in turn.
