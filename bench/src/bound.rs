@@ -1,7 +1,9 @@
 //! How near a pipelined step comes to what its schedule allows.
 //!
 //! 1F1B with `m` microbatches on `p` ranks takes at least `m + p - 1` times what its slowest stage takes for one
-//! forward and one backward. The ratio of the step, without the optimizer, to that bound is what the runtime costs.
+//! forward and one backward, if every message stands behind a whole action. The ratio of the step, without the
+//! optimizer, to that bound is what the runtime costs, less what it saves by sending gradients before those of the
+//! weights are computed.
 
 use std::error::Error;
 use std::time::Duration;

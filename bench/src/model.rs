@@ -81,7 +81,8 @@ impl<'a> Setup<'a> {
         };
         let level = if self.replicas > 1 { Level::Full } else { Level::Comms };
         let unshard = (self.replicas > 1).then_some(UnshardConfig { window: self.window, lookahead: None });
-        let program = lower(&schedule, &LowerConfig { unshard, ..LowerConfig::from(level) })?;
+        let program =
+            lower(&schedule, &LowerConfig { send_early: true, unshard, ..LowerConfig::from(level) })?;
         Ok(validate(program, level)?)
     }
 }

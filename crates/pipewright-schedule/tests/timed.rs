@@ -126,12 +126,17 @@ fn costs_must_fit() {
     assert_eq!(error, "2 entries for the costs of 1 stages; give one for all, or one each");
 }
 
-/// The bubble from barrier to barrier, and the largest peak in activations, for 8 ranks and 32 microbatches.
+/// As [`check_idle`], where each message stands behind a whole action.
 fn check_closed_form(name: &str, stages_per_rank: u32, bubble: f64, peak: u64) {
+    check_idle(&LowerConfig::from(Level::Comms), name, stages_per_rank, bubble, peak);
+}
+
+/// The bubble from barrier to barrier, and the largest peak in activations, for 8 ranks and 32 microbatches.
+fn check_idle(config: &LowerConfig, name: &str, stages_per_rank: u32, bubble: f64, peak: u64) {
     let stages_per_rank = Some(stages_per_rank);
     let spec = ScheduleSpec { ranks: 8, stages_per_rank, microbatches: 32, ..ScheduleSpec::default() };
     let schedule = generate(name, &spec).expect("a schedule");
-    let program = lower(&schedule, &LowerConfig::from(Level::Comms)).expect("a program");
+    let program = lower(&schedule, config).expect("a program");
     let summary = summarize(&program, &Costs::default()).expect("it runs");
     assert!((summary.bubble_fraction - bubble).abs() < 1e-9, "{name}: {}", summary.bubble_fraction);
     assert_eq!(summary.peak_activations.iter().max(), Some(&peak), "{name}");
@@ -155,6 +160,23 @@ fn closed_forms() {
     // give p - 1. One activation more than 2 p, since a forward starts before the backward beside it ends.
     check_closed_form("dualpipev", 2, bubble(7.0, 2.0), 17);
     check_closed_form("v-half", 2, bubble(17.0, 2.0), 10);
+}
+
+#[test]
+fn gradients_that_leave_early_save_the_weights_of_the_bubble() {
+    let early = LowerConfig { send_early: true, ..LowerConfig::from(Level::Comms) };
+    let check = |name, stages_per_rank: u32, idle: f64, peak| {
+        let bubble = idle / (3.0 * 32.0 * f64::from(stages_per_rank) + idle);
+        check_idle(&early, name, stages_per_rank, bubble, peak);
+    };
+    // (p - 1) (F + I), and what is held is the same.
+    check("gpipe", 1, 14.0, 32);
+    check("1f1b", 1, 14.0, 8);
+    check("interleaved1f1b", 4, 14.0, 39);
+    // These split their backwards themselves.
+    check("zb-h1", 1, 7.0, 8);
+    check("zbvzerobubble", 2, 7.0, 16);
+    check("dualpipev", 2, 7.0, 17);
 }
 
 #[test]

@@ -164,13 +164,13 @@ fn gathers(program: &Program) -> bool {
     program.rows().iter().flatten().any(|action| matches!(action, Action::Unshard { .. }))
 }
 
-/// Adds communication. Where there are replicas, a stage's gradients are reduced as soon as they are there, and waited
+/// Adds communication, each message as soon as what it brings is there. Where there are replicas, a stage's gradients are reduced as soon as they are there, and waited
 /// for at the end; where parameters are sharded, they are gathered before their stage computes.
 fn lower_to_run(schedule: &Schedule, mesh: &MeshSettings) -> Result<Program, String> {
     let reduce_grad = (mesh.data_parallel > 1).then_some(ReduceWait::AtEnd);
     let window = NonZeroU32::new(mesh.unshard_window).filter(|_| mesh.is_sharded());
     let unshard = window.map(|window| UnshardConfig { window, lookahead: None });
-    let config = LowerConfig { reduce_grad, unshard, ..LowerConfig::from(Level::Comms) };
+    let config = LowerConfig { send_early: true, reduce_grad, unshard, ..LowerConfig::from(Level::Comms) };
     lower(schedule, &config).map_err(|error| error.to_string())
 }
 

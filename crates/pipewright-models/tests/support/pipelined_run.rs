@@ -77,10 +77,12 @@ fn train(reference: &Reference, schedule: &str, ranks: u32, microbatches: u32) -
     }
 }
 
+/// A program as the command line makes it.
 fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {
     let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
     let schedule = generate(schedule, &spec).expect("a schedule");
-    let program = lower(&schedule, &LowerConfig::from(Level::Comms)).expect("it lowers");
+    let config = LowerConfig { send_early: true, ..LowerConfig::from(Level::Comms) };
+    let program = lower(&schedule, &config).expect("it lowers");
     validate(program, Level::Comms).expect("it is sound")
 }
 

@@ -26,7 +26,7 @@ use crate::lower::passes::LowerError;
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
 use crate::lower::send_recv::cells_in_step;
 use crate::lower::unshard::{UnshardConfig, unshard};
-use crate::lower::{defer_recv, merge_bw, send_recv, wait_send};
+use crate::lower::{defer_recv, merge_bw, send_early, send_recv, wait_send};
 use crate::placement::Placement;
 use crate::schedule::{Program, ScheduleError, check_sizes, infer_sizes};
 
@@ -37,6 +37,8 @@ pub enum Pass {
     Unshard(UnshardConfig),
     /// `merge-bw`
     MergeBw,
+    /// `send-early`
+    SendEarly,
     /// `reduce-grad`, or `reduce-grad=at-end` to wait at the row's end.
     ReduceGrad(ReduceWait),
     /// `send-recv`
@@ -66,7 +68,8 @@ pub enum ParsePassError {
     },
 }
 
-const NAMES: [&str; 6] = ["unshard", "merge-bw", "reduce-grad", "send-recv", "defer-recv", "wait-send"];
+const NAMES: [&str; 7] =
+    ["unshard", "merge-bw", "send-early", "reduce-grad", "send-recv", "defer-recv", "wait-send"];
 
 /// What a pass takes behind its `=`.
 fn settings(pass: &str) -> &'static str {
@@ -92,6 +95,7 @@ impl Pass {
         match self {
             Self::Unshard(_) => "unshard",
             Self::MergeBw => "merge-bw",
+            Self::SendEarly => "send-early",
             Self::ReduceGrad(_) => "reduce-grad",
             Self::SendRecv => "send-recv",
             Self::DeferRecv => "defer-recv",
@@ -103,6 +107,7 @@ impl Pass {
         Ok(match self {
             Self::Unshard(config) => unshard(program, config),
             Self::MergeBw => merge_bw(program),
+            Self::SendEarly => send_early(program),
             Self::ReduceGrad(wait) => reduce_grad(program, wait),
             Self::SendRecv => send_recv(program)?,
             Self::DeferRecv => defer_recv(program),
@@ -154,6 +159,7 @@ fn with_setting(pass: &str, setting: Option<&str>) -> Option<Pass> {
             None => UnshardConfig { window: setting.parse().ok()?, lookahead: None },
         }),
         ("merge-bw", None) => Pass::MergeBw,
+        ("send-early", None) => Pass::SendEarly,
         ("reduce-grad", None) => Pass::ReduceGrad(ReduceWait::AtOnce),
         ("reduce-grad", Some("at-end")) => Pass::ReduceGrad(ReduceWait::AtEnd),
         ("send-recv", None) => Pass::SendRecv,
@@ -238,7 +244,7 @@ mod tests {
 
     #[test]
     fn passes_round_trip() {
-        let all = "unshard=3,unshard=2:5,merge-bw,reduce-grad,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2";
+        let all = "unshard=3,unshard=2:5,merge-bw,send-early,reduce-grad,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2";
         let printed: Vec<String> =
             Pass::parse_list(all).expect("passes").iter().map(ToString::to_string).collect();
         assert_eq!(printed.join(","), all);
@@ -249,7 +255,7 @@ mod tests {
     fn mistakes_are_named() {
         check_error(
             "sendrecv",
-            "unknown pass `sendrecv`; the passes are unshard, merge-bw, reduce-grad, send-recv, defer-recv, wait-send",
+            "unknown pass `sendrecv`; the passes are unshard, merge-bw, send-early, reduce-grad, send-recv, defer-recv, wait-send",
         );
         check_error(
             "wait-send=0",

@@ -9,7 +9,7 @@ use crate::lower::drop_bubbles::Computation;
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
 use crate::lower::send_recv::send_recv_over;
 use crate::lower::unshard::{UnshardConfig, unshard};
-use crate::lower::{defer_recv, drop_bubbles, merge_bw, wait_send};
+use crate::lower::{defer_recv, drop_bubbles, merge_bw, send_early, wait_send};
 use crate::schedule::{Program, Schedule, ScheduleError};
 use crate::validate::{Blocked, Violations, check};
 
@@ -18,6 +18,9 @@ use crate::validate::{Blocked, Violations, check};
 pub struct LowerConfig {
     /// Merge the halves of a split backward that stand next to each other.
     pub merge_bw: bool,
+    /// Take computations apart where another rank waits for a part of them, so that it leaves early. Leave it out where
+    /// a hook runs the halves of overlaps together.
+    pub send_early: bool,
     /// Gather parameters before their stage computes; `None` where parameters are not sharded.
     pub unshard: Option<UnshardConfig>,
     /// Reduce each stage's gradients after its last weight gradient, and wait for it where this says.
@@ -46,6 +49,7 @@ impl From<Level> for LowerConfig {
     fn from(level: Level) -> Self {
         Self {
             merge_bw: false,
+            send_early: false,
             unshard: (level == Level::Full).then(UnshardConfig::default),
             reduce_grad: (level == Level::Full).then_some(ReduceWait::AtOnce),
             communicate: (level != Level::Compute).then_some(Messages::Blocking),
@@ -91,6 +95,10 @@ pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, Lower
     if config.merge_bw {
         let merged = merge_bw(computation.into_program());
         computation = Computation::Changed(sound("merge-bw", merged, Level::Compute)?);
+    }
+    if config.send_early {
+        let apart = send_early(computation.into_program());
+        computation = Computation::Changed(sound("send-early", apart, Level::Compute)?);
     }
     if let Some(config) = config.unshard {
         let gathered = unshard(computation.into_program(), config);

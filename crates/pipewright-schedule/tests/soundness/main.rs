@@ -108,12 +108,13 @@ proptest! {
     fn waits_and_deferred_receives_are_sound(
         schedule in any_schedule(),
         defer_recv: bool,
+        send_early: bool,
         budget in prop::option::of(1..4u32),
     ) {
         // Receives that are put off may need more than a small budget.
         let budget = budget.filter(|_| !defer_recv).and_then(std::num::NonZeroU32::new);
         let messages = Messages::Waited { defer_recv, budget };
-        let config = LowerConfig { communicate: Some(messages), ..LowerConfig::from(Level::Comms) };
+        let config = LowerConfig { send_early, communicate: Some(messages), ..LowerConfig::from(Level::Comms) };
         let program = lower(&schedule, &config).expect("a sound schedule");
         prop_assert!(logical(&program).is_ok() && timed(&program, &Costs::default()).is_ok());
         if let Err(violations) = validate(program, Level::Comms) {

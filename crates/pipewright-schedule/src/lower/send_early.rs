@@ -1,0 +1,78 @@
+//! Takes computations apart where another rank waits for a part of them.
+//!
+//! Rules: (1) an overlap becomes its forward and its backward; (2) `B` of a stage becomes `I` and `W` where the stage
+//! before it is on another rank. Run it before the messages are added: they stand behind what they send, so a forward's
+//! outputs leave before the backward begins, a forward does not wait for what its overlap's backward needs, and a
+//! gradient leaves while its sender still computes those of its weights.
+//!
+//! What a rank computes, in which order and with which results, stays as it is, and so does what it holds. The bubble
+//! of 1F1B shrinks from `(p - 1) (F + I + W)` to `(p - 1) (F + I)`. The reference sends behind a whole action; its
+//! levels do without this pass, and so do ranks on which a hook runs both halves of an overlap together.
+//!
+//! The inverse of `merge-bw` for such stages. Time linear in the row.
+
+use crate::action::Action;
+use crate::placement::Placement;
+use crate::schedule::Program;
+
+/// Lets outputs and gradients leave as soon as they are computed.
+pub fn send_early(program: Program) -> Program {
+    let placement = program.placement().clone();
+    program.map_rows(|_, row| {
+        let takes_apart = |&action: &Action| matches!(action, Action::Overlap(_) | Action::Backward { .. });
+        if !row.iter().any(takes_apart) {
+            return row;
+        }
+        let mut lowered = Vec::with_capacity(row.len() * 2);
+        for part in row.into_iter().flat_map(Action::parts) {
+            match part {
+                Action::Backward { stage, microbatch } if sends_gradients(&placement, part) => {
+                    lowered.push(Action::InputBackward { stage, microbatch });
+                    lowered.push(Action::WeightBackward { stage, microbatch });
+                }
+                whole => lowered.push(whole),
+            }
+        }
+        lowered
+    })
+}
+
+/// Whether another rank waits for the gradients that `backward` makes.
+fn sends_gradients(placement: &Placement, backward: Action) -> bool {
+    let previous = placement.previous(backward.stage());
+    previous.is_some_and(|previous| placement.owner(previous) != placement.owner(backward.stage()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::{parse_program, print_program};
+
+    fn check(rows: &str, expected: &str) {
+        let program = parse_program(rows).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(print_program(&send_early(program)), expected);
+    }
+
+    #[test]
+    fn gradients_for_another_rank_leave_before_weights() {
+        check("0F0,0B0\n1F0,1B0\n", "0F0,0B0\n1F0,1I0,1W0\n");
+    }
+
+    #[test]
+    fn a_turn_of_a_v_stays_whole() {
+        check("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n", "0F0,3F0,3I0,3W0,0B0\n1F0,2F0,2B0,1I0,1W0\n");
+    }
+
+    #[test]
+    fn overlaps_come_apart() {
+        check(
+            "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n1F0,(1F1;1B0)OVERLAP_F_B,1B1,1F2,1B2\n",
+            "0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1I0,1W0,1I1,1W1,1F2,1I2,1W2\n",
+        );
+    }
+
+    #[test]
+    fn what_is_apart_stays() {
+        check("0F0,0B0\n1F0,1I0,1W0\n", "0F0,0B0\n1F0,1I0,1W0\n");
+    }
+}
