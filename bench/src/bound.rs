@@ -1,16 +1,16 @@
 //! How near a pipelined step comes to what its schedule allows.
 //!
 //! 1F1B with `m` microbatches on `p` ranks takes at least `m + p - 1` times what its slowest stage takes for one
-//! forward and one backward, if every message stands behind a whole action. The ratio of the step, without the
-//! optimizer, to that bound is what the runtime costs, less what it saves by sending gradients before those of the
-//! weights are computed.
+//! forward and one backward, where messages stand behind whole actions, as they do here. The ratio of the step, without
+//! the optimizer, to that bound is what the runtime costs.
 
 use std::error::Error;
 use std::time::Duration;
 
+use pipewright::transport::World;
 use pipewright_schedule::Rank;
 
-use crate::model::Bench;
+use crate::model::{Bench, Setup};
 use crate::size::Size;
 use crate::statistics::Spread;
 
@@ -26,7 +26,8 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let &Options { size: Size { ranks, microbatches }, steps } = options;
-    let mut pipelined = Bench::new("1f1b", ranks, microbatches)?;
+    let setup = Setup { send_early: false, ..Setup::new("1f1b", ranks, microbatches) };
+    let mut pipelined = Bench::over(World::local(ranks), &setup)?;
     let mut single = Bench::new("gpipe", 1, microbatches)?;
     pipelined.steps(2, 0)?;
     single.steps(1, 0)?;

@@ -55,6 +55,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) mode: DataParallelMode,
     /// Stages of a rank whose parameters are gathered at once, where they are sharded.
     pub(crate) window: NonZeroU32,
+    /// Whether gradients leave before those of the weights are computed, as in training.
+    pub(crate) send_early: bool,
 }
 
 impl<'a> Setup<'a> {
@@ -68,12 +70,13 @@ impl<'a> Setup<'a> {
             replicas: 1,
             mode: DataParallelMode::Replicated,
             window: UnshardConfig::default().window,
+            send_early: true,
         }
     }
 
     /// A sound program, with all communication that the setup needs.
     pub(crate) fn program(&self) -> Result<ValidatedProgram, Box<dyn Error>> {
-        let Self { ranks, stages_per_rank, microbatches, .. } = *self;
+        let Self { ranks, stages_per_rank, microbatches, send_early, .. } = *self;
         let spec = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
         let schedule = match self.schedule.contains(',') {
             true => csv::parse_schedule(self.schedule)?,
@@ -81,8 +84,7 @@ impl<'a> Setup<'a> {
         };
         let level = if self.replicas > 1 { Level::Full } else { Level::Comms };
         let unshard = (self.replicas > 1).then_some(UnshardConfig { window: self.window, lookahead: None });
-        let program =
-            lower(&schedule, &LowerConfig { send_early: true, unshard, ..LowerConfig::from(level) })?;
+        let program = lower(&schedule, &LowerConfig { send_early, unshard, ..LowerConfig::from(level) })?;
         Ok(validate(program, level)?)
     }
 }

@@ -73,10 +73,8 @@ fn against(schedule: &str, ranks: u32, microbatches: u32, steps: usize) -> Resul
     let turns = take_turns(&mut bench, ranks, microbatches, steps)?;
     let costs = costs(&turns.events, bench.program().placement().stages());
     let predicted = simulate::timed(bench.program().as_program(), &costs)?;
-    let (bound, busy) = (
-        predicted.timeline().makespan(),
-        (0..ranks).map(|rank| predicted.timeline().busy(Rank::new(rank))).sum::<f64>(),
-    );
+    let bound = predicted.timeline().makespan();
+    let busy: f64 = (0..ranks).map(|rank| predicted.timeline().busy(Rank::new(rank))).sum();
 
     let Turns { walls, programs, alone, alone_busy, beside, .. } = &turns;
     let count = f64::from(ranks);
@@ -173,8 +171,6 @@ fn costs(events: &[Event], stages: u32) -> Costs {
     let stages = (0..stages).map(StageIndex::new).map(|stage| {
         let (forward, input_backward) = (of(stage, Kind::Forward), of(stage, Kind::Input));
         let (weight_backward, backward) = (of(stage, Kind::Weight), of(stage, Kind::Both));
-        // A backward that is only ever overlapped has no time of its own.
-        let backward = if backward > 0.0 { backward } else { input_backward + weight_backward };
         StageCosts { backward, ..StageCosts::new(forward, input_backward, weight_backward) }
     });
     Costs { stages: stages.collect(), ..Costs::default() }

@@ -179,8 +179,12 @@ fn exercise(text: &str) {
             let _lowered = lower(&schedule, &config);
         }
     }
-    let passes = "merge-bw,send-early,unshard=2:3,reduce-grad,send-recv,wait-send=1,defer-recv";
-    for passes in [passes, "send-recv", "defer-recv,wait-send,reduce-grad=at-end"] {
+    for passes in [
+        "merge-bw,unshard=2:3,reduce-grad,send-recv,wait-send=1,defer-recv",
+        "unshard=2:3,reduce-grad,send-early,send-recv",
+        "send-recv",
+        "defer-recv,wait-send,reduce-grad=at-end,send-early",
+    ] {
         let input = PassInput { rows: rows.clone(), stage_to_rank: None, microbatches: None };
         let _program = apply(input, &Pass::parse_list(passes).expect("passes"));
     }

@@ -173,7 +173,7 @@ fn gradients_that_leave_early_save_the_weights_of_the_bubble() {
     check("gpipe", 1, 14.0, 32);
     check("1f1b", 1, 14.0, 8);
     check("interleaved1f1b", 4, 14.0, 39);
-    // These split their backwards themselves.
+    // Where the schedule splits what lies on its critical path, nothing changes.
     check("zb-h1", 1, 7.0, 8);
     check("zbvzerobubble", 2, 7.0, 16);
     check("dualpipev", 2, 7.0, 17);

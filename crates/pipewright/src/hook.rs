@@ -33,7 +33,7 @@ pub trait ActionHook: Send + Sync {
     }
 
     /// In the place of `OVERLAP_F_B`: calls `run` for each of its parts, a forward and a backward, in the order that it
-    /// likes. Both can start at once. A program that was lowered with `send_early` has no overlaps.
+    /// likes. Both can start at once. A program has no overlaps after [`pipewright_schedule::lower::send_early`].
     fn overlap(&self, _rank: Rank, parts: [Action; 2], run: &mut dyn FnMut(Action)) {
         parts.into_iter().for_each(run);
     }

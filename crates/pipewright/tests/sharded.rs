@@ -46,7 +46,9 @@ fn program(
     let schedule = generate(schedule, &spec).expect("a schedule");
     let window = NonZeroU32::new(window).expect("a window");
     let unshard = Some(UnshardConfig { window, lookahead: None });
-    let config = LowerConfig { unshard, ..LowerConfig::from(Level::Full) };
+    // Messages stand behind whole actions where the window is narrow, and leave early where it is wide.
+    let send_early = window.get() > 1;
+    let config = LowerConfig { send_early, unshard, ..LowerConfig::from(Level::Full) };
     validate(lower(&schedule, &config).expect("it lowers"), Level::Full).expect("it is sound")
 }
 

@@ -19,7 +19,8 @@ pub(crate) struct LowerArguments {
     /// The schedule: one row a rank, at any level
     #[arg(value_name = "FILE.csv")]
     file: PathBuf,
-    /// The passes, in the order in which they run: unshard, merge-bw, send-early, reduce-grad, send-recv, defer-recv, wait-send
+    /// The passes, in the order in which they run: unshard, merge-bw, reduce-grad, send-early (before send-recv),
+    /// send-recv, defer-recv, wait-send
     #[arg(long = "pass", value_name = "PASS,..", value_delimiter = ',', required = true)]
     passes: Vec<Pass>,
     /// The rank of each stage, where it does not follow from the rows

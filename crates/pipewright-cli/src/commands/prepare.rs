@@ -164,8 +164,9 @@ fn gathers(program: &Program) -> bool {
     program.rows().iter().flatten().any(|action| matches!(action, Action::Unshard { .. }))
 }
 
-/// Adds communication, each message as soon as what it brings is there. Where there are replicas, a stage's gradients are reduced as soon as they are there, and waited
-/// for at the end; where parameters are sharded, they are gathered before their stage computes.
+/// Adds communication; what another rank waits for leaves as soon as it is there. Where there are replicas, a stage's
+/// gradients are reduced as soon as they are there, and waited for at the end; where parameters are sharded, they are
+/// gathered before their stage computes.
 fn lower_to_run(schedule: &Schedule, mesh: &MeshSettings) -> Result<Program, String> {
     let reduce_grad = (mesh.data_parallel > 1).then_some(ReduceWait::AtEnd);
     let window = NonZeroU32::new(mesh.unshard_window).filter(|_| mesh.is_sharded());

@@ -69,7 +69,7 @@ pub enum ParsePassError {
 }
 
 const NAMES: [&str; 7] =
-    ["unshard", "merge-bw", "send-early", "reduce-grad", "send-recv", "defer-recv", "wait-send"];
+    ["unshard", "merge-bw", "reduce-grad", "send-early", "send-recv", "defer-recv", "wait-send"];
 
 /// What a pass takes behind its `=`.
 fn settings(pass: &str) -> &'static str {
@@ -255,7 +255,7 @@ mod tests {
     fn mistakes_are_named() {
         check_error(
             "sendrecv",
-            "unknown pass `sendrecv`; the passes are unshard, merge-bw, send-early, reduce-grad, send-recv, defer-recv, wait-send",
+            "unknown pass `sendrecv`; the passes are unshard, merge-bw, reduce-grad, send-early, send-recv, defer-recv, wait-send",
         );
         check_error(
             "wait-send=0",

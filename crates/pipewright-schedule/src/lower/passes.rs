@@ -18,13 +18,13 @@ use crate::validate::{Blocked, Violations, check};
 pub struct LowerConfig {
     /// Merge the halves of a split backward that stand next to each other.
     pub merge_bw: bool,
-    /// Take computations apart where another rank waits for a part of them, so that it leaves early. Leave it out where
-    /// a hook runs the halves of overlaps together.
-    pub send_early: bool,
     /// Gather parameters before their stage computes; `None` where parameters are not sharded.
     pub unshard: Option<UnshardConfig>,
     /// Reduce each stage's gradients after its last weight gradient, and wait for it where this says.
     pub reduce_grad: Option<ReduceWait>,
+    /// Take computations apart where another rank waits for a part of them, so that it leaves early. Leave it out where
+    /// a hook runs the halves of overlaps together.
+    pub send_early: bool,
     /// Send and receive between ranks.
     pub communicate: Option<Messages>,
 }
@@ -49,9 +49,9 @@ impl From<Level> for LowerConfig {
     fn from(level: Level) -> Self {
         Self {
             merge_bw: false,
-            send_early: false,
             unshard: (level == Level::Full).then(UnshardConfig::default),
             reduce_grad: (level == Level::Full).then_some(ReduceWait::AtOnce),
+            send_early: false,
             communicate: (level != Level::Compute).then_some(Messages::Blocking),
         }
     }
@@ -96,10 +96,6 @@ pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, Lower
         let merged = merge_bw(computation.into_program());
         computation = Computation::Changed(sound("merge-bw", merged, Level::Compute)?);
     }
-    if config.send_early {
-        let apart = send_early(computation.into_program());
-        computation = Computation::Changed(sound("send-early", apart, Level::Compute)?);
-    }
     if let Some(config) = config.unshard {
         let gathered = unshard(computation.into_program(), config);
         computation = Computation::Changed(sound("unshard", gathered, Level::Compute)?);
@@ -107,6 +103,10 @@ pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, Lower
     if let Some(wait) = config.reduce_grad {
         let reduced = reduce_grad(computation.into_program(), wait);
         computation = Computation::Changed(sound("reduce-grad", reduced, Level::Compute)?);
+    }
+    if config.send_early {
+        let apart = send_early(computation.into_program());
+        computation = Computation::Changed(sound("send-early", apart, Level::Compute)?);
     }
     let Some(messages) = config.communicate else { return Ok(computation.into_program()) };
     let is_full = config.reduce_grad.is_some() && config.unshard.is_some();

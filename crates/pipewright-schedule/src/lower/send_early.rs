@@ -1,9 +1,10 @@
 //! Takes computations apart where another rank waits for a part of them.
 //!
 //! Rules: (1) an overlap becomes its forward and its backward; (2) `B` of a stage becomes `I` and `W` where the stage
-//! before it is on another rank. Run it before the messages are added: they stand behind what they send, so a forward's
-//! outputs leave before the backward begins, a forward does not wait for what its overlap's backward needs, and a
-//! gradient leaves while its sender still computes those of its weights.
+//! before it is on another rank. Messages stand behind what they send, so that with this pass before `send-recv` a
+//! forward's outputs leave before the backward begins, a forward does not wait for what its overlap's backward needs,
+//! and a gradient leaves while its sender still computes those of its weights. It comes after the passes for replicas,
+//! which keep the parameters of both halves of an overlap together.
 //!
 //! What a rank computes, in which order and with which results, stays as it is, and so does what it holds. The bubble
 //! of 1F1B shrinks from `(p - 1) (F + I + W)` to `(p - 1) (F + I)`. The reference sends behind a whole action; its
@@ -12,21 +13,19 @@
 //! The inverse of `merge-bw` for such stages. Time linear in the row.
 
 use crate::action::Action;
-use crate::placement::Placement;
 use crate::schedule::Program;
+use crate::wiring::{Neighbour, Wiring};
 
 /// Lets outputs and gradients leave as soon as they are computed.
 pub fn send_early(program: Program) -> Program {
-    let placement = program.placement().clone();
+    let wiring = Wiring::of(program.placement());
     program.map_rows(|_, row| {
-        let takes_apart = |&action: &Action| matches!(action, Action::Overlap(_) | Action::Backward { .. });
-        if !row.iter().any(takes_apart) {
-            return row;
-        }
-        let mut lowered = Vec::with_capacity(row.len() * 2);
+        let mut lowered = Vec::with_capacity(row.len());
         for part in row.into_iter().flat_map(Action::parts) {
             match part {
-                Action::Backward { stage, microbatch } if sends_gradients(&placement, part) => {
+                Action::Backward { stage, microbatch }
+                    if matches!(wiring.before(stage), Neighbour::On(_)) =>
+                {
                     lowered.push(Action::InputBackward { stage, microbatch });
                     lowered.push(Action::WeightBackward { stage, microbatch });
                 }
@@ -35,12 +34,6 @@ pub fn send_early(program: Program) -> Program {
         }
         lowered
     })
-}
-
-/// Whether another rank waits for the gradients that `backward` makes.
-fn sends_gradients(placement: &Placement, backward: Action) -> bool {
-    let previous = placement.previous(backward.stage());
-    previous.is_some_and(|previous| placement.owner(previous) != placement.owner(backward.stage()))
 }
 
 #[cfg(test)]
@@ -68,6 +61,14 @@ mod tests {
         check(
             "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n1F0,(1F1;1B0)OVERLAP_F_B,1B1,1F2,1B2\n",
             "0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1F1,1I0,1W0,1I1,1W1,1F2,1I2,1W2\n",
+        );
+    }
+
+    #[test]
+    fn gathered_parameters_stay_around_both_halves() {
+        check(
+            "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1UNSHARD,1F0,(1F1;1B0)OVERLAP_F_B,1RESHARD,1B1\n",
+            "0F0,0F1,0B0,0B1\n1UNSHARD,1F0,1F1,1I0,1W0,1RESHARD,1I1,1W1\n",
         );
     }
 

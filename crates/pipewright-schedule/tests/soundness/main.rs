@@ -23,10 +23,11 @@ fn lowered(schedule: &Schedule, level: Level) -> Program {
         .unwrap_or_else(|error| panic!("{error}\n{}", print_schedule(schedule)))
 }
 
-/// Both judges accept the program of `schedule` at every level, and the logical simulation ends.
+/// Both judges accept the program of `schedule` at every level, with early messages too, and the logical simulation
+/// ends.
 fn check_sound(schedule: &Schedule) -> Result<(), TestCaseError> {
-    for level in LEVELS {
-        let program = lower(schedule, &LowerConfig::from(level));
+    for (level, send_early) in LEVELS.into_iter().flat_map(|level| [(level, false), (level, true)]) {
+        let program = lower(schedule, &LowerConfig { send_early, ..LowerConfig::from(level) });
         let program =
             program.unwrap_or_else(|error| panic!("{level}: {error}\n{}", print_schedule(schedule)));
         prop_assert_eq!(execute(&program, level), Ok(()), "{}\n{}", level, print_program(&program));
@@ -108,13 +109,12 @@ proptest! {
     fn waits_and_deferred_receives_are_sound(
         schedule in any_schedule(),
         defer_recv: bool,
-        send_early: bool,
         budget in prop::option::of(1..4u32),
     ) {
         // Receives that are put off may need more than a small budget.
         let budget = budget.filter(|_| !defer_recv).and_then(std::num::NonZeroU32::new);
         let messages = Messages::Waited { defer_recv, budget };
-        let config = LowerConfig { send_early, communicate: Some(messages), ..LowerConfig::from(Level::Comms) };
+        let config = LowerConfig { communicate: Some(messages), ..LowerConfig::from(Level::Comms) };
         let program = lower(&schedule, &config).expect("a sound schedule");
         prop_assert!(logical(&program).is_ok() && timed(&program, &Costs::default()).is_ok());
         if let Err(violations) = validate(program, Level::Comms) {

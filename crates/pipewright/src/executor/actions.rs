@@ -136,8 +136,8 @@ impl Executor {
         }
     }
 
-    /// The weight gradients that `I` put off. A stage that has none to put off still trains, at the cost of the bubble
-    /// that `W` was to fill: it says so once.
+    /// The weight gradients that `I` put off. A stage that has none to put off still trains, but gains nothing from the
+    /// split: it says so once.
     fn split_weights(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
         let chunk = self.chunk(stage);
         let products = chunk.runner.backward_weights(microbatch);
