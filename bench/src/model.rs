@@ -8,8 +8,8 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::checkpoint::RankState;
 use pipewright::mesh::DataParallelMode;
 use pipewright::optimizer::AdamW;
+use pipewright::pipeline::StepSummary;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
-use pipewright::report::StepReport;
 use pipewright::stage::Stage;
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
@@ -132,12 +132,12 @@ impl Bench {
     }
 
     /// One training step.
-    pub(crate) fn step(&mut self) -> Result<StepReport, Box<dyn Error>> {
+    pub(crate) fn step(&mut self) -> Result<StepSummary, Box<dyn Error>> {
         Ok(self.pipeline.step(self.inputs.clone(), self.targets.clone(), 3e-4)?)
     }
 
     /// `count` steps after `warmup` that are thrown away.
-    pub(crate) fn steps(&mut self, warmup: usize, count: usize) -> Result<Vec<StepReport>, Box<dyn Error>> {
+    pub(crate) fn steps(&mut self, warmup: usize, count: usize) -> Result<Vec<StepSummary>, Box<dyn Error>> {
         for _ in 0..warmup {
             self.step()?;
         }

@@ -7,11 +7,11 @@ use burn::module::Module;
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
 use pipewright::batch::Batch;
-use pipewright::boundary::pack;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::tensor::Values;
+use pipewright::tensor::pack;
 use pipewright::transport::World;
-use pipewright::value::Values;
 use pipewright_schedule::{Rank, StageIndex};
 
 use crate::model::Setup;

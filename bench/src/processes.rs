@@ -6,7 +6,7 @@ use std::error::Error;
 use std::process::Command;
 use std::time::Duration;
 
-use pipewright::report::StepReport;
+use pipewright::pipeline::StepSummary;
 use pipewright::transport::World;
 
 use crate::model::{Bench, Setup};
@@ -66,7 +66,7 @@ fn measure(world: World, options: &Options) -> Result<Figures, Box<dyn Error>> {
     let mut bench = Bench::over(world, &Setup::new(&options.schedule, RANKS, MICROBATCHES))?;
     let reports = bench.steps(2, options.steps.saturating_sub(2).max(1))?;
     let rates = reports.iter().map(|report| bench.tokens as f64 / report.wall.as_secs_f64()).collect();
-    let exposed = reports.iter().map(StepReport::exposed_communication_fraction).collect();
+    let exposed = reports.iter().map(StepSummary::exposed_communication_fraction).collect();
     Ok(Figures { rate: Spread::new(rates).median(), exposed: Spread::new(exposed).median() })
 }
 

@@ -11,7 +11,7 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use pipewright::checkpoint::{CheckpointError, CheckpointFolder};
-use pipewright::trainer::Metrics;
+use pipewright::train::Metrics;
 use thiserror::Error;
 
 /// A line of figures for each step.

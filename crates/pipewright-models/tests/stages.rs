@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use pipewright::boundary::{pack, unpack};
 use pipewright::stage::StageModule;
+use pipewright::tensor::{pack, unpack};
 use pipewright_models::decoder::{DecoderConfig, DecoderInput, DecoderStage};
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::qwen2::Qwen2Config;

@@ -11,8 +11,8 @@ use std::time::Duration;
 use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 
 use crate::checkpoint::CheckpointError;
-use crate::metadata::MetadataError;
 use crate::stage::StageError;
+use crate::tensor::MetadataError;
 
 /// A step that failed: where, and why.
 #[derive(Debug, Clone, thiserror::Error)]

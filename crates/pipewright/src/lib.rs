@@ -56,33 +56,25 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-// In reading order: what a user writes, what travels, who runs it, what comes of it.
-pub mod value;
-pub mod boundary;
-pub mod metadata;
-pub mod microbatch;
-pub mod chunk_spec;
+// In the order of the layers: a module imports only modules above it. `tests/layers.rs` keeps this order.
+pub mod tensor;
 pub mod batch;
-mod shard;
-mod autodiff;
+pub mod memory;
+pub mod checkpoint;
 mod kernel;
 pub mod nn;
 pub mod optimizer;
+mod autodiff;
 pub mod stage;
 pub mod graph;
-pub mod transport;
-pub mod collective;
+pub mod message;
 pub mod failure;
 mod progress;
-pub mod memory;
+pub mod transport;
+pub mod collective;
 pub mod mesh;
-mod executor;
 pub mod hook;
-pub mod driver;
-mod assembly;
+mod executor;
+mod driver;
 pub mod pipeline;
-pub mod report;
-pub mod data;
-pub mod learning_rate;
-pub mod checkpoint;
-pub mod trainer;
+pub mod train;

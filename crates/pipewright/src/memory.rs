@@ -18,7 +18,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use crate::value::Value;
+use crate::tensor::Value;
 
 /// An allocator that counts for the rank of the calling thread, and leaves the allocating to another.
 pub struct TrackingAllocator<A>(pub A);

@@ -38,7 +38,7 @@ impl DataParallelMode {
 
 /// A rank's place in a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct MeshCoord {
     /// The replica, from 0.
     pub replica: u32,
     /// The rank within its pipeline.
@@ -52,34 +52,34 @@ impl Mesh {
     }
 
     /// Where a rank of the world sits.
-    pub fn seat(&self, world: Rank) -> Seat {
-        Seat { replica: world.get() / self.pipeline, rank: Rank::new(world.get() % self.pipeline) }
+    pub fn coord(&self, world: Rank) -> MeshCoord {
+        MeshCoord { replica: world.get() / self.pipeline, rank: Rank::new(world.get() % self.pipeline) }
     }
 
     /// All ranks of the pipeline in which a rank of the world sits; none for a rank outside the mesh.
     pub fn pipeline_group(&self, world: Rank) -> Option<Group> {
-        let Seat { replica, .. } = self.contains(world).then(|| self.seat(world))?;
-        let ranks = (0..self.pipeline).map(|rank| Seat { replica, rank: Rank::new(rank) });
+        let MeshCoord { replica, .. } = self.contains(world).then(|| self.coord(world))?;
+        let ranks = (0..self.pipeline).map(|rank| MeshCoord { replica, rank: Rank::new(rank) });
         self.group(ranks, world)
     }
 
     /// The ranks that have, in each replica, the place of a rank of the world; none for a rank outside the mesh.
     pub fn data_group(&self, world: Rank) -> Option<Group> {
-        let Seat { rank, .. } = self.contains(world).then(|| self.seat(world))?;
-        self.group((0..self.data).map(|replica| Seat { replica, rank }), world)
+        let MeshCoord { rank, .. } = self.contains(world).then(|| self.coord(world))?;
+        self.group((0..self.data).map(|replica| MeshCoord { replica, rank }), world)
     }
 
     fn contains(&self, world: Rank) -> bool {
         self.ranks().is_some_and(|ranks| world.get() < ranks)
     }
 
-    fn group(&self, seats: impl Iterator<Item = Seat>, own: Rank) -> Option<Group> {
-        Group::new(seats.map(|seat| self.world_rank(seat)).collect(), own).ok()
+    fn group(&self, seats: impl Iterator<Item = MeshCoord>, own: Rank) -> Option<Group> {
+        Group::new(seats.map(|coord| self.world_rank(coord)).collect(), own).ok()
     }
 
     /// Which rank of the world sits there.
-    pub fn world_rank(&self, seat: Seat) -> Rank {
-        Rank::new(seat.replica * self.pipeline + seat.rank.get())
+    pub fn world_rank(&self, coord: MeshCoord) -> Rank {
+        Rank::new(coord.replica * self.pipeline + coord.rank.get())
     }
 }
 
@@ -91,13 +91,13 @@ mod tests {
     fn every_rank_has_a_seat_of_its_own() {
         let mesh = Mesh { pipeline: 3, data: 4 };
         for world in (0..12).map(Rank::new) {
-            let seat = mesh.seat(world);
-            assert!(seat.rank.get() < 3 && seat.replica < 4, "{seat:?}");
-            assert_eq!(mesh.world_rank(seat), world);
+            let coord = mesh.coord(world);
+            assert!(coord.rank.get() < 3 && coord.replica < 4, "{coord:?}");
+            assert_eq!(mesh.world_rank(coord), world);
             let groups = mesh.pipeline_group(world).zip(mesh.data_group(world));
             let (pipeline, data) = groups.expect("it is in the mesh");
-            assert_eq!((pipeline.members().len(), pipeline.place()), (3, seat.rank.index()));
-            assert_eq!((data.members().len(), data.place()), (4, seat.replica as usize));
+            assert_eq!((pipeline.members().len(), pipeline.place()), (3, coord.rank.index()));
+            assert_eq!((data.members().len(), data.place()), (4, coord.replica as usize));
             assert!(pipeline.members()[pipeline.place()] == world && data.members()[data.place()] == world);
         }
         assert_eq!(mesh.data_group(Rank::new(12)), None);

@@ -10,9 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pipewright_schedule::{Action, Rank, ValidatedProgram};
 use serde::{Deserialize, Serialize};
 
-use crate::executor::Blocked;
-#[cfg(feature = "mpi")]
-use crate::transport::Beat;
+use crate::message::Tag;
 
 /// Actions before a rank's place that a report shows.
 const SHOWN: usize = 32;
@@ -39,6 +37,33 @@ struct Place {
     silent: AtomicBool,
 }
 
+/// What a rank waits for, and from which rank of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Waiting {
+    pub from: Rank,
+    pub tag: Tag,
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} from rank {}", self.tag, self.from)
+    }
+}
+
+/// A rank's sign of life.
+#[cfg(any(feature = "mpi", test))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Heartbeat {
+    /// Counts the rank's signs of life; 0 before the first.
+    pub count: u64,
+    /// How often it has moved since the start.
+    pub moves: u64,
+    /// Actions that are done in its step.
+    pub position: u64,
+    /// What it does, and what it waits for.
+    pub doing: Doing,
+}
+
 /// What a rank does, as far as a report tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Doing {
@@ -48,7 +73,7 @@ pub(crate) enum Doing {
     /// It can go on, and does.
     Computes,
     /// It goes on when something has arrived.
-    Waits(Blocked),
+    Waits(Waiting),
 }
 
 impl fmt::Display for Doing {
@@ -85,9 +110,9 @@ impl Board {
 
     /// Where a rank stands.
     #[cfg(feature = "mpi")]
-    pub(crate) fn place(&self, rank: Rank) -> Beat {
+    pub(crate) fn place(&self, rank: Rank) -> Heartbeat {
         let place = &self.places[rank.index()];
-        Beat {
+        Heartbeat {
             count: 0,
             moves: place.moves.load(Ordering::Relaxed),
             position: place.position.load(Ordering::Relaxed),
@@ -97,11 +122,11 @@ impl Board {
 
     /// Notes where a rank of another process stands.
     #[cfg(feature = "mpi")]
-    pub(crate) fn set_place(&self, rank: Rank, beat: Beat) {
+    pub(crate) fn set_place(&self, rank: Rank, heartbeat: Heartbeat) {
         let place = &self.places[rank.index()];
-        place.moves.store(beat.moves, Ordering::Relaxed);
-        place.position.store(beat.position, Ordering::Relaxed);
-        *place.doing() = beat.doing;
+        place.moves.store(heartbeat.moves, Ordering::Relaxed);
+        place.position.store(heartbeat.position, Ordering::Relaxed);
+        *place.doing() = heartbeat.doing;
         place.silent.store(false, Ordering::Relaxed);
     }
 
@@ -173,7 +198,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::transport::{Direction, Tag};
+    use crate::message::Direction;
 
     const FROM: Rank = Rank::new(1);
 
@@ -201,7 +226,7 @@ mod tests {
     fn a_rank_is_told_with_what_it_did_and_what_it_waits_for() {
         let (stage, microbatch) = (StageIndex::new(0), Microbatch::new(1));
         let boundary = Tag::Boundary { direction: Direction::Backward, stage, microbatch };
-        let waits = |tag| Doing::Waits(Blocked { from: FROM, tag });
+        let waits = |tag| Doing::Waits(Waiting { from: FROM, tag });
         check(
             0,
             7,
@@ -250,7 +275,7 @@ mod tests {
             "{}",
             line(&board)
         );
-        board.set_place(FROM, Beat { doing: Doing::Computes, ..Beat::default() });
+        board.set_place(FROM, Heartbeat { doing: Doing::Computes, ..Heartbeat::default() });
         assert_eq!(line(&board), "  rank 1: 0 of 8 done (), is at 1RECV_F0, computes");
     }
 }

@@ -7,12 +7,10 @@ mod support;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use pipewright::batch::Batch;
-use pipewright::chunk_spec::Chunk;
-use pipewright::metadata::Metadata;
-use pipewright::pipeline::{Pipeline, PipelineConfig};
-use pipewright::report::StepReport;
+use pipewright::batch::{Batch, SplitSpec};
+use pipewright::pipeline::{Pipeline, PipelineConfig, StepSummary};
 use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::tensor::Metadata;
 use pipewright::transport::World;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 use support::{Mlp, WIDTH, config, loss, numbers, optimizer, program, program_of};
@@ -87,7 +85,7 @@ fn launch(program: ValidatedProgram) -> Pipeline {
     Pipeline::launch(program, world, &unclipped(), make).expect("it starts")
 }
 
-fn train(program: ValidatedProgram) -> Vec<StepReport> {
+fn train(program: ValidatedProgram) -> Vec<StepSummary> {
     let mut pipeline = launch(program);
     (0..STEPS).map(|step| pipeline.step_batch(brought(step), 1e-2).expect("a step")).collect()
 }
@@ -120,14 +118,14 @@ fn plain() -> Vec<[f64; 3]> {
     steps
 }
 
-fn figures(report: &StepReport) -> [f64; 3] {
+fn figures(report: &StepSummary) -> [f64; 3] {
     [report.loss(), report.auxiliary["square"], report.auxiliary["magnitude"]]
 }
 
 #[test]
 fn everything_at_once_agrees_with_plain_burn() {
     for (found, expected) in train(program("1f1b", STAGES, MICROBATCHES)).iter().zip(plain()) {
-        assert_eq!(found.shares, [1.2, 1.2, 1.2, 0.4]);
+        assert_eq!(found.loss_weights, [1.2, 1.2, 1.2, 0.4]);
         for (found, expected) in figures(found).iter().zip(expected) {
             assert!((found - expected).abs() < 2e-6 * expected.abs(), "{found} {expected}");
         }
@@ -151,7 +149,7 @@ fn an_evaluation_brings_it_too() {
     let mut pipeline = launch(program("zbvzerobubble", 2, MICROBATCHES));
     let evaluated = pipeline.eval_batch(brought(0)).expect("an evaluation");
     let trained = pipeline.step_batch(brought(0), 1e-2).expect("a step");
-    assert_eq!((evaluated.losses, evaluated.shares), (trained.losses, trained.shares));
+    assert_eq!((evaluated.losses, evaluated.loss_weights), (trained.losses, trained.loss_weights));
     assert_eq!(evaluated.auxiliary, trained.auxiliary);
 }
 
@@ -202,11 +200,12 @@ fn tensors_split_along_the_dimension_that_their_spec_names() {
     // The last microbatch has fewer columns.
     let config = PipelineConfig { metadata: Metadata::Dynamic { free: vec![1] }, ..unclipped() };
     let mut pipeline = Pipeline::launch(program, World::local(STAGES), &config, make).expect("it starts");
-    let specs = (Chunk::Along(1), Chunk::Replicate);
+    let specs = (SplitSpec::Along(1), SplitSpec::Replicate);
     let inputs = (data(0).transpose(), offset());
-    let batch = Batch::split_by(inputs, specs, data(100), Chunk::Along(0), MICROBATCHES).expect("it splits");
+    let batch =
+        Batch::split_by(inputs, specs, data(100), SplitSpec::Along(0), MICROBATCHES).expect("it splits");
     let report = pipeline.step_batch(batch, 1e-2).expect("a step");
-    assert_eq!(report.shares, [1.2, 1.2, 1.2, 0.4], "columns count, not rows");
+    assert_eq!(report.loss_weights, [1.2, 1.2, 1.2, 0.4], "columns count, not rows");
 
     let module = Mlp::new(0, support::LAYERS);
     let context = StageContext::new(StageIndex::new(0), 0.into());

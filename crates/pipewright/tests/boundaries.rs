@@ -4,10 +4,10 @@ mod support;
 
 use burn::module::Module;
 use burn::tensor::{Bool, Device, Int, Tensor};
-use pipewright::boundary::{pack, unpack};
-use pipewright::microbatch::merge;
+use pipewright::batch::merge;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::tensor::{pack, unpack};
 use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 use support::{Mlp, ROWS, WIDTH, batch, config, program, stage};

@@ -16,10 +16,10 @@ use pipewright::batch::Batch;
 use pipewright::checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, TrainingState,
 };
-use pipewright::data::Cursor;
 use pipewright::failure::Cause;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
+use pipewright::train::data::Cursor;
 use pipewright::transport::World;
 use support::{Step, batch, config, program, stage};
 use tempfile::TempDir;

@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Device, Tensor};
-use pipewright::batch::Batch;
-use pipewright::boundary::unpack;
-use pipewright::chunk_spec::{Merge, merge_by};
+use pipewright::batch::{Batch, Merge, merge_by};
 use pipewright::failure::Cause;
 use pipewright::hook::ActionHook;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageModule, WeightWork};
+use pipewright::tensor::unpack;
 use pipewright::transport::World;
 use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 use support::{Mlp, ROWS, Step, WIDTH, batch, config, loss, program, split, stage};

@@ -27,7 +27,7 @@ fn linear(seed: u64) -> Linear {
 
 /// Two results; the next part uses the second's gradient for even microbatches alone.
 #[derive(Module, Debug)]
-struct Part {
+struct RowShard {
     left: Linear,
     right: Linear,
 }
@@ -35,7 +35,7 @@ struct Part {
 /// A run of parts.
 #[derive(Module, Debug)]
 struct Parts {
-    parts: Vec<Part>,
+    parts: Vec<RowShard>,
     #[module(skip)]
     first: usize,
 }
@@ -71,7 +71,7 @@ fn train(program: ValidatedProgram) -> Vec<Step> {
     let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
         let first = stage.index() * count;
         let part =
-            |place: usize| Part { left: linear(place as u64 * 10), right: linear(place as u64 * 10 + 5) };
+            |place: usize| RowShard { left: linear(place as u64 * 10), right: linear(place as u64 * 10 + 5) };
         let module = Parts { parts: (first..first + count).map(part).collect(), first };
         Ok(match stage == placement.last_stage() {
             true => Stage::with_loss(module, pair_loss),

@@ -1,4 +1,4 @@
-//! What crosses a boundary is given or found out, checked on both sides, and may differ where it was said to.
+//! What crosses a boundary is given or found out, checked on both side_inputs, and may differ where it was said to.
 
 mod support;
 
@@ -7,11 +7,10 @@ use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
 use burn::tensor::{DType, Device, Tensor};
 use pipewright::batch::Batch;
 use pipewright::failure::{Cause, StepError};
-use pipewright::metadata::{CheckMetadata, Dim, Metadata, MetadataError, Mismatch, TensorSpec};
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::tensor::{CheckMetadata, Dim, Metadata, MetadataError, Mismatch, TensorSpec, Values};
 use pipewright::transport::World;
-use pipewright::value::Values;
 use pipewright_schedule::StageIndex;
 use support::{Mlp, WIDTH, batch, config, loss, program, split, stage};
 
@@ -128,7 +127,7 @@ fn rows_may_differ() {
 /// Four microbatches of 2, 1, 1 and 1 rows.
 fn parts(tensor: &Tensor<2>) -> Vec<Values> {
     [(0, 2), (2, 1), (3, 1), (4, 1)]
-        .map(|(start, rows)| pipewright::boundary::pack(tensor.clone().narrow(0, start, rows)))
+        .map(|(start, rows)| pipewright::tensor::pack(tensor.clone().narrow(0, start, rows)))
         .to_vec()
 }
 

@@ -4,8 +4,7 @@ mod support;
 
 use burn::tensor::{Int, Tensor};
 use pipewright::batch::Batch;
-use pipewright::driver::SeededPipeline;
-use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, SeededPipeline};
 use pipewright::transport::World;
 use pipewright_schedule::generate::catalogue;
 use support::{Step, batch, config, program, split, stage};

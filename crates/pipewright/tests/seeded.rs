@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pipewright::batch::Batch;
-use pipewright::driver::SeededPipeline;
 use pipewright::failure::{Cause, StepError};
 use pipewright::hook::ActionHook;
-use pipewright::pipeline::{PipelineConfig, PipelineError};
+use pipewright::pipeline::{PipelineConfig, PipelineError, SeededPipeline};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{Action, Rank, ValidatedProgram};
 use support::{Step, batch, config, lose_each, program, split, stage};

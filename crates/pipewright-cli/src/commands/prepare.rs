@@ -5,7 +5,7 @@
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
-use pipewright::data::{DataConfig, TokenRows, Tokenizer};
+use pipewright::train::data::{DataConfig, TokenRows, Tokenizer};
 use pipewright::transport::Fields;
 use pipewright_models::{ModelConfig, hf};
 use pipewright_schedule::csv::{parse_program, parse_schedule};

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::pipeline::PipelineError;
-use pipewright::report::StepReport;
-use pipewright::trainer::{Metrics, Trainer};
+use pipewright::pipeline::StepSummary;
+use pipewright::train::{Metrics, Trainer};
 use pipewright_schedule::Timeline;
 use serde_json::{Map, Value};
 
@@ -108,7 +108,7 @@ struct Log {
 }
 
 impl Log {
-    fn step(&mut self, metrics: Metrics, report: StepReport) -> Result<(), Failure> {
+    fn step(&mut self, metrics: Metrics, report: StepSummary) -> Result<(), Failure> {
         let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
         self.timeline = Some(report.timeline);
         folder.write_metrics(&metrics).map_err(Failure::input)?;

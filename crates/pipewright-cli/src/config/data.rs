@@ -12,7 +12,7 @@ use crate::config::section::Section;
 /// What to learn from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct DataSettings {
-    /// Absolute patterns of files, as [`pipewright::data::DataConfig::path`] takes them.
+    /// Absolute patterns of files, as [`pipewright::train::data::DataConfig::path`] takes them.
     pub(crate) path: Vec<String>,
     /// `bytes`, or the absolute path of a `tokenizer.json`.
     pub(crate) tokenizer: String,

@@ -1,6 +1,6 @@
 //! The `[optimizer]` section: AdamW with decoupled weight decay, global clipping and a learning rate over time.
 
-use pipewright::learning_rate::Decay;
+use pipewright::train::Decay;
 use serde::Serialize;
 
 use crate::config::document::Document;

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use pipewright::trainer::Metrics;
+use pipewright::train::Metrics;
 
 use crate::display::figures::{bytes, clock, per_rank, percent};
 

@@ -1,7 +1,7 @@
 //! The live display of a terminal: a bar with the step's figures, and a line each for bubbles and memory.
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pipewright::trainer::Metrics;
+use pipewright::train::Metrics;
 
 use crate::display::figures::{bytes, per_rank, percent};
 

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 
-use pipewright::trainer::Metrics;
+use pipewright::train::Metrics;
 
 use crate::display::lines::Lines;
 use crate::display::live::Live;

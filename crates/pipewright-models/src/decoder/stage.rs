@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
-use pipewright::boundary::{Boundary, BoundaryError, Unpack};
 use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TiedHead};
 use pipewright::stage::{StageContext, StageModule};
-use pipewright::value::{ValueKind, Values};
+use pipewright::tensor::{Boundary, BoundaryError, Unpack};
+use pipewright::tensor::{ValueKind, Values};
 
 use super::block::{AttentionBias, DecoderBlock};
 use super::config::DecoderConfig;
@@ -119,7 +119,7 @@ impl Boundary for DecoderInput {
     }
 
     fn unpack(from: &mut Unpack) -> Result<Self, BoundaryError> {
-        match from.peek().map(pipewright::value::Value::kind) {
+        match from.peek().map(pipewright::tensor::Value::kind) {
             Some(ValueKind::Int) => Tensor::unpack(from).map(Self::Tokens),
             _ => Tensor::unpack(from).map(Self::Hidden),
         }

@@ -4,12 +4,12 @@
 use std::sync::OnceLock;
 
 use burn::tensor::Device;
-use pipewright::data::{DataConfig, Tokenizer};
-use pipewright::learning_rate::{Decay, LearningRate};
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::Stage;
-use pipewright::trainer::Trainer;
+use pipewright::train::Trainer;
+use pipewright::train::data::{DataConfig, Tokenizer};
+use pipewright::train::{Decay, LearningRate};
 use pipewright::transport::World;
 use pipewright_models::hf::HfError;
 use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};

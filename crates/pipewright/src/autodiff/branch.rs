@@ -19,7 +19,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::Tensor;
 
-use crate::value::{Value, ValueKind};
+use crate::tensor::{Value, ValueKind};
 
 /// `value` under another name on the tape; itself where it is not on one.
 pub(crate) fn branch(value: &Value) -> Value {

@@ -21,7 +21,7 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 
-use crate::value::Value;
+use crate::tensor::Value;
 
 /// Where a caught gradient lies.
 #[derive(Clone, Debug, Default)]

@@ -25,7 +25,7 @@ use burn::backend::{
 };
 use burn::tensor::{DType, FloatDType, Shape, Tensor};
 
-use crate::value::Value;
+use crate::tensor::Value;
 
 /// Where the gradient of one output of one microbatch is laid down before the backward pass takes it.
 #[derive(Clone, Debug, Default)]

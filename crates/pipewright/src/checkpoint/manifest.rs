@@ -9,9 +9,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
+use super::cursor::Cursor;
 use super::error::CheckpointError;
-use crate::data::Cursor;
-use crate::shard::Part;
+use crate::tensor::shard::RowShard;
 
 /// The manifest's name in a checkpoint's folder.
 pub const MANIFEST: &str = "manifest.json";
@@ -51,7 +51,7 @@ pub struct Shard {
     pub hash: String,
     /// Which rows of its tensors it has; all of them where it does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) part: Option<Part>,
+    pub(crate) part: Option<RowShard>,
 }
 
 impl Manifest {
@@ -140,7 +140,7 @@ mod tests {
     fn parts_have_a_format_of_their_own() {
         let mut shards = manifest().shards;
         assert_eq!(manifest().format, WHOLE);
-        shards[0].part = Some(Part { index: 1, of: 2 });
+        shards[0].part = Some(RowShard { index: 1, of: 2 });
         let manifest = Manifest::new(40, Cursor { epoch: 1, index: 7 }, Map::new(), shards);
         assert_eq!(manifest.format, IN_PARTS);
         assert_eq!(Manifest::parse(manifest.to_text().as_bytes()), Ok(manifest));

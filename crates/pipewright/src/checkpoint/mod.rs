@@ -13,6 +13,7 @@
 //!
 //! The protocol, and why a kill at any moment loses nothing, is in the README beside this file.
 
+mod cursor;
 mod error;
 mod folder;
 mod manifest;
@@ -23,6 +24,7 @@ mod state;
 mod tensor_file;
 mod writer;
 
+pub use cursor::Cursor;
 pub use error::CheckpointError;
 pub use folder::CheckpointFolder;
 pub use manifest::{MANIFEST, Manifest, Shard};

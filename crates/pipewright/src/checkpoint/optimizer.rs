@@ -14,7 +14,7 @@ use burn_pack::{Reader, Scalar, Writer};
 
 use super::error::CheckpointError;
 use super::read::Checkpoint;
-use crate::shard::Part;
+use crate::tensor::shard::RowShard;
 
 /// Stands between a parameter's path and the field of its state.
 pub(super) const FIELD: char = '@';
@@ -69,7 +69,7 @@ fn by_path(name: &str, paths: &HashMap<ParamId, Arc<str>>) -> Option<String> {
 pub(crate) fn put_together(
     optimizer: ModuleOptimizer,
     targets: &[Target<'_>],
-    part: Part,
+    part: RowShard,
     checkpoint: &Checkpoint,
 ) -> Result<ModuleOptimizer, CheckpointError> {
     let unfit = |reason: String| CheckpointError::Optimizer { path: checkpoint.path().to_owned(), reason };

@@ -14,7 +14,7 @@ use super::manifest::{Manifest, Shard};
 use super::optimizer::FIELD;
 use super::save::STEP;
 use super::tensor_file::{Header, from_stored, hash, read_header};
-use crate::shard::Part;
+use crate::tensor::shard::RowShard;
 
 /// A complete checkpoint whose files are as they were written.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ struct Place {
 /// Rows of a tensor that lie in one shard.
 #[derive(Debug)]
 struct Piece {
-    part: Part,
+    part: RowShard,
     rows: usize,
     shard: usize,
     /// Where they begin in the file.
@@ -66,7 +66,7 @@ impl Checkpoint {
         let (mut tensors, mut scalars) = (BTreeMap::new(), BTreeMap::new());
         for (index, shard) in manifest.shards.iter().enumerate() {
             let header = verify(path, shard, manifest.step)?;
-            let part = shard.part.unwrap_or(Part::WHOLE);
+            let part = shard.part.unwrap_or(RowShard::WHOLE);
             for (name, info) in header.tensors {
                 let unknown =
                     || CheckpointError::ElementType { tensor: name.clone(), dtype: info.dtype.to_string() };
@@ -122,7 +122,7 @@ impl Checkpoint {
         shape: &[usize],
         dtype: DType,
     ) -> Result<TensorData, CheckpointError> {
-        self.part_of(parameter, shape, dtype, Part::WHOLE)
+        self.part_of(parameter, shape, dtype, RowShard::WHOLE)
     }
 
     /// As [`Checkpoint::parameter`], for the rows of one part; `shape` is that of the whole.
@@ -131,7 +131,7 @@ impl Checkpoint {
         parameter: &Arc<str>,
         shape: &[usize],
         dtype: DType,
-        part: Part,
+        part: RowShard,
     ) -> Result<TensorData, CheckpointError> {
         let path = || self.path.clone();
         let Some(place) = self.tensors.get(&**parameter) else {
@@ -161,7 +161,7 @@ impl Checkpoint {
     }
 
     /// A part of a tensor that is there.
-    pub(super) fn read(&self, name: &str, part: Part) -> Result<TensorData, CheckpointError> {
+    pub(super) fn read(&self, name: &str, part: RowShard) -> Result<TensorData, CheckpointError> {
         let place = &self.tensors[name];
         let wanted = part.rows(place.rows());
         let in_a_row = place.shape.iter().skip(1).product::<usize>() * place.dtype.size();
@@ -218,12 +218,13 @@ impl Place {
     fn join(&mut self) -> Result<(), Torn> {
         self.pieces.sort_unstable_by_key(|piece| piece.part.index);
         let rows = self.pieces.iter().map(|piece| piece.rows).sum();
-        let Part { index, of } = self.pieces[0].part;
+        let RowShard { index, of } = self.pieces[0].part;
         // What every replica has whole is stored by the first alone.
         if index == 0 && self.pieces.len() == 1 {
             return Ok(());
         }
-        let expected = Part::all(of).map(|part| (part, part.rows(rows).len())).filter(|(_, rows)| *rows > 0);
+        let expected =
+            RowShard::all(of).map(|part| (part, part.rows(rows).len())).filter(|(_, rows)| *rows > 0);
         let found = self.pieces.iter().map(|piece| (piece.part, piece.rows)).filter(|(_, rows)| *rows > 0);
         if !expected.eq(found) {
             return Err(Torn);

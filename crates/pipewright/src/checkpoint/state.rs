@@ -10,10 +10,10 @@ use burn::optim::ModuleOptimizer;
 use pipewright_schedule::Rank;
 use serde_json::{Map, Value as Json};
 
-use crate::data::Cursor;
+use super::cursor::Cursor;
 use crate::memory::RankMemory;
-use crate::shard::Part;
-use crate::value::Value;
+use crate::tensor::Value;
+use crate::tensor::shard::RowShard;
 
 /// The state of a training run between two steps, as far as this process holds it.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(crate) struct StageState {
     pub(crate) parameters: Vec<HeldParameter>,
     pub(crate) optimizer: Option<ModuleOptimizer>,
     /// Which part of each parameter it is, where they are spread over replicas.
-    pub(crate) part: Option<Part>,
+    pub(crate) part: Option<RowShard>,
 }
 
 /// A parameter with what its optimizer state is found by.

@@ -13,7 +13,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::error::CheckpointError;
-use crate::value::Value;
+use crate::tensor::Value;
 
 /// Bytes that are hashed while they are warm from being written.
 const PIECE: usize = 1 << 20;

@@ -6,11 +6,11 @@ use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use pipewright_schedule::Rank;
 
 use super::group::Group;
-use super::round::{Parts, Round, sum};
-use crate::boundary::pack;
-use crate::shard::{Part, join};
-use crate::transport::{Endpoint, Payload, Tag, Waited};
-use crate::value::{Value, ValueKind, Values};
+use super::round::{Round, sum};
+use crate::message::{Payload, Tag};
+use crate::tensor::shard::{RowShard, join};
+use crate::tensor::{OptionalTensors, Value, ValueKind, Values, pack};
+use crate::transport::{Endpoint, Waited};
 
 /// The longest wait that a clock can add up to a moment.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -93,7 +93,7 @@ pub enum CollectiveError {
     /// Another number of parts than members.
     #[error("{found} part(s) for {expected} members: bring one for each")]
     Parts {
-        /// Parts given.
+        /// Tensors given.
         found: usize,
         /// Members of the group.
         expected: usize,
@@ -196,13 +196,13 @@ impl<'a> Communicator<'a> {
             .map(|(tensor, shape)| tensor.reshaped(&[shape.num_elements()]))
             .collect();
         // A tensor with fewer elements than there are members has none for the last ones, who bring an empty one.
-        let part = |part: Part| {
+        let part = |part: RowShard| {
             rows.iter().map(move |row| {
                 let rows = part.rows(row.shape()[0]);
                 row.narrow(0, rows.start, rows.end)
             })
         };
-        let parts = Part::all(self.group.members().len() as u32).map(|one| part(one).collect()).collect();
+        let parts = RowShard::all(self.group.members().len() as u32).map(|one| part(one).collect()).collect();
         let sums = self.reduce_scatter(parts)?;
         let gathered = self.all_gather(sums)?;
         let whole = shapes.iter().enumerate().map(|(place, shape)| {
@@ -214,7 +214,11 @@ impl<'a> Communicator<'a> {
     }
 
     /// Sends each member its list and takes what each sent here.
-    fn exchange(&mut self, tag: Tag, mut lists: Vec<Values>) -> Result<Vec<Parts>, CollectiveError> {
+    fn exchange(
+        &mut self,
+        tag: Tag,
+        mut lists: Vec<Values>,
+    ) -> Result<Vec<OptionalTensors>, CollectiveError> {
         let group = self.group.clone();
         let own = std::mem::take(&mut lists[group.place()]);
         for (place, to) in group.others() {
@@ -265,7 +269,7 @@ impl<'a> Communicator<'a> {
         tag
     }
 
-    fn check_addable(&self, received: &[Parts]) -> Result<(), CollectiveError> {
+    fn check_addable(&self, received: &[OptionalTensors]) -> Result<(), CollectiveError> {
         let own = &received[self.group.place()];
         for (parts, &rank) in received.iter().zip(self.group.members()) {
             if parts.len() != own.len() {
@@ -307,7 +311,7 @@ impl<'a> Communicator<'a> {
     }
 }
 
-fn take(endpoint: &mut Endpoint, from: Rank, tag: Tag) -> Option<(Instant, Parts)> {
+fn take(endpoint: &mut Endpoint, from: Rank, tag: Tag) -> Option<(Instant, OptionalTensors)> {
     let message = endpoint.try_take(from, tag)?;
     let sent = message.sent();
     match message.into_payload() {

@@ -14,7 +14,7 @@
 //! ```
 //! use std::time::Duration;
 //! use burn::tensor::{Device, Tensor};
-//! use pipewright::boundary::{pack, unpack};
+//! use pipewright::tensor::{pack, unpack};
 //! use pipewright::collective::{Communicator, Group};
 //! use pipewright::transport::World;
 //!
@@ -38,4 +38,4 @@ mod round;
 
 pub use communicator::{CollectiveError, Communicator};
 pub use group::{Group, GroupError};
-pub(crate) use round::{Parts, Round, sum};
+pub(crate) use round::{Round, sum};

@@ -10,25 +10,22 @@ use burn::backend::ops::FloatTensorOps;
 use pipewright_schedule::Rank;
 
 use super::group::Group;
-use crate::transport::Tag;
-use crate::value::Value;
-
-/// What one member contributes: tensors, some of which it may lack.
-pub(crate) type Parts = Vec<Option<Value>>;
+use crate::message::Tag;
+use crate::tensor::{OptionalTensors, Value};
 
 /// What has come of a round so far.
 #[derive(Debug)]
 pub(crate) struct Round {
     tag: Tag,
     /// By the members' places.
-    parts: Vec<Option<Parts>>,
+    parts: Vec<Option<OptionalTensors>>,
     /// When the last of them was sent.
     latest: Option<Instant>,
 }
 
 impl Round {
     /// A round of which `own` is here, this member's contribution to itself.
-    pub(crate) fn new(tag: Tag, group: &Group, own: Parts) -> Self {
+    pub(crate) fn new(tag: Tag, group: &Group, own: OptionalTensors) -> Self {
         let mut parts = vec![None; group.members().len()];
         parts[group.place()] = Some(own);
         Self { tag, parts, latest: None }
@@ -42,7 +39,7 @@ impl Round {
     pub(crate) fn poll(
         &mut self,
         group: &Group,
-        mut take: impl FnMut(Rank, Tag) -> Option<(Instant, Parts)>,
+        mut take: impl FnMut(Rank, Tag) -> Option<(Instant, OptionalTensors)>,
     ) -> bool {
         for (part, &rank) in self.parts.iter_mut().zip(group.members()).filter(|(part, _)| part.is_none()) {
             if let Some((sent, parts)) = take(rank, self.tag) {
@@ -65,14 +62,14 @@ impl Round {
     }
 
     /// What each member sent, in their order.
-    pub(crate) fn into_parts(self) -> Vec<Parts> {
+    pub(crate) fn into_parts(self) -> Vec<OptionalTensors> {
         self.parts.into_iter().flatten().collect()
     }
 }
 
 /// The sum over members, tensor by tensor, added in their order. A tensor that some lack counts as zero there; one that
 /// all lack stays away. Tensors of one place have one shape.
-pub(crate) fn sum(parts: Vec<Parts>) -> Parts {
+pub(crate) fn sum(parts: Vec<OptionalTensors>) -> OptionalTensors {
     let add = |sum: Option<Value>, part: Option<Value>| match (sum, part) {
         (Some(sum), Some(part)) => {
             Some(Value::from_dispatch(Dispatch::float_add(sum.into_dispatch(), part.into_dispatch())))

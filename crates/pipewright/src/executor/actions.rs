@@ -11,15 +11,15 @@ use std::time::Instant;
 use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 
 use super::machine::Executor;
-use super::step::Blocked;
 use crate::failure::Cause;
 use crate::memory::bytes_of;
-use crate::stage::{ForwardTask, Gradient, StageContext};
-use crate::transport::{Direction, Payload, Tag};
-use crate::value::{Value, Values};
+use crate::message::{Direction, Payload, Tag};
+use crate::progress::Waiting;
+use crate::stage::{ForwardTask, StageContext};
+use crate::tensor::{OptionalTensors, Values};
 
 /// None when the action is done, otherwise what it waits for.
-type Outcome = Result<Option<Blocked>, Cause>;
+type Outcome = Result<Option<Waiting>, Cause>;
 
 /// Why a tensor that an action uses up is there.
 const MADE_BEFORE: &str = "in a validated program, what an action uses was made by one before it";
@@ -58,8 +58,8 @@ impl Executor {
     /// Does `action` inside the hook's scope, once what it needs is here.
     pub(super) fn act_in_scope(&mut self, action: Action) -> Outcome {
         let Some(hook) = self.hook.clone() else { return self.act(action) };
-        if let Some(blocked) = self.fetch(action) {
-            return Ok(Some(blocked));
+        if let Some(waiting) = self.fetch(action) {
+            return Ok(Some(waiting));
         }
         let (rank, mut outcome) = (self.world_rank, None);
         hook.around(rank, action, &mut || {
@@ -69,7 +69,7 @@ impl Executor {
     }
 
     /// Takes what an action needs from other ranks, or says what is missing.
-    fn fetch(&mut self, action: Action) -> Option<Blocked> {
+    fn fetch(&mut self, action: Action) -> Option<Waiting> {
         match action {
             Action::Forward { stage, microbatch } => self.fetch_inputs(stage, microbatch),
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
@@ -83,8 +83,8 @@ impl Executor {
 
     /// The forward, then the backward, or as the hook has it; neither starts before both can.
     fn overlap(&mut self, overlap: Action) -> Outcome {
-        if let Some(blocked) = self.fetch(overlap) {
-            return Ok(Some(blocked));
+        if let Some(waiting) = self.fetch(overlap) {
+            return Ok(Some(waiting));
         }
         let mut left: Vec<Action> = overlap.parts().collect();
         let Some(hook) = self.hook.clone() else {
@@ -108,22 +108,24 @@ impl Executor {
     }
 
     fn forward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        if let Some(blocked) = self.fetch_inputs(stage, microbatch) {
-            return Ok(Some(blocked));
+        if let Some(waiting) = self.fetch_inputs(stage, microbatch) {
+            return Ok(Some(waiting));
         }
         let inputs = self.take_inputs(stage, microbatch).expect(MADE_BEFORE)?;
         let (forward_only, place) = (self.program.is_forward_only(), microbatch.index());
-        let sides = self.step.sides.clone();
-        let task = ForwardTask { share: self.step.shares[place], keep_outputs: self.step.keep_outputs };
-        let chunk = self.chunk(stage);
-        let target = chunk.targets[place].take();
-        let context = StageContext::new(stage, microbatch).with_sides(sides, chunk.runner.device());
+        let side_inputs = self.step.side_inputs.clone();
+        let task =
+            ForwardTask { loss_weight: self.step.loss_weights[place], keep_outputs: self.step.keep_outputs };
+        let local = self.local_stage(stage);
+        let target = local.targets[place].take();
+        let context =
+            StageContext::new(stage, microbatch).with_side_inputs(side_inputs, local.runner.device());
         let forwarded = match forward_only {
-            true => chunk.runner.infer(&context, inputs, target)?,
-            false => chunk.runner.forward(&context, inputs, target, task)?,
+            true => local.runner.infer(&context, inputs, target)?,
+            false => local.runner.forward(&context, inputs, target, task)?,
         };
-        chunk.losses[place] = forwarded.loss;
-        chunk.auxiliary[place] = forwarded.auxiliary;
+        local.losses[place] = forwarded.loss;
+        local.auxiliary[place] = forwarded.auxiliary;
         self.give_outputs(stage, microbatch, forwarded.outputs)?;
         Ok(None)
     }
@@ -132,16 +134,16 @@ impl Executor {
     fn backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
         match self.backward_inputs(stage, microbatch)? {
             None => self.backward_weights(stage, microbatch),
-            blocked => Ok(blocked),
+            waiting => Ok(waiting),
         }
     }
 
     /// The weight gradients that `I` put off. A stage that has none to put off still trains, but gains nothing from the
     /// split: it says so once.
     fn split_weights(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        let chunk = self.chunk(stage);
-        let products = chunk.runner.backward_weights(microbatch);
-        if products == 0 && !std::mem::replace(&mut chunk.told, true) {
+        let local = self.local_stage(stage);
+        let products = local.runner.backward_weights(microbatch);
+        if products == 0 && !std::mem::replace(&mut local.told, true) {
             tracing::info!(
                 "stage {stage} has no layer that puts off its weight gradients: they come with `I`, and `W` does nothing; \
                  `pipewright::nn` has layers that do"
@@ -151,27 +153,27 @@ impl Executor {
     }
 
     fn backward_weights(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        self.chunk(stage).runner.backward_weights(microbatch);
+        self.local_stage(stage).runner.backward_weights(microbatch);
         Ok(None)
     }
 
     fn backward_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        if let Some(blocked) = self.fetch_gradients(stage, microbatch) {
-            return Ok(Some(blocked));
+        if let Some(waiting) = self.fetch_gradients(stage, microbatch) {
+            return Ok(Some(waiting));
         }
         let place = microbatch.index();
         let mut gradients = match self.is_last(stage) {
             true => Vec::new(),
-            false => self.chunk(stage).output_gradients[place].take().expect(MADE_BEFORE),
+            false => self.local_stage(stage).output_gradients[place].take().expect(MADE_BEFORE),
         };
         self.append_skips(Direction::Backward, stage, microbatch, &mut gradients);
-        let mut gradients = self.chunk(stage).runner.backward_inputs(microbatch, gradients)?;
+        let mut gradients = self.local_stage(stage).runner.backward_inputs(microbatch, gradients)?;
         self.hand_over(Direction::Backward, stage, microbatch, &mut gradients);
         match self.program.placement().previous(stage) {
             Some(previous) if self.elsewhere(previous).is_none() => {
-                self.chunk(previous).output_gradients[place] = Some(gradients);
+                self.local_stage(previous).output_gradients[place] = Some(gradients);
             }
-            Some(_) => self.chunk(stage).input_gradients[place] = Some(gradients),
+            Some(_) => self.local_stage(stage).input_gradients[place] = Some(gradients),
             // The data needs no gradient.
             None => {}
         }
@@ -179,7 +181,7 @@ impl Executor {
     }
 
     fn send_forward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        let outputs = self.chunk(stage).outputs[microbatch.index()].take().expect(MADE_BEFORE);
+        let outputs = self.local_stage(stage).outputs[microbatch.index()].take().expect(MADE_BEFORE);
         let next =
             self.program.placement().next(stage).expect("a validated program sends from no last stage");
         self.send(Direction::Forward, next, microbatch, outputs.into_iter().map(Some).collect());
@@ -187,7 +189,8 @@ impl Executor {
     }
 
     fn send_backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        let gradients = self.chunk(stage).input_gradients[microbatch.index()].take().expect(MADE_BEFORE);
+        let gradients =
+            self.local_stage(stage).input_gradients[microbatch.index()].take().expect(MADE_BEFORE);
         let previous = self.program.placement().previous(stage);
         let previous = previous.expect("a validated program sends no gradient from the first stage");
         self.send(Direction::Backward, previous, microbatch, gradients);
@@ -195,43 +198,43 @@ impl Executor {
     }
 
     /// Takes a forward's inputs if another rank sends them and they are not here yet, or says what is missing.
-    fn fetch_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Option<Blocked> {
-        if let Some(blocked) = self.fetch_parameters(stage) {
-            return Some(blocked);
+    fn fetch_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Option<Waiting> {
+        if let Some(waiting) = self.fetch_parameters(stage) {
+            return Some(waiting);
         }
         let source = self.program.placement().previous(stage)?;
-        if self.elsewhere(source).is_none() || self.chunk(stage).inputs[microbatch.index()].is_some() {
+        if self.elsewhere(source).is_none() || self.local_stage(stage).inputs[microbatch.index()].is_some() {
             return self.fetch_skips(Direction::Forward, stage, microbatch);
         }
         match self.receive(Direction::Forward, source, stage, microbatch) {
             Ok(tensors) => {
                 let inputs: Values = tensors.into_iter().flatten().collect();
-                self.chunk(stage).inputs[microbatch.index()] = Some(inputs);
+                self.local_stage(stage).inputs[microbatch.index()] = Some(inputs);
                 self.note_received(Action::RecvForward { stage, microbatch });
                 self.fetch_skips(Direction::Forward, stage, microbatch)
             }
-            Err(blocked) => Some(blocked),
+            Err(waiting) => Some(waiting),
         }
     }
 
     /// As [`Executor::fetch_inputs`], for the gradients that a backward starts from.
-    fn fetch_gradients(&mut self, stage: StageIndex, microbatch: Microbatch) -> Option<Blocked> {
-        if let Some(blocked) = self.fetch_parameters(stage) {
-            return Some(blocked);
+    fn fetch_gradients(&mut self, stage: StageIndex, microbatch: Microbatch) -> Option<Waiting> {
+        if let Some(waiting) = self.fetch_parameters(stage) {
+            return Some(waiting);
         }
         let source = self.program.placement().next(stage)?;
         if self.elsewhere(source).is_none()
-            || self.chunk(stage).output_gradients[microbatch.index()].is_some()
+            || self.local_stage(stage).output_gradients[microbatch.index()].is_some()
         {
             return self.fetch_skips(Direction::Backward, stage, microbatch);
         }
         match self.receive(Direction::Backward, source, stage, microbatch) {
             Ok(gradients) => {
-                self.chunk(stage).output_gradients[microbatch.index()] = Some(gradients);
+                self.local_stage(stage).output_gradients[microbatch.index()] = Some(gradients);
                 self.note_received(Action::RecvBackward { stage, microbatch });
                 self.fetch_skips(Direction::Backward, stage, microbatch)
             }
-            Err(blocked) => Some(blocked),
+            Err(waiting) => Some(waiting),
         }
     }
 
@@ -241,14 +244,14 @@ impl Executor {
         direction: Direction,
         stage: StageIndex,
         microbatch: Microbatch,
-        tensors: Vec<Gradient>,
+        tensors: OptionalTensors,
     ) {
         let to = self.endpoint.world_rank_of(self.program.placement().rank_of(stage));
         self.send_tensors(to, Tag::Boundary { direction, stage, microbatch }, tensors);
     }
 
     /// Sends tensors to a rank of the world; their storage goes with them.
-    pub(super) fn send_tensors(&mut self, to: Rank, tag: Tag, tensors: Vec<Gradient>) {
+    pub(super) fn send_tensors(&mut self, to: Rank, tag: Tag, tensors: OptionalTensors) {
         let start = Instant::now();
         self.uncount(&tensors);
         self.endpoint.send_world(to, tag, Payload::Tensors(tensors));
@@ -262,7 +265,7 @@ impl Executor {
         source: StageIndex,
         stage: StageIndex,
         microbatch: Microbatch,
-    ) -> Result<Vec<Option<Value>>, Blocked> {
+    ) -> Result<OptionalTensors, Waiting> {
         let from = self.program.placement().rank_of(source);
         self.take_tensors(from, Tag::Boundary { direction, stage, microbatch }, stage)
     }
@@ -273,16 +276,16 @@ impl Executor {
         from: Rank,
         tag: Tag,
         stage: StageIndex,
-    ) -> Result<Vec<Option<Value>>, Blocked> {
-        let blocked = self.blocked(from, tag);
-        let (message_sent, tensors) = self.try_take_tensors(blocked.from, tag).ok_or(blocked)?;
+    ) -> Result<OptionalTensors, Waiting> {
+        let waiting = self.waiting(from, tag);
+        let (message_sent, tensors) = self.try_take_tensors(waiting.from, tag).ok_or(waiting)?;
         self.note_exposed(message_sent);
-        let device = self.chunk(stage).runner.device();
+        let device = self.local_stage(stage).runner.device();
         Ok(tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(&device))).collect())
     }
 
     /// Takes tensors that a rank of the world sent under `tag`, if they have arrived; with when they were sent.
-    pub(super) fn try_take_tensors(&mut self, from: Rank, tag: Tag) -> Option<(Instant, Vec<Gradient>)> {
+    pub(super) fn try_take_tensors(&mut self, from: Rank, tag: Tag) -> Option<(Instant, OptionalTensors)> {
         let message = self.endpoint.try_take_world(from, tag)?;
         let sent = message.sent();
         let Payload::Tensors(tensors) = message.into_payload() else { unreachable!("the tag says tensors") };

@@ -4,9 +4,8 @@ use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::machine::Executor;
 use crate::failure::Cause;
-use crate::metadata::{Found, MetadataError, Side};
-use crate::transport::Direction;
-use crate::value::{Value, Values};
+use crate::message::Direction;
+use crate::tensor::{Found, MetadataError, Side, Value, Values};
 
 impl Executor {
     /// All tensors that a stage takes for a microbatch; they are here. None when the neighbour's are not.
@@ -15,7 +14,7 @@ impl Executor {
         stage: StageIndex,
         microbatch: Microbatch,
     ) -> Option<Result<Values, Cause>> {
-        let inputs = self.chunk(stage).inputs[microbatch.index()].take()?;
+        let inputs = self.local_stage(stage).inputs[microbatch.index()].take()?;
         let Some(previous) = self.program.placement().previous(stage) else {
             // The data needs no gradient.
             return Some(Ok(inputs.into_iter().map(Value::constant).collect()));
@@ -23,7 +22,7 @@ impl Executor {
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
         let inputs: Values = inputs.into_iter().flatten().collect();
-        let looked = self.chunk(stage).boundaries.look_at_inputs(&inputs);
+        let looked = self.local_stage(stage).boundaries.look_at_inputs(&inputs);
         Some(looked.map(|()| inputs).map_err(|found| self.mismatch(previous, stage, microbatch, found)))
     }
 
@@ -38,17 +37,17 @@ impl Executor {
         let place = microbatch.index();
         let Some(next) = self.program.placement().next(stage) else {
             let is_wanted = self.program.is_forward_only() || self.step.keep_outputs;
-            self.chunk(stage).outputs[place] = is_wanted.then_some(outputs);
+            self.local_stage(stage).outputs[place] = is_wanted.then_some(outputs);
             return Ok(());
         };
         let mut outputs = outputs.into_iter().map(Some).collect();
         self.hand_over(Direction::Forward, stage, microbatch, &mut outputs);
         let outputs: Values = outputs.into_iter().flatten().collect();
-        let looked = self.chunk(stage).boundaries.look_at_outputs(&outputs);
+        let looked = self.local_stage(stage).boundaries.look_at_outputs(&outputs);
         looked.map_err(|found| self.mismatch(stage, next, microbatch, found))?;
         match self.elsewhere(next) {
-            Some(_) => self.chunk(stage).outputs[place] = Some(outputs),
-            None => self.chunk(next).inputs[place] = Some(outputs),
+            Some(_) => self.local_stage(stage).outputs[place] = Some(outputs),
+            None => self.local_stage(next).inputs[place] = Some(outputs),
         }
         Ok(())
     }

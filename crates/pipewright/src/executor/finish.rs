@@ -10,8 +10,8 @@ use pipewright_schedule::{Microbatch, Rank};
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::memory::bytes_of;
-use crate::stage::Gradient;
-use crate::transport::{Contribution, Payload, Tag};
+use crate::message::{Contribution, Payload, Tag};
+use crate::tensor::OptionalTensor;
 
 /// What is added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -21,8 +21,8 @@ impl Executor {
     pub(super) fn read_losses(&mut self) -> Result<(), Cause> {
         let evaluates = self.program.is_forward_only();
         // Over all replicas, as the caller counts them.
-        let first = self.endpoint.seat().replica * self.program.microbatches();
-        let last = self.chunks.last_mut().expect("every rank owns a stage");
+        let first = self.endpoint.coord().replica * self.program.microbatches();
+        let last = self.stages.last_mut().expect("every rank owns a stage");
         for (microbatch, loss) in (first..).map(Microbatch::new).zip(&mut last.losses) {
             let Some(loss) = loss.take() else { continue };
             let loss = f64::from(loss.into_scalar::<f32>());
@@ -38,18 +38,18 @@ impl Executor {
     pub(super) fn read_auxiliary(&mut self) -> Result<(), Cause> {
         let evaluates = self.program.is_forward_only();
         let microbatches = f64::from(self.program.microbatches() * self.endpoint.replica_count());
-        for chunk in &mut self.chunks {
-            for (place, losses) in chunk.auxiliary.iter_mut().enumerate() {
-                let share = self.step.shares[place] / microbatches;
+        for local in &mut self.stages {
+            for (place, losses) in local.auxiliary.iter_mut().enumerate() {
+                let loss_weight = self.step.loss_weights[place] / microbatches;
                 for (name, loss) in std::mem::take(losses) {
                     let loss = f64::from(loss.into_scalar::<f32>());
                     if !loss.is_finite() && !evaluates {
                         let microbatch =
-                            self.endpoint.seat().replica * self.program.microbatches() + place as u32;
+                            self.endpoint.coord().replica * self.program.microbatches() + place as u32;
                         let microbatch = Microbatch::new(microbatch);
-                        return Err(Cause::AuxiliaryNotFinite { stage: chunk.stage, microbatch, name, loss });
+                        return Err(Cause::AuxiliaryNotFinite { stage: local.stage, microbatch, name, loss });
                     }
-                    *self.step.auxiliary.entry(name).or_default() += share * loss;
+                    *self.step.auxiliary.entry(name).or_default() += loss_weight * loss;
                 }
             }
         }
@@ -61,17 +61,17 @@ impl Executor {
     pub(super) fn compute_norm_part(&mut self) {
         let is_sharded = self.endpoint.part().is_some();
         let parts = if is_sharded { 1 } else { self.endpoint.replica_count() };
-        let parts = self.chunks.iter().flat_map(|chunk| {
-            let squares = chunk.runner.paths().iter().cloned().zip(chunk.runner.gradient_squares(parts));
-            let counted = (0..).zip(squares).filter(|(place, _)| self.counts(chunk.stage, *place));
+        let parts = self.stages.iter().flat_map(|local| {
+            let squares = local.runner.paths().iter().cloned().zip(local.runner.gradient_squares(parts));
+            let counted = (0..).zip(squares).filter(|(place, _)| self.counts(local.stage, *place));
             counted.map(|(_, part)| part)
         });
         self.step.norm_parts = parts.collect();
         if is_sharded {
-            self.step.square_sums = vec![None; self.endpoint.replicas().members().len()];
+            self.step.squared_norms = vec![None; self.endpoint.replicas().members().len()];
             for (_, to) in self.endpoint.replicas().clone().others() {
                 let parts = Payload::Contribution(self.step.norm_parts.clone());
-                self.endpoint.send_world(to, Tag::SquareSums, parts);
+                self.endpoint.send_world(to, Tag::SquaredNorms, parts);
             }
         }
     }
@@ -79,18 +79,18 @@ impl Executor {
     /// Takes another replica's part of the squares; false while it has not arrived.
     pub(super) fn take_square_sums(&mut self, place: usize) -> bool {
         let from = self.endpoint.replicas().members()[place];
-        let Some(message) = self.endpoint.try_take_world(from, Tag::SquareSums) else { return false };
+        let Some(message) = self.endpoint.try_take_world(from, Tag::SquaredNorms) else { return false };
         let Payload::Contribution(parts) = message.into_payload() else {
             unreachable!("the tag says a contribution")
         };
-        self.step.square_sums[place] = Some(parts);
+        self.step.squared_norms[place] = Some(parts);
         true
     }
 
     /// Adds the replicas' parts up, in their order.
     pub(super) fn add_square_sums(&mut self) {
         let own = self.endpoint.replicas().place();
-        let mut parts = std::mem::take(&mut self.step.square_sums);
+        let mut parts = std::mem::take(&mut self.step.squared_norms);
         parts[own] = Some(std::mem::take(&mut self.step.norm_parts));
         let parts: Vec<Contribution> = parts.into_iter().flatten().collect();
         let sum = |place: usize| parts.iter().map(|parts| parts[place].1).sum();
@@ -106,7 +106,7 @@ impl Executor {
     }
 
     /// Takes tensors that are about to be sent off this rank's count of bytes, where their storage goes with them.
-    pub(super) fn uncount(&self, tensors: &[Gradient]) {
+    pub(super) fn uncount(&self, tensors: &[OptionalTensor]) {
         if self.endpoint.moves_storage() {
             self.memory.give_away(bytes_of(tensors.iter().flatten()));
         }
@@ -158,8 +158,8 @@ impl Executor {
         let clip = self.clip_norm.map_or(1.0, |clip| (clip / (norm + CLIP_EPSILON)).min(1.0));
         let factor = clip / f64::from(self.summed_microbatches());
         self.accumulated = 0;
-        for chunk in &mut self.chunks {
-            chunk.runner.update(factor, self.step.learning_rate);
+        for local in &mut self.stages {
+            local.runner.update(factor, self.step.learning_rate);
         }
     }
 }

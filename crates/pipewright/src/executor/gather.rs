@@ -9,14 +9,28 @@
 //!
 //! After the program no stage has more than its rows, which is what the optimizer sees.
 
+use std::sync::Arc;
+
+use burn::tensor::TensorData;
 use pipewright_schedule::{Action, StageIndex};
 
 use super::machine::Executor;
 use super::reduction::joined;
-use super::step::{Blocked, Phase};
+use super::step::Phase;
 use crate::collective::Round;
-use crate::pipeline::NamedParameter;
-use crate::transport::Tag;
+use crate::message::Tag;
+use crate::progress::Waiting;
+
+/// A parameter as it stands between two steps.
+#[derive(Clone, Debug)]
+pub struct NamedParameter {
+    /// The stage that holds it.
+    pub stage: StageIndex,
+    /// Its global path.
+    pub path: Arc<str>,
+    /// Its values.
+    pub data: TensorData,
+}
 
 impl Executor {
     /// `UNSHARD`, where parameters are sharded. Weight gradients need no parameters, so a gathering that serves them
@@ -31,28 +45,28 @@ impl Executor {
     /// Sends this replica's rows of the stage's parameters to the others.
     fn start_gather(&mut self, stage: StageIndex) {
         let replicas = self.endpoint.replicas().clone();
-        let chunk = self.chunk(stage);
-        let (rows, round) = (chunk.runner.rows(), chunk.gathers);
-        chunk.gathers += 1;
+        let local = self.local_stage(stage);
+        let (rows, round) = (local.runner.rows(), local.gathers);
+        local.gathers += 1;
         let tag = Tag::ParameterShard { stage, round };
         for (_, to) in replicas.others() {
             self.send_copies(to, tag, rows.clone());
         }
-        self.chunk(stage).gathering = Some(Round::new(tag, &replicas, rows));
+        self.local_stage(stage).gathering = Some(Round::new(tag, &replicas, rows));
     }
 
     /// Puts a stage's parameters in place if they are being gathered, or says what is missing.
-    pub(super) fn fetch_parameters(&mut self, stage: StageIndex) -> Option<Blocked> {
-        let mut round = self.chunk(stage).gathering.take()?;
+    pub(super) fn fetch_parameters(&mut self, stage: StageIndex) -> Option<Waiting> {
+        let mut round = self.local_stage(stage).gathering.take()?;
         if !self.poll_round(stage, &mut round) {
-            let blocked = self.awaited_round(&round);
-            self.chunk(stage).gathering = Some(round);
-            return blocked;
+            let waiting = self.awaited_round(&round);
+            self.local_stage(stage).gathering = Some(round);
+            return waiting;
         }
         if let Some(latest) = round.latest() {
             self.note_exposed(latest);
         }
-        self.chunk(stage).runner.gather(joined(round.into_parts()));
+        self.local_stage(stage).runner.gather(joined(round.into_parts()));
         if self.step.phase == Phase::Actions {
             self.note_received(Action::Unshard { stage });
         }
@@ -61,23 +75,23 @@ impl Executor {
 
     /// Drops what the stage has more than this replica's rows.
     pub(super) fn release(&mut self, stage: StageIndex) {
-        let chunk = self.chunk(stage);
-        chunk.gathering = None;
-        chunk.runner.release();
+        let local = self.local_stage(stage);
+        local.gathering = None;
+        local.runner.release();
     }
 
     /// As [`Executor::release`], for all stages.
     pub(super) fn release_all(&mut self) {
-        for chunk in &mut self.chunks {
-            chunk.gathering = None;
-            chunk.runner.release();
+        for local in &mut self.stages {
+            local.gathering = None;
+            local.runner.release();
         }
     }
 
     /// Collects the whole parameters of one stage; all replicas do so together. What is waited for, if anything.
-    pub(super) fn poll_collect(&mut self, next: usize) -> Option<Blocked> {
+    pub(super) fn poll_collect(&mut self, next: usize) -> Option<Waiting> {
         let is_sharded = self.endpoint.part().is_some();
-        let Some(chunk) = self.chunks.get(next) else {
+        let Some(local) = self.stages.get(next) else {
             // As a step, it ends on no process before all ranks are through.
             match is_sharded {
                 true => self.finish(),
@@ -85,14 +99,14 @@ impl Executor {
             }
             return None;
         };
-        let stage = chunk.stage;
-        if is_sharded && chunk.gathers == 0 {
+        let stage = local.stage;
+        if is_sharded && local.gathers == 0 {
             self.start_gather(stage);
         }
-        if let Some(blocked) = self.fetch_parameters(stage) {
-            return Some(blocked);
+        if let Some(waiting) = self.fetch_parameters(stage) {
+            return Some(waiting);
         }
-        let runner = &self.chunks[next].runner;
+        let runner = &self.stages[next].runner;
         let named = runner.paths().iter().cloned().zip(runner.parameters());
         let named = named.map(|(path, data)| NamedParameter { stage, path, data });
         self.step.collected.extend(named);

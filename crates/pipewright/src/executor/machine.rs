@@ -6,20 +6,30 @@ use std::time::Instant;
 
 use pipewright_schedule::{Action, Event, Rank, StageIndex, ValidatedProgram};
 
-use super::chunk::Chunk;
-use super::link::Link;
+use super::gather::NamedParameter;
+use super::local_stage::LocalStage;
+use super::mesh_endpoint::MeshEndpoint;
 use super::report::RankReport;
 use super::sharing::Shared;
-use super::step::{Blocked, Phase, Poll, StepInput, StepState};
-use crate::assembly::Assembly;
+use super::step::{Phase, Poll, StepInput, StepState};
 use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
 use crate::memory::{RankMemory, bytes_of};
-use crate::metadata::Boundaries;
-use crate::pipeline::NamedParameter;
-use crate::progress::{Board, Doing};
+use crate::message::Tag;
+use crate::progress::{Board, Doing, Waiting};
 use crate::stage::Stage;
-use crate::transport::Tag;
+use crate::tensor::{Boundaries, CheckMetadata, Metadata};
+
+/// What an executor takes from its pipeline.
+pub(crate) struct ExecutorConfig {
+    pub(crate) program: Arc<ValidatedProgram>,
+    pub(crate) board: Board,
+    pub(crate) metadata: Metadata,
+    pub(crate) check_metadata: CheckMetadata,
+    pub(crate) clip_norm: Option<f64>,
+    pub(crate) hook: Option<Arc<dyn ActionHook>>,
+    pub(crate) interrupt: Option<Arc<AtomicBool>>,
+}
 
 /// One rank's side of a step.
 pub(crate) struct Executor {
@@ -28,8 +38,8 @@ pub(crate) struct Executor {
     /// The same among all ranks of the world, as reports and errors name it.
     pub(super) world_rank: Rank,
     pub(super) program: Arc<ValidatedProgram>,
-    pub(super) chunks: Vec<Chunk>,
-    pub(super) endpoint: Link,
+    pub(super) stages: Vec<LocalStage>,
+    pub(super) endpoint: MeshEndpoint,
     pub(super) clip_norm: Option<f64>,
     pub(super) memory: RankMemory,
     pub(super) board: Board,
@@ -44,30 +54,29 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// The executor of `endpoint`'s rank; `stages` are that rank's, in chunk order.
+    /// The executor of `endpoint`'s rank; `stages` are that rank's, in local order.
     pub(crate) fn new(
-        assembly: &Assembly,
-        endpoint: Link,
+        config: ExecutorConfig,
+        endpoint: MeshEndpoint,
         stages: Vec<(StageIndex, Stage)>,
         memory: RankMemory,
     ) -> Self {
-        let microbatches = assembly.program.microbatches();
-        let chunks = stages.into_iter().map(|(stage, made)| {
-            let config = &assembly.config;
+        let microbatches = config.program.microbatches();
+        let stages = stages.into_iter().map(|(stage, made)| {
             let boundaries = Boundaries::new(&config.metadata, config.check_metadata, stage, microbatches);
-            Chunk::new(stage, made, microbatches, boundaries)
+            LocalStage::new(stage, made, microbatches, boundaries)
         });
         Self {
-            rank: endpoint.seat().rank,
+            rank: endpoint.coord().rank,
             world_rank: endpoint.world_rank(),
-            chunks: chunks.collect(),
-            program: assembly.program.clone(),
+            stages: stages.collect(),
+            program: config.program,
             endpoint,
-            clip_norm: assembly.config.clip_norm,
+            clip_norm: config.clip_norm,
             memory,
-            board: assembly.board.clone(),
-            hook: assembly.config.hook.clone(),
-            interrupt: assembly.config.interrupt.clone(),
+            board: config.board,
+            hook: config.hook,
+            interrupt: config.interrupt,
             accumulated: 0,
             shared: None,
             step: StepState::idle(),
@@ -82,23 +91,23 @@ impl Executor {
         self.step.origin = input.origin;
         self.step.update_follows = input.update;
         self.program = input.program;
-        self.step.sides = input.sides;
-        self.step.shares = input.shares;
+        self.step.side_inputs = input.side_inputs;
+        self.step.loss_weights = input.loss_weights;
         self.step.keep_outputs = input.keep_outputs;
         self.step.phase = Phase::Actions;
         self.board.does(self.world_rank, Doing::Computes);
-        self.chunks.iter_mut().for_each(|chunk| chunk.gathers = 0);
+        self.stages.iter_mut().for_each(|local| local.gathers = 0);
         self.step.events.reserve(self.program.row(self.rank).len());
         self.board.moved(self.world_rank, 0);
         let arrived = bytes_of(input.inputs.iter().chain(&input.targets).flatten());
         self.memory.take_over(arrived);
         for (place, values) in input.inputs.into_iter().enumerate() {
-            let chunk = self.chunks.first_mut().expect("every rank owns a stage");
-            chunk.inputs[place] = Some(values);
+            let local = self.stages.first_mut().expect("every rank owns a stage");
+            local.inputs[place] = Some(values);
         }
         for (place, values) in input.targets.into_iter().enumerate() {
-            let chunk = self.chunks.last_mut().expect("every rank owns a stage");
-            chunk.targets[place] = Some(values);
+            let local = self.stages.last_mut().expect("every rank owns a stage");
+            local.targets[place] = Some(values);
         }
     }
 
@@ -115,12 +124,12 @@ impl Executor {
         if !self.step.reductions.is_empty() {
             self.advance_reductions();
         }
-        let blocked = match self.step.phase {
+        let waiting = match self.step.phase {
             Phase::Actions => self.poll_action(),
             Phase::Replicas => Ok(self.poll_replicas()),
             Phase::Parameters { next } => self.poll_parameters(next),
             Phase::Shared { next } => Ok(self.poll_shared(next)),
-            Phase::Squares { next } => Ok(self.poll_squares(next)),
+            Phase::SquaredNorms { next } => Ok(self.poll_squares(next)),
             Phase::Norm { next } => self.poll_norm(next),
             Phase::Ready { next } => Ok(self.poll_ready(next)),
             Phase::Update => self.poll_update(),
@@ -132,18 +141,18 @@ impl Executor {
                 return Ok(Poll::Done);
             }
         };
-        match blocked {
+        match waiting {
             Ok(None) => Ok(Poll::Progress),
-            Ok(Some(blocked)) => {
+            Ok(Some(waiting)) => {
                 self.step.waits = true;
-                self.board.does(self.world_rank, Doing::Waits(blocked));
-                Ok(Poll::Blocked)
+                self.board.does(self.world_rank, Doing::Waits(waiting));
+                Ok(Poll::Pending)
             }
             Err(cause) => Err(self.error(cause)),
         }
     }
 
-    fn poll_action(&mut self) -> Result<Option<Blocked>, Cause> {
+    fn poll_action(&mut self) -> Result<Option<Waiting>, Cause> {
         let Some(&action) = self.program.row(self.rank).get(self.step.position) else {
             return self.end_of_program();
         };
@@ -153,8 +162,8 @@ impl Executor {
                 hook.before(self.world_rank, action);
             }
         }
-        if let Some(blocked) = self.act_in_scope(action)? {
-            return Ok(Some(blocked));
+        if let Some(waiting) = self.act_in_scope(action)? {
+            return Ok(Some(waiting));
         }
         // What only announces is on the timeline from when its message was missed to when it was there.
         let announces = match action {
@@ -196,7 +205,7 @@ impl Executor {
     pub(crate) fn begin_collect(&mut self, attempt: u64) {
         self.endpoint.begin_step(attempt);
         self.step = StepState { number: self.step.number, ..StepState::idle() };
-        self.chunks.iter_mut().for_each(|chunk| chunk.gathers = 0);
+        self.stages.iter_mut().for_each(|local| local.gathers = 0);
         self.step.phase = Phase::Collect { next: 0 };
         self.board.does(self.world_rank, Doing::Computes);
     }
@@ -219,7 +228,7 @@ impl Executor {
 
     /// Forgets a step that failed: the next one starts as if it had not been.
     pub(crate) fn reset(&mut self) {
-        self.chunks.iter_mut().for_each(Chunk::reset);
+        self.stages.iter_mut().for_each(LocalStage::reset);
         // A step that failed in the middle of finding them out may have told some ranks and not others.
         self.shared = None;
         self.accumulated = 0;
@@ -240,18 +249,18 @@ impl Executor {
         StepError { rank: self.world_rank, step: self.step.number, action, cause }
     }
 
-    pub(crate) fn endpoint(&mut self) -> &mut Link {
+    pub(crate) fn endpoint(&mut self) -> &mut MeshEndpoint {
         &mut self.endpoint
     }
 
-    pub(super) fn chunk(&mut self, stage: StageIndex) -> &mut Chunk {
+    pub(super) fn local_stage(&mut self, stage: StageIndex) -> &mut LocalStage {
         let place = self.program.placement().chunk_of(stage).index();
-        &mut self.chunks[place]
+        &mut self.stages[place]
     }
 
     /// The rank waits for what a rank of its pipeline sends.
-    pub(super) fn blocked(&self, from: Rank, tag: Tag) -> Blocked {
-        Blocked { from: self.endpoint.world_rank_of(from), tag }
+    pub(super) fn waiting(&self, from: Rank, tag: Tag) -> Waiting {
+        Waiting { from: self.endpoint.world_rank_of(from), tag }
     }
 
     /// The rank of `stage`, or none when it is this one.

@@ -8,7 +8,7 @@
 //! actions --> replicas --> parameters --> shared --> squares --> norm --> ready --> update --> reports --> done
 //!    ^  |     gradients    which are      their      other       other    are the             across
 //!    +--+     of all       shared? once   gradients  replicas'   ranks'   replicas?           processes
-//!    blocked on a message: try again when something has arrived
+//!    waiting on a message: try again when something has arrived
 //!    (from replicas to update only where an update follows; replicas and ready only where there are some, squares only
 //!    where each has a part of the parameters)
 //! ```
@@ -19,7 +19,7 @@
 //! | `step.rs` | where a step stands |
 //! | `phases.rs` | one function for each phase after the program |
 //! | `actions.rs` | one handler an action |
-//! | `link.rs` | the transport as seen from the rank's seat in the mesh |
+//! | `link.rs` | the transport as seen from the rank's coord in the mesh |
 //! | `reduction.rs` | gradients summed over replicas |
 //! | `gather.rs` | parameters that are spread over replicas |
 //! | `edges.rs` | what a stage takes and gives |
@@ -28,14 +28,14 @@
 //! | `finish.rs` | losses, gradient norm, optimizer step |
 //! | `report.rs` | what a rank says of its step, and to whom |
 //! | `state.rs` | parameters and optimizer state, out and in |
-//! | `chunk.rs` | what a rank keeps for each of its stages |
+//! | `local.rs` | what a rank keeps for each of its stages |
 
 mod actions;
-mod chunk;
+mod local_stage;
 mod edges;
 mod finish;
 mod gather;
-mod link;
+mod mesh_endpoint;
 mod machine;
 mod phases;
 mod reduction;
@@ -45,7 +45,8 @@ mod state;
 mod step;
 mod skip;
 
-pub(crate) use link::Link;
-pub(crate) use machine::Executor;
+pub use gather::NamedParameter;
+pub(crate) use machine::{Executor, ExecutorConfig};
+pub(crate) use mesh_endpoint::MeshEndpoint;
 pub(crate) use report::RankReport;
-pub(crate) use step::{Blocked, Poll, StepInput};
+pub(crate) use step::{Poll, StepInput};

@@ -7,12 +7,13 @@ use pipewright_schedule::{Rank, StageIndex};
 
 use super::machine::Executor;
 use super::sharing::find_shared;
-use super::step::{Blocked, Phase};
+use super::step::Phase;
 use crate::failure::Cause;
-use crate::transport::Tag;
+use crate::message::Tag;
+use crate::progress::Waiting;
 
 impl Executor {
-    pub(super) fn end_of_program(&mut self) -> Result<Option<Blocked>, Cause> {
+    pub(super) fn end_of_program(&mut self) -> Result<Option<Waiting>, Cause> {
         self.release_all();
         self.read_losses()?;
         self.read_auxiliary()?;
@@ -23,7 +24,7 @@ impl Executor {
             self.finish();
         } else if self.reduces() {
             // The program may have started some of them.
-            let stages: Vec<StageIndex> = self.chunks.iter().map(|chunk| chunk.stage).collect();
+            let stages: Vec<StageIndex> = self.stages.iter().map(|local| local.stage).collect();
             stages.into_iter().try_for_each(|stage| self.start_reduction(stage))?;
             self.step.phase = Phase::Replicas;
         } else {
@@ -32,14 +33,14 @@ impl Executor {
         Ok(None)
     }
 
-    pub(super) fn poll_replicas(&mut self) -> Option<Blocked> {
-        let blocked = self.awaited_reductions();
-        if blocked.is_none() {
+    pub(super) fn poll_replicas(&mut self) -> Option<Waiting> {
+        let waiting = self.awaited_reductions();
+        if waiting.is_none() {
             self.board.moved(self.world_rank, self.step.position);
             self.step.reductions.clear();
             self.find_or_sum_shared();
         }
-        blocked
+        waiting
     }
 
     fn find_or_sum_shared(&mut self) {
@@ -52,38 +53,38 @@ impl Executor {
         }
     }
 
-    pub(super) fn poll_parameters(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
+    pub(super) fn poll_parameters(&mut self, next: Rank) -> Result<Option<Waiting>, Cause> {
         if next.get() == self.endpoint.ranks() {
             self.shared = Some(find_shared(&self.step.owned)?.into());
             self.find_or_sum_shared();
             return Ok(None);
         }
         if next != self.rank && !self.take_parameters(next) {
-            return Ok(Some(self.blocked(next, Tag::Parameters)));
+            return Ok(Some(self.waiting(next, Tag::Parameters)));
         }
         self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Parameters { next: Rank::new(next.get() + 1) };
         Ok(None)
     }
 
-    pub(super) fn poll_shared(&mut self, next: u32) -> Option<Blocked> {
+    pub(super) fn poll_shared(&mut self, next: u32) -> Option<Waiting> {
         if self.shared.as_ref().is_none_or(|shared| next as usize == shared.len()) {
             self.compute_norm_part();
             match self.endpoint.part() {
-                Some(_) => self.step.phase = Phase::Squares { next: 0 },
+                Some(_) => self.step.phase = Phase::SquaredNorms { next: 0 },
                 None => self.exchange_norm_parts(),
             }
             return None;
         }
-        if let Some(blocked) = self.sum_shared(next) {
-            return Some(blocked);
+        if let Some(waiting) = self.sum_shared(next) {
+            return Some(waiting);
         }
         self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Shared { next: next + 1 };
         None
     }
 
-    pub(super) fn poll_squares(&mut self, next: usize) -> Option<Blocked> {
+    pub(super) fn poll_squares(&mut self, next: usize) -> Option<Waiting> {
         let replicas = self.endpoint.replicas();
         if next == replicas.members().len() {
             self.add_square_sums();
@@ -92,10 +93,10 @@ impl Executor {
         }
         let (own, from) = (replicas.place(), replicas.members()[next]);
         if next != own && !self.take_square_sums(next) {
-            return Some(Blocked { from, tag: Tag::SquareSums });
+            return Some(Waiting { from, tag: Tag::SquaredNorms });
         }
         self.board.moved(self.world_rank, self.step.position);
-        self.step.phase = Phase::Squares { next: next + 1 };
+        self.step.phase = Phase::SquaredNorms { next: next + 1 };
         None
     }
 
@@ -104,7 +105,7 @@ impl Executor {
         self.step.phase = Phase::Norm { next: Rank::new(0) };
     }
 
-    pub(super) fn poll_norm(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
+    pub(super) fn poll_norm(&mut self, next: Rank) -> Result<Option<Waiting>, Cause> {
         if next.get() == self.endpoint.ranks() {
             self.step.norm = Some(self.gradient_norm()?);
             self.tell_ready();
@@ -112,14 +113,14 @@ impl Executor {
             return Ok(None);
         }
         if next != self.rank && !self.take_norm_part(next) {
-            return Ok(Some(self.blocked(next, Tag::GradientNorm)));
+            return Ok(Some(self.waiting(next, Tag::GradientNorm)));
         }
         self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Norm { next: Rank::new(next.get() + 1) };
         Ok(None)
     }
 
-    pub(super) fn poll_ready(&mut self, next: usize) -> Option<Blocked> {
+    pub(super) fn poll_ready(&mut self, next: usize) -> Option<Waiting> {
         let replicas = self.endpoint.replicas();
         if next == replicas.members().len() {
             self.step.phase = Phase::Update;
@@ -127,14 +128,14 @@ impl Executor {
         }
         let (own, from) = (replicas.place(), replicas.members()[next]);
         if next != own && self.endpoint.try_take_world(from, Tag::Ready).is_none() {
-            return Some(Blocked { from, tag: Tag::Ready });
+            return Some(Waiting { from, tag: Tag::Ready });
         }
         self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Ready { next: next + 1 };
         None
     }
 
-    pub(super) fn poll_update(&mut self) -> Result<Option<Blocked>, Cause> {
+    pub(super) fn poll_update(&mut self) -> Result<Option<Waiting>, Cause> {
         let start = Instant::now();
         self.step.has_updated = true;
         self.update();
@@ -154,23 +155,23 @@ impl Executor {
         };
     }
 
-    pub(super) fn poll_reports(&mut self, next: Rank) -> Result<Option<Blocked>, Cause> {
+    pub(super) fn poll_reports(&mut self, next: Rank) -> Result<Option<Waiting>, Cause> {
         if next.get() == self.endpoint.world_ranks() {
             self.send_summary();
             self.step.phase = Phase::Done;
             return Ok(None);
         }
         if !self.take_report(next)? {
-            return Ok(Some(Blocked { from: next, tag: Tag::Report }));
+            return Ok(Some(Waiting { from: next, tag: Tag::Report }));
         }
         self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Reports { next: Rank::new(next.get() + 1) };
         Ok(None)
     }
 
-    pub(super) fn poll_summary(&mut self) -> Result<Option<Blocked>, Cause> {
+    pub(super) fn poll_summary(&mut self) -> Result<Option<Waiting>, Cause> {
         if !self.take_summary()? {
-            return Ok(Some(Blocked { from: Rank::new(0), tag: Tag::Summary }));
+            return Ok(Some(Waiting { from: Rank::new(0), tag: Tag::Summary }));
         }
         self.board.moved(self.world_rank, self.step.position);
         self.step.phase = Phase::Done;

@@ -14,12 +14,12 @@
 use pipewright_schedule::{Rank, StageIndex};
 
 use super::machine::Executor;
-use super::step::Blocked;
-use crate::collective::{Parts, Round, sum};
+use crate::collective::{Round, sum};
 use crate::failure::Cause;
-use crate::shard::{Part, join};
-use crate::transport::Tag;
-use crate::value::Value;
+use crate::message::Tag;
+use crate::progress::Waiting;
+use crate::tensor::shard::{RowShard, join};
+use crate::tensor::{OptionalTensors, Value};
 
 /// The gradients of a stage on their way.
 pub(super) struct Reduction {
@@ -28,7 +28,7 @@ pub(super) struct Reduction {
 }
 
 enum State {
-    /// Parts for this replica come from all.
+    /// OptionalTensors for this replica come from all.
     Scattering(Round),
     /// The sums of all replicas come.
     Gathering(Round),
@@ -72,14 +72,14 @@ impl Executor {
 
     /// Takes the stage's gradients apart, a list for each replica. Each goes as soon as its parts, in storage of their
     /// own, are there: so they need no more memory than the gradients did.
-    fn cut_gradients(&mut self, stage: StageIndex) -> Vec<Parts> {
+    fn cut_gradients(&mut self, stage: StageIndex) -> Vec<OptionalTensors> {
         let replicas = self.endpoint.replica_count();
-        let runner = &mut self.chunk(stage).runner;
-        let mut lists = vec![Parts::new(); replicas as usize];
+        let runner = &mut self.local_stage(stage).runner;
+        let mut lists = vec![OptionalTensors::new(); replicas as usize];
         for place in 0..runner.paths().len() {
             let gradient = runner.gradient(place);
             runner.set_gradient(place, None);
-            for (list, part) in lists.iter_mut().zip(Part::all(replicas)) {
+            for (list, part) in lists.iter_mut().zip(RowShard::all(replicas)) {
                 list.push(gradient.as_ref().and_then(|whole| part.cut(whole)).map(Value::copied));
             }
         }
@@ -124,14 +124,14 @@ impl Executor {
         }
     }
 
-    fn set_gradients(&mut self, stage: StageIndex, gradients: Parts) {
-        let runner = &mut self.chunk(stage).runner;
+    fn set_gradients(&mut self, stage: StageIndex, gradients: OptionalTensors) {
+        let runner = &mut self.local_stage(stage).runner;
         gradients.into_iter().enumerate().for_each(|(place, gradient)| runner.set_gradient(place, gradient));
     }
 
     /// Sends tensors to a rank of another replica. This rank goes on with what they are parts of, so they leave in
     /// storage of their own; encoding makes that too.
-    pub(super) fn send_copies(&mut self, to: Rank, tag: Tag, mut tensors: Parts) {
+    pub(super) fn send_copies(&mut self, to: Rank, tag: Tag, mut tensors: OptionalTensors) {
         if self.endpoint.moves_storage() {
             tensors = tensors.into_iter().map(|tensor| tensor.map(Value::copied)).collect();
         }
@@ -141,7 +141,7 @@ impl Executor {
     /// Takes what has come of a round among replicas for a stage of this rank; whether all is there.
     pub(super) fn poll_round(&mut self, stage: StageIndex, round: &mut Round) -> bool {
         let replicas = self.endpoint.replicas().clone();
-        let device = self.chunk(stage).runner.device().inner();
+        let device = self.local_stage(stage).runner.device().inner();
         round.poll(&replicas, |from, tag| {
             let (sent, tensors) = self.try_take_tensors(from, tag)?;
             let moved = tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(&device)));
@@ -150,25 +150,25 @@ impl Executor {
     }
 
     /// What the stage's reduction waits for; none when it is done, or there is none.
-    pub(super) fn awaited_reduction(&self, stage: StageIndex) -> Option<Blocked> {
+    pub(super) fn awaited_reduction(&self, stage: StageIndex) -> Option<Waiting> {
         let reduction = self.step.reductions.iter().find(|reduction| reduction.stage == stage)?;
         self.awaited_round(reduction.state.round()?)
     }
 
     /// What a round among replicas waits for.
-    pub(super) fn awaited_round(&self, round: &Round) -> Option<Blocked> {
+    pub(super) fn awaited_round(&self, round: &Round) -> Option<Waiting> {
         let from = round.missing(self.endpoint.replicas())?;
-        Some(Blocked { from, tag: round.tag() })
+        Some(Waiting { from, tag: round.tag() })
     }
 
     /// What any stage's reduction waits for; none when all are done.
-    pub(super) fn awaited_reductions(&self) -> Option<Blocked> {
-        self.chunks.iter().find_map(|chunk| self.awaited_reduction(chunk.stage))
+    pub(super) fn awaited_reductions(&self) -> Option<Waiting> {
+        self.stages.iter().find_map(|local| self.awaited_reduction(local.stage))
     }
 }
 
 /// The wholes of which each replica sent a part; none where nobody has any.
-pub(super) fn joined(parts: Vec<Parts>) -> Parts {
+pub(super) fn joined(parts: Vec<OptionalTensors>) -> OptionalTensors {
     let places = parts.iter().map(Vec::len).max().unwrap_or(0);
     let mut parts: Vec<_> = parts.into_iter().map(Vec::into_iter).collect();
     (0..places).map(|_| join(parts.iter_mut().filter_map(|parts| parts.next().flatten()))).collect()

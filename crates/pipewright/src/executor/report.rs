@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::memory::bytes_of;
-use crate::transport::{Payload, Tag, encoded};
-use crate::value::Values;
+use crate::message::{Payload, Tag, encoded};
+use crate::tensor::Values;
 
 /// What a rank has to say about a step that is done.
 #[derive(Debug)]
@@ -96,11 +96,11 @@ impl From<Figures> for RankReport {
 impl Executor {
     /// Puts this rank's report together; across processes it is sent to the first rank.
     pub(super) fn make_report(&mut self) {
-        let last = self.chunks.last_mut().expect("every rank owns a stage");
+        let last = self.stages.last_mut().expect("every rank owns a stage");
         let outputs: Vec<Values> = last.outputs.iter_mut().filter_map(Option::take).collect();
         let events = std::mem::take(&mut self.step.events);
         // What the step brought for all stages goes with it.
-        self.step.sides = Arc::default();
+        self.step.side_inputs = Arc::default();
         self.memory.give_away(events.capacity() * size_of::<Event>() + bytes_of(outputs.iter().flatten()));
         let report = RankReport {
             rank: self.world_rank,

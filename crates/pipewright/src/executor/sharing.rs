@@ -20,10 +20,10 @@ use burn::tensor::Tensor;
 use pipewright_schedule::{Rank, StageIndex};
 
 use super::machine::Executor;
-use super::step::Blocked;
 use crate::failure::Cause;
-use crate::transport::{OwnedParameter, Payload, Tag};
-use crate::value::Value;
+use crate::message::{OwnedParameter, Payload, Tag};
+use crate::progress::Waiting;
+use crate::tensor::Value;
 
 /// A copy of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -103,7 +103,7 @@ impl Executor {
             let own = self.rank;
             for owner in shared.owners.iter().filter(|owner| owner.rank == own) {
                 for &to in ranks.iter().filter(|&&rank| rank != own) {
-                    let gradient = self.chunk(owner.stage).runner.gradient(owner.place);
+                    let gradient = self.local_stage(owner.stage).runner.gradient(owner.place);
                     let tag =
                         Tag::SharedGradient { parameter, stage: owner.stage, place: owner.place as u32 };
                     self.send_copies(self.endpoint.world_rank_of(to), tag, vec![gradient]);
@@ -113,7 +113,7 @@ impl Executor {
     }
 
     /// Sums the gradients of one shared parameter over its owners, or says whose is missing.
-    pub(super) fn sum_shared(&mut self, parameter: u32) -> Option<Blocked> {
+    pub(super) fn sum_shared(&mut self, parameter: u32) -> Option<Waiting> {
         let shared =
             self.shared.clone().expect("the shared parameters are known before their gradients are summed");
         let owners = &shared[parameter as usize].owners;
@@ -122,15 +122,15 @@ impl Executor {
         }
         while let Some(owner) = owners.get(self.step.shared_gradients.len()) {
             let gradient = match owner.rank == self.rank {
-                true => self.chunk(owner.stage).runner.gradient(owner.place),
+                true => self.local_stage(owner.stage).runner.gradient(owner.place),
                 false => {
                     let tag =
                         Tag::SharedGradient { parameter, stage: owner.stage, place: owner.place as u32 };
-                    let blocked = self.blocked(owner.rank, tag);
-                    let Some((_, tensors)) = self.try_take_tensors(blocked.from, tag) else {
-                        return Some(blocked);
+                    let waiting = self.waiting(owner.rank, tag);
+                    let Some((_, tensors)) = self.try_take_tensors(waiting.from, tag) else {
+                        return Some(waiting);
                     };
-                    let device = self.chunks[0].runner.device();
+                    let device = self.stages[0].runner.device();
                     tensors.into_iter().next().flatten().map(|gradient| gradient.to_device(&device))
                 }
             };
@@ -144,7 +144,7 @@ impl Executor {
         let sum = gradients.reduce(|sum, gradient| sum + gradient);
         let rank = self.rank;
         for owner in owners.iter().filter(|owner| owner.rank == rank) {
-            let runner = &mut self.chunk(owner.stage).runner;
+            let runner = &mut self.local_stage(owner.stage).runner;
             let device = runner.device();
             runner.set_gradient(owner.place, sum.clone().map(|sum| Value::of(sum).to_device(&device)));
         }
@@ -161,11 +161,11 @@ impl Executor {
 
     fn owned(&self) -> Vec<OwnedParameter> {
         let mut owned = Vec::new();
-        for chunk in &self.chunks {
-            let (runner, shared) = (&chunk.runner, chunk.runner.shared());
+        for local in &self.stages {
+            let (runner, shared) = (&local.runner, local.runner.shared());
             let values = if shared.is_empty() { Vec::new() } else { runner.parameters() };
             owned.extend(shared.into_iter().map(|place| OwnedParameter {
-                stage: chunk.stage,
+                stage: local.stage,
                 place,
                 path: runner.paths()[place].clone(),
                 shape: runner.shapes()[place].clone(),

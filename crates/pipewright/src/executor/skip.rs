@@ -13,9 +13,10 @@
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::machine::Executor;
-use super::step::Blocked;
-use crate::stage::{Gradient, Skip, Skips};
-use crate::transport::{Direction, Tag};
+use crate::message::{Direction, Tag};
+use crate::progress::Waiting;
+use crate::stage::{Skip, Skips};
+use crate::tensor::OptionalTensors;
 
 impl Executor {
     /// Takes skip connections off the end of a stage's `tensors` and hands each to its stage.
@@ -24,13 +25,13 @@ impl Executor {
         direction: Direction,
         source: StageIndex,
         microbatch: Microbatch,
-        tensors: &mut Vec<Gradient>,
+        tensors: &mut OptionalTensors,
     ) {
-        let routes = self.chunk(source).routes.clone();
+        let routes = self.local_stage(source).routes.clone();
         for &Skip { stage, tensors: count } in sent(&routes, direction).iter().rev() {
             let tensors = tensors.split_off(tensors.len().saturating_sub(count));
             let Some(to) = self.elsewhere(stage) else {
-                self.chunk(stage).skips.insert((direction, source, microbatch), tensors);
+                self.local_stage(stage).skips.insert((direction, source, microbatch), tensors);
                 continue;
             };
             let to = self.endpoint.world_rank_of(to);
@@ -44,17 +45,17 @@ impl Executor {
         direction: Direction,
         stage: StageIndex,
         microbatch: Microbatch,
-    ) -> Option<Blocked> {
-        let routes = self.chunk(stage).routes.clone();
+    ) -> Option<Waiting> {
+        let routes = self.local_stage(stage).routes.clone();
         for &Skip { stage: source, .. } in sent(&routes, opposite(direction)) {
             let key = (direction, source, microbatch);
             let Some(from) = self.elsewhere(source) else { continue };
-            if self.chunk(stage).skips.contains_key(&key) {
+            if self.local_stage(stage).skips.contains_key(&key) {
                 continue;
             }
             match self.take_tensors(from, Tag::Skip { direction, source, stage, microbatch }, stage) {
-                Ok(tensors) => self.chunk(stage).skips.insert(key, tensors),
-                Err(blocked) => return Some(blocked),
+                Ok(tensors) => self.local_stage(stage).skips.insert(key, tensors),
+                Err(waiting) => return Some(waiting),
             };
         }
         None
@@ -66,11 +67,11 @@ impl Executor {
         direction: Direction,
         stage: StageIndex,
         microbatch: Microbatch,
-        tensors: &mut Vec<Gradient>,
+        tensors: &mut OptionalTensors,
     ) {
-        let routes = self.chunk(stage).routes.clone();
+        let routes = self.local_stage(stage).routes.clone();
         for &Skip { stage: source, .. } in sent(&routes, opposite(direction)) {
-            let skips = self.chunk(stage).skips.remove(&(direction, source, microbatch));
+            let skips = self.local_stage(stage).skips.remove(&(direction, source, microbatch));
             tensors.extend(skips.expect("a stage runs only when its skip connections are here"));
         }
     }

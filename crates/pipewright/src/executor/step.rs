@@ -1,20 +1,17 @@
 //! Where a rank's step stands: what it began with, its phase, and what has come of it so far.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pipewright_schedule::{Event, Rank, ValidatedProgram};
-use serde::{Deserialize, Serialize};
 
+use super::gather::NamedParameter;
 use super::reduction::Reduction;
 use super::report::RankReport;
-use crate::batch::Sides;
-use crate::pipeline::NamedParameter;
-use crate::stage::Gradient;
-use crate::transport::{Contribution, OwnedParameter, Tag};
-use crate::value::Values;
+use crate::batch::SideInputs;
+use crate::message::{Contribution, OwnedParameter};
+use crate::tensor::{OptionalTensors, Values};
 
 /// What a rank needs to begin a step.
 pub(crate) struct StepInput {
@@ -27,9 +24,9 @@ pub(crate) struct StepInput {
     /// The last stage's targets of each microbatch; empty on other ranks.
     pub targets: Vec<Values>,
     /// What every stage may read, the same on all ranks.
-    pub sides: Arc<Sides>,
+    pub side_inputs: Arc<SideInputs>,
     /// What each microbatch counts for, times their number.
-    pub shares: Arc<[f64]>,
+    pub loss_weights: Arc<[f64]>,
     /// Whether the report has the last stage's outputs.
     pub keep_outputs: bool,
     /// The optimizer's learning rate.
@@ -48,22 +45,9 @@ pub(crate) enum Poll {
     /// Something was done: poll again.
     Progress,
     /// Nothing can be done before something has arrived: the board says what.
-    Blocked,
+    Pending,
     /// The step is done.
     Done,
-}
-
-/// What a rank waits for, and from which rank of the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Blocked {
-    pub from: Rank,
-    pub tag: Tag,
-}
-
-impl fmt::Display for Blocked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} from rank {}", self.tag, self.from)
-    }
 }
 
 /// Where the step stands.
@@ -75,25 +59,25 @@ pub(super) struct StepState {
     pub(super) position: usize,
     /// Whether the last poll found nothing to do.
     pub(super) waits: bool,
-    /// When the current action was first tried; a blocked one is tried again.
+    /// When the current action was first tried; a waiting one is tried again.
     pub(super) entered: Option<Instant>,
     pub(super) origin: Instant,
     pub(super) events: Vec<Event>,
     pub(super) exposed: Duration,
-    pub(super) sides: Arc<Sides>,
-    pub(super) shares: Arc<[f64]>,
+    pub(super) side_inputs: Arc<SideInputs>,
+    pub(super) loss_weights: Arc<[f64]>,
     pub(super) keep_outputs: bool,
     pub(super) losses: Vec<f64>,
     pub(super) auxiliary: BTreeMap<Arc<str>, f64>,
     /// What each rank holds, while that is being found out.
     pub(super) owned: Vec<(Rank, Vec<OwnedParameter>)>,
     /// The gradients of a shared parameter that are here, by owner.
-    pub(super) shared_gradients: Vec<Gradient>,
+    pub(super) shared_gradients: OptionalTensors,
     /// Gradients on their way between replicas.
     pub(super) reductions: Vec<Reduction>,
     pub(super) norm_parts: Contribution,
     /// The same of other replicas, where each has a part of the parameters.
-    pub(super) square_sums: Vec<Option<Contribution>>,
+    pub(super) squared_norms: Vec<Option<Contribution>>,
     pub(super) norm: Option<f64>,
     pub(super) update: Duration,
     /// Whether the update has begun: what comes after it cannot be taken back.
@@ -118,7 +102,7 @@ pub(super) enum Phase {
         next: u32,
     },
     /// The parts of replicas below this one have been taken.
-    Squares {
+    SquaredNorms {
         next: usize,
     },
     /// The parts of ranks below this one have been taken.
@@ -156,8 +140,8 @@ impl StepState {
             origin: Instant::now(),
             events: Vec::new(),
             exposed: Duration::ZERO,
-            sides: Arc::default(),
-            shares: Arc::default(),
+            side_inputs: Arc::default(),
+            loss_weights: Arc::default(),
             keep_outputs: false,
             losses: Vec::new(),
             auxiliary: BTreeMap::new(),
@@ -165,7 +149,7 @@ impl StepState {
             shared_gradients: Vec::new(),
             reductions: Vec::new(),
             norm_parts: Vec::new(),
-            square_sums: Vec::new(),
+            squared_norms: Vec::new(),
             collected: Vec::new(),
             norm: None,
             update: Duration::ZERO,

@@ -8,14 +8,13 @@ use burn::tensor::Tensor;
 use super::builder::ValueId;
 use super::plan::Plan;
 use crate::autodiff::branch;
-use crate::boundary::BoundaryError;
-use crate::stage::{Skips, StageBody, StageContext, StageError};
-use crate::value::{Value, Values};
+use crate::stage::{Skips, Stage, StageBody, StageContext, StageError};
+use crate::tensor::{Boundary, BoundaryError, Value, Values, unpack};
 
 /// A layer of a graph: usually an enum of all kinds of layers that the model has, each a Burn module.
 pub trait GraphLayer: Module + ModuleDisplay + 'static {
     /// The layer's tensors for one microbatch, from those of the nodes that it takes, in the order in which the graph
-    /// names them. [`unpack`](crate::boundary::unpack) and [`pack`](crate::boundary::pack) convert from and to ordinary
+    /// names them. [`unpack`](crate::tensor::unpack) and [`pack`](crate::tensor::pack) convert from and to ordinary
     /// tensors.
     ///
     /// # Errors
@@ -99,6 +98,42 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
 
     fn skips(&self) -> &Skips {
         &self.plan.skips
+    }
+}
+
+impl Stage {
+    /// A stage of a graph that is not its last.
+    pub fn of_graph<L: GraphLayer>(stage: GraphStage<L>) -> Self {
+        Self::of_body(stage, None)
+    }
+
+    /// The last stage of a graph: as [`Stage::with_loss`], `loss` takes the graph's outputs in the order of their
+    /// naming.
+    pub fn of_graph_with_loss<L, O, T, F>(stage: GraphStage<L>, loss: F) -> Self
+    where
+        L: GraphLayer,
+        O: Boundary,
+        T: Boundary,
+        F: Fn(O, T) -> Tensor<1> + Send + 'static,
+    {
+        Self::of_graph_with_context_loss(stage, move |outputs, target, _: &StageContext| {
+            loss(outputs, target)
+        })
+    }
+
+    /// As [`Stage::of_graph_with_loss`], for a loss as [`Stage::with_context_loss`] takes.
+    pub fn of_graph_with_context_loss<L, O, T, F>(stage: GraphStage<L>, loss: F) -> Self
+    where
+        L: GraphLayer,
+        O: Boundary,
+        T: Boundary,
+        F: Fn(O, T, &StageContext) -> Tensor<1> + Send + 'static,
+    {
+        let loss = move |outputs, target, context: &StageContext| {
+            let outputs = unpack(outputs).map_err(StageError::Output)?;
+            Ok(loss(outputs, unpack(target).map_err(StageError::Target)?, context))
+        };
+        Self::of_body(stage, Some(Box::new(loss)))
     }
 }
 

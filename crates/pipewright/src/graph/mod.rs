@@ -8,10 +8,10 @@
 //! use burn::module::Module;
 //! use burn::nn::{Linear, LinearConfig};
 //! use burn::tensor::{Device, Tensor};
-//! use pipewright::boundary::{BoundaryError, pack, unpack};
+//! use pipewright::tensor::{BoundaryError, pack, unpack};
 //! use pipewright::graph::{Graph, GraphLayer};
 //! use pipewright::stage::{Stage, StageContext};
-//! use pipewright::value::Values;
+//! use pipewright::tensor::Values;
 //! use pipewright_schedule::{Placement, StageIndex};
 //!
 //! /// A linear map of the sum of what comes in.

@@ -60,7 +60,7 @@ impl Dims {
 
 /// Cosines and sines of one position after the other, `head_dim / 2` each, times a scale.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Turn<'a> {
+pub(crate) struct Rotary<'a> {
     pub cos: &'a [f32],
     pub sin: &'a [f32],
     pub scale: f32,
@@ -68,7 +68,7 @@ pub(crate) struct Turn<'a> {
 
 /// Turns a head, whose rows lie `stride` apart in `from`, into rows of `width`.
 #[multiversion(targets = "simd")]
-fn turn(by: Turn<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usize) {
+fn turn(by: Rotary<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usize) {
     let half = width / 2;
     for (place, to) in to.chunks_exact_mut(width).enumerate() {
         let (first, second) = from[place * stride..][..width].split_at(half);
@@ -80,7 +80,7 @@ fn turn(by: Turn<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usize)
 
 /// The transpose of [`turn`], from rows of `width` to rows that lie `stride` apart.
 #[multiversion(targets = "simd")]
-fn turn_back(by: Turn<'_>, from: &[f32], width: usize, to: &mut [f32], stride: usize) {
+fn turn_back(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [f32], stride: usize) {
     let half = width / 2;
     for (place, from) in from.chunks_exact(width).enumerate() {
         let (first, second) = from.split_at(half);
@@ -116,8 +116,8 @@ pub(crate) struct Inputs<'a> {
     pub k: &'a [f32],
     pub v: &'a [f32],
     /// For the queries, with the scale of the scores in it.
-    pub turn_q: Turn<'a>,
-    pub turn_k: Turn<'a>,
+    pub turn_q: Rotary<'a>,
+    pub turn_k: Rotary<'a>,
 }
 
 /// The result, and `log sum exp` of each row of scores, `[batch, heads, sequence]`.

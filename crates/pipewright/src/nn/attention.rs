@@ -4,7 +4,7 @@ use burn::backend::Flex;
 use burn::tensor::{Device, Tensor, TensorData, activation};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, row_major};
-use crate::kernel::attention::{Dims, Inputs, Turn, backward, forward};
+use crate::kernel::attention::{Dims, Inputs, Rotary, backward, forward};
 
 /// An attention over sequences of one length; it holds the positions' tables.
 #[derive(Debug, Clone)]
@@ -159,9 +159,9 @@ struct Saved {
 impl Saved {
     fn inputs(&self) -> Inputs<'_> {
         let [cos, sin] = self.tables.each_ref().map(elements);
-        let turn_k = Turn { cos, sin, scale: 1.0 };
+        let turn_k = Rotary { cos, sin, scale: 1.0 };
         // The scale of the scores costs nothing in the queries' turn.
-        let turn_q = Turn { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
+        let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
         Inputs {
             dims: self.dims,
             q: elements(&self.q),

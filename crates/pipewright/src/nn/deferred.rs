@@ -83,7 +83,7 @@ impl WeightStore {
 /// A weight that a backward pass needs.
 #[derive(Clone, Debug)]
 pub(super) enum KeptWeight {
-    Held(CpuTensor),
+    Controlled(CpuTensor),
     LookedUp(WeightStore, ParamId),
 }
 
@@ -92,13 +92,13 @@ impl KeptWeight {
     pub(super) fn new(weight: CpuTensor, id: ParamId, deferred: Option<&Deferred>) -> Self {
         match deferred.and_then(|deferred| deferred.passing.as_ref()) {
             Some(passing) => Self::LookedUp(passing.store.clone(), id),
-            None => Self::Held(weight),
+            None => Self::Controlled(weight),
         }
     }
 
     pub(super) fn get(self) -> CpuTensor {
         match self {
-            Self::Held(weight) => weight,
+            Self::Controlled(weight) => weight,
             Self::LookedUp(store, id) => store.get(id),
         }
     }

@@ -10,7 +10,7 @@ use pipewright_schedule::ValidatedProgram;
 
 use crate::hook::ActionHook;
 use crate::mesh::DataParallelMode;
-use crate::metadata::{CheckMetadata, Metadata};
+use crate::tensor::{CheckMetadata, Metadata};
 use crate::transport::Fields;
 
 /// How a pipeline runs.

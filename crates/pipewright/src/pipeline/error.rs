@@ -2,8 +2,8 @@
 
 use pipewright_schedule::{Level, Rank, StageIndex};
 
+use crate::batch::SplitError;
 use crate::failure::StepError;
-use crate::microbatch::SplitError;
 use crate::transport::AgreementError;
 
 /// Why a pipeline does not start, or does not take a step.

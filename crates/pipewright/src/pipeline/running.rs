@@ -4,40 +4,26 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::tensor::TensorData;
 use crossbeam_channel::Receiver;
 use pipewright_schedule::{Rank, StageIndex, ValidatedProgram};
 
+use super::assembly::{Assembly, StepKind, StepNumber, forward_part};
 use super::config::{PipelineConfig, identity};
 use super::error::PipelineError;
-use super::ranks::End;
-use crate::assembly::{Assembly, StepKind, StepNumber, forward_part};
-use crate::batch::Batch;
-use crate::boundary::{Boundary, pack};
+use super::replies::End;
+use super::summary::{EvalSummary, StepSummary, evaluation, training};
+use crate::batch::{Batch, split};
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::driver::{Command, RankSeed, RankThread, Reply, ThreadSettings};
-use crate::executor::RankReport;
+use crate::executor::{NamedParameter, RankReport};
 use crate::failure::{Cause, StepError};
 use crate::memory::RankMemory;
-use crate::microbatch::split;
-use crate::report::{EvalReport, StepReport, evaluation, training};
 use crate::stage::Stage;
+use crate::tensor::{Boundary, Values, pack};
 use crate::transport::World;
-use crate::value::Values;
 
 /// Time for a rank that finds its deadline passed to say so.
 const GRACE: Duration = Duration::from_millis(250);
-
-/// A parameter as it stands between two steps.
-#[derive(Clone, Debug)]
-pub struct NamedParameter {
-    /// The stage that holds it.
-    pub stage: StageIndex,
-    /// Its global path.
-    pub path: Arc<str>,
-    /// Its values.
-    pub data: TensorData,
-}
 
 /// Ranks that run, each with its stages. Dropping it ends them.
 pub struct Pipeline {
@@ -76,7 +62,7 @@ impl Pipeline {
         world.set_deadline(config.deadline);
         world.agree(Ok(identity(&program, config)), config.deadline)?;
         let (assembly, endpoints) = Assembly::new(program, world, config)?;
-        let news = endpoints.iter().map(|endpoint| endpoint.latest_news(config.deadline)).max();
+        let news = endpoints.iter().map(|endpoint| endpoint.detection_lag(config.deadline)).max();
         let patience = config.deadline + news.unwrap_or_default() + GRACE;
         let make = Arc::new(make);
         let (sender, replies) = crossbeam_channel::unbounded();
@@ -132,7 +118,7 @@ impl Pipeline {
         inputs: impl Boundary,
         targets: impl Boundary,
         learning_rate: f64,
-    ) -> Result<StepReport, PipelineError> {
+    ) -> Result<StepSummary, PipelineError> {
         let inputs = self.split("inputs", inputs)?;
         let targets = self.split("targets", targets)?;
         self.step_batch(Batch::new(inputs, targets), learning_rate)
@@ -142,7 +128,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// As [`Pipeline::step`].
-    pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepReport, PipelineError> {
+    pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepSummary, PipelineError> {
         self.train(batch, StepKind::Train { learning_rate, update: true })
     }
 
@@ -151,19 +137,19 @@ impl Pipeline {
     ///
     /// # Errors
     /// As [`Pipeline::step`].
-    pub fn accumulate(&mut self, batch: Batch) -> Result<StepReport, PipelineError> {
+    pub fn accumulate(&mut self, batch: Batch) -> Result<StepSummary, PipelineError> {
         self.train(batch, StepKind::Train { learning_rate: 0.0, update: false })
     }
 
-    fn train(&mut self, batch: Batch, kind: StepKind) -> Result<StepReport, PipelineError> {
+    fn train(&mut self, batch: Batch, kind: StepKind) -> Result<StepSummary, PipelineError> {
         if self.assembly.program.is_forward_only() {
             return Err(PipelineError::ForwardOnly);
         }
         let start = Instant::now();
-        let shares = batch.shares();
+        let loss_weights = batch.loss_weights();
         let reports = self.run(batch, kind, start)?;
         self.pending = !self.updates;
-        Ok(training(self.step, shares, reports, start.elapsed()))
+        Ok(training(self.step, loss_weights, reports, start.elapsed()))
     }
 
     /// Runs the forward part of the program on a batch, without a tape; with targets it returns losses too. Parameters
@@ -175,7 +161,7 @@ impl Pipeline {
         &mut self,
         inputs: impl Boundary,
         targets: Option<impl Boundary>,
-    ) -> Result<EvalReport, PipelineError> {
+    ) -> Result<EvalSummary, PipelineError> {
         let inputs = self.split("inputs", inputs)?;
         let targets = targets.map(|targets| self.split("targets", targets)).transpose()?.unwrap_or_default();
         self.eval_batch(Batch::new(inputs, targets))
@@ -185,14 +171,14 @@ impl Pipeline {
     ///
     /// # Errors
     /// As [`Pipeline::step`].
-    pub fn eval_batch(&mut self, batch: Batch) -> Result<EvalReport, PipelineError> {
+    pub fn eval_batch(&mut self, batch: Batch) -> Result<EvalSummary, PipelineError> {
         if self.assembly.evaluation.is_none() {
             let program = forward_part(&self.assembly.program).map_err(PipelineError::NoEvaluation)?;
             self.assembly.evaluation = Some(Arc::new(program));
         }
-        let shares = batch.shares();
+        let loss_weights = batch.loss_weights();
         let reports = self.run(batch, StepKind::Evaluate, Instant::now())?;
-        Ok(evaluation(shares, reports))
+        Ok(evaluation(loss_weights, reports))
     }
 
     /// The parameters of all stages of this process, as they stand. Where they are sharded over several processes, each

@@ -5,8 +5,7 @@ use pipewright_schedule::StageIndex;
 
 use super::module::{StageContext, StageModule};
 use super::runner::StageError;
-use crate::boundary::{Boundary, unpack};
-use crate::value::Values;
+use crate::tensor::{Boundary, Values, unpack};
 
 /// A module that takes a boundary's tensors and looks at them itself.
 pub(crate) trait StageBody: Module + 'static {

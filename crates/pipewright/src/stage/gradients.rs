@@ -14,8 +14,8 @@ use super::state::parameters_of;
 use crate::kernel::product::{Matrix, add_product, product};
 use crate::kernel::squares::sum_squares;
 use crate::nn::{CpuTensor, WeightTask, add_rows, cpu_tensor, elements, owned, row_major};
-use crate::shard::Part;
-use crate::value::Value;
+use crate::tensor::Value;
+use crate::tensor::shard::RowShard;
 
 /// One sum for each float parameter of a stage, in the order in which Burn visits them.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ impl GradientSums {
     pub(crate) fn squares(&self, parts: u32) -> Vec<f64> {
         let of_parts = |sum: &DispatchTensor| {
             let sum = Value::from_dispatch(sum.clone());
-            let parts = Part::all(parts).filter_map(|part| part.cut(&sum));
+            let parts = RowShard::all(parts).filter_map(|part| part.cut(&sum));
             parts.map(|part| sum_of_squares(&part.into_dispatch())).sum()
         };
         self.sums.iter().map(|sum| sum.as_ref().map_or(0.0, of_parts)).collect()

@@ -14,6 +14,6 @@ mod weights;
 
 pub(crate) use body::{Skip, Skips, StageBody};
 pub use module::{StageContext, StageModule};
-pub(crate) use runner::{ForwardTask, Gradient, Runner};
+pub(crate) use runner::{ForwardTask, Runner};
 pub use runner::{Stage, StageError};
 pub use weights::WeightWork;

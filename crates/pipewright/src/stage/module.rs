@@ -7,8 +7,8 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use pipewright_schedule::{Microbatch, StageIndex};
 
-use crate::batch::{SideError, Sides};
-use crate::boundary::Boundary;
+use crate::batch::{SideInputError, SideInputs};
+use crate::tensor::Boundary;
 
 /// A stage: a contiguous part of the model, with ordinary tensors at both edges.
 ///
@@ -46,7 +46,7 @@ pub trait StageModule: Module + 'static {
 
     /// The global path of the parameter that this module knows as `local`.
     ///
-    /// Gradient norms, reports and checkpoints are keyed by the global path, so a model must give a parameter the same
+    /// OptionalTensor norms, reports and checkpoints are keyed by the global path, so a model must give a parameter the same
     /// one however it is cut. A stage that holds layers 4 to 7 as `layers.0` to `layers.3` renames them here.
     fn parameter_path(&self, local: &str) -> String {
         local.to_owned()
@@ -67,7 +67,7 @@ pub struct StageContext {
     stage: StageIndex,
     microbatch: Microbatch,
     device: Device,
-    sides: Arc<Sides>,
+    side_inputs: Arc<SideInputs>,
     auxiliary: Arc<Mutex<Vec<Auxiliary>>>,
 }
 
@@ -82,11 +82,17 @@ pub(crate) struct Auxiliary {
 impl StageContext {
     /// The context of `stage` for `microbatch`; the runtime makes them, tests and unpipelined runs may.
     pub fn new(stage: StageIndex, microbatch: Microbatch) -> Self {
-        Self { stage, microbatch, device: Device::flex(), sides: Arc::default(), auxiliary: Arc::default() }
+        Self {
+            stage,
+            microbatch,
+            device: Device::flex(),
+            side_inputs: Arc::default(),
+            auxiliary: Arc::default(),
+        }
     }
 
-    pub(crate) fn with_sides(mut self, sides: Arc<Sides>, device: Device) -> Self {
-        self.sides = sides;
+    pub(crate) fn with_side_inputs(mut self, side_inputs: Arc<SideInputs>, device: Device) -> Self {
+        self.side_inputs = side_inputs;
         self.device = device;
         self
     }
@@ -107,16 +113,16 @@ impl StageContext {
     ///
     /// # Errors
     /// When the step brought none of that name, or other tensors than `T` names.
-    pub fn side<T: Boundary>(&self, name: &str) -> Result<T, SideError> {
-        self.sides.tensors(name, self.microbatch, &self.device)
+    pub fn side<T: Boundary>(&self, name: &str) -> Result<T, SideInputError> {
+        self.side_inputs.tensors(name, self.microbatch, &self.device)
     }
 
     /// The value `name` that came with [`Batch::with_value`](crate::batch::Batch::with_value).
     ///
     /// # Errors
     /// When the step brought none of that name, or one of another type.
-    pub fn value<T: Any>(&self, name: &str) -> Result<&T, SideError> {
-        self.sides.value(name)
+    pub fn value<T: Any>(&self, name: &str) -> Result<&T, SideInputError> {
+        self.side_inputs.value(name)
     }
 
     /// Adds `weight * loss` to what the step minimises; `loss` is a scalar (shape `[1]`), the mean over the microbatch.

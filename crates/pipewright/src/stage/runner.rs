@@ -11,11 +11,9 @@ use super::body::{Skips, StageBody};
 use super::module::{StageContext, StageModule};
 use super::training::{Loss, TrainingStage};
 use super::weights::{WeightRunner, WeightWork};
-use crate::boundary::{Boundary, BoundaryError, unpack};
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
-use crate::graph::{GraphLayer, GraphStage};
-use crate::shard::Part;
-use crate::value::{Value, Values};
+use crate::tensor::shard::RowShard;
+use crate::tensor::{Boundary, BoundaryError, OptionalTensor, OptionalTensors, Values, unpack};
 
 /// A stage, ready to be handed to a rank.
 ///
@@ -66,41 +64,7 @@ impl Stage {
         self
     }
 
-    /// A stage of a graph that is not its last.
-    pub fn of_graph<L: GraphLayer>(stage: GraphStage<L>) -> Self {
-        Self::of_body(stage, None)
-    }
-
-    /// The last stage of a graph: as [`Stage::with_loss`], `loss` takes the graph's outputs in the order of their
-    /// naming.
-    pub fn of_graph_with_loss<L, O, T, F>(stage: GraphStage<L>, loss: F) -> Self
-    where
-        L: GraphLayer,
-        O: Boundary,
-        T: Boundary,
-        F: Fn(O, T) -> Tensor<1> + Send + 'static,
-    {
-        Self::of_graph_with_context_loss(stage, move |outputs, target, _: &StageContext| {
-            loss(outputs, target)
-        })
-    }
-
-    /// As [`Stage::of_graph_with_loss`], for a loss as [`Stage::with_context_loss`] takes.
-    pub fn of_graph_with_context_loss<L, O, T, F>(stage: GraphStage<L>, loss: F) -> Self
-    where
-        L: GraphLayer,
-        O: Boundary,
-        T: Boundary,
-        F: Fn(O, T, &StageContext) -> Tensor<1> + Send + 'static,
-    {
-        let loss = move |outputs, target, context: &StageContext| {
-            let outputs = unpack(outputs).map_err(StageError::Output)?;
-            Ok(loss(outputs, unpack(target).map_err(StageError::Target)?, context))
-        };
-        Self::of_body(stage, Some(Box::new(loss)))
-    }
-
-    fn of_body<M: StageBody>(body: M, loss: Option<Loss<M::Output>>) -> Self {
+    pub(crate) fn of_body<M: StageBody>(body: M, loss: Option<Loss<M::Output>>) -> Self {
         Self { runner: Box::new(TrainingStage::new(body, loss)) }
     }
 }
@@ -111,9 +75,6 @@ impl std::fmt::Debug for Stage {
     }
 }
 
-/// The gradient of one tensor of a boundary; none for integers, booleans and what nobody differentiates.
-pub(crate) type Gradient = Option<Value>;
-
 /// Losses of a microbatch by name, off the tape.
 pub(crate) type NamedLosses = Vec<(Arc<str>, Tensor<1>)>;
 
@@ -122,7 +83,7 @@ pub(crate) type NamedLosses = Vec<(Arc<str>, Tensor<1>)>;
 pub(crate) struct ForwardTask {
     /// What the microbatch counts for, 1 unless microbatches differ in size: all losses are multiplied by it on the
     /// tape.
-    pub share: f64,
+    pub loss_weight: f64,
     /// Whether the last stage returns its outputs beside its loss.
     pub keep_outputs: bool,
 }
@@ -161,8 +122,8 @@ pub(crate) trait Runner: Send {
     fn backward_inputs(
         &mut self,
         microbatch: Microbatch,
-        gradients: Vec<Gradient>,
-    ) -> Result<Vec<Gradient>, StageError>;
+        gradients: OptionalTensors,
+    ) -> Result<OptionalTensors, StageError>;
 
     /// Adds the weight gradients that the microbatch's [`Runner::backward_inputs`] put off to the sums; how many
     /// products that were.
@@ -184,10 +145,10 @@ pub(crate) trait Runner: Send {
     fn shapes(&self) -> &[Vec<usize>];
 
     /// The gradient sum of the parameter at `place` of [`Runner::paths`].
-    fn gradient(&self, place: usize) -> Gradient;
+    fn gradient(&self, place: usize) -> OptionalTensor;
 
     /// Replaces the gradient sum of the parameter at `place`; in a sharded stage by the sum of its part, in the end.
-    fn set_gradient(&mut self, place: usize, gradient: Gradient);
+    fn set_gradient(&mut self, place: usize, gradient: OptionalTensor);
 
     /// Sum of the squares of each parameter's gradient sum, in the order of [`Runner::paths`]: added up within each of
     /// so many parts first, so that replicas arrive at the same bits whether one has all parts or each has its own.
@@ -195,14 +156,14 @@ pub(crate) trait Runner: Send {
 
     /// From now on the stage holds its part of every parameter that is trained, and needs [`Runner::gather`] before it
     /// computes. Give it its optimizer first.
-    fn shard(&mut self, part: Part) -> Result<(), StageError>;
+    fn shard(&mut self, part: RowShard) -> Result<(), StageError>;
 
     /// The rows of each parameter that a sharded stage holds; none where it has none, or all.
-    fn rows(&self) -> Vec<Gradient>;
+    fn rows(&self) -> OptionalTensors;
 
     /// Gives a sharded stage its whole parameters, in the order of [`Runner::paths`], until [`Runner::release`]; none
     /// for what it has whole.
-    fn gather(&mut self, whole: Vec<Gradient>);
+    fn gather(&mut self, whole: OptionalTensors);
 
     /// Leaves a sharded stage its part of the parameters.
     fn release(&mut self);

@@ -20,17 +20,17 @@ use super::runner::device_of;
 use super::state::{Found, parameters_of, with_values};
 use crate::autodiff::{Caught, catch};
 use crate::nn::{CpuTensor, Deferred, WeightStore, node_of, row_major};
-use crate::shard::Part;
-use crate::value::Value;
+use crate::tensor::shard::RowShard;
+use crate::tensor::{OptionalTensors, Value};
 
 /// What a stage with sharded parameters keeps beside its module.
 #[derive(Debug)]
 pub(super) struct Shards {
-    part: Part,
+    part: RowShard,
     /// Whether each parameter is spread.
     spread: Vec<bool>,
     /// The module's own rows, while it has the whole parameters; none of what is not spread.
-    rows: Option<Vec<Option<Value>>>,
+    rows: Option<OptionalTensors>,
     store: WeightStore,
 }
 
@@ -39,7 +39,7 @@ pub(super) type Catches = Vec<(usize, Caught)>;
 
 impl Shards {
     /// Leaves `module` the rows of `part`.
-    pub(super) fn cut<M: Module>(module: M, part: Part) -> (M, Self) {
+    pub(super) fn cut<M: Module>(module: M, part: RowShard) -> (M, Self) {
         let found = parameters_of(&module);
         let own = |found: &Found| found.is_trained.then(|| own_rows(part, &found.value));
         let rows = found.iter().map(own).collect();
@@ -49,11 +49,11 @@ impl Shards {
     }
 
     /// Which part of the parameter at `place` the replica has: all of what is not spread.
-    pub(super) fn part_of(&self, place: usize) -> Part {
-        if self.spread[place] { self.part } else { Part::WHOLE }
+    pub(super) fn part_of(&self, place: usize) -> RowShard {
+        if self.spread[place] { self.part } else { RowShard::WHOLE }
     }
 
-    pub(super) fn part(&self) -> Part {
+    pub(super) fn part(&self) -> RowShard {
         self.part
     }
 
@@ -64,7 +64,7 @@ impl Shards {
     }
 
     /// The replica's rows of each parameter; none where it has none, or the parameter is not spread.
-    pub(super) fn rows<M: Module>(&self, module: &M) -> Vec<Option<Value>> {
+    pub(super) fn rows<M: Module>(&self, module: &M) -> OptionalTensors {
         let rows = match &self.rows {
             Some(rows) => rows.clone(),
             None => self.spread_of(parameters_of(module)),
@@ -72,7 +72,7 @@ impl Shards {
         rows.into_iter().map(|rows| rows.filter(|rows| rows.shape()[0] > 0)).collect()
     }
 
-    fn spread_of(&self, found: Vec<Found>) -> Vec<Option<Value>> {
+    fn spread_of(&self, found: Vec<Found>) -> OptionalTensors {
         found
             .into_iter()
             .zip(&self.spread)
@@ -81,7 +81,7 @@ impl Shards {
     }
 
     /// Puts the whole parameters into `module`, as far as they are spread.
-    pub(super) fn gather<M: Module>(&mut self, module: M, whole: Vec<Option<Value>>) -> M {
+    pub(super) fn gather<M: Module>(&mut self, module: M, whole: OptionalTensors) -> M {
         let found = parameters_of(&module);
         let on_cpu = |(found, whole): (&Found, &Option<Value>)| Some((found.id, cpu(whole.as_ref()?)?));
         self.store.fill(found.iter().zip(&whole).filter_map(on_cpu));
@@ -109,7 +109,7 @@ impl Shards {
 }
 
 /// A replica's rows in storage of their own; a tensor without rows where it has none.
-fn own_rows(part: Part, whole: &Value) -> Value {
+fn own_rows(part: RowShard, whole: &Value) -> Value {
     let rows = part.rows(whole.shape()[0]);
     whole.narrow(0, rows.start, rows.end).copied()
 }

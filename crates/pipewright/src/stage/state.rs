@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
-use crate::value::Value;
+use crate::tensor::{OptionalTensors, Value};
 
 /// A parameter of a module, sharing its storage.
 pub(super) struct Found {
@@ -59,7 +59,7 @@ pub(super) fn filled<M: Module, E>(
 }
 
 /// As [`filled`], with values that are there.
-pub(super) fn with_values<M: Module>(module: M, values: Vec<Option<Value>>) -> M {
+pub(super) fn with_values<M: Module>(module: M, values: OptionalTensors) -> M {
     let mut values = values.into_iter();
     let next = |_, _: &Value| Ok(values.next().expect("a module has the same parameters on every visit"));
     let (module, outcome) = filled(module, next);

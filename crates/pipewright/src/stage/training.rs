@@ -17,17 +17,16 @@ use pipewright_schedule::Microbatch;
 use super::body::{Skips, StageBody};
 use super::gradients::GradientSums;
 use super::module::{Auxiliary, StageContext};
-use super::runner::{ForwardTask, Forwarded, Gradient, NamedLosses, Runner, StageError, device_of};
+use super::runner::{ForwardTask, Forwarded, NamedLosses, Runner, StageError, device_of};
 use super::shards::{Catches, Shards};
 use super::state::{Found, filled, parameters_of};
 use super::weights::{WeightRunner, WeightWork};
 use crate::autodiff::{GradientSlot, gradient_root};
-use crate::boundary::{Boundary, pack, unpack};
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
 use crate::nn::Deferred;
 use crate::optimizer::mixes_rows;
-use crate::shard::Part;
-use crate::value::{Value, ValueKind, Values};
+use crate::tensor::shard::RowShard;
+use crate::tensor::{Boundary, OptionalTensor, OptionalTensors, Value, ValueKind, Values, pack, unpack};
 
 /// A loss with its target's type erased.
 pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<1>, StageError> + Send>;
@@ -127,7 +126,7 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         target: Option<Values>,
         task: ForwardTask,
     ) -> Result<Forwarded, StageError> {
-        let ForwardTask { share, keep_outputs } = task;
+        let ForwardTask { loss_weight, keep_outputs } = task;
         let (inputs, leaves) = inputs.into_iter().map(as_leaf).unzip();
         let mut deferred = Deferred::new(self.parameters.clone());
         let mut catches = Catches::new();
@@ -142,15 +141,15 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         if self.loss.is_some() {
             let (output, outputs) = if keep_outputs { kept(output)? } else { (output, Values::new()) };
             let loss = self.loss_of(output, target, context)?;
-            let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), share)?;
+            let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), loss_weight)?;
             let loss = loss.expect("a stage with a loss computes it");
             let report = loss.clone().inner();
-            let loss = Some(scaled(loss, share));
+            let loss = Some(scaled(loss, loss_weight));
             let tape = Tape { leaves, loss, outputs: Vec::new(), auxiliary: weighted, deferred, catches };
             self.tapes.insert(context.microbatch(), tape);
             return Ok(Forwarded { outputs, loss: Some(report), auxiliary });
         }
-        let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), share)?;
+        let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), loss_weight)?;
         let (outputs, roots) = pack(output).into_iter().map(off_tape).unzip();
         let tape = Tape { leaves, loss: None, outputs: roots, auxiliary: weighted, deferred, catches };
         self.tapes.insert(context.microbatch(), tape);
@@ -178,8 +177,8 @@ impl<M: StageBody> Runner for TrainingStage<M> {
     fn backward_inputs(
         &mut self,
         microbatch: Microbatch,
-        gradients: Vec<Gradient>,
-    ) -> Result<Vec<Gradient>, StageError> {
+        gradients: OptionalTensors,
+    ) -> Result<OptionalTensors, StageError> {
         let tape =
             self.tapes.remove(&microbatch).expect("a validated program runs a forward before its backward");
         let root = match tape.loss {
@@ -242,11 +241,11 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         self.module().skips()
     }
 
-    fn gradient(&self, place: usize) -> Gradient {
+    fn gradient(&self, place: usize) -> OptionalTensor {
         self.sums.get(place)
     }
 
-    fn set_gradient(&mut self, place: usize, gradient: Gradient) {
+    fn set_gradient(&mut self, place: usize, gradient: OptionalTensor) {
         self.sums.set(place, gradient);
     }
 
@@ -254,7 +253,7 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         self.sums.squares(parts)
     }
 
-    fn shard(&mut self, part: Part) -> Result<(), StageError> {
+    fn shard(&mut self, part: RowShard) -> Result<(), StageError> {
         if let Some(optimizer) = &self.optimizer
             && let Some(place) = mixes_rows(optimizer, self.module())
         {
@@ -265,12 +264,12 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         Ok(())
     }
 
-    fn rows(&self) -> Vec<Gradient> {
+    fn rows(&self) -> OptionalTensors {
         let shards = self.shards.as_ref().expect(SHARDED);
         shards.rows(self.module())
     }
 
-    fn gather(&mut self, whole: Vec<Gradient>) {
+    fn gather(&mut self, whole: OptionalTensors) {
         let module = self.take_module();
         let shards = self.shards.as_mut().expect(SHARDED);
         self.module = Some(shards.gather(module, whole));
@@ -324,7 +323,7 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         self.release();
         let module = self.take_module();
         let (sums, shards) = (&self.sums, &self.shards);
-        let part = |place| shards.as_ref().map_or(Part::WHOLE, |shards| shards.part_of(place));
+        let part = |place| shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.part_of(place));
         let (module, outcome) = filled(module, |place, held| {
             let (path, shape) = (&sums.paths()[place], &sums.shapes()[place]);
             let data = checkpoint.part_of(path, shape, held.dtype(), part(place))?;
@@ -339,7 +338,7 @@ impl<M: StageBody> Runner for TrainingStage<M> {
             let targets: Vec<Target<'_>> =
                 held.map(|(found, path)| Target { id: found.id, path, local: &found.local }).collect();
             // What is not spread is not trained either, and has no state.
-            let part = shards.as_ref().map_or(Part::WHOLE, Shards::part);
+            let part = shards.as_ref().map_or(RowShard::WHOLE, Shards::part);
             self.optimizer = Some(put_together(optimizer.clone(), &targets, part, checkpoint)?);
         }
         Ok(())
@@ -357,14 +356,14 @@ impl<M: StageBody> Runner for TrainingStage<M> {
 /// The losses by name as they are reported, and their weighted sum on the tape.
 fn split_auxiliary(
     losses: Vec<Auxiliary>,
-    share: f64,
+    loss_weight: f64,
 ) -> Result<(NamedLosses, Option<Tensor<1>>), StageError> {
     let mut weighted = None;
     let mut reported = Vec::with_capacity(losses.len());
     for Auxiliary { name, weight, loss } in losses {
         check_scalar(&loss, || format!("the auxiliary loss `{name}`"))?;
         reported.push((name, off(loss.clone())));
-        weighted = join(weighted, Some(scaled(loss, weight * share)));
+        weighted = join(weighted, Some(scaled(loss, weight * loss_weight)));
     }
     Ok((reported, weighted))
 }
@@ -393,10 +392,10 @@ fn as_leaf(input: Value) -> (Value, Option<Tensor<1>>) {
     if input.kind() != ValueKind::Float {
         return (input, None);
     }
-    let wants_gradient = input.wants_gradient();
+    let requires_grad = input.requires_grad();
     // Rank plays no part on the tape, so any may stand in the type.
     let input = Tensor::<1>::from_dispatch(input.into_dispatch()).autodiff();
-    if !wants_gradient {
+    if !requires_grad {
         return (Value::of(input), None);
     }
     let leaf = input.require_grad();
@@ -436,7 +435,7 @@ fn off(tensor: Tensor<1>) -> Tensor<1> {
 
 /// Lays each gradient down at its output and joins the roots into the one that the backward pass starts from; none
 /// when no output on the tape has one.
-fn plant(roots: Vec<OutputRoot>, gradients: Vec<Gradient>) -> Result<Option<Tensor<1>>, StageError> {
+fn plant(roots: Vec<OutputRoot>, gradients: OptionalTensors) -> Result<Option<Tensor<1>>, StageError> {
     if roots.len() != gradients.len() {
         return Err(StageError::GradientCount { outputs: roots.len(), gradients: gradients.len() });
     }

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
 
-use super::{Endpoint, Payload, Tag, Waited, encoded};
+use super::{Endpoint, Waited};
 use crate::failure::{Cause, StepError};
+use crate::message::{Payload, Tag, encoded};
 
 /// What a process is about to run, by name: versions, hashes, settings that must not differ.
 pub type Fields = BTreeMap<String, String>;

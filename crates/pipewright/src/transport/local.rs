@@ -8,16 +8,16 @@ use pipewright_schedule::Rank;
 
 use super::Waited;
 use super::mailbox::{Mailbox, Woken};
-use super::message::{Message, Payload, Tag};
 use crate::failure::{Abort, StepError};
+use crate::message::{Message, Payload, Tag};
 
 /// Mailboxes of all ranks, shared by their endpoints.
-pub(crate) struct Post {
+pub(crate) struct Mailboxes {
     boxes: Vec<Mailbox<Message>>,
     abort: Abort,
 }
 
-impl Post {
+impl Mailboxes {
     pub(crate) fn new(ranks: u32) -> Arc<Self> {
         let boxes = (0..ranks).map(|_| Mailbox::default()).collect();
         Arc::new(Self { boxes, abort: Abort::default() })
@@ -37,7 +37,7 @@ impl Post {
         self.wake_all();
     }
 
-    /// As [`Post::fail`], for what another process tells.
+    /// As [`Mailboxes::fail`], for what another process tells.
     #[cfg(feature = "mpi")]
     pub(crate) fn fail_elsewhere(&self, error: StepError, attempt: u64, diverged: Option<u64>) {
         if self.abort.raise_told(error, attempt, diverged) {
@@ -54,7 +54,7 @@ impl Post {
 pub struct LocalEndpoint {
     rank: Rank,
     step: u64,
-    post: Arc<Post>,
+    mailboxes: Arc<Mailboxes>,
     /// Sorted mail. The step is in the key, since a neighbour may be a step ahead.
     arrived: HashMap<(u64, Rank, Tag), Message>,
     /// Emptied mailbox, kept for its allocation.
@@ -63,13 +63,13 @@ pub struct LocalEndpoint {
 
 /// One endpoint a rank.
 pub(crate) fn world(ranks: u32) -> Vec<LocalEndpoint> {
-    let post = Post::new(ranks);
-    (0..ranks).map(|rank| LocalEndpoint::new(Rank::new(rank), post.clone())).collect()
+    let mailboxes = Mailboxes::new(ranks);
+    (0..ranks).map(|rank| LocalEndpoint::new(Rank::new(rank), mailboxes.clone())).collect()
 }
 
 impl LocalEndpoint {
-    pub(crate) fn new(rank: Rank, post: Arc<Post>) -> Self {
-        Self { rank, step: 0, post, arrived: HashMap::new(), spare: Vec::new() }
+    pub(crate) fn new(rank: Rank, mailboxes: Arc<Mailboxes>) -> Self {
+        Self { rank, step: 0, mailboxes, arrived: HashMap::new(), spare: Vec::new() }
     }
 
     pub(crate) fn rank(&self) -> Rank {
@@ -77,22 +77,22 @@ impl LocalEndpoint {
     }
 
     pub(crate) fn ranks(&self) -> u32 {
-        u32::try_from(self.post.boxes.len()).expect("the world was made for a number of ranks")
+        u32::try_from(self.mailboxes.boxes.len()).expect("the world was made for a number of ranks")
     }
 
     pub(crate) fn abort(&self) -> &Abort {
-        self.post.abort()
+        self.mailboxes.abort()
     }
 
     pub(crate) fn begin_step(&mut self, step: u64) {
         self.step = step;
-        self.post.abort.begin_step(step);
+        self.mailboxes.abort.begin_step(step);
         self.arrived.retain(|(sent_in, ..), _| *sent_in >= step);
     }
 
     pub(crate) fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
         let message = self.envelope(tag, payload);
-        self.post.deliver(to, message);
+        self.mailboxes.deliver(to, message);
     }
 
     pub(crate) fn envelope(&self, tag: Tag, payload: Payload) -> Message {
@@ -105,7 +105,7 @@ impl LocalEndpoint {
         if let Some(message) = self.arrived.remove(&key) {
             return Some(message);
         }
-        self.post.boxes[self.rank.index()].take_into(&mut self.spare);
+        self.mailboxes.boxes[self.rank.index()].take_into(&mut self.spare);
         for message in self.spare.drain(..).filter(|message| message.step >= self.step) {
             self.arrived.insert((message.step, message.from, message.tag), message);
         }
@@ -113,8 +113,8 @@ impl LocalEndpoint {
     }
 
     pub(crate) fn wait(&mut self, until: Instant) -> Waited {
-        let mailbox = &self.post.boxes[self.rank.index()];
-        match mailbox.wait(until, || self.post.abort.is_raised()) {
+        let mailbox = &self.mailboxes.boxes[self.rank.index()];
+        match mailbox.wait(until, || self.mailboxes.abort.is_raised()) {
             Woken::Arrived => Waited::Arrived,
             Woken::TimedOut => Waited::TimedOut,
             Woken::Stopped => Waited::Aborted,
@@ -122,6 +122,6 @@ impl LocalEndpoint {
     }
 
     pub(crate) fn fail(&self, error: StepError) {
-        self.post.fail(error);
+        self.mailboxes.fail(error);
     }
 }

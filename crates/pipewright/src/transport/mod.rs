@@ -12,10 +12,9 @@
 //! whichever comes first; raising it wakes every waiter.
 
 mod agreement;
-mod held;
+mod controlled;
 mod local;
 mod mailbox;
-mod message;
 mod sync;
 #[cfg(feature = "mpi")]
 mod mpi;
@@ -27,16 +26,13 @@ use std::time::{Duration, Instant};
 use pipewright_schedule::Rank;
 
 use crate::failure::{Abort, StepError};
+use crate::message::{Message, Payload, Tag};
 use crate::progress::Board;
 pub use agreement::{AgreementError, Differences, Fields};
-pub use held::{HeldEndpoint, Limbo};
+pub use controlled::{ControlledEndpoint, InFlight};
 pub use local::LocalEndpoint;
-pub(crate) use message::encoded;
-pub use message::{Contribution, Direction, Message, OwnedParameter, Payload, Tag};
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEndpoint, MpiError};
-#[cfg(feature = "mpi")]
-pub(crate) use wire::Beat;
 
 /// The ends of one transport that are not yet handed out to their ranks.
 pub struct World {
@@ -116,12 +112,12 @@ impl World {
         self.endpoints.iter().map(Endpoint::rank)
     }
 
-    /// As [`World::local`], but a message arrives only once it is let go of through the [`Limbo`]: for tests that
+    /// As [`World::local`], but a message arrives only once it is let go of through the [`InFlight`]: for tests that
     /// decide the order of arrival, or lose a message.
-    pub fn held(ranks: u32) -> (Self, Limbo) {
-        let (endpoints, limbo) = held::world(ranks);
-        let endpoints = endpoints.into_iter().map(Endpoint::Held).collect();
-        (Self { endpoints, board: Board::new(ranks) }, limbo)
+    pub fn controlled(ranks: u32) -> (Self, InFlight) {
+        let (endpoints, in_flight) = controlled::world(ranks);
+        let endpoints = endpoints.into_iter().map(Endpoint::Controlled).collect();
+        (Self { endpoints, board: Board::new(ranks) }, in_flight)
     }
 
     /// One end a rank of this process, in rank order.
@@ -151,7 +147,7 @@ pub enum Endpoint {
     /// Threads of one process.
     Local(LocalEndpoint),
     /// Threads of one process, with arrival under a test's control.
-    Held(HeldEndpoint),
+    Controlled(ControlledEndpoint),
     /// One process of several, over MPI.
     #[cfg(feature = "mpi")]
     Mpi(MpiEndpoint),
@@ -173,7 +169,7 @@ impl Endpoint {
     pub fn rank(&self) -> Rank {
         match self {
             Self::Local(endpoint) => endpoint.rank(),
-            Self::Held(endpoint) => endpoint.rank(),
+            Self::Controlled(endpoint) => endpoint.rank(),
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.rank(),
         }
@@ -183,7 +179,7 @@ impl Endpoint {
     pub fn ranks(&self) -> u32 {
         match self {
             Self::Local(endpoint) => endpoint.ranks(),
-            Self::Held(endpoint) => endpoint.ranks(),
+            Self::Controlled(endpoint) => endpoint.ranks(),
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.ranks(),
         }
@@ -192,7 +188,7 @@ impl Endpoint {
     /// Whether other ranks run in other processes.
     pub fn is_distributed(&self) -> bool {
         match self {
-            Self::Local(_) | Self::Held(_) => false,
+            Self::Local(_) | Self::Controlled(_) => false,
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.ranks() > 1,
         }
@@ -200,10 +196,10 @@ impl Endpoint {
 
     /// How much later than the deadline a transport says by itself which rank is lost: whoever finds merely that nothing
     /// moves waits so much longer.
-    pub(crate) fn latest_news(&self, deadline: Duration) -> Duration {
+    pub(crate) fn detection_lag(&self, deadline: Duration) -> Duration {
         #[cfg(feature = "mpi")]
         if let Self::Mpi(endpoint) = self {
-            return endpoint.latest_news(deadline);
+            return endpoint.detection_lag(deadline);
         }
         let _ = deadline;
         Duration::ZERO
@@ -213,7 +209,7 @@ impl Endpoint {
     pub fn abort(&self) -> &Abort {
         match self {
             Self::Local(endpoint) => endpoint.abort(),
-            Self::Held(endpoint) => endpoint.abort(),
+            Self::Controlled(endpoint) => endpoint.abort(),
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.abort(),
         }
@@ -223,7 +219,7 @@ impl Endpoint {
     pub fn begin_step(&mut self, step: u64) {
         match self {
             Self::Local(endpoint) => endpoint.begin_step(step),
-            Self::Held(endpoint) => endpoint.begin_step(step),
+            Self::Controlled(endpoint) => endpoint.begin_step(step),
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.begin_step(step),
         }
@@ -233,7 +229,7 @@ impl Endpoint {
     pub fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
         match self {
             Self::Local(endpoint) => endpoint.send(to, tag, payload),
-            Self::Held(endpoint) => endpoint.send(to, tag, payload),
+            Self::Controlled(endpoint) => endpoint.send(to, tag, payload),
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.send(to, tag, payload),
         }
@@ -243,7 +239,7 @@ impl Endpoint {
     pub fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
         match self {
             Self::Local(endpoint) => endpoint.try_take(from, tag),
-            Self::Held(endpoint) => endpoint.try_take(from, tag),
+            Self::Controlled(endpoint) => endpoint.try_take(from, tag),
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.try_take(from, tag),
         }
@@ -253,7 +249,7 @@ impl Endpoint {
     pub fn wait(&mut self, until: Instant) -> Waited {
         match self {
             Self::Local(endpoint) => endpoint.wait(until),
-            Self::Held(endpoint) => endpoint.wait(until),
+            Self::Controlled(endpoint) => endpoint.wait(until),
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.wait(until),
         }
@@ -263,7 +259,7 @@ impl Endpoint {
     pub fn fail(&self, error: StepError) {
         match self {
             Self::Local(endpoint) => endpoint.fail(error),
-            Self::Held(endpoint) => endpoint.fail(error),
+            Self::Controlled(endpoint) => endpoint.fail(error),
             #[cfg(feature = "mpi")]
             Self::Mpi(endpoint) => endpoint.fail(error),
         }

@@ -1,4 +1,4 @@
-//! What goes from one process to another, as bytes: letters with a small head and the elements of tensors behind it.
+//! What goes from one process to another, as bytes: frames with a small head and the elements of tensors behind it.
 //!
 //! ```text
 //! head's length (u32) | head (postcard) | pad | elements of tensor 0 | pad | elements of tensor 1 | pad ...
@@ -14,17 +14,17 @@ use burn::tensor::{DType, Device, TensorData};
 use pipewright_schedule::{Action, Rank};
 use serde::{Deserialize, Serialize};
 
-use super::message::{Message, OwnedParameter, Payload, Tag};
 use crate::failure::{Cause, StepError};
-use crate::progress::Doing;
-use crate::value::Value;
+use crate::message::{Message, OwnedParameter, Payload, Tag};
+use crate::progress::Heartbeat;
+use crate::tensor::{OptionalTensors, Value};
 
-/// Bytes that parts of a letter are padded to.
+/// Bytes that parts of a frame are padded to.
 pub(crate) const BLOCK: usize = 64;
 
 /// What one process tells another.
 #[derive(Debug)]
-pub(crate) enum Letter {
+pub(crate) enum Frame {
     /// A message for a rank.
     Message(Message),
     /// A step failed.
@@ -36,7 +36,7 @@ pub(crate) enum Letter {
         diverged: Option<u64>,
     },
     /// Where ranks stand, by rank, as far as the sender knows.
-    Beats(Vec<Beat>),
+    Heartbeats(Vec<Heartbeat>),
     /// Which process the sender is.
     Process(ProcessId),
 }
@@ -48,32 +48,19 @@ pub(crate) struct ProcessId {
     pub number: u32,
 }
 
-/// A rank's sign of life.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Beat {
-    /// Counts the rank's signs of life; 0 before the first.
-    pub count: u64,
-    /// How often it has moved since the start.
-    pub moves: u64,
-    /// Actions that are done in its step.
-    pub position: u64,
-    /// What it does, and what it waits for.
-    pub doing: Doing,
-}
-
-/// Why bytes are no letter.
+/// Why bytes are no frame.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
     /// The head cannot be read.
-    #[error("a letter from rank {from} has a head that cannot be read: {source}")]
+    #[error("a frame from rank {from} has a head that cannot be read: {source}")]
     Head {
         /// Who sent it.
         from: Rank,
         /// What is wrong.
         source: postcard::Error,
     },
-    /// The letter is shorter than its head says.
-    #[error("a letter from rank {from} has {found} bytes, its head tells of {expected}")]
+    /// The frame is shorter than its head says.
+    #[error("a frame from rank {from} has {found} bytes, its head tells of {expected}")]
     Short {
         /// Who sent it.
         from: Rank,
@@ -83,7 +70,7 @@ pub(crate) enum WireError {
         expected: usize,
     },
     /// The elements are no tensor.
-    #[error("a letter from rank {from} has a tensor that cannot be read: {reason}")]
+    #[error("a frame from rank {from} has a tensor that cannot be read: {reason}")]
     Tensor {
         /// Who sent it.
         from: Rank,
@@ -108,7 +95,7 @@ enum Head {
         action: Option<String>,
         cause: CauseHead,
     },
-    Beats(Vec<Beat>),
+    Heartbeats(Vec<Heartbeat>),
     Process(ProcessId),
 }
 
@@ -124,7 +111,7 @@ enum PayloadHead {
 struct TensorHead {
     shape: Vec<usize>,
     dtype: DType,
-    wants_gradient: bool,
+    requires_grad: bool,
 }
 
 /// A cause as another process needs it: its words, and what follows from it.
@@ -136,14 +123,14 @@ enum CauseHead {
     Other(String),
 }
 
-/// Writes a letter over what `into` held.
-pub(crate) fn encode(letter: Letter, into: &mut Vec<u8>) {
+/// Writes a frame over what `into` held.
+pub(crate) fn encode(frame: Frame, into: &mut Vec<u8>) {
     into.clear();
-    let (head, tensors) = match letter {
-        Letter::Message(message) => message_head(message),
-        Letter::Failed { error, attempt, diverged } => (failure_head(&error, attempt, diverged), Vec::new()),
-        Letter::Beats(beats) => (Head::Beats(beats), Vec::new()),
-        Letter::Process(process) => (Head::Process(process), Vec::new()),
+    let (head, tensors) = match frame {
+        Frame::Message(message) => message_head(message),
+        Frame::Failed { error, attempt, diverged } => (failure_head(&error, attempt, diverged), Vec::new()),
+        Frame::Heartbeats(heartbeats) => (Head::Heartbeats(heartbeats), Vec::new()),
+        Frame::Process(process) => (Head::Process(process), Vec::new()),
     };
     let head = postcard::to_stdvec(&head).expect("a head has nothing that postcard cannot write");
     let length = u32::try_from(head.len()).expect("a head is small");
@@ -157,20 +144,20 @@ pub(crate) fn encode(letter: Letter, into: &mut Vec<u8>) {
 }
 
 /// Reads what [`encode`] wrote; tensors are made on the CPU.
-pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Letter, WireError> {
+pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Frame, WireError> {
     let short = |expected| WireError::Short { from, found: bytes.len(), expected };
     let length = bytes.first_chunk::<4>().ok_or(short(4))?;
     let end = 4 + u32::from_le_bytes(*length) as usize;
     let head = bytes.get(4..end).ok_or(short(end))?;
     let head = postcard::from_bytes(head).map_err(|source| WireError::Head { from, source })?;
     Ok(match head {
-        Head::Beats(beats) => Letter::Beats(beats),
-        Head::Process(process) => Letter::Process(process),
+        Head::Heartbeats(heartbeats) => Frame::Heartbeats(heartbeats),
+        Head::Process(process) => Frame::Process(process),
         Head::Failed { attempt, diverged, rank, step, action, cause } => {
             // An action that cannot be read is one of another version; the failure matters more.
             let action = action.and_then(|text| text.parse::<Action>().ok());
             let error = StepError { rank, step, action, cause: cause.into() };
-            Letter::Failed { error, attempt, diverged }
+            Frame::Failed { error, attempt, diverged }
         }
         Head::Message { step, tag, sent, payload } => {
             let payload = match payload {
@@ -183,7 +170,7 @@ pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Letter, WireError> {
                 }
                 PayloadHead::Bytes(bytes) => Payload::Bytes(bytes.into()),
             };
-            Letter::Message(Message { from, step, tag, payload, sent: sent_at(sent) })
+            Frame::Message(Message { from, step, tag, payload, sent: sent_at(sent) })
         }
     })
 }
@@ -196,10 +183,10 @@ fn message_head(message: Message) -> (Head, Vec<TensorData>) {
                 .into_iter()
                 .map(|tensor| {
                     let tensor = tensor?;
-                    let wants_gradient = tensor.wants_gradient();
+                    let requires_grad = tensor.requires_grad();
                     let data = tensor.into_data();
                     let head =
-                        TensorHead { shape: data.shape().to_vec(), dtype: data.dtype(), wants_gradient };
+                        TensorHead { shape: data.shape().to_vec(), dtype: data.dtype(), requires_grad };
                     elements.push(data);
                     Some(head)
                 })
@@ -243,9 +230,9 @@ fn tensors(
     heads: Vec<Option<TensorHead>>,
     bytes: &[u8],
     mut at: usize,
-) -> Result<Vec<Option<Value>>, WireError> {
+) -> Result<OptionalTensors, WireError> {
     let read = |head: Option<TensorHead>| {
-        let Some(TensorHead { shape, dtype, wants_gradient }) = head else { return Ok(None) };
+        let Some(TensorHead { shape, dtype, requires_grad }) = head else { return Ok(None) };
         let elements = shape.iter().try_fold(dtype.size(), |bytes, &size| bytes.checked_mul(size));
         let end = elements.and_then(|length| at.checked_add(length));
         let end = end.filter(|&end| end <= bytes.len());
@@ -256,7 +243,7 @@ fn tensors(
         let data = TensorData::try_from_bytes_vec(elements, shape, dtype);
         let data = data.map_err(|error| WireError::Tensor { from, reason: format!("{error:?}") })?;
         let value = Value::from_data(data, &Device::flex());
-        Ok(Some(if wants_gradient { value } else { value.constant() }))
+        Ok(Some(if requires_grad { value } else { value.constant() }))
     };
     heads.into_iter().map(read).collect()
 }
@@ -281,10 +268,11 @@ mod tests {
     use burn::tensor::{Bool, Int, Tensor};
     use pipewright_schedule::{Microbatch, StageIndex};
 
-    use super::super::message::Direction;
     use super::*;
-    use crate::boundary::{pack, unpack};
-    use crate::executor::Blocked;
+    use crate::message::Direction;
+    use crate::progress::Doing;
+    use crate::progress::Waiting;
+    use crate::tensor::{pack, unpack};
 
     const FROM: Rank = Rank::new(3);
 
@@ -293,12 +281,12 @@ mod tests {
     const BOUNDARY: Tag =
         Tag::Boundary { direction: Direction::Forward, stage: STAGE, microbatch: MICROBATCH };
 
-    fn message(payload: Payload) -> Letter {
+    fn message(payload: Payload) -> Frame {
         tagged(BOUNDARY, payload)
     }
 
-    fn tagged(tag: Tag, payload: Payload) -> Letter {
-        Letter::Message(Message { from: FROM, step: 7, tag, payload, sent: Instant::now() })
+    fn tagged(tag: Tag, payload: Payload) -> Frame {
+        Frame::Message(Message { from: FROM, step: 7, tag, payload, sent: Instant::now() })
     }
 
     /// The tag after this one, so that each is visited once: a kind that has no place here does not compile.
@@ -319,8 +307,8 @@ mod tests {
             Tag::SharedGradient { .. } => Tag::GradientShard { stage },
             Tag::GradientShard { .. } => Tag::GradientSum { stage },
             Tag::GradientSum { .. } => Tag::ParameterShard { stage, round: 6 },
-            Tag::ParameterShard { .. } => Tag::SquareSums,
-            Tag::SquareSums => Tag::Collective { communicator: 8, round: 9 },
+            Tag::ParameterShard { .. } => Tag::SquaredNorms,
+            Tag::SquaredNorms => Tag::Collective { communicator: 8, round: 9 },
             Tag::Collective { .. } => Tag::GradientNorm,
             Tag::GradientNorm => Tag::Ready,
             Tag::Ready => Tag::Report,
@@ -331,16 +319,16 @@ mod tests {
         })
     }
 
-    /// The letter after its way through bytes.
-    fn round(letter: Letter) -> Letter {
+    /// The frame after its way through bytes.
+    fn round(frame: Frame) -> Frame {
         let mut bytes = vec![1; 3];
-        encode(letter, &mut bytes);
+        encode(frame, &mut bytes);
         assert_eq!(bytes.len() % BLOCK, 0);
         decode(FROM, &bytes).expect("what was written can be read")
     }
 
-    fn payload(letter: Letter) -> Payload {
-        let Letter::Message(message) = letter else { panic!("a message was sent") };
+    fn payload(frame: Frame) -> Payload {
+        let Frame::Message(message) = frame else { panic!("a message was sent") };
         assert_eq!((message.from, message.step), (FROM, 7));
         message.payload
     }
@@ -348,7 +336,7 @@ mod tests {
     #[test]
     fn every_tag_comes_back() {
         for tag in std::iter::successors(Some(BOUNDARY), |&tag| next(tag)) {
-            let Letter::Message(found) = round(tagged(tag, Payload::of(&()))) else {
+            let Frame::Message(found) = round(tagged(tag, Payload::of(&()))) else {
                 panic!("a message was sent")
             };
             assert_eq!(found.tag, tag);
@@ -394,7 +382,7 @@ mod tests {
             [1.0, 2.0].map(|x| pack(Tensor::<1>::from_floats([x], &Device::flex())).remove(0));
         let sent = Payload::Tensors(vec![Some(asks), Some(asks_not.constant())]);
         let Payload::Tensors(found) = payload(round(message(sent))) else { panic!("tensors were sent") };
-        let found: Vec<bool> = found.iter().flatten().map(Value::wants_gradient).collect();
+        let found: Vec<bool> = found.iter().flatten().map(Value::requires_grad).collect();
         assert_eq!(found, [true, false]);
     }
 
@@ -418,8 +406,8 @@ mod tests {
         let error = StepError { rank: Rank::new(1), step: 4, action, cause };
         let words = error.to_string();
         for diverged in [None, Some(4)] {
-            let sent = Letter::Failed { error: error.clone(), attempt: 9, diverged };
-            let Letter::Failed { error, attempt, diverged: found } = round(sent) else {
+            let sent = Frame::Failed { error: error.clone(), attempt: 9, diverged };
+            let Frame::Failed { error, attempt, diverged: found } = round(sent) else {
                 panic!("a failure was sent")
             };
             assert_eq!((error.to_string(), attempt, found), (words.clone(), 9, diverged));
@@ -430,15 +418,15 @@ mod tests {
     fn signs_of_life_are_small_and_say_what_a_rank_waits_for() {
         let (stage, microbatch) = (StageIndex::new(2000), Microbatch::new(5000));
         let tag = Tag::Boundary { direction: Direction::Forward, stage, microbatch };
-        let doing = Doing::Waits(Blocked { from: Rank::new(1000), tag });
-        let beat = Beat { count: 100_000, moves: 1_000_000_000, position: 10_000, doing };
+        let doing = Doing::Waits(Waiting { from: Rank::new(1000), tag });
+        let heartbeat = Heartbeat { count: 100_000, moves: 1_000_000_000, position: 10_000, doing };
         let mut bytes = Vec::new();
-        encode(Letter::Beats(vec![beat; 1000]), &mut bytes);
+        encode(Frame::Heartbeats(vec![heartbeat; 1000]), &mut bytes);
         assert!(bytes.len() <= 24_000, "{} bytes for 1,000 ranks", bytes.len());
-        let Letter::Beats(found) = decode(FROM, &bytes).expect("what was written can be read") else {
+        let Frame::Heartbeats(found) = decode(FROM, &bytes).expect("what was written can be read") else {
             panic!("signs of life were sent")
         };
-        assert_eq!(found, [beat; 1000]);
+        assert_eq!(found, [heartbeat; 1000]);
     }
 
     #[test]

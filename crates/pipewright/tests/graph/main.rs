@@ -6,13 +6,12 @@ mod unet;
 
 use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
-use pipewright::boundary::{pack, unpack};
-use pipewright::driver::SeededPipeline;
+use pipewright::batch::split;
 use pipewright::failure::Cause;
 use pipewright::graph::{Graph, GraphBuilder, GraphError};
-use pipewright::microbatch::split;
-use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
+use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, SeededPipeline};
 use pipewright::stage::{Stage, StageContext, StageError};
+use pipewright::tensor::{pack, unpack};
 use pipewright::transport::World;
 use pipewright_schedule::{Placement, StageIndex};
 use support::{batch, config, lose_each, optimizer, program};

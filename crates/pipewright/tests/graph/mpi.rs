@@ -45,7 +45,7 @@ fn compare(task: &str) {
     assert!(crosses, "{task}: some go straight to another process");
 
     let (steps, mut parameters) = train(program.clone(), World::local(processes));
-    let own_stages = placement.stages_of(mesh.seat(own).rank);
+    let own_stages = placement.stages_of(mesh.coord(own).rank);
     let own_nodes: Vec<&str> = own_stages.iter().flat_map(|&stage| graph.nodes_of(stage)).collect();
     parameters.retain(|(path, _)| path.split('.').next().is_some_and(|node| own_nodes.contains(&node)));
     // Threads have the parameters of every replica.

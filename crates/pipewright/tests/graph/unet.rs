@@ -4,13 +4,12 @@ use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::batch::Batch;
-use pipewright::boundary::{BoundaryError, pack, unpack};
 use pipewright::graph::{Graph, GraphBuilder, GraphError, GraphLayer};
 use pipewright::nn::Linear;
 use pipewright::pipeline::{NamedParameter, Pipeline, PipelineConfig};
 use pipewright::stage::{Stage, StageContext};
+use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 use pipewright::transport::World;
-use pipewright::value::Values;
 use pipewright_schedule::{Placement, StageIndex, ValidatedProgram};
 
 use crate::support::{ROWS, Step, WIDTH, batch, config, numbers};

@@ -7,12 +7,11 @@ use burn::nn::LinearConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor, TensorData, activation};
 use pipewright::batch::Batch;
-use pipewright::driver::SeededPipeline;
 use pipewright::failure::{Cause, StepError};
 use pipewright::nn::Linear;
-use pipewright::pipeline::{PipelineConfig, PipelineError};
+use pipewright::pipeline::{PipelineConfig, PipelineError, SeededPipeline};
 use pipewright::stage::{Stage, StageContext, StageModule};
-use pipewright::value::Values;
+use pipewright::tensor::Values;
 use pipewright_schedule::{
     Level, LowerConfig, ScheduleSpec, StageIndex, ValidatedProgram, generate, lower, validate,
 };
@@ -106,7 +105,7 @@ pub(crate) fn batch(seed: u64, microbatches: u32) -> Tensor<2> {
 
 /// The same, split.
 pub(crate) fn split(tensor: Tensor<2>, microbatches: u32) -> Vec<Values> {
-    pipewright::microbatch::split(&pipewright::boundary::pack(tensor), microbatches).expect("it divides")
+    pipewright::batch::split(&pipewright::tensor::pack(tensor), microbatches).expect("it divides")
 }
 
 pub(crate) fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {

@@ -6,11 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor};
-use pipewright::boundary::{pack, unpack};
 use pipewright::collective::{CollectiveError, Communicator, Group};
 use pipewright::failure::{Cause, StepError};
-use pipewright::transport::{Direction, Endpoint, Payload, Tag, Waited};
-use pipewright::value::Values;
+use pipewright::message::{Direction, Payload, Tag};
+use pipewright::tensor::{Values, pack, unpack};
+use pipewright::transport::{Endpoint, Waited};
 use pipewright_schedule::{Microbatch, Rank, StageIndex};
 
 /// A check: its name and what each rank does.

@@ -7,8 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor};
-use pipewright::boundary::{pack, unpack};
-use pipewright::transport::{Direction, Endpoint, Payload, World};
+use pipewright::message::{Direction, Payload};
+use pipewright::tensor::{pack, unpack};
+use pipewright::transport::{Endpoint, World};
 use pipewright_schedule::Rank;
 
 use checks::{CHECKS, STEPS, receive, tag};
@@ -22,11 +23,11 @@ fn local(ranks: u32) -> Vec<Endpoint> {
 
 /// Held messages, let go of by a thread of their own, the latest first.
 fn held(ranks: u32) -> Vec<Endpoint> {
-    let (world, limbo) = World::held(ranks);
+    let (world, in_flight) = World::controlled(ranks);
     thread::spawn(move || {
         let end = Instant::now() + Duration::from_secs(20);
         while Instant::now() < end {
-            limbo.release(limbo.len().wrapping_sub(1));
+            in_flight.release(in_flight.len().wrapping_sub(1));
             thread::yield_now();
         }
     });

@@ -11,7 +11,7 @@ use pipewright_schedule::Rank;
 
 use crate::transport::wire::BLOCK;
 
-/// One tag for all: letters say themselves what they are, so that no limit on tags is in the way.
+/// One tag for all: frames say themselves what they are, so that no limit on tags is in the way.
 const TAG: c_int = 1;
 
 /// Why MPI did not do as asked.
@@ -46,13 +46,13 @@ pub enum MpiError {
     },
 }
 
-/// A letter that has gone or come; MPI is done with its buffer.
+/// A frame that has gone or come; MPI is done with its buffer.
 pub(super) struct Done {
     pub(super) buffer: Vec<u8>,
     pub(super) peer: Rank,
 }
 
-/// A letter under way, given back as its buffer once it is done ([`Calls::next_done`]).
+/// A frame under way, given back as its buffer once it is done ([`Calls::next_done`]).
 pub(super) struct Transfer {
     request: ffi::MPI_Request,
     /// Stays where it is on the heap while MPI reads or writes it.
@@ -70,7 +70,7 @@ impl Drop for Transfer {
 
 /// The process's membership of MPI.
 pub(super) struct Calls {
-    /// A communicator of our own: letters of this transport meet no others.
+    /// A communicator of our own: frames of this transport meet no others.
     communicator: ffi::MPI_Comm,
     /// [`BLOCK`] bytes as one element.
     block: ffi::MPI_Datatype,
@@ -160,7 +160,7 @@ impl Calls {
         })
     }
 
-    /// Starts to receive the next letter, if one is there; `buffer` makes room for so many bytes.
+    /// Starts to receive the next frame, if one is there; `buffer` makes room for so many bytes.
     pub(super) fn receive(
         &self,
         buffer: impl FnOnce(usize) -> Vec<u8>,

@@ -1,0 +1,231 @@
+//! What the ranks of a pipeline share, whoever drives them, and what each is handed at the start of a step.
+
+use std::fmt::Display;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pipewright_schedule::lower::UnshardConfig;
+use pipewright_schedule::{
+    Action, Level, LowerConfig, Rank, Schedule, StageIndex, ValidatedProgram, lower, validate,
+};
+
+use super::config::PipelineConfig;
+use super::error::PipelineError;
+use crate::batch::Batch;
+use crate::executor::{Executor, ExecutorConfig, MeshEndpoint, StepInput};
+use crate::failure::{Abort, Cause, StepError};
+use crate::memory::RankMemory;
+use crate::mesh::{Mesh, MeshCoord};
+use crate::progress::Board;
+use crate::stage::Stage;
+use crate::tensor::{Metadata, Values};
+use crate::transport::{Endpoint, World};
+
+/// What a step is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum StepKind {
+    Train { learning_rate: f64, update: bool },
+    Evaluate,
+}
+
+/// Which step it is, from 1, and at which attempt: attempts never go back, where a checkpoint may take the step back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepNumber {
+    pub step: u64,
+    pub attempt: u64,
+}
+
+/// Each rank's forwards, in the order in which the program has them, lowered anew.
+pub(crate) fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgram, String> {
+    let forwards = |rank| {
+        let row = program.row(rank).iter().filter_map(|&action| match action {
+            Action::Forward { .. } => Some(action),
+            Action::Overlap(overlap) => {
+                let (stage, microbatch) = overlap.forward();
+                Some(Action::Forward { stage, microbatch })
+            }
+            _ => None,
+        });
+        row.map(Some).collect()
+    };
+    let placement = program.placement();
+    let rows = placement.all_ranks().map(forwards).collect();
+    let schedule =
+        Schedule::new(placement.clone(), program.microbatches(), rows).map_err(|e| e.to_string())?;
+    // What gathers parameters in training does so here, as many stages at once.
+    let (level, unshard) = match gathered_at_once(program) {
+        None => (Level::Comms, None),
+        Some(window) => (Level::Full, Some(UnshardConfig { window, lookahead: None })),
+    };
+    let config = LowerConfig { unshard, ..LowerConfig::from(level) };
+    let lowered = lower(&schedule, &config).map_err(|error| error.to_string())?;
+    validate(lowered, level).map_err(|error| error.to_string())
+}
+
+/// How many stages of a rank have their parameters gathered at once, at most; none in a program that gathers none.
+fn gathered_at_once(program: &ValidatedProgram) -> Option<NonZeroU32> {
+    let on_rank = |rank| {
+        let (mut now, mut most) = (0u32, 0);
+        for action in program.row(rank) {
+            match action {
+                Action::Unshard { .. } => now += 1,
+                Action::Reshard { .. } => now = now.saturating_sub(1),
+                _ => {}
+            }
+            most = most.max(now);
+        }
+        most
+    };
+    NonZeroU32::new(program.placement().all_ranks().map(on_rank).max()?)
+}
+
+/// What the ranks of a pipeline have in common, whoever drives them.
+#[derive(Clone)]
+pub(crate) struct Assembly {
+    pub(crate) program: Arc<ValidatedProgram>,
+    pub(crate) mesh: Mesh,
+    /// The forward part of the program, once an evaluation has asked for it.
+    pub(crate) evaluation: Option<Arc<ValidatedProgram>>,
+    pub(crate) config: PipelineConfig,
+    pub(crate) board: Board,
+    pub(crate) abort: Abort,
+}
+
+impl Assembly {
+    /// Checks that program, world and configuration fit together.
+    pub(crate) fn new(
+        program: ValidatedProgram,
+        world: World,
+        config: &PipelineConfig,
+    ) -> Result<(Self, Vec<Endpoint>), PipelineError> {
+        let (endpoints, board) = world.into_parts();
+        if program.level() == Level::Compute && program.ranks() > 1 {
+            return Err(PipelineError::NotLowered { level: program.level() });
+        }
+        let ranks = endpoints.first().map_or(0, Endpoint::ranks);
+        let mesh = Mesh { pipeline: program.ranks(), data: config.data_parallel };
+        if mesh.ranks() != Some(ranks) || ranks == 0 {
+            let Mesh { pipeline, data } = mesh;
+            return Err(PipelineError::WorldSize { world: ranks, program: pipeline, replicas: data });
+        }
+        if config.optimizer.is_none() && !program.is_forward_only() {
+            return Err(PipelineError::NoOptimizer);
+        }
+        if config.is_sharded() && program.level() != Level::Full {
+            return Err(PipelineError::NeverGathers { level: program.level() });
+        }
+        let expected = program.placement().stages() as usize - 1;
+        if let Metadata::Static { stages } = &config.metadata
+            && stages.len() != expected
+        {
+            return Err(PipelineError::Metadata { found: stages.len(), expected });
+        }
+        let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
+        let program = Arc::new(program);
+        board.run(&program, 0);
+        let evaluation = program.is_forward_only().then(|| program.clone());
+        Ok((Self { program, mesh, evaluation, config: config.clone(), board, abort }, endpoints))
+    }
+
+    /// Makes a rank's stages and its executor; call it on the rank's own thread.
+    pub(crate) fn build<E: Display>(
+        &self,
+        endpoint: Endpoint,
+        memory: RankMemory,
+        make: &dyn Fn(StageIndex) -> Result<Stage, E>,
+    ) -> Result<Executor, StepError> {
+        let world_rank = endpoint.rank();
+        let rank = self.mesh.coord(world_rank).rank;
+        let failure =
+            |message| StepError { rank: world_rank, step: 0, action: None, cause: Cause::Build { message } };
+        let endpoint = MeshEndpoint::new(endpoint, self.mesh, self.config.is_sharded());
+        let placement = self.program.placement();
+        let mut stages = Vec::new();
+        for &stage in placement.stages_of(rank) {
+            let mut made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            made.runner.check().map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            let must_have_loss = stage == placement.last_stage() && !self.program.is_forward_only();
+            if must_have_loss && !made.runner.has_loss() {
+                return Err(failure(PipelineError::NoLoss { stage }.to_string()));
+            }
+            if let Some(optimizer) = &self.config.optimizer {
+                made.runner.set_optimizer(optimizer.clone());
+            }
+            if let Some(part) = endpoint.part() {
+                made.runner.shard(part).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            }
+            self.board.moved(world_rank, 0);
+            stages.push((stage, made));
+        }
+        let config = ExecutorConfig {
+            program: self.program.clone(),
+            board: self.board.clone(),
+            metadata: self.config.metadata.clone(),
+            check_metadata: self.config.check_metadata,
+            clip_norm: self.config.clip_norm,
+            hook: self.config.hook.clone(),
+            interrupt: self.config.interrupt.clone(),
+        };
+        Ok(Executor::new(config, endpoint, stages, memory))
+    }
+
+    /// Microbatches of a step, over all replicas.
+    pub(crate) fn microbatches(&self) -> u32 {
+        self.program.microbatches() * self.mesh.data
+    }
+
+    /// What each of `ranks` begins the step with, in their order: each replica gets its share of the microbatches, in
+    /// it the first stage's rank the inputs, the last one's the targets.
+    pub(crate) fn step_inputs(
+        &self,
+        ranks: impl Iterator<Item = Rank>,
+        StepNumber { step, attempt }: StepNumber,
+        batch: Batch,
+        kind: StepKind,
+        origin: Instant,
+    ) -> Result<Vec<StepInput>, PipelineError> {
+        let (program, learning_rate, update) = match (kind, &self.evaluation) {
+            (StepKind::Train { learning_rate, update }, _) => (&self.program, learning_rate, update),
+            (StepKind::Evaluate, evaluation) => (evaluation.as_ref().unwrap_or(&self.program), 0.0, false),
+        };
+        self.board.run(program, step);
+        let loss_weights = batch.loss_weights();
+        let Batch { mut inputs, mut targets, side_inputs, keep_outputs, .. } = batch;
+        let expected = self.microbatches();
+        let optional = program.is_forward_only() && targets.is_empty();
+        for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {
+            if found != expected as usize && !(what == "targets" && optional) {
+                return Err(PipelineError::Microbatches { what, found, expected });
+            }
+        }
+        let placement = self.program.placement();
+        let first = placement.rank_of(placement.first_stage());
+        let last = placement.rank_of(placement.last_stage());
+        let share = self.program.microbatches() as usize;
+        let of_rank = |world_rank| {
+            let MeshCoord { replica, rank } = self.mesh.coord(world_rank);
+            let range = replica as usize * share..(replica as usize + 1) * share;
+            let part =
+                |batch: &mut Vec<Values>| batch.get_mut(range.clone()).map(take_all).unwrap_or_default();
+            StepInput {
+                step,
+                attempt,
+                inputs: if rank == first { part(&mut inputs) } else { Vec::new() },
+                targets: if rank == last { part(&mut targets) } else { Vec::new() },
+                side_inputs: Arc::new(side_inputs.part(range.clone())),
+                loss_weights: loss_weights[range].into(),
+                keep_outputs,
+                learning_rate,
+                update,
+                program: program.clone(),
+                origin,
+            }
+        };
+        Ok(ranks.map(of_rank).collect())
+    }
+}
+
+fn take_all(microbatches: &mut [Values]) -> Vec<Values> {
+    microbatches.iter_mut().map(std::mem::take).collect()
+}

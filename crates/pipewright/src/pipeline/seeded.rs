@@ -1,0 +1,145 @@
+//! One thread, all ranks, and a seed: the order in which ranks are polled and messages arrive is drawn at random.
+//!
+//! A thousand seeds try a thousand interleavings, each of which can be had again. There is no clock: when every rank
+//! is blocked and no message is under way, the run is stuck, and says so at once.
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::{Rank, StageIndex, ValidatedProgram};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::assembly::{Assembly, StepKind, StepNumber};
+use super::config::PipelineConfig;
+use super::error::PipelineError;
+use super::summary::{StepSummary, training};
+use crate::batch::Batch;
+use crate::driver::caught;
+use crate::executor::{Executor, Poll};
+use crate::failure::{Abort, Cause, StepError};
+use crate::memory::RankMemory;
+use crate::message::Tag;
+use crate::stage::Stage;
+use crate::transport::{InFlight, World};
+
+/// A pipeline on the calling thread, for tests: same executors, same results, an order of events per seed.
+pub struct SeededPipeline {
+    assembly: Assembly,
+    executors: Vec<Executor>,
+    in_flight: InFlight,
+    abort: Abort,
+    rng: ChaCha8Rng,
+    step: u64,
+    lose: Option<usize>,
+    lost: Option<Tag>,
+}
+
+impl SeededPipeline {
+    /// Builds all stages, in stage order by rank.
+    ///
+    /// # Errors
+    /// As [`crate::pipeline::Pipeline::launch`].
+    pub fn new<E: Display>(
+        program: ValidatedProgram,
+        config: &PipelineConfig,
+        seed: u64,
+        make: impl Fn(StageIndex) -> Result<Stage, E>,
+    ) -> Result<Self, PipelineError> {
+        let (world, in_flight) = World::controlled(program.ranks().saturating_mul(config.data_parallel));
+        let (assembly, endpoints) = Assembly::new(program, world, config)?;
+        let abort = assembly.abort.clone();
+        let build = |endpoint| assembly.build(endpoint, RankMemory::new(), &make);
+        let executors = endpoints.into_iter().map(build).collect::<Result<_, _>>()?;
+        let rng = ChaCha8Rng::seed_from_u64(seed);
+        Ok(Self { assembly, executors, in_flight, abort, rng, step: 0, lose: None, lost: None })
+    }
+
+    /// Loses the `nth` message of the next step, counted from 0 in the order of this seed's arrivals.
+    pub fn lose_message(&mut self, nth: usize) {
+        self.lose = Some(nth);
+    }
+
+    /// What [`SeededPipeline::lose_message`] has lost last.
+    pub fn lost(&self) -> Option<Tag> {
+        self.lost
+    }
+
+    /// As [`crate::pipeline::Pipeline::step_batch`].
+    ///
+    /// # Errors
+    /// When a rank fails, or nothing can move any more.
+    pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepSummary, PipelineError> {
+        if let Some(step) = self.abort.diverged() {
+            return Err(PipelineError::Diverged { step });
+        }
+        let start = Instant::now();
+        self.step += 1;
+        let loss_weights = batch.loss_weights();
+        let kind = StepKind::Train { learning_rate, update: true };
+        let inputs = self.assembly.step_inputs(
+            (0..self.executors.len() as u32).map(Rank::new),
+            StepNumber { step: self.step, attempt: self.step },
+            batch,
+            kind,
+            start,
+        )?;
+        self.executors.iter_mut().zip(inputs).for_each(|(executor, input)| executor.begin(input));
+        let outcome = self.drive();
+        self.lose = None;
+        if let Err(error) = outcome {
+            self.abort.raise(error.clone());
+            if self.executors.iter().any(Executor::has_updated) {
+                self.abort.diverge(self.step, &error);
+            }
+            self.executors.iter_mut().for_each(Executor::reset);
+            while !self.in_flight.is_empty() {
+                self.in_flight.lose(0);
+            }
+            self.abort.clear();
+            return Err(error.into());
+        }
+        let reports = self.executors.iter_mut().flat_map(Executor::reports).collect();
+        Ok(training(self.step, loss_weights, reports, start.elapsed()))
+    }
+
+    /// Polls a random rank or lets a random message arrive, until all ranks are done.
+    fn drive(&mut self) -> Result<(), StepError> {
+        // Ranks that can go on as far as is known; an arrival may unblock any.
+        let mut ready: Vec<usize> = (0..self.executors.len()).collect();
+        let mut blocked: Vec<usize> = Vec::new();
+        let mut arrivals = 0;
+        loop {
+            let held = self.in_flight.len();
+            if ready.is_empty() && held == 0 {
+                return match blocked.first() {
+                    None => Ok(()),
+                    Some(&stuck) => Err(self.stuck(stuck)),
+                };
+            }
+            let choice = self.rng.random_range(0..ready.len() + held.min(ready.len() + 1));
+            if choice < ready.len() {
+                let rank = ready[choice];
+                let executor = &mut self.executors[rank];
+                let poll = caught(|| executor.poll()).unwrap_or_else(|cause| Err(executor.error(cause)))?;
+                if poll != Poll::Progress {
+                    ready.swap_remove(choice);
+                    blocked.extend((poll == Poll::Pending).then_some(rank));
+                }
+            } else {
+                let place = self.rng.random_range(0..held);
+                match self.lose == Some(arrivals) {
+                    true => self.lost = self.in_flight.lose(place),
+                    false => self.in_flight.release(place),
+                }
+                arrivals += 1;
+                ready.append(&mut blocked);
+            }
+        }
+    }
+
+    fn stuck(&self, rank: usize) -> StepError {
+        let report = self.assembly.board.report();
+        self.executors[rank].error(Cause::Deadline { waited: Duration::ZERO, report })
+    }
+}

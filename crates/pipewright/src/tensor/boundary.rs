@@ -1,0 +1,188 @@
+//! What may stand at a stage's edge: one tensor, or any nesting of tuples and vectors of tensors.
+//!
+//! [`Boundary`] is the typed front of [`Value`]: a stage names ordinary tensors as its input and output, and the
+//! runtime packs and unpacks them without knowing the stage.
+//!
+//! ```
+//! use burn::tensor::{Device, Int, Tensor};
+//! use pipewright::tensor::{Boundary, pack, unpack};
+//!
+//! let device = Device::flex();
+//! let hidden = Tensor::<3>::zeros([2, 4, 8], &device);
+//! let ids = Tensor::<2, Int>::zeros([2, 4], &device);
+//! let values = pack((hidden, ids));
+//! assert_eq!(values.len(), 2);
+//! let (hidden, ids): (Tensor<3>, Tensor<2, Int>) = unpack(values)?;
+//! assert_eq!((hidden.dims(), ids.dims()), ([2, 4, 8], [2, 4]));
+//! # Ok::<(), pipewright::tensor::BoundaryError>(())
+//! ```
+
+use burn::tensor::{Bool, Int, Shape, Tensor, kind::Basic};
+
+use super::value::{Value, ValueKind, Values};
+
+/// Types that a stage may take and return.
+pub trait Boundary: Sized {
+    /// Appends the tensors of `self`, first to last.
+    fn pack(self, into: &mut Values);
+
+    /// Takes back as many tensors as [`Boundary::pack`] appended, in the same order.
+    ///
+    /// # Errors
+    /// When a tensor is missing or has another rank or kind.
+    fn unpack(from: &mut Unpack) -> Result<Self, BoundaryError>;
+}
+
+/// Tensors of one boundary that wait to be taken, in order.
+#[derive(Debug)]
+pub struct Unpack {
+    values: std::vec::IntoIter<Value>,
+    taken: usize,
+}
+
+impl Unpack {
+    /// The next tensor without taking it, for types that decide by what they find.
+    pub fn peek(&self) -> Option<&Value> {
+        self.values.as_slice().first()
+    }
+
+    /// Takes the next tensor.
+    ///
+    /// # Errors
+    /// When none is left.
+    pub fn take(&mut self) -> Result<Value, BoundaryError> {
+        let value = self.values.next().ok_or(BoundaryError::Missing { index: self.taken })?;
+        self.taken += 1;
+        Ok(value)
+    }
+}
+
+/// A boundary's tensors as the runtime moves them.
+pub fn pack<T: Boundary>(boundary: T) -> Values {
+    let mut values = Values::new();
+    boundary.pack(&mut values);
+    values
+}
+
+/// The typed boundary of `values`.
+///
+/// # Errors
+/// When a tensor is missing, left over, or has another rank or kind than `T` names.
+pub fn unpack<T: Boundary>(values: Values) -> Result<T, BoundaryError> {
+    let mut from = Unpack { values: values.into_iter(), taken: 0 };
+    let boundary = T::unpack(&mut from)?;
+    match from.values.len() {
+        0 => Ok(boundary),
+        left => Err(BoundaryError::LeftOver { taken: from.taken, left }),
+    }
+}
+
+/// Why a stage cannot take the tensors it was handed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum BoundaryError {
+    /// Fewer tensors arrived than the stage takes.
+    #[error("tensor {index} is missing: the stage before returns fewer tensors than this one takes")]
+    Missing {
+        /// Place of the missing tensor.
+        index: usize,
+    },
+    /// More tensors arrived than the stage takes.
+    #[error(
+        "{left} tensor(s) left over after {taken}: the stage before returns more tensors than this one takes"
+    )]
+    LeftOver {
+        /// Tensors the stage took.
+        taken: usize,
+        /// Tensors nobody took.
+        left: usize,
+    },
+    /// A tensor of another rank or kind arrived.
+    #[error(
+        "expected a {expected_kind} tensor of rank {expected_rank}, found a {found_kind} tensor of shape {found_shape:?}"
+    )]
+    Mismatch {
+        /// Rank the stage names.
+        expected_rank: usize,
+        /// Kind the stage names.
+        expected_kind: ValueKind,
+        /// Kind that arrived.
+        found_kind: ValueKind,
+        /// Shape that arrived.
+        found_shape: Shape,
+    },
+}
+
+impl Boundary for () {
+    fn pack(self, _into: &mut Values) {}
+
+    fn unpack(_from: &mut Unpack) -> Result<Self, BoundaryError> {
+        Ok(())
+    }
+}
+
+/// The tensors as they are, for stages that look at shapes themselves.
+impl Boundary for Values {
+    fn pack(self, into: &mut Values) {
+        into.extend(self);
+    }
+
+    fn unpack(from: &mut Unpack) -> Result<Self, BoundaryError> {
+        from.taken += from.values.len();
+        Ok(from.values.by_ref().collect())
+    }
+}
+
+impl Value {
+    /// The typed tensor, when rank and kind are those asked for.
+    fn tensor<const D: usize, K: Basic>(self, kind: ValueKind) -> Result<Tensor<D, K>, BoundaryError> {
+        let rank = self.shape().num_dims();
+        if rank != D || self.kind() != kind {
+            return Err(BoundaryError::Mismatch {
+                expected_rank: D,
+                expected_kind: kind,
+                found_kind: self.kind(),
+                found_shape: self.shape(),
+            });
+        }
+        Ok(Tensor::from_dispatch(self.into_dispatch()))
+    }
+}
+
+macro_rules! tensor_boundary {
+    ($($kind:ty => $value_kind:expr),*) => {$(
+        impl<const D: usize> Boundary for Tensor<D, $kind> {
+            fn pack(self, into: &mut Values) {
+                into.push(Value::of(self));
+            }
+
+            fn unpack(from: &mut Unpack) -> Result<Self, BoundaryError> {
+                from.take()?.tensor($value_kind)
+            }
+        }
+    )*};
+}
+
+tensor_boundary!(burn::tensor::Float => ValueKind::Float, Int => ValueKind::Int, Bool => ValueKind::Bool);
+
+macro_rules! tuple_boundary {
+    ($($name:ident),+) => {
+        impl<$($name: Boundary),+> Boundary for ($($name,)+) {
+            fn pack(self, into: &mut Values) {
+                #[expect(non_snake_case, reason = "the type parameters name the tuple's fields")]
+                let ($($name,)+) = self;
+                $($name.pack(into);)+
+            }
+
+            fn unpack(from: &mut Unpack) -> Result<Self, BoundaryError> {
+                Ok(($($name::unpack(from)?,)+))
+            }
+        }
+    };
+}
+
+tuple_boundary!(A);
+tuple_boundary!(A, B);
+tuple_boundary!(A, B, C);
+tuple_boundary!(A, B, C, D);
+tuple_boundary!(A, B, C, D, E);
+tuple_boundary!(A, B, C, D, E, F);

@@ -1,0 +1,294 @@
+//! What crosses a boundary: shapes and element types, given beforehand or found out, and checked on both sides.
+//!
+//! Messages say themselves what they hold, so the runtime needs no metadata to receive them. It is there so that a stage
+//! that returns something else than the next one was made for is told at the boundary, with both side_inputs, and not as some
+//! failure inside a layer.
+//!
+//! Metadata that is found out ([`Metadata::Dynamic`]) is that of the first microbatch that crosses a boundary. Nothing
+//! is run for it: no gradient, buffer or random state can be touched.
+//!
+//! ```
+//! use burn::tensor::DType;
+//! use pipewright::tensor::{Dim, Metadata, TensorSpec};
+//!
+//! // Stage 1 takes hidden rows [rows, 16, 64] and ids [rows, any length].
+//! let hidden = TensorSpec::of_rows(DType::F32, [16, 64]);
+//! let ids = TensorSpec { dtype: DType::I64, shape: vec![Dim::Any, Dim::Any] };
+//! assert_eq!(ids.to_string(), "I64 [_, _]");
+//! let metadata = Metadata::Static { stages: vec![vec![hidden, ids]] };
+//! assert!(metadata.fingerprint().starts_with("static "));
+//! ```
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use burn::tensor::DType;
+use pipewright_schedule::{Microbatch, Rank, StageIndex};
+
+use super::value::Value;
+
+/// How it is known what crosses the boundaries. All ranks of a pipeline must have the same.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Metadata {
+    /// The first microbatch shows it.
+    Dynamic {
+        /// Dimensions that may differ from one microbatch to another.
+        free: Vec<usize>,
+    },
+    /// It is given.
+    Static {
+        /// What stages 1, 2, .. take: the tensors of the stage before, then those that come straight from others.
+        stages: Vec<Vec<TensorSpec>>,
+    },
+}
+
+impl Default for Metadata {
+    /// Found out; rows may differ.
+    fn default() -> Self {
+        Self::Dynamic { free: vec![0] }
+    }
+}
+
+impl Metadata {
+    /// A name that is the same for the same metadata in every process of one build: for ranks to compare before they
+    /// start.
+    pub fn fingerprint(&self) -> String {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        let name = match self {
+            Self::Dynamic { .. } => "dynamic",
+            Self::Static { .. } => "static",
+        };
+        format!("{name} {:016x}", hasher.finish())
+    }
+
+    /// Dimensions that may differ between microbatches.
+    fn free(&self) -> &[usize] {
+        match self {
+            Self::Dynamic { free } => free,
+            Self::Static { .. } => &[],
+        }
+    }
+
+    /// What `stage` takes, where it is given.
+    fn of_stage(&self, stage: StageIndex) -> Option<Vec<TensorSpec>> {
+        match self {
+            Self::Dynamic { .. } => None,
+            Self::Static { stages } => stages.get(stage.index().checked_sub(1)?).cloned(),
+        }
+    }
+}
+
+/// When boundaries are checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CheckMetadata {
+    /// In the first step.
+    #[default]
+    FirstStep,
+    /// In every step.
+    Always,
+}
+
+/// A dimension's size, as far as it is fixed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dim {
+    /// This size.
+    Fixed(usize),
+    /// Any size, another from one microbatch to the next.
+    Any,
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(size) => size.fmt(f),
+            Self::Any => f.write_str("_"),
+        }
+    }
+}
+
+/// Shape and element type of one tensor of a boundary.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TensorSpec {
+    /// Element type.
+    pub dtype: DType,
+    /// Every dimension, the rows first.
+    pub shape: Vec<Dim>,
+}
+
+impl TensorSpec {
+    /// A tensor of any number of rows; `row` is the shape of one.
+    pub fn of_rows(dtype: DType, row: impl IntoIterator<Item = usize>) -> Self {
+        let row = row.into_iter().map(Dim::Fixed);
+        Self { dtype, shape: std::iter::once(Dim::Any).chain(row).collect() }
+    }
+
+    fn of(value: &Value, free: &[usize]) -> Self {
+        let dim = |(place, &size): (usize, &usize)| match free.contains(&place) {
+            true => Dim::Any,
+            false => Dim::Fixed(size),
+        };
+        Self { dtype: value.dtype(), shape: value.shape().iter().enumerate().map(dim).collect() }
+    }
+
+    fn fits(&self, value: &Value) -> bool {
+        let shape = value.shape();
+        let fits = |(dim, &size): (&Dim, &usize)| matches!(dim, Dim::Any) || *dim == Dim::Fixed(size);
+        self.dtype == value.dtype()
+            && self.shape.len() == shape.num_dims()
+            && self.shape.iter().zip(shape.iter()).all(fits)
+    }
+}
+
+impl fmt::Display for TensorSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shape: Vec<String> = self.shape.iter().map(Dim::to_string).collect();
+        write!(f, "{:?} [{}]", self.dtype, shape.join(", "))
+    }
+}
+
+/// A stage in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Side {
+    /// The stage.
+    pub stage: StageIndex,
+    /// Its rank.
+    pub rank: Rank,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stage {} on rank {}", self.stage, self.rank)
+    }
+}
+
+/// A boundary whose sides differ.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "microbatch {microbatch}: {mismatch}: {from} sent {sent}, {to} expects {expected}; a dimension that may differ between \
+     microbatches is to be named in `PipelineConfig::metadata`"
+)]
+pub struct MetadataError {
+    /// The microbatch that crosses it.
+    pub microbatch: Microbatch,
+    /// In what they differ.
+    pub mismatch: Mismatch,
+    /// The side that sent.
+    pub from: Side,
+    /// What it sent.
+    pub sent: String,
+    /// The side that takes.
+    pub to: Side,
+    /// What it expects.
+    pub expected: String,
+}
+
+/// In what the sides of a boundary differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mismatch {
+    /// The number of tensors.
+    Count,
+    /// The tensor in this place.
+    Tensor(usize),
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count => f.write_str("the numbers of tensors differ"),
+            Self::Tensor(place) => write!(f, "tensor {place} differs"),
+        }
+    }
+}
+
+/// What one stage knows of its two boundaries.
+#[derive(Clone, Debug)]
+pub(crate) struct Boundaries {
+    metadata: Metadata,
+    check: CheckMetadata,
+    stage: StageIndex,
+    /// Microbatches of a step.
+    microbatches: usize,
+    takes: Known,
+    gives: Known,
+}
+
+/// One boundary from one side.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    specs: Option<Vec<TensorSpec>>,
+    /// Microbatches that were looked at.
+    seen: usize,
+}
+
+impl Boundaries {
+    pub(crate) fn new(
+        metadata: &Metadata,
+        check: CheckMetadata,
+        stage: StageIndex,
+        microbatches: u32,
+    ) -> Self {
+        let of_next = metadata.of_stage(StageIndex::new(stage.get() + 1));
+        let takes = Known { specs: metadata.of_stage(stage), seen: 0 };
+        let gives = Known { specs: of_next, seen: 0 };
+        let (metadata, microbatches) = (metadata.clone(), microbatches as usize);
+        Self { metadata, check, stage, microbatches, takes, gives }
+    }
+
+    /// Forgets what a step that failed has shown.
+    pub(crate) fn reset(&mut self) {
+        *self = Self::new(&self.metadata, self.check, self.stage, self.microbatches as u32);
+    }
+
+    /// Looks at what the stage takes, which are all tensors of the boundary.
+    pub(crate) fn look_at_inputs(&mut self, values: &[Value]) -> Result<(), Found> {
+        let Some(specs) = self.takes.specs_to_check(values, &self.metadata, self.check, self.microbatches)
+        else {
+            return Ok(());
+        };
+        if values.len() != specs.len() {
+            let count = |count: usize| format!("{count} tensor(s)");
+            return Err((Mismatch::Count, count(values.len()), count(specs.len())));
+        }
+        compare(values, specs)
+    }
+
+    /// Looks at what the stage gives to the next; what the next one gets straight from others is not among it.
+    pub(crate) fn look_at_outputs(&mut self, values: &[Value]) -> Result<(), Found> {
+        let specs = self.gives.specs_to_check(values, &self.metadata, self.check, self.microbatches);
+        specs.map_or(Ok(()), |specs| compare(values, specs))
+    }
+}
+
+impl Known {
+    /// What the tensors of a microbatch are to be compared with; none when the boundary has been checked enough. The
+    /// first microbatch shows what is not given.
+    fn specs_to_check(
+        &mut self,
+        values: &[Value],
+        metadata: &Metadata,
+        check: CheckMetadata,
+        microbatches: usize,
+    ) -> Option<&[TensorSpec]> {
+        if check == CheckMetadata::FirstStep && self.seen == microbatches {
+            return None;
+        }
+        self.seen = (self.seen + 1).min(microbatches);
+        let free = metadata.free();
+        let shown = || values.iter().map(|value| TensorSpec::of(value, free)).collect();
+        Some(self.specs.get_or_insert_with(shown))
+    }
+}
+
+/// A mismatch before it is known between whom: the difference, what was sent, what is expected.
+pub(crate) type Found = (Mismatch, String, String);
+
+fn compare(values: &[Value], specs: &[TensorSpec]) -> Result<(), Found> {
+    match values.iter().zip(specs).position(|(value, spec)| !spec.fits(value)) {
+        Some(place) => {
+            let sent = TensorSpec::of(&values[place], &[]).to_string();
+            Err((Mismatch::Tensor(place), sent, specs[place].to_string()))
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,15 @@
+//! Tensors without static types, at the edges of stages.
+//!
+//! A stage is written with ordinary Burn tensors. Between stages the runtime moves [`Values`]: tensors whose number of
+//! dimensions and kind are known at run time. [`Boundary`] converts between the two, [`Metadata`] says what both sides of
+//! a boundary expect, and `shard` says which rows of a parameter a replica holds.
+
+mod value;
+mod boundary;
+mod metadata;
+pub(crate) mod shard;
+
+pub use boundary::{Boundary, BoundaryError, Unpack, pack, unpack};
+pub(crate) use metadata::{Boundaries, Found};
+pub use metadata::{CheckMetadata, Dim, Metadata, MetadataError, Mismatch, Side, TensorSpec};
+pub use value::{OptionalTensor, OptionalTensors, Value, ValueKind, Values};

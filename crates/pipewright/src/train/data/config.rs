@@ -1,0 +1,80 @@
+//! What to read, and how it becomes rows: the settings of a data source, and the way from them to [`TokenRows`].
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::train::data::error::DataError;
+use crate::train::data::rows::{Stride, TokenRows};
+use crate::train::data::{files, jsonl, text, tokenizer};
+
+/// The settings of a data source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataConfig {
+    /// Files by name or glob pattern: UTF-8 text files, or one file `*.jsonl` whose lines are arrays of `seq_len + 1`
+    /// token ids.
+    ///
+    /// `**` crosses folders, `*`, `?`, `[ab]` and `{a,b}` do not, and `!` in front of a pattern takes its matches out
+    /// again. A pattern keeps to what version control would keep: hidden files and folders and what a `.gitignore` at
+    /// or below the pattern's fixed part lists are passed over, unless the fixed part names them. Links are not
+    /// followed below the fixed part. A relative pattern starts at the working folder of the process. Files are read in
+    /// the order of their paths, each once.
+    pub path: Vec<String>,
+    /// How text becomes token ids.
+    pub tokenizer: Tokenizer,
+    /// Tokens a row that are fed to the model; the row itself holds one more.
+    pub seq_len: usize,
+    /// Whether each epoch has its own order of rows, drawn from `seed` and the epoch's number alone.
+    pub shuffle: bool,
+    /// The seed of the order.
+    pub seed: u64,
+}
+
+/// How text becomes token ids.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Tokenizer {
+    /// Each byte is a token, with ids from 0 to 255.
+    Bytes,
+    /// A `tokenizer.json`; needs the feature `tokenizers`.
+    File(PathBuf),
+}
+
+impl DataConfig {
+    /// Reads all files. `vocab_size` is the number of token ids that the model knows, `batch_rows` the number of rows
+    /// that a step takes.
+    ///
+    /// Text of all files is one stream, cut into rows that share one token with the next row: the last target of a
+    /// row is the first input of the next. An incomplete row at the end is left out. The ids are held in memory, in
+    /// one byte each for a vocabulary of up to 256 ids, two up to 65,536, else four.
+    ///
+    /// # Errors
+    /// When a pattern matches no file, a file cannot be read, is not UTF-8 or no array of ids, a row has another
+    /// length, an id is not below `vocab_size`, there is no token at all, or there are fewer rows than a batch takes.
+    pub fn open(&self, vocab_size: usize, batch_rows: usize) -> Result<TokenRows, DataError> {
+        let found = files::find(&self.path)?;
+        let jsonl = found.iter().find(|path| path.extension().is_some_and(|ending| ending == "jsonl"));
+        let (ids, stride) = match (jsonl, found.as_slice()) {
+            (Some(_), [only]) => (jsonl::read(only, self.seq_len, vocab_size)?, Stride::Disjoint),
+            (Some(path), _) => {
+                return Err(DataError::JsonlAmongOthers { path: path.clone(), files: found.len() });
+            }
+            (None, files) => {
+                let ids = match &self.tokenizer {
+                    Tokenizer::Bytes => text::read(files, vocab_size)?,
+                    Tokenizer::File(tokenizer) => tokenizer::read(files, tokenizer, vocab_size)?,
+                };
+                (ids, Stride::Overlapping)
+            }
+        };
+        if ids.len() == 0 {
+            let path = found.into_iter().next().unwrap_or_default();
+            return Err(DataError::Empty { path });
+        }
+        let rows = TokenRows::new(ids, stride, self)?;
+        if rows.rows() < batch_rows {
+            let (found, needed) = (rows.rows(), batch_rows);
+            return Err(DataError::FewRows { found, needed, seq_len: self.seq_len });
+        }
+        Ok(rows)
+    }
+}

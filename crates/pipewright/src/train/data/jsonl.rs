@@ -1,0 +1,60 @@
+//! Reads a `.jsonl` file whose lines are arrays of token ids, one row each. Lines of white space alone are passed over.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use crate::train::data::error::{DataError, TokenPlace};
+use crate::train::data::ids::Ids;
+
+/// The ids of all rows, one after another; each row has `seq_len + 1`.
+pub(super) fn read(path: &Path, seq_len: usize, vocab_size: usize) -> Result<Ids, DataError> {
+    let unreadable = |source| DataError::Read { path: path.to_owned(), source };
+    let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
+    let mut ids = Ids::new(vocab_size);
+    let mut text = Vec::new();
+    for line in 1.. {
+        text.clear();
+        if reader.read_until(b'\n', &mut text).map_err(unreadable)? == 0 {
+            break;
+        }
+        if !text.iter().all(u8::is_ascii_whitespace) {
+            let row = parse(path, line, &text)?;
+            check_row(path, line, &row, seq_len, vocab_size)?;
+            // Below vocab_size, which fits, so the conversion loses nothing.
+            row.into_iter().for_each(|id| ids.push(id as u32));
+        }
+    }
+    Ok(ids)
+}
+
+fn parse(path: &Path, line: u64, text: &[u8]) -> Result<Vec<u64>, DataError> {
+    serde_json::from_slice(text).map_err(|error| {
+        let reason = error.to_string();
+        // The parser's own place counts from the start of the line that it was given.
+        let place = format!(" at line {} column {}", error.line(), error.column());
+        let reason = reason.strip_suffix(&place).unwrap_or(&reason).to_owned();
+        DataError::Line { path: path.to_owned(), line, column: error.column().max(1), reason }
+    })
+}
+
+fn check_row(
+    path: &Path,
+    line: u64,
+    row: &[u64],
+    seq_len: usize,
+    vocab_size: usize,
+) -> Result<(), DataError> {
+    if row.len() != seq_len + 1 {
+        return Err(DataError::RowLength { path: path.to_owned(), line, found: row.len(), seq_len });
+    }
+    match row.iter().find(|id| **id >= vocab_size as u64) {
+        None => Ok(()),
+        Some(id) => Err(DataError::BeyondVocabulary {
+            path: path.to_owned(),
+            place: TokenPlace::Line(line),
+            id: *id,
+            vocab_size,
+        }),
+    }
+}

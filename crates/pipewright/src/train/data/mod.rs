@@ -1,0 +1,44 @@
+//! Training data: text or token files become rows of token ids, and rows become batches.
+//!
+//! The road: patterns name `files`, a reader for each kind of file (`text`, `jsonl`, `tokenizer`) turns them into
+//! compact `ids`, and [`TokenRows`] deals rows out in an `order` that a [`Cursor`] can resume. Not for tensors: a
+//! [`Batch`] is plain numbers, and whoever trains puts them on a device.
+//!
+//! ```
+//! use pipewright::train::data::{DataConfig, Tokenizer};
+//!
+//! # let folder = std::env::temp_dir().join(format!("pipewright-data-{}", std::process::id()));
+//! # std::fs::create_dir_all(&folder)?;
+//! # std::fs::write(folder.join("a.txt"), "to be or not to be")?;
+//! let config = DataConfig {
+//!     path: vec![format!("{}/*.txt", folder.display())],
+//!     tokenizer: Tokenizer::Bytes,
+//!     seq_len: 5,
+//!     shuffle: false,
+//!     seed: 0,
+//! };
+//! let mut rows = config.open(256, 2)?;
+//! let batch = rows.next_batch(2);
+//! assert_eq!(batch.inputs, b"to be or n".map(i32::from));
+//! assert_eq!(batch.targets, b"o be or no".map(i32::from));
+//! # std::fs::remove_dir_all(&folder)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod config;
+mod error;
+mod files;
+mod ids;
+mod jsonl;
+mod order;
+mod pattern;
+mod rows;
+#[cfg(test)]
+mod tests;
+mod text;
+mod tokenizer;
+
+pub use crate::checkpoint::Cursor;
+pub use config::{DataConfig, Tokenizer};
+pub use error::{DataError, TokenPlace};
+pub use rows::{Batch, DataIdentity, TokenRows};

@@ -1,0 +1,142 @@
+//! Rows of token ids, dealt out in batches, epoch after epoch.
+
+use serde::Serialize;
+
+use crate::checkpoint::Cursor;
+use crate::train::data::config::DataConfig;
+use crate::train::data::error::DataError;
+use crate::train::data::ids::Ids;
+use crate::train::data::order::permutation;
+
+/// All rows of a data source, and which of them comes next.
+#[derive(Debug)]
+pub struct TokenRows {
+    ids: Ids,
+    seq_len: usize,
+    /// Ids from one row's start to the next one's.
+    stride: usize,
+    rows: u32,
+    /// The seed of the order, when there is one.
+    shuffle: Option<u64>,
+    cursor: Cursor,
+    /// The order of the cursor's epoch, once it is drawn.
+    order: Option<(u64, Vec<u32>)>,
+}
+
+/// What makes two data sources deal out the same rows in the same order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DataIdentity {
+    /// How many token ids there are.
+    pub tokens: usize,
+    /// How many rows an epoch has.
+    pub rows: usize,
+    /// Tokens a row.
+    pub seq_len: usize,
+    /// The seed of the order, when there is one.
+    pub shuffle_seed: Option<u64>,
+    /// The BLAKE3 hash of the token ids, in hexadecimal.
+    pub hash: String,
+}
+
+/// Rows for one step: what the model is fed, and what it should say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Token ids of shape `[rows, seq_len]`, row by row.
+    pub inputs: Vec<i32>,
+    /// For each input its successor, of the same shape.
+    pub targets: Vec<i32>,
+    /// How many rows there are.
+    pub rows: usize,
+    /// Tokens a row.
+    pub seq_len: usize,
+}
+
+/// How rows lie in the stream of ids.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stride {
+    /// Each row has ids of its own.
+    Disjoint,
+    /// A row's last id is the next one's first.
+    Overlapping,
+}
+
+impl TokenRows {
+    pub(super) fn new(ids: Ids, stride: Stride, config: &DataConfig) -> Result<Self, DataError> {
+        let seq_len = config.seq_len;
+        let (stride, rows) = match stride {
+            Stride::Disjoint => (seq_len + 1, ids.len() / (seq_len + 1)),
+            Stride::Overlapping => (seq_len, ids.len().saturating_sub(1) / seq_len.max(1)),
+        };
+        let rows = u32::try_from(rows).map_err(|_| DataError::ManyRows { found: rows })?;
+        let shuffle = config.shuffle.then_some(config.seed);
+        Ok(Self { ids, seq_len, stride, rows, shuffle, cursor: Cursor::default(), order: None })
+    }
+
+    /// The next `rows` rows; behind the last row of an epoch comes the first of the next.
+    ///
+    /// Data without a single row, which [`DataConfig::open`] lets pass only for batches of none, gives an empty batch.
+    pub fn next_batch(&mut self, rows: usize) -> Batch {
+        let rows = if self.rows == 0 { 0 } else { rows };
+        let mut inputs = Vec::with_capacity(rows * self.seq_len);
+        let mut targets = Vec::with_capacity(rows * self.seq_len);
+        for _ in 0..rows {
+            let start = self.next_row() * self.stride;
+            self.ids.copy(start, self.seq_len, &mut inputs);
+            self.ids.copy(start + 1, self.seq_len, &mut targets);
+        }
+        Batch { inputs, targets, rows, seq_len: self.seq_len }
+    }
+
+    /// How many rows an epoch has.
+    pub fn rows(&self) -> usize {
+        self.rows as usize
+    }
+
+    /// How many token ids the data holds, those that fill no row included.
+    pub fn tokens(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// What a run that goes on with a cursor must find again. Reads all ids.
+    pub fn identity(&self) -> DataIdentity {
+        DataIdentity {
+            tokens: self.tokens(),
+            rows: self.rows(),
+            seq_len: self.seq_len,
+            shuffle_seed: self.shuffle,
+            hash: self.ids.hash(),
+        }
+    }
+
+    /// The place of the row that comes next.
+    pub fn cursor(&self) -> Cursor {
+        self.cursor
+    }
+
+    /// Goes on at another place.
+    ///
+    /// # Errors
+    /// When an epoch has fewer rows.
+    pub fn seek(&mut self, cursor: Cursor) -> Result<(), DataError> {
+        if cursor.index > u64::from(self.rows) {
+            return Err(DataError::Cursor { index: cursor.index, rows: self.rows() });
+        }
+        self.cursor = cursor;
+        Ok(())
+    }
+
+    fn next_row(&mut self) -> usize {
+        if self.cursor.index >= u64::from(self.rows) {
+            self.cursor = Cursor { epoch: self.cursor.epoch.wrapping_add(1), index: 0 };
+        }
+        let Cursor { epoch, index } = self.cursor;
+        self.cursor.index += 1;
+        // The index is below the number of rows, which fits.
+        let index = index as usize;
+        let Some(seed) = self.shuffle else { return index };
+        if self.order.as_ref().is_none_or(|(drawn, _)| *drawn != epoch) {
+            self.order = Some((epoch, permutation(seed, epoch, self.rows)));
+        }
+        self.order.as_ref().map_or(index, |(_, order)| order[index] as usize)
+    }
+}

@@ -1,0 +1,179 @@
+//! Tests of the whole road from files to batches, and of what is refused.
+
+use std::path::Path;
+
+use crate::train::data::{Cursor, DataConfig, TokenRows, Tokenizer};
+
+/// Opens one file of that name and content; an error comes as its message, without the folder.
+fn open(name: &str, content: &[u8], seq_len: usize, vocab_size: usize) -> Result<TokenRows, String> {
+    open_with(name, content, vocab_size, 2, |config| config.seq_len = seq_len)
+}
+
+fn open_with(
+    name: &str,
+    content: &[u8],
+    vocab_size: usize,
+    batch_rows: usize,
+    change: impl FnOnce(&mut DataConfig),
+) -> Result<TokenRows, String> {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let root = folder.path().to_str().expect("UTF-8");
+    let path = format!("{root}/{name}");
+    std::fs::write(&path, content).expect("a file");
+    let (path, tokenizer) = (vec![path], Tokenizer::Bytes);
+    let mut config = DataConfig { path, tokenizer, seq_len: 4, shuffle: false, seed: 1 };
+    change(&mut config);
+    config.open(vocab_size, batch_rows).map_err(|error| error.to_string().replace(&format!("{root}/"), ""))
+}
+
+fn check_refused(name: &str, content: &[u8], seq_len: usize, vocab_size: usize, message: &str) {
+    assert_eq!(open(name, content, seq_len, vocab_size).expect_err("bad data"), message);
+}
+
+#[test]
+fn text_rows_share_a_token() {
+    let mut rows = open("a.txt", b"abcdefghijk", 4, 256).expect("good data");
+    assert_eq!((rows.rows(), rows.tokens()), (2, 11));
+    let batch = rows.next_batch(2);
+    assert_eq!(batch.inputs, b"abcdefgh".map(i32::from));
+    assert_eq!(batch.targets, b"bcdefghi".map(i32::from));
+}
+
+#[test]
+fn an_incomplete_row_is_left_out() {
+    assert_eq!(open("a.txt", b"abcdefghi", 4, 256).map(|rows| rows.rows()), Ok(2));
+    let few = "the data has 1 rows of seq_len 4, and a step's batch takes 2; \
+               give more data, a shorter seq_len, or fewer or smaller microbatches";
+    check_refused("a.txt", b"abcdefgh", 4, 256, few);
+}
+
+#[test]
+fn rows_of_ids_come_in_order() {
+    let lines: Vec<String> = (0..96).map(|row| format!("[{row}, 255, {}]", row + 100)).collect();
+    let mut rows = open_with("a.jsonl", lines.join("\n").as_bytes(), 256, 8, |config| config.seq_len = 2)
+        .expect("good data");
+    for step in 0..12 {
+        let batch = rows.next_batch(8);
+        let expected: Vec<i32> = (step * 8..step * 8 + 8).flat_map(|row| [row, 255]).collect();
+        assert_eq!(batch.inputs, expected);
+        let expected: Vec<i32> = (step * 8..step * 8 + 8).flat_map(|row| [255, row + 100]).collect();
+        assert_eq!(batch.targets, expected);
+    }
+    assert_eq!(rows.cursor(), Cursor { epoch: 0, index: 96 });
+    assert_eq!(rows.next_batch(1).inputs, [0, 255], "the next epoch begins");
+}
+
+/// The first id of each of the next rows.
+fn firsts(rows: &mut TokenRows, count: usize) -> Vec<i32> {
+    let batch = rows.next_batch(count);
+    batch.inputs.chunks(batch.seq_len).map(|row| row[0]).collect()
+}
+
+fn shuffled(seed: u64) -> TokenRows {
+    let lines: Vec<String> = (0..20).map(|row| format!("[{row}, 1]")).collect();
+    let change = |config: &mut DataConfig| (config.seq_len, config.shuffle, config.seed) = (1, true, seed);
+    open_with("a.jsonl", lines.join("\n").as_bytes(), 256, 8, change).expect("good data")
+}
+
+#[test]
+fn an_epoch_deals_every_row_once_in_its_own_order() {
+    let mut rows = shuffled(1);
+    let (first, second) = (firsts(&mut rows, 20), firsts(&mut rows, 20));
+    assert_ne!(first, second);
+    for mut order in [first, second] {
+        order.sort_unstable();
+        assert_eq!(order, (0..20).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn the_batch_size_does_not_change_the_order() {
+    let (mut small, mut large) = (shuffled(1), shuffled(1));
+    let in_small: Vec<i32> = (0..15).flat_map(|_| firsts(&mut small, 3)).collect();
+    assert_eq!(in_small, firsts(&mut large, 45));
+    assert_ne!(in_small, firsts(&mut shuffled(2), 45));
+}
+
+#[test]
+fn a_cursor_resumes() {
+    let mut rows = shuffled(1);
+    firsts(&mut rows, 33);
+    let cursor = rows.cursor();
+    assert_eq!(cursor, Cursor { epoch: 1, index: 13 });
+    let mut resumed = shuffled(1);
+    resumed.seek(cursor).expect("the same data");
+    assert_eq!(firsts(&mut resumed, 30), firsts(&mut rows, 30));
+    let error = resumed.seek(Cursor { epoch: 0, index: 21 }).expect_err("there are 20 rows");
+    let message =
+        "row 21 of an epoch is asked for, and the data has 20; resume with the data of the first run";
+    assert_eq!(error.to_string(), message);
+}
+
+#[test]
+fn bad_text() {
+    check_refused("a.txt", b"", 4, 256, "a.txt: the data is empty; name files that hold text");
+    let not_text = "a.txt: byte 3 is not valid UTF-8; convert the file, or leave it out with a pattern such as \
+                    \"!**/a.txt\"";
+    check_refused("a.txt", b"abc\xffdefghijkl", 4, 256, not_text);
+    let beyond =
+        "a.txt: byte 2: token id 99 lies beyond the vocabulary of 99; raise vocab_size, or correct the data";
+    check_refused("a.txt", b"abcabcabcabc", 4, 99, beyond);
+    assert!(open("a.txt", b"abcabcabcabc", 4, 100).is_ok());
+}
+
+#[test]
+fn bad_rows() {
+    let line = "a.jsonl:3:5: not an array of token ids: expected value; write lines such as [12, 7, 255]";
+    check_refused("a.jsonl", b"[1, 2]\n\n[1, x]\n", 1, 256, line);
+    let negative = "a.jsonl:1:3: not an array of token ids: invalid value: integer `-1`, expected u64; \
+                    write lines such as [12, 7, 255]";
+    check_refused("a.jsonl", b"[-1, 2]\n", 1, 256, negative);
+    let length = "a.jsonl:2: the row holds 3 ids, and seq_len 1 takes 2; correct the row or seq_len";
+    check_refused("a.jsonl", b"[1, 2]\n[1, 2, 3]", 1, 256, length);
+    let beyond =
+        "a.jsonl:2: token id 256 lies beyond the vocabulary of 256; raise vocab_size, or correct the data";
+    check_refused("a.jsonl", b"[1, 2]\n[256, 2]", 1, 256, beyond);
+    check_refused("a.jsonl", b"\n \n", 1, 256, "a.jsonl: the data is empty; name files that hold text");
+}
+
+#[test]
+fn rows_do_not_mix_with_text() {
+    let result = open_with("a.jsonl", b"[1, 2]", 256, 1, |config| {
+        let text = config.path[0].replace("a.jsonl", "b.txt");
+        std::fs::write(&text, "b").expect("a file");
+        config.path.push(text);
+    });
+    let message = "a.jsonl: a .jsonl file of token ids must be the only data file, and there are 2 files; \
+                   join the rows in one file";
+    assert_eq!(result.expect_err("two kinds of data"), message);
+}
+
+#[cfg(not(feature = "tokenizers"))]
+#[test]
+fn tokenizer_files_need_a_feature() {
+    let tokenizer = Tokenizer::File(Path::new("t.json").to_owned());
+    let result = open_with("a.txt", b"abc", 256, 1, |config| config.tokenizer = tokenizer);
+    let message = "t.json: tokenizer files are not compiled in; use the tokenizer \"bytes\", or build with the feature \
+                   `tokenizers`";
+    assert_eq!(result.expect_err("the feature is off"), message);
+}
+
+#[cfg(feature = "tokenizers")]
+#[test]
+fn a_tokenizer_file_gives_the_ids() {
+    let tokenizer = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": [], "model":
+        {"type": "WordLevel", "vocab": {"to": 0, "be": 1, "or": 2, "not": 300, "?": 4}, "unk_token": "?"}}"#;
+    let read = |tokenizer: &str, vocab_size| {
+        open_with("a.txt", b"to be or not to be", vocab_size, 1, |config| {
+            let path = config.path[0].replace("a.txt", "t.json");
+            std::fs::write(&path, tokenizer).expect("a file");
+            (config.tokenizer, config.seq_len) = (Tokenizer::File(Path::new(&path).to_owned()), 5);
+        })
+    };
+    let batch = read(tokenizer, 301).expect("good data").next_batch(1);
+    assert_eq!((batch.inputs, batch.targets), (vec![0, 1, 2, 300, 0], vec![1, 2, 300, 0, 1]));
+    let beyond = "a.txt: token 3: token id 300 lies beyond the vocabulary of 300; raise vocab_size, or correct the data";
+    assert_eq!(read(tokenizer, 300).expect_err("a small vocabulary"), beyond);
+    let error = read("{}", 300).expect_err("no tokenizer");
+    assert!(error.starts_with("t.json: not a usable tokenizer: "), "{error}");
+}

@@ -1,0 +1,55 @@
+//! Reads text files whose bytes are their token ids.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::train::data::error::{DataError, TokenPlace};
+use crate::train::data::ids::Ids;
+
+/// The bytes of all files, one after another.
+pub(super) fn read(files: &[PathBuf], vocab_size: usize) -> Result<Ids, DataError> {
+    let mut bytes = Vec::new();
+    for path in files {
+        let start = bytes.len();
+        append(path, &mut bytes)?;
+        check(path, &bytes[start..], vocab_size)?;
+    }
+    Ok(Ids::One(bytes))
+}
+
+/// Appends a file's bytes.
+pub(super) fn append(path: &Path, bytes: &mut Vec<u8>) -> Result<(), DataError> {
+    let unreadable = |source| DataError::Read { path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(unreadable)?;
+    let size = file.metadata().map_err(unreadable)?.len();
+    // Growing in steps of a half keeps the whole from being copied for each of many files.
+    let room = usize::try_from(size).ok().map(|size| size.max(bytes.len() / 2));
+    if bytes.capacity() - bytes.len() < usize::try_from(size).unwrap_or(usize::MAX) {
+        let reserved = room.is_some_and(|room| bytes.try_reserve_exact(room).is_ok());
+        if !reserved {
+            return Err(DataError::Memory { path: path.to_owned(), bytes: size });
+        }
+    }
+    file.read_to_end(bytes).map_err(unreadable)?;
+    Ok(())
+}
+
+/// The text in a file's bytes.
+pub(super) fn utf8<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, DataError> {
+    std::str::from_utf8(bytes)
+        .map_err(|error| DataError::NotUtf8 { path: path.to_owned(), offset: error.valid_up_to() as u64 })
+}
+
+fn check(path: &Path, bytes: &[u8], vocab_size: usize) -> Result<(), DataError> {
+    utf8(path, bytes)?;
+    match bytes.iter().position(|byte| usize::from(*byte) >= vocab_size) {
+        None => Ok(()),
+        Some(offset) => Err(DataError::BeyondVocabulary {
+            path: path.to_owned(),
+            place: TokenPlace::Byte(offset as u64),
+            id: u64::from(bytes[offset]),
+            vocab_size,
+        }),
+    }
+}

@@ -1,0 +1,140 @@
+//! Language-model training: rows of tokens in, one optimizer step a batch, a line of figures a step.
+//!
+//! [`Trainer`] holds a running [`Pipeline`], the data and the learning rate. What to show and when to stop is the
+//! caller's business: it asks for one step at a time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use serde::Serialize;
+use serde_json::{Map, Value as Json};
+
+use crate::checkpoint::{Checkpoint, TrainingState};
+use crate::pipeline::{Pipeline, PipelineError, StepSummary};
+use crate::train::LearningRate;
+use crate::train::data::{DataError, TokenRows};
+
+/// A pipeline with its data.
+pub struct Trainer {
+    pipeline: Pipeline,
+    rows: TokenRows,
+    learning_rate: LearningRate,
+    rows_per_step: usize,
+    steps_done: u64,
+}
+
+/// The figures of one step, with the names that `metrics.jsonl` has.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Metrics {
+    /// Counted from 1.
+    pub step: u64,
+    /// Mean cross entropy a token over the step's batch, in nats.
+    pub loss: f64,
+    /// Global norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// The optimizer's learning rate in this step.
+    pub learning_rate: f64,
+    /// Input tokens of the batch over the step's wall time.
+    pub tokens_per_second: f64,
+    /// Wall time in milliseconds.
+    pub step_ms: f64,
+    /// Share of the ranks' time in which they did not compute, from the first action to the last.
+    pub bubble_fraction: f64,
+    /// Share of the ranks' time in which communication alone held them up.
+    pub exposed_comm_fraction: f64,
+    /// Auxiliary losses by name, each the mean over the batch; left out where there is none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub auxiliary: BTreeMap<String, f64>,
+    /// Most bytes that each rank held at once.
+    pub peak_bytes: Vec<u64>,
+    /// As `bubble_fraction`, a rank each.
+    #[serde(skip)]
+    pub bubble_per_rank: Vec<f64>,
+}
+
+/// Why a run cannot go on from a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeError {
+    /// The data is not that of the checkpoint's run.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The pipeline does not take the state over.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+}
+
+impl Trainer {
+    /// A trainer that takes `rows_per_step` rows a step: a multiple of the program's microbatches.
+    pub fn new(
+        pipeline: Pipeline,
+        rows: TokenRows,
+        rows_per_step: usize,
+        learning_rate: LearningRate,
+    ) -> Self {
+        Self { pipeline, rows, learning_rate, rows_per_step, steps_done: 0 }
+    }
+
+    /// Trains on the next batch.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`].
+    pub fn step(&mut self) -> Result<(Metrics, StepSummary), PipelineError> {
+        let batch = self.rows.next_batch(self.rows_per_step);
+        let shape = [batch.rows, batch.seq_len];
+        let device = Device::flex();
+        let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new::<i32, _>(ids, shape), &device);
+        let rate = self.learning_rate.at(self.steps_done);
+        let report = self.pipeline.step(tensor(batch.inputs), tensor(batch.targets), rate)?;
+        self.steps_done += 1;
+        Ok((self.metrics(&report, rate, shape[0] * shape[1]), report))
+    }
+
+    /// Optimizer steps taken so far, those before a checkpoint included.
+    pub fn steps_done(&self) -> u64 {
+        self.steps_done
+    }
+
+    /// The state of the run as it stands, with a description for the manifest.
+    ///
+    /// # Errors
+    /// As [`Pipeline::state`].
+    pub fn state(&mut self, description: Map<String, Json>) -> Result<TrainingState, PipelineError> {
+        let ranks = self.pipeline.state()?;
+        Ok(TrainingState { step: self.steps_done, cursor: self.rows.cursor(), description, ranks })
+    }
+
+    /// Goes on where the checkpoint was taken. The data must be that of the checkpoint's run, which nothing here can
+    /// see.
+    ///
+    /// # Errors
+    /// When the data has no such row, or as [`Pipeline::restore`].
+    pub fn resume(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<(), ResumeError> {
+        self.rows.seek(checkpoint.manifest().cursor)?;
+        self.pipeline.restore(checkpoint)?;
+        self.steps_done = checkpoint.step();
+        Ok(())
+    }
+
+    /// The pipeline, for what is not training.
+    pub fn pipeline(&mut self) -> &mut Pipeline {
+        &mut self.pipeline
+    }
+
+    fn metrics(&self, report: &StepSummary, learning_rate: f64, tokens: usize) -> Metrics {
+        let seconds = report.wall.as_secs_f64();
+        Metrics {
+            step: self.steps_done,
+            loss: report.loss(),
+            grad_norm: report.gradient_norm,
+            learning_rate,
+            tokens_per_second: tokens as f64 / seconds,
+            step_ms: seconds * 1e3,
+            bubble_fraction: report.timeline.bubble_fraction(),
+            exposed_comm_fraction: report.exposed_communication_fraction(),
+            auxiliary: report.auxiliary.iter().map(|(name, &loss)| (name.to_string(), loss)).collect(),
+            peak_bytes: report.peak_bytes.clone(),
+            bubble_per_rank: report.timeline.bubble_per_rank(),
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The local transport with arrival taken into a test's hands: late, out of order, or never.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use pipewright_schedule::Rank;
+
+use super::Waited;
+use super::local::{LocalEndpoint, Mailboxes};
+use crate::failure::{Abort, StepError};
+use crate::message::{Message, Payload, Tag};
+
+/// Messages that were sent and have not arrived.
+#[derive(Clone)]
+pub struct InFlight {
+    mailboxes: Arc<Mailboxes>,
+    held: Arc<Mutex<Vec<(Rank, Message)>>>,
+}
+
+impl InFlight {
+    fn lock(&self) -> MutexGuard<'_, Vec<(Rank, Message)>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many messages are held.
+    pub fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Whether none is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Lets the message in place `index % len` arrive; does nothing when none is held.
+    pub fn release(&self, index: usize) {
+        if let Some((to, message)) = self.remove(index) {
+            self.mailboxes.deliver(to, message);
+        }
+    }
+
+    /// Loses the message in place `index % len`; its tag, when there was one.
+    pub fn lose(&self, index: usize) -> Option<Tag> {
+        self.remove(index).map(|(_, message)| message.tag)
+    }
+
+    fn remove(&self, index: usize) -> Option<(Rank, Message)> {
+        let mut held = self.lock();
+        let index = index.checked_rem(held.len())?;
+        Some(held.swap_remove(index))
+    }
+}
+
+/// A local endpoint that sends into a [`InFlight`].
+pub struct ControlledEndpoint {
+    inner: LocalEndpoint,
+    in_flight: InFlight,
+}
+
+pub(crate) fn world(ranks: u32) -> (Vec<ControlledEndpoint>, InFlight) {
+    let mailboxes = Mailboxes::new(ranks);
+    let in_flight = InFlight { mailboxes: mailboxes.clone(), held: Arc::default() };
+    let endpoints = (0..ranks)
+        .map(|rank| ControlledEndpoint {
+            inner: LocalEndpoint::new(Rank::new(rank), mailboxes.clone()),
+            in_flight: in_flight.clone(),
+        })
+        .collect();
+    (endpoints, in_flight)
+}
+
+impl ControlledEndpoint {
+    pub(crate) fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+
+    pub(crate) fn ranks(&self) -> u32 {
+        self.inner.ranks()
+    }
+
+    pub(crate) fn abort(&self) -> &Abort {
+        self.inner.abort()
+    }
+
+    pub(crate) fn begin_step(&mut self, step: u64) {
+        self.inner.begin_step(step);
+    }
+
+    pub(crate) fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
+        let message = self.inner.envelope(tag, payload);
+        self.in_flight.lock().push((to, message));
+    }
+
+    pub(crate) fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
+        self.inner.try_take(from, tag)
+    }
+
+    pub(crate) fn wait(&mut self, until: Instant) -> Waited {
+        self.inner.wait(until)
+    }
+
+    pub(crate) fn fail(&self, error: StepError) {
+        self.inner.fail(error);
+    }
+}

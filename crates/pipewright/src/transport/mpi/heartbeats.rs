@@ -1,0 +1,174 @@
+//! Signs of life: where each rank stands, told around in a few hops, and who has fallen silent.
+//!
+//! Each process keeps a table with a line a rank. At its `k`-th heartbeat it counts up its own line and sends the whole
+//! table to the rank `2^(k mod log2 n)` places further on (dissemination, as in Hensgen, Finkel and Manber's barrier,
+//! 1988); the newer of two lines is kept. So one frame a heartbeat and process is enough for news to reach all `n` ranks
+//! within `log2 n` heartbeats.
+
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::Rank;
+
+use crate::progress::{Board, Heartbeat};
+
+/// Signs of life are sent so often within a deadline, and at least every [`SLOWEST`].
+const BEATS_IN_DEADLINE: u32 = 40;
+const SLOWEST: Duration = Duration::from_millis(100);
+
+fn period(deadline: Duration) -> Duration {
+    (deadline / BEATS_IN_DEADLINE).clamp(Duration::from_millis(1), SLOWEST)
+}
+
+/// How much later than the deadline the last process learns of a silence.
+pub(super) fn detection_lag(ranks: u32, deadline: Duration) -> Duration {
+    period(deadline) * (2 + ranks.next_power_of_two().trailing_zeros())
+}
+
+/// What a process knows of all ranks.
+pub(super) struct Heartbeats {
+    own: Rank,
+    lines: Vec<Heartbeat>,
+    /// When each line last changed.
+    heard: Vec<Instant>,
+    sent: Instant,
+    looked: Instant,
+    /// When this process last went on after it had been stopped.
+    stopped: Option<Instant>,
+    deadline: Duration,
+}
+
+impl Heartbeats {
+    pub(super) fn new(own: Rank, ranks: u32, deadline: Duration, at: Instant) -> Self {
+        let (lines, heard) = (vec![Heartbeat::default(); ranks as usize], vec![at; ranks as usize]);
+        Self { own, lines, heard, sent: at, looked: at, stopped: None, deadline }
+    }
+
+    pub(super) fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
+    }
+
+    /// The time between two heartbeats.
+    pub(super) fn period(&self) -> Duration {
+        period(self.deadline)
+    }
+
+    /// The table and whom to send it to, when it is time.
+    pub(super) fn due(&mut self, board: &Board, at: Instant) -> Option<(Rank, Vec<Heartbeat>)> {
+        let ranks = self.lines.len() as u32;
+        if ranks < 2 || at.saturating_duration_since(self.sent) < self.period() {
+            return None;
+        }
+        self.sent = at;
+        let count = self.lines[self.own.index()].count + 1;
+        self.lines[self.own.index()] = Heartbeat { count, ..board.place(self.own) };
+        let hops = ranks.next_power_of_two().trailing_zeros();
+        let distance = 1u32 << ((count - 1) % u64::from(hops));
+        let partner = Rank::new((self.own.get() + distance) % ranks);
+        Some((partner, self.lines.clone()))
+    }
+
+    /// Takes the newer lines of another table over, and puts them on the board.
+    pub(super) fn merge(&mut self, others: &[Heartbeat], board: &Board, at: Instant) {
+        for (rank, other) in (0..).map(Rank::new).zip(others) {
+            let Some(line) = self.lines.get_mut(rank.index()) else { return };
+            if rank != self.own && other.count > line.count {
+                *line = *other;
+                self.heard[rank.index()] = at;
+                board.set_place(rank, *other);
+            }
+        }
+    }
+
+    /// The ranks that have not been heard of for the deadline. A process that was itself stopped for a while has heard
+    /// of nobody, and starts counting anew.
+    pub(super) fn silent(&mut self, at: Instant) -> Vec<Rank> {
+        let away = at.saturating_duration_since(self.looked);
+        self.looked = at;
+        if away > self.deadline / 4 {
+            self.heard.fill(at);
+            self.stopped = Some(at);
+        }
+        let silent = |heard: &Instant| at.saturating_duration_since(*heard) > self.deadline;
+        let ranks = (0..).map(Rank::new).zip(&self.heard);
+        ranks.filter(|(rank, heard)| *rank != self.own && silent(heard)).map(|(rank, _)| rank).collect()
+    }
+
+    /// Whether this process was stopped within the last deadline.
+    pub(super) fn was_stopped(&self, at: Instant) -> bool {
+        self.stopped.is_some_and(|stopped| at.saturating_duration_since(stopped) <= self.deadline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Tag;
+    use crate::progress::{Doing, Waiting};
+
+    const DEADLINE: Duration = Duration::from_secs(4);
+
+    fn tables(ranks: u32, at: Instant) -> (Vec<Heartbeats>, Vec<Board>) {
+        let heartbeats =
+            (0..ranks).map(|rank| Heartbeats::new(Rank::new(rank), ranks, DEADLINE, at)).collect();
+        (heartbeats, (0..ranks).map(|_| Board::new(ranks)).collect())
+    }
+
+    /// Lets all ranks but `dead` heartbeat once.
+    fn heartbeat(heartbeats: &mut [Heartbeats], boards: &[Board], dead: Option<usize>, at: Instant) {
+        let living = (0..heartbeats.len()).filter(|rank| Some(*rank) != dead);
+        let frames: Vec<_> = living.filter_map(|rank| heartbeats[rank].due(&boards[rank], at)).collect();
+        for (to, lines) in frames {
+            heartbeats[to.index()].merge(&lines, &boards[to.index()], at);
+        }
+    }
+
+    fn check_news(ranks: u32) {
+        let start = Instant::now();
+        let (mut heartbeats, boards) = tables(ranks, start);
+        boards[0].moved(Rank::new(0), 7);
+        let doing = Doing::Waits(Waiting { from: Rank::new(1), tag: Tag::GradientNorm });
+        boards[0].does(Rank::new(0), doing);
+        let hops = ranks.next_power_of_two().trailing_zeros();
+        for k in 1..=hops {
+            let period = heartbeats[0].period();
+            heartbeat(&mut heartbeats, &boards, None, start + period * k);
+        }
+        for board in &boards {
+            let Heartbeat { position, doing: told, .. } = board.place(Rank::new(0));
+            assert_eq!((position, told), (7, doing), "{ranks} ranks");
+        }
+    }
+
+    #[test]
+    fn news_reaches_everybody_in_log_n_beats() {
+        for ranks in [2, 3, 4, 5, 8, 13, 64] {
+            check_news(ranks);
+        }
+    }
+
+    #[test]
+    fn who_is_silent_is_found_and_nobody_else() {
+        let start = Instant::now();
+        let (mut heartbeats, boards) = tables(5, start);
+        let period = heartbeats[0].period();
+        let mut at = start;
+        while at < start + DEADLINE + period * 8 {
+            at += period;
+            heartbeat(&mut heartbeats, &boards, Some(3), at);
+            let found = heartbeats[0].silent(at);
+            assert!(found.is_empty() || found == [Rank::new(3)], "{found:?}");
+        }
+        assert_eq!(heartbeats[0].silent(at), [Rank::new(3)]);
+    }
+
+    #[test]
+    fn a_process_that_was_stopped_blames_nobody() {
+        let start = Instant::now();
+        let (mut heartbeats, _) = tables(2, start);
+        for at in [DEADLINE * 3 / 4, DEADLINE * 3 / 2, DEADLINE * 3] {
+            assert_eq!(heartbeats[0].silent(start + at), []);
+        }
+        assert!(heartbeats[0].was_stopped(start + DEADLINE * 3));
+        assert!(!heartbeats[1].was_stopped(start + DEADLINE * 3));
+    }
+}

@@ -1,0 +1,294 @@
+//! The thread that talks to MPI: it sends what the rank hands it, takes what arrives, gives signs of life, and tells of
+//! failures.
+//!
+//! Letters move while the rank computes, because this thread and no other makes MPI's calls. It sleeps between two
+//! looks, shortly when the rank waits for something, longer when the rank has the core to itself.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use pipewright_schedule::Rank;
+
+use super::calls::{Calls, MpiError, Transfer};
+use super::heartbeats::Heartbeats;
+use super::neighbours::Neighbours;
+use crate::failure::{Cause, StepError};
+use crate::progress::Board;
+use crate::transport::local::Mailboxes;
+use crate::transport::wire::{self, Frame};
+
+/// How long to sleep when nothing moves: while the rank waits for a frame,
+const PAUSE_WAITING: Duration = Duration::from_micros(20);
+/// while frames are under way,
+const PAUSE_MOVING: Duration = Duration::from_micros(100);
+/// and while the rank computes.
+const PAUSE_QUIET: Duration = Duration::from_micros(300);
+/// How often to look again at once before sleeping, when the rank waits.
+const LOOKS: u32 = 64;
+/// Buffers kept for further frames.
+const BUFFERS: usize = 32;
+/// How long to wait for others to leave after a failure: they have their own to report.
+const PARTING: Duration = Duration::from_secs(1);
+
+/// What the MPI thread is asked to do.
+pub(super) enum Command {
+    /// Send a frame.
+    Send(Rank, Vec<u8>),
+    /// Tell every other process that a step failed, which attempt at one, and since which step the ranks do not belong
+    /// together.
+    Fail(StepError, u64, Option<u64>),
+    /// Call a process lost after so long a silence.
+    SetDeadline(Duration),
+    /// Send what is left, and leave together with the others.
+    Leave,
+}
+
+/// What the rank's thread and the MPI thread have in common.
+#[derive(Default)]
+pub(super) struct ThreadShared {
+    /// Whether the rank waits for a frame.
+    pub(super) waits: AtomicBool,
+    buffers: Mutex<Vec<Vec<u8>>>,
+}
+
+impl ThreadShared {
+    /// An empty buffer, used before where one is left.
+    pub(super) fn buffer(&self) -> Vec<u8> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    fn put_back(&self, mut buffer: Vec<u8>) {
+        buffer.clear();
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffers.len() < BUFFERS {
+            buffers.push(buffer);
+        }
+    }
+}
+
+/// The MPI thread, on its own thread.
+pub(super) struct MpiThread {
+    pub(super) calls: Calls,
+    pub(super) commands: Receiver<Command>,
+    pub(super) mailboxes: Arc<Mailboxes>,
+    pub(super) board: Board,
+    pub(super) shared: Arc<ThreadShared>,
+    pub(super) heartbeats: Heartbeats,
+    pub(super) neighbours: Neighbours,
+    /// A rank whose process had ended at the last look.
+    pub(super) ended: Option<Rank>,
+    pub(super) deadline: Duration,
+    pub(super) sending: Vec<Transfer>,
+    pub(super) receiving: Vec<Transfer>,
+}
+
+impl MpiThread {
+    /// Works until the endpoint is dropped and all frames are sent.
+    pub(super) fn run(mut self) {
+        let outcome = self.work().and_then(|()| self.leave());
+        match outcome {
+            Ok(true) => {
+                if let Err(error) = self.calls.finalize() {
+                    tracing::warn!(%error, "leaving MPI");
+                }
+            }
+            // Others are gone or stuck: MPI_Finalize would wait for them.
+            Ok(false) => tracing::debug!("left without MPI_Finalize"),
+            Err(error) => self.mailboxes.fail(self.error(Cause::Transport { message: error.to_string() })),
+        }
+    }
+
+    /// Does commands and moves frames until asked to leave.
+    fn work(&mut self) -> Result<(), MpiError> {
+        let own = self.neighbours.own();
+        self.send_all(|| Frame::Process(own.clone()))?;
+        let mut idle = 0;
+        loop {
+            let command = match self.pause(idle) {
+                None => {
+                    std::thread::yield_now();
+                    self.commands.try_recv().ok()
+                }
+                Some(pause) => match self.commands.recv_timeout(pause) {
+                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                    command => command.ok(),
+                },
+            };
+            let is_busy = match command {
+                Some(Command::Leave) => return Ok(()),
+                Some(command) => self.run_command(command).map(|()| true)?,
+                None => false,
+            };
+            idle = if self.move_frames()? || is_busy { 0 } else { idle + 1 };
+        }
+    }
+
+    fn run_command(&mut self, command: Command) -> Result<(), MpiError> {
+        match command {
+            Command::Send(to, frame) => self.send(to, frame),
+            Command::Fail(error, attempt, diverged) => {
+                self.send_all(|| Frame::Failed { error: error.clone(), attempt, diverged })
+            }
+            Command::SetDeadline(deadline) => {
+                self.deadline = deadline;
+                self.heartbeats.set_deadline(deadline);
+                Ok(())
+            }
+            // It leaves already, or will when it comes to it.
+            Command::Leave => Ok(()),
+        }
+    }
+
+    /// How long to sleep after so many looks in vain.
+    fn pause(&self, idle: u32) -> Option<Duration> {
+        match idle {
+            0 => None,
+            _ if self.shared.waits.load(Ordering::Relaxed) => (idle > LOOKS).then_some(PAUSE_WAITING),
+            _ if self.sending.len() + self.receiving.len() > 0 => Some(PAUSE_MOVING),
+            _ => Some(PAUSE_QUIET),
+        }
+    }
+
+    /// One look at everything that is under way, and at the clock; whether anything moved.
+    fn move_frames(&mut self) -> Result<bool, MpiError> {
+        let moved = self.move_transfers()?;
+        self.heartbeat()?;
+        Ok(moved)
+    }
+
+    fn move_transfers(&mut self) -> Result<bool, MpiError> {
+        let mut moved = false;
+        while let Some(sent) = self.calls.next_done(&mut self.sending)? {
+            self.shared.put_back(sent.buffer);
+            moved = true;
+        }
+        let room = |bytes| {
+            let mut buffer = self.shared.buffer();
+            buffer.resize(bytes, 0);
+            buffer
+        };
+        if let Some(transfer) = self.calls.receive(room)? {
+            self.receiving.push(transfer);
+            moved = true;
+        }
+        while let Some(received) = self.calls.next_done(&mut self.receiving)? {
+            self.open(received.peer, received.buffer);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Ends what is under way once all are leaving: signs of life that were sent to the last. Whether all is done.
+    fn finish_letters(&mut self) -> Result<bool, MpiError> {
+        let start = Instant::now();
+        loop {
+            let moved = self.move_transfers()?;
+            if self.sending.is_empty() && self.receiving.is_empty() && !moved {
+                return Ok(true);
+            }
+            if start.elapsed() > PARTING {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn send(&mut self, to: Rank, frame: Vec<u8>) -> Result<(), MpiError> {
+        let transfer = self.calls.send(to, frame)?;
+        self.sending.push(transfer);
+        Ok(())
+    }
+
+    fn send_letter(&mut self, to: Rank, frame: Frame) -> Result<(), MpiError> {
+        let mut bytes = self.shared.buffer();
+        wire::encode(frame, &mut bytes);
+        self.send(to, bytes)
+    }
+
+    fn send_all(&mut self, frame: impl Fn() -> Frame) -> Result<(), MpiError> {
+        let own = self.calls.rank();
+        for to in (0..self.calls.ranks()).map(Rank::new).filter(|&to| to != own) {
+            self.send_letter(to, frame())?;
+        }
+        Ok(())
+    }
+
+    /// Reads a frame that has arrived and passes on what it says.
+    fn open(&mut self, from: Rank, frame: Vec<u8>) {
+        match wire::decode(from, &frame) {
+            Ok(Frame::Message(message)) => self.mailboxes.deliver(self.calls.rank(), message),
+            Ok(Frame::Failed { error, attempt, diverged }) => {
+                self.mailboxes.fail_elsewhere(error, attempt, diverged);
+            }
+            Ok(Frame::Process(process)) => self.neighbours.add(from, &process),
+            Ok(Frame::Heartbeats(lines)) => self.heartbeats.merge(&lines, &self.board, Instant::now()),
+            Err(error) => self.mailboxes.fail(self.error(Cause::Transport { message: error.to_string() })),
+        }
+        self.shared.put_back(frame);
+    }
+
+    /// Gives a sign of life when it is time, and looks for ranks that give none.
+    fn heartbeat(&mut self) -> Result<(), MpiError> {
+        let now = Instant::now();
+        if let Some((partner, lines)) = self.heartbeats.due(&self.board, now) {
+            self.send_letter(partner, Frame::Heartbeats(lines))?;
+            self.look_for_lost(now);
+        }
+        Ok(())
+    }
+
+    fn look_for_lost(&mut self, now: Instant) {
+        if self.mailboxes.abort().is_raised() {
+            return;
+        }
+        let silent = self.heartbeats.silent(now);
+        // What it said before it ended is read first.
+        let ended = self.neighbours.ended();
+        let was_ended = std::mem::replace(&mut self.ended, ended);
+        silent.iter().for_each(|&rank| self.board.falls_silent(rank));
+        if let Some(&peer) = silent.first() {
+            let (waited, report) = (self.deadline, self.board.report());
+            self.mailboxes.fail(self.error(Cause::SilentPeer { peer, waited, report }));
+        } else if let Some(peer) = ended.filter(|_| ended == was_ended) {
+            let (waited, report) = (self.deadline, self.board.report());
+            self.mailboxes.fail(self.error(match self.heartbeats.was_stopped(now) {
+                // The others have given this process up while it was stopped, and have ended.
+                true => Cause::SilentPeer { peer: self.calls.rank(), waited, report },
+                false => Cause::LostPeer { peer },
+            }));
+        }
+    }
+
+    /// An error that the MPI thread itself finds.
+    fn error(&self, cause: Cause) -> StepError {
+        StepError { rank: self.calls.rank(), step: self.board.step(), action: None, cause }
+    }
+
+    /// Sends what is left and waits for the others to leave too; whether they all did. A process that still works, on
+    /// its last checkpoint say, gives signs of life; one that gives none raises the abort flag, and ends the wait.
+    fn leave(&mut self) -> Result<bool, MpiError> {
+        let mut leaving = None;
+        let mut failed: Option<Instant> = None;
+        loop {
+            while let Ok(command) = self.commands.try_recv() {
+                self.run_command(command)?;
+            }
+            self.move_frames()?;
+            if self.sending.is_empty() && leaving.is_none() {
+                leaving = Some(self.calls.leave()?);
+            }
+            if let Some(leaving) = &mut leaving
+                && self.calls.all_leave(leaving)?
+            {
+                return self.finish_letters();
+            }
+            if self.mailboxes.abort().is_raised()
+                && failed.get_or_insert_with(Instant::now).elapsed() > PARTING
+            {
+                return Ok(false);
+            }
+            std::thread::sleep(PAUSE_MOVING);
+        }
+    }
+}
