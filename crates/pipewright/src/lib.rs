@@ -62,6 +62,7 @@ pub mod batch;
 pub mod memory;
 pub mod checkpoint;
 mod kernel;
+pub mod random;
 pub mod nn;
 pub mod optimizer;
 mod autodiff;

@@ -120,6 +120,7 @@ fn pipeline_config(settings: &Settings) -> PipelineConfig {
         weight_decay: weight_decay as f32,
     };
     PipelineConfig {
+        seed: settings.run.seed,
         optimizer: Some(adamw.init()),
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
         threads_per_rank: settings.pipeline.threads_per_rank as usize,

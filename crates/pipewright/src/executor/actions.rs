@@ -15,6 +15,7 @@ use crate::failure::Cause;
 use crate::memory::bytes_of;
 use crate::message::{Direction, Payload, Tag};
 use crate::progress::Waiting;
+use crate::random::StreamKey;
 use crate::stage::{ForwardTask, StageContext};
 use crate::tensor::{OptionalTensors, Values};
 
@@ -116,13 +117,19 @@ impl Executor {
         let side_inputs = self.step.side_inputs.clone();
         let task =
             ForwardTask { loss_weight: self.step.loss_weights[place], keep_outputs: self.step.keep_outputs };
+        let replica = self.endpoint.coord().replica;
+        let random = StreamKey {
+            seed: self.seed,
+            step: self.step.number,
+            microbatch: u64::from(replica * self.program.microbatches() + microbatch.get()),
+        };
         let local = self.local_stage(stage);
         let target = local.targets[place].take();
         let context =
             StageContext::new(stage, microbatch).with_side_inputs(side_inputs, local.runner.device());
         let forwarded = match forward_only {
             true => local.runner.infer(&context, inputs, target)?,
-            false => local.runner.forward(&context, inputs, target, task)?,
+            false => local.runner.forward(&context.with_random(random), inputs, target, task)?,
         };
         local.losses[place] = forwarded.loss;
         local.auxiliary[place] = forwarded.auxiliary;

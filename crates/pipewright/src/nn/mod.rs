@@ -5,12 +5,15 @@
 //! the weights follow when the schedule says so (`W`), added in place to the sums of the step. Outside a stage they are
 //! ordinary layers.
 //!
+//! [`Dropout`] has the same mask for every cut of the model.
+//!
 //! The functions ([`rms_norm`], [`swiglu`], [`CausalAttention`], [`cross_entropy`]) are single operations on the CPU
 //! back end and compositions of Burn's elsewhere.
 
 mod attention;
 mod cross_entropy;
 mod deferred;
+mod dropout;
 mod embedding;
 mod linear;
 mod operation;
@@ -24,6 +27,7 @@ mod check;
 pub use attention::CausalAttention;
 pub use cross_entropy::cross_entropy;
 pub(crate) use deferred::{Deferred, WeightStore, WeightTask};
+pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub(crate) use embedding::add_rows;
 pub use linear::Linear;

@@ -163,6 +163,7 @@ impl Assembly {
             board: self.board.clone(),
             metadata: self.config.metadata.clone(),
             check_metadata: self.config.check_metadata,
+            seed: self.config.seed,
             clip_norm: self.config.clip_norm,
             hook: self.config.hook.clone(),
             interrupt: self.config.interrupt.clone(),

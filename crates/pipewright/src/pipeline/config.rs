@@ -34,6 +34,9 @@ pub struct PipelineConfig {
     pub metadata: Metadata,
     /// When boundaries are checked against it.
     pub check_metadata: CheckMetadata,
+    /// The seed of the random numbers that layers draw in training ([`StageContext::random`](crate::stage::StageContext::random));
+    /// the same on all ranks.
+    pub seed: u64,
     /// Called around every action.
     pub hook: Option<Arc<dyn ActionHook>>,
     /// Raised by whoever wants training to end: each rank looks at the end of a step, and the step's report says
@@ -54,6 +57,7 @@ impl Default for PipelineConfig {
             data_parallel_mode: DataParallelMode::default(),
             metadata: Metadata::default(),
             check_metadata: CheckMetadata::default(),
+            seed: 0,
             hook: None,
             interrupt: None,
         }
@@ -83,6 +87,7 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("microbatches", program.microbatches().to_string()),
         ("metadata", config.metadata.fingerprint()),
         ("clip norm", format!("{:?}", config.clip_norm)),
+        ("seed", config.seed.to_string()),
         ("replicas", config.data_parallel.to_string()),
         ("data parallel mode", format!("{:?}", config.data_parallel_mode)),
         ("trains", config.optimizer.is_some().to_string()),

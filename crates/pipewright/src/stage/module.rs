@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor};
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use crate::batch::{SideInputError, SideInputs};
+use crate::random::{RandomStream, StreamKey};
 use crate::tensor::Boundary;
 
 /// A stage: a contiguous part of the model, with ordinary tensors at both edges.
@@ -46,7 +47,7 @@ pub trait StageModule: Module + 'static {
 
     /// The global path of the parameter that this module knows as `local`.
     ///
-    /// OptionalTensor norms, reports and checkpoints are keyed by the global path, so a model must give a parameter the same
+    /// Gradient norms, reports and checkpoints are keyed by the global path, so a model must give a parameter the same
     /// one however it is cut. A stage that holds layers 4 to 7 as `layers.0` to `layers.3` renames them here.
     fn parameter_path(&self, local: &str) -> String {
         local.to_owned()
@@ -68,6 +69,8 @@ pub struct StageContext {
     microbatch: Microbatch,
     device: Device,
     side_inputs: Arc<SideInputs>,
+    /// Absent in an evaluation.
+    random: Option<StreamKey>,
     auxiliary: Arc<Mutex<Vec<Auxiliary>>>,
 }
 
@@ -87,6 +90,7 @@ impl StageContext {
             microbatch,
             device: Device::flex(),
             side_inputs: Arc::default(),
+            random: None,
             auxiliary: Arc::default(),
         }
     }
@@ -94,6 +98,12 @@ impl StageContext {
     pub(crate) fn with_side_inputs(mut self, side_inputs: Arc<SideInputs>, device: Device) -> Self {
         self.side_inputs = side_inputs;
         self.device = device;
+        self
+    }
+
+    /// Gives the context the random numbers of a training step. The runtime calls it; tests and unpipelined runs may.
+    pub fn with_random(mut self, key: StreamKey) -> Self {
+        self.random = Some(key);
         self
     }
 
@@ -105,6 +115,15 @@ impl StageContext {
     /// The microbatch that it runs for.
     pub fn microbatch(&self) -> Microbatch {
         self.microbatch
+    }
+
+    /// The random numbers of the layer `name` for this microbatch and step.
+    ///
+    /// Name layers as their parameters are named, by a path that does not depend on the cut (`layers.3.dropout`): the
+    /// numbers follow from the run's seed, the step, the microbatch and this name. In an evaluation the stream is
+    /// [`RandomStream::evaluation`].
+    pub fn random(&self, name: &str) -> RandomStream {
+        self.random.map_or_else(RandomStream::evaluation, |key| RandomStream::new(key, name))
     }
 
     /// The side input `name` of this microbatch: tensors that came with

@@ -1,0 +1,112 @@
+//! Random numbers that do not depend on how the model is cut.
+//!
+//! A device's own generator is shared by all ranks of a process, so what a layer draws from it depends on which ranks run
+//! beside it. Here each layer draws from a [`RandomStream`] of its own for each microbatch of each step. The stream
+//! follows from the run's seed, the step, the microbatch and the layer's name alone, so a layer draws the same numbers
+//! under every cut and every schedule, after a resume, and when its forward is computed a second time.
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use pipewright::nn::Dropout;
+//! use pipewright::random::{RandomStream, StreamKey};
+//!
+//! let key = StreamKey { seed: 42, step: 7, microbatch: 3 };
+//! let draw = || RandomStream::new(key, "layers.0.dropout");
+//! let input = Tensor::<2>::ones([4, 4], &Device::flex());
+//! let dropout = Dropout::new(0.5);
+//! let outputs = [dropout.forward(input.clone(), draw()), dropout.forward(input, draw())];
+//! let [first, second] = outputs.map(Tensor::into_data);
+//! assert_eq!(first, second);
+//! ```
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// What a layer's random numbers follow from, beside the layer's name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamKey {
+    /// The seed of the run ([`PipelineConfig::seed`](crate::pipeline::PipelineConfig::seed)).
+    pub seed: u64,
+    /// The step, counted from 1.
+    pub step: u64,
+    /// The microbatch, counted from 0 over all replicas.
+    pub microbatch: u64,
+}
+
+/// The random numbers of one layer for one microbatch of one step.
+#[derive(Clone, Debug)]
+pub struct RandomStream {
+    /// Absent in an evaluation, in which nothing is random.
+    generator: Option<ChaCha8Rng>,
+}
+
+impl RandomStream {
+    /// The stream of the layer `name`. Layers of different names draw independent numbers.
+    pub fn new(key: StreamKey, name: &str) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        for number in [key.seed, key.step, key.microbatch] {
+            hasher.update(&number.to_le_bytes());
+        }
+        hasher.update(name.as_bytes());
+        Self { generator: Some(ChaCha8Rng::from_seed(*hasher.finalize().as_bytes())) }
+    }
+
+    /// The stream of an evaluation: layers that use randomness in training alone, such as dropout, are the identity.
+    pub fn evaluation() -> Self {
+        Self { generator: None }
+    }
+
+    /// Whether the forward is one of training.
+    pub fn is_training(&self) -> bool {
+        self.generator.is_some()
+    }
+
+    /// The generator itself, for other distributions; `None` in an evaluation.
+    pub fn generator(&mut self) -> Option<&mut ChaCha8Rng> {
+        self.generator.as_mut()
+    }
+
+    /// Draws `count` flags, each `true` with the given probability; all `true` in an evaluation.
+    pub(crate) fn flags(&mut self, count: usize, probability: f64) -> Vec<bool> {
+        let Some(generator) = &mut self.generator else { return vec![true; count] };
+        // A 32-bit draw lies below `threshold` with the probability rounded to a multiple of 2^-32.
+        let threshold = (probability.clamp(0.0, 1.0) * 2f64.powi(32)) as u64;
+        (0..count).map(|_| u64::from(generator.next_u32()) < threshold).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: StreamKey = StreamKey { seed: 1, step: 2, microbatch: 3 };
+
+    fn draw(key: StreamKey, name: &str) -> Vec<bool> {
+        RandomStream::new(key, name).flags(256, 0.5)
+    }
+
+    #[test]
+    fn every_part_of_the_key_counts() {
+        let first = draw(KEY, "a");
+        assert_eq!(first, draw(KEY, "a"));
+        let others = [
+            draw(StreamKey { seed: 9, ..KEY }, "a"),
+            draw(StreamKey { step: 9, ..KEY }, "a"),
+            draw(StreamKey { microbatch: 9, ..KEY }, "a"),
+            draw(KEY, "b"),
+        ];
+        for other in others {
+            assert_ne!(first, other);
+        }
+    }
+
+    #[test]
+    fn flags_have_their_probability() {
+        for probability in [0.0, 0.1, 0.5, 0.9, 1.0] {
+            let flags = RandomStream::new(KEY, "a").flags(100_000, probability);
+            let share = flags.iter().filter(|flag| **flag).count() as f64 / 100_000.0;
+            assert!((share - probability).abs() < 0.01, "{share} for {probability}");
+        }
+        assert!(RandomStream::evaluation().flags(100, 0.1).iter().all(|flag| *flag));
+    }
+}
