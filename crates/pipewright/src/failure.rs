@@ -1,7 +1,7 @@
-//! What can go wrong in a step, who saw it first, and how the other ranks learn of it.
+//! Failures of a step: their causes, and the flag that stops all ranks.
 //!
-//! The first cause wins: every rank shares one [`Abort`]. Whoever fails raises it with the cause; everybody else finds
-//! it raised at their next wait or action and stops. The caller gets the cause, never an echo of it.
+//! All ranks share one [`Abort`] flag. A rank that fails raises it with the cause; the others find it raised at their next
+//! wait or action and stop. The first cause is kept, and the caller gets that cause, never a consequence of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ pub struct StepError {
     pub rank: Rank,
     /// The step, counted from 1.
     pub step: u64,
-    /// What the rank was doing; none between the program and the optimizer.
+    /// The rank's action; `None` after the program.
     pub action: Option<Action>,
     /// Why it failed.
     #[source]
@@ -46,14 +46,14 @@ impl std::fmt::Display for Where {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The stage's own code panicked, or a hook around it.
+    /// The stage's code or a hook panicked.
     #[error("the stage panicked: {message}")]
     Panic {
-        /// What it said.
+        /// The message.
         message: String,
     },
     /// A hook around an action did not run it.
-    #[error("the hook did not run {action}: what stands around an action must call `run` for it")]
+    #[error("the hook did not run {action}: a hook around an action must call `run`")]
     LeftOut {
         /// The action.
         action: Action,
@@ -61,27 +61,27 @@ pub enum Cause {
     /// The optimizer panicked.
     #[error("the optimizer panicked: {message}")]
     Update {
-        /// What it said.
+        /// The message.
         message: String,
     },
-    /// The stage was handed tensors that it does not take.
+    /// The stage does not take the tensors that arrived.
     #[error(transparent)]
     Stage(#[from] StageError),
-    /// A stage sent other tensors than the next one expects.
+    /// A stage sent tensors that the next stage does not expect.
     #[error(transparent)]
     Metadata(#[from] Box<MetadataError>),
     /// The stage could not be made.
     #[error("the stage cannot be made: {message}")]
     Build {
-        /// What its maker said.
+        /// The message of the code that makes it.
         message: String,
     },
-    /// A checkpoint could not be taken over.
+    /// A checkpoint could not be restored.
     #[error("stage {stage}: {error}")]
     Restore {
         /// The stage.
         stage: StageIndex,
-        /// Why not.
+        /// The cause.
         #[source]
         error: Arc<CheckpointError>,
     },
@@ -102,7 +102,7 @@ pub enum Cause {
          those before this step"
     )]
     AuxiliaryNotFinite {
-        /// The stage that it comes from.
+        /// The stage that computed it.
         stage: StageIndex,
         /// The first such microbatch.
         microbatch: Microbatch,
@@ -120,10 +120,10 @@ pub enum Cause {
         /// The first such parameter, by path.
         parameter: Arc<str>,
     },
-    /// Two stages hold a parameter of one path with different shapes.
+    /// Two stages share a parameter but hold it with different shapes.
     #[error(
-        "stages {} and {} share the parameter `{parameter}`, but hold it with shapes {:?} and {:?}: give parameters \
-         that are not the same different paths (`StageModule::parameter_path`)",
+        "stages {} and {} share the parameter `{parameter}`, but hold it with shapes {:?} and {:?}: give different \
+         parameters different paths (`StageModule::parameter_path`)",
         .stages.0, .stages.1, .shapes.0, .shapes.1
     )]
     SharedShape {
@@ -134,7 +134,7 @@ pub enum Cause {
         /// Their shapes.
         shapes: (Vec<usize>, Vec<usize>),
     },
-    /// Two copies of a shared parameter do not start equal.
+    /// Two copies of a shared parameter have different initial values.
     #[error(
         "stages {} and {} share the parameter `{parameter}`, but their copies differ: copies must start with the same \
          values", .stages.0, .stages.1
@@ -145,15 +145,15 @@ pub enum Cause {
         /// The first owner and one that differs from it.
         stages: (StageIndex, StageIndex),
     },
-    /// Nothing moved on any rank for the whole deadline.
+    /// No rank made progress for the whole deadline.
     #[error("no rank has moved for {:.1} s\n{report}", .waited.as_secs_f64())]
     Deadline {
         /// The deadline.
         waited: Duration,
-        /// Each rank's last actions and what it waits for, a line a rank.
+        /// One line per rank: its last actions and what it waits for.
         report: String,
     },
-    /// A rank's process gives no sign of life.
+    /// A rank's process sends no heartbeats.
     #[error("rank {peer} has not been heard of for {:.1} s: its process is gone, stopped, or cut off\n{report}", .waited.as_secs_f64())]
     SilentPeer {
         /// The rank.
@@ -166,28 +166,28 @@ pub enum Cause {
     /// The transport failed.
     #[error("the transport failed: {message}")]
     Transport {
-        /// What it said.
+        /// The message.
         message: String,
     },
-    /// What another process said of its failure.
+    /// A failure that another process reported.
     #[error("{message}")]
     Told {
-        /// Its words.
+        /// The other process's message.
         message: String,
     },
-    /// A rank's thread or process is gone.
+    /// A rank's thread or process has ended.
     #[error("rank {peer} is gone: its thread or process has ended")]
     LostPeer {
-        /// The rank that is gone.
+        /// The rank that has ended.
         peer: Rank,
     },
-    /// Whoever drives the run cannot go on.
-    #[error("the run cannot go on: {message}")]
+    /// The program that owns the pipeline cannot continue.
+    #[error("the run cannot continue: {message}")]
     Abandoned {
         /// Why.
         message: String,
     },
-    /// Another rank failed first. Kept to that rank's peers: the caller sees the first cause.
+    /// Another rank failed first. Only ranks see this cause; the caller gets the first one.
     #[error("aborted because rank {first} failed")]
     Aborted {
         /// The rank that failed first.
@@ -196,7 +196,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// What a panic said, from its payload.
+    /// Returns the cause for a panic's payload.
     pub(crate) fn from_panic(payload: &(dyn std::any::Any + Send)) -> Self {
         let message = payload
             .downcast_ref::<&str>()
@@ -207,7 +207,7 @@ impl Cause {
     }
 }
 
-/// The flag that stops every rank, and the first reason to raise it.
+/// The flag that stops every rank, with the first cause.
 #[derive(Clone, Debug, Default)]
 pub struct Abort {
     state: Arc<AbortState>,
@@ -217,25 +217,25 @@ pub struct Abort {
 struct AbortState {
     raised: AtomicBool,
     reasons: Mutex<Reasons>,
-    /// Tells other processes.
+    /// Reports failures to other processes.
     tell: OnceLock<Tell>,
 }
 
-/// Takes a failure, the attempt that failed, and the step since which the ranks do not belong together.
+/// Takes a failure, the attempt that failed, and the step since which the ranks' parameters have diverged.
 type Tell = Box<dyn Fn(&StepError, u64, Option<u64>) + Send + Sync>;
 
-/// Why the flag is raised. Processes end a failed step at different times, so a failure told by another one may be of
-/// an attempt that is over here, or of one that has not begun.
+/// The reasons for the flag. Processes end a failed step at different times, so a failure that another process reports may
+/// belong to an attempt that is over here, or to one that has not begun.
 #[derive(Debug, Default)]
 struct Reasons {
     first: Option<StepError>,
-    /// The attempt at a step that is under way: a number that never goes back, unlike that of the step.
+    /// The current attempt at a step. Attempts never decrease, unlike step numbers, which a restore may reset.
     attempt: u64,
-    /// The last attempt whose failure was dealt with.
+    /// The last attempt whose failure was handled.
     over: Option<u64>,
-    /// A failure of an attempt to come.
+    /// A failure of a later attempt.
     early: Option<(StepError, u64)>,
-    /// A step that failed after some ranks had begun to update, here or in another process.
+    /// A step that failed after some rank had begun to update, in this or another process.
     diverged: Option<u64>,
 }
 
@@ -259,8 +259,8 @@ impl Abort {
         self.state.raised.store(true, Ordering::Release);
     }
 
-    /// Notes that `step` failed, as `error` says, after a rank of this process had begun to update. Those of other
-    /// processes may not have: they are told.
+    /// Records that `step` failed with `error` after a rank of this process had begun to update, and notifies the other
+    /// processes, which may not have begun.
     pub(crate) fn diverge(&self, step: u64, error: &StepError) {
         let mut reasons = self.lock();
         reasons.diverged.get_or_insert(step);
@@ -269,17 +269,18 @@ impl Abort {
         }
     }
 
-    /// The step since which the ranks' parameters do not belong together.
+    /// Returns the step since which the ranks' parameters have diverged.
     pub(crate) fn diverged(&self) -> Option<u64> {
         self.lock().diverged
     }
 
-    /// As [`Abort::raise`], for what another process tells of its step; whether the flag is raised for it.
+    /// Raises the flag for a failure that another process reports. Returns whether the failure belongs to the current
+    /// attempt.
     #[cfg(any(feature = "mpi", test))]
     pub(crate) fn raise_told(&self, error: StepError, attempt: u64, diverged: Option<u64>) -> bool {
         let mut reasons = self.lock();
         reasons.diverged = reasons.diverged.or(diverged);
-        // Whoever has updated takes part in no further attempt: one that is under way here cannot end.
+        // A process that has diverged takes part in no further attempt, so the current one cannot end.
         let attempt = if diverged.is_some() { attempt.max(reasons.attempt) } else { attempt };
         if reasons.over.is_some_and(|over| attempt <= over) {
             return false;
@@ -293,13 +294,13 @@ impl Abort {
         true
     }
 
-    /// Has every failure of this process told to `tell`.
+    /// Sets the function that reports failures of this process to the others.
     #[cfg(any(feature = "mpi", test))]
     pub(crate) fn on_raise(&self, tell: impl Fn(&StepError, u64, Option<u64>) + Send + Sync + 'static) {
         let _ = self.state.tell.set(Box::new(tell));
     }
 
-    /// An attempt at a step begins; if another process has failed in it already, the flag is raised.
+    /// Begins an attempt at a step. Raises the flag if another process has already failed in it.
     pub(crate) fn begin_step(&self, attempt: u64) {
         let mut reasons = self.lock();
         reasons.attempt = attempt;
@@ -316,12 +317,12 @@ impl Abort {
         self.state.reasons.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether somebody failed. Cheap: one atomic load.
+    /// Whether a rank has failed. Costs one atomic load.
     pub fn is_raised(&self) -> bool {
         self.state.raised.load(Ordering::Acquire)
     }
 
-    /// The first error, if somebody failed.
+    /// Returns the first error, if a rank has failed.
     pub fn first(&self) -> Option<StepError> {
         self.lock().first.clone()
     }

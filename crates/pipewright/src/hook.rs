@@ -1,4 +1,4 @@
-//! What a user may hang onto the actions of a step: profiler scopes, counters, logs.
+//! [`ActionHook`]: user code that runs around the actions of a step, such as profiler scopes, counters and logs.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -23,24 +23,23 @@
 
 use pipewright_schedule::{Action, Rank};
 
-/// Called by every rank on the thread that runs it, for each action. A panic in it fails the step as one of a stage
-/// does.
+/// Every rank calls it for each action, on its own thread. A panic in a hook fails the step like a panic in a stage.
 pub trait ActionHook: Send + Sync {
-    /// Around the action, once its tensors are here: calls `run`, which does the action. For scopes that are left as
-    /// they were entered, and for what is to be done in the place of waiting.
+    /// Called when the tensors of an action have arrived. It must call `run`, which runs the action. Use it for scopes that
+    /// end with the action.
     fn around(&self, _rank: Rank, _action: Action, run: &mut dyn FnMut()) {
         run();
     }
 
-    /// In the place of `OVERLAP_F_B`: calls `run` for each of its parts, a forward and a backward, in the order that it
-    /// likes. Both can start at once. A program has no overlaps after [`pipewright_schedule::lower::send_early`].
+    /// Replaces `OVERLAP_F_B`. It must call `run` for each part, a forward and a backward, in any order. The tensors of both
+    /// have arrived. A program has no overlaps after [`pipewright_schedule::lower::send_early`].
     fn overlap(&self, _rank: Rank, parts: [Action; 2], run: &mut dyn FnMut(Action)) {
         parts.into_iter().for_each(run);
     }
 
-    /// Before the action is first tried; it may then wait for its tensors.
+    /// Called before the action is first tried; the action may then wait for its tensors.
     fn before(&self, _rank: Rank, _action: Action) {}
 
-    /// When the action is done. A receive is done when it is announced: the computation that uses its message waits.
+    /// Called when the action is done. A receive is done at once: the computation that uses its message waits for it.
     fn after(&self, _rank: Rank, _action: Action) {}
 }

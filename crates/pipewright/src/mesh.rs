@@ -1,7 +1,7 @@
-//! How many times the pipeline stands side by side, and which rank of the world is where.
+//! The mesh of pipelines and replicas, and the coordinates of each rank of the world.
 //!
-//! A mesh has `pipeline` ranks along the model and `data` replicas of that row, each with its share of the batch. Ranks
-//! of one replica are neighbours in the world, since they exchange the most.
+//! A mesh has `data` replicas of a pipeline of `pipeline` ranks; each replica gets its part of the batch. The ranks of one
+//! replica are consecutive in the world, because they exchange the most data.
 
 use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
@@ -13,57 +13,57 @@ use crate::collective::Group;
 pub struct Mesh {
     /// Ranks of one pipeline.
     pub pipeline: u32,
-    /// Replicas of it.
+    /// Replicas of the pipeline.
     pub data: u32,
 }
 
-/// What each replica of a pipeline holds.
+/// Which part of the training state each replica holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DataParallelMode {
-    /// All parameters, gradients and optimizer state of its stages.
+    /// Every replica holds all parameters, gradients and optimizer state of its stages.
     #[default]
     Replicated,
-    /// Its part of each: whole parameters are gathered from all replicas before their stage computes, as the program
-    /// says (`UNSHARD`, `RESHARD`), and gradients are summed over the replicas into parts.
+    /// Every replica holds a shard of each. Whole parameters are gathered from all replicas before their stage computes, as
+    /// the program says (`UNSHARD`, `RESHARD`), and gradients are reduced to shards.
     Sharded,
 }
 
 impl DataParallelMode {
-    /// Whether each of so many replicas holds a part of the parameters; one alone has all of them.
+    /// Whether `replicas` replicas hold shards; a single replica always holds everything.
     pub fn shards(self, replicas: u32) -> bool {
         self == Self::Sharded && replicas > 1
     }
 }
 
-/// A rank's place in a mesh.
+/// A rank's coordinates in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MeshCoord {
-    /// The replica, from 0.
+    /// The replica's index, from 0.
     pub replica: u32,
     /// The rank within its pipeline.
     pub rank: Rank,
 }
 
 impl Mesh {
-    /// Ranks of all replicas; none when there are more than a world can have.
+    /// Returns the number of ranks of all replicas; `None` if it exceeds `u32`.
     pub fn ranks(&self) -> Option<u32> {
         self.pipeline.checked_mul(self.data)
     }
 
-    /// Where a rank of the world sits.
+    /// Returns the coordinates of a rank of the world.
     pub fn coord(&self, world: Rank) -> MeshCoord {
         MeshCoord { replica: world.get() / self.pipeline, rank: Rank::new(world.get() % self.pipeline) }
     }
 
-    /// All ranks of the pipeline in which a rank of the world sits; none for a rank outside the mesh.
+    /// Returns all ranks of the pipeline of a rank of the world; `None` for a rank outside the mesh.
     pub fn pipeline_group(&self, world: Rank) -> Option<Group> {
         let MeshCoord { replica, .. } = self.contains(world).then(|| self.coord(world))?;
         let ranks = (0..self.pipeline).map(|rank| MeshCoord { replica, rank: Rank::new(rank) });
         self.group(ranks, world)
     }
 
-    /// The ranks that have, in each replica, the place of a rank of the world; none for a rank outside the mesh.
+    /// Returns the ranks of all replicas with the same pipeline rank; `None` for a rank outside the mesh.
     pub fn data_group(&self, world: Rank) -> Option<Group> {
         let MeshCoord { rank, .. } = self.contains(world).then(|| self.coord(world))?;
         self.group((0..self.data).map(|replica| MeshCoord { replica, rank }), world)
@@ -77,7 +77,7 @@ impl Mesh {
         Group::new(seats.map(|coord| self.world_rank(coord)).collect(), own).ok()
     }
 
-    /// Which rank of the world sits there.
+    /// Returns the rank of the world at the coordinates.
     pub fn world_rank(&self, coord: MeshCoord) -> Rank {
         Rank::new(coord.replica * self.pipeline + coord.rank.get())
     }

@@ -1,7 +1,7 @@
-//! Where every rank of a process stands, for whoever wonders whether anything still moves.
+//! The progress of every rank, for deadlines and reports.
 //!
-//! A wait is not stuck because it is long: in a deep pipeline the last rank waits while the others work. It is stuck
-//! when *no* rank has moved for the whole deadline.
+//! A long wait alone is not a failure: in a deep pipeline the last rank waits while the others compute. A step has failed
+//! when *no* rank has made progress for the whole deadline.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,32 +12,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::Tag;
 
-/// Actions before a rank's place that a report shows.
+/// How many of a rank's last actions a report shows.
 const SHOWN: usize = 32;
 
-/// Counts each rank's actions, and holds what each waits for. Sharing is by clone.
+/// Counts each rank's actions and records what each rank waits for. Clones share the board.
 #[derive(Clone, Debug)]
 pub(crate) struct Board {
     places: Arc<[Place]>,
-    /// What the ranks run, and in which step.
+    /// The program that the ranks run, and the step.
     program: Arc<Mutex<(Option<Arc<ValidatedProgram>>, u64)>>,
 }
 
-/// A rank's place, on a cache line of its own: each rank writes to its own at every poll.
+/// The progress of one rank, on its own cache line because each rank writes to it at every poll.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Place {
-    /// Actions that are done in this step.
+    /// Actions that the rank has done in this step.
     position: AtomicU64,
-    /// Moves since the start; never goes back.
+    /// Moves since the start; it never decreases.
     moves: AtomicU64,
-    /// Nobody but the rank itself wants the lock, save reports and signs of life.
+    /// Only the rank itself takes the lock, apart from reports and heartbeats.
     doing: Mutex<Doing>,
-    /// Whether nothing has been heard of the rank for the deadline.
+    /// Whether the rank has sent no heartbeat for the deadline.
     silent: AtomicBool,
 }
 
-/// What a rank waits for, and from which rank of the world.
+/// The message that a rank waits for, and its sender as a rank of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Waiting {
     pub from: Rank,
@@ -50,29 +50,29 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// A rank's sign of life.
+/// A rank's heartbeat.
 #[cfg(any(feature = "mpi", test))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Heartbeat {
-    /// Counts the rank's signs of life; 0 before the first.
+    /// Counts the rank's heartbeats; 0 before the first.
     pub count: u64,
-    /// How often it has moved since the start.
+    /// Moves since the start.
     pub moves: u64,
-    /// Actions that are done in its step.
+    /// Actions that the rank has done in its step.
     pub position: u64,
-    /// What it does, and what it waits for.
+    /// What the rank does or waits for.
     pub doing: Doing,
 }
 
-/// What a rank does, as far as a report tells.
+/// What a rank is doing, as a report shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Doing {
-    /// It has not begun a step, or has ended it.
+    /// The rank is between two steps.
     #[default]
     NoStep,
-    /// It can go on, and does.
+    /// The rank computes.
     Computes,
-    /// It goes on when something has arrived.
+    /// The rank waits for a message.
     Waits(Waiting),
 }
 
@@ -97,18 +97,18 @@ impl Board {
         Self { places: (0..ranks).map(|_| Place::default()).collect(), program: Arc::default() }
     }
 
-    /// Notes what the ranks run, and in which step, for reports.
+    /// Records the program and the step, for reports.
     pub(crate) fn run(&self, program: &Arc<ValidatedProgram>, step: u64) {
         *self.program.lock().unwrap_or_else(PoisonError::into_inner) = (Some(program.clone()), step);
     }
 
-    /// The step under way; 0 before the first.
+    /// Returns the current step; 0 before the first.
     #[cfg(feature = "mpi")]
     pub(crate) fn step(&self) -> u64 {
         self.program.lock().unwrap_or_else(PoisonError::into_inner).1
     }
 
-    /// Where a rank stands.
+    /// Returns the progress of a rank.
     #[cfg(feature = "mpi")]
     pub(crate) fn place(&self, rank: Rank) -> Heartbeat {
         let place = &self.places[rank.index()];
@@ -120,7 +120,7 @@ impl Board {
         }
     }
 
-    /// Notes where a rank of another process stands.
+    /// Records the progress of a rank of another process.
     #[cfg(feature = "mpi")]
     pub(crate) fn set_place(&self, rank: Rank, heartbeat: Heartbeat) {
         let place = &self.places[rank.index()];
@@ -130,37 +130,37 @@ impl Board {
         place.silent.store(false, Ordering::Relaxed);
     }
 
-    /// Notes that nothing is heard of a rank of another process; until it is heard of again.
+    /// Marks a rank of another process as silent until its next heartbeat.
     #[cfg(feature = "mpi")]
     pub(crate) fn falls_silent(&self, rank: Rank) {
         self.places[rank.index()].silent.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that `rank` stands before action `position`.
+    /// Records that `rank` has done its actions before `position`.
     pub(crate) fn moved(&self, rank: Rank, position: usize) {
         let place = &self.places[rank.index()];
         place.position.store(position as u64, Ordering::Relaxed);
-        // Only the rank itself writes here, so a load and a store do what a slower `fetch_add` would.
+        // Only the rank itself writes here, so a load and a store suffice; `fetch_add` is slower.
         place.moves.store(place.moves.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Notes that `rank` is alive, in the same place.
+    /// Records that `rank` is alive without having done an action.
     pub(crate) fn keep_alive(&self, rank: Rank) {
         let place = &self.places[rank.index()];
         place.moves.store(place.moves.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Notes what `rank` does.
+    /// Records what `rank` is doing.
     pub(crate) fn does(&self, rank: Rank, doing: Doing) {
         *self.places[rank.index()].doing() = doing;
     }
 
-    /// Moves of all ranks together. It changes whenever anybody moves.
+    /// Returns the moves of all ranks together, which changes whenever a rank makes progress.
     pub(crate) fn moves(&self) -> u64 {
         self.places.iter().map(|place| place.moves.load(Ordering::Relaxed)).sum()
     }
 
-    /// A line a rank: its last actions, what it is at, what it waits for.
+    /// Returns one line per rank: its last actions, its current action, and what it waits for.
     pub(crate) fn report(&self) -> String {
         let (program, _) = self.program.lock().unwrap_or_else(PoisonError::into_inner).clone();
         program.map(|program| self.report_on(&program)).unwrap_or_default()
@@ -202,7 +202,7 @@ mod tests {
 
     const FROM: Rank = Rank::new(1);
 
-    /// Two replicas of two ranks with so many microbatches.
+    /// Returns the board of two replicas of two ranks.
     fn board(microbatches: u32) -> Board {
         let spec = ScheduleSpec { ranks: 2, microbatches, ..ScheduleSpec::default() };
         let schedule = generate("gpipe", &spec).expect("a schedule");
@@ -212,7 +212,7 @@ mod tests {
         board
     }
 
-    /// What the report says of a rank that has done so many actions of 2 microbatches' and does this.
+    /// Checks the report's line of a rank after `position` actions of a program with 2 microbatches.
     fn check(rank: u32, position: usize, doing: Doing, expected: &str) {
         let board = board(2);
         board.moved(Rank::new(rank), position);

@@ -1,8 +1,8 @@
-//! A tensor with several uses: branches of its own on the tape, so that the order of its gradients' sum is decided here.
+//! Fixes the order in which the gradients of a tensor with several uses are added.
 //!
-//! Burn adds the gradients of a tensor in the order in which its tape happens to run, which depends on everything that
-//! was computed before. The sum of three floats depends on that order. A branch is another name of the same storage with
-//! a place of its own on the tape; with two branches for each use but the last one, every sum has two terms:
+//! Burn adds the gradients of a tensor in the order in which its tape runs, which depends on everything that was computed
+//! before. The sum of three floats depends on that order. A branch is a node of its own on the tape that shares the
+//! tensor's storage. With two branches for each use but the last one, every sum has two terms:
 //!
 //! ```text
 //! x ─┬─ use 1
@@ -10,7 +10,7 @@
 //!        └─ use 3
 //! ```
 //!
-//! A stage boundary may lie on any of the horizontal lines, and the sum stays the same.
+//! A stage boundary may cut any of the horizontal lines; the sum stays the same.
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
@@ -21,10 +21,10 @@ use burn::tensor::Tensor;
 
 use crate::tensor::{Value, ValueKind};
 
-/// `value` under another name on the tape; itself where it is not on one.
+/// Returns a branch of `value`, or `value` itself if it is not on a tape.
 pub(crate) fn branch(value: &Value) -> Value {
     let is_tracked = value.kind() == ValueKind::Float
-        // Rank plays no part on the tape, so any may stand in the type.
+        // The number of dimensions does not matter on the tape; 1 is arbitrary.
         && Tensor::<1>::from_dispatch(value.clone().into_dispatch()).is_tracked();
     match is_tracked {
         true => Value::from_dispatch(<Dispatch as BranchBackend>::branch(value.clone().into_dispatch())),

@@ -1,9 +1,9 @@
-//! A tensor whose gradient is caught on the tape instead of being asked for at its leaf.
+//! Catches the gradient of a tensor on the tape, for tensors that are not leaves.
 //!
-//! Burn finds the gradient of a parameter by the parameter's place on the tape, which the parameter holds together with
-//! its storage. A stage with sharded parameters gives that storage up between a forward and its backward, and has other
-//! storage, with another place, when the backward comes. So what its module computes with is not a leaf but the result
-//! of [`catch`]: an operation without arithmetic whose backward lays the gradient it is given into [`Caught`].
+//! Burn finds the gradient of a parameter by the parameter's node on the tape, which the parameter holds together with its
+//! storage. A stage with sharded parameters frees that storage between a forward and its backward; when the backward runs,
+//! the parameter has other storage and another node. So the stage's module does not compute with a leaf but with the
+//! result of [`catch`]: an operation without arithmetic whose backward stores the gradient in [`Caught`].
 //!
 //! ```text
 //! forward:   anchor (a scalar leaf), storage --catch--> parameter as the module sees it
@@ -23,12 +23,12 @@ use burn::tensor::Tensor;
 
 use crate::tensor::Value;
 
-/// Where a caught gradient lies.
+/// Holds a caught gradient.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caught(Arc<Mutex<Option<DispatchTensor>>>);
 
 impl Caught {
-    /// The gradient, if the backward pass came by.
+    /// Returns the gradient, if the backward pass reached the tensor.
     pub(crate) fn take(&self) -> Option<Value> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take().map(Value::from_dispatch)
     }
@@ -38,8 +38,8 @@ impl Caught {
     }
 }
 
-/// `value` as a tensor of the tape on which `anchor`, a leaf that requires its gradient, stands; the gradient that a
-/// backward pass gives it is laid into `caught`.
+/// Returns `value` as a tensor on the tape of `anchor`, a leaf that requires a gradient. A backward pass stores the
+/// gradient of the result in `caught`.
 pub(crate) fn catch<const D: usize>(anchor: &Tensor<1>, value: Tensor<D>, caught: Caught) -> Tensor<D> {
     let (anchor, value) = (anchor.clone().into_dispatch(), value.inner().autodiff().into_dispatch());
     Tensor::from_dispatch(<Dispatch as CatchBackend>::catch(anchor, value, caught))
@@ -50,7 +50,7 @@ pub(crate) fn catch<const D: usize>(anchor: &Tensor<1>, value: Tensor<D>, caught
 pub(crate) trait CatchBackend: Backend {
     /// See [`catch`].
     fn catch(anchor: FloatTensor<Self>, value: FloatTensor<Self>, caught: Caught) -> FloatTensor<Self> {
-        // Off the tape no gradient comes.
+        // Without a tape there is no gradient.
         let _ = (anchor, caught);
         value
     }
@@ -86,7 +86,7 @@ where
 
     fn backward(self, ops: Ops<Caught, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
-        // Rank plays no part in keeping it, so any may stand in the type.
+        // The number of dimensions does not matter here; 1 is arbitrary.
         ops.state.lay(Tensor::<1>::from_primitive::<B>(gradient).into_dispatch());
     }
 }

@@ -1,15 +1,15 @@
-//! The backward root of a stage that is not the last: an operation that plants a received gradient at an output.
+//! The root of the backward pass of a stage that is not the last: it starts from a received gradient.
 //!
 //! Burn starts a backward pass from a scalar. A stage in the middle of a pipeline has no scalar: it has an output whose
-//! gradient arrives later, from another rank. The usual way out, `sum(output * gradient)`, costs a pass over the output,
-//! another over the gradient, and keeps the output alive until the gradient is there.
+//! gradient arrives later, from another rank. The usual solution, `sum(output * gradient)`, costs a pass over the output
+//! and one over the gradient, and keeps the output in memory until the gradient arrives.
 //!
 //! [`gradient_root`] records an operation whose forward is a constant scalar and whose backward ignores the gradient of
-//! that scalar and returns what lies in its [`GradientSlot`]. It adds no arithmetic and holds no storage of the output:
-//! once the output is sent, its memory belongs to the receiver.
+//! that scalar and returns the gradient from its [`GradientSlot`]. It adds no arithmetic and holds no storage of the
+//! output: once the output is sent, the sender holds none of its memory.
 //!
 //! ```text
-//! forward:   output --gradient_root--> root (scalar)      output itself leaves the stage
+//! forward:   output --gradient_root--> root (scalar)      the output leaves the stage
 //! backward:  slot.fill(received gradient); root.backward()
 //! ```
 
@@ -27,12 +27,12 @@ use burn::tensor::{DType, FloatDType, Shape, Tensor};
 
 use crate::tensor::Value;
 
-/// Where the gradient of one output of one microbatch is laid down before the backward pass takes it.
+/// Holds the received gradient of one output of one microbatch until the backward pass takes it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GradientSlot(Arc<Mutex<Option<DispatchTensor>>>);
 
 impl GradientSlot {
-    /// Lays down the received gradient: a float tensor off the tape, of the output's shape.
+    /// Stores the received gradient: a float tensor without a tape, of the output's shape.
     pub(crate) fn fill(&self, gradient: Value) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(gradient.into_dispatch());
     }
@@ -42,9 +42,9 @@ impl GradientSlot {
     }
 }
 
-/// A scalar (shape `[1]`) whose backward pass gives `output` the gradient found in `slot`.
+/// Returns a scalar (shape `[1]`) whose backward pass gives `output` the gradient from `slot`.
 ///
-/// `output` must be on the tape; it is only looked at, and may be sent away afterwards.
+/// `output` must be on the tape. Only its node is used, so it may be sent afterwards.
 pub(crate) fn gradient_root(output: &Value, slot: GradientSlot) -> Tensor<1> {
     let root = <Dispatch as GradientRootBackend>::gradient_root(output.clone().into_dispatch(), slot);
     Tensor::from_dispatch(root)
@@ -56,7 +56,7 @@ pub(crate) fn gradient_root(output: &Value, slot: GradientSlot) -> Tensor<1> {
 pub(crate) trait GradientRootBackend: Backend {
     /// See [`gradient_root`].
     fn gradient_root(output: FloatTensor<Self>, slot: GradientSlot) -> FloatTensor<Self> {
-        // Off the tape there is nothing to plant: the scalar alone.
+        // Without a tape there is no backward pass: return the scalar.
         let _ = slot;
         scalar::<Self>(&output)
     }
@@ -116,7 +116,7 @@ where
         grads: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
-        // The scalar's own gradient is one by construction: drop it.
+        // The scalar's own gradient is 1 by construction: drop it.
         drop(grads.consume::<B>(&ops.node));
         let [Some(parent)] = ops.parents else { return };
         let state = ops.state;
@@ -124,7 +124,7 @@ where
             Some(tensor) => Tensor::<1>::from_dispatch(tensor)
                 .try_into_primitive::<B>()
                 .expect("a received gradient is a float tensor of the stage's own back end, off the tape"),
-            // Nobody downstream used this output: its gradient is zero, which the steps before it must be told.
+            // No later stage used this output: its gradient is zero, and the operations before it need that zero.
             None => B::float_zeros(state.shape.clone(), &state.device, FloatDType::from(state.dtype)),
         };
         assert_eq!(

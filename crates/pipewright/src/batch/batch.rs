@@ -1,4 +1,4 @@
-//! What a step works on: the data of each microbatch, the targets of the loss, and what every stage may look at beside.
+//! [`Batch`]: the inputs, targets and side inputs of a step, microbatch by microbatch.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
@@ -28,12 +28,13 @@ pub struct Batch {
     pub(crate) targets: Vec<Values>,
     pub(crate) side_inputs: SideInputs,
     pub(crate) keep_outputs: bool,
-    /// What each microbatch has along the dimension in which the inputs are split; the rows where this is empty.
+    /// The size of each microbatch along the dimension in which the inputs are split; empty if that is the rows.
     sizes: Vec<usize>,
 }
 
 impl Batch {
-    /// Microbatches that are split already; they may differ in rows. `targets` may be empty for an evaluation.
+    /// Makes a batch of microbatches that are already split; their numbers of rows may differ. `targets` may be empty for
+    /// an evaluation.
     pub fn new(inputs: Vec<Values>, targets: Vec<Values>) -> Self {
         Self { inputs, targets, ..Self::default() }
     }
@@ -50,7 +51,7 @@ impl Batch {
         Ok(Self::new(split(&pack(inputs), microbatches)?, split(&pack(targets), microbatches)?))
     }
 
-    /// As [`Batch::split`], for rows that do not divide: the last microbatch is short. Each row counts the same for the
+    /// Splits a batch whose rows do not divide evenly: the last microbatch is shorter. Each row has the same weight in the
     /// loss and the gradients of the step.
     ///
     /// # Errors
@@ -63,7 +64,7 @@ impl Batch {
         Ok(Self::new(split_uneven(&pack(inputs), microbatches)?, split_uneven(&pack(targets), microbatches)?))
     }
 
-    /// As [`Batch::split_uneven`], with a spec for each tensor of the inputs and of the targets, in their nesting.
+    /// Splits each tensor as its [`SplitSpec`] says; the specs have the nesting of the inputs and of the targets.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor};
@@ -104,7 +105,7 @@ impl Batch {
     /// Adds tensors that every stage may read, split as the inputs are.
     ///
     /// # Errors
-    /// As [`split_uneven`], and when a part has other rows than the inputs.
+    /// As [`split_uneven`], and when a microbatch has another number of rows than the inputs.
     pub fn with_split(mut self, name: &str, tensors: impl Boundary) -> Result<Self, SplitError> {
         let parts = split_uneven(&pack(tensors), self.inputs.len() as u32)?;
         for (part, expected) in parts.iter().zip(self.sizes()) {
@@ -123,19 +124,19 @@ impl Batch {
         self
     }
 
-    /// Adds a value that is no tensor, for every stage to read.
+    /// Adds a value that is not a tensor and that every stage may read.
     pub fn with_value<T: Any + Send + Sync>(mut self, name: &str, value: T) -> Self {
         self.side_inputs.0.insert(name.into(), Side::Value(Arc::new(value)));
         self
     }
 
-    /// Asks for the last stage's outputs in the report of a training step, as evaluations have them.
+    /// Makes a training step return the last stage's outputs, as an evaluation does.
     pub fn keep_outputs(mut self) -> Self {
         self.keep_outputs = true;
         self
     }
 
-    /// Microbatches of the inputs.
+    /// Returns the number of microbatches.
     pub fn microbatches(&self) -> usize {
         self.inputs.len()
     }
@@ -147,7 +148,8 @@ impl Batch {
         }
     }
 
-    /// What a microbatch counts for, times the number of microbatches: its rows over the mean of all.
+    /// Returns the weight of each microbatch in the loss, times the number of microbatches: its rows divided by the mean
+    /// number of rows.
     pub(crate) fn loss_weights(&self) -> Vec<f64> {
         let rows: Vec<f64> = self.sizes().into_iter().map(|size| size as f64).collect();
         let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
@@ -155,7 +157,7 @@ impl Batch {
     }
 }
 
-/// Rows of a microbatch; one of a scalar or of none.
+/// Returns the rows of a microbatch; 1 for a scalar or an empty list.
 fn rows_of(microbatch: &Values) -> usize {
     microbatch.first().and_then(|value| value.shape().first().copied()).unwrap_or(1)
 }

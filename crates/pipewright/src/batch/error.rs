@@ -8,19 +8,19 @@ pub enum SplitError {
     /// There is nothing to split.
     #[error("the batch holds no tensor")]
     Empty,
-    /// Tensors of one batch disagree about its rows.
+    /// The tensors of a batch have different numbers of rows.
     #[error(
         "tensor {tensor} has {rows} rows, tensor 0 has {expected}: all tensors of a batch have the same rows"
     )]
     RowsDiffer {
-        /// Its place in the batch.
+        /// Its index in the batch.
         tensor: usize,
         /// Its rows.
         rows: usize,
         /// Rows of tensor 0.
         expected: usize,
     },
-    /// The rows do not make equal microbatches.
+    /// The rows do not divide into equal microbatches.
     #[error(
         "{rows} rows do not divide into {microbatches} microbatches: give a multiple of {microbatches} rows, or \
          another number of microbatches"
@@ -28,10 +28,10 @@ pub enum SplitError {
     NotDivisible {
         /// Rows of the batch.
         rows: usize,
-        /// Microbatches asked for.
+        /// The requested number of microbatches.
         microbatches: u32,
     },
-    /// Runs of equal size, the last one short, would be fewer than the microbatches.
+    /// The rows do not suffice for the last microbatches.
     #[error(
         "{rows} rows make runs of {size}, and with them fewer than {microbatches} microbatches: give more rows or fewer \
          microbatches"
@@ -39,58 +39,58 @@ pub enum SplitError {
     TooFewRows {
         /// Rows of the batch.
         rows: usize,
-        /// Microbatches asked for.
+        /// The requested number of microbatches.
         microbatches: u32,
         /// Rows of a microbatch.
         size: usize,
     },
-    /// Another number of specs than of tensors.
+    /// The number of specs is not that of the tensors.
     #[error("{specs} spec(s) for {tensors} tensor(s): give one for each, in the nesting of the tensors")]
     Specs {
         /// Specs given.
         specs: usize,
-        /// Tensors there are.
+        /// Tensors in the batch.
         tensors: usize,
     },
-    /// A spec names a dimension that its tensor has not.
+    /// A spec names a dimension that its tensor does not have.
     #[error("tensor {tensor} of shape {shape:?} has no dimension {dimension} to split or join along")]
     NoDimension {
-        /// The tensor's place.
+        /// The tensor's index.
         tensor: usize,
         /// The dimension.
         dimension: usize,
         /// The tensor's shape.
         shape: Vec<usize>,
     },
-    /// A mean of tensors that are not floats.
+    /// The mean of tensors that are not floats.
     #[error(
         "output {tensor} is {kind}: only floats have a mean; keep the list of microbatches, or join them"
     )]
     NoMean {
-        /// Place of the output.
+        /// Index of the output.
         tensor: usize,
         /// Its kind.
         kind: ValueKind,
     },
-    /// Microbatches with different numbers of tensors.
+    /// The microbatches have different numbers of tensors.
     #[error("microbatch {microbatch} holds {found} tensors, microbatch 0 holds {expected}")]
     TensorsDiffer {
-        /// Its place.
+        /// Its index.
         microbatch: usize,
         /// Its tensors.
         found: usize,
         /// Tensors of microbatch 0.
         expected: usize,
     },
-    /// Tensors that join must agree in rank, in element type and in all but the dimension along which they join.
+    /// Tensors cannot be concatenated: their element types or other dimensions differ.
     #[error(
         "output {tensor} of microbatch {microbatch} is {found:?}, that of microbatch 0 is {expected:?}: they differ in \
          more than the dimension along which they join"
     )]
     Unjoinable {
-        /// Place of the output.
+        /// Index of the output.
         tensor: usize,
-        /// Place of the microbatch.
+        /// Index of the microbatch.
         microbatch: usize,
         /// Its shape.
         found: Vec<usize>,

@@ -1,4 +1,4 @@
-//! A whole batch to microbatches and back, along dimension 0.
+//! Splits a batch into microbatches along dimension 0, and joins microbatches.
 
 use super::error::SplitError;
 use crate::batch::{Merge, SplitSpec, common_size, merge_by, split_by};
@@ -8,7 +8,7 @@ use crate::tensor::{Value, Values};
 /// `(k + 1) * n / m`. The storage is shared, not copied.
 ///
 /// # Errors
-/// When the batch is empty, its tensors disagree about its rows, or the rows do not divide.
+/// When the batch is empty, its tensors have different numbers of rows, or the rows do not divide evenly.
 pub fn split(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, SplitError> {
     let specs = by_rows(batch);
     let rows = common_size(batch, &specs)?.ok_or(SplitError::Empty)?;
@@ -18,10 +18,12 @@ pub fn split(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, SplitErr
     }
 }
 
-/// As [`split`], for rows that do not divide: every microbatch but the last has `rows / microbatches` rows, rounded up.
+/// Splits a batch whose rows need not divide evenly: every microbatch but the last has `rows / microbatches` rows,
+/// rounded up.
 ///
 /// # Errors
-/// When the batch is empty, its tensors disagree about its rows, or too few rows are left for the last microbatches.
+/// When the batch is empty, its tensors have different numbers of rows, or too few rows are left for the last
+/// microbatches.
 pub fn split_uneven(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, SplitError> {
     match batch.is_empty() {
         true => Err(SplitError::Empty),
@@ -33,10 +35,10 @@ fn by_rows(batch: &[Value]) -> Vec<SplitSpec> {
     vec![SplitSpec::Along(0); batch.len()]
 }
 
-/// Joins the outputs of all microbatches along dimension 0: the way back from [`split`].
+/// Joins the outputs of all microbatches along dimension 0; the inverse of [`split`].
 ///
 /// # Errors
-/// When the microbatches' tensors differ in more than their rows.
+/// When the tensors of the microbatches differ in more than their number of rows.
 pub fn merge(microbatches: Vec<Values>) -> Result<Values, SplitError> {
     let specs = vec![Merge::Along(0); microbatches.first().map_or(0, Vec::len)];
     Ok(merge_by(microbatches, specs)?.concat())

@@ -10,8 +10,8 @@ use pipewright_schedule::Microbatch;
 
 use crate::tensor::{Boundary, BoundaryError, Value, Values, unpack};
 
-/// What every stage may look at beside its input, by name. It is looked up with the microbatch's own index, so that
-/// running a forward again finds the same.
+/// The side inputs of a step, by name. A stage looks them up with the index of its microbatch, so a forward that is
+/// computed again finds the same tensors.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SideInputs(pub(super) BTreeMap<Arc<str>, Side>);
 
@@ -22,18 +22,18 @@ pub(super) enum Side {
     Value(Arc<dyn Any + Send + Sync>),
 }
 
-/// Why a side input cannot be had.
+/// Why a side input is not available.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SideInputError {
-    /// The step brought none of that name.
-    #[error("the step brought no side input `{name}`; it brought {known:?}")]
+    /// The step has no side input of that name.
+    #[error("the step has no side input `{name}`; it has {known:?}")]
     Missing {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The names that the step has.
         known: Vec<String>,
     },
-    /// It is split into fewer microbatches than the step has.
+    /// The side input is split into fewer microbatches than the step has.
     #[error("side input `{name}` has no part for microbatch {microbatch}")]
     NoPart {
         /// Its name.
@@ -41,15 +41,16 @@ pub enum SideInputError {
         /// The microbatch.
         microbatch: Microbatch,
     },
-    /// It is a tensor where a value was asked for, or the other way round, or of another type.
-    #[error("side input `{name}` is not what was asked for: {expected}")]
+    /// The side input has another type: a tensor instead of a value, a value instead of a tensor, or a value of another
+    /// type.
+    #[error("side input `{name}` does not have the requested type {expected}")]
     WrongType {
         /// Its name.
         name: String,
-        /// The type asked for.
+        /// The requested type.
         expected: &'static str,
     },
-    /// Its tensors are others than those asked for.
+    /// The tensors do not match the requested type.
     #[error("side input `{name}`: {source}")]
     Tensors {
         /// Its name.
@@ -60,7 +61,7 @@ pub enum SideInputError {
 }
 
 impl SideInputs {
-    /// What a replica that has these microbatches may look at; they are counted from 0 there.
+    /// Returns the side inputs of a replica that has these microbatches, which it counts from 0.
     pub(crate) fn part(&self, microbatches: Range<usize>) -> Self {
         let part = |side: &Side| match side {
             Side::Split(parts) => {

@@ -1,7 +1,8 @@
-//! Which way each tensor of a batch becomes microbatches, and each output a whole again.
+//! How each tensor of a batch is split into microbatches, and how outputs are joined.
 //!
-//! Without a word about it, tensors are split into runs of rows and joined again ([`crate::microbatch`]). A spec says
-//! otherwise, tensor by tensor, in the nesting of the boundary: a tuple of specs for a tuple of tensors.
+//! Without a specification, tensors are split into runs of rows and joined again ([`split`](super::split)). A
+//! specification says otherwise for each tensor; it has the nesting of the boundary: a tuple of specs for a tuple of
+//! tensors.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -29,27 +30,27 @@ use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use super::error::SplitError;
 use crate::tensor::{Value, ValueKind, Values};
 
-/// How one tensor of a batch becomes microbatches.
+/// How a tensor of a batch is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitSpec {
     /// Split along a dimension.
     Along(usize),
-    /// Whole, for every microbatch.
+    /// Not split: every microbatch gets the whole tensor.
     Replicate,
 }
 
-/// How an output's microbatches become one.
+/// How an output's microbatches are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
     /// Joined along a dimension.
     Along(usize),
-    /// The mean of float tensors of one shape; each microbatch counts the same.
+    /// The mean of float tensors of one shape; each microbatch has the same weight.
     Mean,
-    /// Each for itself, in microbatch order.
+    /// Not joined: a list in microbatch order.
     List,
 }
 
-/// Specs in the nesting of a boundary: one, or a tuple or vector of such.
+/// Specs in the nesting of a boundary: one spec, or a tuple or vector of nested specs.
 pub trait Nested<S> {
     /// Appends the specs, first to last.
     fn flatten(self, into: &mut Vec<S>);
@@ -105,12 +106,13 @@ fn flat<S>(specs: impl Nested<S>, tensors: usize) -> Result<Vec<S>, SplitError> 
     }
 }
 
-/// Splits each tensor of a batch as its spec says. Along its dimension every tensor that is split has the same size;
-/// every microbatch but the last has that size over `microbatches`, rounded up. Storage is shared, not copied.
+/// Splits each tensor of a batch as its spec says. All tensors have the same size along the dimension in which they are
+/// split; every microbatch but the last has that size divided by `microbatches`, rounded up. Storage is shared, not
+/// copied.
 ///
 /// # Errors
-/// When there is not a spec a tensor, a tensor has no such dimension, sizes differ, or too few rows are left for the
-/// last microbatches.
+/// When the number of specs is not that of the tensors, a tensor lacks the dimension, sizes differ, or too few rows are
+/// left for the last microbatches.
 pub fn split_by(
     batch: &[Value],
     specs: impl Nested<SplitSpec>,
@@ -134,7 +136,7 @@ pub fn split_by(
     Ok((0..microbatches as usize).map(part).collect())
 }
 
-/// The size that all tensors have along the dimension in which they are split; none where none is.
+/// Returns the size that all tensors have along the dimension in which they are split; `None` if none is split.
 pub(crate) fn common_size(batch: &[Value], specs: &[SplitSpec]) -> Result<Option<usize>, SplitError> {
     let mut expected = None;
     for (tensor, (value, spec)) in batch.iter().zip(specs).enumerate() {
@@ -150,10 +152,11 @@ pub(crate) fn common_size(batch: &[Value], specs: &[SplitSpec]) -> Result<Option
     Ok(expected)
 }
 
-/// Joins the microbatches' outputs as the specs say: per output one tensor, or one a microbatch for [`Merge::List`].
+/// Joins the microbatches' outputs as the specs say. Each output becomes one tensor, or one per microbatch with
+/// [`Merge::List`].
 ///
 /// # Errors
-/// When there is not a spec an output, or the microbatches' tensors differ where they must not.
+/// When the number of specs is not that of the outputs, or tensors that are joined do not match.
 pub fn merge_by(microbatches: Vec<Values>, specs: impl Nested<Merge>) -> Result<Vec<Values>, SplitError> {
     let tensors = microbatches.first().map_or(0, Vec::len);
     let specs = flat(specs, tensors)?;
@@ -185,7 +188,7 @@ fn merge_one(tensor: usize, column: Values, spec: Merge) -> Result<Values, Split
     }
 }
 
-/// Tensors that become one agree in element type and in every dimension but the one along which they join.
+/// Checks that tensors agree in element type and in every dimension but the one along which they are joined.
 fn check_alike(tensor: usize, column: &[Value], dimension: Option<usize>) -> Result<(), SplitError> {
     let without = |value: &Value| {
         let mut shape = value.shape().to_vec();
@@ -207,16 +210,16 @@ fn check_alike(tensor: usize, column: &[Value], dimension: Option<usize>) -> Res
     }
 }
 
-/// In microbatch order, so that the same outputs have the same mean.
+/// Adds in microbatch order, so that the same outputs have the same mean to the bit.
 fn mean(column: Values) -> Value {
     let count = column.len() as f64;
-    // Rank plays no part in a sum element by element, so any may stand in the type.
+    // The number of dimensions does not matter here; 1 is arbitrary.
     let tensors = column.into_iter().map(|value| Tensor::<1>::from_dispatch(value.into_dispatch()));
     let sum = tensors.reduce(|sum, tensor| sum + tensor).expect("a column has a tensor a microbatch");
     Value::of(sum / count)
 }
 
-/// Tensors that agree in all but one dimension, joined along it.
+/// Concatenates tensors that agree in all other dimensions.
 pub(crate) fn concatenate(mut values: Values, dimension: usize) -> Value {
     if values.len() == 1 {
         return values.swap_remove(0);

@@ -22,7 +22,7 @@ impl Executor {
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
         let inputs: Values = inputs.into_iter().flatten().collect();
-        let looked = self.local_stage(stage).boundaries.look_at_inputs(&inputs);
+        let looked = self.local_stage(stage).boundaries.check_inputs(&inputs);
         Some(looked.map(|()| inputs).map_err(|found| self.mismatch(previous, stage, microbatch, found)))
     }
 
@@ -43,7 +43,7 @@ impl Executor {
         let mut outputs = outputs.into_iter().map(Some).collect();
         self.hand_over(Direction::Forward, stage, microbatch, &mut outputs);
         let outputs: Values = outputs.into_iter().flatten().collect();
-        let looked = self.local_stage(stage).boundaries.look_at_outputs(&outputs);
+        let looked = self.local_stage(stage).boundaries.check_outputs(&outputs);
         looked.map_err(|found| self.mismatch(stage, next, microbatch, found))?;
         match self.elsewhere(next) {
             Some(_) => self.local_stage(stage).outputs[place] = Some(outputs),

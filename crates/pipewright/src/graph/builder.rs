@@ -1,4 +1,4 @@
-//! Naming nodes and values, and everything that can be wrong with the names.
+//! Builds a [`Graph`] from named nodes and values, and reports every mistake in the names.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use super::plan::{PlacedGraph, plans};
 #[derive(Clone, Debug)]
 pub struct Graph<C> {
     pub(super) inputs: u32,
-    /// Each after those whose values it takes.
+    /// Ordered so that each node follows those whose values it takes.
     pub(super) nodes: Vec<Node<C>>,
     pub(super) outputs: Vec<ValueId>,
     /// The first node of every stage but stage 0, ascending.
     pub(super) splits: Vec<usize>,
-    /// Parameters that are another: their own path, and the other's.
+    /// Tied parameters: their own path, and the path of the original.
     pub(super) tied: Arc<BTreeMap<String, String>>,
 }
 
-/// A tensor of the graph: its inputs first, then what the nodes return, in their order.
+/// A tensor of the graph: first the graph's inputs, then the outputs of the nodes in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct ValueId(pub(super) u32);
 
-/// A layer in its place.
+/// A layer with its connections.
 #[derive(Clone, Debug)]
 pub(super) struct Node<C> {
     pub(super) name: Arc<str>,
@@ -44,7 +44,7 @@ pub struct GraphBuilder<C> {
     tied: BTreeMap<String, String>,
 }
 
-/// A node as it was given.
+/// A node as the user named it.
 #[derive(Clone, Debug)]
 struct Named<C> {
     name: String,
@@ -53,16 +53,16 @@ struct Named<C> {
     outputs: u32,
 }
 
-/// Why names do not make a graph, or a graph does not fit a placement.
+/// Why the names do not form a graph, or the graph does not match a placement.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
-    /// Two inputs or nodes of one name.
+    /// Two inputs or nodes have the same name.
     #[error("two inputs or nodes are called `{name}`: give each a name of its own")]
     Duplicate {
         /// The name.
         name: String,
     },
-    /// A node or an output refers to a name that nothing has.
+    /// A node or an output refers to an unknown name.
     #[error(
         "{user} takes `{name}`, which is neither an input, nor a node, nor `node:place` of a tensor that one returns"
     )]
@@ -72,10 +72,10 @@ pub enum GraphError {
         /// The name.
         name: String,
     },
-    /// Nodes that wait for each other.
+    /// Nodes depend on each other in a cycle.
     #[error("the nodes {} wait for each other in a circle: a node may take values of nodes before it only", .nodes.join(", "))]
     Cycle {
-        /// Nodes on or behind the circle, in the order in which they were given.
+        /// Nodes on the cycle or after it, in the order in which they were named.
         nodes: Vec<String>,
     },
     /// An input or a node that nothing uses.
@@ -84,30 +84,30 @@ pub enum GraphError {
         /// Its name.
         name: String,
     },
-    /// A tie between parameters, one of which no node can have.
+    /// A tied parameter's path does not begin with a node's name.
     #[error("no node has a parameter `{path}` to tie: a parameter's path begins with its node's name")]
     NoParameter {
         /// The path.
         path: String,
     },
-    /// A graph that returns nothing.
+    /// The graph has no output.
     #[error("the graph has no output: name at least one with `output`")]
     NoOutput,
-    /// A split before something that is no node.
+    /// A split names something that is not a node.
     #[error("`{name}` is no node: a stage begins before a node")]
     SplitAtNoNode {
-        /// What was named.
+        /// The name.
         name: String,
     },
-    /// A split that leaves a stage without a node.
+    /// A split leaves a stage without nodes.
     #[error(
         "the split before `{name}` leaves a stage without a node: it is the first node, or split before already"
     )]
     EmptyStage {
-        /// What was named.
+        /// The name.
         name: String,
     },
-    /// A placement for another number of stages.
+    /// The placement has another number of stages.
     #[error("the graph is split into {graph} stages, the placement has {placement}")]
     Stages {
         /// Stages of the graph.
@@ -118,7 +118,7 @@ pub enum GraphError {
 }
 
 impl<C> GraphBuilder<C> {
-    /// Adds an input: one tensor of a microbatch, in the order of their naming.
+    /// Adds an input: one tensor of a microbatch. Inputs are ordered as they are named.
     pub fn input(mut self, name: &str) -> Self {
         self.inputs.push(name.to_owned());
         self
@@ -130,7 +130,7 @@ impl<C> GraphBuilder<C> {
         self.node_with_outputs(name, made_from, inputs, 1)
     }
 
-    /// Adds a node that returns `outputs` tensors: `name` stands for all of them, `name:1` for the second alone.
+    /// Adds a node that returns `outputs` tensors: `name` refers to all of them, `name:1` to the second.
     pub fn node_with_outputs<'a>(
         mut self,
         name: &str,
@@ -143,32 +143,32 @@ impl<C> GraphBuilder<C> {
         self
     }
 
-    /// Adds what the model returns, in the order of their naming.
+    /// Adds an output of the model. Outputs are ordered as they are named.
     pub fn output(mut self, name: &str) -> Self {
         self.outputs.push(name.to_owned());
         self
     }
 
-    /// Begins a stage with the node `name`. Nodes that need nothing after it stay in the stages before, in the order in
-    /// which they were given.
+    /// Begins a stage with the node `name`. Nodes that do not depend on it or on later nodes stay in earlier stages, in the
+    /// order in which they were named.
     pub fn split_before(mut self, name: &str) -> Self {
         self.splits.push(name.to_owned());
         self
     }
 
-    /// Makes one parameter of two: `path` (as `head.weight`) is another copy of `original` (as `embedding.weight`),
-    /// under whose name it goes. Copies must start equal; their gradients are summed, and they stay equal, whichever
-    /// stages they are on.
+    /// Ties two parameters: `path` (such as `head.weight`) is a copy of `original` (such as `embedding.weight`) and is
+    /// stored under the original's path. The copies must start equal. Their gradients are summed, so they stay equal on
+    /// whichever stages they are.
     pub fn tie(mut self, path: &str, original: &str) -> Self {
         self.tied.insert(path.to_owned(), original.to_owned());
         self
     }
 
-    /// The graph.
+    /// Returns the graph.
     ///
     /// # Errors
-    /// When a name is taken twice, unknown or unused, nodes wait for each other, there is no output, or a split leaves a
-    /// stage empty.
+    /// When a name is used twice, unknown or unused, nodes depend on each other in a cycle, there is no output, or a split
+    /// leaves a stage empty.
     pub fn build(self) -> Result<Graph<C>, GraphError> {
         self.check_names()?;
         let order = self.order()?;
@@ -220,15 +220,15 @@ impl<C> GraphBuilder<C> {
         }
     }
 
-    /// The nodes' places in an order in which each stands after those whose values it takes: always the first one given
-    /// that has all it takes.
+    /// Returns the nodes in an order in which each follows those whose values it takes: always the first named node whose
+    /// inputs are available.
     fn order(&self) -> Result<Vec<usize>, GraphError> {
         let places: HashMap<&str, usize> =
             (0..).zip(&self.nodes).map(|(place, node)| (node.name.as_str(), place)).collect();
         let mut waits_for: Vec<usize> = vec![0; self.nodes.len()];
         let mut users: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
         for (place, node) in self.nodes.iter().enumerate() {
-            // Names that no node has are found out when values are looked up.
+            // Unknown names are reported when values are looked up.
             for source in node.inputs.iter().filter_map(|name| places.get(node_of(name))) {
                 waits_for[place] += 1;
                 users[*source].push(place);
@@ -255,7 +255,7 @@ impl<C> GraphBuilder<C> {
 }
 
 impl<C> Graph<C> {
-    /// A graph to be named.
+    /// Starts a graph.
     pub fn builder() -> GraphBuilder<C> {
         GraphBuilder {
             inputs: Vec::new(),
@@ -266,17 +266,17 @@ impl<C> Graph<C> {
         }
     }
 
-    /// Stages that the splits make.
+    /// Returns the number of stages.
     pub fn stages(&self) -> u32 {
         self.splits.len() as u32 + 1
     }
 
-    /// Names of the nodes of `stage`, in the order in which they run; none beyond the last stage.
+    /// Returns the names of the nodes of `stage` in the order in which they run; empty beyond the last stage.
     pub fn nodes_of(&self, stage: StageIndex) -> impl Iterator<Item = &str> {
         self.nodes[self.range(stage)].iter().map(|node| &*node.name)
     }
 
-    /// The graph with its stages on ranks, which decides the way that each value takes.
+    /// Places the stages on ranks, which decides the route of each value.
     ///
     /// # Errors
     /// When the placement has another number of stages.
@@ -287,7 +287,7 @@ impl<C> Graph<C> {
         Ok(PlacedGraph { graph: self, plans: plans(self, placement) })
     }
 
-    /// The whole model as one stage: the unpipelined run, to compare with or to use where one device is enough.
+    /// Returns the whole model as one stage, for runs on one device.
     pub fn whole<L>(&self, make: impl FnMut(&str, &C) -> L) -> GraphStage<L>
     where
         L: burn::module::Module,
@@ -299,7 +299,7 @@ impl<C> Graph<C> {
         PlacedGraph { graph: &whole, plans }.stage(StageIndex::new(0), make)
     }
 
-    /// Places of the nodes of `stage`.
+    /// Returns the indices of the nodes of `stage`.
     pub(super) fn range(&self, stage: StageIndex) -> std::ops::Range<usize> {
         let end = self.nodes.len();
         let start = match stage.index() {
@@ -310,7 +310,7 @@ impl<C> Graph<C> {
     }
 }
 
-/// The node in `node:place`.
+/// Returns the node of a reference `node:index`.
 fn node_of(reference: &str) -> &str {
     reference.split_once(':').map_or(reference, |(node, _)| node)
 }
@@ -319,7 +319,7 @@ fn unknown(user: &str, name: &str) -> GraphError {
     GraphError::Unknown { user: user.to_owned(), name: name.to_owned() }
 }
 
-/// What each reference stands for: inputs, then the nodes' tensors in the order in which they run.
+/// Maps each name to its tensors: inputs, then the nodes' outputs in the order in which they run.
 fn number<C>(inputs: &[String], nodes: &[Named<C>], order: &[usize]) -> HashMap<String, Vec<ValueId>> {
     let mut ids = (0..).map(ValueId);
     let mut values: HashMap<String, Vec<ValueId>> =
@@ -332,7 +332,7 @@ fn number<C>(inputs: &[String], nodes: &[Named<C>], order: &[usize]) -> HashMap<
     values
 }
 
-/// The first node of each stage but stage 0.
+/// Returns the first node of each stage but stage 0.
 fn split_places(splits: &[String], places: &HashMap<&str, usize>) -> Result<Vec<usize>, GraphError> {
     let mut found = BTreeSet::new();
     for name in splits {

@@ -1,4 +1,4 @@
-//! Layers in a stage: what a user writes, and how a stage runs them.
+//! [`GraphLayer`], which users implement, and [`GraphStage`], which runs the layers of one stage.
 
 use std::collections::HashMap;
 
@@ -13,8 +13,8 @@ use crate::tensor::{Boundary, BoundaryError, Value, Values, unpack};
 
 /// A layer of a graph: usually an enum of all kinds of layers that the model has, each a Burn module.
 pub trait GraphLayer: Module + ModuleDisplay + 'static {
-    /// The layer's tensors for one microbatch, from those of the nodes that it takes, in the order in which the graph
-    /// names them. [`unpack`](crate::tensor::unpack) and [`pack`](crate::tensor::pack) convert from and to ordinary
+    /// Returns the layer's outputs for one microbatch. `inputs` are the tensors of the nodes that the graph names, in that
+    /// order. [`unpack`](crate::tensor::unpack) and [`pack`](crate::tensor::pack) convert from and to ordinary
     /// tensors.
     ///
     /// # Errors
@@ -28,7 +28,7 @@ pub struct GraphStage<L: Module> {
     layers: Vec<L>,
     #[module(skip)]
     plan: Plan,
-    /// What every layer's paths begin with beside its place: the name of an enum's variant.
+    /// The prefix that Burn adds to the parameter paths of a layer that is an enum: the variant's name.
     #[module(skip)]
     variants: Vec<Option<String>>,
 }
@@ -41,10 +41,10 @@ impl<L: Module> GraphStage<L> {
 }
 
 impl<L: GraphLayer> GraphStage<L> {
-    /// The stage's tensors for one microbatch.
+    /// Returns the stage's outputs for one microbatch.
     ///
     /// # Errors
-    /// When other tensors come in than the stage takes, or a layer takes or returns others than the graph says.
+    /// When the inputs are not those that the stage takes, or a layer's inputs or outputs are not those that the graph says.
     pub fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         check_count(inputs.len(), self.plan.takes.len())?;
         let mut live = Live::new(&self.plan);
@@ -102,13 +102,13 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
 }
 
 impl Stage {
-    /// A stage of a graph that is not its last.
+    /// Returns a stage of a graph that is not the last.
     pub fn of_graph<L: GraphLayer>(stage: GraphStage<L>) -> Self {
         Self::of_body(stage, None)
     }
 
-    /// The last stage of a graph: as [`Stage::with_loss`], `loss` takes the graph's outputs in the order of their
-    /// naming.
+    /// Returns the last stage of a graph. As in [`Stage::with_loss`], `loss` takes the graph's outputs, in the order in
+    /// which they were named.
     pub fn of_graph_with_loss<L, O, T, F>(stage: GraphStage<L>, loss: F) -> Self
     where
         L: GraphLayer,
@@ -121,7 +121,7 @@ impl Stage {
         })
     }
 
-    /// As [`Stage::of_graph_with_loss`], for a loss as [`Stage::with_context_loss`] takes.
+    /// Returns the last stage of a graph with a loss as in [`Stage::with_context_loss`].
     pub fn of_graph_with_context_loss<L, O, T, F>(stage: GraphStage<L>, loss: F) -> Self
     where
         L: GraphLayer,
@@ -145,7 +145,7 @@ fn check_count(found: usize, expected: usize) -> Result<(), StageError> {
     }
 }
 
-/// Values that are still to be used, each with the number of its uses.
+/// Values with uses left, and the number of those uses.
 struct Live {
     uses: HashMap<ValueId, usize>,
     values: HashMap<ValueId, Value>,
@@ -161,7 +161,7 @@ impl Live {
         Self { uses, values: HashMap::new() }
     }
 
-    /// A value that has no use is dropped at once.
+    /// Adds values. A value without a use is dropped.
     fn add(&mut self, ids: &[ValueId], values: Values) {
         let used = ids.iter().copied().zip(values).filter(|(id, _)| self.uses.contains_key(id));
         self.values.extend(used);
@@ -171,7 +171,7 @@ impl Live {
         ids.iter().map(|&id| self.take_one(id)).collect()
     }
 
-    /// Every use but the last gets a branch of its own, so that the order of the gradients' sum is that of the uses.
+    /// Every use but the last gets its own branch, so that the gradients are added in the order of the uses.
     fn take_one(&mut self, id: ValueId) -> Value {
         let left = self.uses.get_mut(&id).expect("every use was counted");
         *left -= 1;
@@ -185,7 +185,7 @@ impl Live {
     }
 }
 
-/// The variant of a layer that is an enum: Burn makes it the first part of its parameters' paths.
+/// Returns the variant of a layer that is an enum; Burn makes it the first part of its parameters' paths.
 fn variant_of<L: Module>(layer: &L) -> Option<String> {
     #[derive(Default)]
     struct First {

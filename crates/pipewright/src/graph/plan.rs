@@ -1,4 +1,4 @@
-//! From a split graph and a placement to what each stage takes, computes and hands on.
+//! Plans each stage of a split graph: its inputs, layers and outputs under a placement.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,17 +19,17 @@ pub struct PlacedGraph<'a, C> {
 }
 
 impl<C> PlacedGraph<'_, C> {
-    /// The stage, with layers made by `make` from a node's name and what it is made from.
+    /// Returns a stage; `make` makes each layer from the node's name and configuration.
     ///
     /// # Panics
-    /// When the graph has no such stage, as indexing does.
+    /// When the graph has no such stage.
     pub fn stage<L: Module>(&self, stage: StageIndex, mut make: impl FnMut(&str, &C) -> L) -> GraphStage<L> {
         let nodes = &self.graph.nodes[self.graph.range(stage)];
         let layers = nodes.iter().map(|node| make(&node.name, &node.made_from)).collect();
         GraphStage::new(layers, self.plans[stage.index()].clone())
     }
 
-    /// How many tensors each stage sends straight to one that is not its neighbour: source, target, tensors.
+    /// Returns the direct skip connections: source stage, target stage, number of tensors.
     pub fn direct(&self) -> Vec<(StageIndex, StageIndex, usize)> {
         let of_stage = |(source, plan): (u32, &Plan)| {
             let skips = plan.skips.outputs.clone();
@@ -39,29 +39,29 @@ impl<C> PlacedGraph<'_, C> {
     }
 }
 
-/// A value on its way to a stage that uses it.
+/// A value that is sent to a stage that uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Parcel {
     pub(super) value: ValueId,
     pub(super) target: StageIndex,
 }
 
-/// What one stage does with values.
+/// The inputs, layers and outputs of one stage.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) stage: StageIndex,
-    /// What comes in: from the stage before (the data for the first stage), then straight from others. What is for
-    /// later stages goes out again as it came.
+    /// The inputs: from the previous stage (the data for the first stage), then direct ones from other stages. Values for
+    /// later stages are passed on unchanged.
     pub(super) takes: Vec<Parcel>,
     pub(super) steps: Vec<Step>,
-    /// What sets out from here, in the order in which its gradients are added.
+    /// The values that start here, in the order in which their gradients are added.
     pub(super) sends: Vec<Parcel>,
-    /// What goes out: to the stage after, then straight to others.
+    /// The outputs: to the next stage, then direct ones to other stages.
     pub(super) gives: Vec<Parcel>,
-    /// What the model returns; empty for every stage but the last.
+    /// The outputs of the model; empty for every stage but the last.
     pub(super) outputs: Vec<ValueId>,
     pub(super) skips: Skips,
-    /// Parameters that are another: their own path, and the other's.
+    /// Tied parameters: their own path, and the path of the original.
     pub(super) tied: Arc<BTreeMap<String, String>>,
 }
 
@@ -107,7 +107,7 @@ pub(super) fn plans<C>(graph: &Graph<C>, placement: &Placement) -> Vec<Plan> {
     plans
 }
 
-/// A stage's layers, before anything travels.
+/// Returns a stage's layers, without any communication.
 fn steps_of<C>(graph: &Graph<C>, stage: StageIndex) -> Plan {
     let nodes = &graph.nodes[graph.range(stage)];
     let steps = nodes.iter().map(|node| Step {
@@ -120,7 +120,7 @@ fn steps_of<C>(graph: &Graph<C>, stage: StageIndex) -> Plan {
     Plan { stage, takes, steps: steps.collect(), sends, gives, outputs, skips: Skips::default(), tied }
 }
 
-/// For each value the stage that makes it, then those that use it. The model's outputs are used by the last stage.
+/// Returns, for each value, the stage that makes it and those that use it. The last stage uses the model's outputs.
 fn holders<C>(graph: &Graph<C>, placement: &Placement) -> BTreeMap<ValueId, Vec<Holder>> {
     let mut uses: BTreeMap<ValueId, BTreeMap<StageIndex, usize>> = BTreeMap::new();
     let mut note = |value, stage, count| *uses.entry(value).or_default().entry(stage).or_default() += count;

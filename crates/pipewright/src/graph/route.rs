@@ -1,19 +1,19 @@
-//! The way of a value from the stage that makes it to all that use it, with the fewest moves between ranks.
+//! Finds the route of a value from the stage that makes it to all that use it, with the fewest moves between ranks.
 //!
 //! # Rules
 //!
-//! A gradient's sum must be `g1 + (g2 + (g3 + ..))` over all uses, wherever they are, so it is made from the back. One
-//! stage at a time is *in charge* of the value: first the one that makes it. For the next stage with a use, the stage in
-//! charge either
+//! The sum of a gradient must be `g1 + (g2 + (g3 + ..))` over all uses, on whichever stages they are, so it is computed
+//! from the last use to the first. One stage at a time *owns* the value: first the stage that makes it. For the next stage
+//! with a use, the owner either
 //!
-//! - hands the value over: that stage has its uses and is in charge of the rest, whose sum it adds to its own; or
-//! - where that stage has one use alone, lends the value: it sends back that one gradient, and the stage in charge, which
-//!   stays so, adds it to the sum of the rest.
+//! - transfers the value: that stage becomes the owner of the remaining uses and returns the sum of their gradients; or
+//! - lends the value, if that stage has a single use: it returns that one gradient, and the owner, which stays the same,
+//!   adds it to the sum of the remaining uses.
 //!
-//! In either case one hop is made. It costs one move between ranks when it goes straight to another rank, none within a
-//! rank, and along the neighbours as many as there are changes of rank on the way. [`hops`] finds the hops with the
-//! fewest moves of all, going back over the holders once for each that may be in charge: quadratic in a value's holders.
-//! Where two ways cost the same, the value is handed over, and rides along with the neighbours' messages.
+//! Either is one hop. A direct hop costs one move between ranks, or none within a rank; a hop along the neighbours costs
+//! as many moves as there are changes of rank between the stages. [`hops`] finds the hops with the fewest moves in total,
+//! by dynamic programming from the last holder to the first, with one state for each possible owner: quadratic in the
+//! number of holders. Of two equal routes it takes the transfer, and the one along the neighbours.
 
 use pipewright_schedule::{Placement, StageIndex};
 
@@ -24,26 +24,26 @@ pub(super) struct Holder {
     pub(super) uses: usize,
 }
 
-/// One leg of a value's way.
+/// One hop of a value's route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hop {
     pub(super) from: StageIndex,
     pub(super) to: StageIndex,
-    /// In a message of its own, not along the stages between.
+    /// Whether the value is sent in its own message instead of along the stages between.
     pub(super) is_straight: bool,
 }
 
-/// What is best when the first `next` holders have the value and one of them is in charge.
+/// The best route when the first `next` holders have the value and one of them owns it.
 #[derive(Clone, Copy, Default)]
 struct Choice {
     moves: usize,
     lends: bool,
 }
 
-/// The hops from the first holder, which makes the value, to the others, in their order.
+/// Returns the hops from the first holder, which makes the value, to the others in order.
 pub(super) fn hops(holders: &[Holder], placement: &Placement) -> Vec<Hop> {
     let hop = |from: usize, to: usize| cheapest(holders[from].stage, holders[to].stage, placement);
-    // A row for each `next`, an entry for each holder before it that may be in charge.
+    // A row for each `next`, an entry for each earlier holder that may be the owner.
     let mut best = vec![vec![Choice::default(); holders.len()]; holders.len() + 1];
     for next in (1..holders.len()).rev() {
         for in_charge in 0..next {
@@ -65,7 +65,7 @@ pub(super) fn hops(holders: &[Holder], placement: &Placement) -> Vec<Hop> {
     (1..holders.len()).map(choose).collect()
 }
 
-/// The cheaper way from one stage to another, and the moves between ranks that it takes.
+/// Returns the cheaper kind of hop between two stages, and its moves between ranks.
 fn cheapest(from: StageIndex, to: StageIndex, placement: &Placement) -> (Hop, usize) {
     let rank = |stage: u32| placement.rank_of(StageIndex::new(stage));
     let along = (from.get()..to.get()).filter(|&stage| rank(stage) != rank(stage + 1)).count();
@@ -77,7 +77,7 @@ fn cheapest(from: StageIndex, to: StageIndex, placement: &Placement) -> (Hop, us
 mod tests {
     use super::*;
 
-    /// `holders`: stage and uses of each; `expected`: from, to, and whether straight.
+    /// `holders`: stage and uses of each; `expected`: from, to, and whether the hop is direct.
     fn check(ranks: &[u32], holders: &[(u32, usize)], expected: &[(u32, u32, bool)]) {
         let placement =
             Placement::explicit(ranks.iter().copied().map(Into::into).collect()).expect("a placement");
@@ -106,14 +106,14 @@ mod tests {
     #[test]
     fn back_on_its_rank_a_value_need_not_move() {
         check(&[0, 1, 1, 0], &[(0, 1), (3, 2)], &[(0, 3, true)]);
-        // Stage 1 has one use and borrows; with two it must be in charge of the rest.
+        // Stage 1 has one use and borrows the value; with two it must own it.
         check(&[0, 1, 1, 0], &[(0, 0), (1, 1), (3, 1)], &[(0, 1, false), (0, 3, true)]);
         check(&[0, 1, 1, 0], &[(0, 0), (1, 2), (3, 1)], &[(0, 1, false), (1, 3, false)]);
     }
 
     #[test]
     fn a_lender_stays_in_charge() {
-        // Handed on, it would have to move back from the last borrower.
+        // If it were transferred, it would have to move back from the last holder.
         check(
             &[0, 1, 2, 1, 0],
             &[(0, 0), (1, 1), (2, 1), (4, 1)],

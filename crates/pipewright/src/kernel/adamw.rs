@@ -2,7 +2,7 @@
 
 use multiversion::multiversion;
 
-/// What one step multiplies with. `t` is the number of the step, from 1.
+/// The coefficients of one step; `t` is the number of the step, from 1.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Coefficients {
     /// Decay rates of the two moments.

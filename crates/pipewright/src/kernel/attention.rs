@@ -1,12 +1,12 @@
 //! Causal attention with grouped queries and rotary positions, head by head, in memory that stays in cache.
 //!
 //! ```text
-//! q, k      turned by their positions (Su et al., 2021: element j together with element j + head_dim / 2), q scaled
-//! S = q kᵀ  in chunks of rows, each against the keys up to the chunk's end alone
+//! q, k      rotated by their positions (Su et al., 2021: element j pairs with element j + head_dim / 2), q scaled
+//! S = q kᵀ  in blocks of rows, each against the keys up to the block's end
 //! P = softmax(S)    out = P v
 //! ```
 //!
-//! Scores are never kept: the backward pass computes them again from `q`, `k` and each row's normaliser (Dao et al.,
+//! Scores are not kept: the backward pass computes them again from `q`, `k` and each row's normaliser (Dao et al.,
 //! 2022). With `D = sum(g out)` by row: `dP = g vᵀ`, `dS = P (dP - D)`, `dv = Pᵀ g`, `dq = dS k`, `dk = dSᵀ q`.
 
 use multiversion::multiversion;
@@ -15,7 +15,7 @@ use super::exp::exp;
 use super::product::{Matrix, add_product, product_into};
 use super::simd::{max, sum};
 
-/// Rows of queries in a chunk: fewer waste less work above the diagonal, more make longer products.
+/// Rows of queries in a block. Smaller blocks waste less work above the diagonal; larger ones make longer products.
 const CHUNK: usize = 64;
 
 /// Sizes of an attention. `q` and the result are `[batch * sequence, heads * head_dim]`, `k` and `v` `[batch * sequence,
@@ -42,23 +42,23 @@ impl Dims {
         self.heads / self.kv_heads
     }
 
-    /// Every (batch, key head), with the place of its first element.
+    /// Returns every (batch, key head) with the index of its first element.
     fn key_heads(self) -> impl Iterator<Item = (usize, usize)> {
         (0..self.batch).flat_map(move |batch| (0..self.kv_heads).map(move |head| (batch, head)))
     }
 
-    /// Where the elements of a head begin in a tensor whose rows are `width` wide.
+    /// Returns the offset of a head in a tensor whose rows are `width` wide.
     fn start(self, batch: usize, head: usize, width: usize) -> usize {
         batch * self.sequence * width + head * self.head_dim
     }
 
-    /// Row ranges of the chunks.
+    /// Returns the row ranges of the blocks.
     fn chunks(self) -> impl Iterator<Item = (usize, usize)> {
         (0..self.sequence).step_by(CHUNK).map(move |start| (start, (start + CHUNK).min(self.sequence)))
     }
 }
 
-/// Cosines and sines of one position after the other, `head_dim / 2` each, times a scale.
+/// Cosines and sines, `head_dim / 2` for each position, times a scale.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rotary<'a> {
     pub cos: &'a [f32],
@@ -66,7 +66,7 @@ pub(crate) struct Rotary<'a> {
     pub scale: f32,
 }
 
-/// Turns a head, whose rows lie `stride` apart in `from`, into rows of `width`.
+/// Rotates a head, whose rows are `stride` apart in `from`, into rows of `width`.
 #[multiversion(targets = "simd")]
 fn turn(by: Rotary<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usize) {
     let half = width / 2;
@@ -78,7 +78,7 @@ fn turn(by: Rotary<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usiz
     }
 }
 
-/// The transpose of [`turn`], from rows of `width` to rows that lie `stride` apart.
+/// The transpose of the rotation, from rows of `width` to rows that are `stride` apart.
 #[multiversion(targets = "simd")]
 fn turn_back(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [f32], stride: usize) {
     let half = width / 2;
@@ -90,7 +90,7 @@ fn turn_back(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [f32], stride:
     }
 }
 
-/// Turns pairs by the angles of `cos` and `sin`, forward with `sign` 1 and back with -1.
+/// Rotates pairs by the angles of `cos` and `sin`; `sign` is 1 forward and -1 backward.
 #[inline(always)]
 fn turn_pairs(
     (first, second): (&[f32], &[f32]),
@@ -108,14 +108,14 @@ fn turn_pairs(
     }
 }
 
-/// What an attention reads.
+/// The inputs of an attention.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inputs<'a> {
     pub dims: Dims,
     pub q: &'a [f32],
     pub k: &'a [f32],
     pub v: &'a [f32],
-    /// For the queries, with the scale of the scores in it.
+    /// For the queries; includes the scale of the scores.
     pub turn_q: Rotary<'a>,
     pub turn_k: Rotary<'a>,
 }
@@ -204,13 +204,13 @@ pub(crate) fn backward(
     (d_q, d_k, d_v)
 }
 
-/// Scores of query rows `first..end` against keys `0..end`.
+/// Computes the scores of query rows `first..end` against keys `0..end`.
 fn score(scores: &mut [f32], queries: &[f32], keys: &[f32], head_dim: usize, first: usize, end: usize) {
     let queries = Matrix::new(&queries[first * head_dim..], end - first, head_dim);
     product_into(scores, end, queries, Matrix::new(keys, end, head_dim).transposed());
 }
 
-/// Scores to weights: row `i` of the chunk sees keys up to `first + i`; the others get none.
+/// Turns scores into weights: row `i` of the block attends to keys up to `first + i`; the other weights are 0.
 #[multiversion(targets = "simd")]
 fn softmax(scores: &mut [f32], first: usize, end: usize, normalisers: &mut [f32]) {
     for (row, (scores, normaliser)) in scores.chunks_exact_mut(end).zip(normalisers).enumerate() {
@@ -229,7 +229,7 @@ fn softmax(scores: &mut [f32], first: usize, end: usize, normalisers: &mut [f32]
     }
 }
 
-/// The rows of a chunk.
+/// Returns the rows of a block.
 #[derive(Clone, Copy)]
 struct Rows<'a> {
     first: usize,
@@ -237,7 +237,7 @@ struct Rows<'a> {
     normalisers: &'a [f32],
 }
 
-/// Scores to weights `P` once more, and `dP` to `dS`, both in place.
+/// Turns scores into weights `P` again, and `dP` into `dS`, both in place.
 #[multiversion(targets = "simd")]
 fn softmax_backward(
     scores: &mut [f32],

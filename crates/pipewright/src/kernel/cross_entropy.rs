@@ -9,7 +9,7 @@ use super::simd::{fresh, max, sum, written};
 
 /// The mean loss in nats, and `log sum exp` of each row for the backward pass.
 ///
-/// The mean is taken in f64: it is one number a microbatch, and what training reports.
+/// The mean is computed in f64: it is one number per microbatch, and the loss that training reports.
 pub(crate) fn forward(logits: &[f32], targets: &[usize], vocabulary: usize) -> (f32, Vec<f32>) {
     let mut normalisers = vec![0.0; targets.len()];
     normalise(logits, vocabulary, &mut normalisers);

@@ -4,13 +4,13 @@
 const LARGEST: f32 = 88.0;
 /// Below this the result, no longer a normal number, is zero.
 const SMALLEST: f32 = -87.3;
-/// Adding and subtracting it rounds to an integer, which then stands in the low bits.
+/// Adding and subtracting this number rounds to an integer, which is then in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
 /// `e^x`, within 2 units in the last place from [`SMALLEST`] to [`LARGEST`]; zero below, infinity above, NaN for NaN.
 ///
-/// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` is the polynomial of Cephes' `expf` (Moshier, 1992), and `2^n` goes
-/// straight into the exponent's bits.
+/// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` is the polynomial of Cephes' `expf` (Moshier, 1992), and `2^n` is
+/// written into the bits of the exponent.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     const LN_2_HIGH: f32 = 0.693_359_4;

@@ -1,6 +1,6 @@
-//! Arithmetic of the CPU back end on plain slices of `f32`: what Burn composes of many passes over memory, in one.
+//! Arithmetic of the CPU back end on slices of `f32`, in one pass over memory where Burn composes several.
 //!
-//! Nothing here knows of tensors, tapes or stages; [`nn`](crate::nn) puts these functions on the tape. Vector
+//! This module does not depend on tensors, tapes or stages; [`nn`](crate::nn) puts these functions on the tape. Vector
 //! instructions are chosen at run time. No result depends on which were chosen: sums run over a fixed number of lanes,
 //! and no multiplication is contracted with an addition. (Matrix products are the exception: their kernels use what the
 //! machine has, as Burn's do.)

@@ -1,9 +1,9 @@
-//! Matrix products through the `gemm` crate, which Burn's CPU back end uses too: into memory that nobody cleared, or on
-//! top of what is there.
+//! Matrix products with the `gemm` crate, which Burn's CPU back end uses too. The result goes into uninitialised memory,
+//! or is added to existing values.
 
 use gemm::Parallelism;
 
-/// Products of fewer multiplications stay on one thread, as in Burn's CPU back end.
+/// Products with fewer multiplications stay on one thread, as in Burn's CPU back end.
 const PARALLEL_FROM: usize = 192 * 192 * 192;
 
 /// A matrix in a slice, with strides in elements.
@@ -17,25 +17,25 @@ pub(crate) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// `rows` rows of `columns` elements, row after row.
+    /// Returns a matrix of `rows` rows of `columns` elements in row-major order.
     pub(crate) fn new(data: &'a [f32], rows: usize, columns: usize) -> Self {
         Self::strided(data, rows, columns, columns)
     }
 
-    /// As [`Matrix::new`], with rows that begin `row_stride` elements apart.
+    /// Returns a matrix whose rows begin `row_stride` elements apart.
     pub(crate) fn strided(data: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
         assert_fits(data.len(), rows, columns, row_stride);
         Self { data, rows, columns, row_stride, column_stride: 1 }
     }
 
-    /// Rows for columns, in place.
+    /// Swaps rows and columns without moving elements.
     pub(crate) fn transposed(self) -> Self {
         let Self { data, rows, columns, row_stride, column_stride } = self;
         Self { data, rows: columns, columns: rows, row_stride: column_stride, column_stride: row_stride }
     }
 }
 
-/// `a b` into new memory, row after row.
+/// Computes `a b` into new memory, in row-major order.
 pub(crate) fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
     let size = a.rows * b.columns;
     let mut out = Vec::with_capacity(size);
@@ -80,7 +80,7 @@ unsafe fn multiply(out: *mut f32, row_stride: usize, a: Matrix<'_>, b: Matrix<'_
     assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
     let (m, n, k) = (a.rows, b.columns, a.columns);
     let stride = |stride: usize| stride as isize;
-    // Asking for the threads of a pool of one would only cost the question.
+    // With one thread, the query for the pool's size would be wasted.
     let parallel = m * n * k >= PARALLEL_FROM && rayon::current_num_threads() > 1;
     let parallelism = if parallel { Parallelism::Rayon(0) } else { Parallelism::None };
     // SAFETY: `a` and `b` were bounded when they were made, `out` by the caller.

@@ -1,22 +1,22 @@
-//! What loops over elements share: fresh memory, and sums in a fixed number of lanes.
+//! Shared parts of loops over elements: uninitialised memory, and sums in a fixed number of lanes.
 //!
 //! Functions that loop are compiled once for each kind of vector unit (`#[multiversion]`); what they call is inlined
 //! into each version, so it is `#[inline(always)]`.
 
 use std::mem::MaybeUninit;
 
-/// Lanes of a sum: independent chains, so that additions need not wait for each other, and one AVX-512 register.
+/// Lanes of a sum: independent chains of additions, which fill one AVX-512 register.
 pub(super) const LANES: usize = 16;
 
-/// Memory for `len` elements that nobody clears.
+/// Allocates uninitialised memory for `len` elements.
 pub(super) fn fresh(len: usize) -> Vec<MaybeUninit<f32>> {
     let mut elements = Vec::with_capacity(len);
-    // SAFETY: the capacity is there, and such elements need no value.
+    // SAFETY: the capacity is allocated, and uninitialised elements need no value.
     unsafe { elements.set_len(len) };
     elements
 }
 
-/// The elements, once all have their values.
+/// Returns the elements as initialised.
 ///
 /// # Safety
 /// Every element must have been written.
@@ -26,7 +26,7 @@ pub(super) unsafe fn written(elements: Vec<MaybeUninit<f32>>) -> Vec<f32> {
     unsafe { Vec::from_raw_parts(elements.as_mut_ptr().cast(), elements.len(), elements.capacity()) }
 }
 
-/// The sum of `term(i)` for `i` below `count`, in [`LANES`] chains that are added pairwise at the end.
+/// Returns the sum of `term(i)` for `i` below `count`, in [`LANES`] chains that are added pairwise at the end.
 #[inline(always)]
 pub(super) fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0f32; LANES];
@@ -42,7 +42,7 @@ pub(super) fn sum(count: usize, term: impl Fn(usize) -> f32) -> f32 {
     fold(lanes, |a, b| a + b)
 }
 
-/// The largest of `elements`; minus infinity of none. NaN is ignored.
+/// Returns the largest of `elements`, or minus infinity if there is none. NaN is ignored.
 #[inline(always)]
 pub(super) fn max(elements: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData, activation};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, row_major};
 use crate::kernel::attention::{Dims, Inputs, Rotary, backward, forward};
 
-/// An attention over sequences of one length; it holds the positions' tables.
+/// An attention over sequences of one length, with its tables of positions.
 #[derive(Debug, Clone)]
 pub struct CausalAttention {
     sequence: usize,
@@ -17,7 +17,7 @@ pub struct CausalAttention {
 }
 
 impl CausalAttention {
-    /// Without positions: the order of the tokens before one plays no part.
+    /// Returns an attention without positions: the order of the earlier tokens does not matter.
     ///
     /// # Panics
     /// When `sequence` is 0 or `head_dim` is odd or 0.
@@ -25,8 +25,8 @@ impl CausalAttention {
         Self::with_angles(sequence, head_dim, device, |_, _| 0.0)
     }
 
-    /// With rotary positions (Su et al., 2021) in Hugging Face's layout: in position `p`, element `j` of a head is
-    /// turned together with element `j + head_dim / 2`, by `p / theta^(2 j / head_dim)`.
+    /// Returns an attention with rotary positions (Su et al., 2021) in Hugging Face's layout: at position `p`, element `j`
+    /// of a head is rotated together with element `j + head_dim / 2`, by the angle `p / theta^(2 j / head_dim)`.
     ///
     /// Angles are single precision, because the checkpoints were trained with such angles.
     ///
@@ -49,7 +49,7 @@ impl CausalAttention {
             "heads of {head_dim}: a head has pairs of elements"
         );
         let half = head_dim / 2;
-        // Constants: without the device's autodiff they cost the tape nothing.
+        // Constants: on the device without autodiff they are not recorded on the tape.
         let device = device.clone().inner();
         let table = |function: fn(f32) -> f32| {
             let places = (0..sequence).flat_map(|position| (0..half).map(move |j| (position, j)));
@@ -59,18 +59,18 @@ impl CausalAttention {
         Self { sequence, head_dim, cos: table(f32::cos), sin: table(f32::sin) }
     }
 
-    /// Length of the sequences.
+    /// Returns the length of the sequences.
     pub fn sequence(&self) -> usize {
         self.sequence
     }
 
-    /// `softmax(q kᵀ / sqrt(head_dim)) v` per head, each position against itself and those before it.
+    /// Returns `softmax(q kᵀ / sqrt(head_dim)) v` for each head; each position attends to itself and earlier positions.
     ///
-    /// Shapes: `q [batch * sequence, heads * head_dim]`; `k` and `v` `[batch * sequence, kv_heads * head_dim]`, of which
-    /// each head serves `heads / kv_heads` neighbouring query heads; result as `q`.
+    /// Shapes: `q [batch * sequence, heads * head_dim]`; `k` and `v` `[batch * sequence, kv_heads * head_dim]`; each
+    /// key head serves `heads / kv_heads` neighbouring query heads; the result has the shape of `q`.
     ///
     /// # Panics
-    /// When the shapes do not fit together.
+    /// When the shapes do not match.
     pub fn forward(&self, q: Tensor<2>, k: Tensor<2>, v: Tensor<2>) -> Tensor<2> {
         let dims = self.dims(&q, &k, &v);
         let shape = q.dims();
@@ -140,13 +140,13 @@ impl CausalAttention {
     }
 }
 
-/// Each head of `[batch, heads, sequence, head_dim]` `group` times, one after the other.
+/// Repeats each head of `[batch, heads, sequence, head_dim]` `group` times.
 fn repeat_heads(x: Tensor<4>, group: usize) -> Tensor<4> {
     let [batch, heads, sequence, width] = x.dims();
     x.unsqueeze_dim::<5>(2).repeat_dim(2, group).reshape([batch, heads * group, sequence, width])
 }
 
-/// What both passes read.
+/// The inputs of both passes.
 #[derive(Clone, Debug)]
 struct Saved {
     dims: Dims,
@@ -160,7 +160,7 @@ impl Saved {
     fn inputs(&self) -> Inputs<'_> {
         let [cos, sin] = self.tables.each_ref().map(elements);
         let turn_k = Rotary { cos, sin, scale: 1.0 };
-        // The scale of the scores costs nothing in the queries' turn.
+        // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
         Inputs {
             dims: self.dims,
@@ -223,7 +223,7 @@ mod tests {
         check(&rotary(5, 4), 1, 1, 1);
         check(&rotary(1, 2), 2, 2, 2);
         check(&rotary(7, 6), 2, 6, 2);
-        // More than one chunk of rows, the last one short.
+        // More than one block of rows; the last block is shorter.
         check(&rotary(150, 8), 1, 2, 1);
         check(&CausalAttention::new(9, 4, &Device::flex()), 2, 2, 1);
     }

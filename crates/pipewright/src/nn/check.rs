@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Tensor, TensorData, Tolerance};
 
-/// Numbers between `-scale` and `scale` that do not repeat soon.
+/// Returns numbers between `-scale` and `scale` with a long period.
 pub(super) fn numbers<const D: usize>(shape: [usize; D], scale: f32) -> Tensor<D> {
     let count = shape.iter().product();
     let value = |place: usize| ((place * 7919 + count * 31) % 2003) as f32 / 1001.5 - 1.0;
@@ -10,7 +10,7 @@ pub(super) fn numbers<const D: usize>(shape: [usize; D], scale: f32) -> Tensor<D
     Tensor::from_data(TensorData::new(values, shape), &Device::flex())
 }
 
-/// Results and the gradients of all inputs agree, for an upstream gradient that is not uniform.
+/// Checks that the results and the gradients of all inputs agree, for an upstream gradient that is not uniform.
 pub(super) fn check<const N: usize>(
     inputs: [Tensor<1>; N],
     operation: impl Fn([Tensor<1>; N]) -> Tensor<2>,
@@ -31,7 +31,7 @@ pub(super) fn check<const N: usize>(
     for (found, expected) in found_gradients.iter().zip(&expected_gradients) {
         found.assert_approx_eq::<f32>(expected, tolerance);
     }
-    // Off the tape the result is the same to the bit.
+    // Without a tape the result has the same bits.
     let plain = operation(inputs.clone()).into_data();
     assert_eq!(plain, found);
 }

@@ -5,12 +5,12 @@ use burn::tensor::{Int, Tensor, activation};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
 use crate::kernel;
 
-/// The mean over all rows of the cross entropy between `softmax(logits)` and the target ids, in nats.
+/// Returns the mean over all rows of the cross entropy between `softmax(logits)` and the target ids, in nats.
 ///
 /// Shapes: logits `[rows, vocabulary]`, targets `[rows]`, result `[1]`.
 ///
 /// # Panics
-/// When a target lies outside the vocabulary, or there is not one target a row.
+/// When a target is outside the vocabulary, or the number of targets is not that of the rows.
 pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let [rows, vocabulary] = logits.dims();
     assert_eq!(targets.dims(), [rows], "one target a row");

@@ -1,17 +1,18 @@
-//! Weight gradients that wait: what a backward pass leaves for `W`.
+//! Deferred weight gradients: the tasks that a backward pass leaves for `W`.
 //!
-//! A stage runs its forward inside [`Deferred::collect`]. Layers that can put off their weight gradients find the
-//! collector there, keep it in their operation, and lay a [`WeightTask`] down in it when the backward pass comes by,
-//! instead of computing the gradient. So a stage's `I` yields input gradients alone, and its `W` works the tasks off.
+//! A stage runs its forward inside [`Deferred::collect`]. A layer that can defer its weight gradient finds the collector
+//! there and keeps it in its operation. In the backward pass the operation adds a [`WeightTask`] to the collector instead
+//! of computing the gradient. So the action `I` computes input gradients only, and `W` runs the tasks.
 //!
-//! The collector is found through the thread, because a module's forward has no other argument to carry it in; it is
-//! set for the length of one forward, and an inner one hides the outer.
+//! The collector is a thread-local variable, because a module's forward has no argument for it. It is set for the
+//! duration of one forward; a nested collector hides the outer one.
 //!
-//! # Weights that come and go
+//! # Sharded weights
 //!
-//! Where parameters are sharded, a stage has its weights only for a while. The layers of such a stage keep no weight
-//! for their backward pass: they look it up in the stage's [`WeightStore`], which has it again by then. Nor are the
-//! weights on the tape: the collector's anchor, a scalar, stands for them, so that the backward pass comes by.
+//! With sharded parameters, a stage has its whole weights only part of the time. The layers of such a stage keep no
+//! weight for their backward pass: they look it up in the stage's [`WeightStore`], which holds it again by then. The
+//! weights are not on the tape either: the collector's anchor, a scalar leaf, is recorded in their place, so that the
+//! backward pass reaches the operation.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -27,22 +28,22 @@ thread_local! {
     static CURRENT: RefCell<Option<Deferred>> = const { RefCell::new(None) };
 }
 
-/// A weight gradient that is still to be computed.
+/// A weight gradient that has not been computed yet.
 #[derive(Clone, Debug)]
 pub(crate) enum WeightTask {
     /// `xᵀ gradient`, for `x [rows, inputs]` and `gradient [rows, outputs]`.
     Product { weight: ParamId, x: CpuTensor, gradient: CpuTensor },
-    /// Row `i` of the gradient goes to row `ids[i]` of the table.
+    /// Row `i` of the gradient is added to row `ids[i]` of the table.
     Rows { weight: ParamId, ids: Arc<[usize]>, gradient: CpuTensor },
 }
 
-/// The tasks of one stage and microbatch, in the order in which the backward pass met them.
+/// The tasks of one stage and microbatch, in the order in which the backward pass reached the layers.
 #[derive(Clone, Debug)]
 pub(crate) struct Deferred {
     tasks: Arc<Mutex<Vec<WeightTask>>>,
-    /// The stage's own parameters: the gradient of any other weight is the tape's business.
+    /// The stage's own parameters. The tape computes the gradient of any other weight.
     parameters: Arc<HashSet<ParamId>>,
-    /// Of a stage that has its weights only for a while.
+    /// For a stage with sharded parameters.
     passing: Option<Arc<Passing>>,
 }
 
@@ -50,23 +51,23 @@ pub(crate) struct Deferred {
 #[derive(Debug)]
 struct Passing {
     store: WeightStore,
-    /// Stands on the tape for weights whose gradients wait.
+    /// The leaf that is recorded on the tape in place of weights whose gradients are deferred.
     anchor: Tensor<1>,
-    /// The places on the tape of the stage's parameters in this forward.
+    /// The tape's nodes of the stage's parameters in this forward.
     nodes: HashMap<ParamId, NodeId>,
 }
 
-/// A stage's weights on the CPU back end, while it has them. Sharing is by clone.
+/// A stage's weights on the CPU back end while they are gathered. Clones share the store.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WeightStore(Arc<Mutex<HashMap<ParamId, CpuTensor>>>);
 
 impl WeightStore {
-    /// Takes weights in.
+    /// Stores weights.
     pub(crate) fn fill(&self, weights: impl IntoIterator<Item = (ParamId, CpuTensor)>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(weights);
     }
 
-    /// Gives all weights up.
+    /// Removes all weights.
     pub(crate) fn clear(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -88,7 +89,7 @@ pub(super) enum KeptWeight {
 }
 
 impl KeptWeight {
-    /// `weight`, kept by an operation that puts off its gradient into `deferred`, if it does.
+    /// Returns how an operation keeps `weight`; `deferred` is the collector if the gradient is deferred.
     pub(super) fn new(weight: CpuTensor, id: ParamId, deferred: Option<&Deferred>) -> Self {
         match deferred.and_then(|deferred| deferred.passing.as_ref()) {
             Some(passing) => Self::LookedUp(passing.store.clone(), id),
@@ -105,13 +106,13 @@ impl KeptWeight {
 }
 
 impl Deferred {
-    /// A collector for the weights of a stage that has `parameters`.
+    /// Returns a collector for a stage that has `parameters`.
     pub(crate) fn new(parameters: Arc<HashSet<ParamId>>) -> Self {
         Self { tasks: Arc::default(), parameters, passing: None }
     }
 
-    /// The same for a stage that finds its weights in `store`, and whose parameters stand at `nodes` of the tape that
-    /// `anchor` is on.
+    /// Returns a collector for a stage that finds its weights in `store`, and whose parameters are `nodes` of the tape of
+    /// `anchor`.
     pub(crate) fn passing(
         self,
         store: WeightStore,
@@ -121,14 +122,14 @@ impl Deferred {
         Self { passing: Some(Arc::new(Passing { store, anchor, nodes })), ..self }
     }
 
-    /// Runs `forward` so that its layers put off their weight gradients into `self`.
+    /// Runs `forward`; its layers defer their weight gradients to `self`.
     pub(crate) fn collect<R>(&self, forward: impl FnOnce() -> R) -> R {
         let _outer = Restore(CURRENT.replace(Some(self.clone())));
         forward()
     }
 
-    /// The collector of the forward that runs on this thread, if the gradient of `weight` may be left in it. A weight
-    /// that is computed from parameters (an adapter's, say) needs its gradient on the tape.
+    /// Returns the collector of the forward that runs on this thread, if the gradient of `weight` can be deferred. A weight
+    /// that is computed from parameters (as in an adapter) needs its gradient on the tape.
     pub(super) fn current<const D: usize>(weight: &Tensor<D>, id: ParamId) -> Option<Self> {
         let current = CURRENT.with_borrow(Clone::clone)?;
         let is_parameter = match &current.passing {
@@ -142,14 +143,14 @@ impl Deferred {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(task);
     }
 
-    /// Takes the tasks out.
+    /// Removes and returns the tasks.
     pub(crate) fn take(&self) -> Vec<WeightTask> {
         std::mem::take(&mut self.tasks.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// Where an operation is recorded that has a weight at `place` of its inputs and puts its gradient off into `deferred`,
-/// if it does.
+/// Returns where to record an operation whose input `place` is a weight; `deferred` is the collector if the gradient is
+/// deferred.
 pub(super) fn recorded_on<const N: usize>(
     tape: Tape<N>,
     place: usize,
@@ -161,7 +162,7 @@ pub(super) fn recorded_on<const N: usize>(
     }
 }
 
-/// Puts the outer collector back, also when a forward panics.
+/// Restores the outer collector, also if a forward panics.
 struct Restore(Option<Deferred>);
 
 impl Drop for Restore {

@@ -1,4 +1,4 @@
-//! Rows of a table by id, with a table gradient that can wait.
+//! Rows of a table by id, with a table gradient that can be deferred.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use burn::tensor::{Int, Tensor};
 use super::deferred::{Deferred, WeightTask, recorded_on};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
 
-/// Burn's embedding, with the same parameter and record path: make it from one that Burn initialised.
+/// Burn's embedding, with the same parameter and record path. Convert one that Burn initialised.
 #[derive(Module, Debug)]
 pub struct Embedding {
     /// Shape `[ids, width]`.
@@ -25,7 +25,7 @@ impl Embedding {
     /// Shapes: ids `[batch, sequence]`, result `[batch, sequence, width]`.
     ///
     /// # Panics
-    /// When an id lies outside the table.
+    /// When an id is outside the table.
     pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         let [batch, sequence] = ids.dims();
         let weight = self.weight.val();
@@ -35,7 +35,7 @@ impl Embedding {
     }
 }
 
-/// Rows `ids` of `table`; shapes `[ids, width]`, `[rows]`, result `[rows, width]`.
+/// Returns rows `ids` of `table`; shapes `[ids, width]`, `[rows]`, result `[rows, width]`.
 fn select(table: Tensor<2>, ids: Tensor<1, Int>, id: ParamId) -> Tensor<2> {
     let [count, width] = table.dims();
     let deferred = Deferred::current(&table, id);

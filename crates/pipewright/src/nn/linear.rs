@@ -1,4 +1,4 @@
-//! `y = x w + b`, with a weight gradient that can wait.
+//! `y = x w + b`, with a weight gradient that can be deferred.
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::Tensor;
@@ -7,7 +7,7 @@ use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 use crate::kernel::product::{Matrix, product};
 
-/// Burn's linear layer, with the same parameters and record paths: make it from one that Burn initialised.
+/// Burn's linear layer, with the same parameters and record paths. Convert one that Burn initialised.
 ///
 /// ```
 /// use burn::nn::LinearConfig;

@@ -1,8 +1,7 @@
-//! The way from tensors to a hand-written operation of the CPU back end and onto the tape.
+//! Converts tensors for a hand-written operation of the CPU back end, and records the operation on the tape.
 //!
-//! [`on_cpu`] looks whether the tensors can be computed on here: single precision, on the CPU back end, on a tape
-//! without checkpointing or on none. If not, the caller composes Burn operations instead, so that each operation runs
-//! on every device.
+//! [`on_cpu`] checks whether the operation can run here: single precision, the CPU back end, and a tape without
+//! checkpointing or no tape. Otherwise the caller composes Burn operations, so that each operation runs on every device.
 
 use std::fmt::Debug;
 
@@ -15,22 +14,22 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, DispatchTensor, Flex};
 use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
 
-/// A tensor of the CPU back end, off the tape.
+/// A tensor of the CPU back end without a tape.
 pub(crate) type CpuTensor = FloatTensor<Flex>;
 
-/// What an operation keeps for its backward pass, and that pass.
+/// The backward pass of an operation, with the data that it keeps.
 pub(crate) trait Operation<const N: usize>: Clone + Debug + Send + 'static {
-    /// The gradients of the inputs that are `wanted`, from that of the output.
+    /// Returns the gradients of the `wanted` inputs from the gradient of the output.
     fn backward(self, gradient: CpuTensor, wanted: [bool; N]) -> [Option<CpuTensor>; N];
 }
 
-/// Where an operation on `N` inputs is recorded; nowhere when no input is on a tape.
+/// Where to record an operation on `N` inputs; nowhere if no input is on a tape.
 pub(crate) struct Tape<const N: usize>(Option<[NodeGuard; N]>);
 
-/// The tensors as row-major single precision on the CPU back end, and the tape to record the operation on. None when
-/// the operation has to be composed of Burn's own.
+/// Returns the tensors as row-major single precision on the CPU back end, and where to record the operation; `None` if
+/// the operation must be composed of Burn's own.
 pub(crate) fn on_cpu<const N: usize>(tensors: [DispatchTensor; N]) -> Option<([CpuTensor; N], Tape<N>)> {
-    // Rank plays no part here, so any may stand in the type.
+    // The number of dimensions does not matter here; 1 is arbitrary.
     let tensors = tensors.map(Tensor::<1>::from_dispatch);
     let on_tape = tensors.iter().any(Tensor::is_autodiff);
     let mut primitives = Vec::with_capacity(N);
@@ -40,7 +39,7 @@ pub(crate) fn on_cpu<const N: usize>(tensors: [DispatchTensor; N]) -> Option<([C
             return None;
         }
         if on_tape {
-            // A constant among tensors of a tape joins it as an untracked leaf.
+            // A constant becomes an untracked leaf of the other tensors' tape.
             let tensor = if tensor.is_autodiff() { tensor } else { tensor.autodiff() };
             let tensor = tensor.try_into_primitive::<Autodiff<Flex, NoCheckpointing>>().ok()?;
             let (primitive, node) = tensor.into_parts();
@@ -55,14 +54,14 @@ pub(crate) fn on_cpu<const N: usize>(tensors: [DispatchTensor; N]) -> Option<([C
     Some((primitives, Tape(nodes)))
 }
 
-/// The place on the tape of a tensor of the CPU back end.
+/// Returns the tape's node of a tensor of the CPU back end.
 pub(crate) fn node_of<const D: usize>(tensor: &Tensor<D>) -> Option<NodeId> {
     let tensor = tensor.clone().try_into_primitive::<Autodiff<Flex, NoCheckpointing>>().ok()?;
     Some(tensor.id())
 }
 
 impl<const N: usize> Tape<N> {
-    /// The same with `parent`, a tensor on the tape, in the place of the input at `place`.
+    /// Replaces the input at `place` by `parent`, a tensor on the tape.
     pub(super) fn with_parent(self, place: usize, parent: Tensor<1>) -> Self {
         let Self(Some(mut nodes)) = self else { return self };
         let parent = parent.try_into_primitive::<Autodiff<Flex, NoCheckpointing>>();
@@ -71,8 +70,8 @@ impl<const N: usize> Tape<N> {
         Self(Some(nodes))
     }
 
-    /// The operation's result as a tensor, with its backward pass recorded. `operation` makes what that pass needs; the
-    /// result is handed to it for operations that need it too.
+    /// Returns the operation's result as a tensor and records its backward pass. `operation` makes the backward pass from
+    /// the result.
     pub(crate) fn record<const D: usize, O: Operation<N>>(
         self,
         elements: Vec<f32>,
@@ -92,34 +91,34 @@ impl<const N: usize> Tape<N> {
     }
 }
 
-/// A tensor from its elements in row-major order.
+/// Returns a tensor from its elements in row-major order.
 pub(crate) fn cpu_tensor(elements: Vec<f32>, shape: impl Into<Shape>) -> CpuTensor {
     CpuTensor::from_data(TensorData::new(elements, shape.into()))
 }
 
-/// The elements of a tensor that [`row_major`] returned.
+/// Returns the elements of a tensor that [`row_major`] returned.
 pub(crate) fn elements(tensor: &CpuTensor) -> &[f32] {
     let start = tensor.layout().start_offset();
     &tensor.storage::<f32>()[start..start + tensor.layout().num_elements()]
 }
 
-/// The same tensor with its elements in order, copied only if they are not.
+/// Returns the tensor with its elements in row-major order; copies them only if necessary.
 pub(crate) fn row_major(tensor: CpuTensor) -> CpuTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
-/// The same tensor in storage of exactly its elements, so that the whole storage may be written to.
+/// Returns the tensor in storage of exactly its elements, so that the whole storage may be overwritten.
 pub(crate) fn owned(tensor: CpuTensor) -> CpuTensor {
     let whole = tensor.storage::<f32>().len() == tensor.layout().num_elements();
     if whole && tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
-/// Ids as indices; a negative one becomes an index that no table has.
+/// Converts ids to indices; a negative id becomes an index beyond any table.
 pub(crate) fn indices(ids: Tensor<1, Int>) -> Vec<usize> {
     ids.into_data().iter::<i64>().map(|id| usize::try_from(id).unwrap_or(usize::MAX)).collect()
 }
 
-/// Puts an [`Operation`] into the form that Burn's tape takes.
+/// Adapts an [`Operation`] to the interface of Burn's tape.
 #[derive(Debug)]
 struct Recorded<O>(std::marker::PhantomData<fn() -> O>);
 

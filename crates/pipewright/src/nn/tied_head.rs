@@ -1,7 +1,7 @@
-//! `y = x Eᵀ`: the head of a model whose output weight is its embedding's table, with a weight gradient that can wait.
+//! `y = x Eᵀ`: the head of a model whose output weight is its embedding's table, with a weight gradient that can be deferred.
 //!
-//! Not for sharing the table: a head holds a copy of its own. What keeps the copies equal is that their stages declare
-//! them [shared](crate::stage::StageModule::shared_parameters); the pipeline then sums their gradients.
+//! The head does not share the table's storage: it holds its own copy. The stages declare both copies as
+//! [shared](crate::stage::StageModule::shared_parameters); the pipeline sums their gradients and so keeps them equal.
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::Tensor;
@@ -10,7 +10,7 @@ use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 use crate::kernel::product::{Matrix, product};
 
-/// A linear layer without bias whose weight is laid out as an [`Embedding`](super::Embedding)'s.
+/// A linear layer without bias whose weight has the layout of an [`Embedding`](super::Embedding)'s table.
 ///
 /// ```
 /// use burn::module::Param;
@@ -77,7 +77,7 @@ impl Operation<2> for HeadBackward {
         let d_table = match deferred {
             Some(deferred) => {
                 if for_table {
-                    // The table's gradient is `gradientᵀ x`: a linear layer's task with the two in each other's place.
+                    // The table's gradient is `gradientᵀ x`: a linear layer's task with its two factors swapped.
                     deferred.push(WeightTask::Product { weight: id, x: gradient, gradient: x });
                 }
                 None

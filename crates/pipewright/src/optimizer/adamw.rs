@@ -23,7 +23,7 @@ pub struct AdamW {
     pub betas: (f32, f32),
     /// Added to the root of the second moment.
     pub epsilon: f32,
-    /// Fraction of a parameter that a step takes away, times the learning rate.
+    /// The fraction of a parameter that a step subtracts, divided by the learning rate.
     pub weight_decay: f32,
 }
 
@@ -35,12 +35,12 @@ impl Default for AdamW {
 }
 
 impl AdamW {
-    /// The optimizer of a whole module.
+    /// Returns the optimizer of a whole module.
     pub fn init(self) -> ModuleOptimizer {
         ModuleOptimizer::from(self)
     }
 
-    /// Step `t`, from 1. Corrections are computed in f64, as PyTorch does.
+    /// Returns the coefficients of step `t`, from 1. Bias corrections are computed in f64, as in PyTorch.
     fn at(&self, t: usize, learning_rate: LearningRate) -> Coefficients {
         let power = |beta: f32| f64::from(beta).powf(t as f64);
         Coefficients {
@@ -87,7 +87,7 @@ impl Optimizer for AdamW {
     }
 }
 
-/// The tensor of the CPU back end, if it is one and holds single precision.
+/// Returns the CPU back end's tensor if it has single precision.
 fn cpu<const D: usize>(tensor: Tensor<D>) -> Option<CpuTensor> {
     if tensor.dtype() != DType::F32 {
         return None;
@@ -107,7 +107,7 @@ fn in_place<const D: usize>(
     [parameter, moment_1, moment_2].map(Tensor::from_primitive::<Flex>)
 }
 
-/// The same update of Burn's operations.
+/// The same update, composed of Burn's operations.
 fn composed<const D: usize>(tensors: [Tensor<D>; 4], by: Coefficients) -> [Tensor<D>; 3] {
     let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
     let [parameter, gradient, moment_1, moment_2] = tensors;
@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// Three steps against Burn's AdamW, which divides where this one multiplies.
+    /// Compares three steps with Burn's AdamW, which divides where this one multiplies by the inverse.
     #[test]
     fn equals_burns() {
         let device = Device::flex();

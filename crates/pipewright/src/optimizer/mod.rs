@@ -1,4 +1,4 @@
-//! Optimizers with fewer passes over memory than Burn's. Any of Burn's works too.
+//! Optimizers with fewer passes over memory than Burn's. Burn's own optimizers work too.
 
 mod adamw;
 mod rows;

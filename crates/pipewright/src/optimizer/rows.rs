@@ -1,10 +1,10 @@
-//! Whether an optimizer may be given parts of parameters.
+//! Checks whether an optimizer can update parameters row by row.
 //!
-//! Where parameters are sharded, each replica updates its own rows. That is the update of the whole parameter only if
-//! what happens to an element does not depend on other rows: so it is with SGD, Adam, AdamW, not with those that look
-//! at a matrix (Muon, Adafactor) or at a parameter's norm (Lamb, clipping by the norm of each parameter). Burn's
-//! optimizers do not say which kind they are, and different parameters may have different ones. So the optimizer is
-//! tried on a module with the same parameters, made small: whole, and in two parts.
+//! With sharded parameters, each replica updates its own rows. The result equals the update of the whole parameter only if
+//! the update of an element does not depend on other rows. That holds for SGD, Adam and AdamW. It does not hold for
+//! optimizers that use the whole matrix (Muon, Adafactor) or a parameter's norm (Lamb, clipping by the norm of each
+//! parameter). Burn's optimizers do not say which kind they are, and different parameters may have different ones. So the
+//! optimizer is tried on a small copy of the module: on whole parameters, and on two shards.
 
 use std::ops::Range;
 
@@ -12,15 +12,16 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor, TensorData};
 
-/// Sizes of the gradients, one a step: state of the first must matter in the second, and clipping show at any
-/// threshold.
+/// Sizes of the gradients, one for each step: the first step's state must affect the second, and the sizes must reveal
+/// clipping at any threshold.
 const SCALES: [f32; 3] = [1e-2, 1e15, 1e-2];
-/// Rows of a parameter on trial.
+/// Rows of a trial parameter.
 const ROWS: usize = 6;
 /// Elements of a row, if the parameter has a second dimension.
 const WIDTH: usize = 4;
 
-/// The place of a parameter of `module` whose rows depend on each other in the optimizer's update, if there is one.
+/// Returns the index of a parameter of `module` whose rows depend on each other in the optimizer's update, if there is
+/// one.
 pub(crate) fn mixes_rows<M: Module>(optimizer: &ModuleOptimizer, module: &M) -> Option<usize> {
     let [whole, upper, lower] =
         [0..ROWS, 0..ROWS / 2, ROWS / 2..ROWS].map(|rows| trained(optimizer.clone(), module.clone(), rows));
@@ -28,7 +29,7 @@ pub(crate) fn mixes_rows<M: Module>(optimizer: &ModuleOptimizer, module: &M) -> 
     (0..whole.len()).find(|&place| !same(place))
 }
 
-/// What becomes of so many rows of each small parameter.
+/// Returns the updated values of some rows of each trial parameter.
 fn trained<M: Module>(mut optimizer: ModuleOptimizer, module: M, rows: Range<usize>) -> Vec<Vec<f32>> {
     let mut module = module.map(&mut Small { rows: rows.clone() });
     for scale in SCALES {
@@ -41,7 +42,7 @@ fn trained<M: Module>(mut optimizer: ModuleOptimizer, module: M, rows: Range<usi
     reader.0
 }
 
-/// Rows of a small tensor of any rank; another for each `seed`.
+/// Returns rows of a small tensor; they differ for each `seed`.
 fn small<const D: usize>(rows: Range<usize>, seed: f32, scale: f32) -> Tensor<D> {
     let mut shape = [1; D];
     shape[0] = ROWS;
@@ -53,7 +54,7 @@ fn small<const D: usize>(rows: Range<usize>, seed: f32, scale: f32) -> Tensor<D>
     Tensor::from_data(TensorData::new(values, shape), &Device::flex()).slice(rows)
 }
 
-/// Puts small tensors in the place of what is trained. What is not stays: a clone shares it with the module itself.
+/// Replaces each trained parameter with a small tensor. Other tensors stay and share their storage with the module.
 struct Small {
     rows: Range<usize>,
 }
@@ -83,7 +84,7 @@ impl ModuleVisitor for Gradients {
     }
 }
 
-/// The values of what is trained; nothing for the others.
+/// Returns the values of each trained parameter; empty for the others.
 struct Reader(Vec<Vec<f32>>);
 
 impl ModuleVisitor for Reader {
@@ -131,7 +132,7 @@ mod tests {
     #[test]
     fn each_parameters_own_optimizer_is_tried() {
         let matrices = ParamGroup::from_predicate("linear");
-        // Scale, shift, running mean and variance come before the matrix.
+        // The batch norm's scale, shift, running mean and variance come before the matrix.
         check(&AdamW::default().init().with_group(matrices, MuonConfig::new().build(), None), Some(4));
     }
 }

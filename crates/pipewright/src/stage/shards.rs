@@ -116,7 +116,7 @@ fn own_rows(part: RowShard, whole: &Value) -> Value {
 
 /// The tensor of the CPU back end, if it is one that layers compute with there.
 fn cpu(value: &Value) -> Option<CpuTensor> {
-    // Rank plays no part here, so any may stand in the type.
+    // The number of dimensions does not matter here; 1 is arbitrary.
     let tensor = Tensor::<1>::from_dispatch(value.clone().into_dispatch());
     let tensor = (tensor.dtype() == DType::F32).then_some(tensor)?;
     tensor.try_into_primitive::<Flex>().ok().map(row_major)

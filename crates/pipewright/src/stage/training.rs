@@ -393,7 +393,7 @@ fn as_leaf(input: Value) -> (Value, Option<Tensor<1>>) {
         return (input, None);
     }
     let requires_grad = input.requires_grad();
-    // Rank plays no part on the tape, so any may stand in the type.
+    // The number of dimensions does not matter on the tape; 1 is arbitrary.
     let input = Tensor::<1>::from_dispatch(input.into_dispatch()).autodiff();
     if !requires_grad {
         return (Value::of(input), None);

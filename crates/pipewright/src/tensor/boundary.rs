@@ -1,7 +1,7 @@
-//! What may stand at a stage's edge: one tensor, or any nesting of tuples and vectors of tensors.
+//! The types that a stage may take and return: one tensor, or any nesting of tuples of tensors.
 //!
-//! [`Boundary`] is the typed front of [`Value`]: a stage names ordinary tensors as its input and output, and the
-//! runtime packs and unpacks them without knowing the stage.
+//! A stage names ordinary tensors as its input and output. [`Boundary`] converts them to and from the [`Values`] that the
+//! runtime moves, so the runtime needs to know nothing about the stage.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
@@ -26,14 +26,14 @@ pub trait Boundary: Sized {
     /// Appends the tensors of `self`, first to last.
     fn pack(self, into: &mut Values);
 
-    /// Takes back as many tensors as [`Boundary::pack`] appended, in the same order.
+    /// Takes as many tensors as [`Boundary::pack`] appended, in the same order.
     ///
     /// # Errors
-    /// When a tensor is missing or has another rank or kind.
+    /// When a tensor is missing, or its number of dimensions or its kind differs.
     fn unpack(from: &mut Unpack) -> Result<Self, BoundaryError>;
 }
 
-/// Tensors of one boundary that wait to be taken, in order.
+/// The tensors of one boundary, which are taken one by one in order.
 #[derive(Debug)]
 pub struct Unpack {
     values: std::vec::IntoIter<Value>,
@@ -41,7 +41,7 @@ pub struct Unpack {
 }
 
 impl Unpack {
-    /// The next tensor without taking it, for types that decide by what they find.
+    /// Returns the next tensor without taking it, for types that depend on the tensor.
     pub fn peek(&self) -> Option<&Value> {
         self.values.as_slice().first()
     }
@@ -49,7 +49,7 @@ impl Unpack {
     /// Takes the next tensor.
     ///
     /// # Errors
-    /// When none is left.
+    /// When no tensor is left.
     pub fn take(&mut self) -> Result<Value, BoundaryError> {
         let value = self.values.next().ok_or(BoundaryError::Missing { index: self.taken })?;
         self.taken += 1;
@@ -57,17 +57,17 @@ impl Unpack {
     }
 }
 
-/// A boundary's tensors as the runtime moves them.
+/// Converts a boundary into the list of tensors that the runtime moves.
 pub fn pack<T: Boundary>(boundary: T) -> Values {
     let mut values = Values::new();
     boundary.pack(&mut values);
     values
 }
 
-/// The typed boundary of `values`.
+/// Converts a list of tensors into the boundary type `T`.
 ///
 /// # Errors
-/// When a tensor is missing, left over, or has another rank or kind than `T` names.
+/// When a tensor is missing or left over, or its number of dimensions or its kind is not the one that `T` names.
 pub fn unpack<T: Boundary>(values: Values) -> Result<T, BoundaryError> {
     let mut from = Unpack { values: values.into_iter(), taken: 0 };
     let boundary = T::unpack(&mut from)?;
@@ -77,13 +77,13 @@ pub fn unpack<T: Boundary>(values: Values) -> Result<T, BoundaryError> {
     }
 }
 
-/// Why a stage cannot take the tensors it was handed.
+/// Why a stage cannot take the tensors that arrived.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BoundaryError {
     /// Fewer tensors arrived than the stage takes.
     #[error("tensor {index} is missing: the stage before returns fewer tensors than this one takes")]
     Missing {
-        /// Place of the missing tensor.
+        /// Index of the missing tensor.
         index: usize,
     },
     /// More tensors arrived than the stage takes.
@@ -93,10 +93,10 @@ pub enum BoundaryError {
     LeftOver {
         /// Tensors the stage took.
         taken: usize,
-        /// Tensors nobody took.
+        /// Tensors that are left over.
         left: usize,
     },
-    /// A tensor of another rank or kind arrived.
+    /// A tensor with another number of dimensions or of another kind arrived.
     #[error(
         "expected a {expected_kind} tensor of rank {expected_rank}, found a {found_kind} tensor of shape {found_shape:?}"
     )]
@@ -120,7 +120,7 @@ impl Boundary for () {
     }
 }
 
-/// The tensors as they are, for stages that look at shapes themselves.
+/// The list of tensors itself, for stages that handle any shapes.
 impl Boundary for Values {
     fn pack(self, into: &mut Values) {
         into.extend(self);
@@ -133,7 +133,7 @@ impl Boundary for Values {
 }
 
 impl Value {
-    /// The typed tensor, when rank and kind are those asked for.
+    /// Returns the typed tensor if the number of dimensions and the kind match.
     fn tensor<const D: usize, K: Basic>(self, kind: ValueKind) -> Result<Tensor<D, K>, BoundaryError> {
         let rank = self.shape().num_dims();
         if rank != D || self.kind() != kind {

@@ -1,11 +1,11 @@
-//! What crosses a boundary: shapes and element types, given beforehand or found out, and checked on both sides.
+//! Shapes and element types of the tensors that cross a boundary, checked on both sides.
 //!
-//! Messages say themselves what they hold, so the runtime needs no metadata to receive them. It is there so that a stage
-//! that returns something else than the next one was made for is told at the boundary, with both side_inputs, and not as some
-//! failure inside a layer.
+//! Messages describe their own tensors, so the runtime does not need metadata to receive them. Metadata finds a stage
+//! whose output is not what the next stage expects: the error names both sides of the boundary, instead of a failure
+//! inside some layer.
 //!
-//! Metadata that is found out ([`Metadata::Dynamic`]) is that of the first microbatch that crosses a boundary. Nothing
-//! is run for it: no gradient, buffer or random state can be touched.
+//! [`Metadata::Static`] is given in advance. [`Metadata::Dynamic`] is taken from the first microbatch that crosses the
+//! boundary; there is no probe run, so no gradient, buffer or random state changes.
 //!
 //! ```
 //! use burn::tensor::DType;
@@ -27,31 +27,30 @@ use pipewright_schedule::{Microbatch, Rank, StageIndex};
 
 use super::value::Value;
 
-/// How it is known what crosses the boundaries. All ranks of a pipeline must have the same.
+/// How the shapes at the boundaries are known. All ranks of a pipeline must use the same metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Metadata {
-    /// The first microbatch shows it.
+    /// Taken from the first microbatch.
     Dynamic {
-        /// Dimensions that may differ from one microbatch to another.
+        /// Dimensions whose size may differ between microbatches.
         free: Vec<usize>,
     },
-    /// It is given.
+    /// Given in advance.
     Static {
-        /// What stages 1, 2, .. take: the tensors of the stage before, then those that come straight from others.
+        /// The inputs of stages 1, 2, ..: the tensors from the previous stage, then those of direct skip connections.
         stages: Vec<Vec<TensorSpec>>,
     },
 }
 
 impl Default for Metadata {
-    /// Found out; rows may differ.
+    /// Dynamic; the number of rows may differ.
     fn default() -> Self {
         Self::Dynamic { free: vec![0] }
     }
 }
 
 impl Metadata {
-    /// A name that is the same for the same metadata in every process of one build: for ranks to compare before they
-    /// start.
+    /// Returns a text that is equal for equal metadata in every process of one build. Ranks compare it before they start.
     pub fn fingerprint(&self) -> String {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
@@ -62,7 +61,7 @@ impl Metadata {
         format!("{name} {:016x}", hasher.finish())
     }
 
-    /// Dimensions that may differ between microbatches.
+    /// Returns the dimensions whose size may differ between microbatches.
     fn free(&self) -> &[usize] {
         match self {
             Self::Dynamic { free } => free,
@@ -70,7 +69,7 @@ impl Metadata {
         }
     }
 
-    /// What `stage` takes, where it is given.
+    /// Returns the inputs of `stage` if they were given.
     fn of_stage(&self, stage: StageIndex) -> Option<Vec<TensorSpec>> {
         match self {
             Self::Dynamic { .. } => None,
@@ -89,12 +88,12 @@ pub enum CheckMetadata {
     Always,
 }
 
-/// A dimension's size, as far as it is fixed.
+/// The size of a dimension, or any size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dim {
     /// This size.
     Fixed(usize),
-    /// Any size, another from one microbatch to the next.
+    /// Any size; it may differ between microbatches.
     Any,
 }
 
@@ -117,7 +116,7 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// A tensor of any number of rows; `row` is the shape of one.
+    /// Describes a tensor with any number of rows; `row` is the shape of one row.
     pub fn of_rows(dtype: DType, row: impl IntoIterator<Item = usize>) -> Self {
         let row = row.into_iter().map(Dim::Fixed);
         Self { dtype, shape: std::iter::once(Dim::Any).chain(row).collect() }
@@ -147,7 +146,7 @@ impl fmt::Display for TensorSpec {
     }
 }
 
-/// A stage in its place.
+/// One side of a boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Side {
     /// The stage.
@@ -162,7 +161,7 @@ impl fmt::Display for Side {
     }
 }
 
-/// A boundary whose sides differ.
+/// The two sides of a boundary disagree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "microbatch {microbatch}: {mismatch}: {from} sent {sent}, {to} expects {expected}; a dimension that may differ between \
@@ -171,24 +170,24 @@ impl fmt::Display for Side {
 pub struct MetadataError {
     /// The microbatch that crosses it.
     pub microbatch: Microbatch,
-    /// In what they differ.
+    /// What differs.
     pub mismatch: Mismatch,
     /// The side that sent.
     pub from: Side,
     /// What it sent.
     pub sent: String,
-    /// The side that takes.
+    /// The side that receives.
     pub to: Side,
     /// What it expects.
     pub expected: String,
 }
 
-/// In what the sides of a boundary differ.
+/// What differs between the sides of a boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mismatch {
     /// The number of tensors.
     Count,
-    /// The tensor in this place.
+    /// The tensor at this index.
     Tensor(usize),
 }
 
@@ -201,7 +200,7 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// What one stage knows of its two boundaries.
+/// The metadata of a stage's two boundaries, as the stage sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct Boundaries {
     metadata: Metadata,
@@ -213,11 +212,11 @@ pub(crate) struct Boundaries {
     gives: Known,
 }
 
-/// One boundary from one side.
+/// One boundary, seen from one side.
 #[derive(Clone, Debug, Default)]
 struct Known {
     specs: Option<Vec<TensorSpec>>,
-    /// Microbatches that were looked at.
+    /// Microbatches that were checked.
     seen: usize,
 }
 
@@ -235,13 +234,13 @@ impl Boundaries {
         Self { metadata, check, stage, microbatches, takes, gives }
     }
 
-    /// Forgets what a step that failed has shown.
+    /// Forgets metadata that a failed step has provided.
     pub(crate) fn reset(&mut self) {
         *self = Self::new(&self.metadata, self.check, self.stage, self.microbatches as u32);
     }
 
-    /// Looks at what the stage takes, which are all tensors of the boundary.
-    pub(crate) fn look_at_inputs(&mut self, values: &[Value]) -> Result<(), Found> {
+    /// Checks the inputs of the stage: all tensors of the boundary.
+    pub(crate) fn check_inputs(&mut self, values: &[Value]) -> Result<(), Found> {
         let Some(specs) = self.takes.specs_to_check(values, &self.metadata, self.check, self.microbatches)
         else {
             return Ok(());
@@ -253,16 +252,16 @@ impl Boundaries {
         compare(values, specs)
     }
 
-    /// Looks at what the stage gives to the next; what the next one gets straight from others is not among it.
-    pub(crate) fn look_at_outputs(&mut self, values: &[Value]) -> Result<(), Found> {
+    /// Checks the outputs for the next stage, without direct skip connections from other stages.
+    pub(crate) fn check_outputs(&mut self, values: &[Value]) -> Result<(), Found> {
         let specs = self.gives.specs_to_check(values, &self.metadata, self.check, self.microbatches);
         specs.map_or(Ok(()), |specs| compare(values, specs))
     }
 }
 
 impl Known {
-    /// What the tensors of a microbatch are to be compared with; none when the boundary has been checked enough. The
-    /// first microbatch shows what is not given.
+    /// Returns the specification to compare a microbatch with, or `None` if the boundary needs no further checks. Without
+    /// given metadata, the first microbatch provides it.
     fn specs_to_check(
         &mut self,
         values: &[Value],
@@ -280,7 +279,7 @@ impl Known {
     }
 }
 
-/// A mismatch before it is known between whom: the difference, what was sent, what is expected.
+/// A mismatch without its two sides: what differs, what was sent, what was expected.
 pub(crate) type Found = (Mismatch, String, String);
 
 fn compare(values: &[Value], specs: &[TensorSpec]) -> Result<(), Found> {

@@ -1,8 +1,8 @@
-//! Which part of a parameter a replica holds where parameters are sharded, and of which part it sums the gradients.
+//! The rows of a parameter that a replica holds when parameters are sharded, and whose gradients it sums.
 //!
-//! A parameter is cut along its first dimension: a part is so many whole rows, which lie next to each other in storage,
-//! keeps the parameter's rank, and is joined to the others by putting them one behind the other. A parameter with fewer
-//! rows than there are replicas leaves the last replicas without any.
+//! A parameter is cut along its first dimension. A shard is a range of whole rows, which are adjacent in storage, and has
+//! as many dimensions as the parameter. If a parameter has fewer rows than there are replicas, the last replicas hold no
+//! rows of it.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -13,33 +13,33 @@ use serde::{Deserialize, Serialize};
 
 use super::value::Value;
 
-/// One of the parts into which every parameter is cut; `2/4` is the third of four.
+/// One of the shards into which every parameter is cut; `2/4` is the third of four.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub(crate) struct RowShard {
-    /// From 0.
+    /// The shard's index, from 0.
     pub index: u32,
-    /// Parts of a whole.
+    /// The number of shards.
     pub of: u32,
 }
 
 impl RowShard {
-    /// All there is.
+    /// The whole parameter.
     pub(crate) const WHOLE: Self = Self { index: 0, of: 1 };
 
-    /// All parts of a whole, in order.
+    /// Returns all shards in order.
     pub(crate) fn all(of: u32) -> impl Iterator<Item = Self> + Clone {
         (0..of).map(move |index| Self { index, of })
     }
 
-    /// The part's rows among `rows`.
+    /// Returns the shard's range of a parameter's `rows`.
     pub(crate) fn rows(self, rows: usize) -> Range<usize> {
         let size = rows.div_ceil(self.of as usize);
         let start = (size * self.index as usize).min(rows);
         start..(start + size).min(rows)
     }
 
-    /// The part of a float tensor, sharing its storage where the back end can; none where it has no rows.
+    /// Returns the shard of a float tensor, or `None` if it has no rows. Shares the storage if the back end can.
     pub(crate) fn cut(self, whole: &Value) -> Option<Value> {
         let Range { start, end } = self.rows(whole.shape()[0]);
         (start < end).then(|| whole.narrow(0, start, end))
@@ -79,12 +79,12 @@ impl TryFrom<String> for RowShard {
     }
 }
 
-/// A text that names no part.
+/// The text is not a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a part is written as in `2/4`: its place, from 0, and how many there are")]
+#[error("expected a shard such as `2/4`: its index, from 0, and the number of shards")]
 pub(crate) struct InvalidRowShard;
 
-/// Parts of a float tensor put together; none when all are without rows.
+/// Concatenates the shards of a float tensor; `None` if there are no rows.
 pub(crate) fn join(parts: impl IntoIterator<Item = Value>) -> Option<Value> {
     let mut parts: Vec<_> = parts.into_iter().map(Value::into_dispatch).collect();
     match parts.len() {

@@ -1,17 +1,17 @@
-//! Tensors without their rank and kind in the type: what crosses a stage boundary.
+//! [`Value`]: a tensor whose number of dimensions and kind are known at run time.
 //!
-//! Stages are written with ordinary `Tensor<D, K>` arguments ([`crate::boundary`] converts); everything between two
-//! stages (executor, transports, splitting into microbatches) moves [`Values`] and never looks inside them.
+//! Stages are written with ordinary `Tensor<D, K>` arguments, which [`super::boundary`] converts. Everything between two
+//! stages (executor, transports, splitting into microbatches) moves [`Values`] and never reads their elements.
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData, kind::Basic};
 
-/// One tensor of any rank, float, integer or boolean. Cloning shares the storage.
+/// A float, integer or boolean tensor with any number of dimensions. Cloning shares the storage.
 #[derive(Clone, Debug)]
 pub struct Value {
     tensor: DispatchTensor,
-    /// Nobody upstream asks for its gradient.
+    /// Whether no stage before this one needs the tensor's gradient.
     constant: bool,
 }
 
@@ -24,7 +24,7 @@ pub type OptionalTensor = Option<Value>;
 /// Tensors in the order of their boundary or of a stage's parameters; some may be absent.
 pub type OptionalTensors = Vec<OptionalTensor>;
 
-/// Kind of element, as far as a boundary cares: gradients flow through floats alone.
+/// The kind of a tensor's elements. Only floats have gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueKind {
     /// Floating point of any width.
@@ -54,17 +54,17 @@ impl Value {
         self.tensor
     }
 
-    /// The tensor's shape.
+    /// Returns the tensor's shape.
     pub fn shape(&self) -> Shape {
         self.tensor.shape()
     }
 
-    /// The tensor's element type.
+    /// Returns the tensor's element type.
     pub fn dtype(&self) -> DType {
         self.tensor.dtype()
     }
 
-    /// The tensor's kind of element.
+    /// Returns the kind of the tensor's elements.
     pub fn kind(&self) -> ValueKind {
         match self.dtype() {
             dtype if dtype.is_bool() => ValueKind::Bool,
@@ -73,30 +73,30 @@ impl Value {
         }
     }
 
-    /// The same tensor, for whose gradient nobody upstream asks.
+    /// Returns the tensor marked as one that requires no gradient.
     pub(crate) fn constant(self) -> Self {
         Self { constant: true, ..self }
     }
 
-    /// Whether somebody upstream asks for the tensor's gradient.
+    /// Whether a stage before this one needs the tensor's gradient.
     pub(crate) fn requires_grad(&self) -> bool {
         !self.constant && self.kind() == ValueKind::Float
     }
 
-    /// Bytes that the elements take.
+    /// Returns the size of the elements in bytes.
     pub fn bytes(&self) -> usize {
         self.shape().num_elements() * self.dtype().size()
     }
 
-    /// The device that holds the elements.
+    /// Returns the device that holds the elements.
     pub fn device(&self) -> Device {
         Device::new(self.tensor.device())
     }
 
-    /// The same tensor on `device`; the storage is moved, or shared when it is there already.
+    /// Moves the tensor to `device`. A tensor that is already there shares its storage.
     pub fn to_device(self, device: &Device) -> Self {
         let constant = self.constant;
-        // Rank plays no part in a move between devices, so any rank may stand in the type.
+        // The number of dimensions does not matter here; 1 is arbitrary.
         let moved = match self.kind() {
             ValueKind::Float => Self::of(Tensor::<1>::from_dispatch(self.tensor).to_device(device)),
             ValueKind::Int => {
@@ -109,7 +109,7 @@ impl Value {
         Self { constant, ..moved }
     }
 
-    /// What lies at `start..end` of a dimension, sharing the storage where the back end can.
+    /// Returns the range `start..end` of a dimension. Shares the storage if the back end can.
     pub(crate) fn narrow(&self, dimension: usize, start: usize, end: usize) -> Self {
         let mut slices = vec![burn::tensor::Slice::full(); self.shape().num_dims()];
         slices[dimension] = burn::tensor::Slice::from(start..end);
@@ -121,9 +121,9 @@ impl Value {
         })
     }
 
-    /// The elements, off the device.
+    /// Copies the elements from the device.
     pub(crate) fn into_data(self) -> TensorData {
-        // Rank plays no part in reading, so any may stand in the type.
+        // The number of dimensions does not matter here; 1 is arbitrary.
         match self.kind() {
             ValueKind::Float => Tensor::<1>::from_dispatch(self.tensor).into_data(),
             ValueKind::Int => Tensor::<1, burn::tensor::Int>::from_dispatch(self.tensor).into_data(),
@@ -131,7 +131,7 @@ impl Value {
         }
     }
 
-    /// A tensor with these elements.
+    /// Returns a tensor with these elements.
     pub(crate) fn from_data(data: TensorData, device: &Device) -> Self {
         let (dtype, device) = (data.dtype(), device.as_dispatch());
         Self::from_dispatch(if dtype.is_bool() {
@@ -143,12 +143,12 @@ impl Value {
         })
     }
 
-    /// A float tensor in storage of its own, so that it may leave this rank without what it is a part of.
+    /// Copies a float tensor into its own storage, so that it can be sent without the tensor that it is a part of.
     pub(crate) fn copied(self) -> Self {
         Self::of(Tensor::<1>::from_dispatch(self.tensor).mul_scalar(1.0))
     }
 
-    /// The same elements in another shape.
+    /// Returns the same elements in another shape.
     pub(crate) fn reshaped(self, shape: &[usize]) -> Self {
         let shape = Shape::from(shape.to_vec());
         Self::from_dispatch(match self.kind() {

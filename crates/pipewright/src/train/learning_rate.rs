@@ -1,4 +1,4 @@
-//! The learning rate over time: a linear warm-up, then constant, or down to 0 along a line or half a cosine.
+//! The learning rate over time: a linear warm-up, then constant, or a linear or cosine decay to 0.
 //!
 //! A pure function of the step, so that a resumed run needs no state for it.
 //!
@@ -16,12 +16,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Decay {
-    /// Not at all.
+    /// It stays constant.
     #[default]
     Constant,
-    /// Along half a cosine, from the peak to 0.
+    /// Half a cosine from the peak to 0.
     Cosine,
-    /// Along a line, from the peak to 0.
+    /// A line from the peak to 0.
     Linear,
 }
 
@@ -34,12 +34,12 @@ pub struct LearningRate {
     pub decay: Decay,
     /// Steps over which the rate rises; 0 starts at the peak.
     pub warmup_steps: u64,
-    /// Steps of the whole run, warm-up included: where the decay would reach 0.
+    /// Steps of the whole run, warm-up included. The decay would reach 0 at this step.
     pub steps: u64,
 }
 
 impl LearningRate {
-    /// The rate of the step with index `step`, counted from 0.
+    /// Returns the rate of step `step`, counted from 0.
     ///
     /// With `w` warm-up steps of `n`, step `s < w` has `peak * (s + 1) / w`, so that no step is wasted on a rate of 0.
     /// From `s = w` the rate is `peak * f((s - w) / (n - w))` with `f(x) = 1`, `1 - x` or `(1 + cos(pi x)) / 2`; so the

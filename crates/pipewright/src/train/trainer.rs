@@ -1,7 +1,7 @@
-//! Language-model training: rows of tokens in, one optimizer step a batch, a line of figures a step.
+//! Language-model training: each step takes a batch of token rows and returns its metrics.
 //!
-//! [`Trainer`] holds a running [`Pipeline`], the data and the learning rate. What to show and when to stop is the
-//! caller's business: it asks for one step at a time.
+//! A [`Trainer`] holds a running [`Pipeline`], the data and the learning rate. The caller asks for one step at a time and
+//! decides what to show and when to stop.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ pub struct Trainer {
     steps_done: u64,
 }
 
-/// The figures of one step, with the names that `metrics.jsonl` has.
+/// The metrics of one step, named as in `metrics.jsonl`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Metrics {
     /// Counted from 1.
     pub step: u64,
-    /// Mean cross entropy a token over the step's batch, in nats.
+    /// Mean cross entropy per token over the step's batch, in nats.
     pub loss: f64,
     /// Global norm of the gradient before clipping.
     pub grad_norm: f64,
@@ -53,19 +53,19 @@ pub struct Metrics {
     pub bubble_per_rank: Vec<f64>,
 }
 
-/// Why a run cannot go on from a checkpoint.
+/// Why a run cannot resume from a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
     /// The data is not that of the checkpoint's run.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The pipeline does not take the state over.
+    /// The pipeline cannot restore the state.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
 }
 
 impl Trainer {
-    /// A trainer that takes `rows_per_step` rows a step: a multiple of the program's microbatches.
+    /// Returns a trainer that takes `rows_per_step` rows per step, a multiple of the program's microbatches.
     pub fn new(
         pipeline: Pipeline,
         rows: TokenRows,
@@ -90,12 +90,12 @@ impl Trainer {
         Ok((self.metrics(&report, rate, shape[0] * shape[1]), report))
     }
 
-    /// Optimizer steps taken so far, those before a checkpoint included.
+    /// Returns the number of optimizer steps so far, including those before a checkpoint.
     pub fn steps_done(&self) -> u64 {
         self.steps_done
     }
 
-    /// The state of the run as it stands, with a description for the manifest.
+    /// Returns the current state of the run, with a description for the manifest.
     ///
     /// # Errors
     /// As [`Pipeline::state`].
@@ -104,8 +104,7 @@ impl Trainer {
         Ok(TrainingState { step: self.steps_done, cursor: self.rows.cursor(), description, ranks })
     }
 
-    /// Goes on where the checkpoint was taken. The data must be that of the checkpoint's run, which nothing here can
-    /// see.
+    /// Resumes where the checkpoint was taken. The data must be that of the checkpoint's run; this is not checked here.
     ///
     /// # Errors
     /// When the data has no such row, or as [`Pipeline::restore`].
@@ -116,7 +115,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// The pipeline, for what is not training.
+    /// Returns the pipeline, for example for evaluations.
     pub fn pipeline(&mut self) -> &mut Pipeline {
         &mut self.pipeline
     }

@@ -1,9 +1,9 @@
-//! Before anything runs: are all processes about to run the same?
+//! Checks before the start that all processes are about to run the same.
 //!
-//! Each process tells the first rank what it is about to run, as named fields, or why it cannot run at all. The first
-//! rank compares and tells all what it found, so that every process ends with the same error, which names ranks and
-//! fields. Who says nothing in time is named too, and not waited for when the others leave, though its process may
-//! well give signs of life.
+//! Each process sends the first rank a description of its run as named fields, or the reason why it cannot run. The first
+//! rank compares the descriptions and sends the differences to all ranks, so every process reports the same error, with
+//! ranks and fields. The error also names ranks that did not answer in time. The other processes do not wait for those
+//! when they leave, even if they still send heartbeats.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,17 +16,17 @@ use super::{Endpoint, Waited};
 use crate::failure::{Cause, StepError};
 use crate::message::{Payload, Tag, encoded};
 
-/// What a process is about to run, by name: versions, hashes, settings that must not differ.
+/// The description of a run: versions, hashes and settings that must not differ, by name.
 pub type Fields = BTreeMap<String, String>;
 
 /// Why the processes cannot run together.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AgreementError {
-    /// They are not about to run the same, or some cannot run at all.
+    /// The processes differ, or some cannot run.
     #[error("{0}")]
     Differences(Differences),
-    /// A rank did not say what it is about to run.
+    /// A rank did not describe its run in time.
     #[error("rank {rank} did not say within {:.1} s what it is about to run: is it still starting, or gone?", .waited.as_secs_f64())]
     Silent {
         /// The rank.
@@ -34,10 +34,10 @@ pub enum AgreementError {
         /// The deadline.
         waited: Duration,
     },
-    /// A rank failed meanwhile.
+    /// A rank failed in the meantime.
     #[error(transparent)]
     Failed(StepError),
-    /// What a rank said cannot be read: it runs another version.
+    /// A rank's description cannot be decoded: it runs another version.
     #[error("what rank {rank} says cannot be read: it runs another version of the program")]
     Unreadable {
         /// The rank.
@@ -46,7 +46,7 @@ pub enum AgreementError {
 }
 
 impl AgreementError {
-    /// A rank that said nothing.
+    /// Returns a rank that did not answer.
     pub fn silent(&self) -> Option<Rank> {
         match self {
             Self::Differences(differences) => differences.silent(),
@@ -56,17 +56,17 @@ impl AgreementError {
     }
 }
 
-/// All that differs between processes.
+/// The differences between the processes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Differences(Vec<Difference>);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 enum Difference {
-    /// Ranks cannot run, for one reason.
+    /// Ranks cannot run, for the same reason.
     Cannot { ranks: Vec<Rank>, reason: String },
-    /// A rank said nothing in time.
+    /// A rank did not answer in time.
     Silent { rank: Rank, waited: Duration },
-    /// Ranks have one value of a field, the first rank has another.
+    /// Ranks have another value of a field than the first rank.
     Field { name: String, ranks: Vec<Rank>, value: String, first: String },
 }
 
@@ -118,10 +118,10 @@ impl fmt::Display for Ranks<'_> {
     }
 }
 
-/// What a process says: its fields, or why it cannot run.
+/// The description of a process's run, or the reason why it cannot run.
 pub(super) type Hello = Result<Fields, String>;
 
-/// Returns when all processes have said the same.
+/// Returns when all processes have sent the same description.
 pub(super) fn agree(
     endpoint: &mut Endpoint,
     hello: &Hello,
@@ -146,7 +146,7 @@ fn exchange(endpoint: &mut Endpoint, hello: &Hello, deadline: Duration) -> Resul
         let mut silent = Vec::new();
         for rank in others.clone() {
             match take(endpoint, rank, Tag::Hello, until, deadline) {
-                // All hear of it.
+                // The others are told with the differences.
                 Err(AgreementError::Silent { rank, waited }) => {
                     silent.push(Difference::Silent { rank, waited });
                 }
@@ -162,7 +162,7 @@ fn exchange(endpoint: &mut Endpoint, hello: &Hello, deadline: Duration) -> Resul
         differences
     } else {
         endpoint.send(first, Tag::Hello, Payload::of(hello));
-        // The first rank may be the last to come here, and then waits for the others itself.
+        // The first rank may arrive last, and then waits for the others itself.
         let waited = deadline * 2;
         take(endpoint, first, Tag::Welcome, Instant::now() + waited, waited)?
     };
@@ -181,7 +181,7 @@ fn take<T: for<'de> Deserialize<'de>>(
 ) -> Result<T, AgreementError> {
     let mut woken = Waited::Arrived;
     loop {
-        // What was said before a failure counts.
+        // A message that was sent before a failure still counts.
         if let Some(message) = endpoint.try_take(from, tag) {
             return message.into_payload().read().map_err(|_| AgreementError::Unreadable { rank: from });
         }
@@ -198,7 +198,7 @@ fn take<T: for<'de> Deserialize<'de>>(
     }
 }
 
-/// What differs from the first rank. Ranks with one reason, or one value, are named together.
+/// Returns the differences from the first rank. Ranks with the same reason or value are listed together.
 fn compare(told: &[(Rank, Hello)]) -> Differences {
     let mut reasons: BTreeMap<&str, Vec<Rank>> = BTreeMap::new();
     for (rank, hello) in told {
@@ -264,7 +264,7 @@ mod tests {
         check(vec![cannot(), cannot()], &["ranks 0, 1: no such file"]);
     }
 
-    /// Rank 1 has waited for a while when rank 0 begins to; rank 2 never comes.
+    /// Rank 1 begins to wait before rank 0; rank 2 never answers.
     #[test]
     fn who_says_nothing_is_named_by_all_and_not_waited_for() {
         const DEADLINE: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The local transport with arrival taken into a test's hands: late, out of order, or never.
+//! The local transport with deliveries that a test controls: late, out of order, or never.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -10,48 +10,48 @@ use super::local::{LocalEndpoint, Mailboxes};
 use crate::failure::{Abort, StepError};
 use crate::message::{Message, Payload, Tag};
 
-/// Messages that were sent and have not arrived.
+/// The messages that were sent and have not arrived.
 #[derive(Clone)]
 pub struct InFlight {
     mailboxes: Arc<Mailboxes>,
-    held: Arc<Mutex<Vec<(Rank, Message)>>>,
+    messages: Arc<Mutex<Vec<(Rank, Message)>>>,
 }
 
 impl InFlight {
     fn lock(&self) -> MutexGuard<'_, Vec<(Rank, Message)>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many messages are held.
+    /// Returns the number of messages in flight.
     pub fn len(&self) -> usize {
         self.lock().len()
     }
 
-    /// Whether none is held.
+    /// Whether no message is in flight.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Lets the message in place `index % len` arrive; does nothing when none is held.
+    /// Delivers the message at `index % len`; does nothing if no message is in flight.
     pub fn release(&self, index: usize) {
         if let Some((to, message)) = self.remove(index) {
             self.mailboxes.deliver(to, message);
         }
     }
 
-    /// Loses the message in place `index % len`; its tag, when there was one.
+    /// Drops the message at `index % len` and returns its tag.
     pub fn lose(&self, index: usize) -> Option<Tag> {
         self.remove(index).map(|(_, message)| message.tag)
     }
 
     fn remove(&self, index: usize) -> Option<(Rank, Message)> {
-        let mut held = self.lock();
-        let index = index.checked_rem(held.len())?;
-        Some(held.swap_remove(index))
+        let mut messages = self.lock();
+        let index = index.checked_rem(messages.len())?;
+        Some(messages.swap_remove(index))
     }
 }
 
-/// A local endpoint that sends into a [`InFlight`].
+/// A local endpoint whose messages stay in [`InFlight`] until the test delivers them.
 pub struct ControlledEndpoint {
     inner: LocalEndpoint,
     in_flight: InFlight,
@@ -59,7 +59,7 @@ pub struct ControlledEndpoint {
 
 pub(crate) fn world(ranks: u32) -> (Vec<ControlledEndpoint>, InFlight) {
     let mailboxes = Mailboxes::new(ranks);
-    let in_flight = InFlight { mailboxes: mailboxes.clone(), held: Arc::default() };
+    let in_flight = InFlight { mailboxes: mailboxes.clone(), messages: Arc::default() };
     let endpoints = (0..ranks)
         .map(|rank| ControlledEndpoint {
             inner: LocalEndpoint::new(Rank::new(rank), mailboxes.clone()),

@@ -1,4 +1,4 @@
-//! Ranks as threads of one process: a mailbox a rank, messages moved by value.
+//! The local transport: ranks are threads of one process, each with a mailbox; messages are moved.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl Mailboxes {
         Arc::new(Self { boxes, abort: Abort::default() })
     }
 
-    /// Puts a message into a rank's mailbox and rings.
+    /// Adds a message to a rank's mailbox and wakes the rank.
     pub(crate) fn deliver(&self, to: Rank, message: Message) {
         self.boxes[to.index()].deliver(message);
     }
@@ -37,7 +37,7 @@ impl Mailboxes {
         self.wake_all();
     }
 
-    /// As [`Mailboxes::fail`], for what another process tells.
+    /// As [`Mailboxes::fail`], for a failure that another process reports.
     #[cfg(feature = "mpi")]
     pub(crate) fn fail_elsewhere(&self, error: StepError, attempt: u64, diverged: Option<u64>) {
         if self.abort.raise_told(error, attempt, diverged) {
@@ -50,18 +50,18 @@ impl Mailboxes {
     }
 }
 
-/// A rank's mailbox and its way to the others'.
+/// A rank's endpoint of the local transport.
 pub struct LocalEndpoint {
     rank: Rank,
     step: u64,
     mailboxes: Arc<Mailboxes>,
-    /// Sorted mail. The step is in the key, since a neighbour may be a step ahead.
+    /// Messages that have arrived. The step is part of the key, because a neighbour may be a step ahead.
     arrived: HashMap<(u64, Rank, Tag), Message>,
-    /// Emptied mailbox, kept for its allocation.
+    /// An empty list, kept for its allocation.
     spare: Vec<Message>,
 }
 
-/// One endpoint a rank.
+/// Returns one endpoint per rank.
 pub(crate) fn world(ranks: u32) -> Vec<LocalEndpoint> {
     let mailboxes = Mailboxes::new(ranks);
     (0..ranks).map(|rank| LocalEndpoint::new(Rank::new(rank), mailboxes.clone())).collect()
@@ -101,7 +101,7 @@ impl LocalEndpoint {
 
     pub(crate) fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
         let key = (self.step, from, tag);
-        // The mailbox is locked only when what has been sorted already does not serve.
+        // Lock the mailbox only if the message has not been sorted already.
         if let Some(message) = self.arrived.remove(&key) {
             return Some(message);
         }

@@ -1,15 +1,15 @@
-//! How tensors get from one rank to another. What is sent and when is the executor's business.
+//! Moves messages between ranks. The executor decides what is sent and when.
 //!
-//! A [`World`] is made before the ranks start and taken apart into one [`Endpoint`] a rank. An endpoint belongs to its
-//! rank's thread: it sends without blocking, takes what has arrived by [`Tag`], and waits, with a deadline, for
-//! anything to arrive. Messages carry their tag, so they may arrive in any order.
+//! A [`World`] is made before the ranks start and is split into one [`Endpoint`] per rank. An endpoint belongs to its
+//! rank's thread: it sends without blocking, takes messages that have arrived by their [`Tag`], and waits, with a deadline,
+//! until a message arrives. Messages carry their tag, so they may arrive in any order.
 //!
 //! Every transport passes the suite in `tests/transport/checks.rs`.
 //!
 //! # Why nothing hangs
 //!
-//! Sending never blocks. Waiting ends at a message, at the deadline, or when the shared [`Abort`] flag is raised,
-//! whichever comes first; raising it wakes every waiter.
+//! Sending never blocks. A wait ends when a message arrives, at the deadline, or when the shared [`Abort`] flag is raised,
+//! whichever comes first. Raising the flag wakes every waiting rank.
 
 mod agreement;
 mod controlled;
@@ -34,21 +34,21 @@ pub use local::LocalEndpoint;
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEndpoint, MpiError};
 
-/// The ends of one transport that are not yet handed out to their ranks.
+/// The endpoints of one transport, before they are given to their ranks.
 pub struct World {
     endpoints: Vec<Endpoint>,
-    /// Where all ranks stand, those of other processes too.
+    /// The progress of all ranks, including those of other processes.
     board: Board,
 }
 
-/// Why a transport cannot be had.
+/// Why a transport is not available.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
     /// The transport is not compiled in.
     #[error("this build has no `{transport}` transport: build with `--features {transport}`")]
     NotCompiledIn {
-        /// The transport, and the feature that brings it.
+        /// The transport, which is also the name of its feature.
         transport: &'static str,
     },
     /// MPI cannot be joined.
@@ -58,17 +58,16 @@ pub enum WorldError {
 }
 
 impl World {
-    /// Ranks that are threads of this process. Messages are moved, never copied.
+    /// Returns a world whose ranks are threads of this process. Messages are moved, never copied.
     pub fn local(ranks: u32) -> Self {
         let endpoints = local::world(ranks).into_iter().map(Endpoint::Local).collect();
         Self { endpoints, board: Board::new(ranks) }
     }
 
-    /// This process's rank among the processes that `mpirun` started, one rank each. A process joins once; it leaves,
-    /// together with the others, when the pipeline is dropped.
+    /// Returns this process's rank in the world of the processes that `mpirun` started, one rank each. A process joins
+    /// once; it leaves, together with the others, when the pipeline is dropped.
     ///
-    /// A process of which nothing is heard for `deadline` counts as lost, until a pipeline is launched with a deadline
-    /// of its own.
+    /// A process that sends no heartbeat for `deadline` counts as lost. A pipeline that is launched sets its own deadline.
     ///
     /// # Errors
     /// Without the feature `mpi`, and when MPI cannot be joined.
@@ -90,11 +89,11 @@ impl World {
         self.endpoints.iter().any(Endpoint::is_distributed)
     }
 
-    /// Returns when all processes have said that they are about to run the same: call it on each, with what it is about
-    /// to run or why it cannot. Within one process there is nothing to compare.
+    /// Checks that all processes are about to run the same. Every process calls it with a description of its run, or with
+    /// the reason why it cannot run. Within one process there is nothing to compare.
     ///
     /// # Errors
-    /// When processes differ, some cannot run, or some say nothing within `deadline`; the same on every process.
+    /// When processes differ, some cannot run, or some do not answer within `deadline`. Every process gets the same error.
     pub fn agree(&mut self, hello: Result<Fields, String>, deadline: Duration) -> Result<(), AgreementError> {
         match self.endpoints.as_mut_slice() {
             [endpoint] if endpoint.is_distributed() => agreement::agree(endpoint, &hello, deadline),
@@ -102,30 +101,30 @@ impl World {
         }
     }
 
-    /// Number of ranks, those of other processes too.
+    /// Returns the number of ranks, including those of other processes.
     pub fn ranks(&self) -> u32 {
         self.endpoints.first().map_or(0, Endpoint::ranks)
     }
 
-    /// The ranks of this process.
+    /// Returns the ranks of this process.
     pub fn own_ranks(&self) -> impl Iterator<Item = Rank> {
         self.endpoints.iter().map(Endpoint::rank)
     }
 
-    /// As [`World::local`], but a message arrives only once it is let go of through the [`InFlight`]: for tests that
-    /// decide the order of arrival, or lose a message.
+    /// Returns a world as [`World::local`] does, in which a message arrives only when a test releases it from [`InFlight`].
+    /// Tests use it to choose the order of arrival or to lose a message.
     pub fn controlled(ranks: u32) -> (Self, InFlight) {
         let (endpoints, in_flight) = controlled::world(ranks);
         let endpoints = endpoints.into_iter().map(Endpoint::Controlled).collect();
         (Self { endpoints, board: Board::new(ranks) }, in_flight)
     }
 
-    /// One end a rank of this process, in rank order.
+    /// Returns one endpoint per rank of this process, in rank order.
     pub fn into_endpoints(self) -> Vec<Endpoint> {
         self.endpoints
     }
 
-    /// How long a process of which nothing is heard is not yet lost.
+    /// Sets the time after which a process without heartbeats counts as lost.
     pub(crate) fn set_deadline(&self, deadline: Duration) {
         #[cfg(feature = "mpi")]
         for endpoint in &self.endpoints {
@@ -142,11 +141,11 @@ impl World {
     }
 }
 
-/// A rank's end of a transport.
+/// A rank's endpoint of a transport.
 pub enum Endpoint {
     /// Threads of one process.
     Local(LocalEndpoint),
-    /// Threads of one process, with arrival under a test's control.
+    /// Threads of one process; a test controls the arrival of messages.
     Controlled(ControlledEndpoint),
     /// One process of several, over MPI.
     #[cfg(feature = "mpi")]
@@ -156,7 +155,7 @@ pub enum Endpoint {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// Something arrived: look again.
+    /// A message arrived.
     Arrived,
     /// The deadline passed.
     TimedOut,
@@ -165,7 +164,7 @@ pub enum Waited {
 }
 
 impl Endpoint {
-    /// The rank that this end belongs to.
+    /// Returns the rank of this endpoint.
     pub fn rank(&self) -> Rank {
         match self {
             Self::Local(endpoint) => endpoint.rank(),
@@ -175,7 +174,7 @@ impl Endpoint {
         }
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         match self {
             Self::Local(endpoint) => endpoint.ranks(),
@@ -194,8 +193,8 @@ impl Endpoint {
         }
     }
 
-    /// How much later than the deadline a transport says by itself which rank is lost: whoever finds merely that nothing
-    /// moves waits so much longer.
+    /// Returns how long after the deadline the transport reports a lost rank by itself. A rank that only notices that
+    /// nothing moves waits this much longer, so that the more precise report comes first.
     pub(crate) fn detection_lag(&self, deadline: Duration) -> Duration {
         #[cfg(feature = "mpi")]
         if let Self::Mpi(endpoint) = self {
@@ -205,7 +204,7 @@ impl Endpoint {
         Duration::ZERO
     }
 
-    /// The flag that every rank of this world watches.
+    /// Returns the flag that every rank of this world watches.
     pub fn abort(&self) -> &Abort {
         match self {
             Self::Local(endpoint) => endpoint.abort(),
@@ -215,7 +214,7 @@ impl Endpoint {
         }
     }
 
-    /// Starts a step: messages of other steps, left over from one that failed, are dropped when they turn up.
+    /// Starts a step. Messages that are left over from a failed step are dropped.
     pub fn begin_step(&mut self, step: u64) {
         match self {
             Self::Local(endpoint) => endpoint.begin_step(step),
@@ -225,7 +224,7 @@ impl Endpoint {
         }
     }
 
-    /// Sends without blocking; the payload is gone from here.
+    /// Sends a message without blocking; the payload is moved.
     pub fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
         match self {
             Self::Local(endpoint) => endpoint.send(to, tag, payload),
@@ -235,7 +234,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes the message that `from` sent under `tag`, if it has arrived.
+    /// Takes the message with `tag` from `from`, if it has arrived.
     pub fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
         match self {
             Self::Local(endpoint) => endpoint.try_take(from, tag),

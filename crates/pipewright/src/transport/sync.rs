@@ -1,7 +1,7 @@
-//! The locks that the mailbox is made of, in one place, so that a test can put others there.
+//! The locks of the mailbox, in one place so that a test can replace them.
 
 pub(super) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 pub(super) use std::thread::yield_now;
 
-/// How often a rank offers its core to others before it parks.
+/// How often a rank yields its core before it parks.
 pub(super) const YIELDS: u32 = 32;

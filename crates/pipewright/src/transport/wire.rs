@@ -1,12 +1,11 @@
-//! What goes from one process to another, as bytes: frames with a small head and the elements of tensors behind it.
+//! The byte format of frames between processes: a small head, then the elements of tensors.
 //!
 //! ```text
 //! head's length (u32) | head (postcard) | pad | elements of tensor 0 | pad | elements of tensor 1 | pad ...
 //! ```
 //!
-//! Every part starts at a multiple of [`BLOCK`], and so the whole is one. That is for the transport, which counts
-//! blocks and not bytes: 2^31 of them are more than any message has. Elements are in the machine's byte order: the
-//! machines of one run are of one kind.
+//! Every part starts at a multiple of [`BLOCK`], and the size of a frame is a multiple of it. MPI counts blocks instead of
+//! bytes, so a frame may exceed 2^31 bytes. Elements are in the machine's byte order: all machines of a run have the same.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -19,10 +18,10 @@ use crate::message::{Message, OwnedParameter, Payload, Tag};
 use crate::progress::Heartbeat;
 use crate::tensor::{OptionalTensors, Value};
 
-/// Bytes that parts of a frame are padded to.
+/// Parts of a frame are padded to multiples of this many bytes.
 pub(crate) const BLOCK: usize = 64;
 
-/// What one process tells another.
+/// What one process sends to another.
 #[derive(Debug)]
 pub(crate) enum Frame {
     /// A message for a rank.
@@ -30,49 +29,49 @@ pub(crate) enum Frame {
     /// A step failed.
     Failed {
         error: StepError,
-        /// The attempt of the pipeline's that it was.
+        /// The failed attempt of the pipeline.
         attempt: u64,
-        /// The step since which the ranks do not belong together.
+        /// The step since which the ranks' parameters have diverged.
         diverged: Option<u64>,
     },
-    /// Where ranks stand, by rank, as far as the sender knows.
+    /// The progress of all ranks, as far as the sender knows.
     Heartbeats(Vec<Heartbeat>),
-    /// Which process the sender is.
+    /// The sender's process.
     Process(ProcessId),
 }
 
-/// A process, where its number means something: on one machine, and there among processes that see each other.
+/// A process. Its number is meaningful on one machine, among processes that can see each other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProcessId {
     pub machine: String,
     pub number: u32,
 }
 
-/// Why bytes are no frame.
+/// Why bytes are not a frame.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
-    /// The head cannot be read.
-    #[error("a frame from rank {from} has a head that cannot be read: {source}")]
+    /// The head cannot be decoded.
+    #[error("a frame from rank {from} has a head that cannot be decoded: {source}")]
     Head {
-        /// Who sent it.
+        /// The sender.
         from: Rank,
         /// What is wrong.
         source: postcard::Error,
     },
     /// The frame is shorter than its head says.
-    #[error("a frame from rank {from} has {found} bytes, its head tells of {expected}")]
+    #[error("a frame from rank {from} has {found} bytes, but its head says {expected}")]
     Short {
-        /// Who sent it.
+        /// The sender.
         from: Rank,
-        /// Bytes that came.
+        /// Bytes that arrived.
         found: usize,
-        /// Bytes that should have.
+        /// Bytes that the head says.
         expected: usize,
     },
-    /// The elements are no tensor.
-    #[error("a frame from rank {from} has a tensor that cannot be read: {reason}")]
+    /// The elements are not a tensor.
+    #[error("a frame from rank {from} has a tensor that cannot be decoded: {reason}")]
     Tensor {
-        /// Who sent it.
+        /// The sender.
         from: Rank,
         /// What is wrong.
         reason: String,
@@ -114,7 +113,7 @@ struct TensorHead {
     requires_grad: bool,
 }
 
-/// A cause as another process needs it: its words, and what follows from it.
+/// A cause for another process: its message, and which peer is lost.
 #[derive(Serialize, Deserialize)]
 enum CauseHead {
     Build(String),
@@ -123,7 +122,7 @@ enum CauseHead {
     Other(String),
 }
 
-/// Writes a frame over what `into` held.
+/// Encodes a frame into `into`, replacing its content.
 pub(crate) fn encode(frame: Frame, into: &mut Vec<u8>) {
     into.clear();
     let (head, tensors) = match frame {
@@ -143,7 +142,7 @@ pub(crate) fn encode(frame: Frame, into: &mut Vec<u8>) {
     }
 }
 
-/// Reads what [`encode`] wrote; tensors are made on the CPU.
+/// Decodes a frame that [`encode`] wrote; tensors are made on the CPU.
 pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Frame, WireError> {
     let short = |expected| WireError::Short { from, found: bytes.len(), expected };
     let length = bytes.first_chunk::<4>().ok_or(short(4))?;
@@ -154,7 +153,7 @@ pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Frame, WireError> {
         Head::Heartbeats(heartbeats) => Frame::Heartbeats(heartbeats),
         Head::Process(process) => Frame::Process(process),
         Head::Failed { attempt, diverged, rank, step, action, cause } => {
-            // An action that cannot be read is one of another version; the failure matters more.
+            // An action that cannot be decoded comes from another version; the failure itself matters more.
             let action = action.and_then(|text| text.parse::<Action>().ok());
             let error = StepError { rank, step, action, cause: cause.into() };
             Frame::Failed { error, attempt, diverged }
@@ -252,12 +251,12 @@ fn pad(bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
 }
 
-/// The wall clock: the one clock that processes share, as far as their machines' clocks agree.
+/// Returns the wall clock time, which processes share as far as their machines' clocks agree.
 fn since_epoch() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// When something was sent, on this process's clock; never later than now.
+/// Converts a time of sending to this process's clock; never later than now.
 fn sent_at(sent: Duration) -> Instant {
     let age = since_epoch().saturating_sub(sent);
     Instant::now().checked_sub(age).unwrap_or_else(Instant::now)
@@ -289,7 +288,7 @@ mod tests {
         Frame::Message(Message { from: FROM, step: 7, tag, payload, sent: Instant::now() })
     }
 
-    /// The tag after this one, so that each is visited once: a kind that has no place here does not compile.
+    /// Returns the next kind of tag, so that each is visited once. A kind that is missing here does not compile.
     fn next(tag: Tag) -> Option<Tag> {
         let (stage, microbatch, source) = (STAGE, MICROBATCH, StageIndex::new(1));
         Some(match tag {
@@ -319,7 +318,7 @@ mod tests {
         })
     }
 
-    /// The frame after its way through bytes.
+    /// Encodes and decodes a frame.
     fn round(frame: Frame) -> Frame {
         let mut bytes = vec![1; 3];
         encode(frame, &mut bytes);

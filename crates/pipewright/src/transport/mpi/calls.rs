@@ -1,7 +1,7 @@
-//! MPI's functions as this transport uses them: non-blocking, every return code checked.
+//! The MPI functions that this transport uses: non-blocking calls whose return codes are checked.
 //!
-//! The `mpi` crate's safe layer drops return codes, so this file calls below it. All calls are made by one thread, the
-//! one that called [`Calls::init`]: `MPI_THREAD_FUNNELED` is all that is asked of the library.
+//! The safe layer of the `mpi` crate drops return codes, so this file calls the functions below it. One thread makes all
+//! calls, the one that called [`Calls::init`]: `MPI_THREAD_FUNNELED` suffices.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -11,66 +11,66 @@ use pipewright_schedule::Rank;
 
 use crate::transport::wire::BLOCK;
 
-/// One tag for all: frames say themselves what they are, so that no limit on tags is in the way.
+/// All frames have one MPI tag. Frames describe themselves, so MPI's limit on tags does not matter.
 const TAG: c_int = 1;
 
-/// Why MPI did not do as asked.
+/// Why an MPI call failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum MpiError {
-    /// A process joins MPI once; MPI can neither be joined twice nor again.
+    /// The process has joined MPI before; it can join only once.
     #[error("this process has joined MPI before: MPI allows that once a process; keep the first world")]
     Again,
-    /// The library cannot be called from a thread that is not the process's first.
+    /// The library does not support calls from a thread other than the main thread.
     #[error(
         "this MPI library gives thread level {found}, the transport needs MPI_THREAD_FUNNELED ({needed})"
     )]
     Threads {
-        /// The level that it gives.
+        /// The supported level.
         found: i32,
-        /// The level that is needed.
+        /// The required level.
         needed: i32,
     },
-    /// A function said no.
+    /// A function returned an error.
     #[error("{function} failed: {message}")]
     Call {
         /// The function.
         function: &'static str,
-        /// MPI's words.
+        /// MPI's message.
         message: String,
     },
-    /// The thread that talks to MPI cannot be started, or ended before it had joined.
+    /// The MPI thread cannot be started, or ended before it had joined.
     #[error("the thread that talks to MPI is not there: {message}")]
     Thread {
-        /// Why.
+        /// The cause.
         message: String,
     },
 }
 
-/// A frame that has gone or come; MPI is done with its buffer.
+/// A completed transfer; MPI no longer uses its buffer.
 pub(super) struct Done {
     pub(super) buffer: Vec<u8>,
     pub(super) peer: Rank,
 }
 
-/// A frame under way, given back as its buffer once it is done ([`Calls::next_done`]).
+/// A transfer in progress; [`Calls::next_done`] returns its buffer when it is complete.
 pub(super) struct Transfer {
     request: ffi::MPI_Request,
-    /// Stays where it is on the heap while MPI reads or writes it.
+    /// The heap memory does not move while MPI reads or writes it.
     buffer: Vec<u8>,
-    /// Where it goes or comes from.
+    /// The other rank.
     peer: Rank,
 }
 
 impl Drop for Transfer {
-    /// MPI may still read or write the buffer of a transfer that nobody waited for: the memory is left to it.
+    /// MPI may still use the buffer of an incomplete transfer, so the memory is leaked.
     fn drop(&mut self) {
         std::mem::forget(std::mem::take(&mut self.buffer));
     }
 }
 
-/// The process's membership of MPI.
+/// The process's connection to MPI.
 pub(super) struct Calls {
-    /// A communicator of our own: frames of this transport meet no others.
+    /// A communicator of this transport's own, so that its frames do not mix with other messages.
     communicator: ffi::MPI_Comm,
     /// [`BLOCK`] bytes as one element.
     block: ffi::MPI_Datatype,
@@ -78,7 +78,7 @@ pub(super) struct Calls {
     ranks: u32,
 }
 
-/// Runs `call`; what it returns is an error unless it is success.
+/// Runs `call` and turns its return code into an error unless it is success.
 fn checked(function: &'static str, call: impl FnOnce() -> c_int) -> Result<(), MpiError> {
     match call() {
         code if code == ffi::MPI_SUCCESS as c_int => Ok(()),
@@ -86,9 +86,9 @@ fn checked(function: &'static str, call: impl FnOnce() -> c_int) -> Result<(), M
     }
 }
 
-/// MPI's own words for an error code.
+/// Returns MPI's message for an error code.
 fn words(code: c_int) -> String {
-    // Longer than MPI_MAX_ERROR_STRING of the libraries there are (256 to 1,024).
+    // Longer than MPI_MAX_ERROR_STRING of known libraries (256 to 1,024).
     let mut text = vec![0u8; 4096];
     let mut length: c_int = 0;
     // SAFETY: the buffer is longer than any text MPI writes, and both pointers are to living memory.
@@ -160,7 +160,7 @@ impl Calls {
         })
     }
 
-    /// Starts to receive the next frame, if one is there; `buffer` makes room for so many bytes.
+    /// Starts to receive the next frame, if one has been announced; `buffer` allocates its bytes.
     pub(super) fn receive(
         &self,
         buffer: impl FnOnce(usize) -> Vec<u8>,
@@ -203,7 +203,7 @@ impl Calls {
         Ok(Transfer { request, buffer, peer })
     }
 
-    /// Takes a transfer that is done out of those under way, if there is one.
+    /// Removes and returns a completed transfer, if there is one.
     pub(super) fn next_done(&self, under_way: &mut Vec<Transfer>) -> Result<Option<Done>, MpiError> {
         for place in 0..under_way.len() {
             if self.is_done(&mut under_way[place].request)? {
@@ -221,7 +221,7 @@ impl Calls {
         Ok(done != 0)
     }
 
-    /// Tells all processes that this one is leaving.
+    /// Announces to all processes that this one is leaving.
     pub(super) fn leave(&self) -> Result<Leaving, MpiError> {
         // SAFETY: the null request is one of MPI's constants.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
@@ -235,14 +235,14 @@ impl Calls {
         self.is_done(&mut leaving.0)
     }
 
-    /// Leaves MPI; only when all processes are leaving, since it waits for them.
+    /// Leaves MPI. Call it only when all processes are leaving, because it waits for them.
     pub(super) fn finalize(self) -> Result<(), MpiError> {
         // SAFETY: this thread initialised MPI, no request is under way, and all processes have come here.
         checked("MPI_Finalize", || unsafe { ffi::MPI_Finalize() })
     }
 }
 
-/// A process that waits for the others to leave as well.
+/// A process that waits until the others leave too.
 pub(super) struct Leaving(ffi::MPI_Request);
 
 fn blocks(buffer: &[u8]) -> c_int {

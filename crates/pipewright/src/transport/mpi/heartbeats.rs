@@ -1,9 +1,9 @@
-//! Signs of life: where each rank stands, told around in a few hops, and who has fallen silent.
+//! Heartbeats: spread the progress of each rank among the processes, and find ranks that are silent.
 //!
-//! Each process keeps a table with a line a rank. At its `k`-th heartbeat it counts up its own line and sends the whole
-//! table to the rank `2^(k mod log2 n)` places further on (dissemination, as in Hensgen, Finkel and Manber's barrier,
-//! 1988); the newer of two lines is kept. So one frame a heartbeat and process is enough for news to reach all `n` ranks
-//! within `log2 n` heartbeats.
+//! Each process keeps a table with one line per rank. At its `k`-th heartbeat it increments its own line and sends the table
+//! to the rank `2^(k mod log2 n)` further on (dissemination, as in the barrier of Hensgen, Finkel and Manber, 1988); a
+//! receiver keeps the newer of two lines. So with one frame per process and heartbeat, a line reaches all `n` ranks within
+//! `log2 n` heartbeats.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use pipewright_schedule::Rank;
 
 use crate::progress::{Board, Heartbeat};
 
-/// Signs of life are sent so often within a deadline, and at least every [`SLOWEST`].
+/// Heartbeats per deadline; they are sent at least every [`SLOWEST`].
 const BEATS_IN_DEADLINE: u32 = 40;
 const SLOWEST: Duration = Duration::from_millis(100);
 
@@ -19,12 +19,12 @@ fn period(deadline: Duration) -> Duration {
     (deadline / BEATS_IN_DEADLINE).clamp(Duration::from_millis(1), SLOWEST)
 }
 
-/// How much later than the deadline the last process learns of a silence.
+/// Returns how long after the deadline the last process learns that a rank is silent.
 pub(super) fn detection_lag(ranks: u32, deadline: Duration) -> Duration {
     period(deadline) * (2 + ranks.next_power_of_two().trailing_zeros())
 }
 
-/// What a process knows of all ranks.
+/// A process's table of all ranks.
 pub(super) struct Heartbeats {
     own: Rank,
     lines: Vec<Heartbeat>,
@@ -32,7 +32,7 @@ pub(super) struct Heartbeats {
     heard: Vec<Instant>,
     sent: Instant,
     looked: Instant,
-    /// When this process last went on after it had been stopped.
+    /// When this process last continued after it had been stopped.
     stopped: Option<Instant>,
     deadline: Duration,
 }
@@ -47,12 +47,12 @@ impl Heartbeats {
         self.deadline = deadline;
     }
 
-    /// The time between two heartbeats.
+    /// Returns the time between two heartbeats.
     pub(super) fn period(&self) -> Duration {
         period(self.deadline)
     }
 
-    /// The table and whom to send it to, when it is time.
+    /// Returns the table and its receiver if a heartbeat is due.
     pub(super) fn due(&mut self, board: &Board, at: Instant) -> Option<(Rank, Vec<Heartbeat>)> {
         let ranks = self.lines.len() as u32;
         if ranks < 2 || at.saturating_duration_since(self.sent) < self.period() {
@@ -67,7 +67,7 @@ impl Heartbeats {
         Some((partner, self.lines.clone()))
     }
 
-    /// Takes the newer lines of another table over, and puts them on the board.
+    /// Takes the newer lines of another table and records them on the board.
     pub(super) fn merge(&mut self, others: &[Heartbeat], board: &Board, at: Instant) {
         for (rank, other) in (0..).map(Rank::new).zip(others) {
             let Some(line) = self.lines.get_mut(rank.index()) else { return };
@@ -79,8 +79,8 @@ impl Heartbeats {
         }
     }
 
-    /// The ranks that have not been heard of for the deadline. A process that was itself stopped for a while has heard
-    /// of nobody, and starts counting anew.
+    /// Returns the ranks whose lines have not changed for the deadline. A process that was itself stopped has received no
+    /// lines, so it restarts the count.
     pub(super) fn silent(&mut self, at: Instant) -> Vec<Rank> {
         let away = at.saturating_duration_since(self.looked);
         self.looked = at;
@@ -113,7 +113,7 @@ mod tests {
         (heartbeats, (0..ranks).map(|_| Board::new(ranks)).collect())
     }
 
-    /// Lets all ranks but `dead` heartbeat once.
+    /// Sends one heartbeat from each rank but `dead`.
     fn heartbeat(heartbeats: &mut [Heartbeats], boards: &[Board], dead: Option<usize>, at: Instant) {
         let living = (0..heartbeats.len()).filter(|rank| Some(*rank) != dead);
         let frames: Vec<_> = living.filter_map(|rank| heartbeats[rank].due(&boards[rank], at)).collect();

@@ -1,8 +1,8 @@
-//! Ranks as processes, over whatever MPI is installed.
+//! Ranks as processes, over any installed MPI library.
 //!
-//! A process has one rank. Its [`MpiEndpoint`] is a mailbox as in the local transport, and a thread of its own, the
-//! *MPI thread*, moves frames between the mailbox and MPI while the rank computes. `README.md` beside this file states the
-//! protocol, and why it cannot deadlock.
+//! A process has one rank. Its [`MpiEndpoint`] has a mailbox as in the local transport, and the *MPI thread* moves frames
+//! between the mailbox and MPI while the rank computes. `README.md` in this folder describes the protocol and why it cannot
+//! deadlock.
 
 mod heartbeats;
 mod calls;
@@ -37,7 +37,7 @@ pub struct MpiEndpoint {
     mpi_thread: Option<JoinHandle<()>>,
 }
 
-/// What the MPI thread says once it has joined.
+/// The MPI thread's result of joining.
 type Joined = Result<(MpiEndpoint, Board), MpiError>;
 
 /// Joins MPI; returns this process's rank once all processes have joined.
@@ -56,11 +56,11 @@ pub(super) fn world(deadline: Duration) -> Joined {
     Ok((endpoint, board))
 }
 
-/// The MPI thread's life: it joins, says so, and works.
+/// The main function of the MPI thread: joins, reports that it has joined, and runs.
 fn join(deadline: Duration, commands: Sender<Command>, orders: Receiver<Command>, joined: &Sender<Joined>) {
     let calls = match Calls::init() {
         Ok(calls) => calls,
-        // Nobody waits any more when the deadline has passed.
+        // After the deadline no receiver is left.
         Err(error) => return joined.send(Err(error)).unwrap_or_default(),
     };
     let (rank, ranks) = (calls.rank(), calls.ranks());
@@ -113,7 +113,7 @@ impl MpiEndpoint {
         }
         let mut frame = self.shared.buffer();
         wire::encode(Frame::Message(self.inner.envelope(tag, payload)), &mut frame);
-        // An mpi_thread that is gone has failed, and has raised the abort flag.
+        // If the MPI thread has ended, it failed and raised the abort flag.
         let _ = self.commands.send(Command::Send(to, frame));
     }
 
@@ -128,7 +128,7 @@ impl MpiEndpoint {
         waited
     }
 
-    /// How much later than the deadline it is known which rank has fallen silent.
+    /// Returns how long after the deadline a silent rank is known.
     pub(crate) fn detection_lag(&self, deadline: Duration) -> Duration {
         heartbeats::detection_lag(self.ranks(), deadline)
     }
@@ -143,7 +143,7 @@ impl MpiEndpoint {
 }
 
 impl Drop for MpiEndpoint {
-    /// Leaves MPI with the others; waits for them as long as they give signs of life.
+    /// Leaves MPI with the others; waits for them as long as they send heartbeats.
     fn drop(&mut self) {
         let _ = self.commands.send(Command::Leave);
         if let Some(mpi_thread) = self.mpi_thread.take() {

@@ -1,8 +1,7 @@
-//! The thread that talks to MPI: it sends what the rank hands it, takes what arrives, gives signs of life, and tells of
-//! failures.
+//! The thread that calls MPI: it sends and receives frames, sends heartbeats, and reports failures.
 //!
-//! Letters move while the rank computes, because this thread and no other makes MPI's calls. It sleeps between two
-//! looks, shortly when the rank waits for something, longer when the rank has the core to itself.
+//! Frames move while the rank computes, because this thread makes all MPI calls. It sleeps between two polls: for a short
+//! time if the rank waits for a frame, longer if the rank computes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,33 +18,33 @@ use crate::progress::Board;
 use crate::transport::local::Mailboxes;
 use crate::transport::wire::{self, Frame};
 
-/// How long to sleep when nothing moves: while the rank waits for a frame,
+/// How long to sleep between polls while the rank waits for a frame.
 const PAUSE_WAITING: Duration = Duration::from_micros(20);
-/// while frames are under way,
+/// How long to sleep between polls while frames are in transfer.
 const PAUSE_MOVING: Duration = Duration::from_micros(100);
-/// and while the rank computes.
+/// How long to sleep between polls while the rank computes.
 const PAUSE_QUIET: Duration = Duration::from_micros(300);
-/// How often to look again at once before sleeping, when the rank waits.
+/// How often to poll again without sleeping while the rank waits.
 const LOOKS: u32 = 64;
-/// Buffers kept for further frames.
+/// How many empty buffers are kept.
 const BUFFERS: usize = 32;
-/// How long to wait for others to leave after a failure: they have their own to report.
+/// How long to wait for others to leave after a failure, so that they can report theirs.
 const PARTING: Duration = Duration::from_secs(1);
 
-/// What the MPI thread is asked to do.
+/// A command for the MPI thread.
 pub(super) enum Command {
     /// Send a frame.
     Send(Rank, Vec<u8>),
-    /// Tell every other process that a step failed, which attempt at one, and since which step the ranks do not belong
-    /// together.
+    /// Report a failed step to every other process: the error, the attempt, and the step since which the parameters have
+    /// diverged.
     Fail(StepError, u64, Option<u64>),
-    /// Call a process lost after so long a silence.
+    /// Set the time without heartbeats after which a process is lost.
     SetDeadline(Duration),
-    /// Send what is left, and leave together with the others.
+    /// Send the remaining frames and leave together with the others.
     Leave,
 }
 
-/// What the rank's thread and the MPI thread have in common.
+/// State that the rank's thread and the MPI thread share.
 #[derive(Default)]
 pub(super) struct ThreadShared {
     /// Whether the rank waits for a frame.
@@ -54,7 +53,7 @@ pub(super) struct ThreadShared {
 }
 
 impl ThreadShared {
-    /// An empty buffer, used before where one is left.
+    /// Returns an empty buffer, reused if possible.
     pub(super) fn buffer(&self) -> Vec<u8> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
@@ -77,7 +76,7 @@ pub(super) struct MpiThread {
     pub(super) shared: Arc<ThreadShared>,
     pub(super) heartbeats: Heartbeats,
     pub(super) neighbours: Neighbours,
-    /// A rank whose process had ended at the last look.
+    /// A rank whose process had ended at the last poll.
     pub(super) ended: Option<Rank>,
     pub(super) deadline: Duration,
     pub(super) sending: Vec<Transfer>,
@@ -85,7 +84,7 @@ pub(super) struct MpiThread {
 }
 
 impl MpiThread {
-    /// Works until the endpoint is dropped and all frames are sent.
+    /// Runs until the endpoint is dropped and all frames are sent.
     pub(super) fn run(mut self) {
         let outcome = self.work().and_then(|()| self.leave());
         match outcome {
@@ -94,13 +93,13 @@ impl MpiThread {
                     tracing::warn!(%error, "leaving MPI");
                 }
             }
-            // Others are gone or stuck: MPI_Finalize would wait for them.
+            // Other processes have ended or do not respond: MPI_Finalize would wait for them.
             Ok(false) => tracing::debug!("left without MPI_Finalize"),
             Err(error) => self.mailboxes.fail(self.error(Cause::Transport { message: error.to_string() })),
         }
     }
 
-    /// Does commands and moves frames until asked to leave.
+    /// Runs commands and moves frames until the command to leave.
     fn work(&mut self) -> Result<(), MpiError> {
         let own = self.neighbours.own();
         self.send_all(|| Frame::Process(own.clone()))?;
@@ -136,12 +135,12 @@ impl MpiThread {
                 self.heartbeats.set_deadline(deadline);
                 Ok(())
             }
-            // It leaves already, or will when it comes to it.
+            // The caller handles this command.
             Command::Leave => Ok(()),
         }
     }
 
-    /// How long to sleep after so many looks in vain.
+    /// Returns how long to sleep after `idle` polls without progress.
     fn pause(&self, idle: u32) -> Option<Duration> {
         match idle {
             0 => None,
@@ -151,7 +150,7 @@ impl MpiThread {
         }
     }
 
-    /// One look at everything that is under way, and at the clock; whether anything moved.
+    /// Polls all transfers and the clock once; returns whether anything moved.
     fn move_frames(&mut self) -> Result<bool, MpiError> {
         let moved = self.move_transfers()?;
         self.heartbeat()?;
@@ -180,8 +179,9 @@ impl MpiThread {
         Ok(moved)
     }
 
-    /// Ends what is under way once all are leaving: signs of life that were sent to the last. Whether all is done.
-    fn finish_letters(&mut self) -> Result<bool, MpiError> {
+    /// Completes the remaining transfers, which are late heartbeats, once all processes are leaving. Returns whether none is
+    /// left.
+    fn finish_frames(&mut self) -> Result<bool, MpiError> {
         let start = Instant::now();
         loop {
             let moved = self.move_transfers()?;
@@ -200,7 +200,7 @@ impl MpiThread {
         Ok(())
     }
 
-    fn send_letter(&mut self, to: Rank, frame: Frame) -> Result<(), MpiError> {
+    fn send_frame(&mut self, to: Rank, frame: Frame) -> Result<(), MpiError> {
         let mut bytes = self.shared.buffer();
         wire::encode(frame, &mut bytes);
         self.send(to, bytes)
@@ -209,12 +209,12 @@ impl MpiThread {
     fn send_all(&mut self, frame: impl Fn() -> Frame) -> Result<(), MpiError> {
         let own = self.calls.rank();
         for to in (0..self.calls.ranks()).map(Rank::new).filter(|&to| to != own) {
-            self.send_letter(to, frame())?;
+            self.send_frame(to, frame())?;
         }
         Ok(())
     }
 
-    /// Reads a frame that has arrived and passes on what it says.
+    /// Decodes a frame that has arrived and handles it.
     fn open(&mut self, from: Rank, frame: Vec<u8>) {
         match wire::decode(from, &frame) {
             Ok(Frame::Message(message)) => self.mailboxes.deliver(self.calls.rank(), message),
@@ -228,11 +228,11 @@ impl MpiThread {
         self.shared.put_back(frame);
     }
 
-    /// Gives a sign of life when it is time, and looks for ranks that give none.
+    /// Sends a heartbeat when it is due, and checks for ranks that send none.
     fn heartbeat(&mut self) -> Result<(), MpiError> {
         let now = Instant::now();
         if let Some((partner, lines)) = self.heartbeats.due(&self.board, now) {
-            self.send_letter(partner, Frame::Heartbeats(lines))?;
+            self.send_frame(partner, Frame::Heartbeats(lines))?;
             self.look_for_lost(now);
         }
         Ok(())
@@ -243,7 +243,7 @@ impl MpiThread {
             return;
         }
         let silent = self.heartbeats.silent(now);
-        // What it said before it ended is read first.
+        // Frames that it sent before it ended are read first.
         let ended = self.neighbours.ended();
         let was_ended = std::mem::replace(&mut self.ended, ended);
         silent.iter().for_each(|&rank| self.board.falls_silent(rank));
@@ -253,20 +253,21 @@ impl MpiThread {
         } else if let Some(peer) = ended.filter(|_| ended == was_ended) {
             let (waited, report) = (self.deadline, self.board.report());
             self.mailboxes.fail(self.error(match self.heartbeats.was_stopped(now) {
-                // The others have given this process up while it was stopped, and have ended.
+                // The others treated this process as failed while it was stopped, and have ended.
                 true => Cause::SilentPeer { peer: self.calls.rank(), waited, report },
                 false => Cause::LostPeer { peer },
             }));
         }
     }
 
-    /// An error that the MPI thread itself finds.
+    /// Returns an error of the MPI thread itself.
     fn error(&self, cause: Cause) -> StepError {
         StepError { rank: self.calls.rank(), step: self.board.step(), action: None, cause }
     }
 
-    /// Sends what is left and waits for the others to leave too; whether they all did. A process that still works, on
-    /// its last checkpoint say, gives signs of life; one that gives none raises the abort flag, and ends the wait.
+    /// Sends the remaining frames and waits until the others leave too; returns whether they all did. A process that is
+    /// still busy, for example with its last checkpoint, sends heartbeats. If one sends none, the abort flag is raised and
+    /// the wait ends.
     fn leave(&mut self) -> Result<bool, MpiError> {
         let mut leaving = None;
         let mut failed: Option<Instant> = None;
@@ -281,7 +282,7 @@ impl MpiThread {
             if let Some(leaving) = &mut leaving
                 && self.calls.all_leave(leaving)?
             {
-                return self.finish_letters();
+                return self.finish_frames();
             }
             if self.mailboxes.abort().is_raised()
                 && failed.get_or_insert_with(Instant::now).elapsed() > PARTING

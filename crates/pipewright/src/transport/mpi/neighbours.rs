@@ -1,4 +1,4 @@
-//! The processes of this run on this machine: when one of them ends, the others need not wait for the deadline.
+//! The processes of this run on this machine. If one ends, the others find out without waiting for the deadline.
 
 use std::path::Path;
 
@@ -6,14 +6,14 @@ use pipewright_schedule::Rank;
 
 use crate::transport::wire::ProcessId;
 
-/// Processes that this one can see.
+/// The processes that this one can observe.
 pub(super) struct Neighbours {
     own: ProcessId,
     seen: Vec<(Rank, u32)>,
 }
 
 impl Neighbours {
-    /// None yet; what others say of themselves is added.
+    /// Returns an empty list; [`Neighbours::add`] adds processes.
     pub(super) fn new() -> Self {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         // Containers of one machine may not see each other's processes.
@@ -22,30 +22,31 @@ impl Neighbours {
         Self { own: ProcessId { machine, number: std::process::id() }, seen: Vec::new() }
     }
 
-    /// This process.
+    /// Returns this process.
     pub(super) fn own(&self) -> ProcessId {
         self.own.clone()
     }
 
-    /// Notes which process a rank is.
+    /// Records the process of a rank.
     pub(super) fn add(&mut self, rank: Rank, process: &ProcessId) {
         if process.machine == self.own.machine && is_running(process.number) {
             self.seen.push((rank, process.number));
         }
     }
 
-    /// A rank whose process has ended.
+    /// Returns a rank whose process has ended.
     pub(super) fn ended(&self) -> Option<Rank> {
         self.seen.iter().find(|(_, number)| !is_running(*number)).map(|(rank, _)| *rank)
     }
 }
 
-/// Whether the system has a process of that number; true where the system does not say.
+/// Whether a process of that number is running; `true` if the system does not say.
 fn is_running(number: u32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{number}/stat")) else {
         return !Path::new("/proc/self/stat").exists();
     };
-    // The state follows the name, which is in brackets and may hold anything; `Z` has ended and waits for its parent.
+    // The state follows the name, which is in parentheses and may contain anything; `Z` is a process that has ended and
+    // whose parent has not collected its status.
     status.rsplit_once(')').is_none_or(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
