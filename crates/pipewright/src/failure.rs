@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_tells_counts_for_its_step_alone() {
+    fn a_reported_failure_counts_for_its_own_attempt() {
         let told = |step| StepError { step, ..error(1, None) };
         let abort = Abort::default();
         abort.begin_step(2);
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_updated_is_told_by_who_has() {
+    fn ranks_that_have_updated_notify_those_that_have_not() {
         let [own, other] = [Abort::default(), Abort::default()];
         let told = own.clone();
         other.on_raise(move |error, attempt, diverged| {
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_where_and_what() {
+    fn an_error_names_its_place_and_cause() {
         assert_eq!(
             error(1, Some("1F3")).to_string(),
             "step 3: rank 1, stage 1, microbatch 3, action 1F3: the stage panicked: out of cheese"

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_is_told_with_what_it_did_and_what_it_waits_for() {
+    fn a_report_names_last_actions_and_awaited_messages() {
         let (stage, microbatch) = (StageIndex::new(0), Microbatch::new(1));
         let boundary = Tag::Boundary { direction: Direction::Backward, stage, microbatch };
         let waits = |tag| Doing::Waits(Waiting { from: FROM, tag });
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_actions_are_told_and_no_more() {
+    fn a_report_is_limited_to_the_last_actions() {
         let board = board(100);
         board.moved(Rank::new(0), 300);
         let report = board.report();
@@ -266,7 +266,7 @@ mod tests {
 
     #[cfg(feature = "mpi")]
     #[test]
-    fn a_silent_rank_is_told_as_such_until_it_is_heard_of() {
+    fn a_rank_is_silent_until_its_next_heartbeat() {
         let board = board(2);
         board.falls_silent(FROM);
         let line = |board: &Board| board.report().lines().nth(1).map(str::to_owned).expect("a line a rank");

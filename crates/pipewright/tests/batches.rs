@@ -1,4 +1,4 @@
-//! What a step may bring beside equal microbatches: rows that do not divide, side inputs, auxiliary losses.
+//! Batches whose rows do not divide evenly, side inputs and auxiliary losses.
 //!
 //! Each run is compared with plain Burn: the same layers on one tape, one backward, one optimizer step.
 
@@ -18,7 +18,7 @@ use support::{Mlp, WIDTH, config, loss, numbers, optimizer, program, program_of}
 const STAGES: u32 = 4;
 const STEPS: u64 = 4;
 const MICROBATCHES: u32 = 4;
-/// Of a step; they make microbatches of 3, 3, 3 and 1.
+/// Rows of a step; they make microbatches of 3, 3, 3 and 1.
 const ROWS: usize = 10;
 
 /// Layers that add a side input, scale by a value, and report two auxiliary losses.
@@ -69,7 +69,7 @@ fn unclipped() -> PipelineConfig {
     PipelineConfig { clip_norm: None, ..config() }
 }
 
-/// What step `step` brings.
+/// The batch of step `step`.
 fn brought(step: u64) -> Batch {
     let batch = Batch::split_uneven(data(step), data(100 + step), MICROBATCHES).expect("it splits");
     let batch = batch.with_split("shift", data(200 + step)).expect("it splits");
@@ -154,7 +154,7 @@ fn an_evaluation_brings_it_too() {
 }
 
 #[test]
-fn what_the_step_did_not_bring_is_named() {
+fn a_missing_side_input_is_named() {
     let mut pipeline = launch(program("1f1b", STAGES, MICROBATCHES));
     let batch = Batch::split_uneven(data(0), data(1), MICROBATCHES).expect("it splits");
     let error = pipeline.step_batch(batch.with_value("scale", 1f32), 1e-2).expect_err("no shift").to_string();
@@ -169,7 +169,7 @@ fn too_few_rows_for_the_last_microbatch_are_refused() {
     assert!(Batch::split_uneven(two(), two(), 3).is_ok());
 }
 
-/// The layers, with features first and rows second, and a table that all microbatches add.
+/// The layers with inputs `[features, rows]`, and a table that every microbatch adds.
 #[derive(Module, Debug)]
 struct Sideways {
     layers: Mlp,

@@ -1,4 +1,4 @@
-//! Stages with several inputs and outputs of any rank and kind; evaluation without a tape.
+//! Stages with several inputs and outputs of any shape and kind; evaluation without a tape.
 
 mod support;
 
@@ -12,10 +12,10 @@ use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 use support::{Mlp, ROWS, WIDTH, batch, config, program, stage};
 
-/// What travels: hidden rows, a second float tensor of another rank, ids, a mask, and a float nobody uses.
+/// The tensors of a boundary: hidden rows, a second float tensor, ids, a mask, and an unused float tensor.
 type Edge = (Tensor<2>, Tensor<1>, Tensor<1, Int>, (Tensor<2, Bool>, Tensor<3>));
 
-/// Layers between which more than the hidden rows travels.
+/// Layers that pass more tensors than the hidden rows.
 #[derive(Module, Debug)]
 struct Wide {
     layers: Vec<Mlp>,
@@ -29,7 +29,7 @@ impl StageModule for Wide {
         self.layers.iter().fold(input, |(hidden, scale, ids, (mask, unused)), layer| {
             assert_eq!(ids.dims(), [hidden.dims()[0]], "ids travel with their rows");
             let hidden = layer.forward(hidden, context);
-            // The scale reaches the loss both through the rows and on its own.
+            // The scale affects the loss through the rows and directly.
             let scaled = hidden.clone() * scale.clone().unsqueeze_dim::<2>(1);
             (hidden.mask_where(mask.clone(), scaled), scale * 1.01, ids, (mask, unused))
         })

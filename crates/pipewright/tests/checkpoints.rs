@@ -1,4 +1,4 @@
-//! Checkpoints: a run goes on from one with the same bits under any cut, and what is wrong with one is told by name.
+//! Checkpoints: a run resumes with the same bits under any cut, and damage is reported by file.
 
 mod support;
 
@@ -128,7 +128,7 @@ fn each_parameter_keeps_the_optimizer_of_its_group() {
 }
 
 #[test]
-fn a_state_stays_what_it_was_while_training_goes_on() {
+fn a_taken_state_does_not_change_while_training_continues() {
     let scratch = folder();
     let mut pipeline = launch("1f1b", 2, adamw());
     take_steps(&mut pipeline, 0..2);
@@ -144,7 +144,7 @@ fn a_state_stays_what_it_was_while_training_goes_on() {
 }
 
 #[test]
-fn a_checkpoint_says_what_it_holds() {
+fn a_checkpoint_lists_its_tensors() {
     let scratch = folder();
     let mut pipeline = launch("1f1b", 2, adamw());
     take_steps(&mut pipeline, 0..1);
@@ -190,7 +190,7 @@ fn two_processes_write_one_checkpoint() {
     let scratch = folder();
     let mut pipeline = launch("1f1b", 2, adamw());
     take_steps(&mut pipeline, 0..2);
-    // What the process of rank 0 has, and what that of rank 1 has.
+    // The states of the processes of rank 0 and rank 1.
     let (mut first, mut second) = (state(&mut pipeline, 2), state(&mut pipeline, 2));
     first.ranks.remove(1);
     second.ranks.remove(0);
@@ -236,10 +236,10 @@ fn accumulated_gradients_are_not_left_behind_in_silence() {
     pipeline.state().expect("nothing waits");
 }
 
-/// Two checkpoints of one pipeline; `damage` is done to the newer one's folder.
-/// Restores in the middle of other work: nothing of it, done or failed, is found in the steps that follow.
+/// Makes two checkpoints of one pipeline and applies `damage` to the newer one's folder.
+/// Restores in the middle of other work, successful or failed, which must not affect the following steps.
 #[test]
-fn a_state_taken_back_leaves_nothing_of_what_came_after_it() {
+fn a_restored_state_discards_later_steps() {
     let scratch = folder();
     let mut pipeline = launch("1f1b", 2, adamw());
     take_steps(&mut pipeline, 0..2);
@@ -295,7 +295,7 @@ fn a_flipped_bit_is_found_wherever_it_is() {
 }
 
 #[test]
-fn a_truncated_file_is_told() {
+fn a_truncated_file_is_reported() {
     for left in [0, 5, 200, 4000] {
         let cut = |newer: &Path, _: &Path| edit(&newer.join(SHARD), |bytes| bytes.truncate(left));
         let is_cut = |error: &CheckpointError| matches!(error, CheckpointError::ShardLength { .. });
@@ -304,14 +304,14 @@ fn a_truncated_file_is_told() {
 }
 
 #[test]
-fn a_missing_shard_is_told() {
+fn a_missing_shard_is_reported() {
     let remove = |newer: &Path, _: &Path| fs::remove_file(newer.join(SHARD)).expect("a file");
     let is_missing = |error: &CheckpointError| matches!(error, CheckpointError::MissingShard { .. });
     check_damage(remove, is_missing, &["step-00000002/rank-0001.safetensors", "missing"]);
 }
 
 #[test]
-fn a_shard_of_another_step_is_told() {
+fn a_shard_of_another_step_is_reported() {
     let swap = |newer: &Path, older: &Path| {
         fs::copy(older.join(SHARD), newer.join(SHARD)).expect("a file");
     };
@@ -320,7 +320,7 @@ fn a_shard_of_another_step_is_told() {
 }
 
 #[test]
-fn a_missing_manifest_is_told() {
+fn a_missing_manifest_is_reported() {
     let remove = |newer: &Path, _: &Path| fs::remove_file(newer.join("manifest.json")).expect("a file");
     let is_missing = |error: &CheckpointError| matches!(error, CheckpointError::NoManifest { .. });
     check_damage(remove, is_missing, &["manifest.json", "missing"]);
@@ -362,7 +362,7 @@ fn the_newest_are_kept_and_leftovers_removed() {
 }
 
 #[test]
-fn what_lacks_its_name_alone_gets_it_from_the_next_owner() {
+fn a_checkpoint_that_lacks_only_its_final_name_gets_it_from_the_next_owner() {
     let scratch = folder();
     let mut pipeline = launch("1f1b", 2, adamw());
     let path = save(&mut pipeline, 7, scratch.path(), 1).expect("it is saved");
@@ -401,7 +401,7 @@ impl Drop for SmallDisk {
 
 #[test]
 #[expect(clippy::print_stderr, reason = "a test that cannot run says so")]
-fn a_full_disk_is_told_and_loses_nothing() {
+fn a_full_disk_is_reported_and_loses_nothing() {
     let Some(disk) = SmallDisk::mount("64k") else {
         eprintln!("skipped: mounting a small file system is not allowed here");
         return;

@@ -1,4 +1,4 @@
-//! What a user may put around actions or in their place, and what a loss may read.
+//! Hooks around actions, custom overlaps and weight runners, and losses that read the step's inputs.
 
 mod support;
 
@@ -38,7 +38,7 @@ fn steps(pipeline: &mut Pipeline) -> Vec<Step> {
     (0..3).map(step).collect()
 }
 
-/// Notes who is inside an action, and takes overlaps backward first.
+/// Counts ranks inside an action, and runs the backward of an overlap first.
 #[derive(Default)]
 struct Scopes {
     inside: [AtomicBool; 2],
@@ -56,7 +56,7 @@ impl ActionHook for Scopes {
 
     fn overlap(&self, _rank: Rank, [forward, backward]: [Action; 2], run: &mut dyn FnMut(Action)) {
         run(backward);
-        // A part is run once, however often it is called for.
+        // A part runs once, even if it is called twice.
         run(backward);
         run(forward);
         self.overlaps.lock().expect("no panic").push(format!("{backward} {forward}"));
@@ -64,7 +64,7 @@ impl ActionHook for Scopes {
 }
 
 #[test]
-fn what_stands_around_actions_changes_no_bit() {
+fn hooks_around_actions_change_no_bit() {
     for schedule in ["1f1b", "zbvzerobubble", "dualpipev"] {
         let scopes = Arc::new(Scopes::default());
         let mut with = launch(schedule, Some(scopes.clone()));
@@ -109,7 +109,7 @@ fn weight_gradients_may_be_worked_off_by_hand() {
         let make = move |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
             let counted = counted.clone();
             Ok(stage(index, stages)?.with_weight_runner(move |_: Microbatch, work: &mut WeightWork| {
-                // One product stays for the runtime to finish.
+                // The runtime must compute the remaining product.
                 while work.len() > 1 && work.run_next() {
                     counted.fetch_add(1, Ordering::SeqCst);
                 }
@@ -117,13 +117,13 @@ fn weight_gradients_may_be_worked_off_by_hand() {
         };
         let mut pipeline = Pipeline::launch(program, World::local(2), &config(), make).expect("it starts");
         assert_eq!(steps(&mut pipeline), steps(&mut launch(schedule, None)), "{schedule}");
-        // Three steps, four microbatches, a product a layer but for one a stage.
+        // Three steps, four microbatches, one product per layer except one per stage.
         assert_eq!(done.load(Ordering::SeqCst), 3 * 4 * (support::LAYERS - stages as usize), "{schedule}");
     }
 }
 
 #[test]
-fn a_loss_reads_what_the_step_brought() {
+fn a_loss_reads_side_inputs() {
     let make = |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
         let weighted = |output: Tensor<2>, target: Tensor<2>, context: &StageContext| {
             let weights: Tensor<1> = context.side("weights").expect("the step brings it");
@@ -167,7 +167,7 @@ fn a_training_step_returns_outputs_when_asked() {
 }
 
 #[test]
-fn losses_come_in_microbatch_order_whatever_the_order_of_execution() {
+fn losses_are_in_microbatch_order_for_every_order_of_execution() {
     let expected: Vec<f64> = (0..4)
         .map(|microbatch| {
             let part = |seed| batch(seed, 4).narrow(0, microbatch * ROWS, ROWS);

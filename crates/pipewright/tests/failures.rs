@@ -1,4 +1,4 @@
-//! Whatever goes wrong in a step: the first cause is told with its place, nothing hangs, and the next step is clean.
+//! Failures in a step: the first cause is reported with its place, nothing hangs, and the next step is clean.
 
 mod support;
 
@@ -15,7 +15,7 @@ use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 use support::{Mlp, batch, config, loss, program, stage};
 
-/// What a stage does wrong, and when.
+/// A fault of a stage, and when it occurs.
 #[derive(Clone, Debug)]
 struct Fault {
     stage: u32,
@@ -95,7 +95,7 @@ fn healthy(schedule: &str, ranks: u32) -> Vec<f64> {
     step(&mut pipeline).expect("a step")
 }
 
-/// A fault strikes once; the step after it must be what the first step of a healthy pipeline is.
+/// A fault occurs once; the next step must equal the first step of a healthy pipeline.
 fn check(ranks: u32, stage: u32, microbatch: u32, kind: FaultKind, expected: &str) {
     let mut pipeline = faulty("1f1b", ranks, stage, microbatch, kind);
     let start = Instant::now();
@@ -106,7 +106,7 @@ fn check(ranks: u32, stage: u32, microbatch: u32, kind: FaultKind, expected: &st
 }
 
 #[test]
-fn a_panic_is_told_with_its_place() {
+fn a_panic_is_reported_with_its_place() {
     check(
         2,
         0,
@@ -165,7 +165,7 @@ fn a_slow_stage_is_waited_for() {
 }
 
 #[test]
-fn a_stage_that_does_not_come_back_is_told_by_all_ranks() {
+fn a_stage_that_does_not_return_is_reported_with_all_ranks() {
     let mut pipeline = faulty("1f1b", 2, 0, 1, FaultKind::Sleep(Duration::from_secs(3)));
     let start = Instant::now();
     let error = step(&mut pipeline).expect_err("it does not come back");

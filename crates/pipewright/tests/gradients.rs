@@ -1,4 +1,4 @@
-//! Which tensors of a boundary get a gradient, and that a missing one is zero and never another microbatch's.
+//! Gradients of boundary tensors: a missing gradient is zero, never the gradient of another microbatch.
 
 mod support;
 
@@ -25,14 +25,14 @@ fn linear(seed: u64) -> Linear {
     }
 }
 
-/// Two results; the next part uses the second's gradient for even microbatches alone.
+/// Two outputs; the next part uses the second one for even microbatches only.
 #[derive(Module, Debug)]
 struct RowShard {
     left: Linear,
     right: Linear,
 }
 
-/// A run of parts.
+/// Consecutive parts.
 #[derive(Module, Debug)]
 struct Parts {
     parts: Vec<RowShard>,
@@ -91,14 +91,14 @@ fn train(program: ValidatedProgram) -> Vec<Step> {
 #[test]
 fn a_missing_gradient_is_nothing_and_never_another_microbatchs() {
     let expected = train(program("gpipe", 1, MICROBATCHES));
-    // Between ranks, across the turn of a V on one rank, and with input gradients ahead of weight gradients.
+    // Between ranks, within a rank of a V placement, and with input gradients before weight gradients.
     for (schedule, ranks) in [("gpipe", 2), ("1f1b", 4), ("zbvzerobubble", 2), ("dualpipev", 2), ("zb-h1", 4)]
     {
         assert_eq!(train(program(schedule, ranks, MICROBATCHES)), expected, "{schedule}");
     }
 }
 
-/// Where forwards found a float input that asks for a gradient.
+/// The stages whose forward got a float input that requires a gradient.
 #[derive(Debug, Default)]
 struct Seen {
     data: AtomicUsize,
@@ -106,7 +106,7 @@ struct Seen {
     hidden: AtomicUsize,
 }
 
-/// Hands on its hidden rows changed, and beside them the data, which no parameter has touched.
+/// Returns changed hidden rows and the unchanged data, which depends on no parameter.
 #[derive(Module, Debug)]
 struct Watching {
     linear: Linear,
@@ -136,8 +136,8 @@ impl StageModule for Watching {
 }
 
 #[test]
-fn what_nobody_upstream_differentiates_gets_no_gradient() {
-    // Four stages on four ranks; and on two, with a turn on one of them.
+fn inputs_that_require_no_gradient_get_none() {
+    // Four stages on four ranks, and on two ranks in a V placement.
     for (schedule, ranks) in [("1f1b", 4), ("zbvzerobubble", 2)] {
         let seen = Arc::new(Seen::default());
         let of_stages = seen.clone();

@@ -1,5 +1,5 @@
-//! The local transport's mailbox under every order of its threads that a model checker can think of: its file is
-//! compiled once more here, on locks that hand control from thread to thread as the checker says.
+//! The local transport's mailbox under the thread interleavings of a model checker: this test compiles the mailbox's file
+//! a second time, with the checker's locks.
 //!
 //! A thread that sleeps for ever is a deadlock to the checker, which has no clock.
 
@@ -14,7 +14,7 @@ mod sync {
     pub(super) use shuttle::thread::yield_now;
     pub(super) use std::sync::PoisonError;
 
-    /// Few, so that what happens around the parking is met often.
+    /// Few, so that the checker often reaches the code around parking.
     pub(super) const YIELDS: u32 = 1;
 }
 
@@ -25,7 +25,7 @@ use mailbox::{Mailbox, Woken};
 
 const ORDERS: usize = 2_000;
 
-/// Tries many orders: drawn evenly, and with a few changes of thread at the worst moments.
+/// Tries many interleavings: uniformly random ones, and ones with few preemptions at critical points.
 fn check(run: impl Fn() + Send + Sync + Clone + 'static) {
     check_random(run.clone(), ORDERS);
     check_pct(run, ORDERS, 3);
@@ -35,15 +35,15 @@ fn later() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// Whether a rank failed. The checker changes threads before an operation of its own, never after: a sleep stands for
-/// the moment between having looked at the flag and doing anything about it.
+/// Whether a rank has failed. The checker switches threads before its own operations, never after them; a yield adds a
+/// switch between reading the flag and acting on it.
 fn is_raised(failed: &AtomicBool) -> bool {
     let is_raised = failed.load(Ordering::Acquire);
     thread::sleep(Duration::ZERO);
     is_raised
 }
 
-/// Takes messages until there are `count`, as a rank does.
+/// Takes `count` messages, as a rank does.
 fn receive(mailbox: &Mailbox<u32>, count: usize) -> Vec<u32> {
     let (mut all, mut taken) = (Vec::new(), Vec::new());
     while all.len() < count {
@@ -75,7 +75,7 @@ fn no_message_and_no_wake_up_is_lost() {
     });
 }
 
-/// Two ranks wait, a third has failed: it raises the flag and wakes both as `wake` says.
+/// Two ranks wait and a third fails: it raises the flag and wakes both with `wake`.
 fn abort(wake: fn(&Mailbox<u32>)) {
     let mailboxes: Arc<[Mailbox<u32>; 2]> = Arc::default();
     let failed = Arc::new(AtomicBool::new(false));
@@ -98,7 +98,8 @@ fn an_abort_wakes_everybody() {
     check(|| abort(Mailbox::wake));
 }
 
-/// The checker would see a lock left out: without it, a rank that has looked and not yet gone to sleep misses the bell.
+/// The checker finds a missing lock: without it, a rank that has checked the queue but is not yet asleep misses the
+/// signal.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn without_the_lock_a_wake_up_is_lost() {
@@ -116,7 +117,7 @@ fn an_abort_comes_before_messages() {
             flag.store(true, Ordering::Release);
             to.wake();
         });
-        // Whoever takes what there is and waits again learns of the failure in the end.
+        // A rank that takes the messages and waits again must still learn of the failure.
         let mut taken = Vec::new();
         while mailbox.wait(later(), || is_raised(&failed)) == Woken::Arrived {
             mailbox.take_into(&mut taken);

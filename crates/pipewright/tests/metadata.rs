@@ -1,4 +1,4 @@
-//! What crosses a boundary is given or found out, checked on both side_inputs, and may differ where it was said to.
+//! Metadata of boundaries is given or taken from the first microbatch, and is checked on both sides.
 
 mod support;
 
@@ -14,7 +14,7 @@ use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 use support::{Mlp, WIDTH, batch, config, loss, program, split, stage};
 
-/// The layers, after which stage 0 of a step with `width` repeats its features.
+/// The layers; stage 0 repeats its features if the step has a `width`.
 #[derive(Module, Debug)]
 struct Wider {
     layers: Mlp,
@@ -46,7 +46,7 @@ fn launch(schedule: &str, config: &PipelineConfig) -> Result<Pipeline, PipelineE
     Pipeline::launch(program, World::local(2), config, make)
 }
 
-/// A step in which stage 0 returns each microbatch's features so many times.
+/// A step in which stage 0 repeats each microbatch's features `widths` times.
 fn brought(times: [usize; 4]) -> Batch {
     let batch = Batch::new(split(batch(0, 4), 4), split(batch(1, 4), 4));
     batch.with_value("times", times.to_vec())
@@ -68,7 +68,7 @@ fn given(stages: usize) -> Metadata {
 }
 
 #[test]
-fn a_microbatch_unlike_the_first_is_told_with_both_sides() {
+fn a_microbatch_of_another_shape_is_reported_with_both_sides() {
     for schedule in ["1f1b", "zbvzerobubble"] {
         let mut pipeline = launch(schedule, &config()).expect("it starts");
         let error = mismatch(pipeline.step_batch(brought([1, 1, 2, 1]), 1e-2));
@@ -78,7 +78,7 @@ fn a_microbatch_unlike_the_first_is_told_with_both_sides() {
                         F32 [_, 6]; a dimension that may differ between microbatches is to be named in \
                         `PipelineConfig::metadata`";
         assert_eq!(text, expected);
-        // What the failed step showed is forgotten.
+        // The metadata of the failed step is forgotten.
         pipeline.step_batch(brought([2, 2, 2, 2]), 1e-2).expect("all alike");
     }
 }
@@ -114,7 +114,7 @@ fn rows_may_differ() {
             Pipeline::launch(program, World::local(2), &config, |index| stage(index, 2)).expect("it starts");
         for rows in [10, 16, 5] {
             let part = |seed| batch(seed, 8).narrow(0, 0, rows);
-            // Five rows make runs of two: the last microbatch is not there; they are given one by one.
+            // Five rows in runs of two leave no fourth microbatch, so the microbatches are given one by one.
             let batch = match rows {
                 5 => Batch::new(parts(&part(0)), parts(&part(1))),
                 _ => Batch::split_uneven(part(0), part(1), 4).expect("it splits"),
@@ -132,7 +132,7 @@ fn parts(tensor: &Tensor<2>) -> Vec<Values> {
 }
 
 #[test]
-fn what_is_given_holds_from_the_first_microbatch() {
+fn static_metadata_is_checked_from_the_first_microbatch() {
     let mut pipeline = launch("1f1b", &with(given(2), CheckMetadata::FirstStep)).expect("it starts");
     let error = mismatch(pipeline.step_batch(brought([2, 1, 1, 1]), 1e-2));
     assert_eq!((error.from.stage.get(), error.to.stage.get()), (0, 1));
@@ -159,7 +159,7 @@ fn every_boundary_needs_its_description() {
 }
 
 #[test]
-fn ranks_can_compare_what_they_assume() {
+fn metadata_has_comparable_fingerprints() {
     let kinds = [Metadata::default(), Metadata::Dynamic { free: vec![1] }, given(2), given(3)];
     for (place, kind) in kinds.iter().enumerate() {
         for (other, kind_of_other) in kinds.iter().enumerate() {
@@ -168,7 +168,7 @@ fn ranks_can_compare_what_they_assume() {
     }
 }
 
-/// A stage with buffers that a forward changes and random numbers that it draws.
+/// A stage whose forward changes buffers and draws random numbers.
 #[derive(Module, Debug)]
 struct Random {
     norm: BatchNorm,
@@ -185,7 +185,8 @@ impl StageModule for Random {
     }
 }
 
-/// Losses of steps and of an evaluation that reads the buffers. One rank, so that random numbers are drawn in one order.
+/// The losses of steps and of an evaluation that reads the buffers. One rank, so that random numbers are drawn in one
+/// order.
 fn with_traces(metadata: Metadata) -> (Vec<Vec<f64>>, Vec<f64>) {
     let device = Device::flex();
     device.seed(7);

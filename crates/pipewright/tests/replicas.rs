@@ -21,7 +21,7 @@ fn launch(schedule: &str, ranks: u32, microbatches: u32, replicas: u32) -> Pipel
         .expect("the pipeline starts")
 }
 
-/// Steps on batches of so many microbatches, and the parameters after them.
+/// Takes steps on batches of `microbatches` microbatches and returns their results and the parameters.
 fn train(pipeline: &mut Pipeline, microbatches: u32) -> (Vec<Step>, Vec<f32>) {
     let steps = (0..4).map(|step| {
         let (inputs, targets) = (batch(step, microbatches), batch(100 + step, microbatches));
@@ -53,7 +53,7 @@ fn check(schedule: &str, ranks: u32, microbatches: u32, replicas: u32) {
             .for_each(|(&found, &expected)| check_close(found, expected, &what));
         check_close(*norm, *expected_norm, &what);
     }
-    // Sorted by path, copies of a parameter stand side by side; every replica has the same bits.
+    // Sorted by path, copies of a parameter are adjacent; every replica has the same bits.
     let of_one = parameters.len() / replicas as usize;
     assert_eq!(of_one * replicas as usize, parameters.len());
     let (again, _) = train(&mut launch(schedule, ranks, microbatches, replicas), microbatches);
@@ -127,7 +127,7 @@ fn evaluations_and_side_inputs_are_shared_out() {
     use burn::module::Module;
     use pipewright::stage::{Stage, StageContext, StageModule};
 
-    /// Adds each row's own number to it.
+    /// Adds its index to each row.
     #[derive(Module, Debug)]
     struct Adds {
         inner: support::Mlp,

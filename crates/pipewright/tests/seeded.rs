@@ -1,4 +1,4 @@
-//! A thousand interleavings on one thread: the result never changes, and what goes wrong is always told.
+//! A thousand interleavings on one thread: the result never changes, and every failure is reported.
 
 mod support;
 
@@ -58,7 +58,7 @@ fn every_interleaving_of_every_schedule_gives_the_same_bits() {
     check("v-half", 4, 8, 0..20);
 }
 
-/// Panics before its rank does the given one of all actions, counted over both ranks as they come.
+/// Panics before the given action, counted over both ranks in the order of execution.
 struct PanicsAt {
     place: usize,
     seen: AtomicUsize,
@@ -71,7 +71,7 @@ impl ActionHook for PanicsAt {
     }
 }
 
-/// Leaves the given one of all actions out, which is an error and no panic.
+/// Skips the given action, which is an error but not a panic.
 struct LeavesOut {
     place: usize,
     seen: AtomicUsize,
@@ -85,7 +85,7 @@ impl ActionHook for LeavesOut {
     }
 }
 
-/// A fault at every action of a step in turn is told with its action, and the step after it is as if it had not been.
+/// A fault at each action in turn is reported with its action and does not affect the next step.
 fn check_faults(
     schedule: &str,
     fault: fn(usize) -> Arc<dyn ActionHook>,
@@ -110,7 +110,7 @@ fn check_faults(
 }
 
 #[test]
-fn a_panic_at_any_action_is_told_and_the_next_step_is_clean() {
+fn a_panic_at_any_action_is_reported_and_the_next_step_is_clean() {
     check_faults(
         "zbvzerobubble",
         |place| Arc::new(PanicsAt { place, seen: AtomicUsize::new(0) }),
@@ -119,7 +119,7 @@ fn a_panic_at_any_action_is_told_and_the_next_step_is_clean() {
 }
 
 #[test]
-fn an_error_at_any_action_is_told_and_the_next_step_is_clean() {
+fn an_error_at_any_action_is_reported_and_the_next_step_is_clean() {
     for schedule in ["1f1b", "zbvzerobubble", "dualpipev"] {
         check_faults(
             schedule,
@@ -130,7 +130,7 @@ fn an_error_at_any_action_is_told_and_the_next_step_is_clean() {
 }
 
 #[test]
-fn a_lost_message_is_told_and_the_next_step_is_clean() {
+fn a_lost_message_is_reported_and_the_next_step_is_clean() {
     let expected = step(&mut pipeline(program("1f1b", 2, 4), 0), 0, 4).expect("a step");
     // 4 activations, 4 gradients, 2 lists of shared parameters, 2 parts of the norm.
     for lost in 0..12 {
@@ -143,7 +143,7 @@ fn a_lost_message_is_told_and_the_next_step_is_clean() {
         assert!(report.contains("rank 0: ") && report.contains("rank 1: "), "{report}");
         match step(&mut pipeline, 0, 4) {
             Ok(found) => assert_eq!(found, expected, "message {lost}"),
-            // Without its peer's part of the norm a rank cannot update, and the peer has.
+            // A rank cannot update without the norm, which its peer already has.
             Err(PipelineError::Diverged { step: 1 }) => assert!(lost >= 10, "message {lost}"),
             Err(error) => panic!("{error}"),
         }
@@ -151,7 +151,7 @@ fn a_lost_message_is_told_and_the_next_step_is_clean() {
 }
 
 #[test]
-fn a_report_says_what_every_rank_waits_for_whatever_is_lost() {
+fn a_report_names_what_every_rank_waits_for_after_any_loss() {
     let launch = || {
         let config = PipelineConfig { data_parallel: 2, ..config() };
         SeededPipeline::new(program("1f1b", 2, 2), &config, 0, |index| stage(index, 2)).expect("it starts")

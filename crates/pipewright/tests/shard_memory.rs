@@ -1,4 +1,4 @@
-//! What a rank holds of sharded parameters, counted at the allocator: its part, and one stage at a time.
+//! The bytes that a rank holds with sharded parameters, counted by the allocator: its shards and one gathered stage.
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
@@ -52,7 +52,7 @@ fn stage(index: StageIndex) -> Result<Stage, Infallible> {
     Ok(if index.get() + 1 == STAGES { Stage::with_loss(module, loss) } else { Stage::new(module) })
 }
 
-/// The greatest peak of any rank in the third step of `schedule`, all stages on one rank.
+/// The highest peak of any rank in the third step of `schedule`, with all stages on one rank.
 fn peak(schedule: &str, replicas: u32, mode: DataParallelMode) -> u64 {
     let spec = ScheduleSpec {
         ranks: 1,
@@ -78,8 +78,8 @@ fn peak(schedule: &str, replicas: u32, mode: DataParallelMode) -> u64 {
     peaks.into_iter().max().expect("a rank")
 }
 
-/// A rank's share of all that replicas hold, so many stages' worth of tensors beside it, and room for activations and
-/// for the operands that a matrix product packs.
+/// A limit in bytes: a rank's shards, whole tensors of some stages, and room for activations and for the packed operands
+/// of matrix products.
 fn check(schedule: &str, replicas: u32, stages_beside: u64) {
     let whole = peak(schedule, replicas, DataParallelMode::Replicated);
     // Parameters, gradients and two moments.
@@ -92,13 +92,13 @@ fn check(schedule: &str, replicas: u32, stages_beside: u64) {
 
 #[test]
 fn a_rank_holds_its_part_and_one_stage() {
-    // The stage's parameters and gradients, and of both what arrives and leaves.
+    // The stage's parameters and gradients, and the messages of both.
     check("loopedbfs", 2, 4);
     check("loopedbfs", 4, 4);
 }
 
 #[test]
 fn gradients_wait_for_their_reduction() {
-    // Every stage's gradients are whole until its last microbatch.
+    // A stage holds whole gradients until its last microbatch.
     check("interleaved1f1b", 2, 4 + u64::from(STAGES));
 }

@@ -1,5 +1,4 @@
-//! Sharded data parallelism: each replica holds a part of every parameter, and trains to the same bits as replicas that
-//! hold all.
+//! Sharded data parallelism: replicas that hold shards train to the same bits as replicas that hold whole parameters.
 
 mod support;
 
@@ -33,7 +32,7 @@ fn config_of(replicas: u32, mode: DataParallelMode) -> PipelineConfig {
     PipelineConfig { data_parallel: replicas, data_parallel_mode: mode, ..config() }
 }
 
-/// A program that gathers the parameters of so many stages of a rank at once.
+/// A program that gathers the parameters of at most `window` stages of a rank at once.
 fn program(
     schedule: &str,
     ranks: u32,
@@ -45,7 +44,7 @@ fn program(
     let schedule = generate(schedule, &spec).expect("a schedule");
     let window = NonZeroU32::new(window).expect("a window");
     let unshard = Some(UnshardConfig { window, lookahead: None });
-    // Messages stand behind whole actions where the window is narrow, and leave early where it is wide.
+    // With a narrow window, messages follow whole actions; with a wide one, they are sent early.
     let send_early = window.get() > 1;
     let config = LowerConfig { send_early, unshard, ..LowerConfig::from(Level::Full) };
     validate(lower(&schedule, &config).expect("it lowers"), Level::Full).expect("it is sound")
@@ -62,7 +61,7 @@ fn launch_with(program: ValidatedProgram, replicas: u32, mode: DataParallelMode,
 /// By path, to the bit.
 type Parameters = Vec<(Arc<str>, Vec<u32>)>;
 
-/// Steps, and the parameters after them: those of one replica, to the bit.
+/// The results of steps, and one replica's parameters after them.
 fn train(pipeline: &mut Pipeline, steps: std::ops::Range<u64>, microbatches: u32) -> (Vec<Step>, Parameters) {
     let step = |step| {
         let (inputs, targets) = (batch(step, microbatches), batch(100 + step, microbatches));
@@ -99,7 +98,7 @@ fn check(schedule: &str, ranks: u32, microbatches: u32, replicas: u32, window: u
 }
 
 #[test]
-fn parts_train_to_the_bits_of_wholes() {
+fn sharded_replicas_train_to_the_bits_of_whole_ones() {
     check("1f1b", 1, 4, 2, 3);
     check("1f1b", 2, 4, 2, 3);
     check("gpipe", 2, 2, 4, 3);
@@ -119,14 +118,14 @@ fn every_schedule_takes_parts() {
 
 #[test]
 fn parameters_come_and_go_while_microbatches_are_in_flight() {
-    // With four stages a rank and a window of one, every change of stage gathers anew.
+    // With four stages per rank and a window of one, every change of stage gathers again.
     for schedule in ["interleaved1f1b", "loopedbfs", "interleavedzerobubble"] {
         let program = || program(schedule, 2, Some(4), 4, 1);
         check_with(stage, program, 2, schedule);
     }
 }
 
-/// Layers of every kind: of Burn's, whose gradients come by the tape, and of ours, whose gradients wait.
+/// Layers of every kind: Burn's, whose gradients come from the tape, and ours, whose gradients are deferred.
 #[derive(Module, Debug)]
 struct Mixed {
     norm: LayerNorm,
@@ -150,7 +149,7 @@ impl StageModule for Mixed {
         let hidden = self.deferred.forward(self.scale.forward(hidden).tanh());
         let squares = |weight: &Param<Tensor<2>>| weight.val().powf_scalar(2.0).mean();
         context.auxiliary_loss("weights", 1e-2, squares(&self.plain.weight));
-        // A weight whose gradient waits, and comes by the tape as well.
+        // A weight whose gradient is deferred in one use and comes from the tape in another.
         context.auxiliary_loss("weights", 1e-2, squares(&self.deferred.weight));
         input + hidden
     }
@@ -186,7 +185,7 @@ fn layers_of_every_kind_are_sharded() {
     check_with(mixed, || program("zbvzerobubble", 2, None, 4, 1), 3, "mixed layers, split backward");
 }
 
-/// A table at both ends of the model.
+/// A table that the first and the last stage share.
 #[derive(Module, Debug)]
 struct Ends {
     embedding: Option<Embedding>,
@@ -256,7 +255,7 @@ fn every_interleaving_gives_the_same_bits() {
 }
 
 #[test]
-fn a_lost_message_is_told_and_the_next_step_is_clean() {
+fn a_lost_message_is_reported_and_the_next_step_is_clean() {
     let mut lost = 0;
     let microbatches = 4;
     let batch_of = |step| {
@@ -336,7 +335,7 @@ fn parameters_may_be_looked_at_while_gradients_wait() {
     assert!(run(true) == run(false));
 }
 
-/// The pipeline's state after `step`, written and read again; the folder is read as parameters are asked for.
+/// The pipeline's state after `step`, written and read again. Tensors are read from the folder on demand.
 fn saved(pipeline: &mut Pipeline, step: u64) -> (TempDir, Arc<Checkpoint>) {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let ranks = pipeline.state().expect("a state");
@@ -350,7 +349,7 @@ fn saved(pipeline: &mut Pipeline, step: u64) -> (TempDir, Arc<Checkpoint>) {
     (scratch, Arc::new(checkpoint))
 }
 
-/// A run that is saved after three steps of `first` and goes on as `second`, against one that is not disturbed.
+/// Compares a run that is saved after three steps of `first` and resumed as `second` with an undisturbed run.
 fn check_resume(first: (DataParallelMode, u32), second: (DataParallelMode, u32)) {
     const MICROBATCHES: u32 = 12;
     let launch = |(mode, replicas): (DataParallelMode, u32), schedule| {
@@ -374,7 +373,7 @@ fn check_resume(first: (DataParallelMode, u32), second: (DataParallelMode, u32))
 }
 
 #[test]
-fn a_checkpoint_of_parts_goes_on_under_any_mesh() {
+fn a_sharded_checkpoint_resumes_under_any_mesh() {
     check_resume((Sharded, 2), (Sharded, 2));
     check_resume((Sharded, 2), (Replicated, 1));
     check_resume((Replicated, 2), (Sharded, 3));
@@ -388,13 +387,13 @@ fn refusal(program: ValidatedProgram, config: &PipelineConfig) -> PipelineError 
 }
 
 #[test]
-fn what_cannot_be_sharded_is_refused() {
+fn optimizers_that_cannot_be_sharded_are_refused() {
     let spec = ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() };
     let lowered = lower(&generate("1f1b", &spec).expect("a schedule"), &LowerConfig::from(Level::Comms));
     let never = validate(lowered.expect("it lowers"), Level::Comms).expect("it is sound");
     let error = refusal(never, &config_of(2, Sharded));
     assert!(matches!(error, PipelineError::NeverGathers { level: Level::Comms }), "{error}");
-    // The optimizer of some parameters alone is enough.
+    // The optimizer of a single parameter group is enough.
     let matrices = ParamGroup::from_predicate("weight");
     let optimizer = support::optimizer().with_group(matrices, MuonConfig::new().build(), None);
     let config = PipelineConfig { optimizer: Some(optimizer), ..config_of(2, Sharded) };

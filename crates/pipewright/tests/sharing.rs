@@ -1,4 +1,4 @@
-//! Parameters that several stages hold have one gradient and stay equal to the bit.
+//! Parameters that several stages share have one gradient and stay equal to the bit.
 
 mod support;
 
@@ -15,7 +15,7 @@ use pipewright::transport::World;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 use support::{Step, WIDTH, batch, config, lose_each, loss, numbers, program, program_of, split};
 
-/// `x + tanh(x w + b)` with a weight that all stages share and a bias of their own.
+/// `x + tanh(x w + b)` with a weight that all stages share and a bias for each stage.
 #[derive(Module, Debug)]
 struct Sharing {
     layer: Linear,
@@ -96,7 +96,7 @@ fn copies_stay_equal_and_the_cut_changes_no_bit() {
 }
 
 #[test]
-fn a_report_says_who_waits_for_a_lost_gradient() {
+fn a_report_names_the_rank_that_waits_for_a_lost_gradient() {
     let launch = || {
         SeededPipeline::new(program("gpipe", 2, 2), &config(), 0, |index| stage(index, 2)).expect("it starts")
     };

@@ -1,4 +1,4 @@
-//! Steps that do not update, hooks around actions, and what a failure leaves behind.
+//! Steps without an update, hooks around actions, and the state after a failure.
 
 mod support;
 
@@ -27,7 +27,7 @@ fn halves(seed: u64) -> [Batch; 2] {
 }
 
 #[test]
-fn two_halves_with_one_update_equal_the_whole() {
+fn two_accumulated_halves_equal_the_whole_batch() {
     let mut whole = launch("1f1b", 2, 8, &config());
     let mut in_parts = launch("zbvzerobubble", 2, 4, &config());
     for seed in 0..3 {

@@ -1,4 +1,4 @@
-//! A pipelined run gives the bits of the unpipelined one, however it is cut and scheduled.
+//! A pipelined run has the bits of the unpipelined one for every cut and schedule.
 
 mod support;
 
@@ -27,7 +27,7 @@ fn run(program: ValidatedProgram) -> Vec<Step> {
     run_with(program, &config())
 }
 
-/// The run of one rank: what every other cut must reproduce.
+/// The run of one rank, which every other cut must reproduce.
 fn reference(microbatches: u32) -> Vec<Step> {
     run(program("gpipe", 1, microbatches))
 }
@@ -42,7 +42,7 @@ fn check(schedule: &str, ranks: u32, microbatches: u32) {
 
 #[test]
 fn one_rank_agrees_with_plain_burn() {
-    // Without clipping, as Burn's own optimizer step has none. The order of additions differs, so not to the bit.
+    // Without clipping, like Burn's own optimizer step. The order of additions differs, so the bits may differ.
     let unclipped = PipelineConfig { clip_norm: None, ..config() };
     let found = run_with(program("gpipe", 1, 4), &unclipped);
     for ((found, _), expected) in found.iter().zip(unpipelined(STEPS, 4)) {
@@ -68,7 +68,7 @@ fn one_f_one_b_gives_the_bits_of_one_rank() {
 }
 
 #[test]
-fn a_v_placement_hands_over_at_the_turn() {
+fn a_v_placement_passes_tensors_within_a_rank() {
     let v = "0F0,,,3F0,3B0,0F1,,,3F1,3B1,,,0B0,,0B1\n,1F0,2F0,,,2B0,1F1,2F1,1B0,,2B1,1B1,,,\n";
     assert_eq!(run(program_of(v)), reference(2));
 }

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_that_nobody_uses_catches_nothing() {
+    fn an_unused_tensor_catches_no_gradient() {
         let device = Device::flex();
         let anchor = Tensor::<1>::zeros([1], &device).autodiff().require_grad();
         let (used, unused) = (Caught::default(), Caught::default());

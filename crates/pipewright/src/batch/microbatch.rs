@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_split_joins_again() {
+    fn splitting_and_joining_are_inverse() {
         check(8, 1, Ok(()));
         check(8, 2, Ok(()));
         check(8, 8, Ok(()));

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_split_along_a_dimension_joins_along_it() {
+    fn splitting_along_a_dimension_is_undone_by_joining() {
         check(8, 4);
         check(7, 4);
         check(8, 1);

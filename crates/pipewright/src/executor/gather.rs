@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_serves_weight_gradients_alone_is_not_gathered() {
+    fn parameters_are_not_gathered_for_weight_gradients_only() {
         check("1UNSHARD 1W0 0F1 1W1 1RESHARD 1F2", false);
         check("1UNSHARD 1W0 1F1 1RESHARD", true);
         check("1UNSHARD 0F0 1I1 1RESHARD", true);

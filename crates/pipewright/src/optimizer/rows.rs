@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn optimizers_that_work_on_elements_are_told_from_others() {
+    fn elementwise_optimizers_are_distinguished_from_others() {
         let clipped = |clipping| AdamConfig::new().init().with_grad_clipping(clipping);
         check(&SgdConfig::new().init(), None);
         check(&AdamConfig::new().init(), None);

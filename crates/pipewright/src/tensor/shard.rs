@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_cover_everything_once() {
+    fn shards_cover_every_row_once() {
         for (rows, of) in [(10, 2), (10, 3), (1, 4), (7, 7), (3, 2), (5, 4)] {
             let all: Vec<usize> = RowShard::all(of).flat_map(|part| part.rows(rows)).collect();
             assert_eq!(all, (0..rows).collect::<Vec<_>>());
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_has_a_text() {
+    fn a_shard_has_a_text_form() {
         let part = RowShard { index: 2, of: 4 };
         assert_eq!(part.to_string().parse(), Ok(part));
         for text in ["", "2", "4/4", "a/2", "1/-2"] {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_make_up_the_whole() {
+    fn shards_join_to_the_whole() {
         let whole = Value::of(Tensor::<2>::from_data([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::flex()));
         for of in 1..6 {
             let parts: Vec<_> = RowShard::all(of).map(|part| part.cut(&whole)).collect();

@@ -266,7 +266,7 @@ mod tests {
 
     /// Rank 1 begins to wait before rank 0; rank 2 never answers.
     #[test]
-    fn who_says_nothing_is_named_by_all_and_not_waited_for() {
+    fn a_silent_rank_is_named_by_all_and_not_waited_for() {
         const DEADLINE: Duration = Duration::from_secs(1);
         let agree_after = |endpoint: LocalEndpoint, delay: Duration| {
             std::thread::spawn(move || {

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_no_gradient_is_told_across() {
+    fn requires_grad_is_sent_with_a_tensor() {
         let [asks, asks_not] =
             [1.0, 2.0].map(|x| pack(Tensor::<1>::from_floats([x], &Device::flex())).remove(0));
         let sent = Payload::Tensors(vec![Some(asks), Some(asks_not.constant())]);
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn signs_of_life_are_small_and_say_what_a_rank_waits_for() {
+    fn heartbeats_are_small_and_name_awaited_messages() {
         let (stage, microbatch) = (StageIndex::new(2000), Microbatch::new(5000));
         let tag = Tag::Boundary { direction: Direction::Forward, stage, microbatch };
         let doing = Doing::Waits(Waiting { from: Rank::new(1000), tag });

@@ -1,4 +1,4 @@
-//! Models as graphs: skip connections over any number of stages change no bit, whichever way they go.
+//! Models as graphs: skip connections over any number of stages change no bit, on any route.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -28,7 +28,7 @@ fn check(schedule: &str, ranks: u32) {
     check_replicas(schedule, ranks, 1);
 }
 
-/// Compares with as many replicas of the model in one stage.
+/// Compares with the same number of replicas of the model in one stage.
 fn check_replicas(schedule: &str, ranks: u32, replicas: u32) {
     let program = program(schedule, ranks, MICROBATCHES / replicas);
     let stages = program.placement().stages();
@@ -92,7 +92,7 @@ fn skips_arrive_in_any_order() {
 }
 
 #[test]
-fn a_report_says_who_waits_for_a_lost_skip() {
+fn a_report_names_the_rank_that_waits_for_a_lost_skip_connection() {
     let launch = || {
         let program = program("gpipe", 4, MICROBATCHES);
         let placement = program.placement().clone();
@@ -116,7 +116,7 @@ fn parameters_are_called_after_their_nodes() {
 
 /// The same layers on one tape of plain Burn, microbatch by microbatch, written out by hand.
 #[test]
-fn one_stage_is_what_plain_burn_computes() {
+fn one_stage_equals_plain_burn() {
     let graph = in_stages(1);
     let mut module = graph.whole(make);
     let mut optimizer = optimizer();
@@ -192,7 +192,7 @@ fn an_evaluation_takes_skips_too() {
     }
 }
 
-/// Losses, norms and parameters of a model whose last layer has the first one's weight, in so many stages.
+/// Losses, norms and parameters of a model in `stages` stages whose last layer shares the first one's weight.
 fn tied(stages: u32) -> Outcome {
     let named = Graph::builder().input("x").node("a", Kind::Mix, ["x"]).node("b", Kind::Mix, ["a"]);
     let named = named.node("c", Kind::Mix, ["b", "a"]).output("c").tie("c.linear.weight", "a.linear.weight");
@@ -224,7 +224,7 @@ fn tied(stages: u32) -> Outcome {
 }
 
 #[test]
-fn tied_parameters_stay_equal_whatever_the_cut() {
+fn tied_parameters_stay_equal_for_every_cut() {
     let (whole, parts) = (tied(1), tied(3));
     assert!(whole == parts, "a cut changes nothing");
     let copies: Vec<_> = whole.1.iter().filter(|(path, _)| path == "a.linear.weight").collect();
@@ -251,12 +251,12 @@ fn check_route(ranks: [u32; 5], straight: &[(u32, u32)]) {
 }
 
 #[test]
-fn a_value_goes_the_way_with_fewer_moves() {
-    // Three moves along the ranks from stage 1, which has a use too, or one.
+fn a_value_takes_the_route_with_fewer_moves() {
+    // Three moves along the ranks from stage 1, which also uses the value, or one direct move.
     check_route([0, 1, 2, 3, 4], &[(1, 4)]);
-    // Back on the rank that made it: no move.
+    // The user is on the rank that made the value: no move.
     check_route([0, 1, 1, 1, 0], &[(0, 4)]);
-    // One move either way: no message of its own.
+    // One move on either route: no direct message.
     check_route([0, 0, 0, 1, 1], &[]);
     check_route([0, 0, 0, 0, 0], &[]);
     check_route([0, 0, 1, 1, 2], &[(1, 4)]);
@@ -267,7 +267,7 @@ fn check_error(named: GraphBuilder<Kind>, expected: &GraphError) {
 }
 
 #[test]
-fn what_is_wrong_with_a_graph_is_named() {
+fn mistakes_in_a_graph_are_named() {
     let start = || Graph::builder().input("x").node("a", Kind::Mix, ["x"]);
     let name = |name: &str| name.to_owned();
     check_error(start().node("a", Kind::Mix, ["x"]).output("a"), &GraphError::Duplicate { name: name("a") });
@@ -302,7 +302,7 @@ fn nodes_may_be_named_in_any_order() {
     assert_eq!(graph.nodes_of(StageIndex::new(1)).collect::<Vec<_>>(), ["b"]);
 }
 
-/// The error of the first step of a two-stage graph whose node `b` is not what its place needs.
+/// The error of the first step of a two-stage graph whose node `b` does not match its connections.
 fn failure(kind: Kind, outputs: u32) -> StageError {
     let graph = Graph::builder()
         .input("x")

@@ -1,4 +1,4 @@
-//! A small U-Net as a graph, its data, and what training it shows.
+//! A small U-Net as a graph, its data, and the results of training it.
 
 use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
@@ -17,7 +17,7 @@ use crate::support::{ROWS, Step, WIDTH, batch, config, numbers};
 pub(crate) const MICROBATCHES: u32 = 12;
 pub(crate) const STEPS: u64 = 3;
 
-/// What a layer is made from.
+/// The configuration of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     Mix,
@@ -32,13 +32,13 @@ pub(crate) enum Layer {
     Pick(Pick),
 }
 
-/// `tanh` of a linear map of the sum of the inputs, each scaled by its place.
+/// `tanh` of a linear map of the sum of the inputs, each scaled by its index.
 #[derive(Module, Debug)]
 pub(crate) struct Mix {
     linear: Linear,
 }
 
-/// Two results: half the rows' features changed, and the other half.
+/// Two outputs: one half of the features changed, and the other half unchanged.
 #[derive(Module, Debug)]
 pub(crate) struct Halves {
     pub(crate) linear: Linear,
@@ -83,7 +83,7 @@ impl GraphLayer for Layer {
     }
 }
 
-/// A layer whose values depend on its node's name alone.
+/// A layer whose values depend on its node's name only.
 pub(crate) fn make(name: &str, kind: &Kind) -> Layer {
     let device = Device::flex().autodiff();
     let seed = name.bytes().fold(7u64, |seed, byte| seed * 31 + u64::from(byte));
@@ -153,7 +153,7 @@ pub(crate) fn stage(
     })
 }
 
-/// The U-Net in the program's stages, in as many replicas as the world has ranks for.
+/// The U-Net in the program's stages, with as many replicas as the world has room for.
 pub(crate) fn launch(program: ValidatedProgram, world: World) -> Pipeline {
     let placement = program.placement().clone();
     let graph = in_stages(placement.stages());
@@ -162,7 +162,7 @@ pub(crate) fn launch(program: ValidatedProgram, world: World) -> Pipeline {
         .expect("it starts")
 }
 
-/// What the steps of a run show, and the parameters of this process's ranks after them.
+/// The results of a run's steps, and the parameters of this process's ranks after them.
 pub(crate) type Outcome = (Vec<Step>, Vec<(String, TensorData)>);
 
 pub(crate) fn train(program: ValidatedProgram, world: World) -> Outcome {

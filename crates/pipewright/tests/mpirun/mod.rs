@@ -4,16 +4,16 @@
 
 use std::process::{Command, ExitCode};
 
-/// Tells the processes that `mpirun` starts their task.
+/// The environment variable with the task of a process that `mpirun` starts.
 const TASK: &str = "PIPEWRIGHT_TEST_TASK";
 
-/// Does each task in so many processes: `work` is called with it in every one of them.
+/// Runs each task with its number of processes; every process calls `work` with the task.
 pub(crate) fn run(tasks: &[(u32, &str)], work: fn(&str)) -> ExitCode {
     if let Ok(task) = std::env::var(TASK) {
         work(&task);
         return ExitCode::SUCCESS;
     }
-    // A harness's list of tests is empty.
+    // A test runner that asks for the list of tests gets an empty one.
     if std::env::args().any(|argument| argument == "--list") {
         return ExitCode::SUCCESS;
     }
@@ -23,7 +23,7 @@ pub(crate) fn run(tasks: &[(u32, &str)], work: fn(&str)) -> ExitCode {
             .args(["-n", &processes.to_string()])
             .arg(&program)
             .env(TASK, task)
-            // A container's only user is root, and it has fewer cores than there are processes here.
+            // In a container the only user is root, and there are fewer cores than processes.
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
             .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
@@ -36,7 +36,7 @@ pub(crate) fn run(tasks: &[(u32, &str)], work: fn(&str)) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Says what a test harness would: that a task, or a part of one, is done.
+/// Prints a line, as a test harness does, when a task or a part of one is done.
 pub(crate) fn report(done: &str) {
     #[expect(clippy::print_stdout, reason = "there is no harness to say it")]
     {

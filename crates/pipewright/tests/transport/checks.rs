@@ -1,6 +1,6 @@
-//! What every transport must do, as programs that all ranks of a world run together.
+//! The conformance suite of transports: programs that all ranks of a world run together.
 //!
-//! A check gets its rank's end and the number of its first step; steps never go back within a world.
+//! A check gets its rank's endpoint and the number of its first step. Step numbers increase within a world.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,24 +13,27 @@ use pipewright::tensor::{Values, pack, unpack};
 use pipewright::transport::{Endpoint, Waited};
 use pipewright_schedule::{Microbatch, Rank, StageIndex};
 
-/// A check: its name and what each rank does.
+/// A check: its name and the function that each rank runs.
 pub(crate) type Check = (&'static str, fn(&mut Endpoint, u64));
 
-/// All checks. A world that has failed is of no further use, so the one that fails comes last.
+/// All checks. The check that fails the world comes last, because a failed world cannot be used again.
 pub(crate) const CHECKS: [Check; 10] = [
     ("tags_decide_not_arrival", tags_decide_not_arrival),
     ("every_pair_of_ranks_can_talk", every_pair_of_ranks_can_talk),
     ("tensors_arrive_as_they_left", tensors_arrive_as_they_left),
     ("large_messages_cross_each_other", large_messages_cross_each_other),
-    ("collectives_give_every_rank_what_it_is_due", collectives_give_every_rank_what_it_is_due),
+    (
+        "collectives_return_the_right_tensors_on_every_rank",
+        collectives_return_the_right_tensors_on_every_rank,
+    ),
     ("groups_act_by_themselves", groups_act_by_themselves),
-    ("a_collective_names_who_is_missing", a_collective_names_who_is_missing),
+    ("a_collective_names_the_missing_rank", a_collective_names_the_missing_rank),
     ("a_wait_ends_at_its_deadline", a_wait_ends_at_its_deadline),
     ("messages_of_another_step_are_dropped", messages_of_another_step_are_dropped),
     ("a_failure_wakes_every_rank", a_failure_wakes_every_rank),
 ];
 
-/// Steps that a check may use.
+/// The number of steps that a check may use.
 pub(crate) const STEPS: u64 = 10;
 
 pub(crate) fn tag(direction: Direction, stage: u32, microbatch: u32) -> Tag {
@@ -63,13 +66,13 @@ fn all_ranks(end: &Endpoint) -> impl Iterator<Item = Rank> + use<> {
     (0..end.ranks()).map(Rank::new)
 }
 
-/// The rank after this one and the one before, in a ring.
+/// The next and the previous rank in a ring.
 fn neighbours(end: &Endpoint) -> (Rank, Rank) {
     let (rank, ranks) = (end.rank().get(), end.ranks());
     (Rank::new((rank + 1) % ranks), Rank::new((rank + ranks - 1) % ranks))
 }
 
-/// Returns when every rank has come here.
+/// Returns when every rank has called it.
 pub(crate) fn barrier(end: &mut Endpoint, microbatch: u32) {
     for to in all_ranks(end) {
         end.send(to, tag(Direction::Forward, StageIndex::LARGEST, microbatch), scalar(0.0));
@@ -156,7 +159,7 @@ fn read(values: Values) -> Vec<Vec<f32>> {
     tensors.map(|tensor| tensor.into_data().iter::<f32>().collect()).collect()
 }
 
-fn collectives_give_every_rank_what_it_is_due(end: &mut Endpoint, step: u64) {
+fn collectives_return_the_right_tensors_on_every_rank(end: &mut Endpoint, step: u64) {
     end.begin_step(step);
     let (rank, ranks) = (end.rank().get() as f32, end.ranks());
     let group = Group::of_world(end);
@@ -168,7 +171,7 @@ fn collectives_give_every_rank_what_it_is_due(end: &mut Endpoint, step: u64) {
         assert_eq!(read(found), [[root.get() as f32, 7.0]]);
     }
 
-    // Integers are handed around too.
+    // Integers can be gathered too.
     let numbers = Tensor::<1, Int>::from_data([rank as i64], &Device::flex());
     let gathered = all.all_gather(pack((numbers, Tensor::<1>::from_floats([rank], &Device::flex()))));
     for (place, tensors) in gathered.expect("all take part").into_iter().enumerate() {
@@ -184,7 +187,7 @@ fn collectives_give_every_rank_what_it_is_due(end: &mut Endpoint, step: u64) {
     let sum_of_ranks = (ranks * (ranks - 1) / 2) as f32;
     assert_eq!(read(sums), [[sum_of_ranks, rank * ranks as f32]]);
 
-    // More and fewer elements than ranks, and a sum that depends on its order.
+    // More and fewer elements than ranks, and a sum whose bits depend on the order.
     let values: Vec<f32> = (0..11).map(|place| 1.0 / (1.0 + rank + place as f32)).collect();
     let expected =
         |place: usize| (0..ranks).map(|rank| 1.0 / (1.0 + rank as f32 + place as f32)).reduce(|a, b| a + b);
@@ -197,7 +200,7 @@ fn collectives_give_every_rank_what_it_is_due(end: &mut Endpoint, step: u64) {
 fn groups_act_by_themselves(end: &mut Endpoint, step: u64) {
     end.begin_step(step);
     let (rank, ranks) = (end.rank(), end.ranks());
-    // Even and odd ranks, the latter from behind.
+    // Groups of even and odd ranks, the latter in reverse order.
     let members = (0..ranks).map(Rank::new).filter(|other| other.get() % 2 == rank.get() % 2);
     let mut members: Vec<Rank> = members.collect();
     if rank.get() % 2 == 1 {
@@ -210,7 +213,7 @@ fn groups_act_by_themselves(end: &mut Endpoint, step: u64) {
     assert_eq!(gathered, members.iter().map(|rank| rank.get() as f32).collect::<Vec<_>>());
 }
 
-fn a_collective_names_who_is_missing(end: &mut Endpoint, step: u64) {
+fn a_collective_names_the_missing_rank(end: &mut Endpoint, step: u64) {
     end.begin_step(step);
     // All start to wait together.
     barrier(end, 0);
@@ -221,7 +224,7 @@ fn a_collective_names_who_is_missing(end: &mut Endpoint, step: u64) {
         let found = Communicator::new(end, group, 5, waited).barrier();
         assert!(matches!(found, Err(CollectiveError::Silent { rank, .. }) if rank == last), "{found:?}");
     }
-    // Tensors that do not fit together.
+    // Tensors that do not match.
     end.begin_step(step + 1);
     let group = Group::of_world(end);
     let (own, several) = (end.rank().get() as usize, end.ranks() > 1);
@@ -230,7 +233,7 @@ fn a_collective_names_who_is_missing(end: &mut Endpoint, step: u64) {
     let found = all.reduce_scatter(parts);
     assert_eq!(matches!(found, Err(CollectiveError::Shapes { .. })), several, "{found:?}");
     let expected = all.group().members().len();
-    // Two tensors of as many elements, and of other shapes.
+    // Two tensors with equally many elements and different shapes.
     let shape = if own == 0 { [2, 3] } else { [3, 2] };
     let found = all.all_reduce(pack(Tensor::<2>::zeros(shape, &Device::flex())));
     assert_eq!(matches!(found, Err(CollectiveError::Shapes { .. })), several, "{found:?}");
@@ -243,7 +246,7 @@ fn a_collective_names_who_is_missing(end: &mut Endpoint, step: u64) {
 
 fn a_wait_ends_at_its_deadline(end: &mut Endpoint, step: u64) {
     end.begin_step(step);
-    // What is left of a check before may still arrive; taking in vain sorts it.
+    // Messages of an earlier check may still arrive; trying to take a message drops them.
     barrier(end, 0);
     let start = Instant::now();
     while end.wait(start + Duration::from_millis(50)) == Waited::Arrived {

@@ -1,5 +1,5 @@
-//! The conformance suite over the transports of one process. A new one adds a function that makes its world, and a line.
-//! Transports of several processes run the same checks under a launcher: `mpi.rs`.
+//! Runs the conformance suite over the transports of one process. A transport adds a function that makes its world, and
+//! one line. Transports of several processes run the same checks under a launcher: see `mpi.rs`.
 
 mod checks;
 
@@ -14,14 +14,14 @@ use pipewright_schedule::Rank;
 
 use checks::{CHECKS, STEPS, receive, tag};
 
-/// Makes a world whose messages arrive by themselves.
+/// Makes a world whose messages are delivered automatically.
 type MakeWorld = fn(u32) -> Vec<Endpoint>;
 
 fn local(ranks: u32) -> Vec<Endpoint> {
     World::local(ranks).into_endpoints()
 }
 
-/// Held messages, let go of by a thread of their own, the latest first.
+/// Makes a world whose messages a thread delivers, the latest first.
 fn held(ranks: u32) -> Vec<Endpoint> {
     let (world, in_flight) = World::controlled(ranks);
     thread::spawn(move || {
@@ -34,7 +34,7 @@ fn held(ranks: u32) -> Vec<Endpoint> {
     world.into_endpoints()
 }
 
-/// Runs every check in worlds of 1 to 8 ranks, a thread a rank.
+/// Runs every check in worlds of 1 to 8 ranks, one thread per rank.
 fn conforms(world: MakeWorld) {
     for ranks in 1..=8 {
         for (name, check) in CHECKS {
@@ -43,7 +43,7 @@ fn conforms(world: MakeWorld) {
                 let thread = thread::Builder::new().name(name).spawn(move || check(&mut end, STEPS));
                 thread.expect("the system gives threads")
             });
-            // All are started before the first is waited for.
+            // Start all ranks before waiting for the first.
             let threads: Vec<_> = threads.collect();
             for thread in threads {
                 thread.join().unwrap_or_else(|_| panic!("{name} with {ranks} ranks"));

@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    fn check_news(ranks: u32) {
+    fn check_spread(ranks: u32) {
         let start = Instant::now();
         let (mut heartbeats, boards) = tables(ranks, start);
         boards[0].moved(Rank::new(0), 7);
@@ -140,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn news_reaches_everybody_in_log_n_beats() {
+    fn lines_reach_all_ranks_in_log_n_heartbeats() {
         for ranks in [2, 3, 4, 5, 8, 13, 64] {
-            check_news(ranks);
+            check_spread(ranks);
         }
     }
 
     #[test]
-    fn who_is_silent_is_found_and_nobody_else() {
+    fn only_silent_ranks_are_reported() {
         let start = Instant::now();
         let (mut heartbeats, boards) = tables(5, start);
         let period = heartbeats[0].period();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_stopped_blames_nobody() {
+    fn a_process_that_was_stopped_reports_no_other_as_silent() {
         let start = Instant::now();
         let (mut heartbeats, _) = tables(2, start);
         for at in [DEADLINE * 3 / 4, DEADLINE * 3 / 2, DEADLINE * 3] {
