@@ -35,7 +35,7 @@ pub mod generate;
 
 pub mod level;
 
-mod marks;
+mod action_set;
 mod side_by_side;
 mod transfer;
 mod turns;

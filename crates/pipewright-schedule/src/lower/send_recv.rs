@@ -18,7 +18,7 @@ use crate::action::Action;
 use crate::ids::Rank;
 use crate::lower::drop_bubbles::Computation;
 use crate::lower::passes::LowerError;
-use crate::marks::Tensors;
+use crate::action_set::TensorSet;
 use crate::placement::Placement;
 use crate::schedule::{Program, Schedule};
 use crate::side_by_side::{Readers, Writers};
@@ -101,7 +101,7 @@ struct Sweep<'a, Cell> {
     /// For each rank that is not to be visited and not at its end, the receive of the tensor it waits for.
     waits_for: Vec<Option<Action>>,
     /// The receives of all tensors that have been made, even where a tensor needs none to come where it is used.
-    made: Tensors,
+    made: TensorSet,
     lowered: Writers,
 }
 
@@ -115,7 +115,7 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
             now: RankSet::all(rows.len()),
             then: RankSet::none(rows.len()),
             waits_for: vec![None; rows.len()],
-            made: Tensors::sized(placement.stages(), microbatches),
+            made: TensorSet::sized(placement.stages(), microbatches),
             // With each forward and backward come at most a send and a receive.
             lowered: Writers::with_capacities(rows.iter().map(|row| actions(row) * 3)),
         }
@@ -193,7 +193,7 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
             }
             _ => None,
         });
-        uses.into_iter().find(|&receive| !self.made.has(receive))
+        uses.into_iter().find(|&receive| !self.made.contains(receive))
     }
 
     /// The rows, where every rank has come to its end.

@@ -21,7 +21,7 @@ use thiserror::Error;
 use crate::action::{Action, ActionKind};
 use crate::costs::CostsError;
 use crate::ids::{Microbatch, Rank, StageIndex};
-use crate::marks::{Marks, bit};
+use crate::action_set::{ActionSet, bit};
 use crate::schedule::Program;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
@@ -129,9 +129,9 @@ struct Run<'a> {
     ticks: Vec<Vec<u32>>,
     /// For each rank that is not to be visited and not at its end, the action it waits for.
     waits_for: Vec<Option<Action>>,
-    done: Marks,
+    done: ActionSet,
     /// The backwards for the inputs alone that the program has; made when a `W` comes before its own.
-    inputs_alone: OnceCell<Marks>,
+    inputs_alone: OnceCell<ActionSet>,
 }
 
 impl<'a> Run<'a> {
@@ -146,7 +146,7 @@ impl<'a> Run<'a> {
             next: RankSet::none(ranks),
             ticks: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
             waits_for: vec![None; ranks],
-            done: Marks::for_program(program),
+            done: ActionSet::for_program(program),
             inputs_alone: OnceCell::new(),
         }
     }
@@ -208,7 +208,7 @@ impl<'a> Run<'a> {
             }
             Action::WeightBackward { stage, microbatch } => {
                 let inputs = Action::InputBackward { stage, microbatch };
-                return (!self.done.has(inputs) && self.has_inputs_alone(inputs)).then_some(inputs);
+                return (!self.done.contains(inputs) && self.has_inputs_alone(inputs)).then_some(inputs);
             }
             Action::SendForward { stage, microbatch } => Action::Forward { stage, microbatch },
             Action::SendBackward { stage, microbatch } => return self.missing_gradient(stage, microbatch),
@@ -221,7 +221,7 @@ impl<'a> Run<'a> {
             }
             _ => return None,
         };
-        (!self.done.has(needs)).then_some(needs)
+        (!self.done.contains(needs)).then_some(needs)
     }
 
     /// A backward of `stage` where none has made the gradient of its inputs.
@@ -235,14 +235,14 @@ impl<'a> Run<'a> {
     /// Whether the program has `inputs`, the other half of a `W`.
     fn has_inputs_alone(&self, inputs: Action) -> bool {
         let found = || {
-            let mut found = Marks::for_program(self.program);
+            let mut found = ActionSet::for_program(self.program);
             let all = self.program.rows().iter().flatten();
             for &action in all.filter(|action| action.kind() == ActionKind::InputBackward) {
                 found.insert(action);
             }
             found
         };
-        self.inputs_alone.get_or_init(found).has(inputs)
+        self.inputs_alone.get_or_init(found).contains(inputs)
     }
 
     fn finish(self) -> Result<LogicalRun<'a>, SimulateError> {

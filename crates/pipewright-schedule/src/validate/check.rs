@@ -3,7 +3,7 @@
 use crate::action::{Action, ActionKind};
 use crate::ids::Rank;
 use crate::level::Level;
-use crate::marks::{Marks, bit};
+use crate::action_set::{ActionSet, bit};
 use crate::schedule::Program;
 use crate::validate::violation::Report;
 use crate::validate::{coverage, deadlock, matching, order, peer_order, sharding, validated};
@@ -14,7 +14,7 @@ pub(super) struct Context<'a> {
     pub(super) program: &'a Program,
     pub(super) level: Level,
     /// The actions that are somewhere in the program, on the rank that owns their stage.
-    pub(super) present: Marks,
+    pub(super) present: ActionSet,
     pub(super) wiring: Wiring,
     /// Whether no stage runs backward.
     pub(super) forward_only: bool,

@@ -9,7 +9,7 @@
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
-use crate::marks::{Marks, bit};
+use crate::action_set::{ActionSet, bit};
 use crate::schedule::Program;
 use crate::validate::check::{Context, position_of};
 use crate::validate::order;
@@ -23,8 +23,8 @@ pub(super) fn check_each(
     level: Level,
     wiring: &Wiring,
     report: &mut Report,
-) -> (Marks, bool) {
-    let mut present = Marks::for_program(program);
+) -> (ActionSet, bool) {
+    let mut present = ActionSet::for_program(program);
     let mut in_order = true;
     for (rank, row) in (0..).map(Rank::new).zip(program.rows()) {
         for (position, &cell) in row.iter().enumerate() {
@@ -77,7 +77,7 @@ fn is_covered(kinds: u16, forward_only: bool) -> bool {
 }
 
 fn check_forward(context: &Context<'_>, report: &mut Report, rank: Rank, forward: Action) {
-    if !context.present.has(forward) {
+    if !context.present.contains(forward) {
         report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action: forward }));
     }
 }
@@ -92,7 +92,7 @@ fn check_backward(
     let full = Action::Backward { stage, microbatch };
     let inputs = Action::InputBackward { stage, microbatch };
     let weights = Action::WeightBackward { stage, microbatch };
-    let has = |action| context.present.has(action);
+    let has = |action| context.present.contains(action);
     let missing = match (has(full), has(inputs), has(weights)) {
         (true, false, false) | (false, true, true) => return,
         (true, has_inputs, _) => {

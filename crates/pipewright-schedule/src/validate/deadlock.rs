@@ -17,7 +17,7 @@
 use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
 use crate::level::Level;
-use crate::marks::Marks;
+use crate::action_set::ActionSet;
 use crate::side_by_side::Readers;
 use crate::transfer::Transfer;
 use crate::validate::check::Context;
@@ -35,7 +35,7 @@ pub(super) struct Run<'a> {
     ready: Vec<Rank>,
     /// The actions that are complete, or for a send that is waited for later, started; none where all is
     /// plain.
-    done: Marks,
+    done: ActionSet,
 }
 
 impl<'a> Run<'a> {
@@ -49,7 +49,7 @@ impl<'a> Run<'a> {
             rows: Readers::over(context.program.rows()),
             waits_for: vec![None; ranks],
             ready: context.program.placement().all_ranks().rev().collect(),
-            done: if plain { Marks::sized(0, 0) } else { Marks::for_program(context.program) },
+            done: if plain { ActionSet::sized(0, 0) } else { ActionSet::for_program(context.program) },
         };
         while let Some(rank) = run.ready.pop() {
             if plain {
@@ -128,7 +128,7 @@ impl<'a> Run<'a> {
         let placement = self.context.program.placement();
         let unfinished = |stage: StageIndex, source: Action| {
             let owner = placement.rank_of(stage);
-            let waits = owner != rank && self.context.present.has(source) && !self.done.has(source);
+            let waits = owner != rank && self.context.present.contains(source) && !self.done.contains(source);
             waits.then_some(owner)
         };
         action.parts().find_map(|part| match part {
@@ -169,9 +169,9 @@ impl<'a> Run<'a> {
             Action::WaitSendBackward { stage, microbatch } => Action::SendBackward { stage, microbatch },
             other => other,
         };
-        !present.has(own)
-            || !present.has(counterpart)
-            || self.done.has(counterpart)
+        !present.contains(own)
+            || !present.contains(counterpart)
+            || self.done.contains(counterpart)
             || peer == rank
             || self.is_waited_for(action)
     }
@@ -180,10 +180,10 @@ impl<'a> Run<'a> {
     fn is_waited_for(&self, send: Action) -> bool {
         match send {
             Action::SendForward { stage, microbatch } => {
-                self.context.present.has(Action::WaitSendForward { stage, microbatch })
+                self.context.present.contains(Action::WaitSendForward { stage, microbatch })
             }
             Action::SendBackward { stage, microbatch } => {
-                self.context.present.has(Action::WaitSendBackward { stage, microbatch })
+                self.context.present.contains(Action::WaitSendBackward { stage, microbatch })
             }
             _ => false,
         }

@@ -6,7 +6,7 @@
 
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank, StageIndex};
-use crate::marks::bit;
+use crate::action_set::bit;
 use crate::transfer::Transfer;
 use crate::validate::check::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
@@ -27,7 +27,7 @@ fn check_peers(context: &Context<'_>, report: &mut Report) {
     for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
         for (position, &action) in row.iter().enumerate() {
             // Actions outside the program's sizes, or on a foreign rank, are reported by the coverage rules.
-            let known = action.is_communication() && context.present.has(action);
+            let known = action.is_communication() && context.present.contains(action);
             if known && Transfer::of(placement, action).is_none() {
                 report.push(rank, || (position, ViolationKind::NoPeer { action }));
             }
@@ -86,7 +86,7 @@ fn check_boundary(context: &Context<'_>, report: &mut Report, stage: StageIndex)
 fn check_pair(context: &Context<'_>, report: &mut Report, transfer: Transfer, required: bool) {
     let Transfer { send, receive, sender, receiver } = transfer;
     let row_end = |rank| context.program.row(rank).len();
-    match (context.present.has(send), context.present.has(receive)) {
+    match (context.present.contains(send), context.present.contains(receive)) {
         (true, true) => {}
         (true, false) => report.push(sender, || {
             let kind = ViolationKind::UnmatchedSend { action: send, receive, peer: receiver };

@@ -11,19 +11,19 @@
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
-use crate::marks::{Marks, bit};
+use crate::action_set::{ActionSet, bit};
 use crate::validate::check::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
 use crate::wiring::{Neighbour, Wiring};
 
 /// Checks the order of every row.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
-    let mut done = Marks::for_program(context.program);
+    let mut done = ActionSet::for_program(context.program);
     for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
         for (position, &cell) in row.iter().enumerate() {
             for action in cell.parts() {
                 let needs = context.needs(action).into_iter().flatten();
-                for needs in needs.filter(|&needs| !done.has(needs)) {
+                for needs in needs.filter(|&needs| !done.contains(needs)) {
                     check_missing(context, report, (rank, position), action, needs);
                 }
             }
@@ -38,7 +38,7 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
 /// Right where no action is on a foreign rank or there twice, which the coverage rules see to; it may then say no
 /// where all is well, and never yes where something is wrong.
 #[inline]
-pub(super) fn comes_after_its_needs(action: Action, before: &Marks, wiring: &Wiring, level: Level) -> bool {
+pub(super) fn comes_after_its_needs(action: Action, before: &ActionSet, wiring: &Wiring, level: Level) -> bool {
     const GRADIENT: u16 = bit(ActionKind::Backward) | bit(ActionKind::InputBackward);
     let (stage, microbatch) = (action.stage(), action.microbatch());
     let has = |stage, kinds: u16| before.kinds(stage, microbatch) & kinds != 0;
@@ -74,7 +74,7 @@ fn check_missing(
     needs: Action,
 ) {
     let (rank, position) = place;
-    if context.present.has(needs) {
+    if context.present.contains(needs) {
         let at = || position_of(context.program, rank, needs);
         report.push(rank, || (position, ViolationKind::TooEarly { action, needs, at: at() }));
     } else if !action.is_compute() {

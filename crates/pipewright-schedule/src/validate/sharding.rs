@@ -15,10 +15,10 @@ use crate::validate::violation::{Report, ViolationKind};
 /// Checks every stage.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     let full = context.level == Level::Full;
-    if full || context.present.has_any(&[ActionKind::Unshard, ActionKind::Reshard]) {
+    if full || context.present.contains_any(&[ActionKind::Unshard, ActionKind::Reshard]) {
         check_gathering(context, report);
     }
-    if context.present.has_any(&[ActionKind::ReduceGrad]) {
+    if context.present.contains_any(&[ActionKind::ReduceGrad]) {
         check_reduction(context, report);
     }
     if context.level == Level::Full && !context.forward_only {
@@ -30,7 +30,7 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
 fn check_gathering(context: &Context<'_>, report: &mut Report) {
     let mut gathered = vec![false; context.program.placement().stages() as usize];
     let shards = |stage| {
-        let present = |action| context.present.has(action);
+        let present = |action| context.present.contains(action);
         context.level == Level::Full
             || present(Action::Unshard { stage })
             || present(Action::Reshard { stage })
@@ -80,7 +80,7 @@ fn check_reduced(context: &Context<'_>, report: &mut Report) {
     for stage in placement.all_stages() {
         let rank = placement.rank_of(stage);
         for action in [Action::ReduceGrad { stage }, Action::WaitReduceGrad { stage }] {
-            if !context.present.has(action) {
+            if !context.present.contains(action) {
                 report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action }));
             }
         }

@@ -9,14 +9,14 @@ use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Program;
 
 /// A set of actions of one program. Actions outside the program's sizes are never in it.
-pub(crate) struct Marks {
+pub(crate) struct ActionSet {
     stages: u32,
     microbatches: u32,
     by_microbatch: Vec<u16>,
     by_stage: Vec<u16>,
 }
 
-impl Marks {
+impl ActionSet {
     /// The empty set for the sizes of `program`.
     pub(crate) fn for_program(program: &Program) -> Self {
         Self::sized(program.placement().stages(), program.microbatches())
@@ -34,7 +34,7 @@ impl Marks {
 
     /// Whether `action` is in the set.
     #[inline]
-    pub(crate) fn has(&self, action: Action) -> bool {
+    pub(crate) fn contains(&self, action: Action) -> bool {
         self.kinds(action.stage(), action.microbatch()) & bit(action.kind()) != 0
     }
 
@@ -70,7 +70,7 @@ impl Marks {
     }
 
     /// Whether an action of one of `kinds`, which concern a stage as a whole, is in the set for any stage.
-    pub(crate) fn has_any(&self, kinds: &[ActionKind]) -> bool {
+    pub(crate) fn contains_any(&self, kinds: &[ActionKind]) -> bool {
         let wanted = kinds.iter().fold(0, |bits, &kind| bits | bit(kind));
         self.by_stage.iter().any(|bits| bits & wanted != 0)
     }
@@ -80,7 +80,7 @@ impl Marks {
     #[inline]
     pub(crate) fn input_gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Action {
         let full = Action::Backward { stage, microbatch };
-        if self.has(full) { full } else { Action::InputBackward { stage, microbatch } }
+        if self.contains(full) { full } else { Action::InputBackward { stage, microbatch } }
     }
 
     #[inline]
@@ -97,13 +97,13 @@ impl Marks {
 /// A set of the tensors that cross between stages, each named by the receive that would bring it. It takes two
 /// bits for each pair of stage and microbatch: where a thousand ranks advance together, what they touch must
 /// lie close together.
-pub(crate) struct Tensors {
+pub(crate) struct TensorSet {
     stages: u32,
     microbatches: u32,
     bits: Vec<u64>,
 }
 
-impl Tensors {
+impl TensorSet {
     /// The empty set for these sizes.
     pub(crate) fn sized(stages: u32, microbatches: u32) -> Self {
         let bits = 2 * stages as usize * microbatches as usize;
@@ -112,7 +112,7 @@ impl Tensors {
 
     /// Whether the tensor of `receive` is in the set.
     #[inline]
-    pub(crate) fn has(&self, receive: Action) -> bool {
+    pub(crate) fn contains(&self, receive: Action) -> bool {
         self.place(receive).is_some_and(|(word, bit)| self.bits[word] & bit != 0)
     }
 
