@@ -36,9 +36,9 @@ pub mod generate;
 pub mod level;
 
 mod action_set;
-mod side_by_side;
+mod row_cursors;
 mod transfer;
-mod turns;
+mod rank_set;
 mod wiring;
 
 pub mod lower;

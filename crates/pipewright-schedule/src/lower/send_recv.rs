@@ -15,15 +15,15 @@
 //! actions on `p` ranks in `s` sweeps, of which each has at least one action.
 
 use crate::action::Action;
+use crate::action_set::TensorSet;
 use crate::ids::Rank;
 use crate::lower::drop_bubbles::Computation;
 use crate::lower::passes::LowerError;
-use crate::action_set::TensorSet;
 use crate::placement::Placement;
+use crate::rank_set::RankSet;
+use crate::row_cursors::{RowReaders, RowWriters};
 use crate::schedule::{Program, Schedule};
-use crate::side_by_side::{Readers, Writers};
 use crate::transfer::Transfer;
-use crate::turns::RankSet;
 use crate::validate::Blocked;
 use crate::wiring::{Neighbour, Wiring};
 
@@ -94,7 +94,7 @@ struct Sweep<'a, Cell> {
     wiring: Wiring,
     bubbles: Bubbles,
     /// The cell at which each rank stands.
-    cells: Readers<'a, Cell>,
+    cells: RowReaders<'a, Cell>,
     /// The ranks to visit in this sweep, and in the next.
     now: RankSet,
     then: RankSet,
@@ -102,7 +102,7 @@ struct Sweep<'a, Cell> {
     waits_for: Vec<Option<Action>>,
     /// The receives of all tensors that have been made, even where a tensor needs none to come where it is used.
     made: TensorSet,
-    lowered: Writers,
+    lowered: RowWriters,
 }
 
 impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
@@ -111,13 +111,13 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
             placement,
             wiring: Wiring::of(placement),
             bubbles,
-            cells: Readers::over(rows),
+            cells: RowReaders::over(rows),
             now: RankSet::all(rows.len()),
             then: RankSet::none(rows.len()),
             waits_for: vec![None; rows.len()],
             made: TensorSet::sized(placement.stages(), microbatches),
             // With each forward and backward come at most a send and a receive.
-            lowered: Writers::with_capacities(rows.iter().map(|row| actions(row) * 3)),
+            lowered: RowWriters::with_capacities(rows.iter().map(|row| actions(row) * 3)),
         }
     }
 

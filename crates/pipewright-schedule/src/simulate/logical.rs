@@ -19,13 +19,13 @@ use std::cell::OnceCell;
 use thiserror::Error;
 
 use crate::action::{Action, ActionKind};
+use crate::action_set::{ActionSet, bit};
 use crate::costs::CostsError;
 use crate::ids::{Microbatch, Rank, StageIndex};
-use crate::action_set::{ActionSet, bit};
+use crate::rank_set::RankSet;
 use crate::schedule::Program;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
-use crate::turns::RankSet;
 use crate::validate::Blocked;
 use crate::wiring::{Neighbour, Wiring};
 

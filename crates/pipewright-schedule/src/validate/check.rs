@@ -1,9 +1,9 @@
 //! Runs every rule family over a program: the validator's table of contents.
 
 use crate::action::{Action, ActionKind};
+use crate::action_set::{ActionSet, bit};
 use crate::ids::Rank;
 use crate::level::Level;
-use crate::action_set::{ActionSet, bit};
 use crate::schedule::Program;
 use crate::validate::violation::Report;
 use crate::validate::{coverage, deadlock, matching, order, peer_order, sharding, validated};

@@ -7,9 +7,9 @@
 //! communication. Sends and receives are in [`super::matching`].
 
 use crate::action::{Action, ActionKind};
+use crate::action_set::{ActionSet, bit};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
-use crate::action_set::{ActionSet, bit};
 use crate::schedule::Program;
 use crate::validate::check::{Context, position_of};
 use crate::validate::order;

@@ -15,10 +15,10 @@
 //! depend on the order in which ranks are run: completing one action never takes another's chance.
 
 use crate::action::Action;
+use crate::action_set::ActionSet;
 use crate::ids::{Rank, StageIndex};
 use crate::level::Level;
-use crate::action_set::ActionSet;
-use crate::side_by_side::Readers;
+use crate::row_cursors::RowReaders;
 use crate::transfer::Transfer;
 use crate::validate::check::Context;
 use crate::validate::violation::{Blocked, Report, ViolationKind};
@@ -28,7 +28,7 @@ use crate::wiring::Neighbour;
 pub(super) struct Run<'a> {
     context: &'a Context<'a>,
     /// The action at which each rank stands.
-    rows: Readers<'a, Action>,
+    rows: RowReaders<'a, Action>,
     /// For each blocked rank, the rank that it waits for.
     waits_for: Vec<Option<Rank>>,
     /// The ranks that can be tried.
@@ -46,7 +46,7 @@ impl<'a> Run<'a> {
         let ranks = context.program.ranks() as usize;
         let mut run = Self {
             context,
-            rows: Readers::over(context.program.rows()),
+            rows: RowReaders::over(context.program.rows()),
             waits_for: vec![None; ranks],
             ready: context.program.placement().all_ranks().rev().collect(),
             done: if plain { ActionSet::sized(0, 0) } else { ActionSet::for_program(context.program) },

@@ -5,8 +5,8 @@
 //! between stages of one rank. The order of messages is in [`super::peer_order`].
 
 use crate::action::{Action, ActionKind};
-use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::action_set::bit;
+use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::transfer::Transfer;
 use crate::validate::check::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};

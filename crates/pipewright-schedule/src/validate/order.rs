@@ -9,9 +9,9 @@
 //! is reported here.
 
 use crate::action::{Action, ActionKind};
+use crate::action_set::{ActionSet, bit};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
-use crate::action_set::{ActionSet, bit};
 use crate::validate::check::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
 use crate::wiring::{Neighbour, Wiring};
@@ -38,7 +38,12 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
 /// Right where no action is on a foreign rank or there twice, which the coverage rules see to; it may then say no
 /// where all is well, and never yes where something is wrong.
 #[inline]
-pub(super) fn comes_after_its_needs(action: Action, before: &ActionSet, wiring: &Wiring, level: Level) -> bool {
+pub(super) fn comes_after_its_needs(
+    action: Action,
+    before: &ActionSet,
+    wiring: &Wiring,
+    level: Level,
+) -> bool {
     const GRADIENT: u16 = bit(ActionKind::Backward) | bit(ActionKind::InputBackward);
     let (stage, microbatch) = (action.stage(), action.microbatch());
     let has = |stage, kinds: u16| before.kinds(stage, microbatch) & kinds != 0;

@@ -39,7 +39,8 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
 fn complete(context: &Context<'_>, rank: Rank, action: Action) -> Option<Transfer> {
     let transfer = Transfer::of(context.program.placement(), action)?;
     let here = context.program.placement().owner(action.stage()) == Some(rank);
-    (here && context.present.contains(transfer.send) && context.present.contains(transfer.receive)).then_some(transfer)
+    (here && context.present.contains(transfer.send) && context.present.contains(transfer.receive))
+        .then_some(transfer)
 }
 
 /// The send number `wanted` from one rank to another. A scan: for reports only.

@@ -13,7 +13,7 @@ use crate::ids::Rank;
 const PIECE: usize = 64;
 
 /// Rows that are read side by side, each from its start to its end. A cell is an action, or may be a bubble.
-pub(crate) struct Readers<'a, Cell> {
+pub(crate) struct RowReaders<'a, Cell> {
     rows: &'a [Vec<Cell>],
     pieces: Vec<ReadPiece<Cell>>,
 }
@@ -26,7 +26,7 @@ struct ReadPiece<Cell> {
     start: usize,
 }
 
-impl<'a, Cell: Copy> Readers<'a, Cell> {
+impl<'a, Cell: Copy> RowReaders<'a, Cell> {
     /// Stands at the start of each of `rows`.
     pub(crate) fn over(rows: &'a [Vec<Cell>]) -> Self {
         let piece = || ReadPiece { cells: Vec::with_capacity(PIECE), at: 0, start: 0 };
@@ -70,13 +70,13 @@ impl<'a, Cell: Copy> Readers<'a, Cell> {
 }
 
 /// Rows that are written side by side.
-pub(crate) struct Writers {
+pub(crate) struct RowWriters {
     rows: Vec<Vec<Action>>,
     /// The last actions of each row, which are not in the row yet.
     pieces: Vec<Vec<Action>>,
 }
 
-impl Writers {
+impl RowWriters {
     /// Empty rows with room for so many actions each.
     pub(crate) fn with_capacities(capacities: impl Iterator<Item = usize>) -> Self {
         let rows: Vec<_> = capacities.map(Vec::with_capacity).collect();
@@ -114,13 +114,13 @@ mod tests {
 
     /// Two rows that share `length` actions in turn are written, and read in turn.
     fn check(length: u32) {
-        let mut writers = Writers::with_capacities([0, 5].into_iter());
+        let mut writers = RowWriters::with_capacities([0, 5].into_iter());
         (0..length).for_each(|at| writers.push(Rank::new(at % 2), forward(at)));
         let rows = writers.into_rows();
         let of = |rank: u32| (rank..length).step_by(2).map(forward).collect::<Vec<_>>();
         assert_eq!(rows, [of(0), of(1)]);
 
-        let mut readers = Readers::over(&rows);
+        let mut readers = RowReaders::over(&rows);
         for at in 0..length {
             let rank = Rank::new(at % 2);
             assert_eq!(readers.current(rank), Some(forward(at)));
