@@ -25,8 +25,8 @@ use std::collections::VecDeque;
 
 use crate::action::Action;
 use crate::generate::error::GenerateError;
-use crate::generate::lane::Lane;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_cursor::StageCursor;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
@@ -54,7 +54,7 @@ enum Pass {
 
 /// A rank on its way through the repeated block.
 struct RankState {
-    lanes: [Lane; 2],
+    cursors: [StageCursor; 2],
     stages: [StageIndex; 2],
     slots: [u32; 4],
     /// How many microbatches each pass has run.
@@ -121,7 +121,7 @@ impl RankState {
     fn new(placement: &Placement, rank: Rank, block: BuildingBlock, microbatches: u32) -> Self {
         let stages = [rank.get(), placement.stages() - 1 - rank.get()].map(StageIndex::new);
         Self {
-            lanes: stages.map(Lane::new),
+            cursors: stages.map(StageCursor::new),
             stages,
             slots: (block.slots)(placement.ranks(), rank.get()),
             run: [0; 4],
@@ -145,7 +145,7 @@ impl RankState {
             self.run(pass);
         } else if let Some(chunk) = self.waiting.pop_front() {
             self.held -= 1;
-            self.row.push(Some(self.lanes[chunk].weight_backward()));
+            self.row.push(Some(self.cursors[chunk].weight_backward()));
         } else {
             return false;
         }
@@ -154,13 +154,13 @@ impl RankState {
 
     fn run(&mut self, pass: Pass) {
         self.run[pass as usize] += 1;
-        let lane = &mut self.lanes[pass.chunk()];
+        let cursor = &mut self.cursors[pass.chunk()];
         if pass.is_forward() {
             self.held += 1;
-            self.row.push(Some(lane.forward()));
+            self.row.push(Some(cursor.forward()));
         } else {
             self.waiting.push_back(pass.chunk());
-            self.row.push(Some(lane.input_backward()));
+            self.row.push(Some(cursor.input_backward()));
         }
     }
 

@@ -24,8 +24,8 @@ use std::collections::VecDeque;
 use crate::action::Action;
 use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
-use crate::generate::lane::Lane;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_cursor::StageCursor;
 use crate::ids::Rank;
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE};
 use crate::placement::Placement;
@@ -53,8 +53,8 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
 fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Action>> {
     let (ranks, above) = (placement.ranks(), rank.get());
     let below = ranks - 1 - above;
-    let mut lanes = placement.stages_of(rank).iter().copied().map(Lane::new);
-    let (Some(mut down), Some(mut up)) = (lanes.next(), lanes.next()) else { return Vec::new() };
+    let mut cursors = placement.stages_of(rank).iter().copied().map(StageCursor::new);
+    let (Some(mut down), Some(mut up)) = (cursors.next(), cursors.next()) else { return Vec::new() };
     let mut row = Vec::with_capacity(6 * microbatches as usize);
     row.extend((0..2 * below).map(|_| down.forward()));
     row.extend((0..=above).flat_map(|_| [down.forward(), up.forward()]));
@@ -73,8 +73,8 @@ fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Actio
 }
 
 /// Steps 6 to 8.
-fn cool_down(row: &mut Vec<Action>, lanes: [&mut Lane; 2], above: u32, below: u32) {
-    let [down, up] = lanes;
+fn cool_down(row: &mut Vec<Action>, cursors: [&mut StageCursor; 2], above: u32, below: u32) {
+    let [down, up] = cursors;
     // From which turn on each chunk leaves its weight gradients for later: `above + 1` times in all.
     let (up_splits, down_splits) = (above / 2 + 1, above.div_ceil(2));
     // The chunks of the weight gradients that wait, `true` for the chunk that goes up.

@@ -23,9 +23,9 @@ use crate::action::Action;
 use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
 use crate::generate::interleaving::Interleaving;
-use crate::generate::lane::Lane;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_cursor::StageCursor;
 use crate::schedule::Schedule;
 
 const NAME: &str = "group-interleaved";
@@ -41,10 +41,10 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let placement = spec.looped()?;
     let group = checked_group(spec)?;
     let row = |rank| {
-        let mut lanes = Lane::of_rank(&placement, rank);
-        let order = Interleaving { chunks: lanes.len() as u32, group };
+        let mut cursors = StageCursor::of_rank(&placement, rank);
+        let order = Interleaving { chunks: cursors.len() as u32, group };
         let warm_up = (order.chunks - 1) * group + (placement.ranks() - 1 - rank.get());
-        forward_backward(&mut lanes, order, spec.microbatches, warm_up)
+        forward_backward(&mut cursors, order, spec.microbatches, warm_up)
     };
     let rows = placement.all_ranks().map(row).collect();
     Ok(Schedule::generated(placement, spec.microbatches, rows))
@@ -66,7 +66,7 @@ fn checked_group(spec: &ScheduleSpec) -> Result<u32, GenerateError> {
 
 /// Warm-up, then a forward and a backward in turn, then the backwards that are left.
 fn forward_backward(
-    lanes: &mut [Lane],
+    cursors: &mut [StageCursor],
     order: Interleaving,
     microbatches: u32,
     warm_up: u32,
@@ -74,12 +74,12 @@ fn forward_backward(
     let all = order.chunks * microbatches;
     let warm_up = warm_up.min(all);
     let mut row = Vec::with_capacity(2 * all as usize);
-    row.extend((0..warm_up).map(|op| Some(lanes[order.forward(op)].forward())));
+    row.extend((0..warm_up).map(|op| Some(cursors[order.forward(op)].forward())));
     for op in 0..all {
         if warm_up + op < all {
-            row.push(Some(lanes[order.forward(warm_up + op)].forward()));
+            row.push(Some(cursors[order.forward(warm_up + op)].forward()));
         }
-        row.push(Some(lanes[order.backward(op)].backward()));
+        row.push(Some(cursors[order.backward(op)].backward()));
     }
     row
 }

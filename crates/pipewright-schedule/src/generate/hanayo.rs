@@ -19,8 +19,8 @@ use std::cmp::Reverse;
 use crate::action::Action;
 use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
-use crate::generate::lane::Lane;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_cursor::StageCursor;
 use crate::ids::StageIndex;
 use crate::schedule::Schedule;
 
@@ -58,7 +58,7 @@ struct Progress {
 
 /// What a rank is doing, or did last, and until which tick.
 #[derive(Debug, Clone, Copy)]
-struct Turn {
+struct RankActivity {
     kind: Kind,
     stage: StageIndex,
     end: u64,
@@ -73,30 +73,30 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
         forwards: vec![[0; 2]; stages],
         backwards: vec![[0; 2]; stages],
     };
-    let mut lanes: Vec<Lane> = placement.all_stages().map(Lane::new).collect();
+    let mut cursors: Vec<StageCursor> = placement.all_stages().map(StageCursor::new).collect();
     let cells = 2 * stages / placement.ranks() as usize * spec.microbatches as usize;
     let mut rows: Vec<Vec<Option<Action>>> =
         placement.all_ranks().map(|_| Vec::with_capacity(cells)).collect();
-    let mut turns: Vec<Option<Turn>> = vec![None; rows.len()];
+    let mut activities: Vec<Option<RankActivity>> = vec![None; rows.len()];
     let mut tick = 0;
     while progress.is_unfinished() {
-        for turn in turns.iter().flatten().filter(|turn| turn.end == tick) {
-            progress.counts(turn.kind, turn.stage)[1] += 1;
+        for activity in activities.iter().flatten().filter(|activity| activity.end == tick) {
+            progress.counts(activity.kind, activity.stage)[1] += 1;
         }
-        for ((rank, row), turn) in placement.all_ranks().zip(&mut rows).zip(&mut turns) {
-            if turn.is_some_and(|turn| turn.end > tick) {
+        for ((rank, row), activity) in placement.all_ranks().zip(&mut rows).zip(&mut activities) {
+            if activity.is_some_and(|activity| activity.end > tick) {
                 continue;
             }
-            let chosen = progress.choose(placement.stages_of(rank), turn.map(|turn| turn.kind));
+            let chosen = progress.choose(placement.stages_of(rank), activity.map(|activity| activity.kind));
             let Some((kind, stage)) = chosen else { continue };
             progress.counts(kind, stage)[0] += 1;
-            let lane = &mut lanes[stage.index()];
+            let cursor = &mut cursors[stage.index()];
             let (action, ticks) = match kind {
-                Kind::Forward => (lane.forward(), 1),
-                Kind::Backward => (lane.backward(), BACKWARD_TICKS),
+                Kind::Forward => (cursor.forward(), 1),
+                Kind::Backward => (cursor.backward(), BACKWARD_TICKS),
             };
             row.push(Some(action));
-            *turn = Some(Turn { kind, stage, end: tick + ticks });
+            *activity = Some(RankActivity { kind, stage, end: tick + ticks });
         }
         tick += 1;
     }

@@ -23,8 +23,8 @@ use crate::action::Action;
 use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
 use crate::generate::interleaving::Interleaving;
-use crate::generate::lane::Lane;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_cursor::StageCursor;
 use crate::ids::Rank;
 use crate::placement::Placement;
 use crate::schedule::Schedule;
@@ -46,21 +46,21 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
 }
 
 fn row(placement: &Placement, rank: Rank, microbatches: u32, group: u32) -> Vec<Option<Action>> {
-    let mut lanes = Lane::of_rank(placement, rank);
-    let order = Interleaving { chunks: lanes.len() as u32, group };
+    let mut cursors = StageCursor::of_rank(placement, rank);
+    let order = Interleaving { chunks: cursors.len() as u32, group };
     let forwards = order.chunks * microbatches;
     let followers = placement.ranks() - 1 - rank.get();
     let warm_up = forwards.min((order.chunks - 1) * group + 2 * followers);
     let first_backward = placement.stages() + 2 * followers;
     let mut row = Vec::with_capacity((rank.get() + first_backward + 3 * forwards) as usize);
     row.extend(repeat_n(None, rank.index()));
-    row.extend((0..warm_up).map(|op| Some(lanes[order.forward(op)].forward())));
+    row.extend((0..warm_up).map(|op| Some(cursors[order.forward(op)].forward())));
     if warm_up > 0 {
         row.extend(repeat_n(None, first_backward.saturating_sub(warm_up + rank.get()) as usize));
     }
     for op in 0..forwards {
-        row.push((warm_up + op < forwards).then(|| lanes[order.forward(warm_up + op)].forward()));
-        row.push(Some(lanes[order.backward(op)].backward()));
+        row.push((warm_up + op < forwards).then(|| cursors[order.forward(warm_up + op)].forward()));
+        row.push(Some(cursors[order.backward(op)].backward()));
     }
     row
 }

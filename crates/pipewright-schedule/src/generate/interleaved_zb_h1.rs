@@ -16,10 +16,10 @@
 use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
 use crate::generate::interleaving::Interleaving;
-use crate::generate::lane::Lane;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::split_backward::{Phases, split_backward};
+use crate::generate::stage_cursor::StageCursor;
 use crate::schedule::Schedule;
 
 const NAME: &str = "interleaved-zb-h1";
@@ -36,11 +36,11 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let group = spec.microbatches_per_round(NAME)?;
     let slope = if spec.wide_warmup { 2 } else { 1 };
     let row = |rank| {
-        let mut lanes = Lane::of_rank(&placement, rank);
-        let order = Interleaving { chunks: lanes.len() as u32, group };
+        let mut cursors = StageCursor::of_rank(&placement, rank);
+        let order = Interleaving { chunks: cursors.len() as u32, group };
         let followers = placement.ranks() - 1 - rank.get();
         let warm_up = (order.chunks - 1) * group + slope * followers;
-        split_backward(&mut lanes, order, spec.microbatches, Phases { warm_up, pending: rank.get() })
+        split_backward(&mut cursors, order, spec.microbatches, Phases { warm_up, pending: rank.get() })
     };
     let rows = placement.all_ranks().map(row).collect();
     Ok(Schedule::generated(placement, spec.microbatches, rows))

@@ -22,9 +22,9 @@ use crate::action::Action;
 use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
 use crate::generate::interleaving::Interleaving;
-use crate::generate::lane::Lane;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::split_backward::{Phases, split_backward};
+use crate::generate::stage_cursor::StageCursor;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
@@ -52,7 +52,7 @@ fn row(placement: &Placement, rank: Rank, microbatches: u32, group: u32) -> Vec<
     let followers = placement.ranks() - 1 - rank.get();
     let warm_up = (order.chunks * microbatches).min((order.chunks - 1) * group + followers);
     let phases = Phases { warm_up, pending: rank.get() };
-    let mut row = split_backward(&mut Lane::of_rank(placement, rank), order, microbatches, phases);
+    let mut row = split_backward(&mut StageCursor::of_rank(placement, rank), order, microbatches, phases);
     if warm_up > 0 {
         let at = warm_up as usize;
         row.splice(at..at, repeat_n(None, followers as usize));

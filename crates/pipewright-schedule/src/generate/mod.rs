@@ -19,8 +19,8 @@ mod spec;
 mod ticks;
 
 mod interleaving;
-mod lane;
 mod split_backward;
+mod stage_cursor;
 mod building_block;
 
 mod dual_pipe_v;

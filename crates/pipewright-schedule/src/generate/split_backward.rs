@@ -7,7 +7,7 @@
 
 use crate::action::Action;
 use crate::generate::interleaving::Interleaving;
-use crate::generate::lane::Lane;
+use crate::generate::stage_cursor::StageCursor;
 use crate::ids::StageIndex;
 
 /// What a schedule of the family chooses for a rank.
@@ -23,12 +23,12 @@ pub(super) struct Phases {
 /// The row of a rank with one stage.
 pub(super) fn one_stage(stage: StageIndex, microbatches: u32, phases: Phases) -> Vec<Option<Action>> {
     let order = Interleaving { chunks: 1, group: microbatches };
-    split_backward(&mut [Lane::new(stage)], order, microbatches, phases)
+    split_backward(&mut [StageCursor::new(stage)], order, microbatches, phases)
 }
 
-/// The row of a rank with the stages of `lanes`.
+/// The row of a rank with the stages of `cursors`.
 pub(super) fn split_backward(
-    lanes: &mut [Lane],
+    cursors: &mut [StageCursor],
     order: Interleaving,
     microbatches: u32,
     phases: Phases,
@@ -36,17 +36,17 @@ pub(super) fn split_backward(
     let all = order.chunks * microbatches;
     let warm_up = phases.warm_up.min(all);
     let mut row = Vec::with_capacity(3 * all as usize);
-    row.extend((0..warm_up).map(|op| Some(lanes[order.forward(op)].forward())));
+    row.extend((0..warm_up).map(|op| Some(cursors[order.forward(op)].forward())));
     for op in 0..all {
         if warm_up + op < all {
-            row.push(Some(lanes[order.forward(warm_up + op)].forward()));
+            row.push(Some(cursors[order.forward(warm_up + op)].forward()));
         }
-        row.push(Some(lanes[order.backward(op)].input_backward()));
+        row.push(Some(cursors[order.backward(op)].input_backward()));
         if let Some(oldest) = op.checked_sub(phases.pending) {
-            row.push(Some(lanes[order.backward(oldest)].weight_backward()));
+            row.push(Some(cursors[order.backward(oldest)].weight_backward()));
         }
     }
     let left = all.saturating_sub(phases.pending)..all;
-    row.extend(left.map(|op| Some(lanes[order.backward(op)].weight_backward())));
+    row.extend(left.map(|op| Some(cursors[order.backward(op)].weight_backward())));
     row
 }

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::action::Action;
-use crate::generate::lane::Lane;
+use crate::generate::stage_cursor::StageCursor;
 use crate::generate::ticks::StageTicks;
 use crate::generate::zb_greedy::rules::{Rules, Situation, Step};
 use crate::ids::StageIndex;
@@ -41,7 +41,7 @@ pub(super) struct Outcome {
 
 /// A stage in the middle of a run.
 struct Stage {
-    lane: Lane,
+    cursor: StageCursor,
     cost: StageTicks,
     limit: u32,
     warm_up: u32,
@@ -109,7 +109,7 @@ impl Stage {
         };
         let from_batch = if stage == 0 { task.microbatches as usize } else { 0 };
         Self {
-            lane: Lane::new(StageIndex::new(stage as u32)),
+            cursor: StageCursor::new(StageIndex::new(stage as u32)),
             cost: task.costs[stage],
             limit: task.limits[stage],
             warm_up,
@@ -152,16 +152,16 @@ impl Stage {
             Step::Forward => {
                 self.inputs.pop_front();
                 self.forwards += 1;
-                (self.lane.forward(), self.cost.forward)
+                (self.cursor.forward(), self.cost.forward)
             }
             Step::InputBackward => {
                 self.gradients.pop_front();
                 self.backwards += 1;
-                (self.lane.input_backward(), self.cost.input_backward)
+                (self.cursor.input_backward(), self.cost.input_backward)
             }
             Step::WeightBackward => {
                 self.weights += 1;
-                (self.lane.weight_backward(), self.cost.weight_backward)
+                (self.cursor.weight_backward(), self.cost.weight_backward)
             }
         };
         self.forward_was_last =

@@ -1,4 +1,4 @@
-//! One stage in the making: a generator says which kind of action comes next, the lane says of which
+//! One stage in the making: a generator says which kind of action comes next, the cursor says of which
 //! microbatch.
 //!
 //! For generators in which each kind of a stage's actions visits the microbatches in ascending order.
@@ -10,20 +10,20 @@ use crate::placement::Placement;
 
 /// A stage, and the microbatch of its next forward, input gradients and weight gradients.
 #[derive(Debug, Clone)]
-pub(super) struct Lane {
+pub(super) struct StageCursor {
     stage: StageIndex,
     forwards: u32,
     inputs: u32,
     weights: u32,
 }
 
-impl Lane {
+impl StageCursor {
     /// The stage before its first action.
     pub(super) fn new(stage: StageIndex) -> Self {
         Self { stage, forwards: 0, inputs: 0, weights: 0 }
     }
 
-    /// The lanes of a rank's stages, in the order of its chunks.
+    /// The cursors of a rank's stages, in the order of its chunks.
     pub(super) fn of_rank(placement: &Placement, rank: Rank) -> Vec<Self> {
         placement.stages_of(rank).iter().copied().map(Self::new).collect()
     }
@@ -49,7 +49,7 @@ impl Lane {
         Action::Backward { stage: self.stage, microbatch: next(&mut self.inputs) }
     }
 
-    /// The next forward of this lane together with the next backward of `other`.
+    /// The next forward of this cursor together with the next backward of `other`.
     pub(super) fn overlap(&mut self, other: &mut Self) -> Action {
         other.weights += 1;
         let forward = (self.stage, next(&mut self.forwards));
