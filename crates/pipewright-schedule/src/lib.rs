@@ -36,10 +36,10 @@ pub mod generate;
 pub mod level;
 
 mod action_set;
+mod neighbours;
 mod row_cursors;
 mod transfer;
 mod rank_set;
-mod wiring;
 
 pub mod lower;
 

@@ -27,16 +27,16 @@ use crate::transfer::Transfer;
 pub fn defer_recv(program: Program) -> Program {
     let placement = program.placement().clone();
     program.map_rows(|rank, row| {
-        let mut held = Held::new(&placement);
+        let mut deferred = DeferredReceives::new(&placement);
         for (position, action) in row.into_iter().enumerate() {
-            held.take(rank, position, action);
+            deferred.push(rank, position, action);
         }
-        held.finish()
+        deferred.finish()
     })
 }
 
 /// The receives of a row that are put off, and what has been written of the row.
-struct Held<'a> {
+struct DeferredReceives<'a> {
     placement: &'a Placement,
     waiting: HashSet<Action>,
     /// By the rank they come from, in the order in which they stood, each with its position.
@@ -44,12 +44,12 @@ struct Held<'a> {
     lowered: Vec<Action>,
 }
 
-impl<'a> Held<'a> {
+impl<'a> DeferredReceives<'a> {
     fn new(placement: &'a Placement) -> Self {
         Self { placement, waiting: HashSet::new(), from: BTreeMap::new(), lowered: Vec::new() }
     }
 
-    fn take(&mut self, rank: Rank, position: usize, action: Action) {
+    fn push(&mut self, rank: Rank, position: usize, action: Action) {
         match (action, Transfer::of(self.placement, action)) {
             (Action::RecvForward { .. } | Action::RecvBackward { .. }, Some(transfer)) => {
                 self.waiting.insert(action);
@@ -59,11 +59,11 @@ impl<'a> Held<'a> {
             (Action::SendForward { .. } | Action::SendBackward { .. }, Some(transfer))
                 if rank < transfer.receiver =>
             {
-                while self.receive_next(transfer.receiver).is_some() {}
+                while self.emit_next_from(transfer.receiver).is_some() {}
             }
             _ => {
                 for part in action.parts() {
-                    self.receive_for(part);
+                    self.emit_before_use(part);
                 }
             }
         }
@@ -71,7 +71,7 @@ impl<'a> Held<'a> {
     }
 
     /// Receives what `part` uses, and before it what came earlier from the same rank.
-    fn receive_for(&mut self, part: Action) {
+    fn emit_before_use(&mut self, part: Action) {
         let wanted = match part {
             Action::Forward { stage, microbatch } => Action::RecvForward { stage, microbatch },
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
@@ -80,11 +80,11 @@ impl<'a> Held<'a> {
             _ => return,
         };
         let Some(transfer) = Transfer::of(self.placement, wanted) else { return };
-        while self.waiting.contains(&wanted) && self.receive_next(transfer.sender).is_some() {}
+        while self.waiting.contains(&wanted) && self.emit_next_from(transfer.sender).is_some() {}
     }
 
     /// Receives the first that is put off from `peer`.
-    fn receive_next(&mut self, peer: Rank) -> Option<Action> {
+    fn emit_next_from(&mut self, peer: Rank) -> Option<Action> {
         let (_, receive) = self.from.get_mut(&peer)?.pop_front()?;
         self.waiting.remove(&receive);
         self.lowered.push(receive);

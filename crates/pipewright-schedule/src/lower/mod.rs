@@ -30,6 +30,6 @@ pub use pass_list::{ParsePassError, Pass, PassInput, apply};
 pub use passes::{LowerConfig, LowerError, Messages, lower};
 pub use reduce_grad::{ReduceWait, reduce_grad};
 pub use send_early::send_early;
-pub use send_recv::{send_recv, send_recv_in_step};
+pub use send_recv::{send_recv, send_recv_with_bubbles};
 pub use unshard::{UnshardConfig, unshard};
 pub use wait_send::wait_send;

@@ -24,7 +24,7 @@ use crate::action::Action;
 use crate::ids::Rank;
 use crate::lower::passes::LowerError;
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
-use crate::lower::send_recv::cells_in_step;
+use crate::lower::send_recv::send_recv_cells;
 use crate::lower::unshard::{UnshardConfig, unshard};
 use crate::lower::{defer_recv, merge_bw, send_early, send_recv, wait_send};
 use crate::placement::Placement;
@@ -184,7 +184,7 @@ pub struct PassInput {
 /// Runs `passes` over rows, one after another.
 ///
 /// Bubbles go with the first pass. Where that is `send-recv`, a bubble keeps its rank from acting for a turn
-/// ([`crate::lower::send_recv_in_step`]), so that messages stand where the file's columns put them.
+/// ([`crate::lower::send_recv_with_bubbles`]), so that messages stand where the file's columns put them.
 ///
 /// # Errors
 /// When the rows do not fit together, or a pass cannot go on.
@@ -195,7 +195,7 @@ pub fn apply(input: PassInput, passes: &[Pass]) -> Result<Program, LowerError> {
         [Pass::SendRecv, rest @ ..] => {
             let actions = rows.iter().flatten().flatten().count() as u64;
             check_sizes(&placement, microbatches, rows.len(), actions)?;
-            (cells_in_step(&placement, microbatches, &rows)?, rest)
+            (send_recv_cells(&placement, microbatches, &rows)?, rest)
         }
         all => {
             let rows = rows.into_iter().map(|row| row.into_iter().flatten().collect()).collect();

@@ -13,18 +13,18 @@
 //! The inverse of `merge-bw` for such stages. Time linear in the row.
 
 use crate::action::Action;
+use crate::neighbours::{Neighbour, Neighbours};
 use crate::schedule::Program;
-use crate::wiring::{Neighbour, Wiring};
 
 /// Lets outputs and gradients leave as soon as they are computed.
 pub fn send_early(program: Program) -> Program {
-    let wiring = Wiring::of(program.placement());
+    let neighbours = Neighbours::of(program.placement());
     program.map_rows(|_, row| {
         let mut lowered = Vec::with_capacity(row.len());
         for part in row.into_iter().flat_map(Action::parts) {
             match part {
                 Action::Backward { stage, microbatch }
-                    if matches!(wiring.before(stage), Neighbour::On(_)) =>
+                    if matches!(neighbours.before(stage), Neighbour::OtherRank(_)) =>
                 {
                     lowered.push(Action::InputBackward { stage, microbatch });
                     lowered.push(Action::WeightBackward { stage, microbatch });

@@ -19,13 +19,13 @@ use crate::action_set::TensorSet;
 use crate::ids::Rank;
 use crate::lower::drop_bubbles::Computation;
 use crate::lower::passes::LowerError;
+use crate::neighbours::{Neighbour, Neighbours};
 use crate::placement::Placement;
 use crate::rank_set::RankSet;
 use crate::row_cursors::{RowReaders, RowWriters};
 use crate::schedule::{Program, Schedule};
 use crate::transfer::Transfer;
 use crate::validate::Blocked;
-use crate::wiring::{Neighbour, Wiring};
 
 /// Adds every `SEND_F`, `RECV_F`, `SEND_B` and `RECV_B`.
 ///
@@ -53,12 +53,12 @@ pub(super) fn send_recv_over(computation: Computation<'_>) -> Result<Program, Lo
 ///
 /// # Errors
 /// When the ranks wait for each other.
-pub fn send_recv_in_step(schedule: &Schedule) -> Result<Program, LowerError> {
-    cells_in_step(schedule.placement(), schedule.microbatches(), schedule.rows())
+pub fn send_recv_with_bubbles(schedule: &Schedule) -> Result<Program, LowerError> {
+    send_recv_cells(schedule.placement(), schedule.microbatches(), schedule.rows())
 }
 
-/// As [`send_recv_in_step`], for cells of any kind.
-pub(super) fn cells_in_step(
+/// As [`send_recv_with_bubbles`], for cells of any kind.
+pub(super) fn send_recv_cells(
     placement: &Placement,
     microbatches: u32,
     rows: &[Vec<Option<Action>>],
@@ -66,7 +66,7 @@ pub(super) fn cells_in_step(
     if rows.iter().flatten().flatten().any(|action| action.is_communication()) {
         return Err(LowerError::AlreadyCommunicates);
     }
-    sweep(placement, microbatches, rows, Bubbles::TakeTurns)
+    sweep(placement, microbatches, rows, Bubbles::HoldBack)
 }
 
 /// What becomes of the bubbles of a schedule. A program has none.
@@ -75,7 +75,7 @@ enum Bubbles {
     /// They are passed over.
     Dropped,
     /// Each keeps its rank from acting for one sweep, and is then dropped.
-    TakeTurns,
+    HoldBack,
 }
 
 fn sweep<Cell: Copy + Into<Option<Action>>>(
@@ -91,7 +91,7 @@ fn sweep<Cell: Copy + Into<Option<Action>>>(
 /// The sweeping of rows of cells, which are actions (of a program) or may be bubbles (of a schedule).
 struct Sweep<'a, Cell> {
     placement: &'a Placement,
-    wiring: Wiring,
+    neighbours: Neighbours,
     bubbles: Bubbles,
     /// The cell at which each rank stands.
     cells: RowReaders<'a, Cell>,
@@ -99,7 +99,7 @@ struct Sweep<'a, Cell> {
     now: RankSet,
     then: RankSet,
     /// For each rank that is not to be visited and not at its end, the receive of the tensor it waits for.
-    waits_for: Vec<Option<Action>>,
+    waiting_for: Vec<Option<Action>>,
     /// The receives of all tensors that have been made, even where a tensor needs none to come where it is used.
     made: TensorSet,
     lowered: RowWriters,
@@ -109,12 +109,12 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
     fn over(placement: &'a Placement, microbatches: u32, rows: &'a [Vec<Cell>], bubbles: Bubbles) -> Self {
         Self {
             placement,
-            wiring: Wiring::of(placement),
+            neighbours: Neighbours::of(placement),
             bubbles,
             cells: RowReaders::over(rows),
             now: RankSet::all(rows.len()),
             then: RankSet::none(rows.len()),
-            waits_for: vec![None; rows.len()],
+            waiting_for: vec![None; rows.len()],
             made: TensorSet::sized(placement.stages(), microbatches),
             // With each forward and backward come at most a send and a receive.
             lowered: RowWriters::with_capacities(rows.iter().map(|row| actions(row) * 3)),
@@ -135,7 +135,7 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
 
     /// The cell at which `rank` stands, behind bubbles that are dropped; `None` at its end.
     #[inline]
-    fn standing_at(&mut self, rank: Rank) -> Option<Option<Action>> {
+    fn next_cell(&mut self, rank: Rank) -> Option<Option<Action>> {
         let mut cell = self.cells.current(rank)?.into();
         while cell.is_none() && self.bubbles == Bubbles::Dropped {
             self.cells.step(rank);
@@ -146,10 +146,10 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
 
     /// Lets `rank` do its next action in this sweep, if it can.
     fn visit(&mut self, rank: Rank) {
-        let Some(cell) = self.standing_at(rank) else { return };
+        let Some(cell) = self.next_cell(rank) else { return };
         if let Some(action) = cell {
             if let Some(missing) = self.missing_input(action) {
-                self.waits_for[rank.index()] = Some(missing);
+                self.waiting_for[rank.index()] = Some(missing);
                 return;
             }
             self.act(rank, action);
@@ -162,9 +162,9 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
     fn act(&mut self, rank: Rank, action: Action) {
         self.lowered.push(rank, action);
         for part in action.parts() {
-            let Some((send, receive)) = sent_after(part) else { continue };
+            let Some((send, receive)) = message_of(part) else { continue };
             self.made.insert(receive);
-            if let Some(receiver) = self.wiring.peer(send) {
+            if let Some(receiver) = self.neighbours.peer(send) {
                 self.lowered.push(rank, send);
                 self.lowered.push(receiver, receive);
                 self.wake(rank, receiver, receive);
@@ -174,8 +174,8 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
 
     /// Lets `peer` be visited when the sweep next comes by, if it waits for what `rank` has just sent.
     fn wake(&mut self, rank: Rank, peer: Rank, receive: Action) {
-        if self.waits_for[peer.index()] == Some(receive) {
-            self.waits_for[peer.index()] = None;
+        if self.waiting_for[peer.index()] == Some(receive) {
+            self.waiting_for[peer.index()] = None;
             if peer > rank { self.now.insert(peer) } else { self.then.insert(peer) }
         }
     }
@@ -183,11 +183,11 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
     /// The receive of the first tensor that `action` uses and that has not been made.
     fn missing_input(&self, action: Action) -> Option<Action> {
         let uses = action.parts().filter_map(|part| match part {
-            Action::Forward { stage, microbatch } if self.wiring.before(stage) != Neighbour::Nobody => {
+            Action::Forward { stage, microbatch } if self.neighbours.before(stage) != Neighbour::None => {
                 Some(Action::RecvForward { stage, microbatch })
             }
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch }
-                if self.wiring.after(stage) != Neighbour::Nobody =>
+                if self.neighbours.after(stage) != Neighbour::None =>
             {
                 Some(Action::RecvBackward { stage, microbatch })
             }
@@ -200,11 +200,11 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
     fn finish(self) -> Result<Vec<Vec<Action>>, LowerError> {
         let blocked: Vec<Blocked> = (0..)
             .map(Rank::new)
-            .zip(&self.waits_for)
+            .zip(&self.waiting_for)
             .filter_map(|(rank, missing)| {
                 let position = match self.bubbles {
                     Bubbles::Dropped => actions(self.cells.passed(rank)),
-                    Bubbles::TakeTurns => self.cells.passed(rank).len(),
+                    Bubbles::HoldBack => self.cells.passed(rank).len(),
                 };
                 let action = self.cells.current(rank)?.into()?;
                 let waits_for = self.placement.owner(Transfer::other_end((*missing)?)?.stage())?;
@@ -222,7 +222,7 @@ fn actions<Cell: Copy + Into<Option<Action>>>(cells: &[Cell]) -> usize {
 
 /// The send and the receive of what a compute action leaves for a neighbouring stage.
 #[inline]
-fn sent_after(part: Action) -> Option<(Action, Action)> {
+fn message_of(part: Action) -> Option<(Action, Action)> {
     let send = match part {
         Action::Forward { stage, microbatch } => Action::SendForward { stage, microbatch },
         Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {

@@ -42,7 +42,7 @@ pub fn unshard(program: Program, config: UnshardConfig) -> Program {
 }
 
 fn unshard_row(row: &[Action], config: UnshardConfig) -> Vec<Action> {
-    let mut changes = changes_from_the_end(row, config);
+    let mut changes = changes_in_reverse(row, config);
     let mut lowered = Vec::with_capacity(row.len() + changes.len());
     for position in 0..=row.len() {
         while let Some((_, change)) = changes.pop_if(|(at, _)| *at == position) {
@@ -54,7 +54,7 @@ fn unshard_row(row: &[Action], config: UnshardConfig) -> Vec<Action> {
 }
 
 /// What is gathered or dropped before which position, the last first.
-fn changes_from_the_end(row: &[Action], config: UnshardConfig) -> Vec<(usize, Action)> {
+fn changes_in_reverse(row: &[Action], config: UnshardConfig) -> Vec<(usize, Action)> {
     let mut changes = Vec::new();
     let mut upcoming = Upcoming {
         window: config.window.get() as usize,
@@ -64,7 +64,7 @@ fn changes_from_the_end(row: &[Action], config: UnshardConfig) -> Vec<(usize, Ac
     };
     let mut after: Vec<StageIndex> = Vec::new();
     for (position, action) in row.iter().enumerate().rev().filter(|(_, action)| action.is_compute()) {
-        upcoming.go_back_to(*action);
+        upcoming.prepend(*action);
         let before: Vec<StageIndex> = upcoming.in_window().collect();
         // The last compute action before the change is here, so the change belongs right behind it.
         push_changes(&mut changes, position + 1, &before, &after);
@@ -96,7 +96,7 @@ struct Upcoming {
 }
 
 impl Upcoming {
-    fn go_back_to(&mut self, action: Action) {
+    fn prepend(&mut self, action: Action) {
         self.seen += 1;
         let mut stages = action.parts().map(Action::stage);
         let (first, second) = (stages.next(), stages.next());

@@ -30,44 +30,44 @@ pub fn wait_send(program: Program, budget: Option<NonZeroU32>) -> Program {
 fn wait_row(row: Vec<Action>, budget: Option<NonZeroU32>) -> Vec<Action> {
     let budget = budget.map_or(usize::MAX, |budget| budget.get() as usize);
     let present: HashSet<Action> = row.iter().copied().filter(|&action| is_wait(action)).collect();
-    let mut waits = Waits::default();
+    let mut waits = PendingWaits::default();
     waits.lowered.reserve(row.len() + row.len() / 4);
     for action in row {
-        if let Some(wait) = wait_for(action).filter(|wait| !present.contains(wait)) {
+        if let Some(wait) = wait_of(action).filter(|wait| !present.contains(wait)) {
             while waits.open.len() >= budget {
-                waits.wait_for_oldest();
+                waits.emit_oldest();
             }
             waits.open.insert(wait);
             waits.started.push_back(wait);
         }
         waits.lowered.push(action);
         for part in action.parts() {
-            waits.settle(part);
+            waits.emit_if_proved(part);
         }
     }
     while !waits.open.is_empty() {
-        waits.wait_for_oldest();
+        waits.emit_oldest();
     }
     waits.lowered
 }
 
 /// The waits of a row that are due later, and what has been written of the row.
 #[derive(Default)]
-struct Waits {
+struct PendingWaits {
     open: HashSet<Action>,
     /// In the order of the sends; those that are not open any more are skipped.
     started: VecDeque<Action>,
     lowered: Vec<Action>,
 }
 
-impl Waits {
-    fn wait_for_oldest(&mut self) {
+impl PendingWaits {
+    fn emit_oldest(&mut self) {
         let oldest = std::iter::from_fn(|| self.started.pop_front()).find(|wait| self.open.remove(wait));
         self.lowered.extend(oldest);
     }
 
-    /// Waits for the forward send that the backward `part` proves to have arrived.
-    fn settle(&mut self, part: Action) {
+    /// PendingWaits for the forward send that the backward `part` proves to have arrived.
+    fn emit_if_proved(&mut self, part: Action) {
         if let Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } = part {
             let wait = Action::WaitSendForward { stage, microbatch };
             if self.open.remove(&wait) {
@@ -77,7 +77,7 @@ impl Waits {
     }
 }
 
-fn wait_for(send: Action) -> Option<Action> {
+fn wait_of(send: Action) -> Option<Action> {
     match send {
         Action::SendForward { stage, microbatch } => Some(Action::WaitSendForward { stage, microbatch }),
         Action::SendBackward { stage, microbatch } => Some(Action::WaitSendBackward { stage, microbatch }),

@@ -22,12 +22,12 @@ use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
 use crate::costs::CostsError;
 use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::neighbours::{Neighbour, Neighbours};
 use crate::rank_set::RankSet;
 use crate::schedule::Program;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
 use crate::validate::Blocked;
-use crate::wiring::{Neighbour, Wiring};
 
 /// When each action of a program runs, in ticks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl<'a> LogicalRun<'a> {
 /// A simulation on its way.
 struct Run<'a> {
     program: &'a Program,
-    wiring: Wiring,
+    neighbours: Neighbours,
     tick: u32,
     /// The ranks to visit first and second in this tick, and first in the next.
     first: RankSet,
@@ -131,7 +131,7 @@ struct Run<'a> {
     waits_for: Vec<Option<Action>>,
     done: ActionSet,
     /// The backwards for the inputs alone that the program has; made when a `W` comes before its own.
-    inputs_alone: OnceCell<ActionSet>,
+    input_backwards: OnceCell<ActionSet>,
 }
 
 impl<'a> Run<'a> {
@@ -139,7 +139,7 @@ impl<'a> Run<'a> {
         let ranks = program.rows().len();
         Self {
             program,
-            wiring: Wiring::of(program.placement()),
+            neighbours: Neighbours::of(program.placement()),
             tick: 0,
             first: RankSet::all(ranks),
             second: RankSet::none(ranks),
@@ -147,7 +147,7 @@ impl<'a> Run<'a> {
             ticks: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
             waits_for: vec![None; ranks],
             done: ActionSet::for_program(program),
-            inputs_alone: OnceCell::new(),
+            input_backwards: OnceCell::new(),
         }
     }
 
@@ -158,7 +158,7 @@ impl<'a> Run<'a> {
 
     /// Lets the visited rank do its next action, if it can.
     fn visit(&mut self, rank: Rank, second: bool) {
-        let Some(action) = self.standing_at(rank) else { return };
+        let Some(action) = self.next_action(rank) else { return };
         if let Some(missing) = action.parts().find_map(|part| self.missing_for(part)) {
             self.waits_for[rank.index()] = Some(missing);
             return;
@@ -167,7 +167,7 @@ impl<'a> Run<'a> {
         self.next.insert(rank);
         for part in action.parts() {
             self.done.insert(part);
-            if let Some(peer) = self.wiring.peer(part) {
+            if let Some(peer) = self.neighbours.peer(part) {
                 self.wake(rank, second, peer, part);
             }
         }
@@ -185,7 +185,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn standing_at(&self, rank: Rank) -> Option<Action> {
+    fn next_action(&self, rank: Rank) -> Option<Action> {
         self.program.row(rank).get(self.ticks[rank.index()].len()).copied()
     }
 
@@ -194,21 +194,21 @@ impl<'a> Run<'a> {
     fn missing_for(&self, part: Action) -> Option<Action> {
         let placement = self.program.placement();
         let needs = match part {
-            Action::Forward { stage, microbatch } => match self.wiring.before(stage) {
-                Neighbour::Nobody => return None,
-                Neighbour::Here => Action::Forward { stage: placement.previous(stage)?, microbatch },
-                Neighbour::On(_) => Action::RecvForward { stage, microbatch },
+            Action::Forward { stage, microbatch } => match self.neighbours.before(stage) {
+                Neighbour::None => return None,
+                Neighbour::SameRank => Action::Forward { stage: placement.previous(stage)?, microbatch },
+                Neighbour::OtherRank(_) => Action::RecvForward { stage, microbatch },
             },
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-                match self.wiring.after(stage) {
-                    Neighbour::Nobody => return None,
-                    Neighbour::Here => return self.missing_gradient(placement.next(stage)?, microbatch),
-                    Neighbour::On(_) => Action::RecvBackward { stage, microbatch },
+                match self.neighbours.after(stage) {
+                    Neighbour::None => return None,
+                    Neighbour::SameRank => return self.missing_gradient(placement.next(stage)?, microbatch),
+                    Neighbour::OtherRank(_) => Action::RecvBackward { stage, microbatch },
                 }
             }
             Action::WeightBackward { stage, microbatch } => {
                 let inputs = Action::InputBackward { stage, microbatch };
-                return (!self.done.contains(inputs) && self.has_inputs_alone(inputs)).then_some(inputs);
+                return (!self.done.contains(inputs) && self.has_split_backward(inputs)).then_some(inputs);
             }
             Action::SendForward { stage, microbatch } => Action::Forward { stage, microbatch },
             Action::SendBackward { stage, microbatch } => return self.missing_gradient(stage, microbatch),
@@ -216,7 +216,7 @@ impl<'a> Run<'a> {
             | Action::RecvBackward { .. }
             | Action::WaitSendForward { .. }
             | Action::WaitSendBackward { .. } => {
-                self.wiring.peer(part)?;
+                self.neighbours.peer(part)?;
                 Transfer::other_end(part)?
             }
             _ => return None,
@@ -233,7 +233,7 @@ impl<'a> Run<'a> {
     }
 
     /// Whether the program has `inputs`, the other half of a `W`.
-    fn has_inputs_alone(&self, inputs: Action) -> bool {
+    fn has_split_backward(&self, inputs: Action) -> bool {
         let found = || {
             let mut found = ActionSet::for_program(self.program);
             let all = self.program.rows().iter().flatten();
@@ -242,7 +242,7 @@ impl<'a> Run<'a> {
             }
             found
         };
-        self.inputs_alone.get_or_init(found).contains(inputs)
+        self.input_backwards.get_or_init(found).contains(inputs)
     }
 
     fn finish(self) -> Result<LogicalRun<'a>, SimulateError> {
@@ -251,7 +251,7 @@ impl<'a> Run<'a> {
             .placement()
             .all_ranks()
             .filter_map(|rank| {
-                let (action, missing) = (self.standing_at(rank)?, self.waits_for[rank.index()]?);
+                let (action, missing) = (self.next_action(rank)?, self.waits_for[rank.index()]?);
                 let waits_for = self.program.placement().owner(missing.stage()).unwrap_or(rank);
                 Some(Blocked { rank, position: self.ticks[rank.index()].len(), action, waits_for })
             })

@@ -81,7 +81,7 @@ struct Arrival {
 
 /// Something that a rank waits for: the input of a stage, or the gradient of its output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Need {
+struct BoundaryTensor {
     gradient: bool,
     stage: StageIndex,
     microbatch: Microbatch,
@@ -96,9 +96,9 @@ struct RankState {
     /// When its collectives are done.
     collectives: f64,
     exposed: f64,
-    waits_for: Option<Need>,
+    waits_for: Option<BoundaryTensor>,
     /// What the last overlap's forward has made, and when.
-    first_half: Option<(Need, f64)>,
+    first_half: Option<(BoundaryTensor, f64)>,
 }
 
 struct Run<'a> {
@@ -154,17 +154,17 @@ impl<'a> Run<'a> {
         let (start, end) = match action {
             Action::SendForward { .. } | Action::SendBackward { .. } => self.send(rank, action, now),
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => {
-                let arrival = self.carried(action).map_or(now, |arrival| arrival.at);
+                let arrival = self.message_arrival(action).map_or(now, |arrival| arrival.at);
                 self.wait(rank, now, arrival)
             }
             Action::Unshard { stage } => {
                 let times = self.collective(rank, now, self.costs.stage(stage).unshard);
-                self.note(stage, |run| &mut run.gathered, times.1);
+                self.record(stage, |run| &mut run.gathered, times.1);
                 times
             }
             Action::ReduceGrad { stage } => {
                 let times = self.collective(rank, now, self.costs.stage(stage).reduce_grad);
-                self.note(stage, |run| &mut run.reduced, times.1);
+                self.record(stage, |run| &mut run.reduced, times.1);
                 times
             }
             Action::WaitReduceGrad { stage } => {
@@ -177,7 +177,7 @@ impl<'a> Run<'a> {
     }
 
     /// Computes `action`, its halves one after the other, once it is known when all it needs is there.
-    fn compute(&mut self, rank: Rank, action: Action) -> Result<(), Need> {
+    fn compute(&mut self, rank: Rank, action: Action) -> Result<(), BoundaryTensor> {
         for part in action.parts() {
             self.arrival_for(part)?;
         }
@@ -185,7 +185,7 @@ impl<'a> Run<'a> {
         for part in action.parts() {
             let end = self.compute_part(rank, part)?;
             if part != action {
-                let made = made_for(self.program.placement(), part);
+                let made = boundary_tensor_of(self.program.placement(), part);
                 first_half = first_half.or(made.map(|need| (need, end)));
             }
         }
@@ -194,7 +194,7 @@ impl<'a> Run<'a> {
     }
 
     /// Starts `part` once all it needs is there, hands on what it makes, and returns its end.
-    fn compute_part(&mut self, rank: Rank, part: Action) -> Result<f64, Need> {
+    fn compute_part(&mut self, rank: Rank, part: Action) -> Result<f64, BoundaryTensor> {
         let now = self.ranks[rank.index()].free;
         let mut latest = Arrival { issued: now, at: now };
         for arrival in [self.arrival_for(part)?, self.gathered_for(part, now)].into_iter().flatten() {
@@ -207,7 +207,7 @@ impl<'a> Run<'a> {
         let state = &mut self.ranks[rank.index()];
         state.exposed += start - latest.issued.max(now);
         state.free = end;
-        self.hand_over(rank, part, end);
+        self.deliver_on_rank(rank, part, end);
         self.events[rank.index()].push(Event { rank, action: part, start, end });
         Ok(end)
     }
@@ -223,7 +223,7 @@ impl<'a> Run<'a> {
     }
 
     /// When what `part` needs from its neighbour is there; `None` where it needs nothing.
-    fn arrival_for(&self, part: Action) -> Result<Option<Arrival>, Need> {
+    fn arrival_for(&self, part: Action) -> Result<Option<Arrival>, BoundaryTensor> {
         let placement = self.program.placement();
         let (gradient, neighbour) = match part {
             Action::Forward { stage, .. } => (false, placement.previous(stage)),
@@ -235,7 +235,7 @@ impl<'a> Run<'a> {
         let (Some(_), stage, Some(microbatch)) = (neighbour, part.stage(), part.microbatch()) else {
             return Ok(None);
         };
-        let need = Need { gradient, stage, microbatch };
+        let need = BoundaryTensor { gradient, stage, microbatch };
         let slot = self.slot(need).ok_or(need)?;
         self.arrivals[usize::from(gradient)][slot].map(Some).ok_or(need)
     }
@@ -246,8 +246,8 @@ impl<'a> Run<'a> {
     }
 
     /// Gives what `part` made to the neighbouring stage where that is on the same rank.
-    fn hand_over(&mut self, rank: Rank, part: Action, end: f64) {
-        if let Some(need) = made_for(self.program.placement(), part)
+    fn deliver_on_rank(&mut self, rank: Rank, part: Action, end: f64) {
+        if let Some(need) = boundary_tensor_of(self.program.placement(), part)
             && self.program.placement().owner(need.stage) == Some(rank)
         {
             self.arrive(need, Arrival { issued: end, at: end });
@@ -257,7 +257,7 @@ impl<'a> Run<'a> {
     /// Puts a message on its link.
     fn send(&mut self, rank: Rank, send: Action, now: f64) -> (f64, f64) {
         let Some(transfer) = Transfer::of(self.program.placement(), send) else { return (now, now) };
-        let Some(need) = brought_by(transfer.receive) else { return (now, now) };
+        let Some(need) = received_by(transfer.receive) else { return (now, now) };
         let first_half = self.ranks[rank.index()].first_half.filter(|&(made, _)| made == need);
         let now = first_half.map_or(now, |(_, end)| end);
         // A gradient is as large as the output that it belongs to.
@@ -271,7 +271,7 @@ impl<'a> Run<'a> {
     }
 
     /// Notes an arrival, and wakes the rank that waits for it.
-    fn arrive(&mut self, need: Need, arrival: Arrival) {
+    fn arrive(&mut self, need: BoundaryTensor, arrival: Arrival) {
         let Some(slot) = self.slot(need) else { return };
         self.arrivals[usize::from(need.gradient)][slot] = Some(arrival);
         let Some(owner) = self.program.placement().owner(need.stage) else { return };
@@ -283,8 +283,8 @@ impl<'a> Run<'a> {
     }
 
     /// The arrival of the message that `action` sends, receives or waits for.
-    fn carried(&self, action: Action) -> Option<Arrival> {
-        let need = brought_by(Transfer::of(self.program.placement(), action)?.receive)?;
+    fn message_arrival(&self, action: Action) -> Option<Arrival> {
+        let need = received_by(Transfer::of(self.program.placement(), action)?.receive)?;
         self.arrivals[usize::from(need.gradient)][self.slot(need)?]
     }
 
@@ -305,13 +305,13 @@ impl<'a> Run<'a> {
         (start, start + duration)
     }
 
-    fn note(&mut self, stage: StageIndex, times: fn(&mut Self) -> &mut Vec<f64>, time: f64) {
+    fn record(&mut self, stage: StageIndex, times: fn(&mut Self) -> &mut Vec<f64>, time: f64) {
         if let Some(noted) = times(self).get_mut(stage.index()) {
             *noted = time;
         }
     }
 
-    fn slot(&self, need: Need) -> Option<usize> {
+    fn slot(&self, need: BoundaryTensor) -> Option<usize> {
         let (stages, microbatches) = (self.program.placement().stages(), self.program.microbatches());
         let fits = need.stage.get() < stages && need.microbatch.get() < microbatches;
         fits.then(|| need.stage.index() * microbatches as usize + need.microbatch.index())
@@ -334,7 +334,7 @@ impl<'a> Run<'a> {
     /// known only at the end.
     fn set_times_of_receive(&self, event: &mut Event) {
         let is_receive = matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. });
-        if let Some(arrival) = is_receive.then(|| self.carried(event.action)).flatten() {
+        if let Some(arrival) = is_receive.then(|| self.message_arrival(event.action)).flatten() {
             let posted = event.start;
             event.start = posted.max(arrival.issued);
             event.end = posted.max(arrival.at);
@@ -356,23 +356,27 @@ impl<'a> Run<'a> {
 }
 
 /// What a compute action makes for a neighbouring stage.
-fn made_for(placement: &Placement, part: Action) -> Option<Need> {
+fn boundary_tensor_of(placement: &Placement, part: Action) -> Option<BoundaryTensor> {
     match part {
         Action::Forward { stage, microbatch } => {
-            Some(Need { gradient: false, stage: placement.next(stage)?, microbatch })
+            Some(BoundaryTensor { gradient: false, stage: placement.next(stage)?, microbatch })
         }
         Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-            Some(Need { gradient: true, stage: placement.previous(stage)?, microbatch })
+            Some(BoundaryTensor { gradient: true, stage: placement.previous(stage)?, microbatch })
         }
         _ => None,
     }
 }
 
 /// What a receive brings.
-fn brought_by(receive: Action) -> Option<Need> {
+fn received_by(receive: Action) -> Option<BoundaryTensor> {
     match receive {
-        Action::RecvForward { stage, microbatch } => Some(Need { gradient: false, stage, microbatch }),
-        Action::RecvBackward { stage, microbatch } => Some(Need { gradient: true, stage, microbatch }),
+        Action::RecvForward { stage, microbatch } => {
+            Some(BoundaryTensor { gradient: false, stage, microbatch })
+        }
+        Action::RecvBackward { stage, microbatch } => {
+            Some(BoundaryTensor { gradient: true, stage, microbatch })
+        }
         _ => None,
     }
 }

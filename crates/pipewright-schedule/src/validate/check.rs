@@ -4,10 +4,10 @@ use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
 use crate::ids::Rank;
 use crate::level::Level;
+use crate::neighbours::Neighbours;
 use crate::schedule::Program;
 use crate::validate::violation::Report;
 use crate::validate::{coverage, deadlock, matching, order, peer_order, sharding, validated};
-use crate::wiring::Wiring;
 
 /// What the rule families share.
 pub(super) struct Context<'a> {
@@ -15,7 +15,7 @@ pub(super) struct Context<'a> {
     pub(super) level: Level,
     /// The actions that are somewhere in the program, on the rank that owns their stage.
     pub(super) present: ActionSet,
-    pub(super) wiring: Wiring,
+    pub(super) neighbours: Neighbours,
     /// Whether no stage runs backward.
     pub(super) forward_only: bool,
 }
@@ -23,10 +23,10 @@ pub(super) struct Context<'a> {
 /// Everything that is wrong with `program` at `level`. Takes time and memory linear in the program.
 pub(crate) fn check(program: &Program, level: Level) -> Report {
     let mut report = Report::new();
-    let wiring = Wiring::of(program.placement());
-    let (present, in_order) = coverage::check_each(program, level, &wiring, &mut report);
+    let neighbours = Neighbours::of(program.placement());
+    let (present, in_order) = coverage::check_each(program, level, &neighbours, &mut report);
     let forward_only = !validated::has_backward(program);
-    let context = Context { program, level, present, wiring, forward_only };
+    let context = Context { program, level, present, neighbours, forward_only };
     coverage::check_all(&context, &mut report);
     // Most programs are sound, and the walk above has seen that already.
     if !in_order || report.total() > 0 {
@@ -37,12 +37,12 @@ pub(crate) fn check(program: &Program, level: Level) -> Report {
     }
     // Where every message has exactly its two ends, and each blocks until the other is reached, running to
     // the end also proves that each pair of ranks agrees on their order.
-    let plain = level != Level::Compute && report.total() == 0 && !context.waits_for_sends();
-    let run = deadlock::Run::to_the_end(&context, plain);
-    if level != Level::Compute && (!plain || run.is_stuck()) {
+    let rendezvous = level != Level::Compute && report.total() == 0 && !context.waits_for_sends();
+    let run = deadlock::Run::execute(&context, rendezvous);
+    if level != Level::Compute && (!rendezvous || run.is_stuck()) {
         peer_order::check(&context, &mut report);
     }
-    run.report_circles(&mut report);
+    run.report_cycles(&mut report);
     sharding::check(&context, &mut report);
     report
 }

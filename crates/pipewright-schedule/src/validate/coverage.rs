@@ -10,18 +10,18 @@ use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
+use crate::neighbours::Neighbours;
 use crate::schedule::Program;
 use crate::validate::check::{Context, position_of};
 use crate::validate::order;
 use crate::validate::violation::{Report, ViolationKind};
-use crate::wiring::Wiring;
 
 /// Checks each action by itself (rules 1, 2, 3 and 6). Returns which of them are present, and whether, where
 /// nothing is wrong so far, each comes after what it needs on its rank ([`super::order`]).
 pub(super) fn check_each(
     program: &Program,
     level: Level,
-    wiring: &Wiring,
+    neighbours: &Neighbours,
     report: &mut Report,
 ) -> (ActionSet, bool) {
     let mut present = ActionSet::for_program(program);
@@ -33,7 +33,7 @@ pub(super) fn check_each(
                 report.push(rank, || (position, kind));
             }
             for action in cell.parts() {
-                in_order &= order::comes_after_its_needs(action, &present, wiring, level);
+                in_order &= order::dependencies_precede(action, &present, neighbours, level);
             }
             for action in cell.parts() {
                 if let Some(kind) = misplaced(program, rank, action) {

@@ -18,11 +18,11 @@ use crate::action::Action;
 use crate::action_set::ActionSet;
 use crate::ids::{Rank, StageIndex};
 use crate::level::Level;
+use crate::neighbours::Neighbour;
 use crate::row_cursors::RowReaders;
 use crate::transfer::Transfer;
 use crate::validate::check::Context;
 use crate::validate::violation::{Blocked, Report, ViolationKind};
-use crate::wiring::Neighbour;
 
 /// The ranks on their way through their rows.
 pub(super) struct Run<'a> {
@@ -34,26 +34,26 @@ pub(super) struct Run<'a> {
     /// The ranks that can be tried.
     ready: Vec<Rank>,
     /// The actions that are complete, or for a send that is waited for later, started; none where all is
-    /// plain.
+    /// rendezvous.
     done: ActionSet,
 }
 
 impl<'a> Run<'a> {
-    /// Runs all ranks until each is blocked or at its end. `plain` says that every message has exactly its two
+    /// Runs all ranks until each is blocked or at its end. `rendezvous` says that every message has exactly its two
     /// ends, and that no send is waited for later: then both ends complete together, and nothing need be
     /// remembered of them.
-    pub(super) fn to_the_end(context: &'a Context<'a>, plain: bool) -> Self {
+    pub(super) fn execute(context: &'a Context<'a>, rendezvous: bool) -> Self {
         let ranks = context.program.ranks() as usize;
         let mut run = Self {
             context,
             rows: RowReaders::over(context.program.rows()),
             waits_for: vec![None; ranks],
             ready: context.program.placement().all_ranks().rev().collect(),
-            done: if plain { ActionSet::sized(0, 0) } else { ActionSet::for_program(context.program) },
+            done: if rendezvous { ActionSet::sized(0, 0) } else { ActionSet::for_program(context.program) },
         };
         while let Some(rank) = run.ready.pop() {
-            if plain {
-                run.advance_plain(rank);
+            if rendezvous {
+                run.advance_rendezvous(rank);
             } else {
                 run.advance(rank);
             }
@@ -82,10 +82,10 @@ impl<'a> Run<'a> {
     }
 
     /// As [`Run::advance`], where a message completes exactly when both its ends are reached.
-    fn advance_plain(&mut self, rank: Rank) {
+    fn advance_rendezvous(&mut self, rank: Rank) {
         while let Some(action) = self.rows.current(rank) {
             if let Some((peer, counterpart)) =
-                self.context.wiring.peer(action).zip(Transfer::other_end(action))
+                self.context.neighbours.peer(action).zip(Transfer::other_end(action))
             {
                 if self.rows.current(peer) != Some(counterpart) {
                     self.waits_for[rank.index()] = Some(peer);
@@ -111,9 +111,9 @@ impl<'a> Run<'a> {
         }
         for part in action.parts() {
             self.done.insert(part);
-            let wiring = &self.context.wiring;
-            for neighbour in [wiring.before(part.stage()), wiring.after(part.stage())] {
-                if let Neighbour::On(peer) = neighbour
+            let neighbours = &self.context.neighbours;
+            for neighbour in [neighbours.before(part.stage()), neighbours.after(part.stage())] {
+                if let Neighbour::OtherRank(peer) = neighbour
                     && self.waits_for[peer.index()] == Some(rank)
                 {
                     self.waits_for[peer.index()] = None;
@@ -147,9 +147,9 @@ impl<'a> Run<'a> {
     /// The rank that must come to the other end of the message of `action`, if any. Where both ends are
     /// reached, the peer is stepped over its end.
     fn blocker_of_message(&mut self, rank: Rank, action: Action) -> Option<Rank> {
-        let peer = self.context.wiring.peer(action)?;
+        let peer = self.context.neighbours.peer(action)?;
         let counterpart = Transfer::other_end(action)?;
-        if self.need_not_meet(rank, peer, action, counterpart) {
+        if self.completes_alone(rank, peer, action, counterpart) {
             return None;
         }
         let is_wait = matches!(action, Action::WaitSendForward { .. } | Action::WaitSendBackward { .. });
@@ -162,7 +162,7 @@ impl<'a> Run<'a> {
     }
 
     /// Whether `action` completes at once, without the peer's `counterpart`.
-    fn need_not_meet(&self, rank: Rank, peer: Rank, action: Action, counterpart: Action) -> bool {
+    fn completes_alone(&self, rank: Rank, peer: Rank, action: Action, counterpart: Action) -> bool {
         let present = &self.context.present;
         let own = match action {
             Action::WaitSendForward { stage, microbatch } => Action::SendForward { stage, microbatch },
@@ -191,7 +191,7 @@ impl<'a> Run<'a> {
 
     /// Reports every circle of ranks that wait for each other. It follows each blocked rank to the one it waits
     /// for, until a rank comes again.
-    pub(super) fn report_circles(&self, report: &mut Report) {
+    pub(super) fn report_cycles(&self, report: &mut Report) {
         // The walk in which a rank was first met; a walk that meets itself has found a circle.
         let mut walks: Vec<Option<Rank>> = vec![None; self.waits_for.len()];
         for start in self.context.program.placement().all_ranks() {
@@ -201,12 +201,12 @@ impl<'a> Run<'a> {
                 rank = next;
             }
             if walks[rank.index()] == Some(start) {
-                self.report_circle(rank, report);
+                self.report_cycle(rank, report);
             }
         }
     }
 
-    fn report_circle(&self, first: Rank, report: &mut Report) {
+    fn report_cycle(&self, first: Rank, report: &mut Report) {
         let mut cycle = Vec::new();
         let mut rank = first;
         while let (Some(waits_for), Some(action)) = (self.waits_for[rank.index()], self.rows.current(rank)) {

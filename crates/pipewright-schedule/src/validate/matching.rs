@@ -7,10 +7,10 @@
 use crate::action::{Action, ActionKind};
 use crate::action_set::bit;
 use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::neighbours::Neighbour;
 use crate::transfer::Transfer;
 use crate::validate::check::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
-use crate::wiring::Neighbour;
 
 /// Checks all messages.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
@@ -21,7 +21,7 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
 /// Rule 3.
 fn check_peers(context: &Context<'_>, report: &mut Report) {
     let placement = context.program.placement();
-    if !placement.all_stages().any(|stage| talks_to_nobody(context, stage)) {
+    if !placement.all_stages().any(|stage| has_impossible_message(context, stage)) {
         return;
     }
     for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
@@ -36,14 +36,14 @@ fn check_peers(context: &Context<'_>, report: &mut Report) {
 }
 
 /// Whether `stage` communicates on a side on which no other rank is.
-fn talks_to_nobody(context: &Context<'_>, stage: StageIndex) -> bool {
+fn has_impossible_message(context: &Context<'_>, stage: StageIndex) -> bool {
     const BEFORE: u16 =
         bit(ActionKind::RecvForward) | bit(ActionKind::SendBackward) | bit(ActionKind::WaitSendBackward);
     const AFTER: u16 =
         bit(ActionKind::SendForward) | bit(ActionKind::RecvBackward) | bit(ActionKind::WaitSendForward);
-    let lacks = |neighbour| !matches!(neighbour, Neighbour::On(_));
-    let before = if lacks(context.wiring.before(stage)) { BEFORE } else { 0 };
-    let after = if lacks(context.wiring.after(stage)) { AFTER } else { 0 };
+    let lacks = |neighbour| !matches!(neighbour, Neighbour::OtherRank(_));
+    let before = if lacks(context.neighbours.before(stage)) { BEFORE } else { 0 };
+    let after = if lacks(context.neighbours.after(stage)) { AFTER } else { 0 };
     let wrong = before | after;
     wrong != 0 && context.present.of_stage(stage).iter().any(|kinds| kinds & wrong != 0)
 }
@@ -51,7 +51,7 @@ fn talks_to_nobody(context: &Context<'_>, stage: StageIndex) -> bool {
 /// Rules 1 and 2.
 fn check_pairs(context: &Context<'_>, report: &mut Report) {
     for stage in context.program.placement().all_stages() {
-        if matches!(context.wiring.after(stage), Neighbour::On(_)) {
+        if matches!(context.neighbours.after(stage), Neighbour::OtherRank(_)) {
             check_boundary(context, report, stage);
         }
     }

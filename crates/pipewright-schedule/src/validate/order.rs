@@ -12,9 +12,9 @@ use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
+use crate::neighbours::{Neighbour, Neighbours};
 use crate::validate::check::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
-use crate::wiring::{Neighbour, Wiring};
 
 /// Checks the order of every row.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
@@ -38,10 +38,10 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
 /// Right where no action is on a foreign rank or there twice, which the coverage rules see to; it may then say no
 /// where all is well, and never yes where something is wrong.
 #[inline]
-pub(super) fn comes_after_its_needs(
+pub(super) fn dependencies_precede(
     action: Action,
     before: &ActionSet,
-    wiring: &Wiring,
+    neighbours: &Neighbours,
     level: Level,
 ) -> bool {
     const GRADIENT: u16 = bit(ActionKind::Backward) | bit(ActionKind::InputBackward);
@@ -49,16 +49,16 @@ pub(super) fn comes_after_its_needs(
     let has = |stage, kinds: u16| before.kinds(stage, microbatch) & kinds != 0;
     let kind = action.kind();
     match kind {
-        ActionKind::Forward => match wiring.before(stage) {
-            Neighbour::Nobody => true,
-            Neighbour::Here => stage.before().is_some_and(|stage| has(stage, bit(ActionKind::Forward))),
-            Neighbour::On(_) => level == Level::Compute || has(stage, bit(ActionKind::RecvForward)),
+        ActionKind::Forward => match neighbours.before(stage) {
+            Neighbour::None => true,
+            Neighbour::SameRank => stage.before().is_some_and(|stage| has(stage, bit(ActionKind::Forward))),
+            Neighbour::OtherRank(_) => level == Level::Compute || has(stage, bit(ActionKind::RecvForward)),
         },
         ActionKind::Backward | ActionKind::InputBackward if !has(stage, bit(ActionKind::Forward)) => false,
-        ActionKind::Backward | ActionKind::InputBackward => match wiring.after(stage) {
-            Neighbour::Nobody => true,
-            Neighbour::Here => stage.after().is_some_and(|stage| has(stage, GRADIENT)),
-            Neighbour::On(_) => level == Level::Compute || has(stage, bit(ActionKind::RecvBackward)),
+        ActionKind::Backward | ActionKind::InputBackward => match neighbours.after(stage) {
+            Neighbour::None => true,
+            Neighbour::SameRank => stage.after().is_some_and(|stage| has(stage, GRADIENT)),
+            Neighbour::OtherRank(_) => level == Level::Compute || has(stage, bit(ActionKind::RecvBackward)),
         },
         ActionKind::WeightBackward => has(stage, bit(ActionKind::InputBackward)),
         ActionKind::SendForward => has(stage, bit(ActionKind::Forward)),
@@ -122,24 +122,24 @@ impl Context<'_> {
     /// What brings the input of a forward to its rank; `None` where the batch does, or where the level leaves
     /// it open.
     fn input(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
-        match self.wiring.before(stage) {
-            Neighbour::Nobody => None,
-            Neighbour::Here => {
+        match self.neighbours.before(stage) {
+            Neighbour::None => None,
+            Neighbour::SameRank => {
                 Some(Action::Forward { stage: self.program.placement().previous(stage)?, microbatch })
             }
-            Neighbour::On(_) => self.received(Action::RecvForward { stage, microbatch }),
+            Neighbour::OtherRank(_) => self.received(Action::RecvForward { stage, microbatch }),
         }
     }
 
     /// What brings the output's gradient to a backward's rank; `None` where the loss does, or where the level
     /// leaves it open.
     fn gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
-        match self.wiring.after(stage) {
-            Neighbour::Nobody => None,
-            Neighbour::Here => {
+        match self.neighbours.after(stage) {
+            Neighbour::None => None,
+            Neighbour::SameRank => {
                 Some(self.present.input_gradient(self.program.placement().next(stage)?, microbatch))
             }
-            Neighbour::On(_) => self.received(Action::RecvBackward { stage, microbatch }),
+            Neighbour::OtherRank(_) => self.received(Action::RecvBackward { stage, microbatch }),
         }
     }
 

@@ -47,7 +47,7 @@ pub(super) enum Step {
 
 /// What a free stage knows when it chooses.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Situation {
+pub(super) struct StageState {
     /// When the next forward can run, memory included; `None` where that is not known.
     pub(super) forward_at: Option<u64>,
     /// When the next backward for the inputs can run; `None` where that is not known.
@@ -82,9 +82,9 @@ impl Rules {
         }
     }
 
-    /// What a free stage does; `None` to wait until the situation changes.
-    pub(super) fn choose(self, situation: Situation) -> Option<Step> {
-        let Situation { forward_at, backward_at, weights_take, forward_was_last, now } = situation;
+    /// What a free stage does; `None` to wait until the state changes.
+    pub(super) fn choose(self, state: StageState) -> Option<Step> {
+        let StageState { forward_at, backward_at, weights_take, forward_was_last, now } = state;
         let is_ready = |at: Option<u64>| at.is_some_and(|at| at <= now);
         match (is_ready(forward_at), is_ready(backward_at)) {
             (true, true) if self.preference == Preference::Alternate && !forward_was_last => {

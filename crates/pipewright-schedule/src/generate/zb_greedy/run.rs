@@ -10,7 +10,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use crate::action::Action;
 use crate::generate::stage_cursor::StageCursor;
 use crate::generate::ticks::StageTicks;
-use crate::generate::zb_greedy::rules::{Rules, Situation, Step};
+use crate::generate::zb_greedy::rules::{Rules, StageState, Step};
 use crate::ids::StageIndex;
 
 /// What all runs of a schedule share.
@@ -68,8 +68,8 @@ pub(super) fn run(task: &Task, plan: Plan<'_>, before: u64) -> Option<Outcome> {
             continue;
         }
         let step = match plan {
-            Plan::Rules(rules) => rules.choose(stage.situation(now)),
-            Plan::Order(rows) => stage.follow(&rows[at], now),
+            Plan::Rules(rules) => rules.choose(stage.state(now)),
+            Plan::Order(rows) => stage.step_of_row(&rows[at], now),
         };
         let Some(step) = step else { continue };
         if step == Step::Forward && stage.forwards - stage.weights == stage.limit {
@@ -124,10 +124,10 @@ impl Stage {
         }
     }
 
-    fn situation(&self, now: u64) -> Situation {
+    fn state(&self, now: u64) -> StageState {
         let has_room = self.forwards - self.weights < self.limit;
         let may_warm_up = self.backwards > 0 || self.forwards < self.warm_up;
-        Situation {
+        StageState {
             forward_at: self.inputs.front().copied().filter(|_| has_room && may_warm_up),
             backward_at: self.gradients.front().copied(),
             weights_take: (self.weights < self.backwards).then_some(self.cost.weight_backward),
@@ -137,7 +137,7 @@ impl Stage {
     }
 
     /// The next step of a row, once it can run.
-    fn follow(&self, row: &[Option<Action>], now: u64) -> Option<Step> {
+    fn step_of_row(&self, row: &[Option<Action>], now: u64) -> Option<Step> {
         let has_come = |queue: &VecDeque<u64>| queue.front().is_some_and(|&arrival| arrival <= now);
         match row.get(self.row.len()).copied().flatten()? {
             Action::Forward { .. } => has_come(&self.inputs).then_some(Step::Forward),

@@ -11,24 +11,24 @@ use crate::placement::Placement;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Neighbour {
     /// There is none: the model begins or ends here.
-    Nobody,
+    None,
     /// It is on the same rank.
-    Here,
+    SameRank,
     /// It is on this other rank.
-    On(Rank),
+    OtherRank(Rank),
 }
 
 /// The neighbours of every stage.
-pub(crate) struct Wiring {
+pub(crate) struct Neighbours {
     sides: Vec<[Neighbour; 2]>,
 }
 
-impl Wiring {
+impl Neighbours {
     pub(crate) fn of(placement: &Placement) -> Self {
         let neighbour = |stage: StageIndex, other: Option<StageIndex>| match other {
-            None => Neighbour::Nobody,
-            Some(other) if placement.rank_of(other) == placement.rank_of(stage) => Neighbour::Here,
-            Some(other) => Neighbour::On(placement.rank_of(other)),
+            None => Neighbour::None,
+            Some(other) if placement.rank_of(other) == placement.rank_of(stage) => Neighbour::SameRank,
+            Some(other) => Neighbour::OtherRank(placement.rank_of(other)),
         };
         let sides =
             |stage| [placement.previous(stage), placement.next(stage)].map(|other| neighbour(stage, other));
@@ -48,18 +48,18 @@ impl Wiring {
             | Action::RecvForward { stage, .. } => self.before(stage),
             _ => return None,
         };
-        if let Neighbour::On(rank) = neighbour { Some(rank) } else { None }
+        if let Neighbour::OtherRank(rank) = neighbour { Some(rank) } else { None }
     }
 
     /// The stage before `stage`; nobody for stages that do not exist.
     #[inline]
     pub(crate) fn before(&self, stage: StageIndex) -> Neighbour {
-        self.sides.get(stage.index()).map_or(Neighbour::Nobody, |sides| sides[0])
+        self.sides.get(stage.index()).map_or(Neighbour::None, |sides| sides[0])
     }
 
     /// The stage after `stage`; nobody for stages that do not exist.
     #[inline]
     pub(crate) fn after(&self, stage: StageIndex) -> Neighbour {
-        self.sides.get(stage.index()).map_or(Neighbour::Nobody, |sides| sides[1])
+        self.sides.get(stage.index()).map_or(Neighbour::None, |sides| sides[1])
     }
 }
