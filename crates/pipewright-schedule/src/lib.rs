@@ -37,17 +37,17 @@ pub mod level;
 
 mod action_set;
 mod neighbours;
+mod rank_set;
 mod row_cursors;
 mod transfer;
-mod rank_set;
-
-pub mod lower;
 
 pub mod validate;
 
-pub mod simulate;
+pub mod lower;
 
 pub mod timeline;
+
+pub mod simulate;
 
 mod trace;
 

@@ -3,9 +3,8 @@
 use thiserror::Error;
 
 use crate::costs::CostsError;
-use crate::generate::catalogue::catalogue;
+use crate::generate::limits::MAX_COMPUTE_ACTIONS;
 use crate::generate::settings::Setting;
-use crate::generate::spec::MAX_COMPUTE_ACTIONS;
 use crate::ids::StageIndex;
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE};
 use crate::placement::PlacementError;
@@ -14,12 +13,14 @@ use crate::placement::PlacementError;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum GenerateError {
     /// No schedule has the name.
-    #[error("unknown schedule `{name}`; {}", suggest(.suggestion))]
+    #[error("unknown schedule `{name}`; {}", suggest(.suggestion, .known))]
     UnknownSchedule {
         /// The name, shortened where it is very long.
         name: String,
         /// The known name that is nearest, where one is near.
         suggestion: Option<&'static str>,
+        /// The names of all schedules.
+        known: Vec<&'static str>,
     },
     /// There is nothing to run.
     #[error("a schedule needs at least one microbatch")]
@@ -149,12 +150,9 @@ pub enum GenerateError {
 }
 
 /// The end of the message for an unknown schedule.
-fn suggest(suggestion: &Option<&'static str>) -> String {
+fn suggest(suggestion: &Option<&'static str>, known: &[&str]) -> String {
     match suggestion {
         Some(name) => format!("did you mean `{name}`?"),
-        None => {
-            let names: Vec<&str> = catalogue().iter().map(|generator| generator.name).collect();
-            format!("the schedules are {}", names.join(", "))
-        }
+        None => format!("the schedules are {}", known.join(", ")),
     }
 }

@@ -6,8 +6,8 @@
 //! `(p - 1) / (m + p - 1)`. No activation outlives its microbatch's forward.
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Schedule;

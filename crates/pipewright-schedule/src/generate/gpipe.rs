@@ -8,8 +8,8 @@
 //! where 1F1B holds at most `p`.
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Schedule;

@@ -20,8 +20,8 @@
 //! forwards.
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::interleaving::Interleaving;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;

@@ -17,8 +17,8 @@
 use std::cmp::Reverse;
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::stage_cursor::StageCursor;
 use crate::ids::StageIndex;

@@ -13,8 +13,8 @@
 //! `(p - 1) / (3 v m + p - 1)`, a `v`th of that of ZB-H1. Every rank holds at most `v p` activations of a
 //! stage, as 1F1B does; with `wide_warmup` rank 0 holds `v p + p - 1`.
 
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::interleaving::Interleaving;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;

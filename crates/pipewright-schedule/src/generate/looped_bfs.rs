@@ -15,8 +15,8 @@
 use std::iter::repeat_n;
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, Rank};
 use crate::placement::Placement;

@@ -13,6 +13,8 @@
 
 mod catalogue;
 mod error;
+mod generator;
+mod limits;
 mod memory_limit;
 mod settings;
 mod spec;
@@ -40,8 +42,10 @@ mod zb_h1;
 mod zb_h2;
 mod zbv_zero_bubble;
 
-pub use catalogue::{Generator, catalogue, generate};
+pub use catalogue::{catalogue, generate};
 pub use error::GenerateError;
+pub use generator::Generator;
+pub use limits::MAX_COMPUTE_ACTIONS;
 pub use memory_limit::PerStage;
 pub use settings::Setting;
-pub use spec::{MAX_COMPUTE_ACTIONS, ScheduleSpec};
+pub use spec::ScheduleSpec;

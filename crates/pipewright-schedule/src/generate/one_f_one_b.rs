@@ -9,8 +9,8 @@
 //! `min(m, p - s)` microbatches.
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Schedule;

@@ -2,12 +2,10 @@
 
 use crate::costs::Costs;
 use crate::generate::error::GenerateError;
+use crate::generate::limits::MAX_COMPUTE_ACTIONS;
 use crate::generate::memory_limit::PerStage;
+use crate::generate::settings::Setting;
 use crate::placement::Placement;
-
-/// The largest number of compute actions that is generated, idle cells among them. Lowering about triples it,
-/// which must still fit a large machine's memory.
-pub const MAX_COMPUTE_ACTIONS: u128 = 1 << 28;
 
 /// How large a schedule is asked for, and with which settings.
 ///
@@ -38,6 +36,16 @@ pub struct ScheduleSpec {
 }
 
 impl ScheduleSpec {
+    /// Whether `setting` is given a value.
+    pub(super) fn gives(&self, setting: Setting) -> bool {
+        match setting {
+            Setting::Group => self.group.is_some(),
+            Setting::WideWarmup => self.wide_warmup,
+            Setting::Costs => self.costs.is_some(),
+            Setting::MemoryLimit => self.memory_limit.is_some(),
+        }
+    }
+
     /// The placement of a schedule with one stage on each rank, after all checks that such schedules share.
     pub(super) fn one_stage_a_rank(&self, schedule: &'static str) -> Result<Placement, GenerateError> {
         self.check_stages_per_rank(schedule, 1)?;

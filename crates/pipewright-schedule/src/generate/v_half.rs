@@ -14,8 +14,8 @@
 //! `3 p - 4` for odd `p >= 3`, against `6 (p - 1)` for 1F1B.
 
 use crate::generate::building_block::{BuildingBlock, squeezed};
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::schedule::Schedule;
 

@@ -15,8 +15,8 @@
 //! times around the V leaves no slack: where `F`, `I` and `W` differ in length, the steady state idles.
 
 use crate::generate::building_block::{BuildingBlock, squeezed};
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::schedule::Schedule;
 

@@ -12,8 +12,8 @@
 //! that is `(p - 1) / (3 m + p - 1)`. Every rank holds at most `min(m, p)` activations.
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::split_backward::{Phases, one_stage};
 use crate::ids::StageIndex;

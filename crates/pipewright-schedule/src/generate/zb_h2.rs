@@ -13,8 +13,8 @@
 //! activations.
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::split_backward::{Phases, one_stage};
 use crate::ids::StageIndex;

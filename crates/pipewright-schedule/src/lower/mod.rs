@@ -14,6 +14,7 @@
 
 mod defer_recv;
 mod drop_bubbles;
+mod error;
 mod merge_bw;
 mod pass_list;
 mod passes;
@@ -25,9 +26,10 @@ mod wait_send;
 
 pub use defer_recv::defer_recv;
 pub use drop_bubbles::drop_bubbles;
+pub use error::LowerError;
 pub use merge_bw::merge_bw;
 pub use pass_list::{ParsePassError, Pass, PassInput, apply};
-pub use passes::{LowerConfig, LowerError, Messages, lower};
+pub use passes::{LowerConfig, Messages, lower};
 pub use reduce_grad::{ReduceWait, reduce_grad};
 pub use send_early::send_early;
 pub use send_recv::{send_recv, send_recv_with_bubbles};

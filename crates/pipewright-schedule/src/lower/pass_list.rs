@@ -22,7 +22,7 @@ use thiserror::Error;
 
 use crate::action::Action;
 use crate::ids::Rank;
-use crate::lower::passes::LowerError;
+use crate::lower::error::LowerError;
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
 use crate::lower::send_recv::send_recv_cells;
 use crate::lower::unshard::{UnshardConfig, unshard};

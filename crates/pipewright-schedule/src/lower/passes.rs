@@ -2,16 +2,15 @@
 
 use std::num::NonZeroU32;
 
-use thiserror::Error;
-
 use crate::level::Level;
 use crate::lower::drop_bubbles::Computation;
+use crate::lower::error::LowerError;
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
 use crate::lower::send_recv::send_recv_over;
 use crate::lower::unshard::{UnshardConfig, unshard};
 use crate::lower::{defer_recv, drop_bubbles, merge_bw, send_early, wait_send};
-use crate::schedule::{Program, Schedule, ScheduleError};
-use crate::validate::{Blocked, Violations, check};
+use crate::schedule::{Program, Schedule};
+use crate::validate::check;
 
 /// Which passes run, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,31 +54,6 @@ impl From<Level> for LowerConfig {
             communicate: (level != Level::Compute).then_some(Messages::Blocking),
         }
     }
-}
-
-/// Why a schedule cannot be lowered.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum LowerError {
-    /// The program is unsound after a pass. After the first pass it is the schedule that is at fault.
-    #[error("after the pass `{pass}`: {violations}")]
-    Unsound {
-        /// The pass.
-        pass: &'static str,
-        /// What is wrong.
-        violations: Violations,
-    },
-    /// The ranks wait for each other, so that no order of messages serves them.
-    #[error("no rank can go on: {}; correct the order of the schedule", list(.blocked))]
-    Stuck {
-        /// Every rank that has not come to its end.
-        blocked: Vec<Blocked>,
-    },
-    /// The rows do not fit together.
-    #[error(transparent)]
-    Rows(#[from] ScheduleError),
-    /// The program sends or receives already.
-    #[error("the program communicates already; add sends and receives only once")]
-    AlreadyCommunicates,
 }
 
 /// Lowers `schedule` to a program.
@@ -129,13 +103,6 @@ fn sound(pass: &'static str, program: Program, level: Level) -> Result<Program, 
         }
     }
     Ok(program)
-}
-
-/// The first few blocked ranks, for a message.
-fn list(blocked: &[Blocked]) -> String {
-    let named: Vec<String> = blocked.iter().take(8).map(Blocked::to_string).collect();
-    let more = if blocked.len() > named.len() { ", and more" } else { "" };
-    named.join(", ") + more
 }
 
 #[cfg(test)]

@@ -18,14 +18,14 @@ use crate::action::Action;
 use crate::action_set::TensorSet;
 use crate::ids::Rank;
 use crate::lower::drop_bubbles::Computation;
-use crate::lower::passes::LowerError;
+use crate::lower::error::LowerError;
 use crate::neighbours::{Neighbour, Neighbours};
 use crate::placement::Placement;
 use crate::rank_set::RankSet;
 use crate::row_cursors::{RowReaders, RowWriters};
 use crate::schedule::{Program, Schedule};
 use crate::transfer::Transfer;
-use crate::validate::Blocked;
+use crate::validate::BlockedRank;
 
 /// Adds every `SEND_F`, `RECV_F`, `SEND_B` and `RECV_B`.
 ///
@@ -198,7 +198,7 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
 
     /// The rows, where every rank has come to its end.
     fn finish(self) -> Result<Vec<Vec<Action>>, LowerError> {
-        let blocked: Vec<Blocked> = (0..)
+        let blocked: Vec<BlockedRank> = (0..)
             .map(Rank::new)
             .zip(&self.waiting_for)
             .filter_map(|(rank, missing)| {
@@ -208,7 +208,7 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
                 };
                 let action = self.cells.current(rank)?.into()?;
                 let waits_for = self.placement.owner(Transfer::other_end((*missing)?)?.stage())?;
-                Some(Blocked { rank, position, action, waits_for })
+                Some(BlockedRank { rank, position, action, waits_for })
             })
             .collect();
         if blocked.is_empty() { Ok(self.lowered.into_rows()) } else { Err(LowerError::Stuck { blocked }) }

@@ -2,7 +2,7 @@
 //!
 //! `n` layers in `k` stages: the first `n mod k` stages have `n / k + 1` layers, the others `n / k`.
 
-use crate::partition::Partition;
+use crate::partition::stages::Partition;
 
 /// Cuts `layers` layers into `stages` stages, of which there are at least one and at most `layers`.
 pub(super) fn cut(layers: usize, stages: usize) -> Partition {

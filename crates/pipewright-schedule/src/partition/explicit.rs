@@ -1,6 +1,7 @@
 //! Explicit: stages begin where the user says.
 
-use crate::partition::{Partition, PartitionError};
+use crate::partition::error::PartitionError;
+use crate::partition::stages::Partition;
 
 /// Cuts before each boundary: the first layer of each stage but the first.
 pub(super) fn cut(layers: usize, stages: u32, boundaries: &[usize]) -> Result<Partition, PartitionError> {

@@ -5,7 +5,9 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::partition::{Partition, even, explicit, optimal, weighted};
+use crate::partition::error::PartitionError;
+use crate::partition::stages::Partition;
+use crate::partition::{even, explicit, optimal, weighted};
 
 /// How layers are cut into stages. As text: `even`, `weighted`, `optimal`, `explicit:4,8`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -21,48 +23,6 @@ pub enum Method {
     Explicit {
         /// The first layer of each stage but the first, ascending.
         boundaries: Vec<usize>,
-    },
-}
-
-/// Why layers cannot be cut into stages.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum PartitionError {
-    /// No stage was asked for.
-    #[error("a partition needs at least one stage")]
-    NoStages,
-    /// A stage would be empty.
-    #[error("{layers} layers cannot fill {stages} stages; use at most {layers} stages")]
-    MoreStagesThanLayers {
-        /// The number of layers.
-        layers: usize,
-        /// The requested number of stages.
-        stages: u32,
-    },
-    /// Too few or too many boundaries.
-    #[error("{boundaries} boundaries do not make {stages} stages; give {} boundaries", .stages - 1)]
-    BoundaryCount {
-        /// How many boundaries were given.
-        boundaries: usize,
-        /// The requested number of stages; at least 1.
-        stages: u32,
-    },
-    /// A boundary does not lie behind the one before it.
-    #[error(
-        "boundary {boundary} does not lie behind {previous}; every stage needs a layer, so boundaries ascend from 1"
-    )]
-    NotAscending {
-        /// The boundary.
-        boundary: usize,
-        /// The boundary before it, or 0 for the first.
-        previous: usize,
-    },
-    /// A boundary beyond the last layer.
-    #[error("boundary {boundary} lies beyond the last of {layers} layers; use one below {layers}")]
-    BoundaryOutOfRange {
-        /// The boundary.
-        boundary: usize,
-        /// The number of layers.
-        layers: usize,
     },
 }
 

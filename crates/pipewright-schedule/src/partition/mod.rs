@@ -11,6 +11,7 @@
 //! # Ok::<(), pipewright_schedule::PartitionError>(())
 //! ```
 
+mod error;
 mod even;
 mod explicit;
 mod method;
@@ -18,5 +19,6 @@ mod optimal;
 mod stages;
 mod weighted;
 
-pub use method::{Method, PartitionError, UnknownMethod, partition};
+pub use error::PartitionError;
+pub use method::{Method, UnknownMethod, partition};
 pub use stages::Partition;

@@ -8,7 +8,7 @@
 //! the later stages the bound; of equally near ones the number nearest to its share of the layers, then the
 //! larger. Time `n log w` for `n` layers of total weight `w`.
 
-use crate::partition::Partition;
+use crate::partition::stages::Partition;
 
 /// Cuts layers with these weights into `stages` stages, of which there are at least one and at most the
 /// layers.

@@ -7,7 +7,8 @@
 //! Greedy is not optimal: a stage that just misses its share takes the next layer, however heavy. See
 //! [`super::optimal`].
 
-use crate::partition::{Partition, even};
+use crate::partition::even;
+use crate::partition::stages::Partition;
 
 /// Cuts layers with these weights into `stages` stages, of which there are at least one and at most the
 /// layers.

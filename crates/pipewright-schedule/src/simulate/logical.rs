@@ -16,18 +16,16 @@
 
 use std::cell::OnceCell;
 
-use thiserror::Error;
-
 use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
-use crate::costs::CostsError;
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::neighbours::{Neighbour, Neighbours};
 use crate::rank_set::RankSet;
 use crate::schedule::Program;
+use crate::simulate::error::SimulateError;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
-use crate::validate::Blocked;
+use crate::validate::BlockedRank;
 
 /// When each action of a program runs, in ticks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,28 +33,6 @@ pub struct LogicalRun<'a> {
     program: &'a Program,
     /// For each rank, the tick of each of its actions.
     ticks: Vec<Vec<u32>>,
-}
-
-/// Why a program cannot be simulated.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum SimulateError {
-    /// No rank can go on.
-    #[error("deadlock at tick {tick}: {}; validate the program", list(.blocked))]
-    Deadlock {
-        /// The first tick in which no rank does anything.
-        tick: u32,
-        /// Every rank that has not come to its end.
-        blocked: Vec<Blocked>,
-    },
-    /// No rank can go on, at whatever time.
-    #[error("deadlock: {}; validate the program", list(.blocked))]
-    Stuck {
-        /// Every rank that has not come to its end.
-        blocked: Vec<Blocked>,
-    },
-    /// The costs do not fit the program.
-    #[error(transparent)]
-    Costs(#[from] CostsError),
 }
 
 /// Runs `program`, which must communicate wherever a tensor crosses ranks.
@@ -246,26 +222,19 @@ impl<'a> Run<'a> {
     }
 
     fn finish(self) -> Result<LogicalRun<'a>, SimulateError> {
-        let blocked: Vec<Blocked> = self
+        let blocked: Vec<BlockedRank> = self
             .program
             .placement()
             .all_ranks()
             .filter_map(|rank| {
                 let (action, missing) = (self.next_action(rank)?, self.waits_for[rank.index()]?);
                 let waits_for = self.program.placement().owner(missing.stage()).unwrap_or(rank);
-                Some(Blocked { rank, position: self.ticks[rank.index()].len(), action, waits_for })
+                Some(BlockedRank { rank, position: self.ticks[rank.index()].len(), action, waits_for })
             })
             .collect();
         let run = LogicalRun { program: self.program, ticks: self.ticks };
         if blocked.is_empty() { Ok(run) } else { Err(SimulateError::Deadlock { tick: run.steps(), blocked }) }
     }
-}
-
-/// The first few blocked ranks, for a message.
-fn list(blocked: &[Blocked]) -> String {
-    let named: Vec<String> = blocked.iter().take(8).map(Blocked::to_string).collect();
-    let more = if blocked.len() > named.len() { ", and more" } else { "" };
-    named.join(", ") + more
 }
 
 #[cfg(test)]

@@ -16,14 +16,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod error;
 mod lifetimes;
 pub mod logical;
 mod memory;
 mod summary;
 mod timed;
 
+pub use error::SimulateError;
 pub use lifetimes::{LifetimeOf, Lifetimes, LiveRange, lifetimes};
-pub use logical::{LogicalRun, SimulateError, logical};
+pub use logical::{LogicalRun, logical};
 pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};
 pub use summary::{Summary, summarize};
 pub use timed::{TimedRun, timed};

@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use crate::costs::Costs;
 use crate::schedule::Program;
-use crate::simulate::logical::{LogicalRun, SimulateError, logical};
+use crate::simulate::error::SimulateError;
+use crate::simulate::logical::{LogicalRun, logical};
 use crate::simulate::memory::{UNIT, peak_memory};
 use crate::simulate::timed::{TimedRun, timed};
 

@@ -25,10 +25,10 @@ use crate::costs::Costs;
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Program;
-use crate::simulate::logical::SimulateError;
+use crate::simulate::error::SimulateError;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
-use crate::validate::Blocked;
+use crate::validate::BlockedRank;
 
 /// A program's predicted run.
 #[derive(Debug, Clone, PartialEq)]
@@ -341,7 +341,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn blocked(&self) -> Vec<Blocked> {
+    fn blocked(&self) -> Vec<BlockedRank> {
         let of = |rank: Rank| {
             let state = &self.ranks[rank.index()];
             let &action = self.program.row(rank).get(state.next)?;
@@ -349,7 +349,7 @@ impl<'a> Run<'a> {
             let source =
                 if need.gradient { need.stage.get().checked_add(1) } else { need.stage.get().checked_sub(1) };
             let owner = source.and_then(|stage| self.program.placement().owner(StageIndex::new(stage)));
-            Some(Blocked { rank, position: state.next, action, waits_for: owner.unwrap_or(rank) })
+            Some(BlockedRank { rank, position: state.next, action, waits_for: owner.unwrap_or(rank) })
         };
         self.program.placement().all_ranks().filter_map(of).collect()
     }

@@ -12,7 +12,7 @@ use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
 use crate::neighbours::Neighbours;
 use crate::schedule::Program;
-use crate::validate::check::{Context, position_of};
+use crate::validate::context::{Context, position_of};
 use crate::validate::order;
 use crate::validate::violation::{Report, ViolationKind};
 

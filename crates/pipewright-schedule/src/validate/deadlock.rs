@@ -21,8 +21,8 @@ use crate::level::Level;
 use crate::neighbours::Neighbour;
 use crate::row_cursors::RowReaders;
 use crate::transfer::Transfer;
-use crate::validate::check::Context;
-use crate::validate::violation::{Blocked, Report, ViolationKind};
+use crate::validate::context::Context;
+use crate::validate::violation::{BlockedRank, Report, ViolationKind};
 
 /// The ranks on their way through their rows.
 pub(super) struct Run<'a> {
@@ -210,7 +210,7 @@ impl<'a> Run<'a> {
         let mut cycle = Vec::new();
         let mut rank = first;
         while let (Some(waits_for), Some(action)) = (self.waits_for[rank.index()], self.rows.current(rank)) {
-            cycle.push(Blocked { rank, position: self.rows.passed(rank).len(), action, waits_for });
+            cycle.push(BlockedRank { rank, position: self.rows.passed(rank).len(), action, waits_for });
             rank = waits_for;
             if rank == first {
                 break;

@@ -9,7 +9,7 @@ use crate::action_set::bit;
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::neighbours::Neighbour;
 use crate::transfer::Transfer;
-use crate::validate::check::{Context, position_of};
+use crate::validate::context::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
 
 /// Checks all messages.

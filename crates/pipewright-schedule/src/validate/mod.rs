@@ -17,6 +17,7 @@
 //! ```
 
 mod check;
+mod context;
 mod coverage;
 mod deadlock;
 mod matching;
@@ -28,4 +29,5 @@ mod violation;
 
 pub(crate) use check::check;
 pub use validated::{ValidatedProgram, validate};
-pub use violation::{Blocked, Violation, ViolationKind, Violations};
+pub(crate) use violation::list_blocked;
+pub use violation::{BlockedRank, Violation, ViolationKind, Violations};

@@ -13,7 +13,7 @@ use crate::action_set::{ActionSet, bit};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
 use crate::neighbours::{Neighbour, Neighbours};
-use crate::validate::check::{Context, position_of};
+use crate::validate::context::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
 
 /// Checks the order of every row.

@@ -7,7 +7,7 @@ use crate::action::Action;
 use crate::ids::{Microbatch, Rank};
 use crate::schedule::Program;
 use crate::transfer::Transfer;
-use crate::validate::check::Context;
+use crate::validate::context::Context;
 use crate::validate::violation::{Report, ViolationKind};
 
 /// Checks the messages that have both ends. Only the first disorder of a pair of ranks is reported:

@@ -9,7 +9,7 @@
 use crate::action::{Action, ActionKind};
 use crate::ids::Rank;
 use crate::level::Level;
-use crate::validate::check::Context;
+use crate::validate::context::Context;
 use crate::validate::violation::{Report, ViolationKind};
 
 /// Checks every stage.

@@ -6,6 +6,7 @@ use crate::level::Level;
 use crate::placement::Placement;
 use crate::schedule::Program;
 use crate::validate::check::check;
+use crate::validate::context::has_backward;
 use crate::validate::violation::Violations;
 
 /// A program that has been proved sound at its [`Level`]. An executor accepts nothing else.
@@ -100,10 +101,4 @@ impl ValidatedProgram {
     pub fn into_program(self) -> Program {
         self.program
     }
-}
-
-/// Whether any action of `program` runs a stage backward.
-pub(super) fn has_backward(program: &Program) -> bool {
-    let backward = |action: &Action| action.is_compute() && !matches!(action, Action::Forward { .. });
-    program.rows().iter().flatten().any(backward)
 }

@@ -141,7 +141,7 @@ pub enum ViolationKind {
     #[error("deadlock: {}; break the circle", Chain(.cycle))]
     Deadlock {
         /// The blocked ranks; each waits for the next, and the last for the first.
-        cycle: Vec<Blocked>,
+        cycle: Vec<BlockedRank>,
     },
     /// A stage's parameters are used, or dropped, while they are not gathered.
     #[error("{action} finds the stage's parameters not gathered; put {}UNSHARD before it", .action.stage())]
@@ -167,7 +167,7 @@ pub enum ViolationKind {
 
 /// A rank that cannot go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Blocked {
+pub struct BlockedRank {
     /// The rank.
     pub rank: Rank,
     /// Where in its row it stands.
@@ -178,16 +178,23 @@ pub struct Blocked {
     pub waits_for: Rank,
 }
 
-impl fmt::Display for Blocked {
+impl fmt::Display for BlockedRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, position, action, waits_for } = self;
         write!(f, "rank {rank} at position {position} ({action}) waits for rank {waits_for}")
     }
 }
 
+/// The first few of `blocked`, for an error message.
+pub(crate) fn list_blocked(blocked: &[BlockedRank]) -> String {
+    let named: Vec<String> = blocked.iter().take(8).map(ToString::to_string).collect();
+    let more = if blocked.len() > named.len() { ", and more" } else { "" };
+    named.join(", ") + more
+}
+
 /// Prints blocked ranks one after another. A thousand ranks may wait in one circle; the message names the
 /// first few.
-struct Chain<'a>(&'a [Blocked]);
+struct Chain<'a>(&'a [BlockedRank]);
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,8 +2,8 @@
 
 use crate::action::Action;
 use crate::costs::Costs;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::memory_limit::{PerStage, memory_limits};
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
