@@ -15,7 +15,7 @@ use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::{ConfigError, ModelFamily, cross_entropy};
-use pipewright_schedule::lower::UnshardConfig;
+use pipewright_schedule::lower::{TrainingLowering, UnshardConfig, for_training};
 use pipewright_schedule::{
     Level, LowerConfig, Method, ScheduleSpec, StageIndex, ValidatedProgram, csv, generate, lower, partition,
     validate,
@@ -76,16 +76,21 @@ impl<'a> Setup<'a> {
 
     /// A sound program, with all communication that the setup needs.
     pub(crate) fn program(&self) -> Result<ValidatedProgram, Box<dyn Error>> {
-        let Self { ranks, stages_per_rank, microbatches, send_early, .. } = *self;
+        let Self { ranks, stages_per_rank, microbatches, .. } = *self;
         let spec = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
         let schedule = match self.schedule.contains(',') {
             true => csv::parse_schedule(self.schedule)?,
             false => generate(self.schedule, &spec)?,
         };
-        let level = if self.replicas > 1 { Level::Full } else { Level::Comms };
-        let unshard = (self.replicas > 1).then_some(UnshardConfig { window: self.window, lookahead: None });
-        let program = lower(&schedule, &LowerConfig { send_early, unshard, ..LowerConfig::from(level) })?;
-        Ok(validate(program, level)?)
+        if !self.send_early {
+            return Ok(validate(lower(&schedule, &LowerConfig::from(Level::Comms))?, Level::Comms)?);
+        }
+        let lowering = TrainingLowering {
+            replicas: self.replicas,
+            unshard_window: Some(self.window).filter(|_| self.mode == DataParallelMode::Sharded),
+            ..TrainingLowering::default()
+        };
+        Ok(for_training(&schedule, &lowering)?)
     }
 }
 

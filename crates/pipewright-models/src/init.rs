@@ -8,7 +8,7 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::family::ConfigError;
+use crate::error::ConfigError;
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 
 /// Draws matrices and tables from a normal distribution around zero, and sets scales to one and biases to zero.

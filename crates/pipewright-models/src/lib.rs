@@ -29,19 +29,27 @@
 //! # Ok::<(), pipewright_models::ConfigError>(())
 //! ```
 
-pub mod family;
+// Reading order: each module uses those above it alone, which `tests/layers.rs` checks.
+pub mod error;
+
 pub mod parameter;
 
 pub mod init;
+
+pub mod family;
 
 pub mod decoder;
 pub mod llama;
 pub mod qwen2;
 
+pub mod model_config;
+
 pub mod loss;
 
 pub mod hf;
 
-pub use family::{ConfigError, ModelConfig, ModelFamily};
+pub use error::ConfigError;
+pub use family::ModelFamily;
 pub use loss::cross_entropy;
+pub use model_config::ModelConfig;
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};

@@ -7,7 +7,8 @@ use pipewright_schedule::ModelDesc;
 use serde::{Deserialize, Serialize};
 
 use crate::decoder::{AttentionBias, DecoderConfig, DecoderStage};
-use crate::family::{ConfigError, ModelFamily};
+use crate::error::ConfigError;
+use crate::family::ModelFamily;
 use crate::parameter::ParameterSource;
 
 /// A Llama model.

@@ -31,8 +31,24 @@ pub struct Costs {
     pub sizes: Vec<StageSizes>,
     /// The link between any two ranks, in each direction.
     pub link: Link,
-    /// Links that are not as the others, by sender and receiver.
+    /// The links that differ from [`Costs::link`], by sender and receiver.
     pub links: BTreeMap<(Rank, Rank), Link>,
+    /// The messages of skip connections, which bypass the stages between two stages.
+    pub skips: Vec<SkipTransfer>,
+}
+
+/// A message that a stage sends to a later stage for each microbatch, beside the messages between neighbours.
+///
+/// It leaves when the forward of `from` ends, and the forward of `to` waits for it. A gradient of the same size leaves
+/// when the backward of `to` for its inputs ends, and the backward of `from` waits for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SkipTransfer {
+    /// The stage that sends.
+    pub from: StageIndex,
+    /// The stage that receives; it comes after `from`.
+    pub to: StageIndex,
+    /// The size of the message for one microbatch.
+    pub bytes: u64,
 }
 
 /// How long a stage computes for one microbatch, in seconds.
@@ -97,6 +113,18 @@ pub enum CostsError {
         /// The bandwidth, as text.
         value: String,
     },
+    /// A skip connection that does not lead from a stage to a later one.
+    #[error(
+        "a skip connection from stage {from} to stage {to} of {stages}; let it lead to a later stage that exists"
+    )]
+    Skip {
+        /// The stage that sends.
+        from: StageIndex,
+        /// The stage that receives.
+        to: StageIndex,
+        /// The number of stages.
+        stages: u32,
+    },
     /// There are more or fewer entries than stages.
     #[error("{entries} entries for the {what} of {stages} stages; give one for all, or one each")]
     Entries {
@@ -136,6 +164,7 @@ impl Default for Costs {
             sizes: Vec::new(),
             link: Link { latency: 0.0, bandwidth: f64::INFINITY },
             links: BTreeMap::new(),
+            skips: Vec::new(),
         }
     }
 }
@@ -166,6 +195,10 @@ impl Costs {
         }
         if !self.sizes.is_empty() && !fits(self.sizes.len()) {
             return Err(CostsError::Entries { what: "sizes", entries: self.sizes.len(), stages });
+        }
+        let misled = |skip: &&SkipTransfer| skip.from >= skip.to || skip.to.get() >= stages;
+        if let Some(&SkipTransfer { from, to, .. }) = self.skips.iter().find(misled) {
+            return Err(CostsError::Skip { from, to, stages });
         }
         let links = self.links.values().chain([&self.link]);
         let latencies = links.clone().map(|link| ("hop", link.latency));
@@ -277,6 +310,23 @@ mod tests {
     fn a_link_must_move() {
         let costs = Costs { link: Link { latency: 0.0, bandwidth: 0.0 }, ..Costs::default() };
         assert_eq!(costs.check(1), Err(CostsError::Bandwidth { value: "0".to_owned() }));
+    }
+
+    #[test]
+    fn a_skip_connection_leads_to_a_later_stage() {
+        let check = |from, to| {
+            let (from, to) = (StageIndex::new(from), StageIndex::new(to));
+            let skips = vec![SkipTransfer { from, to, bytes: 1 }];
+            Costs { skips, ..Costs::default() }.check(3).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(0, 2), Ok(()));
+        let message = |from, to| {
+            format!(
+                "a skip connection from stage {from} to stage {to} of 3; let it lead to a later stage that exists"
+            )
+        };
+        assert_eq!(check(1, 1), Err(message(1, 1)));
+        assert_eq!(check(0, 3), Err(message(0, 3)));
     }
 
     #[test]

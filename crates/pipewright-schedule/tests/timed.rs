@@ -1,10 +1,12 @@
 //! The timed simulation: hand-computed timelines, the closed forms of the papers, and what must hold for any
 //! program.
 
-use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
+use pipewright_schedule::costs::{Link, SkipTransfer, StageCosts, StageSizes};
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::simulate::{logical, summarize, timed};
-use pipewright_schedule::{Costs, Level, LowerConfig, Program, Rank, ScheduleSpec, generate, lower};
+use pipewright_schedule::{
+    Costs, Level, LowerConfig, Program, Rank, ScheduleSpec, StageIndex, generate, lower,
+};
 
 fn program(rows: &str) -> Program {
     parse_program(rows).unwrap_or_else(|error| panic!("{error}"))
@@ -36,6 +38,51 @@ fn a_message_takes_its_hop() {
         "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
         "0F0@0-1 0SEND_F0@1-1 0RECV_B0@4.5-5 0B0@5-7 1RECV_F0@1-1.5 1F0@1.5-2.5 1B0@2.5-4.5 1SEND_B0@4.5-4.5",
     );
+}
+
+/// Costs with a skip connection from the first of three stages to the last, which occupies its link for `seconds`.
+fn with_skip(seconds: u64) -> Costs {
+    let skip = SkipTransfer { from: StageIndex::new(0), to: StageIndex::new(2), bytes: seconds };
+    Costs { skips: vec![skip], link: Link { latency: 0.0, bandwidth: 1.0 }, ..Costs::default() }
+}
+
+fn makespan(rows: &str, costs: &Costs) -> f64 {
+    timed(&program(rows), costs).expect("it runs").timeline().makespan()
+}
+
+#[test]
+fn a_skip_connection_delays_its_user_and_its_source() {
+    let rows = "0F0,0SEND_F0,0RECV_B0,0B0\n\
+                1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0\n\
+                2RECV_F0,2F0,2B0,2SEND_B0\n";
+    for t in 0..5 {
+        // The last forward begins after two forwards, and when the message has come; the first stage's backward begins
+        // after the middle one's, and when the gradient has come.
+        let last_forward = f64::from(2.max(1 + t));
+        let expected = last_forward + 3.0 + f64::from(2.max(t)) + 2.0;
+        assert_eq!(makespan(rows, &with_skip(t as u64)), expected, "{t} seconds");
+    }
+}
+
+#[test]
+fn messages_of_a_skip_connection_share_their_link() {
+    let forwards = |stage: u32| (0..4).map(move |m| format!("{stage}F{m}"));
+    let row = |cells: Vec<String>| cells.join(",") + "\n";
+    let sends = |stage: u32| forwards(stage).enumerate().map(move |(m, f)| format!("{f},{stage}SEND_F{m}"));
+    let receive = |stage: u32, cells: Vec<String>| -> Vec<String> {
+        cells.into_iter().enumerate().map(|(m, cell)| format!("{stage}RECV_F{m},{cell}")).collect()
+    };
+    let rows = row(sends(0).collect())
+        + &row(receive(1, sends(1).collect()))
+        + &row(receive(2, forwards(2).collect()));
+    // Four messages of three seconds, one after the other, behind the first forward and before the last.
+    assert_eq!(makespan(&rows, &with_skip(3)), 1.0 + 4.0 * 3.0 + 1.0);
+}
+
+#[test]
+fn a_skip_connection_within_a_rank_takes_no_time() {
+    let rows = "0F0,1F0,2F0,2B0,1B0,0B0\n";
+    assert_eq!(makespan(rows, &with_skip(9)), 9.0);
 }
 
 #[test]

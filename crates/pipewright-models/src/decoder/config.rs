@@ -1,17 +1,14 @@
 //! The sizes and constants of a model, and which of them go together. How they stand in a file is in
 //! [`super::json`].
 
-use serde::{Deserialize, Serialize};
-
-use super::json::{self, RawConfig};
-use crate::family::ConfigError;
+use super::defaults;
+use crate::error::ConfigError;
 
 /// The sizes and constants that families of this form share; the names are those of Hugging Face's `config.json`.
 ///
 /// Deserialising accepts what Hugging Face writes, old and new, fills in its defaults, validates, and refuses settings
 /// that change the arithmetic in a way that is not implemented.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "RawConfig", into = "RawConfig")]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DecoderConfig {
     /// Token ids run from 0 to `vocab_size - 1`.
     pub vocab_size: usize,
@@ -51,9 +48,9 @@ impl DecoderConfig {
             num_attention_heads,
             num_key_value_heads: num_attention_heads,
             head_dim: None,
-            rms_norm_eps: json::default_rms_norm_eps(),
-            rope_theta: json::DEFAULT_ROPE_THETA,
-            initializer_range: json::default_initializer_range(),
+            rms_norm_eps: defaults::rms_norm_eps(),
+            rope_theta: defaults::ROPE_THETA,
+            initializer_range: defaults::initializer_range(),
             max_position_embeddings: None,
             tie_word_embeddings: false,
         }

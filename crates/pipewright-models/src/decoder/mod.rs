@@ -15,6 +15,7 @@
 
 mod block;
 mod config;
+mod defaults;
 mod describe;
 mod json;
 mod stage;

@@ -12,7 +12,7 @@ use pipewright::value::{ValueKind, Values};
 
 use super::block::{AttentionBias, DecoderBlock};
 use super::config::DecoderConfig;
-use crate::family::ConfigError;
+use crate::error::ConfigError;
 use crate::parameter::{Builder, ParameterSource};
 
 /// A contiguous range of layers.

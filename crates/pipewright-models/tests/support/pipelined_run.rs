@@ -14,10 +14,8 @@ use pipewright::transport::World;
 use pipewright_models::hf::HfError;
 use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
 use pipewright_schedule::generate::catalogue;
-use pipewright_schedule::{
-    Level, LowerConfig, Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, lower, partition,
-    validate,
-};
+use pipewright_schedule::lower::{TrainingLowering, for_training};
+use pipewright_schedule::{Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition};
 
 use crate::reference::{Reference, Step};
 
@@ -81,9 +79,7 @@ fn train(reference: &Reference, schedule: &str, ranks: u32, microbatches: u32) -
 fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {
     let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
     let schedule = generate(schedule, &spec).expect("a schedule");
-    let config = LowerConfig { send_early: true, ..LowerConfig::from(Level::Comms) };
-    let program = lower(&schedule, &config).expect("it lowers");
-    validate(program, Level::Comms).expect("it is sound")
+    for_training(&schedule, &TrainingLowering::default()).expect("it is sound")
 }
 
 fn train_family<F>(reference: &Reference, model: F, program: ValidatedProgram) -> Vec<Step>

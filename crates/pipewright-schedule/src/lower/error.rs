@@ -25,6 +25,9 @@ pub enum LowerError {
     /// The rows do not fit together.
     #[error(transparent)]
     Rows(#[from] ScheduleError),
+    /// The lowered program is unsound.
+    #[error(transparent)]
+    Invalid(#[from] Violations),
     /// The program sends or receives already.
     #[error("the program communicates already; add sends and receives only once")]
     AlreadyCommunicates,

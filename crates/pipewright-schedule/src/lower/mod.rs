@@ -15,23 +15,27 @@
 mod defer_recv;
 mod drop_bubbles;
 mod error;
+mod forward_part;
 mod merge_bw;
 mod pass_list;
 mod passes;
 mod reduce_grad;
 mod send_early;
 mod send_recv;
+mod training;
 mod unshard;
 mod wait_send;
 
 pub use defer_recv::defer_recv;
 pub use drop_bubbles::drop_bubbles;
 pub use error::LowerError;
+pub use forward_part::forward_part;
 pub use merge_bw::merge_bw;
 pub use pass_list::{ParsePassError, Pass, PassInput, apply};
 pub use passes::{LowerConfig, Messages, lower};
 pub use reduce_grad::{ReduceWait, reduce_grad};
-pub use send_early::send_early;
+pub use send_early::{Overlaps, send_early};
 pub use send_recv::{send_recv, send_recv_with_bubbles};
+pub use training::{TrainingLowering, for_training};
 pub use unshard::{UnshardConfig, unshard};
 pub use wait_send::wait_send;

@@ -24,9 +24,10 @@ use crate::action::Action;
 use crate::ids::Rank;
 use crate::lower::error::LowerError;
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
+use crate::lower::send_early::{Overlaps, send_early};
 use crate::lower::send_recv::send_recv_cells;
 use crate::lower::unshard::{UnshardConfig, unshard};
-use crate::lower::{defer_recv, merge_bw, send_early, send_recv, wait_send};
+use crate::lower::{defer_recv, merge_bw, send_recv, wait_send};
 use crate::placement::Placement;
 use crate::schedule::{Program, ScheduleError, check_sizes, infer_sizes};
 
@@ -37,8 +38,8 @@ pub enum Pass {
     Unshard(UnshardConfig),
     /// `merge-bw`
     MergeBw,
-    /// `send-early`
-    SendEarly,
+    /// `send-early`, or `send-early=keep-overlaps` to leave overlaps whole.
+    SendEarly(Overlaps),
     /// `reduce-grad`, or `reduce-grad=at-end` to wait at the row's end.
     ReduceGrad(ReduceWait),
     /// `send-recv`
@@ -76,6 +77,7 @@ fn settings(pass: &str) -> &'static str {
     match pass {
         "unshard" => "use `unshard`, `unshard=3` or `unshard=3:8`",
         "reduce-grad" => "use `reduce-grad` or `reduce-grad=at-end`",
+        "send-early" => "use `send-early` or `send-early=keep-overlaps`",
         "wait-send" => "use `wait-send` or `wait-send=2`",
         _ => "it has none",
     }
@@ -95,7 +97,7 @@ impl Pass {
         match self {
             Self::Unshard(_) => "unshard",
             Self::MergeBw => "merge-bw",
-            Self::SendEarly => "send-early",
+            Self::SendEarly(_) => "send-early",
             Self::ReduceGrad(_) => "reduce-grad",
             Self::SendRecv => "send-recv",
             Self::DeferRecv => "defer-recv",
@@ -107,7 +109,7 @@ impl Pass {
         Ok(match self {
             Self::Unshard(config) => unshard(program, config),
             Self::MergeBw => merge_bw(program),
-            Self::SendEarly => send_early(program),
+            Self::SendEarly(overlaps) => send_early(program, overlaps),
             Self::ReduceGrad(wait) => reduce_grad(program, wait),
             Self::SendRecv => send_recv(program)?,
             Self::DeferRecv => defer_recv(program),
@@ -124,6 +126,7 @@ impl fmt::Display for Pass {
             Self::Unshard(UnshardConfig { window, lookahead: Some(lookahead) }) => {
                 write!(f, "={window}:{lookahead}")
             }
+            Self::SendEarly(Overlaps::Keep) => f.write_str("=keep-overlaps"),
             Self::ReduceGrad(ReduceWait::AtEnd) => f.write_str("=at-end"),
             Self::WaitSend(Some(budget)) => write!(f, "={budget}"),
             _ => Ok(()),
@@ -159,7 +162,8 @@ fn with_setting(pass: &str, setting: Option<&str>) -> Option<Pass> {
             None => UnshardConfig { window: setting.parse().ok()?, lookahead: None },
         }),
         ("merge-bw", None) => Pass::MergeBw,
-        ("send-early", None) => Pass::SendEarly,
+        ("send-early", None) => Pass::SendEarly(Overlaps::TakeApart),
+        ("send-early", Some("keep-overlaps")) => Pass::SendEarly(Overlaps::Keep),
         ("reduce-grad", None) => Pass::ReduceGrad(ReduceWait::AtOnce),
         ("reduce-grad", Some("at-end")) => Pass::ReduceGrad(ReduceWait::AtEnd),
         ("send-recv", None) => Pass::SendRecv,
@@ -244,7 +248,7 @@ mod tests {
 
     #[test]
     fn passes_round_trip() {
-        let all = "unshard=3,unshard=2:5,merge-bw,send-early,reduce-grad,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2";
+        let all = "unshard=3,unshard=2:5,merge-bw,send-early,send-early=keep-overlaps,reduce-grad,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2";
         let printed: Vec<String> =
             Pass::parse_list(all).expect("passes").iter().map(ToString::to_string).collect();
         assert_eq!(printed.join(","), all);

@@ -6,9 +6,10 @@ use crate::level::Level;
 use crate::lower::drop_bubbles::Computation;
 use crate::lower::error::LowerError;
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
+use crate::lower::send_early::{Overlaps, send_early};
 use crate::lower::send_recv::send_recv_over;
 use crate::lower::unshard::{UnshardConfig, unshard};
-use crate::lower::{defer_recv, drop_bubbles, merge_bw, send_early, wait_send};
+use crate::lower::{defer_recv, drop_bubbles, merge_bw, wait_send};
 use crate::schedule::{Program, Schedule};
 use crate::validate::check;
 
@@ -24,6 +25,8 @@ pub struct LowerConfig {
     /// Take computations apart where another rank waits for a part of them, so that it leaves early. Leave it out where
     /// a hook runs the halves of overlaps together.
     pub send_early: bool,
+    /// With `send_early`, leave overlaps whole: for ranks on which a hook or a stage runs both halves together.
+    pub keep_overlaps: bool,
     /// Send and receive between ranks.
     pub communicate: Option<Messages>,
 }
@@ -51,6 +54,7 @@ impl From<Level> for LowerConfig {
             unshard: (level == Level::Full).then(UnshardConfig::default),
             reduce_grad: (level == Level::Full).then_some(ReduceWait::AtOnce),
             send_early: false,
+            keep_overlaps: false,
             communicate: (level != Level::Compute).then_some(Messages::Blocking),
         }
     }
@@ -79,7 +83,8 @@ pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, Lower
         computation = Computation::Changed(sound("reduce-grad", reduced, Level::Compute)?);
     }
     if config.send_early {
-        let apart = send_early(computation.into_program());
+        let overlaps = if config.keep_overlaps { Overlaps::Keep } else { Overlaps::TakeApart };
+        let apart = send_early(computation.into_program(), overlaps);
         computation = Computation::Changed(sound("send-early", apart, Level::Compute)?);
     }
     let Some(messages) = config.communicate else { return Ok(computation.into_program()) };

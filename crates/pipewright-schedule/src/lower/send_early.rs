@@ -16,24 +16,41 @@ use crate::action::Action;
 use crate::neighbours::{Neighbour, Neighbours};
 use crate::schedule::Program;
 
-/// Lets outputs and gradients leave as soon as they are computed.
-pub fn send_early(program: Program) -> Program {
+/// What becomes of overlaps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Overlaps {
+    /// An overlap becomes its forward and its backward.
+    TakeApart,
+    /// An overlap stays one action, and its messages follow the whole.
+    Keep,
+}
+
+/// Splits computations so that outputs and gradients leave as soon as they are computed.
+pub fn send_early(program: Program, overlaps: Overlaps) -> Program {
     let neighbours = Neighbours::of(program.placement());
     program.map_rows(|_, row| {
         let mut lowered = Vec::with_capacity(row.len());
-        for part in row.into_iter().flat_map(Action::parts) {
-            match part {
-                Action::Backward { stage, microbatch }
-                    if matches!(neighbours.before(stage), Neighbour::OtherRank(_)) =>
-                {
-                    lowered.push(Action::InputBackward { stage, microbatch });
-                    lowered.push(Action::WeightBackward { stage, microbatch });
-                }
-                whole => lowered.push(whole),
+        for action in row {
+            match overlaps {
+                Overlaps::Keep if matches!(action, Action::Overlap(_)) => lowered.push(action),
+                _ => action.parts().for_each(|part| split_backward(part, &neighbours, &mut lowered)),
             }
         }
         lowered
     })
+}
+
+/// Appends `part`, a full backward as two halves if another rank waits for its gradient.
+fn split_backward(part: Action, neighbours: &Neighbours, lowered: &mut Vec<Action>) {
+    match part {
+        Action::Backward { stage, microbatch }
+            if matches!(neighbours.before(stage), Neighbour::OtherRank(_)) =>
+        {
+            lowered.push(Action::InputBackward { stage, microbatch });
+            lowered.push(Action::WeightBackward { stage, microbatch });
+        }
+        whole => lowered.push(whole),
+    }
 }
 
 #[cfg(test)]
@@ -43,7 +60,7 @@ mod tests {
 
     fn check(rows: &str, expected: &str) {
         let program = parse_program(rows).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(print_program(&send_early(program)), expected);
+        assert_eq!(print_program(&send_early(program, Overlaps::TakeApart)), expected);
     }
 
     #[test]

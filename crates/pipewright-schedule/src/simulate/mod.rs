@@ -16,6 +16,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod boundary_tensors;
 mod error;
 mod lifetimes;
 pub mod logical;

@@ -22,9 +22,9 @@ use std::collections::BTreeMap;
 
 use crate::action::Action;
 use crate::costs::Costs;
-use crate::ids::{Microbatch, Rank, StageIndex};
-use crate::placement::Placement;
+use crate::ids::{Rank, StageIndex};
 use crate::schedule::Program;
+use crate::simulate::boundary_tensors::{Arrival, Arrivals, BoundaryTensor, Route};
 use crate::simulate::error::SimulateError;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
@@ -71,22 +71,6 @@ pub fn timed(program: &Program, costs: &Costs) -> Result<TimedRun, SimulateError
     run.finish()
 }
 
-/// When a tensor is where it is needed.
-#[derive(Debug, Clone, Copy)]
-struct Arrival {
-    /// When it was ready to be sent.
-    issued: f64,
-    at: f64,
-}
-
-/// Something that a rank waits for: the input of a stage, or the gradient of its output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct BoundaryTensor {
-    gradient: bool,
-    stage: StageIndex,
-    microbatch: Microbatch,
-}
-
 /// What a rank is at.
 #[derive(Clone, Default)]
 struct RankState {
@@ -106,8 +90,7 @@ struct Run<'a> {
     costs: &'a Costs,
     ranks: Vec<RankState>,
     ready: Vec<Rank>,
-    /// The arrival of each stage's inputs and of its outputs' gradients.
-    arrivals: [Vec<Option<Arrival>>; 2],
+    arrivals: Arrivals,
     /// When each link is free.
     links: BTreeMap<(Rank, Rank), f64>,
     /// When each stage is gathered, and when it is reduced.
@@ -121,13 +104,12 @@ impl<'a> Run<'a> {
     fn of(program: &'a Program, costs: &'a Costs) -> Self {
         let placement = program.placement();
         let stages = placement.stages() as usize;
-        let pairs = stages * program.microbatches() as usize;
         Self {
             program,
             costs,
             ranks: vec![RankState::default(); program.ranks() as usize],
             ready: placement.all_ranks().rev().collect(),
-            arrivals: [vec![None; pairs], vec![None; pairs]],
+            arrivals: Arrivals::none(program, &costs.skips),
             links: BTreeMap::new(),
             gathered: vec![0.0; stages],
             reduced: vec![0.0; stages],
@@ -140,8 +122,8 @@ impl<'a> Run<'a> {
         let Some(&action) = self.program.row(rank).get(self.ranks[rank.index()].next) else { return false };
         if !action.is_compute() {
             self.act(rank, action);
-        } else if let Err(need) = self.compute(rank, action) {
-            self.ranks[rank.index()].waits_for = Some(need);
+        } else if let Err(tensor) = self.compute(rank, action) {
+            self.ranks[rank.index()].waits_for = Some(tensor);
             return false;
         }
         self.ranks[rank.index()].next += 1;
@@ -185,8 +167,8 @@ impl<'a> Run<'a> {
         for part in action.parts() {
             let end = self.compute_part(rank, part)?;
             if part != action {
-                let made = boundary_tensor_of(self.program.placement(), part);
-                first_half = first_half.or(made.map(|need| (need, end)));
+                let made = BoundaryTensor::made_by(self.program.placement(), part);
+                first_half = first_half.or(made.map(|tensor| (tensor, end)));
             }
         }
         self.ranks[rank.index()].first_half = first_half;
@@ -207,7 +189,7 @@ impl<'a> Run<'a> {
         let state = &mut self.ranks[rank.index()];
         state.exposed += start - latest.issued.max(now);
         state.free = end;
-        self.deliver_on_rank(rank, part, end);
+        self.deliver(rank, part, end);
         self.events[rank.index()].push(Event { rank, action: part, start, end });
         Ok(end)
     }
@@ -222,22 +204,19 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// When what `part` needs from its neighbour is there; `None` where it needs nothing.
+    /// When the last tensor that `part` needs from other stages arrives; `None` if it needs none. An error names a
+    /// tensor whose arrival is not known yet.
     fn arrival_for(&self, part: Action) -> Result<Option<Arrival>, BoundaryTensor> {
-        let placement = self.program.placement();
-        let (gradient, neighbour) = match part {
-            Action::Forward { stage, .. } => (false, placement.previous(stage)),
-            Action::Backward { stage, .. } | Action::InputBackward { stage, .. } => {
-                (true, placement.next(stage))
+        let from_neighbour = BoundaryTensor::needed_by(self.program.placement(), part);
+        let from_skips = BoundaryTensor::skips_needed_by(&self.costs.skips, part);
+        let mut last: Option<Arrival> = None;
+        for tensor in from_neighbour.into_iter().chain(from_skips) {
+            let arrival = self.arrivals.get(tensor).ok_or(tensor)?;
+            if last.is_none_or(|last| arrival.at > last.at) {
+                last = Some(arrival);
             }
-            _ => return Ok(None),
-        };
-        let (Some(_), stage, Some(microbatch)) = (neighbour, part.stage(), part.microbatch()) else {
-            return Ok(None);
-        };
-        let need = BoundaryTensor { gradient, stage, microbatch };
-        let slot = self.slot(need).ok_or(need)?;
-        self.arrivals[usize::from(gradient)][slot].map(Some).ok_or(need)
+        }
+        Ok(last)
     }
 
     fn gathered_for(&self, part: Action, now: f64) -> Option<Arrival> {
@@ -245,38 +224,55 @@ impl<'a> Run<'a> {
         Some(Arrival { issued: now, at })
     }
 
-    /// Gives what `part` made to the neighbouring stage where that is on the same rank.
-    fn deliver_on_rank(&mut self, rank: Rank, part: Action, end: f64) {
-        if let Some(need) = boundary_tensor_of(self.program.placement(), part)
-            && self.program.placement().owner(need.stage) == Some(rank)
+    /// Gives the output of `part` to the neighbouring stage if that is on the same rank, and sends it over the skip
+    /// connections. Other outputs leave with the program's sends.
+    fn deliver(&mut self, rank: Rank, part: Action, end: f64) {
+        let costs = self.costs;
+        let on_rank = Arrival { issued: end, at: end };
+        if let Some(tensor) = BoundaryTensor::made_by(self.program.placement(), part)
+            && self.program.placement().owner(tensor.stage) == Some(rank)
         {
-            self.arrive(need, Arrival { issued: end, at: end });
+            self.arrive(tensor, on_rank);
+        }
+        for tensor in BoundaryTensor::skips_made_by(&costs.skips, part) {
+            let receiver = self.program.placement().owner(tensor.stage);
+            match (receiver, tensor.route) {
+                (Some(receiver), Route::Skip(index)) if receiver != rank => {
+                    self.transmit(rank, receiver, tensor, costs.skips[index].bytes, end);
+                }
+                _ => self.arrive(tensor, on_rank),
+            }
         }
     }
 
-    /// Puts a message on its link.
+    /// Sends the message of `send`, and returns when it begins and ceases to occupy its link.
     fn send(&mut self, rank: Rank, send: Action, now: f64) -> (f64, f64) {
         let Some(transfer) = Transfer::of(self.program.placement(), send) else { return (now, now) };
-        let Some(need) = received_by(transfer.receive) else { return (now, now) };
-        let first_half = self.ranks[rank.index()].first_half.filter(|&(made, _)| made == need);
+        let Some(tensor) = BoundaryTensor::received_by(transfer.receive) else { return (now, now) };
+        let first_half = self.ranks[rank.index()].first_half.filter(|&(made, _)| made == tensor);
         let now = first_half.map_or(now, |(_, end)| end);
         // A gradient is as large as the output that it belongs to.
-        let bytes = self.costs.output_bytes(if need.gradient { need.stage } else { send.stage() });
-        let (occupied, latency) = self.costs.transfer(transfer.sender, transfer.receiver, bytes);
-        let link = self.links.entry((transfer.sender, transfer.receiver)).or_insert(0.0);
+        let bytes = self.costs.output_bytes(if tensor.gradient { tensor.stage } else { send.stage() });
+        self.transmit(transfer.sender, transfer.receiver, tensor, bytes, now)
+    }
+
+    /// Puts a message on the link from one rank to another as soon as the link is free, and returns when it begins and
+    /// ceases to occupy the link.
+    fn transmit(&mut self, from: Rank, to: Rank, tensor: BoundaryTensor, bytes: u64, now: f64) -> (f64, f64) {
+        let (occupied, latency) = self.costs.transfer(from, to, bytes);
+        let link = self.links.entry((from, to)).or_insert(0.0);
         let start = link.max(now);
         *link = start + occupied;
-        self.arrive(need, Arrival { issued: now, at: start + occupied + latency });
+        self.arrive(tensor, Arrival { issued: now, at: start + occupied + latency });
         (start, start + occupied)
     }
 
-    /// Notes an arrival, and wakes the rank that waits for it.
-    fn arrive(&mut self, need: BoundaryTensor, arrival: Arrival) {
-        let Some(slot) = self.slot(need) else { return };
-        self.arrivals[usize::from(need.gradient)][slot] = Some(arrival);
-        let Some(owner) = self.program.placement().owner(need.stage) else { return };
+    /// Sets when `tensor` arrives, and wakes the rank that waits for it.
+    fn arrive(&mut self, tensor: BoundaryTensor, arrival: Arrival) {
+        self.arrivals.set(tensor, arrival);
+        let Some(owner) = self.program.placement().owner(tensor.stage) else { return };
         let waits_for = &mut self.ranks[owner.index()].waits_for;
-        if *waits_for == Some(need) {
+        if *waits_for == Some(tensor) {
             *waits_for = None;
             self.ready.push(owner);
         }
@@ -284,8 +280,8 @@ impl<'a> Run<'a> {
 
     /// The arrival of the message that `action` sends, receives or waits for.
     fn message_arrival(&self, action: Action) -> Option<Arrival> {
-        let need = received_by(Transfer::of(self.program.placement(), action)?.receive)?;
-        self.arrivals[usize::from(need.gradient)][self.slot(need)?]
+        let transfer = Transfer::of(self.program.placement(), action)?;
+        self.arrivals.get(BoundaryTensor::received_by(transfer.receive)?)
     }
 
     /// Lets `rank` wait until `until` for communication.
@@ -309,12 +305,6 @@ impl<'a> Run<'a> {
         if let Some(noted) = times(self).get_mut(stage.index()) {
             *noted = time;
         }
-    }
-
-    fn slot(&self, need: BoundaryTensor) -> Option<usize> {
-        let (stages, microbatches) = (self.program.placement().stages(), self.program.microbatches());
-        let fits = need.stage.get() < stages && need.microbatch.get() < microbatches;
-        fits.then(|| need.stage.index() * microbatches as usize + need.microbatch.index())
     }
 
     fn finish(mut self) -> Result<TimedRun, SimulateError> {
@@ -345,38 +335,10 @@ impl<'a> Run<'a> {
         let of = |rank: Rank| {
             let state = &self.ranks[rank.index()];
             let &action = self.program.row(rank).get(state.next)?;
-            let need = state.waits_for?;
-            let source =
-                if need.gradient { need.stage.get().checked_add(1) } else { need.stage.get().checked_sub(1) };
-            let owner = source.and_then(|stage| self.program.placement().owner(StageIndex::new(stage)));
+            let source = state.waits_for?.source(&self.costs.skips);
+            let owner = source.and_then(|stage| self.program.placement().owner(stage));
             Some(BlockedRank { rank, position: state.next, action, waits_for: owner.unwrap_or(rank) })
         };
         self.program.placement().all_ranks().filter_map(of).collect()
-    }
-}
-
-/// What a compute action makes for a neighbouring stage.
-fn boundary_tensor_of(placement: &Placement, part: Action) -> Option<BoundaryTensor> {
-    match part {
-        Action::Forward { stage, microbatch } => {
-            Some(BoundaryTensor { gradient: false, stage: placement.next(stage)?, microbatch })
-        }
-        Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-            Some(BoundaryTensor { gradient: true, stage: placement.previous(stage)?, microbatch })
-        }
-        _ => None,
-    }
-}
-
-/// What a receive brings.
-fn received_by(receive: Action) -> Option<BoundaryTensor> {
-    match receive {
-        Action::RecvForward { stage, microbatch } => {
-            Some(BoundaryTensor { gradient: false, stage, microbatch })
-        }
-        Action::RecvBackward { stage, microbatch } => {
-            Some(BoundaryTensor { gradient: true, stage, microbatch })
-        }
-        _ => None,
     }
 }

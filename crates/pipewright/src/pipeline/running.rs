@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
 use crossbeam_channel::Receiver;
+use pipewright_schedule::lower::forward_part;
 use pipewright_schedule::{Rank, StageIndex, ValidatedProgram};
 
 use super::config::{PipelineConfig, identity};
 use super::error::PipelineError;
 use super::ranks::End;
-use crate::assembly::{Assembly, StepKind, StepNumber, forward_part};
+use crate::assembly::{Assembly, StepKind, StepNumber};
 use crate::batch::Batch;
 use crate::boundary::{Boundary, pack};
 use crate::checkpoint::{Checkpoint, RankState};
