@@ -1,15 +1,15 @@
-//! Why a model cannot be configured, or not cut as asked.
+//! The errors of configuring a model and of cutting it into stages.
 
-/// Why a model cannot be configured as asked.
+/// An error of configuring a model, or of cutting it into stages.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// No family has this name.
+    /// There is no family of this name.
     #[error(
         "unknown model family `{found}`: set `model_type` (or `architectures`) to one of {}",
         .known.join(", ")
     )]
     UnknownFamily {
-        /// The name that was found; empty when there is none.
+        /// The name that was found; empty if there is none.
         found: String,
         /// The names of all families.
         known: &'static [&'static str],
@@ -17,7 +17,7 @@ pub enum ConfigError {
     /// A key is missing or has a value of another type.
     #[error("invalid model configuration: {0}")]
     Parse(#[from] serde_json::Error),
-    /// A value that the family cannot compute.
+    /// A value that the family does not support.
     #[error("`{key} = {value}` is not supported: only {supported} is")]
     NotSupported {
         /// The key.
@@ -34,10 +34,10 @@ pub enum ConfigError {
         key: &'static str,
         /// The value that was asked for.
         value: String,
-        /// What the value must be.
+        /// The range of the value.
         range: &'static str,
     },
-    /// Two values that do not go together.
+    /// Two values that do not fit together.
     #[error("`{key} = {value}` is not divisible by `{by} = {divisor}`")]
     NotDivisible {
         /// The key of the dividend.
@@ -49,8 +49,8 @@ pub enum ConfigError {
         /// The divisor.
         divisor: usize,
     },
-    /// A stage that the model does not have.
-    #[error("layers {start}..{end} are no stage of a model of {layers} layers")]
+    /// A range of layers that is not a stage of the model.
+    #[error("layers {start}..{end} are not a stage of a model of {layers} layers")]
     LayerRange {
         /// First layer.
         start: usize,

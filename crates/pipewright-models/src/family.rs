@@ -1,4 +1,4 @@
-//! What a model family offers. The list of families is at [`ModelConfig`](crate::ModelConfig).
+//! The trait of a model family. The list of families is at [`ModelConfig`](crate::ModelConfig).
 
 use std::ops::Range;
 
@@ -14,25 +14,25 @@ use crate::init::SeededInit;
 use crate::parameter::ParameterSource;
 
 /// A model family: its configuration, and how stages are made from it. The configuration serialises as the keys of
-/// `config.json` that bear on the arithmetic.
+/// `config.json` that affect the results.
 pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwned {
-    /// The family's name, which is `model_type` in `config.json`.
+    /// The name of the family: `model_type` in `config.json`.
     const MODEL_TYPE: &'static str;
     /// The entry of `architectures` in `config.json`.
     const ARCHITECTURE: &'static str;
-    /// Hidden states `[batch, sequence, hidden]` leave every stage but the last, and logits
-    /// `[batch, sequence, vocabulary]` the last.
+    /// The module of a stage. The last stage returns logits `[batch, sequence, vocabulary]`, every other stage hidden
+    /// states `[batch, sequence, hidden]`.
     type Stage: StageModule<Output = Tensor<3>>;
 
-    /// The configuration in a parsed `config.json`. Keys that do not bear on the arithmetic are ignored.
+    /// Reads the configuration from a parsed `config.json`. Keys that do not affect the results are ignored.
     ///
     /// # Errors
-    /// When a key is missing, out of range, or asks for what the family cannot compute.
+    /// When a key is missing or out of range, or has a value that the family does not support.
     fn from_json(json: Value) -> Result<Self, ConfigError> {
         Ok(serde_json::from_value(json)?)
     }
 
-    /// The content of `config.json`.
+    /// Returns the content of `config.json`.
     fn to_json(&self) -> Value {
         let mut json = json!(self);
         json["model_type"] = Self::MODEL_TYPE.into();
@@ -41,17 +41,17 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         json
     }
 
-    /// Token ids run from 0 to one below this.
+    /// Returns the size of the vocabulary: token ids are below it.
     fn vocab_size(&self) -> usize;
 
-    /// The layers in order, with weights that are the floating point operations of a token's forward and backward at
-    /// this sequence length. A stage is a range of this list.
+    /// Returns the layers in order. Their weights are the floating point operations of a token's forward and backward
+    /// at this sequence length. A stage is a range of this list.
     fn describe(&self, sequence: usize) -> ModelDesc;
 
-    /// The standard deviation of initial parameters.
+    /// Returns the standard deviation of initial parameters.
     fn initializer_range(&self) -> f64;
 
-    /// The stage that holds `layers`, with parameters from `source`, on `device`.
+    /// Builds the stage that holds `layers`, with parameters from `source`, on `device`.
     ///
     /// # Errors
     /// When `layers` is empty or reaches past the last layer, or when the source fails.
@@ -65,7 +65,8 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         S: ParameterSource,
         S::Error: From<ConfigError>;
 
-    /// The stage that holds `layers`, with initial parameters: those of a seed are the same however the model is cut.
+    /// Builds the stage that holds `layers`, with initial parameters that depend on `seed` and not on the cut of the
+    /// model.
     ///
     /// # Errors
     /// When `layers` is empty or reaches past the last layer.

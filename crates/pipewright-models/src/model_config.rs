@@ -20,14 +20,14 @@ macro_rules! families {
         }
 
         impl ModelConfig {
-            /// The names by which [`ModelConfig::from_json`] finds a family.
+            /// The names of the families that [`ModelConfig::from_json`] reads.
             pub const MODEL_TYPES: &'static [&'static str] = &[$(<$config>::MODEL_TYPE),*];
 
-            /// The configuration in a parsed `config.json`, of the family that its `model_type`, or else its first
-            /// architecture, names.
+            /// Reads the configuration from a parsed `config.json`. `model_type` names the family, or the first
+            /// architecture if there is no `model_type`.
             ///
             /// # Errors
-            /// When the family is not among [`ModelConfig::MODEL_TYPES`], or as [`ModelFamily::from_json`].
+            /// When the family is not one of [`ModelConfig::MODEL_TYPES`], or when [`ModelFamily::from_json`] fails.
             pub fn from_json(json: Value) -> Result<Self, ConfigError> {
                 let name = family_name(&json).unwrap_or_default();
                 $(if name == <$config>::MODEL_TYPE || name == <$config>::ARCHITECTURE {
@@ -36,21 +36,21 @@ macro_rules! families {
                 Err(ConfigError::UnknownFamily { found: name.to_owned(), known: Self::MODEL_TYPES })
             }
 
-            /// The content of `config.json`; see [`ModelFamily::to_json`].
+            /// Returns the content of `config.json`; see [`ModelFamily::to_json`].
             pub fn to_json(&self) -> Value {
                 match self {
                     $(Self::$variant(config) => config.to_json(),)*
                 }
             }
 
-            /// Token ids run from 0 to one below this.
+            /// Returns the size of the vocabulary: token ids are below it.
             pub fn vocab_size(&self) -> usize {
                 match self {
                     $(Self::$variant(config) => config.vocab_size(),)*
                 }
             }
 
-            /// The layers in order; see [`ModelFamily::describe`].
+            /// Returns the layers in order; see [`ModelFamily::describe`].
             pub fn describe(&self, sequence: usize) -> ModelDesc {
                 match self {
                     $(Self::$variant(config) => config.describe(sequence),)*

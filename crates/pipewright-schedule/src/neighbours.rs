@@ -1,20 +1,20 @@
-//! Where the neighbours of each stage are, found once a stage and not once an action.
+//! The ranks of each stage's neighbours, looked up once for each stage instead of once for each action.
 //!
-//! For the checks and simulations that ask for every action of a large program. What the messages between
-//! neighbours are called is in [`crate::transfer`].
+//! Checks and simulations use this table for every action of a large program. [`crate::transfer`] names the messages
+//! between neighbours.
 
 use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
 
-/// The stage before or after another in the model.
+/// The location of the stage before or after another in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Neighbour {
-    /// There is none: the model begins or ends here.
+    /// There is no such stage: the model begins or ends here.
     None,
-    /// It is on the same rank.
+    /// The stage is on the same rank.
     SameRank,
-    /// It is on this other rank.
+    /// The stage is on this other rank.
     OtherRank(Rank),
 }
 
@@ -35,8 +35,8 @@ impl Neighbours {
         Self { sides: placement.all_stages().map(sides).collect() }
     }
 
-    /// The rank at the other end of the message that `action` sends, receives or waits for; `None` where it
-    /// does not communicate, or nobody is there.
+    /// Returns the other rank of the message that `action` sends, receives or waits for; `None` if it does not
+    /// communicate, or if there is no neighbour on another rank.
     #[inline]
     pub(crate) fn peer(&self, action: Action) -> Option<Rank> {
         let neighbour = match action {
@@ -51,13 +51,13 @@ impl Neighbours {
         if let Neighbour::OtherRank(rank) = neighbour { Some(rank) } else { None }
     }
 
-    /// The stage before `stage`; nobody for stages that do not exist.
+    /// Returns the location of the stage before `stage`.
     #[inline]
     pub(crate) fn before(&self, stage: StageIndex) -> Neighbour {
         self.sides.get(stage.index()).map_or(Neighbour::None, |sides| sides[0])
     }
 
-    /// The stage after `stage`; nobody for stages that do not exist.
+    /// Returns the location of the stage after `stage`.
     #[inline]
     pub(crate) fn after(&self, stage: StageIndex) -> Neighbour {
         self.sides.get(stage.index()).map_or(Neighbour::None, |sides| sides[1])

@@ -1,7 +1,8 @@
-//! The configuration as Hugging Face's `config.json` has it, old and new: defaults for what is absent, and a refusal of
-//! what would change the arithmetic in a way that is not implemented.
+//! The configuration in the form of Hugging Face's `config.json`, in old and new versions. Absent keys get defaults,
+//! and settings that change the results and are not implemented are refused.
 //!
-//! What one family alone knows is refused for all: a key that bears on no arithmetic is not set in their files.
+//! Some of the refused keys belong to a single family. They are refused for all, because files of other families do not
+//! set them.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -11,7 +12,7 @@ use super::config::DecoderConfig;
 use super::defaults;
 use crate::error::ConfigError;
 
-/// The keys of `config.json` that bear on the arithmetic, but for those that a family adds.
+/// The keys of `config.json` that affect the results, without those that a family adds.
 #[derive(Serialize, Deserialize)]
 struct RawConfig {
     vocab_size: usize,
@@ -24,9 +25,9 @@ struct RawConfig {
     head_dim: Option<usize>,
     #[serde(default = "defaults::rms_norm_eps")]
     rms_norm_eps: f64,
-    /// Where transformers up to version 4 keeps the base.
+    /// The base of the rotary frequencies, in files of transformers up to version 4.
     rope_theta: Option<f64>,
-    /// Where transformers from version 5 keeps it.
+    /// The same in files of transformers from version 5.
     rope_parameters: Option<RopeParameters>,
     #[serde(skip_serializing)]
     rope_scaling: Option<Value>,
@@ -154,7 +155,7 @@ impl From<DecoderConfig> for RawConfig {
     }
 }
 
-/// The entry of `layer_types` for attention to everything before.
+/// The entry of `layer_types` for attention to all earlier tokens.
 const FULL_ATTENTION: &str = "full_attention";
 
 #[cfg(test)]
@@ -239,7 +240,7 @@ mod tests {
         );
         check_refused(
             json!({"head_dim": 15}),
-            "`head_dim = 15` is out of range: it must be even, for the rotary embedding turns pairs",
+            "`head_dim = 15` is out of range: it must be even, because the rotary embedding rotates pairs",
         );
         check_refused(json!({"rope_theta": -1.0}), "`rope_theta = -1` is out of range: it must be positive");
     }

@@ -1,4 +1,4 @@
-//! The list of all generators, and the look-up by name.
+//! The list of all generators, and the lookup by name.
 
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;
@@ -31,7 +31,7 @@ const CATALOGUE: &[Generator] = &[
     zb_greedy::GENERATOR,
 ];
 
-/// Every schedule that can be asked for.
+/// Returns all generators, in the order in which a user reads them.
 pub fn catalogue() -> &'static [Generator] {
     CATALOGUE
 }
@@ -39,7 +39,7 @@ pub fn catalogue() -> &'static [Generator] {
 /// Makes the schedule called `name`, without regard to case.
 ///
 /// # Errors
-/// When there is no such schedule, or it does not exist at this size or has no use for a given setting.
+/// When there is no such schedule, if it does not exist at this size, or if a setting is given that it does not have.
 pub fn generate(name: &str, spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let found = CATALOGUE.iter().find(|generator| generator.name.eq_ignore_ascii_case(name));
     let generator = found.ok_or_else(|| unknown_schedule(name))?;

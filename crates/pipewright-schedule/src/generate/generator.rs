@@ -7,15 +7,15 @@ use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::schedule::Schedule;
 
-/// A schedule that can be asked for by name.
+/// A generator, found by the name of its schedule.
 #[derive(Debug, Clone, Copy)]
 pub struct Generator {
     /// The name, in lower case.
     pub name: &'static str,
-    /// What the schedule is good for, in one line.
+    /// The use of the schedule, in one line.
     pub summary: &'static str,
-    /// The settings that it takes beyond the size.
+    /// The settings that it takes besides the size.
     pub settings: &'static [Setting],
-    /// Makes the schedule for a size, or says why it cannot.
+    /// Makes the schedule for a size.
     pub(super) generate: fn(&ScheduleSpec) -> Result<Schedule, GenerateError>,
 }

@@ -1,23 +1,25 @@
-//! Group-interleaved 1F1B: interleaved 1F1B whose turns are shorter than the ranks are many, for less memory.
+//! Group-interleaved 1F1B: interleaved 1F1B with groups of fewer microbatches than there are ranks, which takes less
+//! memory.
 //!
-//! The generalised interleaved schedule of Wan et al., "PipeOffload: Improving Scalability of Pipeline
-//! Parallelism with Memory Optimization", 2025. Any number of stages a rank, in a loop.
+//! The generalised interleaved schedule of Wan et al., "PipeOffload: Improving Scalability of Pipeline Parallelism with
+//! Memory Optimization", 2025. There is any number of stages a rank, placed in a loop.
 //!
-//! Notation: `p` ranks, `v` stages a rank, groups of `g` microbatches, `p / 2 <= g <= p`, of which `m` is a
-//! multiple. The rank's stages take turns, each for the `g` microbatches of a group (`interleaving.rs`). Rank
-//! `r` warms up with `(v - 1) g + (p - 1 - r)` forwards, then runs a forward and a backward in turn, then the
+//! Notation: `p` ranks, `v` stages a rank, `m` microbatches in groups of `g`, where `p / 2 <= g <= p` and `m` is a
+//! multiple of `g`. The stages of a rank alternate, each for the `g` microbatches of a group (`interleaving.rs`). Rank
+//! `r` warms up with `(v - 1) g + (p - 1 - r)` forwards, then alternates a forward and a backward, then runs the
 //! remaining backwards.
 //!
-//! Why not less than half the ranks: backward `j` of the last rank, of a chunk that is not the last one, needs
-//! backward `j - g` of rank 0, which comes after forward `(v - 1) g + (p - 1) + j - g` there. That forward
-//! needs forward `(v - 1) g + (p - 1) + j - 2 g` of the last rank, which has run `(v - 1) g + j` of them
-//! before its backward `j`. So the order is free of cycles exactly when `p - 1 <= 2 g`.
+//! A group has at least half as many microbatches as there are ranks, for this reason: backward `j` of the last rank,
+//! of a chunk that is not the last one, needs backward `j - g` of rank 0, which comes after forward
+//! `(v - 1) g + (p - 1) + j - g` there. That forward needs forward `(v - 1) g + (p - 1) + j - 2 g` of the last rank,
+//! which has run `(v - 1) g + j` of them before its backward `j`. So the order is free of cycles if and only if
+//! `p - 1 <= 2 g`.
 //!
-//! Rank 0 holds at most `(v - 1) g + p` activations of a stage, `v p` of them at `g = p`, as 1F1B does, and
-//! about half as many at `g = p / 2` and large `v`. A group of `g` keeps the others waiting for `p - g` forwards at
-//! each of the `v - 1` turns of the warm-up, and in the steady state wherever `g` forwards and backwards take less
-//! time than a gradient needs to climb `p` ranks, that is for `3 g < 2 p` where a backward takes as long as two
-//! forwards.
+//! Rank 0 holds at most `(v - 1) g + p` activations of a stage, which is `v p` at `g = p`, as for 1F1B, and about half
+//! as many at `g = p / 2` and large `v`. The price is idle time: a rank waits for `p - g` forwards at each of the
+//! `v - 1` changes of chunk in the warm-up. In the steady state it waits if `g` forwards and backwards take less time
+//! than a gradient needs to pass `p` ranks. If a backward takes as long as two forwards, that is the case for
+//! `3 g < 2 p`.
 
 use crate::action::Action;
 use crate::generate::error::GenerateError;
@@ -50,7 +52,7 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     Ok(Schedule::generated(placement, spec.microbatches, rows))
 }
 
-/// The group that is asked for, the number of ranks where none is.
+/// Returns the requested group size, or the number of ranks if none is given.
 fn checked_group(spec: &ScheduleSpec) -> Result<u32, GenerateError> {
     let ScheduleSpec { ranks, microbatches, .. } = *spec;
     let smallest = ranks.div_ceil(2);
@@ -64,7 +66,7 @@ fn checked_group(spec: &ScheduleSpec) -> Result<u32, GenerateError> {
     Ok(group)
 }
 
-/// Warm-up, then a forward and a backward in turn, then the backwards that are left.
+/// Makes the row of a rank: the warm-up, then a forward and a backward alternately, then the remaining backwards.
 fn forward_backward(
     cursors: &mut [StageCursor],
     order: Interleaving,

@@ -1,17 +1,17 @@
 //! Interleaved ZB-H1: the order of interleaved 1F1B with the backward split, at the memory of 1F1B.
 //!
 //! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, and "Pipeline Parallelism with Controllable Memory", 2024,
-//! carried over to several stages a rank. Any number of stages a rank, in a loop, microbatches in rounds as in
-//! interleaved 1F1B. What the papers call B and W are `I` and `W` here.
+//! extended to several stages a rank. There is any number of stages a rank, placed in a loop, and microbatches run in
+//! rounds as in interleaved 1F1B. The papers' B and W are `I` and `W` here.
 //!
-//! With `p` ranks, `v` stages a rank and rounds of `g` microbatches, rank `r` warms up with
-//! `(v - 1) g + (p - 1 - r)` forwards, then runs `F I` in turn, and a `W` after each `I` once `r` weight
-//! gradients wait. The setting `wide_warmup` warms up with `(v - 1) g + 2 (p - 1 - r)` forwards instead,
-//! which leaves room for the time between ranks at the price of `p - 1 - r` more activations.
+//! With `p` ranks, `v` stages a rank and rounds of `g` microbatches, rank `r` warms up with `(v - 1) g + (p - 1 - r)`
+//! forwards, then repeats `F I`, with a `W` after each `I` once `r` weight gradients are pending. The setting
+//! `wide_warmup` warms up with `(v - 1) g + 2 (p - 1 - r)` forwards instead, which hides the latency of messages and
+//! costs `p - 1 - r` more activations.
 //!
-//! With `m` a multiple of `p`, and `F`, `I` and `W` of one length, the bubble is
-//! `(p - 1) / (3 v m + p - 1)`, a `v`th of that of ZB-H1. Every rank holds at most `v p` activations of a
-//! stage, as 1F1B does; with `wide_warmup` rank 0 holds `v p + p - 1`.
+//! With `m` a multiple of `p`, and `F`, `I` and `W` of one length, the bubble is `(p - 1) / (3 v m + p - 1)`, about a
+//! `v`th of the bubble of ZB-H1. Every rank holds at most `v p` activations of a stage, as 1F1B does. With
+//! `wide_warmup`, rank 0 holds `v p + p - 1`.
 
 use crate::generate::error::GenerateError;
 use crate::generate::generator::Generator;

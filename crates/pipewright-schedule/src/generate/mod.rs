@@ -1,8 +1,7 @@
-//! Schedules by name: what each rank computes, in which order.
+//! Generates schedules by name: the computations of each rank, in order.
 //!
-//! One generator a file. A generator documents its paper, its order, its bubble and its memory, and is
-//! entered into the list in `catalogue.rs`; nothing else knows it. Communication is added by
-//! [`mod@crate::lower`].
+//! Each generator has its own file, which documents its paper, its order, its bubble and its memory. The list of
+//! generators is in `catalogue.rs`. [`mod@crate::lower`] adds communication.
 //!
 //! ```
 //! use pipewright_schedule::{ScheduleSpec, csv, generate};

@@ -1,10 +1,10 @@
-//! The settings that single schedules have beyond their size, by name.
+//! The settings that some schedules have besides their size, by name.
 //!
-//! A schedule that has no use for a setting refuses it, rather than ignoring what somebody meant.
+//! A schedule refuses a setting that it does not have, so that a mistake is not ignored.
 
 use std::fmt;
 
-/// A setting of single schedules.
+/// A setting that some schedules have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Setting {
     /// [`group`](crate::ScheduleSpec::group).

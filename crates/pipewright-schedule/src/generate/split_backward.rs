@@ -1,32 +1,32 @@
-//! Warm-up, then forward, input gradients and weight gradients in turn, then the weight gradients that are
-//! left: one row of every schedule of the ZB-H family.
+//! The rows of the schedules of the ZB-H family: a warm-up, then forward, input backward and weight backward
+//! alternately, then the remaining weight backwards.
 //!
-//! Each kind visits the chunks in the order of `interleaving.rs`; weight gradients follow the order of the
-//! input gradients. The two numbers that a schedule chooses for each rank: how many forwards come before the
-//! first one that is followed by a backward, and how many weight gradients wait at most.
+//! Each kind visits the chunks in the order of `interleaving.rs`, and weight gradients follow the order of the input
+//! gradients. A schedule chooses two numbers for each rank: the forwards of the warm-up, and the largest number of
+//! pending weight gradients.
 
 use crate::action::Action;
 use crate::generate::interleaving::Interleaving;
 use crate::generate::stage_cursor::StageCursor;
 use crate::ids::StageIndex;
 
-/// What a schedule of the family chooses for a rank.
+/// The settings of a rank in a schedule of this family.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Phases {
-    /// Forwards before the first forward that a backward follows.
+    /// The number of forwards before the first forward that is followed by a backward.
     pub(super) warm_up: u32,
-    /// How many weight gradients wait at most: from then on, each backward for the inputs is followed by one
-    /// for the weights.
+    /// The largest number of pending weight gradients. Once it is reached, a weight backward follows each input
+    /// backward.
     pub(super) pending: u32,
 }
 
-/// The row of a rank with one stage.
+/// Makes the row of a rank with one stage.
 pub(super) fn one_stage(stage: StageIndex, microbatches: u32, phases: Phases) -> Vec<Option<Action>> {
     let order = Interleaving { chunks: 1, group: microbatches };
     split_backward(&mut [StageCursor::new(stage)], order, microbatches, phases)
 }
 
-/// The row of a rank with the stages of `cursors`.
+/// Makes the row of a rank with the stages of `cursors`.
 pub(super) fn split_backward(
     cursors: &mut [StageCursor],
     order: Interleaving,

@@ -1,21 +1,21 @@
-//! ZBV: zero bubble on a V of two stages a rank, with the memory of 1F1B.
+//! ZBV: zero bubble with two stages a rank, placed in a V, and the memory of 1F1B.
 //!
-//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section on ZB-V, in the fixed order that PyTorch has. Two
-//! stages a rank: rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1.
+//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section on ZB-V, in the fixed order of PyTorch. Rank `r` of `p`
+//! owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1.
 //!
-//! The order of rank `r`, for `n = max(m, 2 p - 1)` microbatches, a number below each kind of action counting
-//! up by itself (`F0` is a forward of chunk 0):
+//! The order of rank `r`, for `n = max(m, 2 p - 1)` microbatches, where each kind of action of a chunk counts its
+//! microbatches (`F0` is a forward of chunk 0):
 //!
 //! 1. `2 (p - r) - 1` times `F0`;
 //! 2. `r` times `F1 F0`;
 //! 3. `p - r` times `F1 I1 W1`;
 //! 4. while forwards remain, `F0 I0 W0 F1 I1 W1`, without the `F0` once there is none;
-//! 5. `r` times `I0 I1`, whose weight gradients wait;
+//! 5. `r` times `I0 I1`, whose weight gradients are deferred;
 //! 6. `p - r` times `I0 W0`;
-//! 7. the weight gradients that are left, those of chunk 1 first.
+//! 7. the remaining weight gradients, those of chunk 1 first.
 //!
-//! Actions of microbatches that the step does not have, where `m < 2 p - 1`, are idle cells; so are `r` cells
-//! at the start.
+//! If `m < 2 p - 1`, actions of microbatches that do not exist are idle cells. There are also `r` idle cells at the
+//! start.
 //!
 //! With `m >= 2 p - 1` and `F`, `I` and `W` of one length, no rank idles between its first and its last action,
 //! and the bubble from barrier to barrier is `(p - 1) / (6 m + p - 1)`. Every rank holds at most `2 p`

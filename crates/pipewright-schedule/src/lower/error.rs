@@ -1,25 +1,25 @@
-//! Why a schedule cannot be lowered.
+//! The errors of lowering.
 
 use thiserror::Error;
 
 use crate::schedule::ScheduleError;
 use crate::validate::{BlockedRank, Violations, list_blocked};
 
-/// Why a schedule cannot be lowered.
+/// The errors of lowering.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LowerError {
-    /// The program is unsound after a pass. After the first pass it is the schedule that is at fault.
+    /// The program is unsound after a pass. After the first pass, the schedule itself is unsound.
     #[error("after the pass `{pass}`: {violations}")]
     Unsound {
         /// The pass.
         pass: &'static str,
-        /// What is wrong.
+        /// All violations.
         violations: Violations,
     },
-    /// The ranks wait for each other, so that no order of messages serves them.
+    /// The ranks wait for each other, so that there is no order of messages.
     #[error("no rank can go on: {}; correct the order of the schedule", list_blocked(.blocked))]
     Stuck {
-        /// Every rank that has not come to its end.
+        /// Every rank that has not reached the end of its row.
         blocked: Vec<BlockedRank>,
     },
     /// The rows do not fit together.
@@ -28,7 +28,7 @@ pub enum LowerError {
     /// The lowered program is unsound.
     #[error(transparent)]
     Invalid(#[from] Violations),
-    /// The program sends or receives already.
-    #[error("the program communicates already; add sends and receives only once")]
+    /// The program already communicates.
+    #[error("the program already communicates; add sends and receives only once")]
     AlreadyCommunicates,
 }

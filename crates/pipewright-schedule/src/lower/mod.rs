@@ -1,8 +1,8 @@
-//! From a schedule to a program: a list of small passes, each with its own file, rules and tests.
+//! Lowers a schedule to a program: a list of small passes, each with its own file, rules and tests.
 //!
-//! [`lower`] is the table of contents. In debug builds the program is validated after each pass, at the level
-//! that holds there. Passes are linear in the program, and take rows over rather than copy them. [`apply`]
-//! runs a list of passes of the user's choice.
+//! [`lower`] runs the passes in order, [`for_training`] with the settings of training, and [`apply`] runs a list of the
+//! user's choice. In debug builds, `lower` validates the program after each pass. Passes take time linear in the
+//! program, and take ownership of rows instead of copying them.
 //!
 //! ```
 //! use pipewright_schedule::{Level, LowerConfig, csv, lower};

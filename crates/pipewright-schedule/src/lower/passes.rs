@@ -1,4 +1,4 @@
-//! The list of passes and their settings.
+//! The order of the passes, and their settings.
 
 use std::num::NonZeroU32;
 
@@ -13,21 +13,20 @@ use crate::lower::{defer_recv, drop_bubbles, merge_bw, wait_send};
 use crate::schedule::{Program, Schedule};
 use crate::validate::check;
 
-/// Which passes run, and how.
+/// The passes to run, and their settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LowerConfig {
-    /// Merge the halves of a split backward that stand next to each other.
+    /// Merge the halves of a split backward if they are adjacent.
     pub merge_bw: bool,
-    /// Gather parameters before their stage computes; `None` where parameters are not sharded.
+    /// Gather parameters before their stage computes; `None` if parameters are not sharded.
     pub unshard: Option<UnshardConfig>,
-    /// Reduce each stage's gradients after its last weight gradient, and wait for it where this says.
+    /// Reduce each stage's gradients after its last weight gradient, and wait for the reduction at this place.
     pub reduce_grad: Option<ReduceWait>,
-    /// Take computations apart where another rank waits for a part of them, so that it leaves early. Leave it out where
-    /// a hook runs the halves of overlaps together.
+    /// Split computations if another rank waits for the result of a part, so that the result leaves early.
     pub send_early: bool,
     /// With `send_early`, leave overlaps whole: for ranks on which a hook or a stage runs both halves together.
     pub keep_overlaps: bool,
-    /// Send and receive between ranks.
+    /// Send and receive between ranks; `None` for computation only.
     pub communicate: Option<Messages>,
 }
 
@@ -36,18 +35,18 @@ pub struct LowerConfig {
 pub enum Messages {
     /// A send completes when it is received.
     Blocking,
-    /// Sends only start, and are waited for later.
+    /// A send only starts, and a later action waits for it.
     Waited {
-        /// Put receives off until their tensor is used.
+        /// Defer each receive until its tensor is used.
         defer_recv: bool,
-        /// How many sends of a rank may be on their way; `None` for any number. With `defer_recv`, a small
-        /// budget may be a deadlock.
+        /// The number of sends of a rank that may be in flight; `None` for any number. With `defer_recv`, a small
+        /// budget may cause a deadlock.
         budget: Option<NonZeroU32>,
     },
 }
 
 impl From<Level> for LowerConfig {
-    /// What the levels of the reference hold.
+    /// The passes of a level, as in PyTorch's reference.
     fn from(level: Level) -> Self {
         Self {
             merge_bw: false,
@@ -63,8 +62,7 @@ impl From<Level> for LowerConfig {
 /// Lowers `schedule` to a program.
 ///
 /// # Errors
-/// When the schedule is unsound. Release builds notice only what keeps a pass from going on; validate the
-/// outcome.
+/// When the schedule is unsound. Release builds find only mistakes that make a pass fail; validate the result.
 pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, LowerError> {
     if cfg!(debug_assertions) {
         sound("drop bubbles", drop_bubbles(schedule), Level::Compute)?;
@@ -99,7 +97,7 @@ pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, Lower
     Ok(program)
 }
 
-/// The program, which debug builds prove to be sound at `level` after `pass`.
+/// Returns the program. Debug builds prove that it is sound at `level` after `pass`.
 fn sound(pass: &'static str, program: Program, level: Level) -> Result<Program, LowerError> {
     if cfg!(debug_assertions) {
         let report = check(&program, level);

@@ -1,22 +1,22 @@
-//! Takes computations apart where another rank waits for a part of them.
+//! The pass `send-early`: splits computations if another rank waits for the result of a part.
 //!
-//! Rules: (1) an overlap becomes its forward and its backward; (2) `B` of a stage becomes `I` and `W` where the stage
-//! before it is on another rank. Messages stand behind what they send, so that with this pass before `send-recv` a
-//! forward's outputs leave before the backward begins, a forward does not wait for what its overlap's backward needs,
-//! and a gradient leaves while its sender still computes those of its weights. It comes after the passes for replicas,
-//! which keep the parameters of both halves of an overlap together.
+//! Rules: (1) an overlap becomes its forward and its backward; (2) `B` of a stage becomes `I` and `W` if the previous
+//! stage is on another rank. A message follows the action that makes its tensor. With this pass before `send-recv`, the
+//! output of an overlap's forward leaves before its backward begins, the forward does not wait for the gradient of the
+//! backward, and a gradient leaves while its sender computes weight gradients. The pass runs after the passes for
+//! replicas, which treat both halves of an overlap together.
 //!
-//! What a rank computes, in which order and with which results, stays as it is, and so does what it holds. The bubble
-//! of 1F1B shrinks from `(p - 1) (F + I + W)` to `(p - 1) (F + I)`. The reference sends behind a whole action; its
-//! levels do without this pass, and so do ranks on which a hook runs both halves of an overlap together.
+//! The computations of a rank, their order, their results and the memory stay the same. The bubble of 1F1B shrinks from
+//! `(p - 1) (F + I + W)` to `(p - 1) (F + I)`. The reference sends after whole actions, so its levels do not use this
+//! pass. With [`Overlaps::Keep`], overlaps stay whole, for hooks and stages that run both halves together.
 //!
-//! The inverse of `merge-bw` for such stages. Time linear in the row.
+//! The pass is the inverse of `merge-bw` for such stages. Time: linear in the row.
 
 use crate::action::Action;
 use crate::neighbours::{Neighbour, Neighbours};
 use crate::schedule::Program;
 
-/// What becomes of overlaps.
+/// The treatment of overlaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Overlaps {
     /// An overlap becomes its forward and its backward.

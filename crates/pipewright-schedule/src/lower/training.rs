@@ -107,7 +107,7 @@ mod tests {
         let apart =
             "1RECV_F0,1F0,1RECV_F1,1F1,1RECV_F2,1I0,1SEND_B0,1W0,1I1,1SEND_B1,1W1,1F2,1I2,1SEND_B2,1W2";
         assert_eq!(row_1(false).as_deref(), Some(apart));
-        let kept = "1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1I1,1SEND_B1,1W1,1RECV_F2,1F2,1I2,1SEND_B2,1W2";
+        let kept = "1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1RECV_F2,1I1,1SEND_B1,1W1,1F2,1I2,1SEND_B2,1W2";
         assert_eq!(row_1(true).as_deref(), Some(kept));
     }
 

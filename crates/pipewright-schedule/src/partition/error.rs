@@ -1,11 +1,11 @@
-//! Why layers cannot be cut into stages.
+//! The errors of cutting layers into stages.
 
 use thiserror::Error;
 
-/// Why layers cannot be cut into stages.
+/// The errors of cutting layers into stages.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PartitionError {
-    /// No stage was asked for.
+    /// The number of stages is 0.
     #[error("a partition needs at least one stage")]
     NoStages,
     /// A stage would be empty.
@@ -24,9 +24,9 @@ pub enum PartitionError {
         /// The requested number of stages; at least 1.
         stages: u32,
     },
-    /// A boundary does not lie behind the one before it.
+    /// A boundary does not come after the previous one.
     #[error(
-        "boundary {boundary} does not lie behind {previous}; every stage needs a layer, so boundaries ascend from 1"
+        "boundary {boundary} does not come after {previous}; every stage needs a layer, so boundaries ascend from 1"
     )]
     NotAscending {
         /// The boundary.
@@ -34,8 +34,8 @@ pub enum PartitionError {
         /// The boundary before it, or 0 for the first.
         previous: usize,
     },
-    /// A boundary beyond the last layer.
-    #[error("boundary {boundary} lies beyond the last of {layers} layers; use one below {layers}")]
+    /// A boundary is above the last layer.
+    #[error("boundary {boundary} is above the last of {layers} layers; use one below {layers}")]
     BoundaryOutOfRange {
         /// The boundary.
         boundary: usize,

@@ -1,4 +1,4 @@
-//! The methods by name, and the one function that partitions.
+//! The methods by name, and the function that partitions.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,24 +9,24 @@ use crate::partition::error::PartitionError;
 use crate::partition::stages::Partition;
 use crate::partition::{even, explicit, optimal, weighted};
 
-/// How layers are cut into stages. As text: `even`, `weighted`, `optimal`, `explicit:4,8`.
+/// A method of cutting layers into stages. As text: `even`, `weighted`, `optimal`, `explicit:4,8`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Method {
-    /// Equally many layers for each stage; the first stages take what is left over.
+    /// The same number of layers for each stage; the first stages take the remainder.
     Even,
-    /// A greedy cut by weight, as the reference makes it.
+    /// A greedy cut by weight, as in PyTorch's reference.
     Weighted,
-    /// The smallest possible weight of the heaviest stage.
+    /// The cut whose heaviest stage is as light as possible.
     #[default]
     Optimal,
-    /// Where the user says.
+    /// Cuts at given layers.
     Explicit {
         /// The first layer of each stage but the first, ascending.
         boundaries: Vec<usize>,
     },
 }
 
-/// A text that names no [`Method`].
+/// A text that is not the name of a [`Method`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "unknown partition method `{text}`; use `even`, `weighted`, `optimal`, or `explicit:4,8` with the first layer of each later stage"
@@ -121,12 +121,12 @@ mod tests {
     #[test]
     fn boundaries_must_fit() {
         check_error(9, 3, "explicit:4", "1 boundaries do not make 3 stages; give 2 boundaries");
-        let order = "does not lie behind 4; every stage needs a layer, so boundaries ascend from 1";
+        let order = "does not come after 4; every stage needs a layer, so boundaries ascend from 1";
         check_error(9, 3, "explicit:4,4", &format!("boundary 4 {order}"));
         check_error(9, 3, "explicit:4,3", &format!("boundary 3 {order}"));
         let first =
-            "boundary 0 does not lie behind 0; every stage needs a layer, so boundaries ascend from 1";
+            "boundary 0 does not come after 0; every stage needs a layer, so boundaries ascend from 1";
         check_error(9, 2, "explicit:0", first);
-        check_error(9, 2, "explicit:9", "boundary 9 lies beyond the last of 9 layers; use one below 9");
+        check_error(9, 2, "explicit:9", "boundary 9 is above the last of 9 layers; use one below 9");
     }
 }

@@ -1,22 +1,23 @@
-//! The timed simulation: when everything happens, if actions and messages take their time.
+//! The timed simulation: actions and messages take the times of their costs.
 //!
-//! Rules: (1) a rank computes one action after another, in the order of its row, each as soon as what it
-//! needs is there; (2) a send takes the rank no time: the message waits until its link is free, occupies it
-//! for its bytes over the bandwidth, and arrives the latency later, while the rank goes on; (3) a receive
-//! takes no time either, and the computation that uses it waits for the arrival; (4) a wait for a send lasts
-//! until the arrival; (5) `UNSHARD` and `REDUCE_GRAD` run one after another on the rank's own channel for
-//! collectives, beside the computation; a stage computes once it is gathered, and `WAIT_REDUCE_GRAD` waits
-//! for the reduction; (6) an overlap is its forward and then its backward, each with its own needs, costs and
-//! event, and what the forward makes leaves when the forward ends. There is one link for each ordered pair of
-//! ranks, and messages are buffered: a send never waits for its receive.
+//! Rules: (1) a rank computes one action after another, in the order of its row, each as soon as its tensors have
+//! arrived; (2) a send takes no time of the rank: the message waits until its link is free, occupies the link for its
+//! bytes divided by the bandwidth, and arrives after the latency; (3) a receive takes no time either, but the
+//! computation that uses its tensor waits for the arrival; (4) a wait for a send lasts until the arrival; (5) `UNSHARD`
+//! and `REDUCE_GRAD` run one after another on a channel of the rank for collectives, in parallel with the computation;
+//! a stage computes once it is gathered, and `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its
+//! forward and then its backward, each with its own tensors, costs and event, and the forward's output leaves when the
+//! forward ends; (7) the messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor
+//! ends, before the sends that follow it. There is one link for each ordered pair of ranks, and messages are buffered:
+//! a send does not wait for its receive.
 //!
-//! Rule 6 is what an overlap means where a rank computes one thing at a time: the gain is that the messages of
-//! either half travel while the other computes. By it DualPipeV's bubble at `F = I = W = 1` is `p - 1`, the
-//! published figure, and not `2 (p - 1)`: its critical path goes down the ranks through forwards of one unit,
-//! of which each starts when the forward, not the overlap, before it ends.
+//! Rule 6 assumes that a rank computes one thing at a time. An overlap then saves time because the messages of each
+//! half travel while the other half computes. With this rule the bubble of DualPipeV at `F = I = W = 1` is `p - 1`, the
+//! published figure. If an output left only after the whole overlap, it would be `2 (p - 1)`, because the critical path
+//! passes the ranks through forwards.
 //!
-//! Every moment follows from earlier ones, so ranks are run one at a time, each as far as it gets; a message
-//! wakes the rank that stands before it. Time linear in the program.
+//! Each event depends only on earlier ones, so ranks run one at a time, each as far as it can; a message wakes the rank
+//! that waits for it. Time: linear in the program, and for each computation linear in the number of skip connections.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +31,7 @@ use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
 use crate::validate::BlockedRank;
 
-/// A program's predicted run.
+/// The predicted run of a program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TimedRun {
     timeline: Timeline,
@@ -38,30 +39,30 @@ pub struct TimedRun {
 }
 
 impl TimedRun {
-    /// All events. An overlap has two, one for each half. That of a send lasts while the message occupies its link,
-    /// that of a receive until the arrival, and that of a collective until it is complete; they lie beside the rank's
-    /// computation.
+    /// Returns all events. An overlap has two events, one for each half. The event of a send lasts while the message
+    /// occupies its link, that of a receive until the arrival, and that of a collective until it is complete. They may
+    /// overlap with computation of the rank.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
-    /// For how many seconds each rank computes nothing because a message to it, or a collective, is on its
-    /// way. Waiting for what has not been computed yet does not count.
+    /// Returns the seconds in which each rank does not compute because a message to it or a collective is in flight.
+    /// Waiting for a tensor that has not been computed yet does not count.
     pub fn exposed(&self) -> &[f64] {
         &self.exposed
     }
 
-    /// The mean share of the makespan that is lost to exposed communication.
+    /// Returns the mean share of the makespan that is lost to exposed communication.
     pub fn exposed_fraction(&self) -> f64 {
         let whole = self.timeline.makespan() * self.exposed.len() as f64;
         if whole > 0.0 { self.exposed.iter().sum::<f64>() / whole } else { 0.0 }
     }
 }
 
-/// Runs `program`, which must communicate wherever a tensor crosses ranks, at `costs`.
+/// Simulates `program` at `costs`. The program must communicate wherever a tensor crosses ranks.
 ///
 /// # Errors
-/// When the costs do not fit the program, or ranks wait for what never happens.
+/// When the costs do not fit the program, or ranks wait for each other or for an action that is missing.
 pub fn timed(program: &Program, costs: &Costs) -> Result<TimedRun, SimulateError> {
     costs.check(program.placement().stages())?;
     let mut run = Run::of(program, costs);
@@ -71,17 +72,17 @@ pub fn timed(program: &Program, costs: &Costs) -> Result<TimedRun, SimulateError
     run.finish()
 }
 
-/// What a rank is at.
+/// The state of a rank.
 #[derive(Clone, Default)]
 struct RankState {
     next: usize,
-    /// When it has done what comes before `next`.
+    /// The time at which the actions before `next` have ended.
     free: f64,
-    /// When its collectives are done.
+    /// The time at which its collectives have ended.
     collectives: f64,
     exposed: f64,
     waits_for: Option<BoundaryTensor>,
-    /// What the last overlap's forward has made, and when.
+    /// The output of the last overlap's forward, and the end of the forward.
     first_half: Option<(BoundaryTensor, f64)>,
 }
 
@@ -91,9 +92,9 @@ struct Run<'a> {
     ranks: Vec<RankState>,
     ready: Vec<Rank>,
     arrivals: Arrivals,
-    /// When each link is free.
+    /// The time from which each link is free.
     links: BTreeMap<(Rank, Rank), f64>,
-    /// When each stage is gathered, and when it is reduced.
+    /// The times at which each stage is gathered, and at which it is reduced.
     gathered: Vec<f64>,
     reduced: Vec<f64>,
     /// The events of each rank.
@@ -117,7 +118,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs the next action of `rank`; says whether there was one that could.
+    /// Runs the next action of `rank`, and returns whether there was one that could run.
     fn step(&mut self, rank: Rank) -> bool {
         let Some(&action) = self.program.row(rank).get(self.ranks[rank.index()].next) else { return false };
         if !action.is_compute() {
@@ -130,7 +131,7 @@ impl<'a> Run<'a> {
         true
     }
 
-    /// Does `action`, which does not compute.
+    /// Runs `action`, which does not compute.
     fn act(&mut self, rank: Rank, action: Action) {
         let now = self.ranks[rank.index()].free;
         let (start, end) = match action {
@@ -158,7 +159,7 @@ impl<'a> Run<'a> {
         self.events[rank.index()].push(Event { rank, action, start, end });
     }
 
-    /// Computes `action`, its halves one after the other, once it is known when all it needs is there.
+    /// Computes `action`, its halves one after the other, if the arrivals of all its tensors are known.
     fn compute(&mut self, rank: Rank, action: Action) -> Result<(), BoundaryTensor> {
         for part in action.parts() {
             self.arrival_for(part)?;
@@ -175,7 +176,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Starts `part` once all it needs is there, hands on what it makes, and returns its end.
+    /// Starts `part` when its tensors have arrived, delivers its output, and returns its end.
     fn compute_part(&mut self, rank: Rank, part: Action) -> Result<f64, BoundaryTensor> {
         let now = self.ranks[rank.index()].free;
         let mut latest = Arrival { issued: now, at: now };
@@ -284,7 +285,7 @@ impl<'a> Run<'a> {
         self.arrivals.get(BoundaryTensor::received_by(transfer.receive)?)
     }
 
-    /// Lets `rank` wait until `until` for communication.
+    /// Makes `rank` wait until `until` for communication.
     fn wait(&mut self, rank: Rank, now: f64, until: f64) -> (f64, f64) {
         let end = until.max(now);
         let state = &mut self.ranks[rank.index()];
@@ -293,7 +294,7 @@ impl<'a> Run<'a> {
         (now, end)
     }
 
-    /// Runs a collective beside the computation.
+    /// Runs a collective in parallel with the computation.
     fn collective(&mut self, rank: Rank, now: f64, duration: f64) -> (f64, f64) {
         let state = &mut self.ranks[rank.index()];
         let start = state.collectives.max(now);
@@ -320,8 +321,8 @@ impl<'a> Run<'a> {
         Ok(TimedRun { timeline: Timeline::new(self.program.ranks(), events), exposed })
     }
 
-    /// Sets when the message of a receive is on its way. It may come after the receive, so that its times are
-    /// known only at the end.
+    /// Sets the start and the end of a receive. Its message may be sent later than the receive is simulated, so the
+    /// times are known only at the end.
     fn set_times_of_receive(&self, event: &mut Event) {
         let is_receive = matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. });
         if let Some(arrival) = is_receive.then(|| self.message_arrival(event.action)).flatten() {

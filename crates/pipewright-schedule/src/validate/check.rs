@@ -1,4 +1,4 @@
-//! Runs every rule family over a program: the validator's table of contents.
+//! Runs every family of rules over a program.
 
 use crate::level::Level;
 use crate::neighbours::Neighbours;
@@ -7,7 +7,7 @@ use crate::validate::context::{Context, has_backward};
 use crate::validate::violation::Report;
 use crate::validate::{coverage, deadlock, matching, order, peer_order, sharding};
 
-/// Everything that is wrong with `program` at `level`. Takes time and memory linear in the program.
+/// Finds all violations of `program` at `level`, in time and memory linear in the program.
 pub(crate) fn check(program: &Program, level: Level) -> Report {
     let mut report = Report::new();
     let neighbours = Neighbours::of(program.placement());
@@ -15,15 +15,15 @@ pub(crate) fn check(program: &Program, level: Level) -> Report {
     let forward_only = !has_backward(program);
     let context = Context { program, level, present, neighbours, forward_only };
     coverage::check_all(&context, &mut report);
-    // Most programs are sound, and the walk above has seen that already.
+    // Most programs are sound, and then the walk above has already checked the order.
     if !in_order || report.total() > 0 {
         order::check(&context, &mut report);
     }
     if level != Level::Compute {
         matching::check(&context, &mut report);
     }
-    // Where every message has exactly its two ends, and each blocks until the other is reached, running to
-    // the end also proves that each pair of ranks agrees on their order.
+    // If every message has exactly its two ends, and each end blocks until the other is reached, a run without deadlock
+    // also proves that each pair of ranks agrees on the order of messages.
     let rendezvous = level != Level::Compute && report.total() == 0 && !context.waits_for_sends();
     let run = deadlock::Run::execute(&context, rendezvous);
     if level != Level::Compute && (!rendezvous || run.is_stuck()) {

@@ -1,18 +1,17 @@
-//! The ranks together reach the end, even where a send completes only when it is received.
+//! The rule of progress: all ranks reach their end, even if a send blocks until it is received.
 //!
-//! The rows are run against each other without tensors. A rank stands at its next action until that can
-//! complete:
+//! The rows run together without tensors. A rank waits at its next action until that can complete:
 //!
-//! - At the level `compute`, an action completes once the action on another rank that makes its input or its
-//!   gradient is done.
-//! - Else a send and its receive complete together, when both ranks stand at them. A send that is waited for
-//!   later (`WAIT_SEND_F`, `WAIT_SEND_B`) only starts, and completes at once; the receive completes once it
-//!   has started, and the wait once it is received.
+//! - At the level `compute`, an action completes once the action on another rank that makes its input or its gradient
+//!   has completed.
+//! - At other levels, a send and its receive complete together, when both ranks have reached them. A send with a wait
+//!   (`WAIT_SEND_F`, `WAIT_SEND_B`) completes at once. Its receive completes after the send, and the wait after the
+//!   receive.
 //!
-//! Every blocked rank waits for one other rank, so when nothing can go on, ranks wait in a circle. Messages
-//! without a counterpart are reported by [`super::matching`] and block nobody here. Every action is left
-//! exactly once and looked at a bounded number of times, so the run is linear, and its outcome does not
-//! depend on the order in which ranks are run: completing one action never takes another's chance.
+//! Every blocked rank waits for one other rank, so if no rank can advance, some ranks wait in a cycle. Messages without
+//! a counterpart do not block here; [`super::matching`] reports them. Every action completes at most once and is
+//! visited a bounded number of times, so the run takes linear time. Its result does not depend on the order in which
+//! ranks run, because completing an action never blocks another.
 
 use crate::action::Action;
 use crate::action_set::ActionSet;
@@ -24,24 +23,22 @@ use crate::transfer::Transfer;
 use crate::validate::context::Context;
 use crate::validate::violation::{BlockedRank, Report, ViolationKind};
 
-/// The ranks on their way through their rows.
+/// The state of the ranks during the run.
 pub(super) struct Run<'a> {
     context: &'a Context<'a>,
-    /// The action at which each rank stands.
+    /// The next action of each rank.
     rows: RowReaders<'a, Action>,
     /// For each blocked rank, the rank that it waits for.
     waits_for: Vec<Option<Rank>>,
-    /// The ranks that can be tried.
+    /// The ranks that may be able to advance.
     ready: Vec<Rank>,
-    /// The actions that are complete, or for a send that is waited for later, started; none where all is
-    /// rendezvous.
+    /// The completed actions, or started ones for sends with a wait. Empty and unused in rendezvous mode.
     done: ActionSet,
 }
 
 impl<'a> Run<'a> {
-    /// Runs all ranks until each is blocked or at its end. `rendezvous` says that every message has exactly its two
-    /// ends, and that no send is waited for later: then both ends complete together, and nothing need be
-    /// remembered of them.
+    /// Runs all ranks until each is blocked or at its end. `rendezvous` means that every message has exactly its two
+    /// ends and that no send has a wait. Then both ends complete together, and completed actions need not be recorded.
     pub(super) fn execute(context: &'a Context<'a>, rendezvous: bool) -> Self {
         let ranks = context.program.ranks() as usize;
         let mut run = Self {
@@ -61,7 +58,7 @@ impl<'a> Run<'a> {
         run
     }
 
-    /// Whether a rank did not come to its end.
+    /// Returns whether a rank did not reach its end.
     pub(super) fn is_stuck(&self) -> bool {
         self.waits_for.iter().any(Option::is_some)
     }
@@ -81,7 +78,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// As [`Run::advance`], where a message completes exactly when both its ends are reached.
+    /// Does the same as [`Run::advance`] in rendezvous mode, in which a message completes when both its ends are
+    /// reached.
     fn advance_rendezvous(&mut self, rank: Rank) {
         while let Some(action) = self.rows.current(rank) {
             if let Some((peer, counterpart)) =
@@ -92,7 +90,7 @@ impl<'a> Run<'a> {
                     return;
                 }
                 self.rows.step(peer);
-                // Where it does not wait, it is still to be tried.
+                // If it does not wait, it is in `ready` already.
                 if self.waits_for[peer.index()].take().is_some() {
                     self.ready.push(peer);
                 }
@@ -101,12 +99,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Steps `rank` over `action`, and wakes the ranks that may have waited for it.
+    /// Moves `rank` past `action`, and wakes the ranks that may wait for it.
     fn complete(&mut self, rank: Rank, action: Action) {
         self.rows.step(rank);
         self.waits_for[rank.index()] = None;
         if self.context.level != Level::Compute && !action.is_communication() {
-            // Nobody waits for computation itself where its results are sent.
+            // Ranks wait only for messages at this level.
             return;
         }
         for part in action.parts() {
@@ -123,7 +121,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The rank whose computation `action` waits for, if any.
+    /// Returns the rank whose computation `action` waits for, if any.
     fn blocker_of_compute(&self, rank: Rank, action: Action) -> Option<Rank> {
         let placement = self.context.program.placement();
         let unfinished = |stage: StageIndex, source: Action| {
@@ -144,8 +142,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The rank that must come to the other end of the message of `action`, if any. Where both ends are
-    /// reached, the peer is stepped over its end.
+    /// Returns the rank that must reach the other end of the message of `action`, if any. If both ends are reached, it
+    /// also moves the peer past its end.
     fn blocker_of_message(&mut self, rank: Rank, action: Action) -> Option<Rank> {
         let peer = self.context.neighbours.peer(action)?;
         let counterpart = Transfer::other_end(action)?;
@@ -161,7 +159,7 @@ impl<'a> Run<'a> {
         None
     }
 
-    /// Whether `action` completes at once, without the peer's `counterpart`.
+    /// Returns whether `action` completes without waiting for the peer's `counterpart`.
     fn completes_alone(&self, rank: Rank, peer: Rank, action: Action, counterpart: Action) -> bool {
         let present = &self.context.present;
         let own = match action {
@@ -176,7 +174,7 @@ impl<'a> Run<'a> {
             || self.is_waited_for(action)
     }
 
-    /// Whether `send` only starts a message, because its completion is waited for elsewhere.
+    /// Returns whether `send` has a wait, so that it only starts a message.
     fn is_waited_for(&self, send: Action) -> bool {
         match send {
             Action::SendForward { stage, microbatch } => {
@@ -189,10 +187,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Reports every circle of ranks that wait for each other. It follows each blocked rank to the one it waits
-    /// for, until a rank comes again.
+    /// Reports every cycle of ranks that wait for each other. It follows each blocked rank to the rank that it waits
+    /// for, until a rank repeats.
     pub(super) fn report_cycles(&self, report: &mut Report) {
-        // The walk in which a rank was first met; a walk that meets itself has found a circle.
+        // The walk that first reached each rank; a walk that reaches one of its own ranks has found a cycle.
         let mut walks: Vec<Option<Rank>> = vec![None; self.waits_for.len()];
         for start in self.context.program.placement().all_ranks() {
             let mut rank = start;

@@ -1,12 +1,12 @@
-//! What must come before what on one rank.
+//! The rules of order on one rank.
 //!
-//! Rules: (1) a forward after what brings its input: the receive, or the neighbour's forward on the same
-//! rank; (2) a backward after its stage's forward and after what brings its gradient; (3) `W` after `I`; (4)
-//! a send after what computes the tensor; (5) a wait after what it waits for. The halves of an overlap start
-//! together, so that neither can bring what the other needs.
+//! Rules: (1) a forward follows the action that brings its input: the receive, or the forward of the previous stage on
+//! the same rank; (2) a backward follows its stage's forward and the action that brings its gradient; (3) `W` follows
+//! `I`; (4) a send follows the computation of its tensor; (5) a wait follows the action that it waits for. The halves
+//! of an overlap start together, so neither can provide a tensor for the other.
 //!
-//! Where the needed action is nowhere, the other families report it as missing; a send or a wait of nothing
-//! is reported here.
+//! If the needed action is nowhere in the program, other families report it as missing. For a send or a wait, this
+//! family reports it.
 
 use crate::action::{Action, ActionKind};
 use crate::action_set::{ActionSet, bit};
@@ -34,9 +34,9 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Whether what `action`, which is no overlap, needs on its rank is in `before`, the actions that come before it.
-/// Right where no action is on a foreign rank or there twice, which the coverage rules see to; it may then say no
-/// where all is well, and never yes where something is wrong.
+/// Returns whether `before`, the set of earlier actions, contains the actions that `action` needs on its rank. `action`
+/// is not an overlap. The result is reliable if no action is on a wrong rank or occurs twice, which the coverage rules
+/// check. It may then be false for a correct program, but is never true for a wrong one.
 #[inline]
 pub(super) fn dependencies_precede(
     action: Action,
@@ -70,7 +70,7 @@ pub(super) fn dependencies_precede(
     }
 }
 
-/// Reports that `needs` does not come before `action`, as far as it is this family's to report.
+/// Reports that `needs` does not come before `action`, unless another family reports it.
 fn check_missing(
     context: &Context<'_>,
     report: &mut Report,
@@ -88,7 +88,7 @@ fn check_missing(
 }
 
 impl Context<'_> {
-    /// What `action`, which is no overlap, needs to come before it on its own rank: at most two actions.
+    /// Returns the actions, at most two, that must come before `action` on its rank. `action` is not an overlap.
     #[inline]
     fn needs(&self, action: Action) -> [Option<Action>; 2] {
         match action {
@@ -119,8 +119,8 @@ impl Context<'_> {
         }
     }
 
-    /// What brings the input of a forward to its rank; `None` where the batch does, or where the level leaves
-    /// it open.
+    /// Returns the action that brings the input of a forward to its rank; `None` if the input is the batch, or at a
+    /// level without receives.
     fn input(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
         match self.neighbours.before(stage) {
             Neighbour::None => None,
@@ -131,8 +131,8 @@ impl Context<'_> {
         }
     }
 
-    /// What brings the output's gradient to a backward's rank; `None` where the loss does, or where the level
-    /// leaves it open.
+    /// Returns the action that brings the output gradient of a backward to its rank; `None` if the loss provides it, or
+    /// at a level without receives.
     fn gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
         match self.neighbours.after(stage) {
             Neighbour::None => None,
@@ -143,7 +143,7 @@ impl Context<'_> {
         }
     }
 
-    /// `receive`, which the level `compute` does not have.
+    /// Returns `receive`, or `None` at the level `compute`, which has no receives.
     fn received(&self, receive: Action) -> Option<Action> {
         (self.level != Level::Compute).then_some(receive)
     }

@@ -1,10 +1,9 @@
-//! Gathered parameters and reduced gradients.
+//! The rules of gathered parameters and reduced gradients.
 //!
-//! Rules, for each stage that gathers its parameters anywhere (at the level `full`, for every stage): (1) it
-//! computes only while they are gathered; (2) gathering and dropping alternate, beginning with gathering. For
-//! each stage that reduces its gradients (at the level `full`, unless the program is forward-only, for every
-//! stage): (3) the reduction comes after its last weight gradient; (4) at the level `full` it is there, and
-//! waited for.
+//! Rules for each stage that gathers its parameters somewhere (at the level `full`, for every stage): (1) it computes
+//! only while they are gathered; (2) `UNSHARD` and `RESHARD` alternate, beginning with `UNSHARD`. For each stage that
+//! reduces its gradients (at the level `full`, unless the program is forward-only, for every stage): (3) the reduction
+//! follows its last weight gradient; (4) at the level `full`, the reduction and its wait are present.
 
 use crate::action::{Action, ActionKind};
 use crate::ids::Rank;
@@ -26,7 +25,7 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Rules 1 and 2.
+/// Checks rules 1 and 2.
 fn check_gathering(context: &Context<'_>, report: &mut Report) {
     let mut gathered = vec![false; context.program.placement().stages() as usize];
     let shards = |stage| {
@@ -56,7 +55,7 @@ fn check_gathering(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Rule 3.
+/// Checks rule 3.
 fn check_reduction(context: &Context<'_>, report: &mut Report) {
     let mut reduced = vec![false; context.program.placement().stages() as usize];
     for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
@@ -74,7 +73,7 @@ fn check_reduction(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Rule 4.
+/// Checks rule 4.
 fn check_reduced(context: &Context<'_>, report: &mut Report) {
     let placement = context.program.placement();
     for stage in placement.all_stages() {

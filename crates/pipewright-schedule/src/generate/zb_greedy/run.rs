@@ -1,8 +1,8 @@
-//! A run of all stages in time: by rules that choose what comes next, or along an order that is given.
+//! A simulated run of all stages, in which rules choose the actions, or in a given order.
 //!
-//! A stage is one rank. Its actions take what its costs say; a result is on the neighbouring rank the way's time after
-//! the action's end. Stages are looked at whenever one of their actions ends or something arrives, in the order of time
-//! and then of stages, so that a run depends on nothing but its input.
+//! Each stage is a rank. Its actions take the times of its costs, and a result arrives at the neighbouring rank after
+//! the time of a message. A stage chooses whenever one of its actions ends or a tensor arrives. Events are handled in
+//! the order of time and then of stages, so that a run depends only on its input.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -13,25 +13,25 @@ use crate::generate::ticks::StageTicks;
 use crate::generate::zb_greedy::rules::{Rules, StageState, Step};
 use crate::ids::StageIndex;
 
-/// What all runs of a schedule share.
+/// The input that all runs of a schedule share.
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) microbatches: u32,
     pub(super) costs: Vec<StageTicks>,
-    /// How many microbatches' activations each stage may hold.
+    /// The number of microbatches whose activations each stage may hold.
     pub(super) limits: Vec<u32>,
 }
 
-/// What decides what a stage does next.
+/// The choice of the next action of a stage.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Plan<'a> {
-    /// Rules, at the time when the stage is free.
+    /// By rules, when the stage is free.
     Rules(Rules),
-    /// A row for each stage, followed in order.
+    /// In the order of a row for each stage.
     Order(&'a [Vec<Option<Action>>]),
 }
 
-/// What a run has made.
+/// The result of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
     /// The end of the last action.
@@ -39,7 +39,7 @@ pub(super) struct Outcome {
     pub(super) rows: Vec<Vec<Option<Action>>>,
 }
 
-/// A stage in the middle of a run.
+/// The state of a stage during a run.
 struct Stage {
     cursor: StageCursor,
     cost: StageTicks,
@@ -48,7 +48,7 @@ struct Stage {
     forwards: u32,
     backwards: u32,
     weights: u32,
-    /// When inputs and gradients that are not used yet arrive, the next one first.
+    /// The arrival times of inputs and gradients that are not used yet, the next one first.
     inputs: VecDeque<u64>,
     gradients: VecDeque<u64>,
     free_at: u64,
@@ -56,7 +56,7 @@ struct Stage {
     row: Vec<Option<Action>>,
 }
 
-/// Runs a step; `None` where it does not end before the tick `before`, or the given order is above the memory limit
+/// Simulates a step; `None` if it does not end before the tick `before`, or if the given order exceeds the memory limit
 /// of a stage.
 pub(super) fn run(task: &Task, plan: Plan<'_>, before: u64) -> Option<Outcome> {
     let mut stages: Vec<Stage> = (0..task.costs.len()).map(|stage| Stage::new(task, stage, plan)).collect();
@@ -136,7 +136,7 @@ impl Stage {
         }
     }
 
-    /// The next step of a row, once it can run.
+    /// Returns the next action of a row, if it can run.
     fn step_of_row(&self, row: &[Option<Action>], now: u64) -> Option<Step> {
         let has_come = |queue: &VecDeque<u64>| queue.front().is_some_and(|&arrival| arrival <= now);
         match row.get(self.row.len()).copied().flatten()? {
@@ -146,7 +146,7 @@ impl Stage {
         }
     }
 
-    /// Begins a step and returns its end.
+    /// Starts an action and returns its end.
     fn perform(&mut self, step: Step, now: u64) -> u64 {
         let (action, takes) = match step {
             Step::Forward => {
