@@ -1,11 +1,12 @@
-//! Measured peaks of activations against the simulator's, rank by rank.
+//! Compares measured peaks of activations with those of the simulation, for each rank.
 //!
-//! What a stage takes is measured first. GPipe with one stage a rank holds the activations of all microbatches at once,
-//! so its peak grows by one activation for each microbatch more. One microbatch after the other, forward and backward,
-//! holds one activation beside parameters, gradients and optimizer state (16 bytes a parameter) and the passing memory
-//! of an operation. A schedule's peak less those (passing memory once a rank) is its peak of activations; the
-//! prediction is the simulator's at the measured sizes, an activation held from `F` until its last backward has ended.
-//! GPipe stays below it: at its peak no gradient is there yet.
+//! The bench first measures the memory of each stage. GPipe with one stage a rank holds the activations of all
+//! microbatches at once, so its peak grows by one activation for each further microbatch. A run of one microbatch after
+//! the other holds one activation, besides parameters, gradients and optimizer state (16 bytes a parameter) and the
+//! temporary memory of an operation. The peak of a schedule minus those (temporary memory once for each rank) is its
+//! measured peak of activations. The prediction is that of the simulation with the measured sizes, in which an
+//! activation is held from `F` until its last backward ends. GPipe stays below the prediction, because it has no
+//! gradients yet at its peak.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -37,12 +38,12 @@ pub(crate) struct Options {
 const STATIC: f64 = 16.0;
 const MIB: f64 = (1 << 20) as f64;
 
-/// What one stage takes, in bytes.
+/// The memory of one stage, in bytes.
 #[derive(Clone, Copy)]
 struct StageBytes {
     /// Parameters, gradients, optimizer state.
     fixed: f64,
-    /// Beside them and the activations, while an operation runs.
+    /// Temporary memory while an operation runs.
     passing: f64,
     /// One microbatch's activations.
     activation: f64,
@@ -83,7 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What each stage of so many takes.
+/// Measures the memory of each of `stages` stages.
 fn measure_stages(stages: u32) -> Result<Vec<StageBytes>, Box<dyn Error>> {
     let few = peaks("gpipe", stages, stages)?;
     let many = peaks("gpipe", stages, 3 * stages)?;
@@ -100,7 +101,7 @@ fn measure_stages(stages: u32) -> Result<Vec<StageBytes>, Box<dyn Error>> {
     Ok(parameters.map(|(stage, parameters)| of_stage(stage, parameters)).collect())
 }
 
-/// Peak bytes of each rank, with one stage a rank.
+/// Measures the peak bytes of each rank, with one stage a rank.
 fn peaks(schedule: &str, ranks: u32, microbatches: u32) -> Result<Vec<f64>, Box<dyn Error>> {
     let reports = Bench::new(schedule, ranks, microbatches)?.steps(2, 2)?;
     let of_rank = |rank| {

@@ -1,8 +1,8 @@
-//! What saving a checkpoint costs, in hundredths of a step.
+//! Measures the cost of saving a checkpoint, in percent of a step.
 //!
-//! Two figures: how long the training loop is held up by the call, and by how much the steps that run while the
-//! checkpoint is being written take longer than those after them. The second has what the writing thread takes away
-//! from the ranks, where it finds no idle processor, and what the update copies.
+//! There are two figures: how long the call blocks the training loop, and how much longer the steps take while the
+//! checkpoint is being written than after that. The second contains the processor time that the writing thread takes
+//! from the ranks, if no processor is idle, and the copies of the update.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub(crate) struct Options {
     /// Checkpoints that count.
     #[arg(long, default_value_t = 6)]
     checkpoints: u64,
-    /// Where to write; a folder of the system's for scratch files by default.
+    /// The folder to write to; the system's folder for temporary files by default.
     #[arg(long)]
     folder: Option<PathBuf>,
 }
@@ -43,7 +43,7 @@ fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
     let mut bench = Bench::new("1f1b", ranks, microbatches)?;
     let deadline = Duration::from_secs(60);
     let mut writer = CheckpointWriter::start(CheckpointFolder::own(folder)?, 1, ranks, deadline)?;
-    // The first checkpoint allocates what the later ones find.
+    // The first checkpoint allocates memory that the later ones reuse.
     bench.steps(2, 0)?;
     save(&mut bench, &mut writer, 0)?;
     bench.steps(every, 0)?;

@@ -1,14 +1,14 @@
-//! Benches of the runtime. Each prints ratios of things measured side by side in one run, since the machine's speed
-//! drifts from one run to the next.
+//! Benches of the runtime. Each prints ratios of times measured in the same run, because the speed of a machine changes
+//! between runs.
 //!
 //! ```text
-//! cargo run --release -p pipewright-bench -- bound      # 1F1B on two ranks against what the schedule allows
+//! cargo run --release -p pipewright-bench -- bound      # 1F1B on two ranks against the bound of the schedule
 //! cargo run --release -p pipewright-bench -- memory     # peak resident size with 8 and with 64 microbatches
-//! cargo run --release -p pipewright-bench -- activations  # measured peaks of activations against the simulator's
-//! cargo run --release -p pipewright-bench -- overhead   # time an action of stages that do nothing
-//! cargo run --release -p pipewright-bench -- checkpoints # what saving costs a step
+//! cargo run --release -p pipewright-bench -- activations  # measured peaks of activations against the simulation
+//! cargo run --release -p pipewright-bench -- overhead   # time per action with stages that do nothing
+//! cargo run --release -p pipewright-bench -- checkpoints # the cost of saving, against a step
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
-//! cargo run --release -p pipewright-bench -- shards     # what a rank holds of sharded parameters
+//! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
 //! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
 //! ```
@@ -51,15 +51,15 @@ enum Bench {
     Bound(bound::Options),
     /// Peak resident size of 1F1B and GPipe with 8 and with 64 microbatches.
     Memory(memory::Options),
-    /// Measured peaks of activations against the simulator's, for each schedule.
+    /// Measured peaks of activations against the simulation, for each schedule.
     Activations(activations::Options),
-    /// Time an action of stages that do nothing.
+    /// Time per action with stages that do nothing.
     Overhead(overhead::Options),
-    /// What saving a checkpoint costs, against a step.
+    /// The cost of saving a checkpoint, against a step.
     Checkpoints(checkpoints::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
     Schedules(schedules::Options),
-    /// What a rank holds when parameters are sharded, against what it holds when they are not.
+    /// The memory of a rank with sharded parameters, against replicated ones.
     Shards(shards::Options),
     /// Two processes over MPI against two threads, in turn.
     Processes(processes::Options),
@@ -68,8 +68,8 @@ enum Bench {
 }
 
 fn main() -> ExitCode {
-    // As the command line does: freed memory stays with the process.
-    // SAFETY: no other thread runs yet; 15 is `mi_option_purge_delay` of mimalloc's C interface.
+    // As in the command line, freed memory stays with the process. SAFETY: no other thread runs yet; 15 is
+    // `mi_option_purge_delay` of mimalloc's C interface.
     unsafe { libmimalloc_sys::mi_option_set(15, -1) };
     let outcome: Result<(), Box<dyn Error>> = match Arguments::parse().bench {
         Bench::Bound(options) => bound::run(&options),

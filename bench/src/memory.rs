@@ -1,6 +1,7 @@
-//! How peak memory grows with the number of microbatches: not under 1F1B, but under GPipe.
+//! Measures the growth of peak memory with the number of microbatches: there is none under 1F1B, but there is under
+//! GPipe.
 //!
-//! Each run is a process of its own, since a peak resident size cannot be reset.
+//! Each run is a separate process, because a peak resident size cannot be reset.
 
 use std::error::Error;
 use std::fs;
@@ -41,13 +42,15 @@ fn run_child(child: &str, ranks: u32) -> Result<(), Box<dyn Error>> {
     let (schedule, microbatches) = child.split_once(',').ok_or("SCHEDULE,MICROBATCHES")?;
     Bench::new(schedule, ranks, microbatches.parse()?)?.steps(0, 3)?;
     let status = fs::read_to_string("/proc/self/status")?;
-    let peak =
-        status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("the system tells no peak")?;
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .ok_or("the system does not report the peak")?;
     println!("{}", peak.trim().trim_end_matches(" kB"));
     Ok(())
 }
 
-/// Peak resident size in KiB.
+/// Returns the peak resident size in KiB.
 fn peak(schedule: &str, microbatches: u32, ranks: u32) -> Result<f64, Box<dyn Error>> {
     let child = format!("{schedule},{microbatches}");
     let output = Command::new(std::env::current_exe()?)

@@ -15,7 +15,7 @@ use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::{ConfigError, ModelFamily, cross_entropy};
-use pipewright_schedule::lower::UnshardConfig;
+use pipewright_schedule::lower::{TrainingLowering, UnshardConfig, for_training};
 use pipewright_schedule::{
     Level, LowerConfig, Method, ScheduleSpec, StageIndex, ValidatedProgram, csv, generate, lower, partition,
     validate,
@@ -38,24 +38,24 @@ pub(crate) struct Bench {
     pub(crate) tokens: usize,
 }
 
-/// How the model is trained.
+/// The settings of training.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup<'a> {
-    /// A name, or rows as CSV.
+    /// The name of a schedule, or its rows as CSV.
     pub(crate) schedule: &'a str,
     /// Ranks of one pipeline.
     pub(crate) ranks: u32,
-    /// None for what the schedule needs.
+    /// `None` for the number that the schedule needs.
     pub(crate) stages_per_rank: Option<u32>,
-    /// Of one pipeline.
+    /// Microbatches of one pipeline.
     pub(crate) microbatches: u32,
     /// Tokens of a row.
     pub(crate) sequence: usize,
     pub(crate) replicas: u32,
     pub(crate) mode: DataParallelMode,
-    /// Stages of a rank whose parameters are gathered at once, where they are sharded.
+    /// The number of stages of a rank that are gathered at once, if parameters are sharded.
     pub(crate) window: NonZeroU32,
-    /// Whether gradients leave before those of the weights are computed, as in training.
+    /// Whether to lower the schedule for training. Otherwise messages follow whole actions, for one replica.
     pub(crate) send_early: bool,
 }
 
@@ -74,28 +74,33 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// A sound program, with all communication that the setup needs.
+    /// Makes the program of the setup.
     pub(crate) fn program(&self) -> Result<ValidatedProgram, Box<dyn Error>> {
-        let Self { ranks, stages_per_rank, microbatches, send_early, .. } = *self;
+        let Self { ranks, stages_per_rank, microbatches, .. } = *self;
         let spec = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
         let schedule = match self.schedule.contains(',') {
             true => csv::parse_schedule(self.schedule)?,
             false => generate(self.schedule, &spec)?,
         };
-        let level = if self.replicas > 1 { Level::Full } else { Level::Comms };
-        let unshard = (self.replicas > 1).then_some(UnshardConfig { window: self.window, lookahead: None });
-        let program = lower(&schedule, &LowerConfig { send_early, unshard, ..LowerConfig::from(level) })?;
-        Ok(validate(program, level)?)
+        if !self.send_early {
+            return Ok(validate(lower(&schedule, &LowerConfig::from(Level::Comms))?, Level::Comms)?);
+        }
+        let lowering = TrainingLowering {
+            replicas: self.replicas,
+            unshard_window: Some(self.window).filter(|_| self.mode == DataParallelMode::Sharded),
+            ..TrainingLowering::default()
+        };
+        Ok(for_training(&schedule, &lowering)?)
     }
 }
 
 impl Bench {
-    /// The model under `schedule` on `ranks` ranks, one thread each.
+    /// Starts the model under `schedule` on `ranks` ranks, with one thread each.
     pub(crate) fn new(schedule: &str, ranks: u32, microbatches: u32) -> Result<Self, Box<dyn Error>> {
         Self::over(World::local(ranks), &Setup::new(schedule, ranks, microbatches))
     }
 
-    /// The model on the ranks of `world`.
+    /// Starts the model on the ranks of `world`.
     pub(crate) fn over(world: World, setup: &Setup<'_>) -> Result<Self, Box<dyn Error>> {
         let model = config();
         let weights = model.describe(setup.sequence).weights();
@@ -121,22 +126,22 @@ impl Bench {
         Ok(Self { pipeline, inputs, targets, tokens: shape.iter().product() })
     }
 
-    /// What the ranks run.
+    /// Returns the program of the ranks.
     pub(crate) fn program(&self) -> &ValidatedProgram {
         self.pipeline.program()
     }
 
-    /// The state between two steps.
+    /// Returns the state of the ranks between two steps.
     pub(crate) fn state(&mut self) -> Result<Vec<RankState>, Box<dyn Error>> {
         Ok(self.pipeline.state()?)
     }
 
-    /// One training step.
+    /// Runs a training step.
     pub(crate) fn step(&mut self) -> Result<StepSummary, Box<dyn Error>> {
         Ok(self.pipeline.step(self.inputs.clone(), self.targets.clone(), 3e-4)?)
     }
 
-    /// `count` steps after `warmup` that are thrown away.
+    /// Runs `warmup` steps, then `count` steps whose results it returns.
     pub(crate) fn steps(&mut self, warmup: usize, count: usize) -> Result<Vec<StepSummary>, Box<dyn Error>> {
         for _ in 0..warmup {
             self.step()?;
@@ -145,7 +150,7 @@ impl Bench {
     }
 }
 
-/// Parameters of each stage when the model is cut into so many.
+/// Returns the number of parameters of each stage, if the model is cut into `stages` stages.
 pub(crate) fn parameters(stages: u32) -> Result<Vec<u64>, Box<dyn Error>> {
     let layers = config().describe(SEQUENCE);
     let cut = partition(&layers.weights(), stages, &Method::Optimal)?;
@@ -154,7 +159,7 @@ pub(crate) fn parameters(stages: u32) -> Result<Vec<u64>, Box<dyn Error>> {
     Ok(cut.ranges().map(of_range).collect())
 }
 
-/// Inputs and outputs of a layer's matrices.
+/// Returns the inputs and outputs of a layer's matrices.
 pub(crate) fn weight_shapes() -> [[usize; 2]; 7] {
     let (square, up) = ([WIDTH, WIDTH], [WIDTH, INTERMEDIATE]);
     [square, square, square, square, up, up, [INTERMEDIATE, WIDTH]]
@@ -170,7 +175,7 @@ fn config() -> LlamaConfig {
     decoder.into()
 }
 
-/// A stream of ids that a model can learn, from its place `shift` on.
+/// Makes a stream of ids that a model can learn, from position `shift` on.
 fn tokens([rows, sequence]: [usize; 2], shift: usize) -> Tensor<2, Int> {
     let id = |row: usize, place: usize| ((row * 31 + (place + shift) * (place + shift)) % VOCABULARY) as i32;
     let ids: Vec<i32> = (0..rows).flat_map(|row| (0..sequence).map(move |place| id(row, place))).collect();

@@ -1,4 +1,4 @@
-//! What the runtime costs an action: stages that hand their input on, so that nothing else is measured.
+//! Measures the overhead of the runtime per action, with stages that return their input.
 
 use std::error::Error;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(crate) struct Options {
     steps: usize,
 }
 
-/// A stage that does nothing.
+/// A stage that returns its input.
 #[derive(Module, Debug)]
 struct Nothing {}
 
@@ -59,7 +59,7 @@ fn measure(schedule: &str, &Options { ranks, microbatches, steps }: &Options) ->
         })
     };
     let config = PipelineConfig { optimizer: Some(SgdConfig::new().init()), ..PipelineConfig::default() };
-    // The actions of the schedule itself: halves of a backward would count as two that do nothing.
+    // The program has the actions of the schedule. With split backwards, each half would count as an action.
     let setup = Setup { send_early: false, ..Setup::new(schedule, ranks, microbatches) };
     let program = setup.program()?;
     let longest = (0..ranks).map(|rank| program.row(Rank::new(rank)).len()).max().unwrap_or(0);

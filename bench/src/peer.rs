@@ -1,10 +1,9 @@
-//! Throughput against PyTorch's `Schedule1F1B` or `ScheduleZBVZeroBubble` on the same model, two processes with one
-//! thread each.
+//! Compares the throughput with PyTorch's `Schedule1F1B` or `ScheduleZBVZeroBubble` on the same model, in two processes
+//! with one thread each.
 //!
-//! After each turn the matrix products of a step are timed alone: what both sides have in common, and no step can do
-//! without.
+//! After each turn the bench times the matrix products of a step alone. Both sides need them.
 //!
-//! The two run in turn, so that a machine whose speed drifts gives honest ratios.
+//! The two sides alternate, so that changes in the speed of the machine affect both.
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! Two processes over MPI against two threads: throughput, and the time that communication alone takes.
+//! Compares two processes over MPI with two threads: the throughput, and the exposed time of communication.
 //!
-//! Both run in turn. The processes are this program again, under `mpirun`; the first prints its figures as JSON.
+//! Both alternate. The processes run this program under `mpirun`; the first prints its figures as JSON.
 
 use std::error::Error;
 use std::process::Command;
@@ -32,7 +32,7 @@ pub(crate) struct Options {
 const RANKS: u32 = 2;
 const MICROBATCHES: u32 = 8;
 
-/// Median tokens a second, and the share of the time in which communication alone held ranks up.
+/// The median tokens per second, and the share of the time in which ranks waited for communication.
 struct Figures {
     rate: f64,
     exposed: f64,
@@ -80,7 +80,7 @@ fn run_child(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Median tokens a second of the bench model in two processes.
+/// Returns the median tokens per second of the bench model in two processes.
 pub(crate) fn rate(schedule: &str, steps: usize) -> Result<f64, Box<dyn Error>> {
     Ok(run_processes(schedule, steps)?.rate)
 }
@@ -91,7 +91,7 @@ fn run_processes(schedule: &str, steps: usize) -> Result<Figures, Box<dyn Error>
         .args(["-n", &RANKS.to_string()])
         .arg(std::env::current_exe()?)
         .args(["processes", "--child", "--schedule", schedule, "--steps", &steps])
-        // A container's only user is root.
+        // In a container the only user is often root.
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .output()

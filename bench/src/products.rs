@@ -1,7 +1,8 @@
-//! What the matrix products of a step take when nothing else is done: no implementation with these products is faster.
+//! Measures the matrix products of a step alone: no implementation with these products is faster.
 //!
-//! They are those of the bench model, forward and backward, by the same library and on as many threads as there are
-//! ranks, each with its share of the layers. Operands lie where the last product left them, as in training.
+//! The products are those of the bench model, forward and backward, computed by the same library on as many threads as
+//! there are ranks, each with its share of the layers. Operands are in the caches as the previous product leaves them,
+//! as in training.
 
 use std::error::Error;
 use std::time::Instant;
@@ -12,7 +13,7 @@ use crate::model::{HEADS, LAYERS, SEQUENCE, WIDTH, weight_shapes};
 
 /// Features of a head.
 const HEAD: usize = WIDTH / HEADS;
-/// A token looks at half of all tokens on average.
+/// The number of tokens that a token sees on average.
 const SEEN: usize = SEQUENCE / 2;
 
 /// One product: `rows x inner` times `inner x columns`.
@@ -21,12 +22,12 @@ struct Size {
     rows: usize,
     inner: usize,
     columns: usize,
-    /// Whether the left matrix is read by columns, as for a weight gradient.
+    /// Whether the left matrix is transposed, as for a weight gradient.
     turned: bool,
 }
 
-/// The products of one layer and microbatch: of a weight, those for its output, its input's gradient and its own; of
-/// attention, two forward and four backward for each head.
+/// Returns the products of one layer and microbatch: for each weight, those of the output, of the input gradient and of
+/// the weight gradient; for each head of the attention, two forward and four backward.
 fn of_layer(weights: &[[usize; 2]]) -> Vec<Size> {
     let of_weight = |&[inputs, outputs]: &[usize; 2]| {
         let [forward, input] = [[inputs, outputs], [outputs, inputs]].map(|[inner, columns]| Size {
@@ -44,7 +45,8 @@ fn of_layer(weights: &[[usize; 2]]) -> Vec<Size> {
     weights.iter().flat_map(of_weight).chain(heads).collect()
 }
 
-/// Floating point operations a second of all threads together, and microbatches a second of the whole model.
+/// The floating point operations per second of all threads together, and the microbatches per second of the whole
+/// model.
 pub(crate) struct Ceiling {
     pub(crate) operations: f64,
     pub(crate) microbatches: f64,
@@ -66,7 +68,7 @@ pub(crate) fn ceiling(ranks: usize, microbatches: usize) -> Result<Ceiling, Box<
     Ok(Ceiling { operations: operations / seconds, microbatches: microbatches as f64 / seconds })
 }
 
-/// The operations done.
+/// Runs the products, and returns the number of operations.
 fn run(layers: usize, microbatches: usize) -> f64 {
     let sizes = of_layer(&weight_shapes());
     let most = |of: fn(&Size) -> usize| sizes.iter().map(of).max().unwrap_or_default();
@@ -84,7 +86,7 @@ fn run(layers: usize, microbatches: usize) -> f64 {
 fn multiply(out: &mut [f32], left: &[f32], right: &[f32], Size { rows, inner, columns, turned }: Size) {
     assert!(out.len() >= rows * columns && left.len() >= rows * inner && right.len() >= inner * columns);
     let (column_stride, row_stride) = if turned { (rows, 1) } else { (1, inner) };
-    // SAFETY: the assertion bounds every element that the strides reach, and `out` is nobody else's.
+    // SAFETY: the assertion bounds every element that the strides reach, and `out` is borrowed exclusively.
     unsafe {
         gemm::gemm(
             rows,

@@ -1,13 +1,14 @@
-//! Every schedule against the speed of one rank, and against what the timed simulation makes of its measured costs; and
-//! what it costs to split a backward at all.
+//! Compares every schedule with the speed of one rank and with the timed simulation at its measured costs, and measures
+//! the cost of splitting backwards.
 //!
-//! A step of each is timed in turn. On a machine that others share, the fastest step of either says the most: nothing
-//! makes a step faster than it is. One rank has the machine's caches, memory and clock to itself, which no rank of a
-//! pipeline has; so one-rank pipelines that know nothing of each other are timed side by side as well, one for each
-//! rank. What they lose against one alone is the machine's, and what a schedule loses against them is ours.
+//! Steps of the compared runs alternate. On a shared machine the fastest step of each is the most reliable, because
+//! noise only makes steps slower. A single rank has the caches, the memory bandwidth and the clock rate of the machine
+//! to itself, but the ranks of a pipeline share them. So the bench also times independent one-rank pipelines at the
+//! same time, one for each rank. Their loss against a single one is due to the machine, and the loss of a schedule
+//! against them is due to the pipeline.
 //!
-//! The bound of a schedule is the makespan that the simulator predicts from the median time of each stage's `F`, `B`,
-//! `I` and `W` in the measured steps, with communication that costs nothing.
+//! The bound of a schedule is the makespan that the simulation predicts from the median times of each stage's `F`, `B`,
+//! `I` and `W` in the measured steps, with communication that takes no time.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -50,24 +51,24 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Steps of a schedule and of one-rank pipelines, in seconds, each turn in one place of all lists.
+/// The times of steps of a schedule and of one-rank pipelines, in seconds. Each turn has the same index in all lists.
 #[derive(Default)]
 struct Turns {
     /// A step of the schedule.
     walls: Vec<f64>,
     /// The same without the optimizer.
     programs: Vec<f64>,
-    /// A step of one rank that has the machine to itself.
+    /// A step of a single rank without others.
     alone: Vec<f64>,
-    /// What the rank then computes, without the optimizer.
+    /// The computation time of that rank, without the optimizer.
     alone_busy: Vec<f64>,
-    /// A step of one rank while others do the same.
+    /// A step of one rank while other one-rank pipelines run.
     beside: Vec<f64>,
-    /// What the schedule's ranks did in all turns.
+    /// The events of the schedule's ranks in all turns.
     events: Vec<Event>,
 }
 
-/// One schedule against one rank alone, one-rank pipelines side by side, and its own bound.
+/// Compares a schedule with a single rank, with simultaneous one-rank pipelines, and with its own bound.
 fn against(schedule: &str, ranks: u32, microbatches: u32, steps: usize) -> Result<(), Box<dyn Error>> {
     let mut bench = Bench::new(schedule, ranks, microbatches)?;
     let turns = take_turns(&mut bench, ranks, microbatches, steps)?;
@@ -120,7 +121,7 @@ fn take_turns(
     Ok(turns)
 }
 
-/// Each of `of` over the `to` of its turn, and over `scale`.
+/// Returns the ratios of `of` to `to` in each turn, divided by `scale`.
 fn ratios(of: &[f64], to: &[f64], scale: f64) -> Spread {
     Spread::new(of.iter().zip(to).map(|(of, to)| of / to / scale).collect())
 }
@@ -129,7 +130,7 @@ fn spread(values: &[f64], figure: impl Fn(f64) -> f64) -> Spread {
     Spread::new(values.iter().copied().map(figure).collect())
 }
 
-/// One step of each pipeline at the same time, and the mean of what they take, in seconds.
+/// Runs a step of each pipeline at the same time, and returns the mean of their times in seconds.
 fn side_by_side(pipelines: &mut [Bench]) -> Result<f64, Box<dyn Error>> {
     let count = pipelines.len() as f64;
     let step = |bench: &mut Bench| {
@@ -145,7 +146,8 @@ fn side_by_side(pipelines: &mut [Bench]) -> Result<f64, Box<dyn Error>> {
     Ok(walls / count)
 }
 
-/// What splitting every backward costs: one rank's step with `I` and `W` over its step with `B`, in turn.
+/// Measures the cost of splitting backwards: the time of a step with `I` and `W` on one rank, relative to a step with
+/// `B`.
 fn split_cost(microbatches: u32, steps: usize) -> Result<Spread, Box<dyn Error>> {
     let row = |cells: fn(u32) -> String| (0..microbatches).map(cells).collect::<Vec<_>>().join(",") + "\n";
     let (whole, split) = (row(|m| format!("0F{m},0B{m}")), row(|m| format!("0F{m},0I{m},0W{m}")));
@@ -159,7 +161,7 @@ fn split_cost(microbatches: u32, steps: usize) -> Result<Spread, Box<dyn Error>>
     Ok(Spread::new((0..steps).map(ratio).collect::<Result<_, Box<dyn Error>>>()?))
 }
 
-/// The median time of each stage's actions. A stage that a schedule never asks for an action costs nothing in it.
+/// Returns the median times of each stage's actions. Kinds of actions that the schedule does not have take no time.
 fn costs(events: &[Event], stages: u32) -> Costs {
     let mut times: BTreeMap<(StageIndex, Kind), Vec<f64>> = BTreeMap::new();
     for event in events {

@@ -1,9 +1,10 @@
-//! What a rank holds when parameters are sharded over replicas, against what it holds when they are replicated.
+//! Compares the memory of a rank if parameters are sharded over replicas with its memory if they are replicated.
 //!
-//! Short rows keep activations small, so that a rank's peak is parameters, gradients and optimizer state (AdamW: four
-//! numbers a parameter). Sharded, a rank needs `1 / replicas` of that, and the parameters and gradients of as many
-//! stages as are gathered at once. Under looped BFS a stage's microbatches follow each other, so that one stage has
-//! gradients at a time; other schedules hold the gradients of all of a rank's stages until they are reduced.
+//! Short rows keep activations small, so the peak of a rank is parameters, gradients and optimizer state (AdamW: four
+//! numbers a parameter). With sharded parameters a rank needs `1 / replicas` of that, and the parameters and gradients
+//! of the stages that are gathered at once. Under looped BFS a stage runs all its microbatches consecutively, so only
+//! one stage has gradients at a time; other schedules hold the gradients of all stages of a rank until they are
+//! reduced.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -29,7 +30,7 @@ pub(crate) struct Options {
     /// Replicas.
     #[arg(long, value_delimiter = ',', default_value = "2,4")]
     replicas: Vec<u32>,
-    /// Stages of a rank whose parameters are gathered at once.
+    /// The number of stages of a rank that are gathered at once.
     #[arg(long, default_value = "1")]
     window: NonZeroU32,
     /// Microbatches of one pipeline.
@@ -51,10 +52,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         let of_stages = parameters(options.ranks * options.stages_per_rank)?;
         let largest = of_stages.iter().copied().max().ok_or("a model has stages")? as f64;
         let state = 4.0 * NUMBER * of_stages.iter().sum::<u64>() as f64 / f64::from(options.ranks);
-        // What is neither parameter, gradient nor optimizer state is the same in both modes.
+        // Other memory is the same in both modes.
         let beside = whole - state;
         let held = parts - beside;
-        // Parameters and gradients of the stages that are gathered.
+        // The parameters and gradients of the gathered stages.
         let window = 2.0 * NUMBER * largest * f64::from(options.window.get());
         let limit = state / f64::from(replicas) + window;
         println!(
@@ -72,7 +73,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The greatest peak of any rank in bytes, and the median time of a step in seconds.
+/// Returns the largest peak of any rank in bytes, and the median time of a step in seconds.
 fn measure(options: &Options, replicas: u32, mode: DataParallelMode) -> Result<(f64, f64), Box<dyn Error>> {
     let setup = Setup {
         stages_per_rank: Some(options.stages_per_rank),

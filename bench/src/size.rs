@@ -1,6 +1,6 @@
-//! How large the pipeline is that a bench measures.
+//! The size of the pipeline that a bench measures.
 
-/// What most benches ask for on the command line.
+/// The options of the size, which most benches share.
 #[derive(Clone, Copy, clap::Args)]
 pub(crate) struct Size {
     /// Ranks.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A handful of measurements, sorted.
+/// A few measurements, sorted.
 pub(crate) struct Spread(Vec<f64>);
 
 impl Spread {

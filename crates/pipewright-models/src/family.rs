@@ -1,7 +1,4 @@
-//! What a model family offers, and the list of families.
-//!
-//! A further family is one module with a type that implements [`ModelFamily`], and one line in the list at
-//! [`ModelConfig`].
+//! The trait of a model family. The list of families is at [`ModelConfig`](crate::ModelConfig).
 
 use std::ops::Range;
 
@@ -12,31 +9,30 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::error::ConfigError;
 use crate::init::SeededInit;
-use crate::llama::LlamaConfig;
 use crate::parameter::ParameterSource;
-use crate::qwen2::Qwen2Config;
 
 /// A model family: its configuration, and how stages are made from it. The configuration serialises as the keys of
-/// `config.json` that bear on the arithmetic.
+/// `config.json` that affect the results.
 pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwned {
-    /// The family's name, which is `model_type` in `config.json`.
+    /// The name of the family: `model_type` in `config.json`.
     const MODEL_TYPE: &'static str;
     /// The entry of `architectures` in `config.json`.
     const ARCHITECTURE: &'static str;
-    /// Hidden states `[batch, sequence, hidden]` leave every stage but the last, and logits
-    /// `[batch, sequence, vocabulary]` the last.
+    /// The module of a stage. The last stage returns logits `[batch, sequence, vocabulary]`, every other stage hidden
+    /// states `[batch, sequence, hidden]`.
     type Stage: StageModule<Output = Tensor<3>>;
 
-    /// The configuration in a parsed `config.json`. Keys that do not bear on the arithmetic are ignored.
+    /// Reads the configuration from a parsed `config.json`. Keys that do not affect the results are ignored.
     ///
     /// # Errors
-    /// When a key is missing, out of range, or asks for what the family cannot compute.
+    /// When a key is missing or out of range, or has a value that the family does not support.
     fn from_json(json: Value) -> Result<Self, ConfigError> {
         Ok(serde_json::from_value(json)?)
     }
 
-    /// The content of `config.json`.
+    /// Returns the content of `config.json`.
     fn to_json(&self) -> Value {
         let mut json = json!(self);
         json["model_type"] = Self::MODEL_TYPE.into();
@@ -45,17 +41,17 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         json
     }
 
-    /// Token ids run from 0 to one below this.
+    /// Returns the size of the vocabulary: token ids are below it.
     fn vocab_size(&self) -> usize;
 
-    /// The layers in order, with weights that are the floating point operations of a token's forward and backward at
-    /// this sequence length. A stage is a range of this list.
+    /// Returns the layers in order. Their weights are the floating point operations of a token's forward and backward
+    /// at this sequence length. A stage is a range of this list.
     fn describe(&self, sequence: usize) -> ModelDesc;
 
-    /// The standard deviation of initial parameters.
+    /// Returns the standard deviation of initial parameters.
     fn initializer_range(&self) -> f64;
 
-    /// The stage that holds `layers`, with parameters from `source`, on `device`.
+    /// Builds the stage that holds `layers`, with parameters from `source`, on `device`.
     ///
     /// # Errors
     /// When `layers` is empty or reaches past the last layer, or when the source fails.
@@ -69,7 +65,8 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         S: ParameterSource,
         S::Error: From<ConfigError>;
 
-    /// The stage that holds `layers`, with initial parameters: those of a seed are the same however the model is cut.
+    /// Builds the stage that holds `layers`, with initial parameters that depend on `seed` and not on the cut of the
+    /// model.
     ///
     /// # Errors
     /// When `layers` is empty or reaches past the last layer.
@@ -82,125 +79,4 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         let mut source = SeededInit { seed, deviation: self.initializer_range() };
         self.build_stage(layers, &mut source, device)
     }
-}
-
-macro_rules! families {
-    ($($(#[$doc:meta])* $variant:ident($config:ty),)*) => {
-        /// The configuration of a model of any family.
-        #[derive(Debug, Clone, PartialEq)]
-        #[non_exhaustive]
-        pub enum ModelConfig {
-            $($(#[$doc])* $variant($config),)*
-        }
-
-        impl ModelConfig {
-            /// The names by which [`ModelConfig::from_json`] finds a family.
-            pub const MODEL_TYPES: &'static [&'static str] = &[$(<$config>::MODEL_TYPE),*];
-
-            /// The configuration in a parsed `config.json`, of the family that its `model_type`, or else its first
-            /// architecture, names.
-            ///
-            /// # Errors
-            /// When the family is not among [`ModelConfig::MODEL_TYPES`], or as [`ModelFamily::from_json`].
-            pub fn from_json(json: Value) -> Result<Self, ConfigError> {
-                let name = family_name(&json).unwrap_or_default();
-                $(if name == <$config>::MODEL_TYPE || name == <$config>::ARCHITECTURE {
-                    return <$config>::from_json(json).map(Self::$variant);
-                })*
-                Err(ConfigError::UnknownFamily { found: name.to_owned() })
-            }
-
-            /// The content of `config.json`; see [`ModelFamily::to_json`].
-            pub fn to_json(&self) -> Value {
-                match self {
-                    $(Self::$variant(config) => config.to_json(),)*
-                }
-            }
-
-            /// Token ids run from 0 to one below this.
-            pub fn vocab_size(&self) -> usize {
-                match self {
-                    $(Self::$variant(config) => config.vocab_size(),)*
-                }
-            }
-
-            /// The layers in order; see [`ModelFamily::describe`].
-            pub fn describe(&self, sequence: usize) -> ModelDesc {
-                match self {
-                    $(Self::$variant(config) => config.describe(sequence),)*
-                }
-            }
-        }
-    };
-}
-
-families! {
-    /// Llama: rotary positions, grouped-query attention, RMSNorm, SwiGLU.
-    Llama(LlamaConfig),
-    /// Qwen2: Llama with biases on queries, keys and values.
-    Qwen2(Qwen2Config),
-}
-
-fn family_name(json: &Value) -> Option<&str> {
-    let model_type = json.get("model_type").and_then(Value::as_str);
-    model_type.or_else(|| json.get("architectures")?.get(0)?.as_str())
-}
-
-/// Why a model cannot be configured as asked.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// No family has this name.
-    #[error(
-        "unknown model family `{found}`: set `model_type` (or `architectures`) to one of {}",
-        ModelConfig::MODEL_TYPES.join(", ")
-    )]
-    UnknownFamily {
-        /// The name that was found; empty when there is none.
-        found: String,
-    },
-    /// A key is missing or has a value of another type.
-    #[error("invalid model configuration: {0}")]
-    Parse(#[from] serde_json::Error),
-    /// A value that the family cannot compute.
-    #[error("`{key} = {value}` is not supported: only {supported} is")]
-    NotSupported {
-        /// The key.
-        key: &'static str,
-        /// The value that was asked for.
-        value: String,
-        /// The value or values that work.
-        supported: &'static str,
-    },
-    /// A value outside its range.
-    #[error("`{key} = {value}` is out of range: it must be {range}")]
-    OutOfRange {
-        /// The key.
-        key: &'static str,
-        /// The value that was asked for.
-        value: String,
-        /// What the value must be.
-        range: &'static str,
-    },
-    /// Two values that do not go together.
-    #[error("`{key} = {value}` is not divisible by `{by} = {divisor}`")]
-    NotDivisible {
-        /// The key of the dividend.
-        key: &'static str,
-        /// The dividend.
-        value: usize,
-        /// The key of the divisor.
-        by: &'static str,
-        /// The divisor.
-        divisor: usize,
-    },
-    /// A stage that the model does not have.
-    #[error("layers {start}..{end} are no stage of a model of {layers} layers")]
-    LayerRange {
-        /// First layer.
-        start: usize,
-        /// Layer after the last.
-        end: usize,
-        /// Layers of the model.
-        layers: usize,
-    },
 }

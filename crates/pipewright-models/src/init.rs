@@ -1,14 +1,14 @@
-//! Initial parameters that depend on the seed and the parameter's path alone: never on how the model is cut, on the
-//! order of construction, or on the machine.
+//! Initial parameters. They depend only on the seed and on the parameter's path, not on the cut of the model, the order
+//! of construction or the machine.
 //!
-//! The stream of a parameter is ChaCha8 keyed by the seed and the FNV-1a hash of the path. Normal numbers are made with
-//! the polar method (Marsaglia and Bray, 1964) in plain IEEE arithmetic: the standard library's logarithm is the
-//! system's, which may differ in the last place between machines.
+//! The stream of a parameter is ChaCha8 keyed by the seed and the FNV-1a hash of the path. The polar method (Marsaglia
+//! and Bray, 1964) makes normal numbers in plain IEEE arithmetic. It does not use the standard library's logarithm,
+//! whose last bit may differ between systems.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::family::ConfigError;
+use crate::error::ConfigError;
 use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 
 /// Draws matrices and tables from a normal distribution around zero, and sets scales to one and biases to zero.
@@ -16,7 +16,7 @@ use crate::parameter::{ParameterKind, ParameterSource, ParameterSpec};
 pub struct SeededInit {
     /// The run's seed.
     pub seed: u64,
-    /// The standard deviation, Hugging Face's `initializer_range`.
+    /// The standard deviation: Hugging Face's `initializer_range`.
     pub deviation: f64,
 }
 
@@ -67,14 +67,15 @@ impl Normal {
     }
 }
 
-/// A number in (-1, 1) from 32 random bits, symmetric around zero and never zero itself.
+/// Makes a number in (-1, 1) from 32 random bits. The numbers are symmetric around zero, and not zero.
 fn symmetric(bits: u32) -> f64 {
     (f64::from(bits as i32) + 0.5) / 2_147_483_648.0
 }
 
-/// The natural logarithm of a positive normal number, to about 1e-13 relative.
+/// Returns the natural logarithm of a positive normal number, with a relative error of about 1e-13.
 ///
-/// With `x = m 2^e` and `m` around one, `ln m = 2 artanh t` for `t = (m - 1) / (m + 1)`, `|t| < 0.172`, as a series.
+/// With `x = m 2^e` and `m` near one, `ln m = 2 artanh t` for `t = (m - 1) / (m + 1)`, where `|t| < 0.172`. The
+/// function sums the series of `artanh`.
 fn ln(x: f64) -> f64 {
     const MANTISSA: u64 = (1 << 52) - 1;
     let bits = x.to_bits();
@@ -90,7 +91,7 @@ fn ln(x: f64) -> f64 {
     2.0 * t * series + f64::from(exponent) * std::f64::consts::LN_2
 }
 
-/// The 64-bit FNV-1a hash (Fowler, Noll and Vo), which is the same on every platform and in every release.
+/// Returns the 64-bit FNV-1a hash (Fowler, Noll and Vo), which is the same on every platform and in every release.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes
         .iter()

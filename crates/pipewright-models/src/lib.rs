@@ -1,9 +1,10 @@
 //! Model families that Pipewright trains: Burn modules that describe themselves as a list of layers and can be cut
 //! into stages anywhere between two layers.
 //!
-//! A family is a configuration type that implements [`ModelFamily`]; [`ModelConfig`] lists the families and reads
-//! whichever one a `config.json` names. Parameters come from a [`ParameterSource`]: seeded random numbers
-//! ([`init::SeededInit`]) or a Hugging Face directory ([`hf`]). Schedules, transports and training loops are elsewhere.
+//! A family is a configuration type that implements [`ModelFamily`]; [`ModelConfig`] lists the families, and reads a
+//! `config.json` of any of them. Parameters come from a [`ParameterSource`]: seeded random numbers
+//! ([`init::SeededInit`]) or a Hugging Face directory ([`hf`]). Schedules, transports and training loops are in other
+//! crates.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
@@ -29,19 +30,27 @@
 //! # Ok::<(), pipewright_models::ConfigError>(())
 //! ```
 
-pub mod family;
+// Reading order: each module imports earlier ones alone, which `tests/layers.rs` checks.
+pub mod error;
+
 pub mod parameter;
 
 pub mod init;
+
+pub mod family;
 
 pub mod decoder;
 pub mod llama;
 pub mod qwen2;
 
+pub mod model_config;
+
 pub mod loss;
 
 pub mod hf;
 
-pub use family::{ConfigError, ModelConfig, ModelFamily};
+pub use error::ConfigError;
+pub use family::ModelFamily;
 pub use loss::cross_entropy;
+pub use model_config::ModelConfig;
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};

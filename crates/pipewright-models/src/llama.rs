@@ -1,4 +1,4 @@
-//! The Llama family, with names and meaning as in Hugging Face's `LlamaForCausalLM`.
+//! The Llama family. Keys have the names and the meaning of Hugging Face's `LlamaForCausalLM`.
 
 use std::ops::Range;
 
@@ -7,7 +7,8 @@ use pipewright_schedule::ModelDesc;
 use serde::{Deserialize, Serialize};
 
 use crate::decoder::{AttentionBias, DecoderConfig, DecoderStage};
-use crate::family::{ConfigError, ModelFamily};
+use crate::error::ConfigError;
+use crate::family::ModelFamily;
 use crate::parameter::ParameterSource;
 
 /// A Llama model.
@@ -16,7 +17,7 @@ pub struct LlamaConfig {
     /// Sizes and constants.
     #[serde(flatten)]
     pub decoder: DecoderConfig,
-    /// Whether the four products of the attention add a bias; published Llama models have none.
+    /// Whether the four linear layers of the attention have a bias. Published Llama models have none.
     #[serde(default)]
     pub attention_bias: bool,
 }

@@ -3,12 +3,12 @@
 use burn::tensor::{Int, Tensor};
 use pipewright::nn;
 
-/// The mean over all tokens of the cross entropy between `softmax(logits)` and the target ids, in nats.
+/// Returns the cross entropy between `softmax(logits)` and the target ids in nats, as the mean over all tokens.
 ///
 /// Shapes: logits `[batch, sequence, vocabulary]`, targets `[batch, sequence]`, result `[1]`.
 ///
 /// # Panics
-/// When a target lies outside the vocabulary.
+/// When a target is outside the vocabulary.
 pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
     let [batch, sequence, vocabulary] = logits.dims();
     let tokens = batch * sequence;

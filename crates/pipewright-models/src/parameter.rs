@@ -1,47 +1,46 @@
-//! Parameters by global path: what a stage asks for when it is built, and what it holds afterwards.
+//! Parameters by global path: where a stage gets them when it is built, and the list of those that it holds.
 //!
-//! A global path is the parameter's name in a Hugging Face checkpoint, such as
-//! `model.layers.3.mlp.up_proj.weight`. Stages are laid out so that Burn's own module paths are these names however the
-//! model is cut; nothing translates between the two.
+//! A global path is the parameter's name in a Hugging Face checkpoint, such as `model.layers.3.mlp.up_proj.weight`. The
+//! modules of a stage are nested so that Burn's own parameter paths are these names, whatever the cut of the model.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 
 use pipewright::nn::{Embedding, Linear, RmsNorm, TiedHead};
 
-/// Where the values of a stage's parameters come from.
+/// The source of the values of a stage's parameters.
 pub trait ParameterSource {
-    /// Why a parameter cannot be had.
+    /// The error of getting a parameter.
     type Error;
 
-    /// The parameter's elements, row-major in `spec.shape`.
+    /// Returns the elements of a parameter, row-major in `spec.shape`.
     ///
     /// # Errors
-    /// When the source has no such parameter, or one of another shape.
+    /// When the source does not have the parameter, or has it in another shape.
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, Self::Error>;
 }
 
-/// A parameter that a stage asks for.
+/// The description of a parameter of a stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParameterSpec {
     /// The global path.
     pub path: String,
     /// The shape as Burn stores it; a matrix is `[inputs, outputs]`.
     pub shape: Vec<usize>,
-    /// What the parameter is used for.
+    /// The use of the parameter.
     pub kind: ParameterKind,
 }
 
-/// What a parameter is used for, which decides how it starts and how it is laid out in files.
+/// The use of a parameter, which decides its initial values and its layout in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterKind {
-    /// The weight of a linear layer: `[inputs, outputs]` here, `[outputs, inputs]` in a checkpoint. Starts normal.
+    /// The weight of a linear layer: `[inputs, outputs]` here, `[outputs, inputs]` in a checkpoint. Initially normal.
     Matrix,
-    /// One row per token id, the same in a checkpoint. Starts normal.
+    /// One row for each token id, the same in a checkpoint. Initially normal.
     Table,
-    /// Elementwise factors. Start as ones.
+    /// Elementwise factors. Initially one.
     Scale,
-    /// Elementwise summands of a linear layer. Start as zeros.
+    /// Elementwise summands of a linear layer. Initially zero.
     Bias,
 }
 
@@ -56,7 +55,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         Self { source, device }
     }
 
-    /// `path` is the layer's path: `.weight` is added.
+    /// Builds a linear layer. `path` is the layer's path, to which `.weight` is added.
     pub(crate) fn linear(&mut self, path: &str, inputs: usize, outputs: usize) -> Result<Linear, S::Error> {
         let weight = self.parameter(path, "weight", [inputs, outputs], ParameterKind::Matrix)?;
         Ok(Linear { weight, bias: None })
@@ -78,7 +77,7 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         Ok(Embedding { weight })
     }
 
-    /// `path` is that of the embedding whose table the head copies.
+    /// Builds a tied head. `path` is the path of the embedding whose table the head copies.
     pub(crate) fn tied_head(&mut self, path: &str, rows: usize, width: usize) -> Result<TiedHead, S::Error> {
         let Embedding { weight } = self.embedding(path, rows, width)?;
         Ok(TiedHead { weight })
@@ -102,8 +101,8 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
     }
 }
 
-/// The parameters that `stage` brings to a model directory, in the order in which Burn visits them: all that it holds
-/// but the table of a tied head, which is the embedding's.
+/// Returns the parameters that `stage` contributes to a model directory, in the order in which Burn visits them. The
+/// table of a tied head is not among them, because it belongs to the embedding.
 pub fn parameter_specs<M: Module>(stage: &M) -> Vec<ParameterSpec> {
     let mut specs = Vec::new();
     visit_parameters(stage, |spec, _| specs.push(spec));
@@ -119,7 +118,7 @@ where
     stage.visit(&mut PathVisitor { names: Vec::new(), owners: Vec::new(), visit });
 }
 
-/// Keeps the names on the way down, and the types that hold them: a matrix is known by the linear layer around it.
+/// Tracks the names and the types of the modules around a parameter. A matrix is recognised by its linear layer.
 struct PathVisitor<F> {
     names: Vec<String>,
     owners: Vec<String>,

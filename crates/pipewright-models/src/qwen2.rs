@@ -1,5 +1,5 @@
-//! The Qwen2 family: Llama with biases on queries, keys and values; names and meaning are those of Hugging Face's
-//! `Qwen2ForCausalLM`. Sliding windows are refused.
+//! The Qwen2 family: Llama with biases on queries, keys and values. Keys have the names and the meaning of Hugging
+//! Face's `Qwen2ForCausalLM`. Sliding windows are not supported.
 
 use std::ops::Range;
 
@@ -8,7 +8,8 @@ use pipewright_schedule::ModelDesc;
 use serde::{Deserialize, Serialize};
 
 use crate::decoder::{AttentionBias, DecoderConfig, DecoderStage};
-use crate::family::{ConfigError, ModelFamily};
+use crate::error::ConfigError;
+use crate::family::ModelFamily;
 use crate::parameter::ParameterSource;
 
 /// A Qwen2 model.
@@ -17,10 +18,10 @@ pub struct Qwen2Config {
     /// Sizes and constants.
     #[serde(flatten)]
     pub decoder: DecoderConfig,
-    /// The window that `use_sliding_window` would turn on; kept for the file, nothing is computed from it.
+    /// The window of `use_sliding_window`. It is kept so that a written file has it, and does not affect the results.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<usize>,
-    /// The layers that `use_sliding_window` would leave alone; kept as [`Qwen2Config::sliding_window`].
+    /// The layers to which `use_sliding_window` does not apply; kept like [`Qwen2Config::sliding_window`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_window_layers: Option<usize>,
 }

@@ -1,7 +1,7 @@
-//! Small models trained by PyTorch and transformers, retraced here: losses, gradient norms and final logits.
+//! Training of small models compared with PyTorch and transformers: losses, gradient norms and final logits.
 //!
-//! The stages are chained on one tape, so that nothing but the model is under test. `data/make_references.py` says where
-//! the numbers come from.
+//! The stages are chained on one tape, so that only the model is under test. `data/make_references.py` makes the
+//! expected numbers.
 
 #[path = "support/reference.rs"]
 mod reference;
@@ -18,14 +18,14 @@ use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
 use reference::{Reference, Step};
 use serde::Deserialize;
 
-/// What `expected.json` says on the trained model.
+/// The fields of `expected.json` about the trained model.
 #[derive(Deserialize)]
 struct Trained {
     /// Logits at the last position of the first row.
     final_last_logits_first16: Vec<f32>,
 }
 
-/// Inputs and targets of one step.
+/// Returns the inputs and targets of one step.
 fn batch(rows: &[Vec<i64>], device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
     let length = rows[0].len() - 1;
     let tensor = |from: usize| {
@@ -87,7 +87,7 @@ fn by_path(stage: &DecoderStage, visit: impl FnMut(String, &dyn AnyParameter)) {
     stage.visit(&mut ByPath { stage, names: Vec::new(), visit });
 }
 
-/// The gradient of each parameter; copies of one path are one parameter, whose gradient is their sum.
+/// Returns the gradient of each parameter. Copies of one path are one parameter, and their gradients are summed.
 fn gradients_of(stages: &[DecoderStage], gradients: &Gradients) -> BTreeMap<String, Tensor<1>> {
     let mut sums = BTreeMap::new();
     for stage in stages {
@@ -108,7 +108,7 @@ fn norm(gradients: &BTreeMap<String, Tensor<1>>) -> f64 {
     gradients.values().map(squares).sum::<f64>().sqrt()
 }
 
-/// Trains the stages; what each step showed.
+/// Trains the stages, and returns the results of each step.
 fn train(
     stages: &mut [DecoderStage],
     reference: &Reference,
@@ -137,7 +137,7 @@ fn train(
     steps
 }
 
-/// Trains the model cut before each of `cuts`.
+/// Trains the model, cut before each of `cuts`, and compares it with the reference.
 fn check(model: &str, cuts: &[usize]) {
     let reference = Reference::load(model);
     let text = read_to_string(reference.tokens()).expect("the file is here");
@@ -172,7 +172,7 @@ fn load<F: ModelFamily<Stage = DecoderStage>>(
     bounds.windows(2).map(|pair| load(pair).expect("it loads")).collect()
 }
 
-/// Copies of one parameter are equal to the bit.
+/// Checks that copies of one parameter are equal to the bit.
 fn check_copies(stages: &[DecoderStage]) {
     let mut values = BTreeMap::new();
     for stage in stages {

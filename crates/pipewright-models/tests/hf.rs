@@ -1,4 +1,5 @@
-//! Model directories: what is written is read again bit-identically, and broken ones are refused by name.
+//! Model directories: written directories are read back bit for bit, and damaged ones are refused with an error that
+//! names the problem.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +29,7 @@ fn load(dir: &Path) -> Result<DecoderStage, HfError> {
     load_family(dir, &config(dir))
 }
 
-/// The whole model as one stage.
+/// Loads the whole model as one stage.
 fn load_family<F: ModelFamily<Stage = DecoderStage>>(
     dir: &Path,
     config: &F,
@@ -49,7 +50,7 @@ fn values(stage: &DecoderStage) -> Vec<TensorData> {
     collector.0
 }
 
-/// A copy of the golden model to damage.
+/// Makes a copy of the golden model for a test to damage.
 fn copy() -> (TempDir, PathBuf) {
     let folder = TempDir::new().expect("a temporary folder");
     for name in ["config.json", "model.safetensors"] {
@@ -59,7 +60,7 @@ fn copy() -> (TempDir, PathBuf) {
     (folder, weights)
 }
 
-/// Rewrites the header of a safetensors file; tensors stay.
+/// Rewrites the header of a safetensors file, and keeps the tensors.
 fn edit_header(path: &Path, edit: impl FnOnce(&mut Value)) {
     let bytes = fs::read(path).expect("the file is here");
     let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
@@ -81,13 +82,13 @@ fn check_refused(dir: &Path, message: &str) {
     assert_eq!(error, message);
 }
 
-/// The content of a weights file behind its header.
+/// Returns the content of a weights file after its header.
 fn tensors(dir: &Path) -> Vec<u8> {
     let bytes = fs::read(dir.join("model.safetensors")).expect("the file is here");
     bytes[8 + bytes_before(&bytes)..].to_vec()
 }
 
-/// What is written of a reference model is the reference's own content, and is read again.
+/// Checks that a written reference model has the content of the reference, and can be read back.
 fn check_round_trip<F: ModelFamily<Stage = DecoderStage>>(reference: &str, config: &F) -> Value {
     let folder = TempDir::new().expect("a temporary folder");
     let (dir, reference) = (folder.path().join("deep/model"), Path::new(reference));
@@ -312,7 +313,7 @@ fn a_published_qwen2_is_understood() {
     };
     let expected = Qwen2Config { decoder, sliding_window: Some(131_072), max_window_layers: Some(24) };
     assert_eq!(config, expected);
-    // The number that its authors give.
+    // The published number of parameters.
     let parameters: u64 = config.describe(1).layers.iter().map(|layer| layer.parameters).sum();
     assert_eq!(parameters, 494_032_768);
     assert_eq!(Qwen2Config::from_json(config.to_json()).ok(), Some(config));

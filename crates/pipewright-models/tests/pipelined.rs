@@ -1,5 +1,5 @@
-//! The models of `golden.rs` without tied embeddings, trained by PyTorch, retraced by the pipeline: every number of
-//! ranks and microbatches under every schedule, within tolerance of PyTorch and bit-identical to one rank.
+//! The models of `golden.rs` without tied embeddings, trained by the pipeline with any number of ranks and microbatches
+//! under every schedule. Results are within tolerance of PyTorch, and bit-identical to those of one rank.
 
 #[path = "support/pipelined_run.rs"]
 mod pipelined_run;
@@ -20,7 +20,7 @@ macro_rules! cases {
     )*};
 }
 
-// A pipeline is filled by no fewer microbatches than it has stages.
+// These schedules need at least as many microbatches as stages.
 cases! { LLAMA:
     gpipe_1_rank_1_microbatch: "gpipe", 1, 1;
     gpipe_1_rank_2_microbatches: "gpipe", 1, 2;

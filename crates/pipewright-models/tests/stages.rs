@@ -1,4 +1,4 @@
-//! Cutting a model: parameters and results do not depend on where.
+//! Cutting a model: parameters and results do not depend on the cut.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ fn llama() -> LlamaConfig {
     sizes().into()
 }
 
-/// All stages of the model cut before each of `cuts`.
+/// Makes all stages of the model, cut before each of `cuts`.
 fn cut<F: ModelFamily<Stage = DecoderStage>>(config: &F, cuts: &[usize]) -> Vec<DecoderStage> {
     let bounds = [&[0], cuts, &[5]].concat();
     let stage = |pair: &[usize]| config.init_stage(pair[0]..pair[1], 7, &Device::flex());
@@ -184,8 +184,8 @@ fn seeds_give_different_parameters() {
 fn ranges_outside_the_model_are_refused() {
     let refused =
         |range| llama().init_stage(range, 0, &Device::flex()).map(|_| ()).map_err(|error| error.to_string());
-    assert_eq!(refused(2..2), Err("layers 2..2 are no stage of a model of 5 layers".to_owned()));
-    assert_eq!(refused(4..6), Err("layers 4..6 are no stage of a model of 5 layers".to_owned()));
+    assert_eq!(refused(2..2), Err("layers 2..2 are not a stage of a model of 5 layers".to_owned()));
+    assert_eq!(refused(4..6), Err("layers 4..6 are not a stage of a model of 5 layers".to_owned()));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Tied embeddings under the pipeline: the first and the last stage each hold a copy of one table, whose gradients the
-//! ranks sum. Judged as in `pipelined.rs`.
+//! Tied embeddings in the pipeline: the first and the last stage each hold a copy of one table, whose gradients the
+//! ranks sum. The checks are those of `pipelined.rs`.
 
 #[path = "support/pipelined_run.rs"]
 mod pipelined_run;

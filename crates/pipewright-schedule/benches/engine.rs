@@ -1,14 +1,11 @@
-//! How long the engine takes for a schedule: generate, lower, validate and simulate, each by itself and
-//! together.
+//! Measures the engine: generation, lowering, validation and simulation of a schedule, each alone and all together.
 //!
-//! `cargo bench -p pipewright-schedule` runs it. The size of `planning` is the one by which the engine is
-//! judged: 64 ranks with 2 chunks each and 256 microbatches, all steps together. `scale` holds the time per
-//! action against it, as the throughput in actions, at sizes that grow to 500 times that; the last takes one and a
-//! half gigabytes and a minute.
+//! `cargo bench -p pipewright-schedule` runs it. `planning` has the reference size: 64 ranks with 2 chunks each and 256
+//! microbatches. `scale` gives the throughput in actions at sizes up to 500 times larger; the last takes one and a half
+//! gigabytes of memory and a minute.
 //!
-//! The allocator is the command line's, which puts large tables on huge pages. The system's, here as in most programs
-//! on small pages, gives them back after each iteration; how long it takes to clear them anew is the machine's, not
-//! the engine's.
+//! The allocator is the one of the command line, which puts large tables on huge pages. The system's allocator returns
+//! memory after each iteration, so the bench would measure how fast the machine clears pages.
 
 use std::hint::black_box;
 

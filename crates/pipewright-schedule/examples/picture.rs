@@ -1,4 +1,4 @@
-//! Draws one step of 1F1B on four ranks, predicted by the timed simulation: the picture of the README.
+//! Draws a step of 1F1B on four ranks, as the timed simulation predicts it: the picture in the README.
 //!
 //! ```text
 //! cargo run -p pipewright-schedule --example picture > docs/images/1f1b.svg

@@ -1,12 +1,12 @@
-//! One cell of a schedule or a program: what a rank does at one point of its row.
+//! The actions of schedules and programs: one cell of a rank's row.
 //!
-//! Actions are small `Copy` values, since a large program holds a hundred million of them. Their text form is
-//! in [`crate::notation`]; what an action does to tensors is the runtime's business.
+//! Actions are small `Copy` values, because a large program holds a hundred million of them. Their text form is in
+//! [`crate::notation`]. The runtime decides what an action does to tensors.
 
 use crate::ids::{Microbatch, StageIndex};
 use crate::overlap::Overlap;
 
-/// One thing that a rank does. Each variant's text form stands in its documentation.
+/// An action of a rank. The documentation of each variant begins with its text form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
     /// `2F0`: run the stage on the microbatch.
@@ -16,14 +16,14 @@ pub enum Action {
         /// The microbatch it runs on.
         microbatch: Microbatch,
     },
-    /// `2I0`: compute the gradient of the stage's inputs, and leave that of its weights for later.
+    /// `2I0`: compute the gradient of the stage's inputs, and defer the gradient of its weights.
     InputBackward {
         /// The stage that runs.
         stage: StageIndex,
         /// The microbatch it runs on.
         microbatch: Microbatch,
     },
-    /// `2W0`: compute the gradient of the stage's weights that `2I0` left.
+    /// `2W0`: compute the gradient of the stage's weights that `2I0` deferred.
     WeightBackward {
         /// The stage that runs.
         stage: StageIndex,
@@ -103,7 +103,7 @@ pub enum Action {
     Overlap(Overlap),
 }
 
-/// What sort of action an [`Action`] is, without its stage and microbatch.
+/// The kind of an [`Action`], without its stage and microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, reason = "each kind is documented at the variant of `Action` with its name")]
 pub enum ActionKind {
@@ -125,7 +125,7 @@ pub enum ActionKind {
 }
 
 impl Action {
-    /// The sort of action.
+    /// Returns the kind of the action.
     pub fn kind(self) -> ActionKind {
         match self {
             Self::Forward { .. } => ActionKind::Forward,
@@ -146,7 +146,7 @@ impl Action {
         }
     }
 
-    /// The stage the action belongs to; for an overlap, that of its forward part.
+    /// Returns the stage of the action; for an overlap, the stage of its forward.
     pub fn stage(self) -> StageIndex {
         match self {
             Self::Unshard { stage }
@@ -167,8 +167,8 @@ impl Action {
         }
     }
 
-    /// The microbatch the action belongs to; for an overlap, that of its forward part; `None` for the actions
-    /// that concern a stage as a whole.
+    /// Returns the microbatch of the action; for an overlap, the microbatch of its forward; `None` for actions that
+    /// concern a whole stage.
     pub fn microbatch(self) -> Option<Microbatch> {
         match self {
             Self::Unshard { .. }
@@ -199,8 +199,7 @@ impl Action {
         self.kind().is_communication()
     }
 
-    /// The single actions that this one runs: the forward and the backward of an overlap, else the action
-    /// itself.
+    /// Returns the forward and the backward of an overlap, or the action itself if it is not an overlap.
     #[inline]
     pub fn parts(self) -> Parts {
         match self {
@@ -213,7 +212,7 @@ impl Action {
         }
     }
 
-    /// An action of a kind that has a stage and a microbatch; `None` for the kinds that have not.
+    /// Makes an action of a kind that has a stage and a microbatch; `None` for other kinds.
     pub(crate) fn of_microbatch(kind: ActionKind, stage: StageIndex, microbatch: Microbatch) -> Option<Self> {
         Some(match kind {
             ActionKind::Forward => Self::Forward { stage, microbatch },
@@ -230,7 +229,7 @@ impl Action {
         })
     }
 
-    /// An action of a kind that concerns a stage as a whole; `None` for the other kinds.
+    /// Makes an action of a kind that concerns a whole stage; `None` for other kinds.
     pub(crate) fn of_stage(kind: ActionKind, stage: StageIndex) -> Option<Self> {
         Some(match kind {
             ActionKind::Unshard => Self::Unshard { stage },
@@ -242,7 +241,7 @@ impl Action {
     }
 }
 
-/// The one or two actions that an action runs; see [`Action::parts`].
+/// An iterator over the one or two parts of an action; see [`Action::parts`].
 #[derive(Debug, Clone)]
 pub struct Parts {
     next: Option<Action>,
@@ -259,7 +258,7 @@ impl Iterator for Parts {
 }
 
 impl ActionKind {
-    /// Every kind, in the order in which the design lists them.
+    /// All kinds, in the order of the enum.
     pub const ALL: [Self; 15] = [
         Self::Forward,
         Self::InputBackward,

@@ -1,6 +1,6 @@
-//! What actions cost: seconds of computation, the links between ranks, and bytes of memory.
+//! The costs of actions: seconds of computation, links between ranks, and bytes of memory.
 //!
-//! The one type for all who ask: generators that make a schedule to measure, and the timed simulation.
+//! Generators that optimise for measured costs and the timed simulation share this type.
 //!
 //! ```
 //! use pipewright_schedule::Costs;
@@ -17,25 +17,41 @@ use thiserror::Error;
 
 use crate::ids::{Rank, StageIndex};
 
-/// The largest cost, in seconds: far more than any action takes, and small enough that no sum of costs
-/// overflows.
+/// The largest cost in seconds. It is far above the time of any action, and small enough that sums of costs do not
+/// overflow.
 pub const MAX_SECONDS: f64 = 1e12;
 
-/// What a program costs.
+/// The costs of a program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Costs {
-    /// Seconds of computation of each stage; a single entry holds for every stage.
+    /// The times of each stage; a single entry applies to every stage.
     pub stages: Vec<StageCosts>,
-    /// Bytes of each stage; a single entry holds for every stage. Empty where they are not known: then
-    /// messages take their link's latency alone, and memory is counted in activations.
+    /// The sizes of each stage; a single entry applies to every stage. If empty, messages take only the latency of
+    /// their link, and memory is counted in activations.
     pub sizes: Vec<StageSizes>,
     /// The link between any two ranks, in each direction.
     pub link: Link,
-    /// Links that are not as the others, by sender and receiver.
+    /// The links that differ from [`Costs::link`], by sender and receiver.
     pub links: BTreeMap<(Rank, Rank), Link>,
+    /// The messages of skip connections, which bypass the stages between two stages.
+    pub skips: Vec<SkipTransfer>,
 }
 
-/// How long a stage computes for one microbatch, in seconds.
+/// A message that a stage sends to a later stage for each microbatch, beside the messages between neighbours.
+///
+/// It leaves when the forward of `from` ends, and the forward of `to` waits for it. A gradient of the same size leaves
+/// when the backward of `to` for its inputs ends, and the backward of `from` waits for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SkipTransfer {
+    /// The stage that sends.
+    pub from: StageIndex,
+    /// The stage that receives; it comes after `from`.
+    pub to: StageIndex,
+    /// The size of the message for one microbatch.
+    pub bytes: u64,
+}
+
+/// The computation times of a stage for one microbatch, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StageCosts {
     /// `F`.
@@ -46,41 +62,41 @@ pub struct StageCosts {
     pub weight_backward: f64,
     /// `B`.
     pub backward: f64,
-    /// `UNSHARD`, once a call.
+    /// `UNSHARD`, for each call.
     pub unshard: f64,
-    /// `REDUCE_GRAD`, once a call.
+    /// `REDUCE_GRAD`, for each call.
     pub reduce_grad: f64,
 }
 
-/// How many bytes a stage holds or sends.
+/// The bytes that a stage holds or sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StageSizes {
-    /// The output for one microbatch, and so the gradient that comes back for it.
+    /// The output for one microbatch. Its gradient has the same size.
     pub output: u64,
-    /// What a forward saves for its backward, for one microbatch: from `F` to `B` or `I`.
+    /// The tensors that a forward saves for one microbatch, from `F` to `B` or `I`.
     pub activation: u64,
-    /// What `I` leaves for `W`, for one microbatch.
+    /// The tensors that `I` saves for `W`, for one microbatch.
     pub stash: u64,
-    /// The gradients of the stage's weights: from the first weight gradient to the end of the step.
+    /// The gradients of the stage's weights, from the first weight gradient to the end of the step.
     pub gradient: u64,
 }
 
-/// One direction of the connection of two ranks. It carries one message at a time.
+/// The connection from one rank to another. It carries one message at a time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
-    /// From the last byte's departure to its arrival, in seconds. The link is free meanwhile.
+    /// The time from the departure of the last byte to its arrival, in seconds. The link is free during this time.
     pub latency: f64,
-    /// Bytes a second, at least 1; infinite where size does not matter.
+    /// Bytes per second, at least 1; infinite if the size of a message does not matter.
     pub bandwidth: f64,
 }
 
-/// Why costs cannot be used.
+/// The errors of costs.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CostsError {
     /// A part of the text is not `NAME=NUMBER`.
-    #[error("`{part}` is no cost; write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed")]
+    #[error("`{part}` is not a cost; write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed")]
     NotACost {
-        /// The part, shortened where it is very long.
+        /// The part, shortened if it is very long.
         part: String,
     },
     /// A cost that is negative, not a number, or above [`MAX_SECONDS`].
@@ -91,16 +107,28 @@ pub enum CostsError {
         /// Its value, as text.
         value: String,
     },
-    /// A link that would take longer than any run.
+    /// A bandwidth below 1 byte per second.
     #[error("a link's bandwidth is {value}; use at least 1 byte a second")]
     Bandwidth {
         /// The bandwidth, as text.
         value: String,
     },
+    /// A skip connection that does not lead from a stage to a later one.
+    #[error(
+        "a skip connection from stage {from} to stage {to} of {stages}; let it lead to a later stage that exists"
+    )]
+    Skip {
+        /// The stage that sends.
+        from: StageIndex,
+        /// The stage that receives.
+        to: StageIndex,
+        /// The number of stages.
+        stages: u32,
+    },
     /// There are more or fewer entries than stages.
     #[error("{entries} entries for the {what} of {stages} stages; give one for all, or one each")]
     Entries {
-        /// What the entries are.
+        /// The name of the list.
         what: &'static str,
         /// The number of entries.
         entries: usize,
@@ -110,7 +138,8 @@ pub enum CostsError {
 }
 
 impl StageCosts {
-    /// `F`, `I` and `W` in seconds, `B` as long as both halves, and no cost for anything else.
+    /// Makes costs from the times of `F`, `I` and `W` in seconds. `B` takes as long as `I` and `W` together, and
+    /// everything else takes no time.
     pub fn new(forward: f64, input_backward: f64, weight_backward: f64) -> Self {
         let backward = input_backward + weight_backward;
         Self { forward, input_backward, weight_backward, backward, unshard: 0.0, reduce_grad: 0.0 }
@@ -136,6 +165,7 @@ impl Default for Costs {
             sizes: Vec::new(),
             link: Link { latency: 0.0, bandwidth: f64::INFINITY },
             links: BTreeMap::new(),
+            skips: Vec::new(),
         }
     }
 }
@@ -146,19 +176,19 @@ impl Costs {
         &self.stages[stage.index().min(self.stages.len() - 1)]
     }
 
-    /// The bytes of the output of `stage` for one microbatch; 0 where they are not known.
+    /// Returns the bytes of the output of `stage` for one microbatch; 0 if they are not known.
     pub(crate) fn output_bytes(&self, stage: StageIndex) -> u64 {
         let last = self.sizes.len().saturating_sub(1);
         self.sizes.get(stage.index().min(last)).map_or(0, |sizes| sizes.output)
     }
 
-    /// How long a message of `bytes` occupies the link, and how long it is on its way after that.
+    /// Returns how long a message of `bytes` occupies the link, and how long it travels after that.
     pub(crate) fn transfer(&self, from: Rank, to: Rank, bytes: u64) -> (f64, f64) {
         let link = self.links.get(&(from, to)).unwrap_or(&self.link);
         (bytes as f64 / link.bandwidth, link.latency)
     }
 
-    /// Refuses costs that do not fit `stages` stages, or with which time would not go forward.
+    /// Checks that the costs fit `stages` stages and are in range.
     pub(crate) fn check(&self, stages: u32) -> Result<(), CostsError> {
         let fits = |entries: usize| entries == 1 || entries == stages as usize;
         if !fits(self.stages.len()) {
@@ -167,11 +197,15 @@ impl Costs {
         if !self.sizes.is_empty() && !fits(self.sizes.len()) {
             return Err(CostsError::Entries { what: "sizes", entries: self.sizes.len(), stages });
         }
+        let misled = |skip: &&SkipTransfer| skip.from >= skip.to || skip.to.get() >= stages;
+        if let Some(&SkipTransfer { from, to, .. }) = self.skips.iter().find(misled) {
+            return Err(CostsError::Skip { from, to, stages });
+        }
         let links = self.links.values().chain([&self.link]);
         let latencies = links.clone().map(|link| ("hop", link.latency));
         let mut all = self.stages.iter().flat_map(StageCosts::named).chain(latencies);
         if let Some((name, value)) = all.find(|(_, value)| !(0.0..=MAX_SECONDS).contains(value)) {
-            // A number of any size, in few digits.
+            // Large numbers are printed with an exponent.
             let value = if value.abs() < 1e15 { value.to_string() } else { format!("{value:e}") };
             return Err(CostsError::OutOfRange { name, value });
         }
@@ -185,9 +219,9 @@ impl Costs {
 impl FromStr for Costs {
     type Err = CostsError;
 
-    /// Reads `F=1,I=1,W=1,B=2,hop=0.1`, in any order and without regard to case. `F`, `I` and `W` are 1 where they are
-    /// left out, `B` is `I + W`, and `hop`, the latency of every link, is 0. `F=1:1:2` gives each stage its own;
-    /// whether there are as many as stages shows when the costs are used.
+    /// Reads `F=1,I=1,W=1,B=2,hop=0.1`, in any order and without regard to case. Defaults: `F`, `I` and `W` are 1, `B`
+    /// is `I + W`, and `hop`, the latency of every link, is 0. `F=1:1:2` gives each stage a time of its own; the number
+    /// of entries is compared with the number of stages when the costs are used.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut costs = Self::default();
         let [mut forward, mut input, mut weight] = [const { Vec::new() }; 3];
@@ -260,11 +294,11 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let usage = "write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed";
-        check_error("F=1,X=2", &format!("`X=2` is no cost; {usage}"));
-        check_error("F", &format!("`F` is no cost; {usage}"));
-        check_error("hop=1:2", &format!("`hop=1:2` is no cost; {usage}"));
-        check_error("F=1:", &format!("`F=1:` is no cost; {usage}"));
-        check_error("F=one", &format!("`F=one` is no cost; {usage}"));
+        check_error("F=1,X=2", &format!("`X=2` is not a cost; {usage}"));
+        check_error("F", &format!("`F` is not a cost; {usage}"));
+        check_error("hop=1:2", &format!("`hop=1:2` is not a cost; {usage}"));
+        check_error("F=1:", &format!("`F=1:` is not a cost; {usage}"));
+        check_error("F=one", &format!("`F=one` is not a cost; {usage}"));
         let range = "use a number of seconds from 0 to 1e12";
         check_error("F=-1", &format!("the cost `F` is -1; {range}"));
         check_error("hop=inf", &format!("the cost `hop` is inf; {range}"));
@@ -277,6 +311,23 @@ mod tests {
     fn a_link_must_move() {
         let costs = Costs { link: Link { latency: 0.0, bandwidth: 0.0 }, ..Costs::default() };
         assert_eq!(costs.check(1), Err(CostsError::Bandwidth { value: "0".to_owned() }));
+    }
+
+    #[test]
+    fn a_skip_connection_leads_to_a_later_stage() {
+        let check = |from, to| {
+            let (from, to) = (StageIndex::new(from), StageIndex::new(to));
+            let skips = vec![SkipTransfer { from, to, bytes: 1 }];
+            Costs { skips, ..Costs::default() }.check(3).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(0, 2), Ok(()));
+        let message = |from, to| {
+            format!(
+                "a skip connection from stage {from} to stage {to} of 3; let it lead to a later stage that exists"
+            )
+        };
+        assert_eq!(check(1, 1), Err(message(1, 1)));
+        assert_eq!(check(0, 3), Err(message(0, 3)));
     }
 
     #[test]

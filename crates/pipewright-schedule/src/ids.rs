@@ -1,6 +1,6 @@
-//! The indices of the engine, each its own type, so that a rank cannot be passed where a stage is meant.
+//! The indices of the engine. Each is a type of its own, so that a rank cannot be passed where a stage is expected.
 //!
-//! This file is for identity only: how stages map to ranks is [`crate::placement`]'s business.
+//! Indices only identify; [`crate::placement`] maps stages to ranks.
 //!
 //! ```
 //! use pipewright_schedule::StageIndex;
@@ -29,12 +29,12 @@ macro_rules! index_type {
                 Self(value)
             }
 
-            /// The number, to index a slice with.
+            /// Returns the number as an index into a slice.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
 
-            /// The number, as it is stored.
+            /// Returns the number.
             pub const fn get(self) -> u32 {
                 self.0
             }
@@ -54,7 +54,8 @@ macro_rules! index_type {
     };
 }
 
-/// A stage's place in the model, from 0 at the input to `stages - 1` at the loss; at most [`StageIndex::LARGEST`].
+/// The position of a stage in the model, from 0 at the input to `stages - 1` at the loss; at most
+/// [`StageIndex::LARGEST`].
 ///
 /// It takes three bytes, so that an [`crate::Action`] takes eight.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -63,7 +64,7 @@ pub struct StageIndex([u8; 3]);
 
 /// A number that is above [`StageIndex::LARGEST`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("stage {number} is beyond the largest, {}; number stages from 0 without gaps", StageIndex::LARGEST)]
+#[error("stage {number} is above the largest, {}; number stages from 0 without gaps", StageIndex::LARGEST)]
 pub struct StageTooLarge {
     /// The number.
     pub number: u32,
@@ -76,32 +77,32 @@ impl StageIndex {
     /// Wraps a bare number.
     ///
     /// # Panics
-    /// When `value` is above [`StageIndex::LARGEST`]; for numbers from outside there is [`TryFrom`].
+    /// When `value` is above [`StageIndex::LARGEST`]. For numbers from user input, use [`TryFrom`].
     pub const fn new(value: u32) -> Self {
         assert!(value <= Self::LARGEST, "a stage is at most `StageIndex::LARGEST`");
         let [low, middle, high, _] = value.to_le_bytes();
         Self([low, middle, high])
     }
 
-    /// The number, to index a slice with.
+    /// Returns the number as an index into a slice.
     #[inline]
     pub const fn index(self) -> usize {
         self.get() as usize
     }
 
-    /// The number.
+    /// Returns the number.
     #[inline]
     pub const fn get(self) -> u32 {
         let [low, middle, high] = self.0;
         u32::from_le_bytes([low, middle, high, 0])
     }
 
-    /// The stage before this one in the model, should there be one.
+    /// Returns the previous stage of the model; `None` for the first stage.
     pub(crate) fn before(self) -> Option<Self> {
         self.get().checked_sub(1).map(Self::new)
     }
 
-    /// The stage after this one in the model, should there be one.
+    /// Returns the number of the next stage; `None` if it would be above [`StageIndex::LARGEST`].
     pub(crate) fn after(self) -> Option<Self> {
         Self::try_from(self.get() + 1).ok()
     }
@@ -146,17 +147,17 @@ impl fmt::Display for StageIndex {
 }
 
 index_type! {
-    /// A worker's place in the pipeline, from 0.
+    /// The position of a worker in the pipeline, from 0.
     Rank
 }
 
 index_type! {
-    /// A microbatch's place in the batch, from 0.
+    /// The position of a microbatch in the batch, from 0.
     Microbatch
 }
 
 index_type! {
-    /// A stage's place among the stages of its rank, from 0.
+    /// The position of a stage among the stages of its rank, from 0.
     Chunk
 }
 
@@ -186,7 +187,7 @@ mod tests {
 
     #[test]
     fn larger_numbers_are_refused() {
-        let message = "stage 16777216 is beyond the largest, 16777215; number stages from 0 without gaps";
+        let message = "stage 16777216 is above the largest, 16777215; number stages from 0 without gaps";
         assert_eq!(StageIndex::try_from(1 << 24).expect_err("too large").to_string(), message);
         let read = serde_json::from_str::<StageIndex>("16777216").expect_err("too large");
         assert!(read.to_string().starts_with(message), "{read}");

@@ -1,4 +1,4 @@
-//! How far a program is lowered: the three levels that the command line and the validator speak of.
+//! The three levels to which a program can be lowered, as the command line and the validator name them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,19 +6,20 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// How far a program is lowered.
+/// The level to which a program is lowered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Computation alone; what crosses ranks is implied by the order.
+    /// Only computation; the transfers between ranks are implied.
     Compute,
     /// Computation, and every send and receive between ranks.
     Comms,
-    /// As [`Level::Comms`], with gathered parameters and reduced gradients for sharded data parallelism.
+    /// Computation and messages as in [`Level::Comms`], and the gathering of parameters and the reduction of gradients
+    /// for sharded data parallelism.
     Full,
 }
 
-/// A text that names no [`Level`].
+/// A text that is not the name of a [`Level`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("unknown level `{name}`; use `compute`, `comms` or `full`")]
 pub struct UnknownLevel {

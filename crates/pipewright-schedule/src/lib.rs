@@ -1,14 +1,15 @@
-//! Pipeline schedules, from a model's description to a program that is proved sound.
+//! Makes pipeline schedules: from a model's description to a program that is proved sound.
 //!
 //! ```text
 //! ModelDesc --partition--> Stages --place--> Placement --generate--> Schedule (compute only, per rank)
 //!    --lower--> Program (compute + communication) --validate--> ValidatedProgram --simulate--> Timeline
 //! ```
 //!
-//! The modules stand in the order in which the data meets them. The crate never depends on Burn, never reads
-//! a clock or a file, and never starts a thread: what runs a [`ValidatedProgram`] is elsewhere.
+//! The modules are declared in the order in which data passes through them, and import earlier ones alone
+//! (`tests/layers.rs`). The crate never depends on Burn, never reads a clock or a file, and never starts a thread. The
+//! runtime that executes a [`ValidatedProgram`] is another crate.
 
-// Reading order, which is not that of the alphabet: blank lines keep the formatter from sorting.
+// Reading order instead of alphabetical order: blank lines keep the formatter from sorting.
 pub mod ids;
 
 pub mod model;
@@ -35,19 +36,19 @@ pub mod generate;
 
 pub mod level;
 
-mod marks;
-mod side_by_side;
+mod action_set;
+mod neighbours;
+mod rank_set;
+mod row_cursors;
 mod transfer;
-mod turns;
-mod wiring;
-
-pub mod lower;
 
 pub mod validate;
 
-pub mod simulate;
+pub mod lower;
 
 pub mod timeline;
+
+pub mod simulate;
 
 mod trace;
 

@@ -1,25 +1,25 @@
 //! A model as the engine sees it: a list of named layers with their sizes and relative costs.
 //!
-//! Not for weights or arithmetic: model families describe themselves with these types, and the engine cuts
-//! the description ([`mod@crate::partition`]) without knowing what a layer computes.
+//! Model families describe themselves with these types. The engine cuts the description into stages
+//! ([`mod@crate::partition`]) and does not know what a layer computes.
 
 use serde::{Deserialize, Serialize};
 
-/// A model, described as the sequence of its layers.
+/// The description of a model: its layers in order.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ModelDesc {
-    /// The layers in the order in which the data meets them.
+    /// The layers in the order in which data passes through them.
     pub layers: Vec<LayerDesc>,
 }
 
-/// One layer: the smallest unit that a partition moves between stages.
+/// The description of a layer, the smallest unit that a partition moves between stages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerDesc {
     /// The layer's global module path, such as `layers.3`: the prefix of its parameters in a checkpoint.
     pub path: String,
-    /// What sort of layer it is, in the model family's words, such as `decoder`.
+    /// The kind of layer, as the model family calls it, such as `decoder`.
     pub kind: String,
-    /// How many scalar parameters the layer holds.
+    /// The number of scalar parameters.
     pub parameters: u64,
     /// The layer's cost relative to the other layers, in any unit; `weighted` and `optimal` partitions
     /// balance it.
@@ -27,7 +27,7 @@ pub struct LayerDesc {
 }
 
 impl ModelDesc {
-    /// The layers' weights, in layer order: what [`crate::partition::partition`] takes.
+    /// Returns the weights of the layers in order, as [`crate::partition::partition`] takes them.
     pub fn weights(&self) -> Vec<u64> {
         self.layers.iter().map(|layer| layer.weight).collect()
     }

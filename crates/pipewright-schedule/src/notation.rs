@@ -1,8 +1,8 @@
-//! The text form of an action, `[stage][action][microbatch]`: `2F0`, `1UNSHARD`, `3SEND_F1`,
+//! The text form of an action, `[stage][action][microbatch]`: `2F0`, `1UNSHARD`, `3SEND_F1`, Reads an overlap, such as
 //! `(0F7;7B3)OVERLAP_F_B`.
 //!
-//! Printing and parsing are each other's inverse. Parsing matches the whole text and says at which byte it
-//! went wrong: `1F0xyz` is an error, not `1F0`. Rows and files of actions are in [`crate::csv`].
+//! Parsing reads back what printing writes. It matches the whole text, and an error gives the byte at which the text is
+//! wrong: `1F0xyz` is an error, not `1F0`. Rows and files of actions are in [`crate::csv`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,17 +13,17 @@ use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, StageIndex};
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE, Overlap};
 
-/// Why a text is not an action, and where in the text.
+/// The error of a text that is not an action, with the place of the mistake.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{kind}")]
 pub struct ParseActionError {
-    /// The byte at which the text goes wrong, counted from 1.
+    /// The byte of the mistake, counted from 1.
     pub column: usize,
-    /// What is wrong there.
+    /// The mistake.
     pub kind: ParseActionErrorKind,
 }
 
-/// What is wrong with the text of an action.
+/// A mistake in the text of an action.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ParseActionErrorKind {
     /// The text is empty.
@@ -38,12 +38,12 @@ pub enum ParseActionErrorKind {
         /// The largest number that the index holds.
         most: u32,
     },
-    /// The letters after the stage name no action.
+    /// The letters after the stage are not the name of an action.
     #[error("unknown action `{name}`{}", did_you_mean(.suggestion))]
     UnknownAction {
-        /// The letters, shortened where there are very many.
+        /// The letters, shortened if there are very many.
         name: String,
-        /// The known name that is nearest, where one is near.
+        /// The nearest known name, if one is similar.
         suggestion: Option<&'static str>,
     },
     /// The action needs a microbatch and has none.
@@ -55,7 +55,7 @@ pub enum ParseActionErrorKind {
     /// Something follows a complete action.
     #[error("unexpected text after the action; a cell holds exactly one")]
     TrailingText,
-    /// A number of an overlap that an overlap cannot hold.
+    /// A number that is too large for an overlap.
     #[error(
         "number too large in an overlap: stages are at most {MAX_OVERLAPPED_STAGE}, \
          microbatches {MAX_OVERLAPPED_MICROBATCH}"
@@ -69,7 +69,7 @@ pub enum ParseActionErrorKind {
     },
 }
 
-/// The end of an error message that offers a near name, or all names.
+/// Returns the end of an error message, which suggests a similar name or lists all names.
 fn did_you_mean(suggestion: &Option<&'static str>) -> String {
     match suggestion {
         Some(name) => format!("; did you mean `{name}`?"),
@@ -78,7 +78,7 @@ fn did_you_mean(suggestion: &Option<&'static str>) -> String {
 }
 
 impl ActionKind {
-    /// The name in the text form, such as `SEND_F`.
+    /// Returns the name in the text form, such as `SEND_F`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Forward => "F",
@@ -134,14 +134,14 @@ impl FromStr for Action {
     }
 }
 
-/// A text and how much of it has been read.
+/// A text, and the position up to which it has been read.
 struct Cursor<'a> {
     text: &'a str,
     at: usize,
 }
 
 impl<'a> Cursor<'a> {
-    /// `2F0` or `1UNSHARD`.
+    /// Reads an action that is not an overlap, such as `2F0` or `1UNSHARD`.
     fn single(&mut self) -> Result<Action, ParseActionError> {
         let stage = self.stage()?;
         let name_at = self.at;
@@ -163,7 +163,7 @@ impl<'a> Cursor<'a> {
         Ok(Action::of_microbatch(kind, stage, microbatch).expect("every other kind has a microbatch"))
     }
 
-    /// `(0F7;7B3)OVERLAP_F_B`.
+    /// Reads an overlap, such as `(0F7;7B3)OVERLAP_F_B`.
     fn overlap(&mut self) -> Result<Action, ParseActionError> {
         self.expect("(")?;
         let forward = self.overlap_part(ActionKind::Forward)?;
@@ -177,7 +177,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// One side of an overlap, which must be of the given kind.
+    /// Reads one half of an overlap, which must be of the given kind.
     fn overlap_part(&mut self, kind: ActionKind) -> Result<(StageIndex, Microbatch), ParseActionError> {
         let stage = self.stage()?;
         self.expect(kind.name())?;
@@ -185,12 +185,12 @@ impl<'a> Cursor<'a> {
         Ok((stage, Microbatch::new(self.number(missing, u32::MAX)?)))
     }
 
-    /// The stage with which an action begins.
+    /// Reads the stage at the start of an action.
     fn stage(&mut self) -> Result<StageIndex, ParseActionError> {
         self.number(ParseActionErrorKind::MissingStage, StageIndex::LARGEST).map(StageIndex::new)
     }
 
-    /// A run of digits that is at most `most`; `missing` is the error where there is none.
+    /// Reads a number that is at most `most`. `missing` is the error if there is no digit.
     fn number(&mut self, missing: ParseActionErrorKind, most: u32) -> Result<u32, ParseActionError> {
         let start = self.at;
         let digits = self.take_while(|byte| byte.is_ascii_digit());
@@ -225,9 +225,9 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// The error for letters that name no action.
+/// Returns the error for letters that are not the name of an action.
 fn unknown_action(name: &str) -> ParseActionErrorKind {
-    // A cell may hold megabytes; the report quotes its start, and nothing so long is near a known name.
+    // A cell may hold megabytes, so the error quotes only its start. A name this long is not similar to a known one.
     let name: String = name.chars().take(32).collect();
     let names = ActionKind::ALL.iter().map(|kind| kind.name());
     let suggestion = names

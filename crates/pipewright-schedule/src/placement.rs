@@ -1,7 +1,6 @@
-//! Which rank owns which stage, and in what order a rank counts its stages as chunks.
+//! The placement of stages on ranks, and the numbering of a rank's stages as chunks.
 //!
-//! Not for deciding how many layers a stage has ([`mod@crate::partition`]) nor when a stage runs
-//! ([`mod@crate::generate`]).
+//! [`mod@crate::partition`] decides which layers a stage has, and [`mod@crate::generate`] when a stage runs.
 //!
 //! ```
 //! use pipewright_schedule::{Placement, Rank, StageIndex};
@@ -14,7 +13,7 @@ use thiserror::Error;
 
 use crate::ids::{Chunk, Rank, StageIndex};
 
-/// The largest number of stages that a placement holds: as many as there are indices.
+/// The largest number of stages that a placement holds: the number of stage indices.
 pub const MAX_STAGES: u64 = StageIndex::LARGEST as u64 + 1;
 
 /// A map from stages to ranks in which every rank owns at least one stage.
@@ -24,14 +23,14 @@ pub struct Placement {
     chunk_of: Vec<Chunk>,
     /// The stages sorted by rank, ascending within a rank.
     by_rank: Vec<StageIndex>,
-    /// Where each rank's stages begin in `by_rank`; one more entry than there are ranks.
+    /// The position in `by_rank` at which each rank's stages begin, with a final entry for the end.
     starts: Vec<u32>,
 }
 
 /// Why stages cannot be placed on ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlacementError {
-    /// There is no stage, or no rank, to place.
+    /// There is no stage or no rank.
     #[error(
         "a placement of {ranks} ranks with {stages_per_rank} stages each has no stage; use at least one of both"
     )]
@@ -41,7 +40,7 @@ pub enum PlacementError {
         /// The requested number of stages on each rank.
         stages_per_rank: u32,
     },
-    /// More stages than [`MAX_STAGES`].
+    /// There are more than [`MAX_STAGES`] stages.
     #[error(
         "{stages} stages are more than the {MAX_STAGES} that a placement holds; use fewer ranks or stages"
     )]
@@ -49,7 +48,7 @@ pub enum PlacementError {
         /// The requested number of stages.
         stages: u64,
     },
-    /// A rank between 0 and the largest named rank owns no stage.
+    /// A rank below the largest one owns no stage.
     #[error("rank {rank} owns no stage; give it one, or number the ranks without gaps")]
     IdleRank {
         /// The lowest rank without a stage.
@@ -58,8 +57,8 @@ pub enum PlacementError {
 }
 
 impl Placement {
-    /// Stage `s` on rank `s mod ranks`: the loop of interleaved schedules, and the plain pipeline with one
-    /// stage a rank.
+    /// Places stage `s` on rank `s mod ranks`: the loop of interleaved schedules. With one stage a rank it is the plain
+    /// pipeline.
     ///
     /// # Errors
     /// When either number is zero, or there are more than [`MAX_STAGES`] stages.
@@ -68,8 +67,8 @@ impl Placement {
         Self::explicit((0..stages).map(|stage| Rank::new(stage % ranks)).collect())
     }
 
-    /// Stages run down the ranks and up again, turning at the ends: with two stages a rank, rank `r` owns `r`
-    /// and `2 * ranks - 1 - r`. Neighbouring stages at a turn share a rank and need no communication.
+    /// Places the stages down the ranks and up again. With two stages a rank, rank `r` owns stages `r` and
+    /// `2 * ranks - 1 - r`. The two stages at a turning point share a rank and need no communication.
     ///
     /// # Errors
     /// When either number is zero, or there are more than [`MAX_STAGES`] stages.
@@ -82,7 +81,7 @@ impl Placement {
         Self::explicit((0..stages).map(|stage| Rank::new(rank_at(stage))).collect())
     }
 
-    /// Stage `s` on rank `rank_of[s]`. The number of ranks is the largest rank plus one.
+    /// Places stage `s` on rank `rank_of[s]`. The number of ranks is the largest rank plus one.
     ///
     /// # Errors
     /// When the list is empty, too long, or leaves out a rank below its largest.
@@ -94,8 +93,8 @@ impl Placement {
         let Some(last) = rank_of.iter().max() else {
             return Err(PlacementError::Empty { ranks: 0, stages_per_rank: 0 });
         };
-        // A rank beyond the number of stages proves a gap, and would otherwise let one number allocate
-        // without bound.
+        // A rank above the number of stages means that there is a gap. Without this limit, one large number in the
+        // input would allocate memory without bound.
         let ranks = last.index().min(rank_of.len()) + 1;
         let mut counts = vec![0u32; ranks];
         for rank in rank_of.iter().filter(|rank| rank.index() < ranks) {
@@ -139,17 +138,17 @@ impl Placement {
     /// The rank that owns `stage`.
     ///
     /// # Panics
-    /// When `stage` is not below [`Placement::stages`], as indexing does; see [`Placement::owner`].
+    /// When `stage` is not below [`Placement::stages`]. [`Placement::owner`] does not panic.
     pub fn rank_of(&self, stage: StageIndex) -> Rank {
         self.rank_of[stage.index()]
     }
 
-    /// The rank that owns `stage`, or `None` where there is no such stage.
+    /// Returns the rank that owns `stage`, or `None` if there is no such stage.
     pub fn owner(&self, stage: StageIndex) -> Option<Rank> {
         self.rank_of.get(stage.index()).copied()
     }
 
-    /// The stages of `rank`, ascending; empty where there is no such rank.
+    /// Returns the stages of `rank`, ascending; empty if there is no such rank.
     pub fn stages_of(&self, rank: Rank) -> &[StageIndex] {
         match self.starts.get(rank.index()..rank.index().saturating_add(2)) {
             Some(&[start, end]) => &self.by_rank[start as usize..end as usize],
@@ -157,10 +156,10 @@ impl Placement {
         }
     }
 
-    /// The place of `stage` among the stages of its rank.
+    /// Returns the position of `stage` among the stages of its rank.
     ///
     /// # Panics
-    /// When `stage` is not below [`Placement::stages`], as indexing does.
+    /// When `stage` is not below [`Placement::stages`].
     pub fn chunk_of(&self, stage: StageIndex) -> Chunk {
         self.chunk_of[stage.index()]
     }
@@ -175,12 +174,12 @@ impl Placement {
         StageIndex::new(self.stages() - 1)
     }
 
-    /// The stage after `stage` in the model, or `None` at the end and beyond it.
+    /// The stage after `stage` in the model, or `None` for the last stage and for stages that do not exist.
     pub fn next(&self, stage: StageIndex) -> Option<StageIndex> {
         (stage < self.last_stage()).then(|| StageIndex::new(stage.get() + 1))
     }
 
-    /// The stage before `stage` in the model, or `None` at the start and for stages that do not exist.
+    /// The stage before `stage` in the model, or `None` for the first stage and for stages that do not exist.
     pub fn previous(&self, stage: StageIndex) -> Option<StageIndex> {
         (stage <= self.last_stage()).then(|| stage.get().checked_sub(1).map(StageIndex::new)).flatten()
     }
@@ -196,7 +195,7 @@ impl Placement {
     }
 }
 
-/// `ranks * stages_per_rank`, where that is a number of stages that can be placed.
+/// Returns `ranks * stages_per_rank`, if so many stages can be placed.
 fn checked_stages(ranks: u32, stages_per_rank: u32) -> Result<u32, PlacementError> {
     let stages = u64::from(ranks) * u64::from(stages_per_rank);
     match stages {

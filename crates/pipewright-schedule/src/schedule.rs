@@ -1,8 +1,7 @@
-//! What each rank does and in what order: a [`Schedule`] computes and may idle, a [`Program`] also
-//! communicates.
+//! The actions of each rank in order: a [`Schedule`] computes and may idle, a [`Program`] also communicates.
 //!
-//! Both hold their rows next to the placement and the number of microbatches that give the rows their
-//! meaning. That they are sound is not promised here: that is what [`mod@crate::validate`] proves.
+//! Both hold their rows together with the placement and the number of microbatches. They may be unsound;
+//! [`mod@crate::validate`] proves that a program is sound.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +11,7 @@ use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::{Placement, PlacementError};
 
-/// The compute actions of every rank in order, with bubbles (`None`) where a generator leaves a rank idle.
+/// The compute actions of every rank in order, with bubbles (`None`) in which a rank idles.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
     placement: Placement,
@@ -20,7 +19,7 @@ pub struct Schedule {
     rows: Vec<Vec<Option<Action>>>,
 }
 
-/// The actions of every rank in order: computation, and as far as it is lowered, communication.
+/// The actions of every rank in order: computation, and communication if the program has been lowered so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     placement: Placement,
@@ -28,7 +27,7 @@ pub struct Program {
     rows: Vec<Vec<Action>>,
 }
 
-/// Why rows do not make a schedule or a program.
+/// The errors of making a schedule or a program from rows.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ScheduleError {
     /// There are more or fewer rows than ranks.
@@ -51,7 +50,7 @@ pub enum ScheduleError {
         /// The action found there.
         action: Action,
     },
-    /// The sizes call for far more actions than there are.
+    /// The sizes require far more actions than there are.
     #[error(
         "{stages} stages and {microbatches} microbatches need {} forwards, and there are only {actions} actions; \
          check for a microbatch number that is too large",
@@ -74,7 +73,7 @@ pub enum ScheduleError {
         /// The number of actions in all rows.
         actions: u64,
     },
-    /// No row holds an action, so that nothing follows from the rows.
+    /// No row holds an action, so the sizes cannot be inferred.
     #[error("no action in any row; write one row a rank, with cells such as `0F0`")]
     NoActions,
     /// Two ranks run the same stage.
@@ -101,10 +100,10 @@ pub enum ScheduleError {
 }
 
 impl Schedule {
-    /// A schedule from its rows, one a rank.
+    /// Makes a schedule from its rows, one for each rank.
     ///
     /// # Errors
-    /// When the number of rows is not that of the ranks, a cell does not compute, or the sizes are absurd for
+    /// When the number of rows is not that of the ranks, a cell does not compute, or the sizes are far too large for
     /// the number of cells.
     pub fn new(
         placement: Placement,
@@ -122,13 +121,13 @@ impl Schedule {
         Ok(Self { placement, microbatches, rows })
     }
 
-    /// A schedule from a generator, which has checked its sizes and makes compute actions alone.
+    /// Makes a schedule from the rows of a generator, which has checked the sizes and makes only compute actions.
     pub(crate) fn generated(placement: Placement, microbatches: u32, rows: Vec<Vec<Option<Action>>>) -> Self {
         debug_assert_eq!(rows.len(), placement.ranks() as usize);
         Self { placement, microbatches, rows }
     }
 
-    /// A schedule whose placement and number of microbatches follow from its rows.
+    /// Makes a schedule, and infers the placement and the number of microbatches from the rows.
     ///
     /// # Errors
     /// As [`Schedule::new`], and when a stage is on two ranks or on none.
@@ -137,22 +136,22 @@ impl Schedule {
         Self::new(placement, microbatches, rows)
     }
 
-    /// Which rank owns which stage.
+    /// Returns the placement of the stages.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// How many microbatches a step has.
+    /// Returns the number of microbatches in a step.
     pub fn microbatches(&self) -> u32 {
         self.microbatches
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         self.placement.ranks()
     }
 
-    /// The cells of `rank`; empty where there is no such rank.
+    /// The cells of `rank`; empty if there is no such rank.
     pub fn row(&self, rank: Rank) -> &[Option<Action>] {
         self.rows.get(rank.index()).map_or(&[], Vec::as_slice)
     }
@@ -164,10 +163,10 @@ impl Schedule {
 }
 
 impl Program {
-    /// A program from its rows, one a rank.
+    /// Makes a program from its rows, one for each rank.
     ///
     /// # Errors
-    /// When the number of rows is not that of the ranks, or the sizes are absurd for the number of actions.
+    /// When the number of rows is not that of the ranks, or the sizes are far too large for the number of actions.
     pub fn new(
         placement: Placement,
         microbatches: u32,
@@ -178,7 +177,7 @@ impl Program {
         Ok(Self { placement, microbatches, rows })
     }
 
-    /// A program whose placement and number of microbatches follow from its rows.
+    /// Makes a program, and infers the placement and the number of microbatches from the rows.
     ///
     /// # Errors
     /// As [`Program::new`], and when a stage is on two ranks or on none.
@@ -187,22 +186,22 @@ impl Program {
         Self::new(placement, microbatches, rows)
     }
 
-    /// Which rank owns which stage.
+    /// Returns the placement of the stages.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// How many microbatches a step has.
+    /// Returns the number of microbatches in a step.
     pub fn microbatches(&self) -> u32 {
         self.microbatches
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         self.placement.ranks()
     }
 
-    /// The actions of `rank`; empty where there is no such rank.
+    /// The actions of `rank`; empty if there is no such rank.
     pub fn row(&self, rank: Rank) -> &[Action] {
         self.rows.get(rank.index()).map_or(&[], Vec::as_slice)
     }
@@ -212,8 +211,7 @@ impl Program {
         &self.rows
     }
 
-    /// The program that does what `schedule` does, in the same order, without waiting where the schedule
-    /// idles.
+    /// Makes the program of the actions of `schedule`, in the same order and without its bubbles.
     pub(crate) fn without_bubbles(schedule: &Schedule) -> Self {
         let without = |row: &Vec<Option<Action>>| {
             let mut actions = Vec::with_capacity(row.iter().flatten().count());
@@ -224,15 +222,15 @@ impl Program {
         Self { placement: schedule.placement.clone(), microbatches: schedule.microbatches, rows }
     }
 
-    /// A program whose rows a pass has made from those of a schedule or a program, adding to them at most a
-    /// few times as many actions.
+    /// Makes a program from the rows that a pass has made. A pass adds at most a few times the number of actions, so
+    /// the sizes are not checked again.
     pub(crate) fn lowered(placement: Placement, microbatches: u32, rows: Vec<Vec<Action>>) -> Self {
         debug_assert_eq!(rows.len(), placement.ranks() as usize);
         Self { placement, microbatches, rows }
     }
 
-    /// The same program with every row put through `pass`, one after another, so that a large program is
-    /// never held twice. The pass keeps the stages and microbatches, so the sizes stay sensible.
+    /// Applies `pass` to the rows one after another, so that a large program is not held in memory twice. The pass
+    /// keeps the stages and microbatches, so the sizes are not checked again.
     pub(crate) fn map_rows(mut self, mut pass: impl FnMut(Rank, Vec<Action>) -> Vec<Action>) -> Self {
         for (rank, row) in (0..).map(Rank::new).zip(&mut self.rows) {
             *row = pass(rank, std::mem::take(row));
@@ -241,8 +239,8 @@ impl Program {
     }
 }
 
-/// Refuses sizes that could make a table over stages and microbatches much larger than the actions
-/// themselves, and rows that do not belong to the ranks.
+/// Refuses rows that do not match the ranks, and sizes with which a table over stages and microbatches would be much
+/// larger than the actions.
 pub(crate) fn check_sizes(
     placement: &Placement,
     microbatches: u32,
@@ -256,19 +254,19 @@ pub(crate) fn check_sizes(
         return Err(ScheduleError::TooManyActions { actions });
     }
     let stages = placement.stages();
-    // A sound row needs a forward for each pair. The slack leaves room for programs that lack many of their
-    // actions, so that validation can say which.
+    // A sound program has a forward for each pair. The slack admits programs that lack many actions, so that validation
+    // can name the missing ones.
     if u64::from(stages) * u64::from(microbatches) > 1024 + 8 * actions {
         return Err(ScheduleError::TooSparse { stages, microbatches, actions });
     }
     Ok(())
 }
 
-/// The placement and the number of microbatches of rows of actions.
+/// Infers the placement and the number of microbatches from rows of actions.
 pub(crate) fn infer_sizes<Row: Iterator<Item = Action>>(
     rows: impl Iterator<Item = Row>,
 ) -> Result<(Placement, u32), ScheduleError> {
-    // A map, because a stage number in a hostile file must not size an allocation.
+    // A map, because a large stage number in a malicious file must not cause a large allocation.
     let mut owners: BTreeMap<StageIndex, Rank> = BTreeMap::new();
     let mut last_microbatch = None;
     for (rank, row) in (0..).map(Rank::new).zip(rows) {

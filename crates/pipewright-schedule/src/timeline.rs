@@ -1,21 +1,21 @@
-//! When each rank did, or would do, what: the one type for predicted and measured runs.
+//! Timelines: when each rank ran each action, in a predicted or a measured run.
 //!
-//! A simulation and the executor both emit [`Event`]s; the measures and pictures of a run work on either.
-//! Nothing here reads a clock.
+//! Simulations and the executor emit the same [`Event`]s, so that measures and pictures work for both. Nothing here
+//! reads a clock.
 
 use crate::action::Action;
 use crate::ids::Rank;
 
-/// One action of one rank, from its start to its end, in seconds since a common origin.
+/// An action of a rank with its start and its end, in seconds since a common origin.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Event {
-    /// The rank that acted.
+    /// The rank.
     pub rank: Rank,
-    /// What it did.
+    /// The action.
     pub action: Action,
-    /// When it began, in seconds.
+    /// The start, in seconds.
     pub start: f64,
-    /// When it ended, in seconds; not before `start`.
+    /// The end, in seconds; not before `start`.
     pub end: f64,
 }
 
@@ -27,8 +27,8 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A timeline of `ranks` ranks. Events of other ranks, and events whose times are not finite or run
-    /// backwards, are left out: they have no place on it.
+    /// Makes a timeline of `ranks` ranks. It omits events of other ranks, and events whose times are not finite or end
+    /// before they start.
     pub fn new(ranks: u32, mut events: Vec<Event>) -> Self {
         events.retain(|event| event.rank.get() < ranks && event.start.is_finite() && event.end.is_finite());
         events.retain(|event| event.start <= event.end);
@@ -53,38 +53,38 @@ impl Timeline {
         &self.events[start..end]
     }
 
-    /// When the first event of any rank begins, in seconds; 0 without events.
+    /// Returns the start of the first event of any rank, in seconds; 0 without events.
     pub fn start(&self) -> f64 {
         self.events.iter().map(|event| event.start).reduce(f64::min).unwrap_or(0.0)
     }
 
-    /// From the first event's start to the last event's end, over all ranks, in seconds.
+    /// Returns the time from the start of the first event to the end of the last, over all ranks, in seconds.
     pub fn makespan(&self) -> f64 {
         self.events.iter().map(|event| event.end).reduce(f64::max).map_or(0.0, |end| end - self.start())
     }
 
-    /// How long `rank` computes, in seconds. Communication does not count.
+    /// Returns how long `rank` computes, in seconds. Communication does not count.
     pub fn busy(&self, rank: Rank) -> f64 {
         let compute = self.events_of(rank).iter().filter(|event| event.action.is_compute());
         // `+ 0.0`, because an empty sum of floats is -0.
         compute.map(|event| event.end - event.start).sum::<f64>() + 0.0
     }
 
-    /// The share of the makespan in which each rank does not compute, barrier to barrier:
+    /// Returns the share of the makespan in which each rank does not compute, from barrier to barrier:
     /// `1 - busy / makespan`.
     pub fn bubble_per_rank(&self) -> Vec<f64> {
         let makespan = self.makespan();
         (0..self.ranks).map(|rank| idle_share(self.busy(Rank::new(rank)), makespan)).collect()
     }
 
-    /// The mean of [`Timeline::bubble_per_rank`] over the ranks: the bubble of a step that begins and ends
-    /// with a barrier.
+    /// Returns the mean of [`Timeline::bubble_per_rank`] over the ranks: the bubble of a step that begins and ends with
+    /// a barrier.
     pub fn bubble_fraction(&self) -> f64 {
         mean(&self.bubble_per_rank())
     }
 
-    /// As [`Timeline::bubble_fraction`], but each rank is measured from its own first event to its own last:
-    /// what remains when neighbouring steps fill a rank's waiting at the ends.
+    /// Returns the mean share of a rank's own span in which it does not compute. The span is the time from its first
+    /// event to its last. This bubble remains if neighbouring steps fill the idle time at the ends.
     pub fn span_bubble_fraction(&self) -> f64 {
         let share = |rank| {
             let events = self.events_of(rank);
@@ -96,7 +96,7 @@ impl Timeline {
     }
 }
 
-/// `1 - busy / span`, and 0 for an empty span, in which nothing is lost.
+/// Returns `1 - busy / span`, and 0 for an empty span.
 fn idle_share(busy: f64, span: f64) -> f64 {
     if span > 0.0 { 1.0 - busy / span } else { 0.0 }
 }

@@ -1,13 +1,13 @@
-//! Which send belongs to which receive, and between which ranks a stage's tensors travel.
+//! Messages between stages: the send and the receive of each, and their ranks.
 //!
-//! A forward send of stage `s` meets the forward receive of stage `s + 1`; a backward send of stage `s` meets
-//! the backward receive of stage `s - 1`. Neighbours that share a rank hand tensors over without either.
+//! The forward send of stage `s` matches the forward receive of stage `s + 1`; the backward send of stage `s` matches
+//! the backward receive of stage `s - 1`. Neighbours on the same rank pass tensors on without a message.
 
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::placement::Placement;
 
-/// The two ends of a message, of which at least one was given.
+/// A message: its two actions and their ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Transfer {
     pub(crate) send: Action,
@@ -17,8 +17,8 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// The message that `action` sends, receives or waits for. `None` where it does not communicate, its
-    /// stage has no neighbour there, or the neighbour shares its rank.
+    /// Returns the message that `action` sends, receives or waits for. `None` if it does not communicate, if its stage
+    /// has no neighbour in that direction, or if the neighbour is on the same rank.
     pub(crate) fn of(placement: &Placement, action: Action) -> Option<Self> {
         match action {
             Action::SendForward { .. } | Action::SendBackward { .. } => Self::sent_by(placement, action),
@@ -40,8 +40,8 @@ impl Transfer {
         }
     }
 
-    /// The other end of the message that `action` sends or receives, where its stage has a neighbour there: a
-    /// send's receive, a receive's send, and for a wait the receive.
+    /// Returns the receive of a send or of a wait for a send, and the send of a receive. `None` if `action` does not
+    /// communicate or its stage has no neighbour in that direction. The result does not depend on the placement.
     #[inline]
     pub(crate) fn other_end(action: Action) -> Option<Action> {
         Some(match action {
@@ -61,8 +61,8 @@ impl Transfer {
         })
     }
 
-    /// The message that carries what `action`, a compute action and no overlap, leaves for a neighbouring
-    /// stage.
+    /// Returns the message that carries the output of `action` to a neighbouring stage. `action` is a compute action
+    /// and not an overlap.
     pub(crate) fn after(placement: &Placement, action: Action) -> Option<Self> {
         match action {
             Action::Forward { stage, microbatch } => {

@@ -1,9 +1,8 @@
-//! Tables of interleaved pipelines: which stages a rank holds, in which order it takes microbatches and
-//! chunks, and how many it runs before its first backward.
+//! Tables of interleaved (virtual) pipelines: the stages of each rank, the order of microbatches and chunks, and the
+//! number of forwards before the first backward.
 //!
-//! They follow the rules of Megatron-Core, whose interleaved schedule other systems tune by the same numbers;
-//! whole schedules are made by [`mod@crate::generate`]. With `p` ranks, `v` chunks, `m` microbatches and
-//! groups of `g` microbatches:
+//! They follow the rules of Megatron-Core. [`mod@crate::generate`] makes whole schedules. With `p` ranks, `v` chunks,
+//! `m` microbatches and groups of `g` microbatches:
 //!
 //! - stage ids: chunk `c` of rank `r` is stage `c * p + r`;
 //! - table: the microbatches are taken in groups of `g` (the last may be short), each group through all
@@ -25,7 +24,7 @@ use thiserror::Error;
 
 use crate::placement::MAX_STAGES;
 
-/// The largest table that is made.
+/// The largest number of entries in a table.
 const MAX_ENTRIES: u64 = 1 << 24;
 
 /// The size of an interleaved pipeline.
@@ -37,7 +36,7 @@ pub struct VirtualPipeline {
     pub chunks: u32,
     /// The number of microbatches in a step.
     pub microbatches: u32,
-    /// How many microbatches go through a chunk before the next chunk's turn; `None` for the number of ranks.
+    /// The number of microbatches that a chunk runs before the next chunk; `None` for the number of ranks.
     pub group: Option<u32>,
 }
 
@@ -46,22 +45,22 @@ pub struct VirtualPipeline {
 pub struct VppTables {
     /// For each rank, its stages by chunk.
     pub stage_ids: Vec<Vec<u32>>,
-    /// For each forward of a rank, in order, its microbatch and its chunk; the same on every rank.
+    /// The microbatch and the chunk of each forward of a rank, in order; the same on every rank.
     pub table: Vec<(u32, u32)>,
     /// For each rank, the forwards before its first backward, the forwards after that, and whether all
     /// forwards come first.
     pub warmup: Vec<(u64, u64, bool)>,
-    /// As `warmup`, for a step without backwards.
+    /// The same as `warmup`, for a step without backwards.
     pub warmup_forward_only: Vec<(u64, u64, bool)>,
 }
 
-/// Why there are no tables.
+/// The errors of making tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum VppError {
-    /// A number is zero that must not be.
+    /// A number is 0 that must be at least 1.
     #[error("{what} is 0; use at least 1")]
     Zero {
-        /// The number.
+        /// The name of the number.
         what: &'static str,
     },
     /// A table would be too large.
@@ -78,7 +77,7 @@ pub enum VppError {
     },
 }
 
-/// The tables of `pipeline`.
+/// Makes the tables of `pipeline`.
 ///
 /// # Errors
 /// When a number is zero, or a table would be too large.
@@ -113,7 +112,7 @@ fn table(microbatches: u32, chunks: u32, group: u32) -> Vec<(u32, u32)> {
     groups.flat_map(of_group).collect()
 }
 
-/// The forwards of `rank` before its first backward, where there are enough.
+/// Returns the number of forwards of `rank` before its first backward, if there are so many.
 fn warmup(ranks: u32, rank: u32, chunks: u32, group: u32) -> u64 {
     2 * u64::from(ranks - rank - 1) + u64::from(chunks - 1) * u64::from(group)
 }

@@ -1,5 +1,4 @@
-//! No text makes the engine panic or hang: what is read from a file is parsed, lowered, validated, simulated
-//! and drawn, whatever it says.
+//! No text makes the engine panic or hang: any text is parsed, lowered, validated, simulated and drawn.
 //!
 //! A test run tries some thousand inputs. For a long run, give a number of iterations, best in a release
 //! build:
@@ -21,7 +20,7 @@ use pipewright_schedule::{
     Level, LowerConfig, Program, Rank, ScheduleSpec, generate, lower, picture, validate,
 };
 
-/// A cell, or something that is nearly one.
+/// A cell, or a text that resembles one.
 #[derive(Debug, TypeGenerator)]
 enum Cell {
     Empty,
@@ -33,9 +32,9 @@ enum Cell {
         #[generator(0..4u8)] u8,
         #[generator(0..4u8)] u8,
     ),
-    /// As `Action`, with any numbers.
+    /// The same as `Action`, with any numbers.
     Far(u8, u32, u32),
-    /// As `Overlap`, with any numbers.
+    /// The same as `Overlap`, with any numbers.
     FarOverlap(u32, u32, u32, u32),
     /// A sound cell with one byte changed.
     Mutated(u8, u8, u8),
@@ -66,7 +65,7 @@ fn action(kind: u8, stage: u32, microbatch: u32) -> String {
     if of_stage { format!("{stage}{kind}") } else { format!("{stage}{kind}{microbatch}") }
 }
 
-/// The text of cells as they come.
+/// The text of `cells`, in order.
 fn text(cells: &[Cell]) -> String {
     let mut text = String::new();
     for cell in cells {
@@ -99,8 +98,8 @@ fn text(cells: &[Cell]) -> String {
     text
 }
 
-/// The text of the cells that are actions, each in the row of the rank that owns its stage, so that most
-/// texts are programs.
+/// The text of the actions among `cells`, each in the row of the rank that owns its stage, so that most texts are
+/// programs.
 fn placed(cells: &[Cell]) -> String {
     let ranks = 1 + cells.iter().filter(|cell| matches!(cell, Cell::NewRow)).count() as u8 % 3;
     let mut rows: Vec<String> = (0..ranks).map(|stage| format!("{stage}F0")).collect();
@@ -126,7 +125,7 @@ fn placed(cells: &[Cell]) -> String {
     rows.join("\n")
 }
 
-/// A sound program, and what is done to it.
+/// A sound program, and mutations of it.
 #[derive(Debug, TypeGenerator)]
 struct Mutant {
     generator: u8,
@@ -135,7 +134,7 @@ struct Mutant {
     #[generator(0..5u8)]
     more: u8,
     level: u8,
-    /// What happens to which cell of which rank, and to or from which other place.
+    /// For each mutation: its kind, the rank, the cell, and a second place in the row.
     mutations: Vec<(u8, u8, u16, u16)>,
 }
 
@@ -165,7 +164,7 @@ impl Mutant {
     }
 }
 
-/// Everything that can be done with the rows of a file.
+/// Runs every operation on the rows of a file.
 fn exercise(text: &str) {
     let Ok(rows) = parse_rows(text) else { return };
     let printed = print_rows(rows.iter().map(|row| row.iter().copied()));

@@ -1,7 +1,6 @@
 //! Agreement with the reference, cell by cell: generators, passes, partitions and the logical simulation.
 //!
-//! Schedules whose generators this crate does not have are read from the golden data, so that passes,
-//! validation and simulation are judged on every case.
+//! Passes, validation and simulation read the schedules from the golden data, so that they are tested on every case.
 
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program, print_rows, print_schedule};
 use pipewright_schedule::generate::catalogue;
@@ -175,7 +174,8 @@ fn virtual_pipelines_agree() {
     }
 }
 
-/// A program from rows of blank-separated cells, `.` being a bubble, with its stages on the given ranks.
+/// Makes a program from rows of cells separated by blanks, in which `.` is a bubble, with its stages on the given
+/// ranks.
 fn peer_program(rows: &[&str], ranks: &[u64], microbatches: u32) -> Program {
     let placement =
         Placement::explicit(ranks.iter().map(|&rank| Rank::new(rank as u32)).collect()).expect("a placement");

@@ -1,10 +1,11 @@
-//! The timed simulation: hand-computed timelines, the closed forms of the papers, and what must hold for any
-//! program.
+//! The timed simulation: timelines computed by hand, the closed forms of the papers, and properties of any program.
 
-use pipewright_schedule::costs::{Link, StageCosts, StageSizes};
+use pipewright_schedule::costs::{Link, SkipTransfer, StageCosts, StageSizes};
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::simulate::{logical, summarize, timed};
-use pipewright_schedule::{Costs, Level, LowerConfig, Program, Rank, ScheduleSpec, generate, lower};
+use pipewright_schedule::{
+    Costs, Level, LowerConfig, Program, Rank, ScheduleSpec, StageIndex, generate, lower,
+};
 
 fn program(rows: &str) -> Program {
     parse_program(rows).unwrap_or_else(|error| panic!("{error}"))
@@ -15,7 +16,7 @@ fn generated(name: &str, ranks: u32, microbatches: u32) -> Program {
     lower(&generate(name, &spec).expect("a schedule"), &LowerConfig::from(Level::Comms)).expect("a program")
 }
 
-/// Events are written `ACTION@START-END`, and listed by rank and start.
+/// Checks the events, written `ACTION@START-END` and listed by rank and start.
 fn check(costs: &Costs, rows: &str, expected: &str) {
     let program = program(rows);
     let run = timed(&program, costs).expect("it runs");
@@ -36,6 +37,51 @@ fn a_message_takes_its_hop() {
         "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
         "0F0@0-1 0SEND_F0@1-1 0RECV_B0@4.5-5 0B0@5-7 1RECV_F0@1-1.5 1F0@1.5-2.5 1B0@2.5-4.5 1SEND_B0@4.5-4.5",
     );
+}
+
+/// Costs with a skip connection from the first of three stages to the last, which occupies its link for `seconds`.
+fn with_skip(seconds: u64) -> Costs {
+    let skip = SkipTransfer { from: StageIndex::new(0), to: StageIndex::new(2), bytes: seconds };
+    Costs { skips: vec![skip], link: Link { latency: 0.0, bandwidth: 1.0 }, ..Costs::default() }
+}
+
+fn makespan(rows: &str, costs: &Costs) -> f64 {
+    timed(&program(rows), costs).expect("it runs").timeline().makespan()
+}
+
+#[test]
+fn a_skip_connection_delays_its_user_and_its_source() {
+    let rows = "0F0,0SEND_F0,0RECV_B0,0B0\n\
+                1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0\n\
+                2RECV_F0,2F0,2B0,2SEND_B0\n";
+    for t in 0..5 {
+        // The last forward begins after two forwards, and when the message has come; the first stage's backward begins
+        // after the middle one's, and when the gradient has come.
+        let last_forward = f64::from(2.max(1 + t));
+        let expected = last_forward + 3.0 + f64::from(2.max(t)) + 2.0;
+        assert_eq!(makespan(rows, &with_skip(t as u64)), expected, "{t} seconds");
+    }
+}
+
+#[test]
+fn messages_of_a_skip_connection_share_their_link() {
+    let forwards = |stage: u32| (0..4).map(move |m| format!("{stage}F{m}"));
+    let row = |cells: Vec<String>| cells.join(",") + "\n";
+    let sends = |stage: u32| forwards(stage).enumerate().map(move |(m, f)| format!("{f},{stage}SEND_F{m}"));
+    let receive = |stage: u32, cells: Vec<String>| -> Vec<String> {
+        cells.into_iter().enumerate().map(|(m, cell)| format!("{stage}RECV_F{m},{cell}")).collect()
+    };
+    let rows = row(sends(0).collect())
+        + &row(receive(1, sends(1).collect()))
+        + &row(receive(2, forwards(2).collect()));
+    // Four messages of three seconds, one after the other, behind the first forward and before the last.
+    assert_eq!(makespan(&rows, &with_skip(3)), 1.0 + 4.0 * 3.0 + 1.0);
+}
+
+#[test]
+fn a_skip_connection_within_a_rank_takes_no_time() {
+    let rows = "0F0,1F0,2F0,2B0,1B0,0B0\n";
+    assert_eq!(makespan(rows, &with_skip(9)), 9.0);
 }
 
 #[test]
@@ -126,12 +172,12 @@ fn costs_must_fit() {
     assert_eq!(error, "2 entries for the costs of 1 stages; give one for all, or one each");
 }
 
-/// As [`check_idle`], where each message stands behind a whole action.
+/// Does the same as [`check_idle`] for the level `comms`, in which messages follow whole actions.
 fn check_closed_form(name: &str, stages_per_rank: u32, bubble: f64, peak: u64) {
     check_idle(&LowerConfig::from(Level::Comms), name, stages_per_rank, bubble, peak);
 }
 
-/// The bubble from barrier to barrier, and the largest peak in activations, for 8 ranks and 32 microbatches.
+/// Checks the bubble from barrier to barrier and the largest peak in activations, for 8 ranks and 32 microbatches.
 fn check_idle(config: &LowerConfig, name: &str, stages_per_rank: u32, bubble: f64, peak: u64) {
     let stages_per_rank = Some(stages_per_rank);
     let spec = ScheduleSpec { ranks: 8, stages_per_rank, microbatches: 32, ..ScheduleSpec::default() };
@@ -144,20 +190,20 @@ fn check_idle(config: &LowerConfig, name: &str, stages_per_rank: u32, bubble: f6
 
 #[test]
 fn closed_forms() {
-    // A rank computes for 3 v m; what it idles stands above the line.
+    // A rank computes for 3 v m units; `idle` is the numerator.
     let bubble = |idle: f64, stages_per_rank: f64| idle / (3.0 * 32.0 * stages_per_rank + idle);
     // (p - 1) (F + B), as for all schedules that neither interleave nor split.
     check_closed_form("gpipe", 1, bubble(21.0, 1.0), 32);
     check_closed_form("1f1b", 1, bubble(21.0, 1.0), 8);
-    // The same, of which interleaving leaves one part in v; 1.22 p stages of a quarter each.
+    // The same divided by v, through interleaving; the peak is 1.22 p stages of a quarter each.
     check_closed_form("interleaved1f1b", 4, bubble(21.0, 4.0), 39);
     // (p - 1) (F + I - W).
     check_closed_form("zb-h1", 1, bubble(7.0, 1.0), 8);
     check_closed_form("interleaved-zb-h1", 4, bubble(7.0, 4.0), 32);
     check_closed_form("zbvzerobubble", 2, bubble(7.0, 2.0), 16);
-    // (p - 1) (FB + B - 3 W), as DualPipe's authors give it, where FB is what an overlap adds to the path down
-    // the ranks: they count on F + B run together in the time of B, here the next rank goes on when F ends. Both
-    // give p - 1. One activation more than 2 p, since a forward starts before the backward beside it ends.
+    // (p - 1) (FB + B - 3 W), as DualPipe's authors give it, where FB is the time that an overlap adds to the critical
+    // path. They assume that F and B together take the time of B; here the next rank continues when F ends. Both give p
+    // - 1. The peak is one activation more than 2 p, because the forward of an overlap starts before its backward ends.
     check_closed_form("dualpipev", 2, bubble(7.0, 2.0), 17);
     check_closed_form("v-half", 2, bubble(17.0, 2.0), 10);
 }
@@ -169,11 +215,11 @@ fn gradients_that_leave_early_save_the_weights_of_the_bubble() {
         let bubble = idle / (3.0 * 32.0 * f64::from(stages_per_rank) + idle);
         check_idle(&early, name, stages_per_rank, bubble, peak);
     };
-    // (p - 1) (F + I), and what is held is the same.
+    // (p - 1) (F + I), with the same peaks.
     check("gpipe", 1, 14.0, 32);
     check("1f1b", 1, 14.0, 8);
     check("interleaved1f1b", 4, 14.0, 39);
-    // Where the schedule splits what lies on its critical path, nothing changes.
+    // If the schedule already splits the backwards on its critical path, nothing changes.
     check("zb-h1", 1, 7.0, 8);
     check("zbvzerobubble", 2, 7.0, 16);
     check("dualpipev", 2, 7.0, 17);
@@ -190,7 +236,7 @@ fn a_summary_is_json() {
             "steps": 10,
             "bubble_fraction": 1.0 - 6.0 / 9.0,
             "bubble_per_rank": [1.0 - 6.0 / 9.0, 1.0 - 6.0 / 9.0],
-            // Rank 0 spans the whole step, rank 1 works without a break.
+            // Rank 0 spans the whole step, and rank 1 computes without a gap.
             "span_bubble_fraction": (1.0 - 6.0 / 9.0) / 2.0,
             "exposed_comm_fraction": 0.0,
             "peak_activations": [2, 1],
@@ -198,7 +244,7 @@ fn a_summary_is_json() {
     );
 }
 
-/// A makespan is at least every rank's work, and at least the critical path of one microbatch.
+/// Checks that a makespan is not below the critical path of one microbatch and the work of the others.
 #[test]
 fn makespans_are_bounded_below() {
     for hop in [0.0, 0.3] {

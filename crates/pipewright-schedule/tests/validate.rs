@@ -1,4 +1,4 @@
-//! Every rule of the validator, one tiny program each, with the message that a user reads.
+//! Every rule of the validator, with a tiny program and the message that a user reads.
 
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::{Level, Placement, Program, Rank, StageIndex, validate};
@@ -16,7 +16,7 @@ fn check(level: Level, rows: &str, expected: &[&str]) {
     assert_eq!(messages(program, level), expected);
 }
 
-/// As [`check`], with the stages on given ranks and a given number of microbatches.
+/// Does the same as [`check`], with the stages on given ranks and a given number of microbatches.
 fn check_placed(rank_of: &[u32], microbatches: u32, rows: &[&str], expected: &[&str]) {
     let placement =
         Placement::explicit(rank_of.iter().copied().map(Rank::new).collect()).expect("a placement");
@@ -42,7 +42,7 @@ fn coverage() {
     check(
         Level::Compute,
         "0F0,0F0,0B0\n",
-        &["rank 0, position 1: 0F0 is there a second time, first at position 0; drop one of them"],
+        &["rank 0, position 1: 0F0 occurs a second time, first at position 0; drop one of them"],
     );
     check(
         Level::Compute,
@@ -68,13 +68,13 @@ fn range_and_ownership() {
         &[0],
         1,
         &["0F0 5F0"],
-        &["rank 0, position 1: 5F0 names a stage beyond the last, 0; correct its stage"],
+        &["rank 0, position 1: 5F0 names a stage above the last, 0; correct its stage"],
     );
     check_placed(
         &[0],
         1,
         &["0F0 0F7"],
-        &["rank 0, position 1: 0F7 names a microbatch beyond the last, 0; correct its microbatch"],
+        &["rank 0, position 1: 0F7 names a microbatch above the last, 0; correct its microbatch"],
     );
 }
 
@@ -121,7 +121,7 @@ fn order_of_messages() {
         &[
             "rank 0, position 1: 0WAIT_SEND_F0 needs 0SEND_F0, which comes only at position 2; move one of them",
             "rank 0, position 1: deadlock: rank 0 at position 1 (0WAIT_SEND_F0) waits for rank 1, \
-             rank 1 at position 0 (1RECV_F0) waits for rank 0; break the circle",
+             rank 1 at position 0 (1RECV_F0) waits for rank 0; break the cycle",
         ],
     );
 }
@@ -132,7 +132,7 @@ fn waits_have_starts() {
         Level::Compute,
         "0F0,0B0,0WAIT_REDUCE_GRAD\n",
         &[
-            "rank 0, position 2: 0WAIT_REDUCE_GRAD needs 0REDUCE_GRAD, which is nowhere; add it or drop this one",
+            "rank 0, position 2: 0WAIT_REDUCE_GRAD needs 0REDUCE_GRAD, which is missing; add 0REDUCE_GRAD or drop 0WAIT_REDUCE_GRAD",
         ],
     );
 }
@@ -147,7 +147,7 @@ fn messages_have_two_ends() {
     check(
         Level::Comms,
         "0F0\n1RECV_F0,1F0\n",
-        &["rank 1, position 0: 1RECV_F0 waits for what is never sent; add 0SEND_F0 to rank 0"],
+        &["rank 1, position 0: 1RECV_F0 has no send; add 0SEND_F0 to rank 0"],
     );
     check(
         Level::Comms,
@@ -160,7 +160,7 @@ fn messages_have_two_ends() {
     check(
         Level::Comms,
         "0F0,0SEND_F0,1F0\n",
-        &["rank 0, position 1: 0SEND_F0 has no other rank to talk to; drop it"],
+        &["rank 0, position 1: 0SEND_F0 has no peer on another rank; drop it"],
     );
     check(
         Level::Compute,
@@ -176,9 +176,9 @@ fn peers_agree_on_an_order() {
         Level::Comms,
         "0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F1,1RECV_F0,1F0,1F1\n",
         &[
-            "rank 1, position 0: 1RECV_F1 is here where rank 0 sends 0SEND_F0; receive in the order of the sends",
+            "rank 1, position 0: 1RECV_F1 is in the place of the receive of 0SEND_F0, which rank 0 sends first; receive in the order of the sends",
             "rank 0, position 1: deadlock: rank 0 at position 1 (0SEND_F0) waits for rank 1, \
-             rank 1 at position 0 (1RECV_F1) waits for rank 0; break the circle",
+             rank 1 at position 0 (1RECV_F1) waits for rank 0; break the cycle",
         ],
     );
 }
@@ -189,7 +189,7 @@ fn circles_of_computation() {
         Level::Compute,
         "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
         &["rank 0, position 1: deadlock: rank 0 at position 1 (0B0) waits for rank 1, \
-           rank 1 at position 1 (1F1) waits for rank 0; break the circle"],
+           rank 1 at position 1 (1F1) waits for rank 0; break the cycle"],
     );
 }
 
@@ -201,9 +201,9 @@ fn circles_of_unbuffered_sends() {
         "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
          1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
         &["rank 0, position 3: deadlock: rank 0 at position 3 (0SEND_F1) waits for rank 1, \
-           rank 1 at position 3 (1SEND_B0) waits for rank 0; break the circle"],
+           rank 1 at position 3 (1SEND_B0) waits for rank 0; break the cycle"],
     );
-    // A send that is waited for later does not block.
+    // A send with a later wait does not block.
     check(
         Level::Comms,
         "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F1,0RECV_B1,0B1\n\
@@ -216,20 +216,20 @@ fn circles_of_unbuffered_sends() {
         "0F0,0SEND_F0,0F1,0SEND_F1,0WAIT_SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n\
          1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
         &["rank 0, position 4: deadlock: rank 0 at position 4 (0WAIT_SEND_F1) waits for rank 1, \
-           rank 1 at position 3 (1SEND_B0) waits for rank 0; break the circle"],
+           rank 1 at position 3 (1SEND_B0) waits for rank 0; break the cycle"],
     );
 }
 
 #[test]
 fn gathering() {
-    let lacks = "finds the stage's parameters not gathered; put 0UNSHARD before it";
+    let lacks = "needs parameters that are not gathered; put 0UNSHARD before it";
     check(Level::Compute, "0F0,0UNSHARD,0RESHARD\n", &[&format!("rank 0, position 0: 0F0 {lacks}")]);
     check(Level::Compute, "0UNSHARD,0F0,0RESHARD,0B0\n", &[&format!("rank 0, position 3: 0B0 {lacks}")]);
     check(Level::Compute, "0RESHARD,0UNSHARD,0F0\n", &[&format!("rank 0, position 0: 0RESHARD {lacks}")]);
     check(
         Level::Compute,
         "0UNSHARD,0UNSHARD,0F0\n",
-        &["rank 0, position 1: 0UNSHARD gathers parameters that are gathered already; drop it, \
+        &["rank 0, position 1: 0UNSHARD gathers parameters that are already gathered; drop it, \
            or put 0RESHARD before it"],
     );
     check(Level::Full, "0F0\n", &[&format!("rank 0, position 0: 0F0 {lacks}")]);
@@ -240,7 +240,7 @@ fn reduction() {
     check(
         Level::Compute,
         "0F0,0F1,0B0,0REDUCE_GRAD,0B1\n",
-        &["rank 0, position 4: 0B1 adds to gradients that are reduced already; put 0REDUCE_GRAD behind it"],
+        &["rank 0, position 4: 0B1 adds to gradients that are already reduced; put 0REDUCE_GRAD after it"],
     );
     check(
         Level::Full,
@@ -259,7 +259,7 @@ fn all_violations_are_reported_and_absurd_numbers_are_counted() {
         Level::Compute,
         "0F0,0F0,0B1,0F1\n",
         &[
-            "rank 0, position 1: 0F0 is there a second time, first at position 0; drop one of them",
+            "rank 0, position 1: 0F0 occurs a second time, first at position 0; drop one of them",
             "rank 0, position 4: 0B0 is missing; add it to this rank",
             "rank 0, position 2: 0B1 needs 0F1, which comes only at position 3; move one of them",
         ],

@@ -14,7 +14,8 @@ use burn::tensor::{Device, Distribution, Tensor, activation};
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::transport::World;
-use pipewright_schedule::{Level, LowerConfig, ScheduleSpec, StageIndex, generate, lower, validate};
+use pipewright_schedule::lower::{TrainingLowering, for_training};
+use pipewright_schedule::{ScheduleSpec, StageIndex, generate};
 
 /// Half of the model: each of the two stages is one.
 #[derive(Module, Debug)]
@@ -50,9 +51,9 @@ fn make(stage: StageIndex) -> Result<Stage, String> {
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let spec = ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() };
-    let program = lower(&generate("1f1b", &spec)?, &LowerConfig::from(Level::Comms))?;
+    let program = for_training(&generate("1f1b", &spec)?, &TrainingLowering::default())?;
     let config = PipelineConfig { optimizer: Some(AdamWConfig::new().init()), ..PipelineConfig::default() };
-    let mut pipeline = Pipeline::launch(validate(program, Level::Comms)?, World::local(2), &config, make)?;
+    let mut pipeline = Pipeline::launch(program, World::local(2), &config, make)?;
 
     let inputs = Tensor::<2>::random([32, 16], Distribution::Default, &Device::flex());
     for _ in 0..20 {

@@ -2,6 +2,7 @@
 //!
 //! Nothing is written here, and no parameter is made or read.
 
+use std::error::Error;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
@@ -9,12 +10,9 @@ use pipewright::train::data::{DataConfig, TokenRows, Tokenizer};
 use pipewright::transport::Fields;
 use pipewright_models::{ModelConfig, hf};
 use pipewright_schedule::csv::{parse_program, parse_schedule};
-use pipewright_schedule::lower::{ReduceWait, UnshardConfig};
+use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::partition::{Partition, partition};
-use pipewright_schedule::{
-    Action, Level, LowerConfig, ModelDesc, Program, Schedule, ScheduleSpec, ValidatedProgram, generate,
-    lower, validate,
-};
+use pipewright_schedule::{Action, Level, ModelDesc, ScheduleSpec, ValidatedProgram, generate, validate};
 use serde_json::{Map, Value};
 
 use crate::arguments::RunArguments;
@@ -103,6 +101,7 @@ pub(super) fn prepare_settings(mut settings: Settings) -> Result<Prepared, Failu
 /// settings.
 fn read_program(pipeline: &mut PipelineSettings, mesh: &MeshSettings) -> Result<ValidatedProgram, Failure> {
     let replicas = mesh.data_parallel;
+    let place = pipeline.schedule.to_string();
     let program = match &pipeline.schedule {
         ScheduleChoice::Named(name) => {
             let stages_per_rank = Some(pipeline.stages_per_rank);
@@ -112,20 +111,13 @@ fn read_program(pipeline: &mut PipelineSettings, mesh: &MeshSettings) -> Result<
                 microbatches: pipeline.microbatches / replicas,
                 ..ScheduleSpec::default()
             };
-            // Reading the settings made the same schedule, so what fails here is ours.
+            // The settings were read with the same schedule, so an error here is ours.
             let schedule = generate(name, &spec).map_err(|error| Failure::new(Exit::Bug, error))?;
-            lower_to_run(&schedule, mesh).map_err(|error| Failure::new(Exit::Bug, error))?
+            for_training(&schedule, &lowering(mesh)).map_err(|error| Failure::new(Exit::Bug, error))?
         }
         ScheduleChoice::Csv(file) => read_csv(file, mesh)?,
     };
-    let place = pipeline.schedule.to_string();
-    let level = match mesh.is_sharded() && gathers(&program) {
-        true => Level::Full,
-        false => implied_level(&program).max(Level::Comms),
-    };
-    let program = validate(program, level)
-        .map_err(|error| Failure::new(Exit::CheckFailed, format!("{place}: {error}")))?;
-    if mesh.is_sharded() && level != Level::Full {
+    if mesh.is_sharded() && program.level() != Level::Full {
         return Err(Failure::input(format!(
             "{place}: the schedule communicates already and never gathers parameters, which are sharded \
              (`mesh.data_parallel_mode`): give one without communication, one of level `full`, or set \
@@ -147,32 +139,29 @@ fn read_program(pipeline: &mut PipelineSettings, mesh: &MeshSettings) -> Result<
     Ok(program)
 }
 
-fn read_csv(file: &Path, mesh: &MeshSettings) -> Result<Program, Failure> {
+/// The program of a file. One that communicates or gathers parameters runs as it is; any other is lowered.
+fn read_csv(file: &Path, mesh: &MeshSettings) -> Result<ValidatedProgram, Failure> {
     let text = schedule_file::read(file)?;
     let located = |error| Failure::input(locate(file, &error));
     let program = parse_program(&text).map_err(located)?;
-    if implied_level(&program) > Level::Compute || gathers(&program) {
-        return Ok(program);
+    let unsound = |error: &dyn Error| Failure::new(Exit::CheckFailed, format!("{}: {error}", file.display()));
+    let gathers = program.rows().iter().flatten().any(|action| matches!(action, Action::Unshard { .. }));
+    if implied_level(&program) > Level::Compute || gathers {
+        let level = if mesh.is_sharded() && gathers { Level::Full } else { Level::Comms };
+        return validate(program, level).map_err(|error| unsound(&error));
     }
-    let unsound = |error: String| Failure::new(Exit::CheckFailed, format!("{}: {error}", file.display()));
-    validate(program, Level::Compute).map_err(|error| unsound(error.to_string()))?;
-    lower_to_run(&parse_schedule(&text).map_err(located)?, mesh).map_err(unsound)
+    validate(program, Level::Compute).map_err(|error| unsound(&error))?;
+    let schedule = parse_schedule(&text).map_err(located)?;
+    for_training(&schedule, &lowering(mesh)).map_err(|error| unsound(&error))
 }
 
-/// Whether a program gathers parameters.
-fn gathers(program: &Program) -> bool {
-    program.rows().iter().flatten().any(|action| matches!(action, Action::Unshard { .. }))
-}
-
-/// Adds communication; what another rank waits for leaves as soon as it is there. Where there are replicas, a stage's
-/// gradients are reduced as soon as they are there, and waited for at the end; where parameters are sharded, they are
-/// gathered before their stage computes.
-fn lower_to_run(schedule: &Schedule, mesh: &MeshSettings) -> Result<Program, String> {
-    let reduce_grad = (mesh.data_parallel > 1).then_some(ReduceWait::AtEnd);
-    let window = NonZeroU32::new(mesh.unshard_window).filter(|_| mesh.is_sharded());
-    let unshard = window.map(|window| UnshardConfig { window, lookahead: None });
-    let config = LowerConfig { send_early: true, reduce_grad, unshard, ..LowerConfig::from(Level::Comms) };
-    lower(schedule, &config).map_err(|error| error.to_string())
+/// How the program of a replica is made.
+fn lowering(mesh: &MeshSettings) -> TrainingLowering {
+    TrainingLowering {
+        replicas: mesh.data_parallel,
+        unshard_window: NonZeroU32::new(mesh.unshard_window).filter(|_| mesh.is_sharded()),
+        ..TrainingLowering::default()
+    }
 }
 
 fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failure> {

@@ -198,7 +198,7 @@ fn sizes_that_do_not_fit_each_other() {
     at(&["model.hidden_size=250"], "`hidden_size = 250` is not divisible by `num_attention_heads = 8`");
     at(
         &["model.hidden_size=504"],
-        "`head_dim = 63` is out of range: it must be even, for the rotary embedding turns pairs",
+        "`head_dim = 63` is out of range: it must be even, because the rotary embedding rotates pairs",
     );
     at(
         &["model.num_key_value_heads=3"],
@@ -228,11 +228,11 @@ fn boundaries() {
     at(&[explicit, "pipeline.boundaries=[2, 4]"], "2 boundaries do not make 2 stages; give 1 boundaries");
     at(
         &[explicit, "pipeline.ranks=3", "pipeline.boundaries=[4, 4]"],
-        "boundary 4 does not lie behind 4; every stage needs a layer, so boundaries ascend from 1",
+        "boundary 4 does not come after 4; every stage needs a layer, so boundaries ascend from 1",
     );
     at(
         &[explicit, "pipeline.boundaries=[10]"],
-        "boundary 10 lies beyond the last of 10 layers; use one below 10",
+        "boundary 10 is above the last of 10 layers; use one below 10",
     );
 }
 

@@ -1,4 +1,4 @@
-//! One decoder block. Field names are the checkpoint's, since parameter paths follow from them.
+//! A decoder block. Field names are those of the checkpoint, because parameter paths consist of them.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -33,7 +33,7 @@ impl DecoderBlock {
         })
     }
 
-    /// Hidden states `[batch * sequence, hidden]` in and out.
+    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape.
     pub(super) fn forward(&self, hidden: Tensor<2>, attention: &CausalAttention) -> Tensor<2> {
         let attended = self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), attention);
         let hidden = hidden + attended;
@@ -42,12 +42,12 @@ impl DecoderBlock {
     }
 }
 
-/// Which products of the attention add a bias.
+/// The linear layers of the attention that have a bias.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionBias {
-    /// Those that make queries, keys and values.
+    /// The layers that make queries, keys and values.
     pub inputs: bool,
-    /// The one that mixes the heads.
+    /// The layer that mixes the heads.
     pub output: bool,
 }
 

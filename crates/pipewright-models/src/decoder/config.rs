@@ -1,17 +1,13 @@
-//! The sizes and constants of a model, and which of them go together. How they stand in a file is in
-//! [`super::json`].
+//! The sizes and constants of a model, and their validation. Their form in a file is in [`super::json`].
 
-use serde::{Deserialize, Serialize};
-
-use super::json::{self, RawConfig};
-use crate::family::ConfigError;
+use super::defaults;
+use crate::error::ConfigError;
 
 /// The sizes and constants that families of this form share; the names are those of Hugging Face's `config.json`.
 ///
-/// Deserialising accepts what Hugging Face writes, old and new, fills in its defaults, validates, and refuses settings
-/// that change the arithmetic in a way that is not implemented.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "RawConfig", into = "RawConfig")]
+/// Deserialising accepts files of old and new versions of Hugging Face's library, fills in its defaults, validates, and
+/// refuses settings that change the results and are not implemented.
+#[derive(Debug, Clone, PartialEq)]
 pub struct DecoderConfig {
     /// Token ids run from 0 to `vocab_size - 1`.
     pub vocab_size: usize,
@@ -27,21 +23,21 @@ pub struct DecoderConfig {
     pub num_key_value_heads: usize,
     /// Width of a head, `hidden_size / num_attention_heads` when absent.
     pub head_dim: Option<usize>,
-    /// Added to the mean square before its root is taken.
+    /// The number that is added to the mean square before the root is taken.
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Standard deviation of initial matrices and embeddings.
     pub initializer_range: f64,
-    /// The longest sequence that the model is meant for; nothing is computed from it.
+    /// The longest sequence for which the model is meant. It does not affect the results.
     pub max_position_embeddings: Option<usize>,
-    /// Whether the head multiplies by the embedding's table instead of a matrix of its own.
+    /// Whether the head uses the embedding's table instead of its own matrix.
     pub tie_word_embeddings: bool,
 }
 
 impl DecoderConfig {
-    /// A small model (hidden 64, intermediate 176, 2 blocks) with as many key as query heads and the constants that
-    /// Hugging Face assumes; meant to be completed with `..`.
+    /// Makes the configuration of a small model (hidden 64, intermediate 176, 2 blocks) with as many key heads as query
+    /// heads and Hugging Face's default constants. It is meant to be completed with `..`.
     pub fn new(vocab_size: usize, num_attention_heads: usize) -> Self {
         Self {
             vocab_size,
@@ -51,20 +47,21 @@ impl DecoderConfig {
             num_attention_heads,
             num_key_value_heads: num_attention_heads,
             head_dim: None,
-            rms_norm_eps: json::default_rms_norm_eps(),
-            rope_theta: json::DEFAULT_ROPE_THETA,
-            initializer_range: json::default_initializer_range(),
+            rms_norm_eps: defaults::rms_norm_eps(),
+            rope_theta: defaults::ROPE_THETA,
+            initializer_range: defaults::initializer_range(),
             max_position_embeddings: None,
             tie_word_embeddings: false,
         }
     }
 
-    /// Width of a head.
+    /// Returns the width of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
     }
 
-    /// Layers in the list that is cut into stages: the embedding, the blocks, and the norm with the head.
+    /// Returns the number of layers in the list that is cut into stages: the embedding, the blocks, and the norm with
+    /// the head.
     pub fn layers(&self) -> usize {
         self.num_hidden_layers + 2
     }
@@ -72,7 +69,7 @@ impl DecoderConfig {
     /// Checks that the sizes make a model.
     ///
     /// # Errors
-    /// The first key that is out of range or does not go with another.
+    /// When a key is out of range or does not fit another; the error names the first.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let sizes = [
             ("vocab_size", self.vocab_size),
@@ -97,7 +94,7 @@ impl DecoderConfig {
         )?;
         let head_dim = self.head_dim();
         let pairs = head_dim > 0 && head_dim.is_multiple_of(2);
-        require(pairs, "head_dim", head_dim, "even, for the rotary embedding turns pairs")?;
+        require(pairs, "head_dim", head_dim, "even, because the rotary embedding rotates pairs")?;
 
         let positive = |x: f64| x.is_finite() && x > 0.0;
         require(positive(self.rms_norm_eps), "rms_norm_eps", self.rms_norm_eps, "positive")?;

@@ -1,18 +1,19 @@
-//! The model as a list of layers with sizes and costs, for partition and simulation.
+//! The description of a model as a list of layers with sizes and costs, for partition and simulation.
 //!
-//! A tied head's table counts as the embedding's parameters alone, so that the layers' parameters add up to the model's.
+//! The table of a tied head counts as parameters of the embedding only, so that the sum over the layers is the number
+//! of parameters of the model.
 
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use super::block::AttentionBias;
 use super::config::DecoderConfig;
 
-/// What reading and writing one element in an element-wise pass costs, in floating point operations of a matrix product:
-/// on a CPU core, products run at a few hundred operations in the time that memory moves ten floats.
+/// The cost of reading and writing an element in an element-wise pass, in floating point operations of a matrix
+/// product. A CPU core computes a few hundred operations of a product in the time in which memory moves ten floats.
 const ELEMENT: u64 = 32;
 
 impl DecoderConfig {
-    /// The layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
+    /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
     pub(crate) fn describe(&self, bias: AttentionBias, sequence: usize) -> ModelDesc {
         let hidden = self.hidden_size as u64;
         let table = self.vocab_size as u64 * hidden;
@@ -21,7 +22,7 @@ impl DecoderConfig {
             path: "model.embed_tokens".to_owned(),
             kind: "embedding".to_owned(),
             parameters: table,
-            // A row is copied forward, and added to a row backward.
+            // The forward copies a row, and the backward adds to a row.
             weight: 4 * ELEMENT * hidden,
         };
         let block = |index| LayerDesc {
@@ -67,14 +68,15 @@ fn bias_parameters(config: &DecoderConfig, bias: AttentionBias) -> u64 {
     inputs + output
 }
 
-/// Channels of all query heads, and of all key heads.
+/// Returns the channels of all query heads, and of all key heads.
 fn head_widths(config: &DecoderConfig) -> (u64, u64) {
     let head_dim = config.head_dim() as u64;
     (config.num_attention_heads as u64 * head_dim, config.num_key_value_heads as u64 * head_dim)
 }
 
-/// Operations of a token, forward and backward: each parameter takes part in three multiply-adds, and so does each pair
-/// of a query and one of the `sequence / 2` keys that it sees on average, once for the scores and once for the values.
+/// Returns the operations of a token, forward and backward. Each parameter takes part in three multiply-adds. So does
+/// each pair of a query channel and one of the `sequence / 2` keys that a token sees on average, once for the scores
+/// and once for the values.
 fn block_weight(config: &DecoderConfig, bias: AttentionBias, sequence: u64) -> u64 {
     let (queries, _) = head_widths(config);
     let products = 6 * matrix_parameters(config) + 6 * sequence * queries;

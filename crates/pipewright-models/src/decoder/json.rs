@@ -1,17 +1,20 @@
-//! The configuration as Hugging Face's `config.json` has it, old and new: defaults for what is absent, and a refusal of
-//! what would change the arithmetic in a way that is not implemented.
+//! The configuration in the form of Hugging Face's `config.json`, in old and new versions. Absent keys get defaults,
+//! and settings that change the results and are not implemented are refused.
 //!
-//! What one family alone knows is refused for all: a key that bears on no arithmetic is not set in their files.
+//! Some of the refused keys belong to a single family. They are refused for all, because files of other families do not
+//! set them.
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::config::DecoderConfig;
-use crate::family::ConfigError;
+use super::defaults;
+use crate::error::ConfigError;
 
-/// The keys of `config.json` that bear on the arithmetic, but for those that a family adds.
+/// The keys of `config.json` that affect the results, without those that a family adds.
 #[derive(Serialize, Deserialize)]
-pub(super) struct RawConfig {
+struct RawConfig {
     vocab_size: usize,
     hidden_size: usize,
     intermediate_size: usize,
@@ -20,11 +23,11 @@ pub(super) struct RawConfig {
     num_key_value_heads: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     head_dim: Option<usize>,
-    #[serde(default = "default_rms_norm_eps")]
+    #[serde(default = "defaults::rms_norm_eps")]
     rms_norm_eps: f64,
-    /// Where transformers up to version 4 keeps the base.
+    /// The base of the rotary frequencies, in files of transformers up to version 4.
     rope_theta: Option<f64>,
-    /// Where transformers from version 5 keeps it.
+    /// The same in files of transformers from version 5.
     rope_parameters: Option<RopeParameters>,
     #[serde(skip_serializing)]
     rope_scaling: Option<Value>,
@@ -36,9 +39,9 @@ pub(super) struct RawConfig {
     use_sliding_window: bool,
     #[serde(skip_serializing)]
     layer_types: Option<Vec<String>>,
-    #[serde(default = "default_hidden_act")]
+    #[serde(default = "defaults::hidden_act")]
     hidden_act: String,
-    #[serde(default = "default_initializer_range")]
+    #[serde(default = "defaults::initializer_range")]
     initializer_range: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_position_embeddings: Option<usize>,
@@ -48,6 +51,18 @@ pub(super) struct RawConfig {
 struct RopeParameters {
     rope_theta: Option<f64>,
     rope_type: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for DecoderConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        RawConfig::deserialize(deserializer)?.try_into().map_err(D::Error::custom)
+    }
+}
+
+impl Serialize for DecoderConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        RawConfig::from(self.clone()).serialize(serializer)
+    }
 }
 
 impl TryFrom<RawConfig> for DecoderConfig {
@@ -65,7 +80,7 @@ impl TryFrom<RawConfig> for DecoderConfig {
             num_key_value_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             head_dim: raw.head_dim,
             rms_norm_eps: raw.rms_norm_eps,
-            rope_theta: nested_theta.or(raw.rope_theta).unwrap_or(DEFAULT_ROPE_THETA),
+            rope_theta: nested_theta.or(raw.rope_theta).unwrap_or(defaults::ROPE_THETA),
             initializer_range: raw.initializer_range,
             max_position_embeddings: raw.max_position_embeddings,
             tie_word_embeddings: raw.tie_word_embeddings,
@@ -133,29 +148,15 @@ impl From<DecoderConfig> for RawConfig {
             mlp_bias: false,
             use_sliding_window: false,
             layer_types: None,
-            hidden_act: default_hidden_act(),
+            hidden_act: defaults::hidden_act(),
             initializer_range: config.initializer_range,
             max_position_embeddings: config.max_position_embeddings,
         }
     }
 }
 
-/// The entry of `layer_types` for attention to everything before.
+/// The entry of `layer_types` for attention to all earlier tokens.
 const FULL_ATTENTION: &str = "full_attention";
-
-pub(super) const DEFAULT_ROPE_THETA: f64 = 10_000.0;
-
-pub(super) fn default_rms_norm_eps() -> f64 {
-    1e-6
-}
-
-pub(super) fn default_initializer_range() -> f64 {
-    0.02
-}
-
-fn default_hidden_act() -> String {
-    "silu".to_owned()
-}
 
 #[cfg(test)]
 mod tests {
@@ -239,7 +240,7 @@ mod tests {
         );
         check_refused(
             json!({"head_dim": 15}),
-            "`head_dim = 15` is out of range: it must be even, for the rotary embedding turns pairs",
+            "`head_dim = 15` is out of range: it must be even, because the rotary embedding rotates pairs",
         );
         check_refused(json!({"rope_theta": -1.0}), "`rope_theta = -1` is out of range: it must be positive");
     }

@@ -12,18 +12,19 @@ use pipewright::tensor::{ValueKind, Values};
 
 use super::block::{AttentionBias, DecoderBlock};
 use super::config::DecoderConfig;
-use crate::family::ConfigError;
+use crate::error::ConfigError;
 use crate::parameter::{Builder, ParameterSource};
 
 /// A contiguous range of layers.
 ///
-/// Parameters of every stage have the global paths of the checkpoint, `model.layers.3.mlp.up_proj.weight` and so on:
-/// layers that belong to other stages leave their places empty, and so does the head that the model does not have.
+/// Parameters of every stage have the global paths of the checkpoint, such as `model.layers.3.mlp.up_proj.weight`. To
+/// this end the fields of layers that belong to other stages are `None`, and so is the head that the model does not
+/// have.
 #[derive(Module, Debug)]
 pub struct DecoderStage {
     model: DecoderModel,
     lm_head: Option<Linear>,
-    /// With the stage's own copy of the embedding's table.
+    /// The head of a model with tied embeddings, with a copy of the embedding's table.
     tied_head: Option<TiedHead>,
     #[module(skip)]
     attention: AttentionCache,
@@ -32,26 +33,27 @@ pub struct DecoderStage {
 #[derive(Module, Debug)]
 struct DecoderModel {
     embed_tokens: Option<Embedding>,
-    /// One place for each block of the whole model.
+    /// One entry for each block of the whole model.
     layers: Vec<Option<DecoderBlock>>,
     norm: Option<RmsNorm>,
 }
 
-/// What a stage takes: token ids `[batch, sequence]` if it holds the embedding, else hidden states
+/// The input of a stage: token ids `[batch, sequence]` if it holds the embedding, otherwise hidden states
 /// `[batch, sequence, hidden]`.
 #[derive(Debug, Clone)]
 pub enum DecoderInput {
     /// Token ids.
     Tokens(Tensor<2, Int>),
-    /// Hidden states, as the stage before returns them.
+    /// Hidden states from the previous stage.
     Hidden(Tensor<3>),
 }
 
 impl DecoderStage {
-    /// Hidden states `[batch, sequence, hidden]`, or logits `[batch, sequence, vocabulary]` on the last stage.
+    /// Runs the stage, and returns hidden states `[batch, sequence, hidden]`, or logits `[batch, sequence, vocabulary]`
+    /// on the last stage.
     ///
     /// # Panics
-    /// When the input is not of the kind that the stage takes, or a token id lies beyond the vocabulary.
+    /// When the input is not of the kind that the stage takes, or a token id is outside the vocabulary.
     pub fn run(&self, input: DecoderInput) -> Tensor<3> {
         let hidden = match (&self.model.embed_tokens, input) {
             (Some(embedding), DecoderInput::Tokens(tokens)) => embedding.forward(tokens),
@@ -92,7 +94,7 @@ impl StageModule for DecoderStage {
         self.run(input)
     }
 
-    /// A tied head's table is the embedding's wherever it is.
+    /// The table of a tied head has the path of the embedding's table.
     fn parameter_path(&self, local: &str) -> String {
         match local {
             "tied_head.weight" => format!("{EMBEDDING}.weight"),
@@ -100,16 +102,16 @@ impl StageModule for DecoderStage {
         }
     }
 
-    /// The table, which a tied head on another stage holds too.
+    /// The embedding's table, of which a tied head on another stage holds a copy.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight")]
     }
 }
 
-/// The embedding's path.
+/// The path of the embedding.
 const EMBEDDING: &str = "model.embed_tokens";
 
-/// Integers are token ids, anything else must be hidden states.
+/// An integer tensor holds token ids, any other tensor hidden states.
 impl Boundary for DecoderInput {
     fn pack(self, into: &mut Values) {
         match self {
@@ -127,7 +129,7 @@ impl Boundary for DecoderInput {
 }
 
 impl DecoderConfig {
-    /// The stage that holds `layers`; see [`ModelFamily::build_stage`](crate::ModelFamily::build_stage).
+    /// Builds the stage that holds `layers`; see [`ModelFamily::build_stage`](crate::ModelFamily::build_stage).
     pub(crate) fn build_stage<S>(
         &self,
         bias: AttentionBias,
@@ -191,7 +193,7 @@ impl DecoderStage {
     }
 }
 
-/// The attention, with its tables, of the sequence length that was met last; a run meets one.
+/// A cache of the attention with its tables for the latest sequence length. A run usually has one length.
 #[derive(Debug, Clone)]
 struct AttentionCache {
     head_dim: usize,
@@ -211,7 +213,7 @@ impl AttentionCache {
     }
 
     fn get(&self, sequence: usize, device: &Device) -> Arc<CausalAttention> {
-        // A panic under the lock can leave nothing half-made behind: the entry is replaced whole.
+        // A panic under the lock cannot leave a partial entry, because the entry is replaced as a whole.
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Cached { device: of, attention }) = latest.as_ref()
             && of == device

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 
-use crate::family::ConfigError;
+use crate::error::ConfigError;
 
 /// Why a model directory cannot be read or written.
 #[derive(Debug, thiserror::Error)]

@@ -12,7 +12,8 @@ use serde::de::DeserializeOwned;
 use super::file::SafetensorsFile;
 use super::layout::{file_shape, from_file};
 use super::{CONFIG, HfError, INDEX, SINGLE};
-use crate::family::{ModelConfig, ModelFamily};
+use crate::family::ModelFamily;
+use crate::model_config::ModelConfig;
 use crate::parameter::{ParameterSource, ParameterSpec};
 
 /// The configuration in `dir/config.json`.

@@ -1,5 +1,5 @@
-//! A reference model trained by the pipeline. A run must come close to PyTorch, and must equal the run of one rank with
-//! as many microbatches to the bit.
+//! Trains a reference model with the pipeline. The results must be within tolerance of PyTorch, and bit-identical to
+//! those of one rank with as many microbatches.
 
 use std::sync::OnceLock;
 
@@ -14,10 +14,8 @@ use pipewright::transport::World;
 use pipewright_models::hf::HfError;
 use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
 use pipewright_schedule::generate::catalogue;
-use pipewright_schedule::{
-    Level, LowerConfig, Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, lower, partition,
-    validate,
-};
+use pipewright_schedule::lower::{TrainingLowering, for_training};
+use pipewright_schedule::{Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition};
 
 use crate::reference::{Reference, Step};
 
@@ -38,8 +36,8 @@ impl Model {
         assert_eq!(run, one_rank, "{schedule}: the bits of one rank");
     }
 
-    /// As [`Model::check`], for a schedule whose stages visit their microbatches in another order than 0, 1, 2 and so
-    /// on.
+    /// Does the same as [`Model::check`], within a tolerance, for a schedule whose stages do not visit the microbatches
+    /// in ascending order.
     fn check_out_of_order(&self, schedule: &str, ranks: u32, microbatches: u32) {
         let (run, one_rank) = self.runs(schedule, ranks, microbatches);
         for (Step { loss, .. }, Step { loss: expected, .. }) in run.iter().zip(one_rank) {
@@ -47,7 +45,7 @@ impl Model {
         }
     }
 
-    /// Every schedule of the catalogue that trains, so that one which is added is tested too.
+    /// Checks every schedule of the catalogue that trains, so that new ones are tested too.
     pub(crate) fn check_every_schedule(&self, ranks: u32, microbatches: u32) {
         for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
             match generator.name {
@@ -57,7 +55,7 @@ impl Model {
         }
     }
 
-    /// A run that is close to PyTorch's, and the one that it is to equal.
+    /// Returns a run, which it compares with PyTorch's, and the run of one rank.
     fn runs(&self, schedule: &str, ranks: u32, microbatches: u32) -> (Vec<Step>, &[Step]) {
         let reference = Reference::load(self.name);
         let run = train(&reference, schedule, ranks, microbatches);
@@ -77,13 +75,11 @@ fn train(reference: &Reference, schedule: &str, ranks: u32, microbatches: u32) -
     }
 }
 
-/// A program as the command line makes it.
+/// Makes the program of `train`.
 fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {
     let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
     let schedule = generate(schedule, &spec).expect("a schedule");
-    let config = LowerConfig { send_early: true, ..LowerConfig::from(Level::Comms) };
-    let program = lower(&schedule, &config).expect("it lowers");
-    validate(program, Level::Comms).expect("it is sound")
+    for_training(&schedule, &TrainingLowering::default()).expect("it is sound")
 }
 
 fn train_family<F>(reference: &Reference, model: F, program: ValidatedProgram) -> Vec<Step>

@@ -1,5 +1,5 @@
-//! A model's folder below `data` with what PyTorch and transformers saw when they trained it, and how close a run of
-//! ours must come. Says nothing on how the model is run.
+//! The reference runs below `data`: a model's folder with the results of PyTorch and transformers, and the tolerances
+//! for our runs.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
@@ -13,18 +13,18 @@ pub(crate) struct Reference {
     pub(crate) expected: Expected,
 }
 
-/// What `expected.json` says on training.
+/// The fields of `expected.json` about training.
 #[derive(Deserialize)]
 pub(crate) struct Expected {
     /// Rows a step.
     pub(crate) batch: usize,
     pub(crate) seq_len: usize,
-    /// In order; the rows of `tokens.jsonl` are as many batches.
+    /// The results of the steps, in order. `tokens.jsonl` has the rows of as many batches.
     #[serde(rename = "expected")]
     pub(crate) steps: Vec<Step>,
 }
 
-/// What a step shows.
+/// The results of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub(crate) struct Step {
     pub(crate) loss: f64,
@@ -44,7 +44,7 @@ impl Reference {
         self.dir.join("tokens.jsonl")
     }
 
-    /// Losses within 5e-6 and gradient norms within 5e-5.
+    /// Checks that losses agree within 5e-6 and gradient norms within 5e-5.
     pub(crate) fn assert_close(&self, run: &[Step]) {
         assert_eq!(run.len(), self.expected.steps.len());
         let close = |step: usize, what: &str, found: f64, expected: f64, tolerance: f64| {

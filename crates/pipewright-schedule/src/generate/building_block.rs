@@ -1,49 +1,49 @@
-//! Schedules from a building block: six slots a rank, repeated for every microbatch, then squeezed.
+//! Schedules from a building block of six slots a rank, which is repeated for every microbatch and then squeezed.
 //!
-//! Qi et al., "Pipeline Parallelism with Controllable Memory", 2024. Two stages a rank on a V, the backward
-//! split; what the paper calls B and W are `I` and `W` here.
+//! Qi et al., "Pipeline Parallelism with Controllable Memory", 2024. There are two stages a rank, placed in a V, and
+//! the backward is split. The paper's B and W are `I` and `W` here.
 //!
-//! Notation: `F0`, `I0`, `W0` belong to the stage on the way down, `F1`, `I1`, `W1` to the one on the way up. A
-//! block says in which slot each rank runs `F0`, `F1`, `I1` and `I0` of microbatch 0; microbatch `j` follows
-//! `6 j` slots later. No two of these fall together, so that two slots in six are left for `W0` and `W1`. How
-//! long an activation lives in the block decides the memory: the shorter the way from `F0` to `I0`, the fewer
-//! of them overlap.
+//! Notation: `F0`, `I0`, `W0` belong to the stage on the way down, `F1`, `I1`, `W1` to the stage on the way up. A block
+//! gives the slots in which each rank runs `F0`, `F1`, `I1` and `I0` of microbatch 0. Those of microbatch `j` are `6 j`
+//! slots later. No two of them share a slot, so two slots in six are left for `W0` and `W1`. The lifetime of an
+//! activation in the block decides the memory: the fewer slots lie between `F0` and `I0`, the fewer activations are
+//! alive at once.
 //!
-//! Squeezing runs the repeated block tick by tick, every action taking one, and lets each rank run the first
-//! of these that can:
+//! Squeezing runs the repeated block tick by tick. Every action takes one tick. In each tick a rank runs the first of
+//! these actions that can run:
 //!
 //! 1. the action whose slot is next;
-//! 2. a forward whose slot is later, where memory allows it *and* all forwards with slots between: so the
-//!    rest of the block always fits, and nothing can block for good;
-//! 3. a backward whose slot is later, once the rank's forwards of the way up are over: only then does it delay
-//!    no one;
-//! 4. the weight gradient that waits longest.
+//! 2. a forward whose slot is later, if memory allows it *and* all forwards with slots in between. So the rest of the
+//!    block always fits, and there is no deadlock;
+//! 3. a backward whose slot is later, once the rank has run all forwards of the way up. Earlier it could delay another
+//!    action;
+//! 4. the weight gradient that has waited longest.
 //!
-//! Cost: one look at four candidates for each rank and tick, linear in the actions.
+//! Time: four candidates for each rank and tick, so linear in the actions.
 
 use std::collections::VecDeque;
 
 use crate::action::Action;
 use crate::generate::error::GenerateError;
-use crate::generate::lane::Lane;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_cursor::StageCursor;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
 
-/// How many slots after a microbatch's actions those of the next one follow.
+/// The number of slots from the actions of a microbatch to those of the next one.
 const PERIOD: u32 = 6;
 
-/// What a schedule of the family chooses.
+/// The settings of a schedule of this family.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BuildingBlock {
-    /// For a number of ranks and a rank, the slots of microbatch 0, in the order of [`Pass`].
+    /// Returns the slots of microbatch 0 for a number of ranks and a rank, in the order of [`Pass`].
     pub(super) slots: fn(u32, u32) -> [u32; 4],
-    /// For a number of ranks, the largest number of activations that the repeated block holds on any rank.
+    /// Returns the largest number of activations that the repeated block holds on any rank, for a number of ranks.
     pub(super) peak: fn(u32) -> u32,
 }
 
-/// The actions of a block whose slots are given, in the order of their dependencies.
+/// The actions with given slots, in the order of their dependencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pass {
     ForwardDown,
@@ -52,21 +52,21 @@ enum Pass {
     BackwardDown,
 }
 
-/// A rank on its way through the repeated block.
+/// The state of a rank in the repeated block.
 struct RankState {
-    lanes: [Lane; 2],
+    cursors: [StageCursor; 2],
     stages: [StageIndex; 2],
     slots: [u32; 4],
-    /// How many microbatches each pass has run.
+    /// The number of microbatches that each pass has run.
     run: [u32; 4],
-    /// The activations held: forwards without their weight gradient.
+    /// The number of activations held: forwards whose weight gradient has not run.
     held: u32,
-    /// The chunks of the weight gradients that wait.
+    /// The chunks of the pending weight gradients, oldest first.
     waiting: VecDeque<usize>,
     row: Vec<Option<Action>>,
 }
 
-/// What all ranks together have run before the present tick, counted by stage.
+/// The number of actions that have run before the current tick, by stage.
 struct Finished {
     forwards: Vec<u32>,
     backwards: Vec<u32>,
@@ -86,7 +86,7 @@ impl Pass {
     }
 }
 
-/// The schedule that squeezing makes of a block.
+/// Makes the schedule of a block by squeezing.
 pub(super) fn squeezed(
     name: &'static str,
     spec: &ScheduleSpec,
@@ -121,7 +121,7 @@ impl RankState {
     fn new(placement: &Placement, rank: Rank, block: BuildingBlock, microbatches: u32) -> Self {
         let stages = [rank.get(), placement.stages() - 1 - rank.get()].map(StageIndex::new);
         Self {
-            lanes: stages.map(Lane::new),
+            cursors: stages.map(StageCursor::new),
             stages,
             slots: (block.slots)(placement.ranks(), rank.get()),
             run: [0; 4],
@@ -131,7 +131,7 @@ impl RankState {
         }
     }
 
-    /// Runs what can run, if anything; says whether anything did.
+    /// Runs one action, if any can run, and returns whether one did.
     fn tick(&mut self, finished: &Finished, just_run: &mut Vec<(Pass, StageIndex)>) -> bool {
         let mut candidates = Pass::ALL;
         candidates.sort_unstable_by_key(|&pass| self.slot(pass));
@@ -145,7 +145,7 @@ impl RankState {
             self.run(pass);
         } else if let Some(chunk) = self.waiting.pop_front() {
             self.held -= 1;
-            self.row.push(Some(self.lanes[chunk].weight_backward()));
+            self.row.push(Some(self.cursors[chunk].weight_backward()));
         } else {
             return false;
         }
@@ -154,22 +154,22 @@ impl RankState {
 
     fn run(&mut self, pass: Pass) {
         self.run[pass as usize] += 1;
-        let lane = &mut self.lanes[pass.chunk()];
+        let cursor = &mut self.cursors[pass.chunk()];
         if pass.is_forward() {
             self.held += 1;
-            self.row.push(Some(lane.forward()));
+            self.row.push(Some(cursor.forward()));
         } else {
             self.waiting.push_back(pass.chunk());
-            self.row.push(Some(lane.input_backward()));
+            self.row.push(Some(cursor.input_backward()));
         }
     }
 
-    /// The slot of the next microbatch's `pass`.
+    /// Returns the slot of the next microbatch's `pass`.
     fn slot(&self, pass: Pass) -> u32 {
         self.slots[pass as usize] + PERIOD * self.run[pass as usize]
     }
 
-    /// Whether everything that the next microbatch's `pass` needs is there.
+    /// Returns whether the tensors that the next microbatch's `pass` needs exist.
     fn can_run(&self, pass: Pass, finished: &Finished) -> bool {
         let (stage, microbatch) = (self.stages[pass.chunk()].index(), self.run[pass as usize]);
         if pass.is_forward() {
@@ -179,12 +179,12 @@ impl RankState {
         gradient && finished.forwards[stage] > microbatch
     }
 
-    /// Whether memory allows `pass` and as many forwards as are `reserved`.
+    /// Returns whether memory allows `pass` and `reserved` further forwards.
     fn fits(&self, pass: Pass, reserved: u32, finished: &Finished) -> bool {
         !pass.is_forward() || self.held + reserved < finished.limit
     }
 
-    /// Whether `pass` may run although its slot is not the next one.
+    /// Returns whether `pass` may run although its slot is not the next one.
     fn may_overtake(&self, pass: Pass, finished: &Finished) -> bool {
         let other = match pass {
             Pass::ForwardDown => Pass::ForwardUp,
@@ -205,7 +205,8 @@ mod tests {
     use super::*;
     use crate::generate::{v_half, v_min};
 
-    /// The slots of a block never meet, follow their dependencies, and hold what the formula says.
+    /// Checks that the slots of a block are disjoint and follow the dependencies, and that the block holds as much as
+    /// `peak` says.
     fn check(block: BuildingBlock) {
         for ranks in 1..40 {
             let slots: Vec<[u32; 4]> = (0..ranks).map(|rank| (block.slots)(ranks, rank)).collect();
@@ -224,7 +225,7 @@ mod tests {
         }
     }
 
-    /// The most activations that the endlessly repeated block holds, a `W` taking the first slot left free.
+    /// The largest number of activations that the repeated block holds, if each `W` takes the first free slot.
     fn held(slots: [u32; 4]) -> u32 {
         let end = slots[3] + PERIOD * 12;
         let (mut held, mut waiting, mut peak) = (0, 0, 0);

@@ -1,6 +1,7 @@
-//! The list of all generators, and the look-up by name.
+//! The list of all generators, and the lookup by name.
 
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::{
@@ -30,20 +31,7 @@ const CATALOGUE: &[Generator] = &[
     zb_greedy::GENERATOR,
 ];
 
-/// A schedule that can be asked for by name.
-#[derive(Debug, Clone, Copy)]
-pub struct Generator {
-    /// The name, in lower case.
-    pub name: &'static str,
-    /// What the schedule is good for, in one line.
-    pub summary: &'static str,
-    /// The settings that it takes beyond the size.
-    pub settings: &'static [Setting],
-    /// Makes the schedule for a size, or says why it cannot.
-    pub(super) generate: fn(&ScheduleSpec) -> Result<Schedule, GenerateError>,
-}
-
-/// Every schedule that can be asked for.
+/// Returns all generators, in the order in which a user reads them.
 pub fn catalogue() -> &'static [Generator] {
     CATALOGUE
 }
@@ -51,11 +39,11 @@ pub fn catalogue() -> &'static [Generator] {
 /// Makes the schedule called `name`, without regard to case.
 ///
 /// # Errors
-/// When there is no such schedule, or it does not exist at this size or has no use for a given setting.
+/// When there is no such schedule, if it does not exist at this size, or if a setting is given that it does not have.
 pub fn generate(name: &str, spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let found = CATALOGUE.iter().find(|generator| generator.name.eq_ignore_ascii_case(name));
     let generator = found.ok_or_else(|| unknown_schedule(name))?;
-    let unused = Setting::ALL.into_iter().find(|it| it.is_given(spec) && !generator.settings.contains(it));
+    let unused = Setting::ALL.into_iter().find(|it| spec.gives(*it) && !generator.settings.contains(it));
     if let Some(setting) = unused {
         return Err(GenerateError::UnusedSetting { schedule: generator.name, setting });
     }
@@ -70,7 +58,8 @@ fn unknown_schedule(name: &str) -> GenerateError {
         .min()
         .filter(|&(distance, known)| distance <= 1 + known.len() / 4)
         .map(|(_, known)| known);
-    GenerateError::UnknownSchedule { name, suggestion }
+    let known = CATALOGUE.iter().map(|generator| generator.name).collect();
+    GenerateError::UnknownSchedule { name, suggestion, known }
 }
 
 #[cfg(test)]

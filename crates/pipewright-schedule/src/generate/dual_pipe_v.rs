@@ -1,31 +1,32 @@
-//! DualPipeV: a V of two stages a rank on which a forward of one stage and a backward of the other run as one
-//! action, so that the communication of each hides behind the other's computation.
+//! DualPipeV: two stages a rank, placed in a V. A forward of one stage and a backward of the other run as one action,
+//! so that the communication of each overlaps with the computation of the other.
 //!
-//! DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024 (DualPipe), cut in half to a V so that no parameter is held
-//! twice, as its open-source description has it. Two stages a rank: rank `r` of `p` owns `r`, called chunk 0,
-//! and `2 p - 1 - r`, called chunk 1. At least as many microbatches as stages.
+//! DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024 (DualPipe), cut in half to a V as in its open-source description,
+//! so that no parameter is held twice. Rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1. It
+//! needs at least as many microbatches as stages.
 //!
-//! The order of rank `r` for `m` microbatches, `(F0 B1)` being one overlapped action:
+//! The order of rank `r` for `m` microbatches, where `(F0 B1)` is one overlap:
 //!
 //! 1. `2 (p - 1 - r)` times `F0`;
 //! 2. `r + 1` times `F0 F1`;
 //! 3. `p - 1 - r` times `I1 W1 F1`;
 //! 4. `m - 2 p + r + 1` times `(F0 B1) (F1 B0)`; the last rank begins with `F0` and `B1` on their own;
 //! 5. `p - 1 - r` times `B1 (F1 B0)`;
-//! 6. `r + 1` times `B1 B0`, of which the second half (rounded to begin with `B1` on odd ranks, with `B0` on
-//!    even ones) computes gradients of the inputs alone;
-//! 7. `p - 1 - r` times `W I0`, the weight gradient being the one that waits longest;
-//! 8. the weight gradients that are left, in the order of their input gradients.
+//! 6. `r + 1` times `B1 B0`, whose second half computes only input gradients (it begins with `B1` on odd ranks and with
+//!    `B0` on even ones);
+//! 7. `p - 1 - r` times `W I0`, where `W` is the weight gradient that has waited longest;
+//! 8. the remaining weight gradients, in the order of their input gradients.
 //!
-//! Rank `r` holds at most `2 p + 1` activations of a stage, `p + 1/2` stages' worth as 1F1B counts them.
+//! Rank `r` holds at most `2 p + 1` activations of a stage, which is as much as `p + 1/2` activations under 1F1B, whose
+//! stages are twice as large.
 
 use std::collections::VecDeque;
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
-use crate::generate::lane::Lane;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_cursor::StageCursor;
 use crate::ids::Rank;
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE};
 use crate::placement::Placement;
@@ -53,8 +54,8 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
 fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Action>> {
     let (ranks, above) = (placement.ranks(), rank.get());
     let below = ranks - 1 - above;
-    let mut lanes = placement.stages_of(rank).iter().copied().map(Lane::new);
-    let (Some(mut down), Some(mut up)) = (lanes.next(), lanes.next()) else { return Vec::new() };
+    let mut cursors = placement.stages_of(rank).iter().copied().map(StageCursor::new);
+    let (Some(mut down), Some(mut up)) = (cursors.next(), cursors.next()) else { return Vec::new() };
     let mut row = Vec::with_capacity(6 * microbatches as usize);
     row.extend((0..2 * below).map(|_| down.forward()));
     row.extend((0..=above).flat_map(|_| [down.forward(), up.forward()]));
@@ -73,11 +74,11 @@ fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Actio
 }
 
 /// Steps 6 to 8.
-fn cool_down(row: &mut Vec<Action>, lanes: [&mut Lane; 2], above: u32, below: u32) {
-    let [down, up] = lanes;
-    // From which turn on each chunk leaves its weight gradients for later: `above + 1` times in all.
+fn cool_down(row: &mut Vec<Action>, cursors: [&mut StageCursor; 2], above: u32, below: u32) {
+    let [down, up] = cursors;
+    // The iteration from which each chunk defers its weight gradients: `above + 1` times in all.
     let (up_splits, down_splits) = (above / 2 + 1, above.div_ceil(2));
-    // The chunks of the weight gradients that wait, `true` for the chunk that goes up.
+    // The chunks of the pending weight gradients, `true` for the chunk on the way up.
     let mut waiting: VecDeque<bool> = VecDeque::new();
     for turn in 0..=above {
         if turn < up_splits {

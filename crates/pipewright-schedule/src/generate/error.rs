@@ -1,25 +1,26 @@
-//! Why a schedule cannot be generated.
+//! The errors of generating a schedule.
 
 use thiserror::Error;
 
 use crate::costs::CostsError;
-use crate::generate::catalogue::catalogue;
+use crate::generate::limits::MAX_COMPUTE_ACTIONS;
 use crate::generate::settings::Setting;
-use crate::generate::spec::MAX_COMPUTE_ACTIONS;
 use crate::ids::StageIndex;
 use crate::overlap::{MAX_OVERLAPPED_MICROBATCH, MAX_OVERLAPPED_STAGE};
 use crate::placement::PlacementError;
 
-/// Why a schedule cannot be generated.
+/// The errors of generating a schedule.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum GenerateError {
-    /// No schedule has the name.
-    #[error("unknown schedule `{name}`; {}", suggest(.suggestion))]
+    /// There is no schedule of this name.
+    #[error("unknown schedule `{name}`; {}", suggest(.suggestion, .known))]
     UnknownSchedule {
-        /// The name, shortened where it is very long.
+        /// The name, shortened if it is very long.
         name: String,
-        /// The known name that is nearest, where one is near.
+        /// The nearest known name, if one is similar.
         suggestion: Option<&'static str>,
+        /// The names of all schedules.
+        known: Vec<&'static str>,
     },
     /// There is nothing to run.
     #[error("a schedule needs at least one microbatch")]
@@ -34,7 +35,7 @@ pub enum GenerateError {
         /// The number of microbatches.
         microbatches: u32,
     },
-    /// An overlap cannot name so many stages or microbatches.
+    /// There are more stages or microbatches than an overlap can name.
     #[error(
         "`{schedule}` runs at most {} stages and {} microbatches; use fewer",
         MAX_OVERLAPPED_STAGE + 1,
@@ -44,7 +45,7 @@ pub enum GenerateError {
         /// The schedule.
         schedule: &'static str,
     },
-    /// Trying out orders would take too long.
+    /// The search would take too long.
     #[error(
         "`{schedule}` tries out a dozen orders, which takes too long at this size; use at most {most} microbatches, \
          or zb-h1"
@@ -55,7 +56,7 @@ pub enum GenerateError {
         /// The most microbatches at this number of ranks.
         most: u64,
     },
-    /// The pipeline cannot be filled.
+    /// There are too few microbatches to fill the pipeline.
     #[error(
         "{microbatches} microbatches cannot fill the {stages} stages of `{schedule}`; use at least {stages}"
     )]
@@ -67,7 +68,7 @@ pub enum GenerateError {
         /// The number of stages.
         stages: u32,
     },
-    /// The schedule does not exist with so many stages on a rank.
+    /// The schedule needs another number of stages on each rank.
     #[error("`{schedule}` runs {supported} stage(s) on each rank, not {requested}; leave the number out")]
     StagesPerRank {
         /// The schedule.
@@ -77,7 +78,7 @@ pub enum GenerateError {
         /// The number that the schedule runs.
         supported: u32,
     },
-    /// The schedule turns at both ends, so that every rank has as many stages going down as going up.
+    /// The schedule runs down and up the ranks, so every rank has an even number of stages.
     #[error("`{schedule}` runs an even number of stages on each rank, not {requested}; use {}", requested.saturating_add(1))]
     OddStagesPerRank {
         /// The schedule.
@@ -85,7 +86,7 @@ pub enum GenerateError {
         /// The requested number of stages on each rank.
         requested: u32,
     },
-    /// The microbatches do not fall into rounds of equal size.
+    /// The microbatches cannot be divided into rounds of equal size.
     #[error(
         "`{schedule}` runs {microbatches} microbatches in {rounds} rounds of equal size, which {rounds} does not \
          divide; use a multiple of {rounds}"
@@ -95,20 +96,21 @@ pub enum GenerateError {
         schedule: &'static str,
         /// The requested number of microbatches.
         microbatches: u32,
-        /// The number of rounds: one for as many microbatches as there are ranks.
+        /// The number of rounds: the number of microbatches divided by the number of ranks.
         rounds: u32,
     },
-    /// The group of microbatches that a chunk runs before the next chunk's turn does not fit the ranks.
+    /// The group size does not fit the number of ranks. A group is the microbatches that a chunk runs before the next
+    /// chunk.
     #[error("a group of {group} microbatches does not fit {ranks} ranks; use one from {smallest} to {ranks}")]
     Group {
-        /// The requested group.
+        /// The requested group size.
         group: u32,
         /// The number of ranks.
         ranks: u32,
-        /// The smallest group that the ranks allow.
+        /// The smallest group size for this number of ranks.
         smallest: u32,
     },
-    /// The microbatches do not fall into groups of equal size.
+    /// The microbatches cannot be divided into groups of equal size.
     #[error("{microbatches} microbatches do not fall into groups of {group}; use a multiple of {group}")]
     UnevenGroups {
         /// The requested number of microbatches.
@@ -116,7 +118,7 @@ pub enum GenerateError {
         /// The size of a group.
         group: u32,
     },
-    /// A setting of another schedule, for which this one has no use.
+    /// A setting that the schedule does not have.
     #[error("`{schedule}` has no setting `{setting}`; leave it out")]
     UnusedSetting {
         /// The schedule.
@@ -134,7 +136,7 @@ pub enum GenerateError {
         /// The number of stages.
         stages: u32,
     },
-    /// A stage may hold no activation at all.
+    /// The memory limit of a stage is 0.
     #[error("the memory limit of stage {stage} is 0 microbatches; a stage needs room for at least one")]
     NoMemory {
         /// The stage.
@@ -148,13 +150,10 @@ pub enum GenerateError {
     Placement(#[from] PlacementError),
 }
 
-/// The end of the message for an unknown schedule.
-fn suggest(suggestion: &Option<&'static str>) -> String {
+/// Returns the end of the message for an unknown schedule.
+fn suggest(suggestion: &Option<&'static str>, known: &[&str]) -> String {
     match suggestion {
         Some(name) => format!("did you mean `{name}`?"),
-        None => {
-            let names: Vec<&str> = catalogue().iter().map(|generator| generator.name).collect();
-            format!("the schedules are {}", names.join(", "))
-        }
+        None => format!("the schedules are {}", known.join(", ")),
     }
 }

@@ -1,13 +1,13 @@
-//! Forward-only: every microbatch runs through every stage once, and nothing is differentiated.
+//! Forward-only: every microbatch runs forward through every stage, and there is no backward.
 //!
-//! For evaluation and inference; not for training. One stage a rank, microbatches in ascending order.
+//! For evaluation and inference, not for training. There is one stage a rank, and microbatches run in ascending order.
 //!
 //! With `p` ranks, `m` microbatches and a forward of equal length on every stage, the bubble is
-//! `(p - 1) / (m + p - 1)`. No activation outlives its microbatch's forward.
+//! `(p - 1) / (m + p - 1)`. An activation is freed when its forward ends.
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Schedule;

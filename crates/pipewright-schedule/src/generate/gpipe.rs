@@ -1,15 +1,15 @@
 //! GPipe: all forwards, then all backwards, each in ascending microbatch order.
 //!
-//! Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019. One
+//! Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019. There is one
 //! stage a rank.
 //!
 //! With `p` ranks, `m` microbatches, and forward and backward of equal length on every stage, the bubble is
-//! `(p - 1) / (m + p - 1)`, that of 1F1B. Every stage holds the activations of all `m` microbatches at once,
-//! where 1F1B holds at most `p`.
+//! `(p - 1) / (m + p - 1)`, as for 1F1B. Every stage holds the activations of all `m` microbatches at once, while 1F1B
+//! holds at most `p`.
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Schedule;

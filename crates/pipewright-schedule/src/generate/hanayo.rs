@@ -1,26 +1,25 @@
 //! Hanayo: waves that run down the ranks and up again, several times for each microbatch.
 //!
 //! Liu et al., "Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model Training Efficiency",
-//! 2023. An even number of stages a rank, `2 w` for `w` waves, on a line that turns at both ends.
+//! 2023. There are `2 w` stages a rank for `w` waves, placed down the ranks and up again `w` times.
 //!
-//! The order is that of a run in which a forward takes one tick, a backward two, and the way between ranks
-//! none. A free rank runs what can run; of several actions, first one of the other kind than it ran last, then
-//! that of the oldest microbatch, then that of the stage furthest down the line. Stage 0 takes a microbatch in
-//! while fewer than `2 p` of `p` ranks are in flight, that is, have begun on stage 0 and not ended there. Nothing
-//! can block: whatever is in flight runs through.
+//! The order is that of a simulated run in which a forward takes one tick, a backward two, and messages none. A free
+//! rank runs an action that can run. Among several it prefers the kind that it did not run last, then the oldest
+//! microbatch, then the last stage of the model. Stage 0 starts a microbatch while fewer than `2 p` microbatches are in
+//! flight, where `p` is the number of ranks. A microbatch is in flight from its forward to its backward on stage 0.
+//! There is no deadlock, because a microbatch in flight can always continue.
 //!
-//! A rank holds at most `2 w min(m, 2 p)` activations of a stage, where 1F1B holds `2 w p`; at 8 ranks and 32
-//! microbatches it is 23 of 16 with one wave and 40 of 32 with two. There the bubble is .099 and .141, against
-//! .179 for 1F1B; at 8 microbatches, where pipelines are short of work and waves help most, it is .368 and
-//! .238 against .467.
+//! A rank holds at most `2 w min(m, 2 p)` activations of a stage, while 1F1B holds `2 w p`. At 8 ranks and 32
+//! microbatches it holds 23 (1F1B: 16) with one wave and 40 (1F1B: 32) with two, and the bubble is .099 and .141 (1F1B:
+//! .179). At 8 microbatches, where waves help most, the bubble is .368 and .238 (1F1B: .467).
 
 use std::cmp::Reverse;
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
-use crate::generate::lane::Lane;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_cursor::StageCursor;
 use crate::ids::StageIndex;
 use crate::schedule::Schedule;
 
@@ -36,7 +35,7 @@ pub(super) const GENERATOR: Generator = Generator {
 /// The ticks of a backward; a forward has one.
 const BACKWARD_TICKS: u64 = 2;
 
-/// How many microbatches may be in flight for each rank.
+/// The number of microbatches that may be in flight for each rank.
 const IN_FLIGHT: u32 = 2;
 
 /// A forward or a full backward.
@@ -46,19 +45,19 @@ enum Kind {
     Backward,
 }
 
-/// How far every stage is.
+/// The progress of every stage.
 struct Progress {
     microbatches: u32,
     in_flight: u32,
-    /// For each stage, how many forwards have begun, and how many have ended.
+    /// For each stage, the number of forwards that have begun, and that have ended.
     forwards: Vec<[u32; 2]>,
-    /// For each stage, how many backwards have begun, and how many have ended.
+    /// For each stage, the number of backwards that have begun, and that have ended.
     backwards: Vec<[u32; 2]>,
 }
 
-/// What a rank is doing, or did last, and until which tick.
+/// The action that a rank is running or ran last, and the tick of its end.
 #[derive(Debug, Clone, Copy)]
-struct Turn {
+struct RankActivity {
     kind: Kind,
     stage: StageIndex,
     end: u64,
@@ -73,30 +72,30 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
         forwards: vec![[0; 2]; stages],
         backwards: vec![[0; 2]; stages],
     };
-    let mut lanes: Vec<Lane> = placement.all_stages().map(Lane::new).collect();
+    let mut cursors: Vec<StageCursor> = placement.all_stages().map(StageCursor::new).collect();
     let cells = 2 * stages / placement.ranks() as usize * spec.microbatches as usize;
     let mut rows: Vec<Vec<Option<Action>>> =
         placement.all_ranks().map(|_| Vec::with_capacity(cells)).collect();
-    let mut turns: Vec<Option<Turn>> = vec![None; rows.len()];
+    let mut activities: Vec<Option<RankActivity>> = vec![None; rows.len()];
     let mut tick = 0;
     while progress.is_unfinished() {
-        for turn in turns.iter().flatten().filter(|turn| turn.end == tick) {
-            progress.counts(turn.kind, turn.stage)[1] += 1;
+        for activity in activities.iter().flatten().filter(|activity| activity.end == tick) {
+            progress.counts(activity.kind, activity.stage)[1] += 1;
         }
-        for ((rank, row), turn) in placement.all_ranks().zip(&mut rows).zip(&mut turns) {
-            if turn.is_some_and(|turn| turn.end > tick) {
+        for ((rank, row), activity) in placement.all_ranks().zip(&mut rows).zip(&mut activities) {
+            if activity.is_some_and(|activity| activity.end > tick) {
                 continue;
             }
-            let chosen = progress.choose(placement.stages_of(rank), turn.map(|turn| turn.kind));
+            let chosen = progress.choose(placement.stages_of(rank), activity.map(|activity| activity.kind));
             let Some((kind, stage)) = chosen else { continue };
             progress.counts(kind, stage)[0] += 1;
-            let lane = &mut lanes[stage.index()];
+            let cursor = &mut cursors[stage.index()];
             let (action, ticks) = match kind {
-                Kind::Forward => (lane.forward(), 1),
-                Kind::Backward => (lane.backward(), BACKWARD_TICKS),
+                Kind::Forward => (cursor.forward(), 1),
+                Kind::Backward => (cursor.backward(), BACKWARD_TICKS),
             };
             row.push(Some(action));
-            *turn = Some(Turn { kind, stage, end: tick + ticks });
+            *activity = Some(RankActivity { kind, stage, end: tick + ticks });
         }
         tick += 1;
     }
@@ -104,12 +103,12 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
 }
 
 impl Progress {
-    /// Whether a backward of stage 0, the last action of a microbatch, has yet to begin.
+    /// Returns whether a backward of stage 0, which is the last action of a microbatch, has not begun yet.
     fn is_unfinished(&self) -> bool {
         self.backwards[0][0] < self.microbatches
     }
 
-    /// What a free rank with these stages, which ran an action of the kind `last`, runs next.
+    /// Returns the next action of a free rank that owns `stages` and ran an action of the kind `last` before.
     fn choose(&self, stages: &[StageIndex], last: Option<Kind>) -> Option<(Kind, StageIndex)> {
         let candidate = |kind: Kind, stage: StageIndex| {
             let microbatch = match kind {
@@ -126,7 +125,7 @@ impl Progress {
         first.map(|(_, _, Reverse(stage), kind)| (kind, stage))
     }
 
-    /// The microbatch of the next forward of `stage`, where its input is there.
+    /// Returns the microbatch of the next forward of `stage`, if its input exists.
     fn ready_forward(&self, stage: usize) -> Option<u32> {
         let next = self.forwards[stage][0];
         let bound = match stage.checked_sub(1) {
@@ -136,14 +135,14 @@ impl Progress {
         (next < bound).then_some(next)
     }
 
-    /// The microbatch of the next backward of `stage`, where its gradient is there.
+    /// Returns the microbatch of the next backward of `stage`, if its gradient exists.
     fn ready_backward(&self, stage: usize) -> Option<u32> {
         let next = self.backwards[stage][0];
         let gradient = self.backwards.get(stage + 1).is_none_or(|it| next < it[1]);
         (gradient && next < self.forwards[stage][1]).then_some(next)
     }
 
-    /// How many actions of a kind a stage has begun and ended.
+    /// Returns the numbers of actions of a kind that a stage has begun and ended.
     fn counts(&mut self, kind: Kind, stage: StageIndex) -> &mut [u32; 2] {
         let counts = match kind {
             Kind::Forward => &mut self.forwards,

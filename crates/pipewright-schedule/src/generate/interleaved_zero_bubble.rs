@@ -1,17 +1,17 @@
 //! Interleaved zero bubble (ZB1P): interleaved 1F1B with the backward split, so that weight gradients fill
 //! the cool-down.
 //!
-//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, the schedule called ZB-H1 there, carried over to several
-//! stages a rank, as PyTorch has it. Any number of stages a rank, in a loop, microbatches in rounds as in
-//! interleaved 1F1B.
+//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, there called ZB-H1, extended to several stages a rank as in
+//! PyTorch. There is any number of stages a rank, placed in a loop, and microbatches run in rounds as in interleaved
+//! 1F1B.
 //!
 //! With `p` ranks, `v` stages a rank and rounds of `g` microbatches, rank `r` warms up with
-//! `min(v m, (v - 1) g + p - 1 - r)` forwards and keeps up to `r` weight gradients pending
-//! (`split_backward.rs`). The idle cells are those of the reference: `r` before the first forward,
-//! `p - 1 - r` after the warm-up, and as many before a forward as the forward of the stage before it takes
-//! to come, in a grid in which every action takes one. A backward is not made to wait: the reference looks
-//! for full backwards, of which there are none, so its cells say nothing of when gradients come. The order
-//! is sound all the same; [`super::interleaved_zb_h1`] is the same order without idle cells.
+//! `min(v m, (v - 1) g + p - 1 - r)` forwards and keeps up to `r` weight gradients pending (`split_backward.rs`). The
+//! idle cells are those of the reference: `r` before the first forward, `p - 1 - r` after the warm-up, and before a
+//! forward as many as it waits for the forward of the previous stage, in a grid in which every action takes one cell.
+//! There are no idle cells before backwards, because the reference looks for full backwards, and this schedule has
+//! none. So the cells do not show when gradients arrive. The order is sound nevertheless. [`super::interleaved_zb_h1`]
+//! is the same order without idle cells.
 //!
 //! With `m` a multiple of `p`, and `F`, `I` and `W` of one length, the bubble is
 //! `(p - 1) / (3 v m + p - 1)` and every rank holds `v p` activations of a stage, as 1F1B does.
@@ -19,12 +19,12 @@
 use std::iter::repeat_n;
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::interleaving::Interleaving;
-use crate::generate::lane::Lane;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::split_backward::{Phases, split_backward};
+use crate::generate::stage_cursor::StageCursor;
 use crate::ids::{Rank, StageIndex};
 use crate::placement::Placement;
 use crate::schedule::Schedule;
@@ -52,7 +52,7 @@ fn row(placement: &Placement, rank: Rank, microbatches: u32, group: u32) -> Vec<
     let followers = placement.ranks() - 1 - rank.get();
     let warm_up = (order.chunks * microbatches).min((order.chunks - 1) * group + followers);
     let phases = Phases { warm_up, pending: rank.get() };
-    let mut row = split_backward(&mut Lane::of_rank(placement, rank), order, microbatches, phases);
+    let mut row = split_backward(&mut StageCursor::of_rank(placement, rank), order, microbatches, phases);
     if warm_up > 0 {
         let at = warm_up as usize;
         row.splice(at..at, repeat_n(None, followers as usize));
@@ -61,9 +61,9 @@ fn row(placement: &Placement, rank: Rank, microbatches: u32, group: u32) -> Vec<
     row
 }
 
-/// Runs the rows, one cell a tick, and idles a rank whose forward has no input yet.
+/// Runs the rows, one cell a tick, and inserts an idle cell while the input of a forward does not exist.
 fn with_waits(rows: Vec<Vec<Option<Action>>>, stages: u32) -> Vec<Vec<Option<Action>>> {
-    // Forwards of a stage run in ascending order, so that their number says which are done.
+    // Forwards of a stage run in ascending order, so their number tells which ones are done.
     let mut done = vec![0u32; stages as usize];
     let mut just_done: Vec<StageIndex> = Vec::new();
     let mut next = vec![0; rows.len()];

@@ -1,22 +1,21 @@
-//! Looped BFS: breadth first, all microbatches through one stage before the rank's next stage.
+//! Looped BFS (breadth first): all microbatches run through one stage before the rank's next stage.
 //!
-//! Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022. Any number of stages a rank, in a loop.
+//! Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022. There is any number of stages a rank, placed in a loop.
 //!
-//! Rank `r` of `p` runs its stages in ascending order, each for all microbatches forward, then its stages in
-//! descending order, each for all microbatches backward. Within a stage the backwards run from the last
-//! microbatch to the first, so that the activations made last are used first. Each rank idles `r` cells
-//! before its first forward and `2 (p - 1 - r)` cells before its first backward, the ticks until the first
-//! gradient comes up from the last rank.
+//! Rank `r` of `p` runs its stages in ascending order, each for all microbatches forward, then its stages in descending
+//! order, each for all microbatches backward. Within a stage the backwards run from the last microbatch to the first,
+//! so that the latest activations are used first. Each rank idles `r` cells before its first forward and
+//! `2 (p - 1 - r)` cells before its first backward, the ticks until the first gradient arrives from the last rank.
 //!
-//! With `v` stages a rank, `m >= p` microbatches, and forward and backward of equal length on every stage,
-//! the bubble is `(p - 1) / (v m + p - 1)`. Every stage holds the activations of all `m` microbatches at
-//! once; what it saves is communication: a stage's parameters are gathered twice a step and no more.
+//! With `v` stages a rank, `m >= p` microbatches, and forward and backward of equal length on every stage, the bubble
+//! is `(p - 1) / (v m + p - 1)`. Every stage holds the activations of all `m` microbatches at once. Its advantage is
+//! less communication for sharded parameters: a stage is gathered only twice a step.
 
 use std::iter::repeat_n;
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, Rank};
 use crate::placement::Placement;

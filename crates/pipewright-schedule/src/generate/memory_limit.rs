@@ -1,19 +1,19 @@
-//! How many activations a schedule may hold: one limit for every stage, or one for each.
+//! The limit on the activations that a schedule may hold: one for all stages, or one for each.
 
 use crate::generate::error::GenerateError;
 use crate::generate::settings::Setting;
 use crate::ids::StageIndex;
 
-/// One value for every stage, or one for each.
+/// One value for all stages, or one for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PerStage<T> {
-    /// The same value for every stage.
+    /// The same value for all stages.
     Same(T),
     /// The values of the stages, in order.
     Each(Vec<T>),
 }
 
-/// The limits of `stages` stages, in order, none of them 0.
+/// Returns the limits of `stages` stages in order, and checks that none of them is 0.
 pub(super) fn memory_limits(limit: &PerStage<u32>, stages: u32) -> Result<Vec<u32>, GenerateError> {
     let limits = match limit {
         PerStage::Same(value) => vec![*value; stages as usize],

@@ -1,8 +1,7 @@
-//! Schedules by name: what each rank computes, in which order.
+//! Generates schedules by name: the computations of each rank, in order.
 //!
-//! One generator a file. A generator documents its paper, its order, its bubble and its memory, and is
-//! entered into the list in `catalogue.rs`; nothing else knows it. Communication is added by
-//! [`mod@crate::lower`].
+//! Each generator has its own file, which documents its paper, its order, its bubble and its memory. The list of
+//! generators is in `catalogue.rs`. [`mod@crate::lower`] adds communication.
 //!
 //! ```
 //! use pipewright_schedule::{ScheduleSpec, csv, generate};
@@ -13,14 +12,16 @@
 
 mod catalogue;
 mod error;
+mod generator;
+mod limits;
 mod memory_limit;
 mod settings;
 mod spec;
 mod ticks;
 
 mod interleaving;
-mod lane;
 mod split_backward;
+mod stage_cursor;
 mod building_block;
 
 mod dual_pipe_v;
@@ -40,8 +41,10 @@ mod zb_h1;
 mod zb_h2;
 mod zbv_zero_bubble;
 
-pub use catalogue::{Generator, catalogue, generate};
+pub use catalogue::{catalogue, generate};
 pub use error::GenerateError;
+pub use generator::Generator;
+pub use limits::MAX_COMPUTE_ACTIONS;
 pub use memory_limit::PerStage;
 pub use settings::Setting;
-pub use spec::{MAX_COMPUTE_ACTIONS, ScheduleSpec};
+pub use spec::ScheduleSpec;

@@ -1,16 +1,15 @@
-//! 1F1B: one forward, one backward in turn, so that no stage holds more microbatches than there are stages.
+//! 1F1B: a forward and a backward alternately, so that no stage holds more microbatches than there are stages.
 //!
-//! Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019, with the flush at
-//! the step's end of "Memory-Efficient Pipeline-Parallel DNN Training", 2021. One stage a rank.
+//! Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019, with the flush at the end of
+//! a step from "Memory-Efficient Pipeline-Parallel DNN Training", 2021. There is one stage a rank.
 //!
-//! Stage `s` of `p` warms up with `min(m, p - s)` forwards, then runs a backward and a forward in turn while
-//! forwards remain, and cools down with the remaining backwards. With forward and backward of equal length on
-//! every stage, the bubble is `(p - 1) / (m + p - 1)`. Stage `s` holds the activations of at most
-//! `min(m, p - s)` microbatches.
+//! Stage `s` of `p` warms up with `min(m, p - s)` forwards, then alternates a backward and a forward while forwards
+//! remain, and cools down with the remaining backwards. With forward and backward of equal length on every stage, the
+//! bubble is `(p - 1) / (m + p - 1)`. Stage `s` holds the activations of at most `min(m, p - s)` microbatches.
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Schedule;

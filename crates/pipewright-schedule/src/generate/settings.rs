@@ -1,37 +1,25 @@
-//! The settings that single schedules have beyond their size, by name.
+//! The settings that some schedules have besides their size, by name.
 //!
-//! A schedule that has no use for a setting refuses it, rather than ignoring what somebody meant.
+//! A schedule refuses a setting that it does not have, so that a mistake is not ignored.
 
 use std::fmt;
 
-use crate::generate::spec::ScheduleSpec;
-
-/// A setting of single schedules.
+/// A setting that some schedules have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Setting {
-    /// [`ScheduleSpec::group`].
+    /// [`group`](crate::ScheduleSpec::group).
     Group,
-    /// [`ScheduleSpec::wide_warmup`].
+    /// [`wide_warmup`](crate::ScheduleSpec::wide_warmup).
     WideWarmup,
-    /// [`ScheduleSpec::costs`].
+    /// [`costs`](crate::ScheduleSpec::costs).
     Costs,
-    /// [`ScheduleSpec::memory_limit`].
+    /// [`memory_limit`](crate::ScheduleSpec::memory_limit).
     MemoryLimit,
 }
 
 impl Setting {
     /// Every setting.
     pub const ALL: [Self; 4] = [Self::Group, Self::WideWarmup, Self::Costs, Self::MemoryLimit];
-
-    /// Whether `spec` gives this setting.
-    pub(super) fn is_given(self, spec: &ScheduleSpec) -> bool {
-        match self {
-            Self::Group => spec.group.is_some(),
-            Self::WideWarmup => spec.wide_warmup,
-            Self::Costs => spec.costs.is_some(),
-            Self::MemoryLimit => spec.memory_limit.is_some(),
-        }
-    }
 }
 
 impl fmt::Display for Setting {

@@ -2,14 +2,12 @@
 
 use crate::costs::Costs;
 use crate::generate::error::GenerateError;
+use crate::generate::limits::MAX_COMPUTE_ACTIONS;
 use crate::generate::memory_limit::PerStage;
+use crate::generate::settings::Setting;
 use crate::placement::Placement;
 
-/// The largest number of compute actions that is generated, idle cells among them. Lowering about triples it,
-/// which must still fit a large machine's memory.
-pub const MAX_COMPUTE_ACTIONS: u128 = 1 << 28;
-
-/// How large a schedule is asked for, and with which settings.
+/// The requested size and settings of a schedule.
 ///
 /// ```
 /// use pipewright_schedule::ScheduleSpec;
@@ -19,49 +17,57 @@ pub const MAX_COMPUTE_ACTIONS: u128 = 1 << 28;
 pub struct ScheduleSpec {
     /// The number of ranks.
     pub ranks: u32,
-    /// The number of stages on each rank; `None` for what the schedule needs.
+    /// The number of stages on each rank; `None` for the number that the schedule needs.
     pub stages_per_rank: Option<u32>,
     /// The number of microbatches in a step.
     pub microbatches: u32,
-    /// How many microbatches a chunk runs before the next chunk's turn, for schedules that leave it open;
-    /// `None` for the number of ranks.
+    /// The number of microbatches that a chunk runs before the next chunk, for schedules with this setting; `None` for
+    /// the number of ranks.
     pub group: Option<u32>,
-    /// Whether to warm up with two more forwards, rather than one, for each rank that follows, where a
-    /// schedule leaves it open.
+    /// Whether to warm up with two forwards instead of one for each later rank, for schedules with this setting.
     pub wide_warmup: bool,
-    /// What actions take, for schedules that are made to measure; `None` for those of
-    /// [`Costs::default`].
+    /// The costs for which a schedule with this setting is optimised; `None` for [`Costs::default`].
     pub costs: Option<Costs>,
-    /// How many microbatches' activations a stage may hold at once, for schedules that keep a limit; `None`
+    /// The number of microbatches whose activations a stage may hold at once, for schedules with this setting; `None`
     /// for the number of ranks.
     pub memory_limit: Option<PerStage<u32>>,
 }
 
 impl ScheduleSpec {
-    /// The placement of a schedule with one stage on each rank, after all checks that such schedules share.
+    /// Returns whether `setting` has a value.
+    pub(super) fn gives(&self, setting: Setting) -> bool {
+        match setting {
+            Setting::Group => self.group.is_some(),
+            Setting::WideWarmup => self.wide_warmup,
+            Setting::Costs => self.costs.is_some(),
+            Setting::MemoryLimit => self.memory_limit.is_some(),
+        }
+    }
+
+    /// Returns the placement of a schedule with one stage on each rank, and checks the size.
     pub(super) fn one_stage_a_rank(&self, schedule: &'static str) -> Result<Placement, GenerateError> {
         self.check_stages_per_rank(schedule, 1)?;
         self.check_size(1, 0)?;
         Ok(Placement::looped(self.ranks, 1)?)
     }
 
-    /// The placement of a schedule with any number of stages on each rank, two where none is asked for, in a
-    /// loop over the ranks.
+    /// Returns the placement in a loop over the ranks, with the requested number of stages on each rank, or two if none
+    /// is given, and checks the size.
     pub(super) fn looped(&self) -> Result<Placement, GenerateError> {
         let stages_per_rank = self.stages_per_rank.unwrap_or(2);
         self.check_size(stages_per_rank, 2 * u64::from(self.ranks))?;
         Ok(Placement::looped(self.ranks, stages_per_rank)?)
     }
 
-    /// The placement of a schedule with two stages on each rank that runs down the ranks and up again.
+    /// Returns the placement of two stages on each rank down the ranks and up again, and checks the size.
     pub(super) fn one_v(&self, schedule: &'static str) -> Result<Placement, GenerateError> {
         self.check_stages_per_rank(schedule, 2)?;
         self.check_size(2, 2 * u64::from(self.ranks))?;
         Ok(Placement::v(self.ranks, 2)?)
     }
 
-    /// The placement of a schedule that runs down the ranks and up again several times; once where no number
-    /// of stages is asked for.
+    /// Returns the placement down the ranks and up again several times, or once if no number of stages is given, and
+    /// checks the size.
     pub(super) fn several_vs(&self, schedule: &'static str) -> Result<Placement, GenerateError> {
         let requested = self.stages_per_rank.unwrap_or(2);
         if !requested.is_multiple_of(2) {
@@ -80,14 +86,14 @@ impl ScheduleSpec {
         }
     }
 
-    /// Refuses an empty schedule, and one too large to allocate, before anything is allocated. A rank may idle
-    /// for as long as `idle` further microbatches would take.
+    /// Refuses a schedule that is empty or too large, before anything is allocated. Idle cells of a rank count as
+    /// `idle` further microbatches.
     fn check_size(&self, stages_per_rank: u32, idle: u64) -> Result<(), GenerateError> {
         let Self { ranks, microbatches, .. } = *self;
         if microbatches == 0 {
             return Err(GenerateError::NoMicrobatches);
         }
-        // A forward, and a backward that may be split in two.
+        // A forward, and two halves of a backward.
         let length = 3 * (u128::from(microbatches) + u128::from(idle));
         let cells = u128::from(ranks) * u128::from(stages_per_rank) * length;
         if cells > MAX_COMPUTE_ACTIONS {
@@ -97,7 +103,7 @@ impl ScheduleSpec {
         Ok(())
     }
 
-    /// Refuses fewer microbatches than stages: the pipeline would never be full.
+    /// Refuses fewer microbatches than stages, with which the pipeline would never be full.
     pub(super) fn check_fills(
         &self,
         schedule: &'static str,
@@ -110,8 +116,8 @@ impl ScheduleSpec {
         Ok(())
     }
 
-    /// How many microbatches a round has: one round for as many microbatches as there are ranks, and each as
-    /// large as the others.
+    /// Returns the number of microbatches in a round. There is one round for each full number of ranks, and rounds have
+    /// equal size.
     pub(super) fn microbatches_per_round(&self, schedule: &'static str) -> Result<u32, GenerateError> {
         let Self { ranks, microbatches, .. } = *self;
         let rounds = microbatches.checked_div(ranks).unwrap_or(1).max(1);
@@ -187,7 +193,8 @@ mod tests {
 
     #[test]
     fn idle_cells_count() {
-        // Without them, a million ranks with one microbatch would pass, and each would idle a million cells.
+        // Otherwise a million ranks with one microbatch would be accepted, and each row would have a million idle
+        // cells.
         let huge = "2000000 stages and 1 microbatches make more than 268435456 actions; use fewer of either";
         check("loopedbfs", 1_000_000, None, 1, huge);
         check("zbvzerobubble", 1_000_000, None, 1, huge);

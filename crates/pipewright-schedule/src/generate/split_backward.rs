@@ -1,34 +1,34 @@
-//! Warm-up, then forward, input gradients and weight gradients in turn, then the weight gradients that are
-//! left: one row of every schedule of the ZB-H family.
+//! The rows of the schedules of the ZB-H family: a warm-up, then forward, input backward and weight backward
+//! alternately, then the remaining weight backwards.
 //!
-//! Each kind visits the chunks in the order of `interleaving.rs`; weight gradients follow the order of the
-//! input gradients. The two numbers that a schedule chooses for each rank: how many forwards come before the
-//! first one that is followed by a backward, and how many weight gradients wait at most.
+//! Each kind visits the chunks in the order of `interleaving.rs`, and weight gradients follow the order of the input
+//! gradients. A schedule chooses two numbers for each rank: the forwards of the warm-up, and the largest number of
+//! pending weight gradients.
 
 use crate::action::Action;
 use crate::generate::interleaving::Interleaving;
-use crate::generate::lane::Lane;
+use crate::generate::stage_cursor::StageCursor;
 use crate::ids::StageIndex;
 
-/// What a schedule of the family chooses for a rank.
+/// The settings of a rank in a schedule of this family.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Phases {
-    /// Forwards before the first forward that a backward follows.
+    /// The number of forwards before the first forward that is followed by a backward.
     pub(super) warm_up: u32,
-    /// How many weight gradients wait at most: from then on, each backward for the inputs is followed by one
-    /// for the weights.
+    /// The largest number of pending weight gradients. Once it is reached, a weight backward follows each input
+    /// backward.
     pub(super) pending: u32,
 }
 
-/// The row of a rank with one stage.
+/// Makes the row of a rank with one stage.
 pub(super) fn one_stage(stage: StageIndex, microbatches: u32, phases: Phases) -> Vec<Option<Action>> {
     let order = Interleaving { chunks: 1, group: microbatches };
-    split_backward(&mut [Lane::new(stage)], order, microbatches, phases)
+    split_backward(&mut [StageCursor::new(stage)], order, microbatches, phases)
 }
 
-/// The row of a rank with the stages of `lanes`.
+/// Makes the row of a rank with the stages of `cursors`.
 pub(super) fn split_backward(
-    lanes: &mut [Lane],
+    cursors: &mut [StageCursor],
     order: Interleaving,
     microbatches: u32,
     phases: Phases,
@@ -36,17 +36,17 @@ pub(super) fn split_backward(
     let all = order.chunks * microbatches;
     let warm_up = phases.warm_up.min(all);
     let mut row = Vec::with_capacity(3 * all as usize);
-    row.extend((0..warm_up).map(|op| Some(lanes[order.forward(op)].forward())));
+    row.extend((0..warm_up).map(|op| Some(cursors[order.forward(op)].forward())));
     for op in 0..all {
         if warm_up + op < all {
-            row.push(Some(lanes[order.forward(warm_up + op)].forward()));
+            row.push(Some(cursors[order.forward(warm_up + op)].forward()));
         }
-        row.push(Some(lanes[order.backward(op)].input_backward()));
+        row.push(Some(cursors[order.backward(op)].input_backward()));
         if let Some(oldest) = op.checked_sub(phases.pending) {
-            row.push(Some(lanes[order.backward(oldest)].weight_backward()));
+            row.push(Some(cursors[order.backward(oldest)].weight_backward()));
         }
     }
     let left = all.saturating_sub(phases.pending)..all;
-    row.extend(left.map(|op| Some(lanes[order.backward(op)].weight_backward())));
+    row.extend(left.map(|op| Some(cursors[order.backward(op)].weight_backward())));
     row
 }

@@ -1,30 +1,30 @@
-//! Costs as whole numbers, for schedules that are made to measure.
+//! Costs as integers, for schedules that are optimised for costs.
 //!
-//! Such a schedule compares sums of times, of which many are equal by design. Floating point would let the
-//! last bit decide between them; whole numbers keep equal what is equal. A tick is a power of ten of seconds,
-//! chosen so that the largest cost has nine digits: costs that are written as decimals stay exact, and the sum
-//! over the largest schedule fits 64 bits.
+//! Such a schedule compares sums of times, and many of them are equal by design. With floating point, rounding errors
+//! would decide between them; with integers they stay equal. A tick is a power of ten in seconds, chosen so that the
+//! largest cost has nine digits. So costs that are written as decimals stay exact, and sums over the largest schedule
+//! fit 64 bits.
 
 use crate::costs::{Costs, CostsError};
 use crate::ids::StageIndex;
 use crate::placement::Placement;
 
-/// Below this all costs lie, in ticks.
+/// The bound below which all costs are, in ticks.
 const LARGEST: f64 = 1e9;
 
-/// What the actions of one stage take for one microbatch, in ticks.
+/// The times of a stage for one microbatch, in ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StageTicks {
     pub(super) forward: u64,
     pub(super) input_backward: u64,
     pub(super) weight_backward: u64,
-    /// From the end of a forward until its output is with the next stage; 0 for the last stage.
+    /// The time from the end of a forward until its output is at the next stage; 0 for the last stage.
     pub(super) output_hop: u64,
-    /// From the end of a backward until its gradient is with the stage before; 0 for the first stage.
+    /// The time from the end of a backward until its gradient is at the previous stage; 0 for the first stage.
     pub(super) gradient_hop: u64,
 }
 
-/// The costs of every stage in ticks. A message takes its link's time as if it were the only one.
+/// Returns the costs of every stage in ticks. Each message takes as long as if it were alone on its link.
 ///
 /// # Errors
 /// When the costs do not fit the number of stages, or are out of range.
@@ -39,12 +39,12 @@ pub(super) fn ticks(costs: &Costs, placement: &Placement) -> Result<Vec<StageTic
     Ok(all.iter().map(|stage| rounded(stage.map(|cost| (cost * per_second).round() as u64))).collect())
 }
 
-/// The fields of [`StageTicks`], in seconds.
+/// Returns the fields of [`StageTicks`] in seconds.
 fn seconds(costs: &Costs, placement: &Placement, stage: StageIndex) -> [f64; 5] {
     let at = costs.stage(stage);
     let hop = |to: Option<StageIndex>| {
         to.map_or(0.0, |to| {
-            // A gradient is as large as the output that it belongs to, which the lower stage makes.
+            // A gradient has the size of its output, which the lower of the two stages makes.
             let bytes = costs.output_bytes(stage.min(to));
             let (occupied, latency) = costs.transfer(placement.rank_of(stage), placement.rank_of(to), bytes);
             occupied + latency
@@ -54,8 +54,8 @@ fn seconds(costs: &Costs, placement: &Placement, stage: StageIndex) -> [f64; 5] 
     [at.forward, at.input_backward, at.weight_backward, hop(next), hop(previous)]
 }
 
-/// The largest power of ten that keeps `largest`, in seconds, below [`LARGEST`] ticks. Powers are read from
-/// decimals, which is exact to the last bit on every machine.
+/// Returns the largest power of ten that keeps `largest`, in seconds, below [`LARGEST`] ticks. Powers are parsed from
+/// decimals, so that they are the same on every machine.
 fn ticks_per_second(largest: f64) -> f64 {
     let power = |exponent: i32| format!("1e{exponent}").parse::<f64>().unwrap_or(1.0);
     if largest == 0.0 {

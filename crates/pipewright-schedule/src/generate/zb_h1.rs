@@ -1,19 +1,19 @@
-//! ZB-H1: 1F1B with the backward split, a third of its bubble at the same memory.
+//! ZB-H1: 1F1B with a split backward, which has a third of the bubble and the same memory.
 //!
-//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023. One stage a rank. What the paper calls B and W are `I`
-//! and `W` here.
+//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023. There is one stage a rank. The paper's B and W are `I` and `W`
+//! here.
 //!
-//! Rank `r` of `p` warms up with `p - 1 - r` forwards, then runs `F I` in turn. From the moment `r` weight
-//! gradients wait, a `W` follows each `I`; at the end the `r` that wait fill the time in which the gradients
-//! of the other ranks come up. Fewer microbatches than ranks are allowed: the pipeline is then never full.
+//! Rank `r` of `p` warms up with `p - 1 - r` forwards, then repeats `F I`. Once `r` weight gradients are pending, a `W`
+//! follows each `I`. At the end, the `r` pending ones fill the time in which the gradients of later ranks arrive. Fewer
+//! microbatches than ranks are allowed, but then the pipeline is never full.
 //!
-//! With a forward of `f`, and backwards of `i` and `w` on every stage, the bubble is
-//! `(p - 1) (f + i - w) / (m (f + i + w) + (p - 1) (f + i - w))` for `m >= p` and `w <= i`; at `f = i = w`
-//! that is `(p - 1) / (3 m + p - 1)`. Every rank holds at most `min(m, p)` activations.
+//! If `F`, `I` and `W` take `f`, `i` and `w` on every stage, the bubble is
+//! `(p - 1) (f + i - w) / (m (f + i + w) + (p - 1) (f + i - w))` for `m >= p` and `w <= i`; at `f = i = w` that is
+//! `(p - 1) / (3 m + p - 1)`. Every rank holds at most `min(m, p)` activations.
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
 use crate::generate::split_backward::{Phases, one_stage};
 use crate::ids::StageIndex;
@@ -34,7 +34,7 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     Ok(Schedule::generated(placement, spec.microbatches, rows))
 }
 
-/// The rows of all ranks.
+/// Makes the rows of all ranks.
 pub(super) fn rows(ranks: u32, microbatches: u32) -> Vec<Vec<Option<Action>>> {
     let phases = |rank| Phases { warm_up: ranks - 1 - rank, pending: rank };
     (0..ranks).map(|rank| one_stage(StageIndex::new(rank), microbatches, phases(rank))).collect()

@@ -1,21 +1,21 @@
-//! ZBV: zero bubble on a V of two stages a rank, with the memory of 1F1B.
+//! ZBV: zero bubble with two stages a rank, placed in a V, and the memory of 1F1B.
 //!
-//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section on ZB-V, in the fixed order that PyTorch has. Two
-//! stages a rank: rank `r` of `p` owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1.
+//! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section on ZB-V, in the fixed order of PyTorch. Rank `r` of `p`
+//! owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1.
 //!
-//! The order of rank `r`, for `n = max(m, 2 p - 1)` microbatches, a number below each kind of action counting
-//! up by itself (`F0` is a forward of chunk 0):
+//! The order of rank `r`, for `n = max(m, 2 p - 1)` microbatches, where each kind of action of a chunk counts its
+//! microbatches (`F0` is a forward of chunk 0):
 //!
 //! 1. `2 (p - r) - 1` times `F0`;
 //! 2. `r` times `F1 F0`;
 //! 3. `p - r` times `F1 I1 W1`;
 //! 4. while forwards remain, `F0 I0 W0 F1 I1 W1`, without the `F0` once there is none;
-//! 5. `r` times `I0 I1`, whose weight gradients wait;
+//! 5. `r` times `I0 I1`, whose weight gradients are deferred;
 //! 6. `p - r` times `I0 W0`;
-//! 7. the weight gradients that are left, those of chunk 1 first.
+//! 7. the remaining weight gradients, those of chunk 1 first.
 //!
-//! Actions of microbatches that the step does not have, where `m < 2 p - 1`, are idle cells; so are `r` cells
-//! at the start.
+//! If `m < 2 p - 1`, actions of microbatches that do not exist are idle cells. There are also `r` idle cells at the
+//! start.
 //!
 //! With `m >= 2 p - 1` and `F`, `I` and `W` of one length, no rank idles between its first and its last action,
 //! and the bubble from barrier to barrier is `(p - 1) / (6 m + p - 1)`. Every rank holds at most `2 p`
@@ -24,10 +24,10 @@
 use std::iter::repeat_n;
 
 use crate::action::Action;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
-use crate::generate::lane::Lane;
+use crate::generate::generator::Generator;
 use crate::generate::spec::ScheduleSpec;
+use crate::generate::stage_cursor::StageCursor;
 use crate::ids::Rank;
 use crate::placement::Placement;
 use crate::schedule::Schedule;
@@ -51,8 +51,8 @@ fn row(placement: &Placement, rank: Rank, microbatches: u32) -> Vec<Option<Actio
     let (ranks, above) = (placement.ranks(), rank.get());
     let below = ranks - above;
     let full = microbatches.max(2 * ranks - 1);
-    let mut lanes = placement.stages_of(rank).iter().copied().map(Lane::new);
-    let (Some(mut down), Some(mut up)) = (lanes.next(), lanes.next()) else { return Vec::new() };
+    let mut cursors = placement.stages_of(rank).iter().copied().map(StageCursor::new);
+    let (Some(mut down), Some(mut up)) = (cursors.next(), cursors.next()) else { return Vec::new() };
     let mut row = Vec::with_capacity((above + 6 * full) as usize);
     row.extend((0..2 * below - 1).map(|_| down.forward()));
     row.extend((0..above).flat_map(|_| [up.forward(), down.forward()]));

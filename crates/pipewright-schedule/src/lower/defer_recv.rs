@@ -1,19 +1,20 @@
-//! Moves each receive to where its tensor is needed, so that what comes before it need not wait.
+//! The pass `defer-recv`: moves each receive directly before the action that uses its tensor, so that earlier actions
+//! do not wait for it.
 //!
-//! The send/receive pass puts a receive where its message is sent, which may be long before it is used. On
-//! transports that work off a rank's messages one after another, such a receive holds up the sends behind it.
+//! The pass `send-recv` places a receive at the moment of its send, which may be long before its use. On transports
+//! that process the messages of a rank one after another, such a receive delays the sends after it.
 //!
-//! Rules: (1) a receive waits until the forward or backward that uses its tensor, and comes right before it;
-//! (2) of two ranks, the lower one first receives what it has put off from the higher one before it sends to
-//! it, so that they do not both insist on sending first; (3) where the order of use is not the order of
-//! arrival, a receive brings along the earlier ones from the same rank, since a transport without tags
-//! delivers in order; (4) what nobody uses comes at the row's end. A receive never moves forward.
+//! Rules: (1) a receive moves directly before the forward or backward that uses its tensor; (2) before a rank sends to
+//! a higher rank, it runs all deferred receives from that rank, so that two ranks do not both send first; (3) if the
+//! order of use is not the order of arrival, the earlier receives from the same rank move together with a receive,
+//! because a transport without tags delivers in order; (4) receives of unused tensors move to the end of the row. A
+//! receive never moves to an earlier position.
 //!
-//! The outcome needs sends that only start (`wait-send`): two ranks that send to each other before they
-//! receive are a deadlock where a send completes only when it is received, and rule 2 does not help circles
-//! of three. With waits, a receive that comes later asks less of the others, so a sound program stays sound.
+//! The result needs sends that only start (`wait-send`). If sends block until they are received, two ranks that send to
+//! each other before they receive deadlock, and rule 2 does not prevent cycles of three ranks. If sends do not block, a
+//! later receive only relaxes the order, so a sound program stays sound.
 //!
-//! Time linear in the program.
+//! Time: linear in the program.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
@@ -23,33 +24,33 @@ use crate::placement::Placement;
 use crate::schedule::Program;
 use crate::transfer::Transfer;
 
-/// Puts off every receive until its tensor is used.
+/// Defers every receive until its tensor is used.
 pub fn defer_recv(program: Program) -> Program {
     let placement = program.placement().clone();
     program.map_rows(|rank, row| {
-        let mut held = Held::new(&placement);
+        let mut deferred = DeferredReceives::new(&placement);
         for (position, action) in row.into_iter().enumerate() {
-            held.take(rank, position, action);
+            deferred.push(rank, position, action);
         }
-        held.finish()
+        deferred.finish()
     })
 }
 
-/// The receives of a row that are put off, and what has been written of the row.
-struct Held<'a> {
+/// The deferred receives of a row, and the new row so far.
+struct DeferredReceives<'a> {
     placement: &'a Placement,
     waiting: HashSet<Action>,
-    /// By the rank they come from, in the order in which they stood, each with its position.
+    /// By sending rank, in their original order, each with its original position.
     from: BTreeMap<Rank, VecDeque<(usize, Action)>>,
     lowered: Vec<Action>,
 }
 
-impl<'a> Held<'a> {
+impl<'a> DeferredReceives<'a> {
     fn new(placement: &'a Placement) -> Self {
         Self { placement, waiting: HashSet::new(), from: BTreeMap::new(), lowered: Vec::new() }
     }
 
-    fn take(&mut self, rank: Rank, position: usize, action: Action) {
+    fn push(&mut self, rank: Rank, position: usize, action: Action) {
         match (action, Transfer::of(self.placement, action)) {
             (Action::RecvForward { .. } | Action::RecvBackward { .. }, Some(transfer)) => {
                 self.waiting.insert(action);
@@ -59,19 +60,19 @@ impl<'a> Held<'a> {
             (Action::SendForward { .. } | Action::SendBackward { .. }, Some(transfer))
                 if rank < transfer.receiver =>
             {
-                while self.receive_next(transfer.receiver).is_some() {}
+                while self.emit_next_from(transfer.receiver).is_some() {}
             }
             _ => {
                 for part in action.parts() {
-                    self.receive_for(part);
+                    self.emit_before_use(part);
                 }
             }
         }
         self.lowered.push(action);
     }
 
-    /// Receives what `part` uses, and before it what came earlier from the same rank.
-    fn receive_for(&mut self, part: Action) {
+    /// Appends the receive of the tensor that `part` uses, after the earlier receives from the same rank.
+    fn emit_before_use(&mut self, part: Action) {
         let wanted = match part {
             Action::Forward { stage, microbatch } => Action::RecvForward { stage, microbatch },
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
@@ -80,18 +81,18 @@ impl<'a> Held<'a> {
             _ => return,
         };
         let Some(transfer) = Transfer::of(self.placement, wanted) else { return };
-        while self.waiting.contains(&wanted) && self.receive_next(transfer.sender).is_some() {}
+        while self.waiting.contains(&wanted) && self.emit_next_from(transfer.sender).is_some() {}
     }
 
-    /// Receives the first that is put off from `peer`.
-    fn receive_next(&mut self, peer: Rank) -> Option<Action> {
+    /// Appends the first deferred receive from `peer`.
+    fn emit_next_from(&mut self, peer: Rank) -> Option<Action> {
         let (_, receive) = self.from.get_mut(&peer)?.pop_front()?;
         self.waiting.remove(&receive);
         self.lowered.push(receive);
         Some(receive)
     }
 
-    /// The row, with what nobody uses at its end.
+    /// Returns the row, with receives of unused tensors at its end.
     fn finish(mut self) -> Vec<Action> {
         let mut unused: Vec<(usize, Action)> = self.from.into_values().flatten().collect();
         unused.sort_unstable();

@@ -1,24 +1,24 @@
-//! Drops bubbles: from what a rank does at each tick to what it does in order.
+//! Drops bubbles: turns the cells of each tick into actions in order.
 //!
-//! Rule: the actions of a row stay, in their order; empty cells go. When a rank idles is decided from here on
-//! by what it waits for, not by the schedule.
+//! Rule: the actions of a row keep their order, and empty cells are removed. In the program a rank idles only when it
+//! waits for a tensor.
 //!
-//! A large schedule takes a good part of the memory that lowering takes, and filling memory takes time. So its rows
-//! are copied only for a pass that changes them; sends and receives are added to the schedule as it is, whose bubbles
-//! are dropped on the way ([`Computation`]).
+//! A large schedule takes a large part of the memory of lowering, and copying it takes time. So its rows are copied
+//! only for a pass that changes them. If no pass does, sends and receives are added to the schedule directly, and its
+//! bubbles are skipped ([`Computation`]).
 
 use crate::schedule::{Program, Schedule};
 
-/// What the ranks compute, before sends and receives are added.
+/// The computation of the ranks, before sends and receives are added.
 pub(super) enum Computation<'a> {
-    /// What a schedule says, without its bubbles.
+    /// The actions of a schedule.
     Scheduled(&'a Schedule),
-    /// What a pass has made of it.
+    /// A program that a pass has made from the schedule.
     Changed(Program),
 }
 
 impl Computation<'_> {
-    /// The program that computes this, and nothing more.
+    /// Returns the program without messages.
     pub(super) fn into_program(self) -> Program {
         match self {
             Self::Scheduled(schedule) => drop_bubbles(schedule),
@@ -27,7 +27,7 @@ impl Computation<'_> {
     }
 }
 
-/// The program of `schedule`'s actions, without its bubbles.
+/// Makes the program of the actions of `schedule`, without its bubbles.
 pub fn drop_bubbles(schedule: &Schedule) -> Program {
     Program::without_bubbles(schedule)
 }

@@ -1,8 +1,9 @@
-//! Merges the halves of a split backward where nothing stands between them.
+//! The pass `merge-bw`: merges the halves of a split backward if they are adjacent.
 //!
-//! Rule: `I` and right behind it `W`, of the same stage and microbatch, become one `B`. Cells in between keep
-//! them apart, even waits and messages: what was put there was to overlap with `W`. Merging saves a second
-//! walk over the stage's graph and the stash between the halves. Time linear in the row, in place.
+//! Rule: an `I` that is directly followed by the `W` of the same stage and microbatch becomes a `B` together with it.
+//! Any action in between, even a wait or a message, keeps them apart, because it was placed there to overlap with `W`.
+//! Merging saves a second pass over the stage's graph and the tensors kept between the halves. Time: linear in the row,
+//! in place.
 
 use crate::action::Action;
 use crate::schedule::Program;
@@ -25,7 +26,7 @@ pub fn merge_bw(program: Program) -> Program {
     })
 }
 
-/// The full backward that `previous` and `action` make together.
+/// Returns the full backward that `previous` and `action` make together, if they do.
 fn merged(previous: Option<&Action>, action: Action) -> Option<Action> {
     match (previous?, action) {
         (

@@ -1,8 +1,8 @@
-//! From a schedule to a program: a list of small passes, each with its own file, rules and tests.
+//! Lowers a schedule to a program: a list of small passes, each with its own file, rules and tests.
 //!
-//! [`lower`] is the table of contents. In debug builds the program is validated after each pass, at the level
-//! that holds there. Passes are linear in the program, and take rows over rather than copy them. [`apply`]
-//! runs a list of passes of the user's choice.
+//! [`lower`] runs the passes in order, [`for_training`] with the settings of training, and [`apply`] runs a list of the
+//! user's choice. In debug builds, `lower` validates the program after each pass. Passes take time linear in the
+//! program, and take ownership of rows instead of copying them.
 //!
 //! ```
 //! use pipewright_schedule::{Level, LowerConfig, csv, lower};
@@ -14,22 +14,28 @@
 
 mod defer_recv;
 mod drop_bubbles;
+mod error;
+mod forward_part;
 mod merge_bw;
 mod pass_list;
 mod passes;
 mod reduce_grad;
 mod send_early;
 mod send_recv;
+mod training;
 mod unshard;
 mod wait_send;
 
 pub use defer_recv::defer_recv;
 pub use drop_bubbles::drop_bubbles;
+pub use error::LowerError;
+pub use forward_part::forward_part;
 pub use merge_bw::merge_bw;
 pub use pass_list::{ParsePassError, Pass, PassInput, apply};
-pub use passes::{LowerConfig, LowerError, Messages, lower};
+pub use passes::{LowerConfig, Messages, lower};
 pub use reduce_grad::{ReduceWait, reduce_grad};
-pub use send_early::send_early;
-pub use send_recv::{send_recv, send_recv_in_step};
+pub use send_early::{Overlaps, send_early};
+pub use send_recv::{send_recv, send_recv_with_bubbles};
+pub use training::{TrainingLowering, for_training};
 pub use unshard::{UnshardConfig, unshard};
 pub use wait_send::wait_send;

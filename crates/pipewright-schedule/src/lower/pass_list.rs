@@ -1,8 +1,7 @@
-//! Passes by name, and any list of them over the rows of a file.
+//! Passes by name, and lists of passes over the rows of a file.
 //!
-//! [`mod@crate::lower`] has its one order of passes, which is proved sound after each of them. What is here
-//! runs a user's own list, on rows that may be a mere fragment of a program, and proves nothing: validate the
-//! outcome.
+//! [`lower`](fn@crate::lower::lower) has a fixed order of passes. [`apply`] runs a list of the user's choice, on rows
+//! that may be a fragment of a program. It does not prove the result sound; validate it.
 //!
 //! ```
 //! use pipewright_schedule::csv;
@@ -22,48 +21,49 @@ use thiserror::Error;
 
 use crate::action::Action;
 use crate::ids::Rank;
-use crate::lower::passes::LowerError;
+use crate::lower::error::LowerError;
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
-use crate::lower::send_recv::cells_in_step;
+use crate::lower::send_early::{Overlaps, send_early};
+use crate::lower::send_recv::send_recv_cells;
 use crate::lower::unshard::{UnshardConfig, unshard};
-use crate::lower::{defer_recv, merge_bw, send_early, send_recv, wait_send};
+use crate::lower::{defer_recv, merge_bw, send_recv, wait_send};
 use crate::placement::Placement;
 use crate::schedule::{Program, ScheduleError, check_sizes, infer_sizes};
 
-/// A pass with its setting. The text form stands at each variant.
+/// A pass with its setting. The documentation of each variant begins with its text form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
     /// `unshard`, `unshard=W` with a window of `W` stages, or `unshard=W:L`, which looks `L` actions ahead.
     Unshard(UnshardConfig),
     /// `merge-bw`
     MergeBw,
-    /// `send-early`
-    SendEarly,
+    /// `send-early`, or `send-early=keep-overlaps` to leave overlaps whole.
+    SendEarly(Overlaps),
     /// `reduce-grad`, or `reduce-grad=at-end` to wait at the row's end.
     ReduceGrad(ReduceWait),
     /// `send-recv`
     SendRecv,
     /// `defer-recv`
     DeferRecv,
-    /// `wait-send`, or `wait-send=K` with at most `K` sends on their way.
+    /// `wait-send`, or `wait-send=K` with at most `K` sends in flight.
     WaitSend(Option<NonZeroU32>),
 }
 
-/// A text that names no [`Pass`].
+/// A text that is not a [`Pass`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ParsePassError {
-    /// No pass has the name.
+    /// There is no pass of this name.
     #[error("unknown pass `{name}`; the passes are {}", NAMES.join(", "))]
     Unknown {
-        /// The name, shortened where it is very long.
+        /// The name, shortened if it is very long.
         name: String,
     },
     /// The pass has no such setting.
-    #[error("`{setting}` is no setting of the pass `{pass}`; {}", settings(.pass))]
+    #[error("`{setting}` is not a setting of the pass `{pass}`; {}", settings(.pass))]
     Setting {
         /// The pass.
         pass: &'static str,
-        /// What stands behind its `=`, shortened where it is very long.
+        /// The text after its `=`, shortened if it is very long.
         setting: String,
     },
 }
@@ -71,11 +71,12 @@ pub enum ParsePassError {
 const NAMES: [&str; 7] =
     ["unshard", "merge-bw", "reduce-grad", "send-early", "send-recv", "defer-recv", "wait-send"];
 
-/// What a pass takes behind its `=`.
+/// Returns the settings of a pass, for an error message.
 fn settings(pass: &str) -> &'static str {
     match pass {
         "unshard" => "use `unshard`, `unshard=3` or `unshard=3:8`",
         "reduce-grad" => "use `reduce-grad` or `reduce-grad=at-end`",
+        "send-early" => "use `send-early` or `send-early=keep-overlaps`",
         "wait-send" => "use `wait-send` or `wait-send=2`",
         _ => "it has none",
     }
@@ -85,17 +86,17 @@ impl Pass {
     /// Reads passes separated by commas.
     ///
     /// # Errors
-    /// At the first that is none.
+    /// At the first text that is not a pass.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, ParsePassError> {
         text.split(',').map(|pass| pass.trim().parse()).collect()
     }
 
-    /// The name, without the setting.
+    /// Returns the name, without the setting.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unshard(_) => "unshard",
             Self::MergeBw => "merge-bw",
-            Self::SendEarly => "send-early",
+            Self::SendEarly(_) => "send-early",
             Self::ReduceGrad(_) => "reduce-grad",
             Self::SendRecv => "send-recv",
             Self::DeferRecv => "defer-recv",
@@ -107,7 +108,7 @@ impl Pass {
         Ok(match self {
             Self::Unshard(config) => unshard(program, config),
             Self::MergeBw => merge_bw(program),
-            Self::SendEarly => send_early(program),
+            Self::SendEarly(overlaps) => send_early(program, overlaps),
             Self::ReduceGrad(wait) => reduce_grad(program, wait),
             Self::SendRecv => send_recv(program)?,
             Self::DeferRecv => defer_recv(program),
@@ -124,6 +125,7 @@ impl fmt::Display for Pass {
             Self::Unshard(UnshardConfig { window, lookahead: Some(lookahead) }) => {
                 write!(f, "={window}:{lookahead}")
             }
+            Self::SendEarly(Overlaps::Keep) => f.write_str("=keep-overlaps"),
             Self::ReduceGrad(ReduceWait::AtEnd) => f.write_str("=at-end"),
             Self::WaitSend(Some(budget)) => write!(f, "={budget}"),
             _ => Ok(()),
@@ -148,7 +150,7 @@ impl FromStr for Pass {
     }
 }
 
-/// The pass called `pass`; `None` where it has no such setting.
+/// Returns the pass called `pass` with its setting; `None` if it does not have that setting.
 fn with_setting(pass: &str, setting: Option<&str>) -> Option<Pass> {
     Some(match (pass, setting) {
         ("unshard", None) => Pass::Unshard(UnshardConfig::default()),
@@ -159,7 +161,8 @@ fn with_setting(pass: &str, setting: Option<&str>) -> Option<Pass> {
             None => UnshardConfig { window: setting.parse().ok()?, lookahead: None },
         }),
         ("merge-bw", None) => Pass::MergeBw,
-        ("send-early", None) => Pass::SendEarly,
+        ("send-early", None) => Pass::SendEarly(Overlaps::TakeApart),
+        ("send-early", Some("keep-overlaps")) => Pass::SendEarly(Overlaps::Keep),
         ("reduce-grad", None) => Pass::ReduceGrad(ReduceWait::AtOnce),
         ("reduce-grad", Some("at-end")) => Pass::ReduceGrad(ReduceWait::AtEnd),
         ("send-recv", None) => Pass::SendRecv,
@@ -170,24 +173,24 @@ fn with_setting(pass: &str, setting: Option<&str>) -> Option<Pass> {
     })
 }
 
-/// What a list of passes runs on: the rows of a file, and what the file does not say.
+/// The input of a list of passes: the rows of a file, and sizes that the file may not determine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PassInput {
-    /// One row a rank, at any level, with or without bubbles.
+    /// A row for each rank, at any level, with or without bubbles.
     pub rows: Vec<Vec<Option<Action>>>,
-    /// The rank of each stage; `None` where it follows from the rows.
+    /// The rank of each stage; `None` to infer it from the rows.
     pub stage_to_rank: Option<Vec<Rank>>,
-    /// The number of microbatches; `None` where it follows from the rows.
+    /// The number of microbatches; `None` to infer it from the rows.
     pub microbatches: Option<u32>,
 }
 
 /// Runs `passes` over rows, one after another.
 ///
-/// Bubbles go with the first pass. Where that is `send-recv`, a bubble keeps its rank from acting for a turn
-/// ([`crate::lower::send_recv_in_step`]), so that messages stand where the file's columns put them.
+/// The first pass drops the bubbles. If it is `send-recv`, a rank skips a sweep for each bubble
+/// ([`crate::lower::send_recv_with_bubbles`]), so that the order of messages follows the columns of the file.
 ///
 /// # Errors
-/// When the rows do not fit together, or a pass cannot go on.
+/// When the rows do not fit together, or a pass fails.
 pub fn apply(input: PassInput, passes: &[Pass]) -> Result<Program, LowerError> {
     let PassInput { rows, stage_to_rank, microbatches } = input;
     let (placement, microbatches) = sizes(&rows, stage_to_rank, microbatches)?;
@@ -195,7 +198,7 @@ pub fn apply(input: PassInput, passes: &[Pass]) -> Result<Program, LowerError> {
         [Pass::SendRecv, rest @ ..] => {
             let actions = rows.iter().flatten().flatten().count() as u64;
             check_sizes(&placement, microbatches, rows.len(), actions)?;
-            (cells_in_step(&placement, microbatches, &rows)?, rest)
+            (send_recv_cells(&placement, microbatches, &rows)?, rest)
         }
         all => {
             let rows = rows.into_iter().map(|row| row.into_iter().flatten().collect()).collect();
@@ -208,7 +211,7 @@ pub fn apply(input: PassInput, passes: &[Pass]) -> Result<Program, LowerError> {
     Ok(program)
 }
 
-/// The placement and the number of microbatches: as given, else as the rows say.
+/// Returns the placement and the number of microbatches: as given, otherwise inferred from the rows.
 fn sizes(
     rows: &[Vec<Option<Action>>],
     stage_to_rank: Option<Vec<Rank>>,
@@ -244,7 +247,7 @@ mod tests {
 
     #[test]
     fn passes_round_trip() {
-        let all = "unshard=3,unshard=2:5,merge-bw,send-early,reduce-grad,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2";
+        let all = "unshard=3,unshard=2:5,merge-bw,send-early,send-early=keep-overlaps,reduce-grad,reduce-grad=at-end,send-recv,defer-recv,wait-send,wait-send=2";
         let printed: Vec<String> =
             Pass::parse_list(all).expect("passes").iter().map(ToString::to_string).collect();
         assert_eq!(printed.join(","), all);
@@ -259,9 +262,9 @@ mod tests {
         );
         check_error(
             "wait-send=0",
-            "`0` is no setting of the pass `wait-send`; use `wait-send` or `wait-send=2`",
+            "`0` is not a setting of the pass `wait-send`; use `wait-send` or `wait-send=2`",
         );
-        check_error("merge-bw=1", "`1` is no setting of the pass `merge-bw`; it has none");
+        check_error("merge-bw=1", "`1` is not a setting of the pass `merge-bw`; it has none");
     }
 
     #[test]
@@ -288,7 +291,7 @@ mod tests {
 
     #[test]
     fn messages_are_not_added_twice() {
-        let twice = "the program communicates already; add sends and receives only once";
+        let twice = "the program already communicates; add sends and receives only once";
         check("0F0,0SEND_F0\n1RECV_F0,1F0\n", None, "send-recv", Err(twice));
     }
 }

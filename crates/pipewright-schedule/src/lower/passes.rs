@@ -1,31 +1,32 @@
-//! The list of passes and their settings.
+//! The order of the passes, and their settings.
 
 use std::num::NonZeroU32;
 
-use thiserror::Error;
-
 use crate::level::Level;
 use crate::lower::drop_bubbles::Computation;
+use crate::lower::error::LowerError;
 use crate::lower::reduce_grad::{ReduceWait, reduce_grad};
+use crate::lower::send_early::{Overlaps, send_early};
 use crate::lower::send_recv::send_recv_over;
 use crate::lower::unshard::{UnshardConfig, unshard};
-use crate::lower::{defer_recv, drop_bubbles, merge_bw, send_early, wait_send};
-use crate::schedule::{Program, Schedule, ScheduleError};
-use crate::validate::{Blocked, Violations, check};
+use crate::lower::{defer_recv, drop_bubbles, merge_bw, wait_send};
+use crate::schedule::{Program, Schedule};
+use crate::validate::check;
 
-/// Which passes run, and how.
+/// The passes to run, and their settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LowerConfig {
-    /// Merge the halves of a split backward that stand next to each other.
+    /// Merge the halves of a split backward if they are adjacent.
     pub merge_bw: bool,
-    /// Gather parameters before their stage computes; `None` where parameters are not sharded.
+    /// Gather parameters before their stage computes; `None` if parameters are not sharded.
     pub unshard: Option<UnshardConfig>,
-    /// Reduce each stage's gradients after its last weight gradient, and wait for it where this says.
+    /// Reduce each stage's gradients after its last weight gradient, and wait for the reduction at this place.
     pub reduce_grad: Option<ReduceWait>,
-    /// Take computations apart where another rank waits for a part of them, so that it leaves early. Leave it out where
-    /// a hook runs the halves of overlaps together.
+    /// Split computations if another rank waits for the result of a part, so that the result leaves early.
     pub send_early: bool,
-    /// Send and receive between ranks.
+    /// With `send_early`, leave overlaps whole: for ranks on which a hook or a stage runs both halves together.
+    pub keep_overlaps: bool,
+    /// Send and receive between ranks; `None` for computation only.
     pub communicate: Option<Messages>,
 }
 
@@ -34,59 +35,34 @@ pub struct LowerConfig {
 pub enum Messages {
     /// A send completes when it is received.
     Blocking,
-    /// Sends only start, and are waited for later.
+    /// A send only starts, and a later action waits for it.
     Waited {
-        /// Put receives off until their tensor is used.
+        /// Defer each receive until its tensor is used.
         defer_recv: bool,
-        /// How many sends of a rank may be on their way; `None` for any number. With `defer_recv`, a small
-        /// budget may be a deadlock.
+        /// The number of sends of a rank that may be in flight; `None` for any number. With `defer_recv`, a small
+        /// budget may cause a deadlock.
         budget: Option<NonZeroU32>,
     },
 }
 
 impl From<Level> for LowerConfig {
-    /// What the levels of the reference hold.
+    /// The passes of a level, as in PyTorch's reference.
     fn from(level: Level) -> Self {
         Self {
             merge_bw: false,
             unshard: (level == Level::Full).then(UnshardConfig::default),
             reduce_grad: (level == Level::Full).then_some(ReduceWait::AtOnce),
             send_early: false,
+            keep_overlaps: false,
             communicate: (level != Level::Compute).then_some(Messages::Blocking),
         }
     }
 }
 
-/// Why a schedule cannot be lowered.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum LowerError {
-    /// The program is unsound after a pass. After the first pass it is the schedule that is at fault.
-    #[error("after the pass `{pass}`: {violations}")]
-    Unsound {
-        /// The pass.
-        pass: &'static str,
-        /// What is wrong.
-        violations: Violations,
-    },
-    /// The ranks wait for each other, so that no order of messages serves them.
-    #[error("no rank can go on: {}; correct the order of the schedule", list(.blocked))]
-    Stuck {
-        /// Every rank that has not come to its end.
-        blocked: Vec<Blocked>,
-    },
-    /// The rows do not fit together.
-    #[error(transparent)]
-    Rows(#[from] ScheduleError),
-    /// The program sends or receives already.
-    #[error("the program communicates already; add sends and receives only once")]
-    AlreadyCommunicates,
-}
-
 /// Lowers `schedule` to a program.
 ///
 /// # Errors
-/// When the schedule is unsound. Release builds notice only what keeps a pass from going on; validate the
-/// outcome.
+/// When the schedule is unsound. Release builds find only mistakes that make a pass fail; validate the result.
 pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, LowerError> {
     if cfg!(debug_assertions) {
         sound("drop bubbles", drop_bubbles(schedule), Level::Compute)?;
@@ -105,7 +81,8 @@ pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, Lower
         computation = Computation::Changed(sound("reduce-grad", reduced, Level::Compute)?);
     }
     if config.send_early {
-        let apart = send_early(computation.into_program());
+        let overlaps = if config.keep_overlaps { Overlaps::Keep } else { Overlaps::TakeApart };
+        let apart = send_early(computation.into_program(), overlaps);
         computation = Computation::Changed(sound("send-early", apart, Level::Compute)?);
     }
     let Some(messages) = config.communicate else { return Ok(computation.into_program()) };
@@ -120,7 +97,7 @@ pub fn lower(schedule: &Schedule, config: &LowerConfig) -> Result<Program, Lower
     Ok(program)
 }
 
-/// The program, which debug builds prove to be sound at `level` after `pass`.
+/// Returns the program. Debug builds prove that it is sound at `level` after `pass`.
 fn sound(pass: &'static str, program: Program, level: Level) -> Result<Program, LowerError> {
     if cfg!(debug_assertions) {
         let report = check(&program, level);
@@ -129,13 +106,6 @@ fn sound(pass: &'static str, program: Program, level: Level) -> Result<Program, 
         }
     }
     Ok(program)
-}
-
-/// The first few blocked ranks, for a message.
-fn list(blocked: &[Blocked]) -> String {
-    let named: Vec<String> = blocked.iter().take(8).map(Blocked::to_string).collect();
-    let more = if blocked.len() > named.len() { ", and more" } else { "" };
-    named.join(", ") + more
 }
 
 #[cfg(test)]

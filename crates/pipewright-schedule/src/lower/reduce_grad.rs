@@ -1,19 +1,18 @@
-//! Reduces a stage's gradients over its data-parallel replicas once they are complete.
+//! The pass `reduce-grad`: reduces a stage's gradients over its data-parallel replicas once they are complete.
 //!
-//! Rules: (1) right behind a stage's last weight gradient (`W`, `B`, or the backward of an overlap) comes its
-//! `REDUCE_GRAD`; (2) its `WAIT_REDUCE_GRAD` comes right behind that, or with [`ReduceWait::AtEnd`] at the
-//! row's end, where the waits stand in the order of the reductions, so that a reduction overlaps with what
-//! the rank still computes. A stage without a backward reduces nothing. Reductions are not spread over the
-//! microbatches: gradients add up locally first, and are reduced once.
+//! Rules: (1) the `REDUCE_GRAD` of a stage directly follows its last weight gradient (`W`, `B`, or the backward of an
+//! overlap); (2) its `WAIT_REDUCE_GRAD` directly follows the reduction, or with [`ReduceWait::AtEnd`] comes at the end
+//! of the row, in the order of the reductions, so that a reduction overlaps with later computation. A stage without a
+//! backward is not reduced. Gradients are summed locally over the microbatches and reduced once.
 
 use crate::action::{Action, ActionKind};
 use crate::ids::Rank;
 use crate::schedule::Program;
 
-/// Where a rank waits for its reductions.
+/// The place at which a rank waits for its reductions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReduceWait {
-    /// Right behind each reduction.
+    /// Directly after each reduction.
     AtOnce,
     /// At the end of the row.
     AtEnd,

@@ -1,39 +1,56 @@
-//! Takes computations apart where another rank waits for a part of them.
+//! The pass `send-early`: splits computations if another rank waits for the result of a part.
 //!
-//! Rules: (1) an overlap becomes its forward and its backward; (2) `B` of a stage becomes `I` and `W` where the stage
-//! before it is on another rank. Messages stand behind what they send, so that with this pass before `send-recv` a
-//! forward's outputs leave before the backward begins, a forward does not wait for what its overlap's backward needs,
-//! and a gradient leaves while its sender still computes those of its weights. It comes after the passes for replicas,
-//! which keep the parameters of both halves of an overlap together.
+//! Rules: (1) an overlap becomes its forward and its backward; (2) `B` of a stage becomes `I` and `W` if the previous
+//! stage is on another rank. A message follows the action that makes its tensor. With this pass before `send-recv`, the
+//! output of an overlap's forward leaves before its backward begins, the forward does not wait for the gradient of the
+//! backward, and a gradient leaves while its sender computes weight gradients. The pass runs after the passes for
+//! replicas, which treat both halves of an overlap together.
 //!
-//! What a rank computes, in which order and with which results, stays as it is, and so does what it holds. The bubble
-//! of 1F1B shrinks from `(p - 1) (F + I + W)` to `(p - 1) (F + I)`. The reference sends behind a whole action; its
-//! levels do without this pass, and so do ranks on which a hook runs both halves of an overlap together.
+//! The computations of a rank, their order, their results and the memory stay the same. The bubble of 1F1B shrinks from
+//! `(p - 1) (F + I + W)` to `(p - 1) (F + I)`. The reference sends after whole actions, so its levels do not use this
+//! pass. With [`Overlaps::Keep`], overlaps stay whole, for hooks and stages that run both halves together.
 //!
-//! The inverse of `merge-bw` for such stages. Time linear in the row.
+//! The pass is the inverse of `merge-bw` for such stages. Time: linear in the row.
 
 use crate::action::Action;
+use crate::neighbours::{Neighbour, Neighbours};
 use crate::schedule::Program;
-use crate::wiring::{Neighbour, Wiring};
 
-/// Lets outputs and gradients leave as soon as they are computed.
-pub fn send_early(program: Program) -> Program {
-    let wiring = Wiring::of(program.placement());
+/// The treatment of overlaps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Overlaps {
+    /// An overlap becomes its forward and its backward.
+    TakeApart,
+    /// An overlap stays one action, and its messages follow the whole.
+    Keep,
+}
+
+/// Splits computations so that outputs and gradients leave as soon as they are computed.
+pub fn send_early(program: Program, overlaps: Overlaps) -> Program {
+    let neighbours = Neighbours::of(program.placement());
     program.map_rows(|_, row| {
         let mut lowered = Vec::with_capacity(row.len());
-        for part in row.into_iter().flat_map(Action::parts) {
-            match part {
-                Action::Backward { stage, microbatch }
-                    if matches!(wiring.before(stage), Neighbour::On(_)) =>
-                {
-                    lowered.push(Action::InputBackward { stage, microbatch });
-                    lowered.push(Action::WeightBackward { stage, microbatch });
-                }
-                whole => lowered.push(whole),
+        for action in row {
+            match overlaps {
+                Overlaps::Keep if matches!(action, Action::Overlap(_)) => lowered.push(action),
+                _ => action.parts().for_each(|part| split_backward(part, &neighbours, &mut lowered)),
             }
         }
         lowered
     })
+}
+
+/// Appends `part`, a full backward as two halves if another rank waits for its gradient.
+fn split_backward(part: Action, neighbours: &Neighbours, lowered: &mut Vec<Action>) {
+    match part {
+        Action::Backward { stage, microbatch }
+            if matches!(neighbours.before(stage), Neighbour::OtherRank(_)) =>
+        {
+            lowered.push(Action::InputBackward { stage, microbatch });
+            lowered.push(Action::WeightBackward { stage, microbatch });
+        }
+        whole => lowered.push(whole),
+    }
 }
 
 #[cfg(test)]
@@ -43,7 +60,7 @@ mod tests {
 
     fn check(rows: &str, expected: &str) {
         let program = parse_program(rows).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(print_program(&send_early(program)), expected);
+        assert_eq!(print_program(&send_early(program, Overlaps::TakeApart)), expected);
     }
 
     #[test]

@@ -1,36 +1,35 @@
-//! Adds the sends and receives between ranks, in an order in which nothing can block for ever.
+//! The pass `send-recv`: adds the sends and receives between ranks in an order without deadlock.
 //!
-//! The ranks are swept in ascending order, again and again. Rules: (1) in a sweep, a rank does its next
-//! action if the action's input or gradient has been made; else it does nothing; (2) right behind an action
-//! that makes what a stage on another rank needs comes its send, and at the same moment the receive is
-//! appended to the other rank's row; (3) stages that share a rank hand tensors over without either; (4) an
-//! overlap waits for what both its halves need, and is followed by both sends.
+//! The pass repeatedly visits the ranks in ascending order; one round is a sweep. Rules: (1) in a sweep, a rank runs
+//! its next action if the action's input or gradient exists, otherwise it does nothing; (2) if a stage on another rank
+//! needs the result of an action, its send directly follows the action, and at the same moment the receive is appended
+//! to the row of the other rank; (3) stages on the same rank pass tensors on without a message; (4) an overlap waits
+//! for the tensors of both halves, and both sends follow it.
 //!
-//! A receive is thus never placed by the rank that wants it. All sends and receives are made in one global
-//! order in which a send stands next to its receive, so every pair of ranks agrees on an order, and the
-//! program runs to its end even where a send completes only when it is received.
+//! So all sends and receives are made in one global order, in which each send is next to its receive. Every pair of
+//! ranks therefore agrees on an order, and the program has no deadlock even if a send blocks until it is received.
 //!
-//! Sweeping costs nearly nothing for blocked ranks: a set holds the ranks that may go on, and an action wakes
-//! the rank that waited for it, at the next moment at which the sweep comes by. Time `n + s p / 64` for `n`
-//! actions on `p` ranks in `s` sweeps, of which each has at least one action.
+//! Waiting ranks cost almost no time: a set holds the ranks to visit, and an action adds the rank that waits for it to
+//! the current sweep or to the next. Time: `n + s p / 64` for `n` actions on `p` ranks in `s` sweeps. Each sweep has at
+//! least one action.
 
 use crate::action::Action;
+use crate::action_set::TensorSet;
 use crate::ids::Rank;
 use crate::lower::drop_bubbles::Computation;
-use crate::lower::passes::LowerError;
-use crate::marks::Tensors;
+use crate::lower::error::LowerError;
+use crate::neighbours::{Neighbour, Neighbours};
 use crate::placement::Placement;
+use crate::rank_set::RankSet;
+use crate::row_cursors::{RowReaders, RowWriters};
 use crate::schedule::{Program, Schedule};
-use crate::side_by_side::{Readers, Writers};
 use crate::transfer::Transfer;
-use crate::turns::RankSet;
-use crate::validate::Blocked;
-use crate::wiring::{Neighbour, Wiring};
+use crate::validate::BlockedRank;
 
 /// Adds every `SEND_F`, `RECV_F`, `SEND_B` and `RECV_B`.
 ///
 /// # Errors
-/// When the program communicates already, or its ranks wait for each other.
+/// When the program already communicates, or its ranks wait for each other.
 pub fn send_recv(program: Program) -> Result<Program, LowerError> {
     if program.rows().iter().flatten().any(|action| action.is_communication()) {
         return Err(LowerError::AlreadyCommunicates);
@@ -38,7 +37,7 @@ pub fn send_recv(program: Program) -> Result<Program, LowerError> {
     sweep(program.placement(), program.microbatches(), program.rows(), Bubbles::Dropped)
 }
 
-/// As [`send_recv`], for what a schedule computes and no pass may have changed. It does not communicate.
+/// Does the same as [`send_recv`] for a schedule or a program, which must not communicate.
 pub(super) fn send_recv_over(computation: Computation<'_>) -> Result<Program, LowerError> {
     match computation {
         Computation::Scheduled(schedule) => {
@@ -48,17 +47,17 @@ pub(super) fn send_recv_over(computation: Computation<'_>) -> Result<Program, Lo
     }
 }
 
-/// As [`send_recv`], for a schedule with its bubbles: a bubble keeps its rank from acting for one sweep, so
-/// that where the bubbles are right, a sweep is a tick of the schedule. The bubbles themselves are dropped.
+/// Does the same as [`send_recv`] for a schedule with its bubbles: a rank does nothing in a sweep if its next cell is a
+/// bubble. If the bubbles are right, a sweep is a tick of the schedule. The result has no bubbles.
 ///
 /// # Errors
 /// When the ranks wait for each other.
-pub fn send_recv_in_step(schedule: &Schedule) -> Result<Program, LowerError> {
-    cells_in_step(schedule.placement(), schedule.microbatches(), schedule.rows())
+pub fn send_recv_with_bubbles(schedule: &Schedule) -> Result<Program, LowerError> {
+    send_recv_cells(schedule.placement(), schedule.microbatches(), schedule.rows())
 }
 
-/// As [`send_recv_in_step`], for cells of any kind.
-pub(super) fn cells_in_step(
+/// Does the same as [`send_recv_with_bubbles`] for cells of any kind.
+pub(super) fn send_recv_cells(
     placement: &Placement,
     microbatches: u32,
     rows: &[Vec<Option<Action>>],
@@ -66,16 +65,16 @@ pub(super) fn cells_in_step(
     if rows.iter().flatten().flatten().any(|action| action.is_communication()) {
         return Err(LowerError::AlreadyCommunicates);
     }
-    sweep(placement, microbatches, rows, Bubbles::TakeTurns)
+    sweep(placement, microbatches, rows, Bubbles::HoldBack)
 }
 
-/// What becomes of the bubbles of a schedule. A program has none.
+/// The treatment of the bubbles of a schedule. A program has no bubbles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bubbles {
-    /// They are passed over.
+    /// They are skipped.
     Dropped,
-    /// Each keeps its rank from acting for one sweep, and is then dropped.
-    TakeTurns,
+    /// Each makes its rank do nothing for one sweep, and is then dropped.
+    HoldBack,
 }
 
 fn sweep<Cell: Copy + Into<Option<Action>>>(
@@ -88,40 +87,40 @@ fn sweep<Cell: Copy + Into<Option<Action>>>(
     Ok(Program::lowered(placement.clone(), microbatches, rows))
 }
 
-/// The sweeping of rows of cells, which are actions (of a program) or may be bubbles (of a schedule).
+/// The state of the pass. A cell is an action of a program, or an action or a bubble of a schedule.
 struct Sweep<'a, Cell> {
     placement: &'a Placement,
-    wiring: Wiring,
+    neighbours: Neighbours,
     bubbles: Bubbles,
-    /// The cell at which each rank stands.
-    cells: Readers<'a, Cell>,
+    /// The next cell of each rank.
+    cells: RowReaders<'a, Cell>,
     /// The ranks to visit in this sweep, and in the next.
     now: RankSet,
     then: RankSet,
-    /// For each rank that is not to be visited and not at its end, the receive of the tensor it waits for.
-    waits_for: Vec<Option<Action>>,
-    /// The receives of all tensors that have been made, even where a tensor needs none to come where it is used.
-    made: Tensors,
-    lowered: Writers,
+    /// For each waiting rank, the receive of the tensor that it waits for.
+    waiting_for: Vec<Option<Action>>,
+    /// All tensors that have been made, named by their receives. Tensors that stay on their rank are included.
+    made: TensorSet,
+    lowered: RowWriters,
 }
 
 impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
     fn over(placement: &'a Placement, microbatches: u32, rows: &'a [Vec<Cell>], bubbles: Bubbles) -> Self {
         Self {
             placement,
-            wiring: Wiring::of(placement),
+            neighbours: Neighbours::of(placement),
             bubbles,
-            cells: Readers::over(rows),
+            cells: RowReaders::over(rows),
             now: RankSet::all(rows.len()),
             then: RankSet::none(rows.len()),
-            waits_for: vec![None; rows.len()],
-            made: Tensors::sized(placement.stages(), microbatches),
-            // With each forward and backward come at most a send and a receive.
-            lowered: Writers::with_capacities(rows.iter().map(|row| actions(row) * 3)),
+            waiting_for: vec![None; rows.len()],
+            made: TensorSet::sized(placement.stages(), microbatches),
+            // Each forward and backward adds at most a send and a receive.
+            lowered: RowWriters::with_capacities(rows.iter().map(|row| actions(row) * 3)),
         }
     }
 
-    /// Sweeps until no rank can go on.
+    /// Sweeps until no rank can run an action.
     fn run(mut self) -> Result<Vec<Vec<Action>>, LowerError> {
         while !self.now.is_empty() {
             let mut from = 0;
@@ -133,9 +132,9 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
         self.finish()
     }
 
-    /// The cell at which `rank` stands, behind bubbles that are dropped; `None` at its end.
+    /// Returns the next cell of `rank`, after bubbles that are skipped; `None` at the end of its row.
     #[inline]
-    fn standing_at(&mut self, rank: Rank) -> Option<Option<Action>> {
+    fn next_cell(&mut self, rank: Rank) -> Option<Option<Action>> {
         let mut cell = self.cells.current(rank)?.into();
         while cell.is_none() && self.bubbles == Bubbles::Dropped {
             self.cells.step(rank);
@@ -144,12 +143,12 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
         Some(cell)
     }
 
-    /// Lets `rank` do its next action in this sweep, if it can.
+    /// Runs the next action of `rank` in this sweep, if it can run.
     fn visit(&mut self, rank: Rank) {
-        let Some(cell) = self.standing_at(rank) else { return };
+        let Some(cell) = self.next_cell(rank) else { return };
         if let Some(action) = cell {
             if let Some(missing) = self.missing_input(action) {
-                self.waits_for[rank.index()] = Some(missing);
+                self.waiting_for[rank.index()] = Some(missing);
                 return;
             }
             self.act(rank, action);
@@ -158,13 +157,13 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
         self.then.insert(rank);
     }
 
-    /// Does `action`, sends what it makes, and lets the receivers go on.
+    /// Appends `action` and the messages of its results, and wakes the receivers.
     fn act(&mut self, rank: Rank, action: Action) {
         self.lowered.push(rank, action);
         for part in action.parts() {
-            let Some((send, receive)) = sent_after(part) else { continue };
+            let Some((send, receive)) = message_of(part) else { continue };
             self.made.insert(receive);
-            if let Some(receiver) = self.wiring.peer(send) {
+            if let Some(receiver) = self.neighbours.peer(send) {
                 self.lowered.push(rank, send);
                 self.lowered.push(receiver, receive);
                 self.wake(rank, receiver, receive);
@@ -172,57 +171,57 @@ impl<'a, Cell: Copy + Into<Option<Action>>> Sweep<'a, Cell> {
         }
     }
 
-    /// Lets `peer` be visited when the sweep next comes by, if it waits for what `rank` has just sent.
+    /// Adds `peer` to the current sweep, or to the next if the sweep is past it, if it waits for `receive`.
     fn wake(&mut self, rank: Rank, peer: Rank, receive: Action) {
-        if self.waits_for[peer.index()] == Some(receive) {
-            self.waits_for[peer.index()] = None;
+        if self.waiting_for[peer.index()] == Some(receive) {
+            self.waiting_for[peer.index()] = None;
             if peer > rank { self.now.insert(peer) } else { self.then.insert(peer) }
         }
     }
 
-    /// The receive of the first tensor that `action` uses and that has not been made.
+    /// Returns the receive of the first tensor that `action` uses and that has not been made.
     fn missing_input(&self, action: Action) -> Option<Action> {
         let uses = action.parts().filter_map(|part| match part {
-            Action::Forward { stage, microbatch } if self.wiring.before(stage) != Neighbour::Nobody => {
+            Action::Forward { stage, microbatch } if self.neighbours.before(stage) != Neighbour::None => {
                 Some(Action::RecvForward { stage, microbatch })
             }
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch }
-                if self.wiring.after(stage) != Neighbour::Nobody =>
+                if self.neighbours.after(stage) != Neighbour::None =>
             {
                 Some(Action::RecvBackward { stage, microbatch })
             }
             _ => None,
         });
-        uses.into_iter().find(|&receive| !self.made.has(receive))
+        uses.into_iter().find(|&receive| !self.made.contains(receive))
     }
 
-    /// The rows, where every rank has come to its end.
+    /// Returns the rows, if every rank has reached the end of its row.
     fn finish(self) -> Result<Vec<Vec<Action>>, LowerError> {
-        let blocked: Vec<Blocked> = (0..)
+        let blocked: Vec<BlockedRank> = (0..)
             .map(Rank::new)
-            .zip(&self.waits_for)
+            .zip(&self.waiting_for)
             .filter_map(|(rank, missing)| {
                 let position = match self.bubbles {
                     Bubbles::Dropped => actions(self.cells.passed(rank)),
-                    Bubbles::TakeTurns => self.cells.passed(rank).len(),
+                    Bubbles::HoldBack => self.cells.passed(rank).len(),
                 };
                 let action = self.cells.current(rank)?.into()?;
                 let waits_for = self.placement.owner(Transfer::other_end((*missing)?)?.stage())?;
-                Some(Blocked { rank, position, action, waits_for })
+                Some(BlockedRank { rank, position, action, waits_for })
             })
             .collect();
         if blocked.is_empty() { Ok(self.lowered.into_rows()) } else { Err(LowerError::Stuck { blocked }) }
     }
 }
 
-/// How many of `cells` are no bubbles.
+/// Returns the number of `cells` that are not bubbles.
 fn actions<Cell: Copy + Into<Option<Action>>>(cells: &[Cell]) -> usize {
     cells.iter().filter(|&&cell| cell.into().is_some()).count()
 }
 
-/// The send and the receive of what a compute action leaves for a neighbouring stage.
+/// Returns the send and the receive of the result of a compute action, if a neighbouring stage may use it.
 #[inline]
-fn sent_after(part: Action) -> Option<(Action, Action)> {
+fn message_of(part: Action) -> Option<(Action, Action)> {
     let send = match part {
         Action::Forward { stage, microbatch } => Action::SendForward { stage, microbatch },
         Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
@@ -258,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_receive_comes_when_it_is_sent() {
-        // Rank 1 has its second input before it is done with the first.
+        // Rank 1 receives its second input before it has finished the first.
         check(
             "0F0,0F1\n1F0,1B0,1F1\n",
             Ok("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0\n1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1\n"),
@@ -274,7 +273,7 @@ mod tests {
         );
     }
 
-    /// A schedule as it is lowers as it does without its bubbles.
+    /// Checks that a schedule with bubbles is lowered to the same program as without.
     fn check_bubbles(rows: &str) {
         let schedule = parse_schedule(rows).unwrap_or_else(|error| panic!("{error}"));
         let found = send_recv_over(Computation::Scheduled(&schedule));
@@ -285,13 +284,13 @@ mod tests {
     fn bubbles_are_passed_over() {
         check_bubbles("0F0,,,0B0,\n,1F0,1B0\n");
         check_bubbles(",,0F0,0F1,,,0B0,,,\n1F0,1B0,,1F1\n");
-        // Rank 0 is stuck behind a bubble, rank 1 before one.
+        // Rank 0 waits after a bubble, rank 1 before one.
         check_bubbles("0F0,,0B0,0F1\n1F0,1F1,,1B0\n");
     }
 
     #[test]
     fn messages_are_not_added_twice() {
-        let twice = "the program communicates already; add sends and receives only once";
+        let twice = "the program already communicates; add sends and receives only once";
         check("0F0,0SEND_F0\n1RECV_F0,1F0\n", Err(twice));
     }
 }

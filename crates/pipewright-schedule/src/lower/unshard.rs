@@ -1,16 +1,16 @@
-//! Gathers a stage's sharded parameters before it computes, and drops them when others are nearer.
+//! The pass `unshard`: gathers a stage's sharded parameters before it computes, and drops them when the rank needs
+//! other stages first.
 //!
-//! Before each compute action, the `window` distinct stages that the rank computes next, from that action on,
-//! are to be gathered. Rules: (1) a gathered stage that is not among them is dropped (`RESHARD`), in
-//! ascending order; (2) a stage among them that is not gathered is gathered (`UNSHARD`), in the order of its
-//! next use, after the drops; (3) at the end of the row every gathered stage is dropped; (4) both stages of
-//! an overlap count, even where only the first fits the window; (5) a stage that is used only after the next
-//! `lookahead` compute actions does not count, where that is set, so that parameters are not held for long
-//! without use.
+//! Before each compute action, the next `window` distinct stages of the rank, the action's own included, are gathered.
+//! Rules: (1) a gathered stage that is not one of them is dropped (`RESHARD`), in ascending order; (2) after that, each
+//! of them that is not gathered is gathered (`UNSHARD`), in the order of its next use; (3) at the end of the row every
+//! gathered stage is dropped; (4) both stages of an overlap count, even if only the first fits the window; (5) if
+//! `lookahead` is set, a stage that is used only after the next `lookahead` compute actions does not count, so that
+//! parameters are not held for long without use.
 //!
-//! The stages that come next are found from the row's end to its start. Going back by one action moves its
-//! stage to the front of the list, and a stage that has left the window never returns without being used, so
-//! a list of `window + 1` stages suffices and the pass takes time linear in the row, times the window.
+//! The pass finds the next stages from the end of the row to its start. Each action moves its stage to the front of a
+//! list of next stages. A stage that has left the window does not return before it is used, so a list of `window + 1`
+//! stages is enough. Time: the length of the row times the window.
 
 use std::num::NonZeroU32;
 
@@ -18,18 +18,17 @@ use crate::action::Action;
 use crate::ids::StageIndex;
 use crate::schedule::Program;
 
-/// How far parameters are gathered ahead of their use.
+/// The settings of gathering parameters ahead of their use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UnshardConfig {
-    /// How many stages of a rank are gathered at once (one more around an overlap).
+    /// The number of stages of a rank that are gathered at once (one more around an overlap).
     pub window: NonZeroU32,
-    /// Within how many of a rank's compute actions, the next one included, a gathered stage must be used;
-    /// `None` for any number.
+    /// The number of a rank's next compute actions within which a gathered stage must be used; `None` for any number.
     pub lookahead: Option<NonZeroU32>,
 }
 
 impl Default for UnshardConfig {
-    /// That of the reference: a window of 3 stages, however far ahead.
+    /// The setting of PyTorch's reference: a window of 3 stages, any number of actions ahead.
     fn default() -> Self {
         const WINDOW: NonZeroU32 = NonZeroU32::new(3).expect("3 is not 0");
         Self { window: WINDOW, lookahead: None }
@@ -42,7 +41,7 @@ pub fn unshard(program: Program, config: UnshardConfig) -> Program {
 }
 
 fn unshard_row(row: &[Action], config: UnshardConfig) -> Vec<Action> {
-    let mut changes = changes_from_the_end(row, config);
+    let mut changes = changes_in_reverse(row, config);
     let mut lowered = Vec::with_capacity(row.len() + changes.len());
     for position in 0..=row.len() {
         while let Some((_, change)) = changes.pop_if(|(at, _)| *at == position) {
@@ -53,8 +52,8 @@ fn unshard_row(row: &[Action], config: UnshardConfig) -> Vec<Action> {
     lowered
 }
 
-/// What is gathered or dropped before which position, the last first.
-fn changes_from_the_end(row: &[Action], config: UnshardConfig) -> Vec<(usize, Action)> {
+/// Returns the gathers and drops with the position before which each comes, in reverse order.
+fn changes_in_reverse(row: &[Action], config: UnshardConfig) -> Vec<(usize, Action)> {
     let mut changes = Vec::new();
     let mut upcoming = Upcoming {
         window: config.window.get() as usize,
@@ -64,9 +63,9 @@ fn changes_from_the_end(row: &[Action], config: UnshardConfig) -> Vec<(usize, Ac
     };
     let mut after: Vec<StageIndex> = Vec::new();
     for (position, action) in row.iter().enumerate().rev().filter(|(_, action)| action.is_compute()) {
-        upcoming.go_back_to(*action);
+        upcoming.prepend(*action);
         let before: Vec<StageIndex> = upcoming.in_window().collect();
-        // The last compute action before the change is here, so the change belongs right behind it.
+        // The last compute action before the change is here, so the change directly follows it.
         push_changes(&mut changes, position + 1, &before, &after);
         after = before;
     }
@@ -74,8 +73,7 @@ fn changes_from_the_end(row: &[Action], config: UnshardConfig) -> Vec<(usize, Ac
     changes
 }
 
-/// Notes how the gathered stages change from `before` to `after`; backwards, since the list begins with the
-/// last.
+/// Appends the changes of the gathered stages from `before` to `after`, in reverse order.
 fn push_changes(changes: &mut Vec<(usize, Action)>, at: usize, before: &[StageIndex], after: &[StageIndex]) {
     let fetched = after.iter().rev().filter(|stage| !before.contains(stage));
     changes.extend(fetched.map(|&stage| (at, Action::Unshard { stage })));
@@ -85,18 +83,18 @@ fn push_changes(changes: &mut Vec<(usize, Action)>, at: usize, before: &[StageIn
     changes.extend(dropped.into_iter().map(|stage| (at, Action::Reshard { stage })));
 }
 
-/// The stages that come next, nearest first.
+/// The next stages, in the order of their next use.
 struct Upcoming {
     window: usize,
     lookahead: usize,
-    /// How many compute actions have been gone back over.
+    /// The number of compute actions that have been added.
     seen: usize,
     /// Each stage with the value of `seen` at its next use.
     nearest: Vec<(StageIndex, usize)>,
 }
 
 impl Upcoming {
-    fn go_back_to(&mut self, action: Action) {
+    fn prepend(&mut self, action: Action) {
         self.seen += 1;
         let mut stages = action.parts().map(Action::stage);
         let (first, second) = (stages.next(), stages.next());
@@ -126,7 +124,7 @@ mod tests {
         check_ahead(window, 0, row, expected);
     }
 
-    /// As [`check`], looking `lookahead` actions ahead, or with 0 any number.
+    /// Does the same as [`check`] with a lookahead, or without one if it is 0.
     fn check_ahead(window: u32, lookahead: u32, row: &str, expected: &str) {
         let lookahead = NonZeroU32::new(lookahead);
         let config = UnshardConfig { window: NonZeroU32::new(window).expect("a window"), lookahead };

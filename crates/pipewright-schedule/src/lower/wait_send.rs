@@ -1,20 +1,20 @@
-//! Lets sends only start, and puts the waits for their completion where they cost nothing.
+//! The pass `wait-send`: makes sends only start, and adds waits for their completion at places where they cost no time.
 //!
-//! A send that is waited for elsewhere (`WAIT_SEND_F`, `WAIT_SEND_B`) does not hold up its rank; what it
-//! sends stays allocated until the wait.
+//! A send with a wait (`WAIT_SEND_F`, `WAIT_SEND_B`) does not block its rank. Its tensor stays allocated until the
+//! wait.
 //!
-//! Rules without a budget: (1) the wait for a forward send comes right behind the backward of the same stage
-//! and microbatch, since its gradient proves that the send arrived; (2) all other waits come at the row's
-//! end, in the order of the sends. The waits then never take time, and hold a boundary's tensor as long as
-//! the stage's activations live.
+//! Rules without a budget: (1) the wait for a forward send directly follows the backward of the same stage and
+//! microbatch, because its gradient proves that the send has arrived; (2) all other waits come at the end of the row,
+//! in the order of the sends. These waits take no time, but keep a boundary's tensor as long as the stage's
+//! activations.
 //!
-//! Rules with a budget of `k`: (1) before a send that would be the `k + 1`st that is not waited for, comes
-//! the wait for the oldest; (2) as above, where a wait is due before that; (3) the rest come at the end. So
-//! at most `k` tensors are on their way from a rank.
+//! Rules with a budget of `k`: (1) before a send that would be the `k + 1`st in flight, comes the wait for the oldest;
+//! (2) a wait that is due earlier by the rules above comes there; (3) the other waits come at the end. So a rank has at
+//! most `k` sends in flight.
 //!
-//! Waiting asks less than a send that blocks, so a program that is sound with blocking sends stays sound
-//! under any budget. A program whose receives are put off ([`super::defer_recv`]) may need more than a small
-//! budget; validation says so.
+//! A send with a later wait blocks less than a blocking send, so a program that is sound with blocking sends stays
+//! sound under any budget. A program with deferred receives ([`super::defer_recv`]) may deadlock under a small budget;
+//! validation finds that.
 
 use std::collections::{HashSet, VecDeque};
 use std::num::NonZeroU32;
@@ -22,7 +22,7 @@ use std::num::NonZeroU32;
 use crate::action::Action;
 use crate::schedule::Program;
 
-/// Adds a wait for every send that has none; `budget` bounds the sends of a rank that are on their way.
+/// Adds a wait for every send that has none. `budget` is the largest number of sends of a rank in flight.
 pub fn wait_send(program: Program, budget: Option<NonZeroU32>) -> Program {
     program.map_rows(|_, row| wait_row(row, budget))
 }
@@ -30,44 +30,44 @@ pub fn wait_send(program: Program, budget: Option<NonZeroU32>) -> Program {
 fn wait_row(row: Vec<Action>, budget: Option<NonZeroU32>) -> Vec<Action> {
     let budget = budget.map_or(usize::MAX, |budget| budget.get() as usize);
     let present: HashSet<Action> = row.iter().copied().filter(|&action| is_wait(action)).collect();
-    let mut waits = Waits::default();
+    let mut waits = PendingWaits::default();
     waits.lowered.reserve(row.len() + row.len() / 4);
     for action in row {
-        if let Some(wait) = wait_for(action).filter(|wait| !present.contains(wait)) {
+        if let Some(wait) = wait_of(action).filter(|wait| !present.contains(wait)) {
             while waits.open.len() >= budget {
-                waits.wait_for_oldest();
+                waits.emit_oldest();
             }
             waits.open.insert(wait);
             waits.started.push_back(wait);
         }
         waits.lowered.push(action);
         for part in action.parts() {
-            waits.settle(part);
+            waits.emit_if_proved(part);
         }
     }
     while !waits.open.is_empty() {
-        waits.wait_for_oldest();
+        waits.emit_oldest();
     }
     waits.lowered
 }
 
-/// The waits of a row that are due later, and what has been written of the row.
+/// The pending waits of a row, and the new row so far.
 #[derive(Default)]
-struct Waits {
+struct PendingWaits {
     open: HashSet<Action>,
-    /// In the order of the sends; those that are not open any more are skipped.
+    /// In the order of the sends; entries that are not in `open` are skipped.
     started: VecDeque<Action>,
     lowered: Vec<Action>,
 }
 
-impl Waits {
-    fn wait_for_oldest(&mut self) {
+impl PendingWaits {
+    fn emit_oldest(&mut self) {
         let oldest = std::iter::from_fn(|| self.started.pop_front()).find(|wait| self.open.remove(wait));
         self.lowered.extend(oldest);
     }
 
-    /// Waits for the forward send that the backward `part` proves to have arrived.
-    fn settle(&mut self, part: Action) {
+    /// PendingAppends the wait for the forward send whose arrival the backward `part` proves.
+    fn emit_if_proved(&mut self, part: Action) {
         if let Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } = part {
             let wait = Action::WaitSendForward { stage, microbatch };
             if self.open.remove(&wait) {
@@ -77,7 +77,7 @@ impl Waits {
     }
 }
 
-fn wait_for(send: Action) -> Option<Action> {
+fn wait_of(send: Action) -> Option<Action> {
     match send {
         Action::SendForward { stage, microbatch } => Some(Action::WaitSendForward { stage, microbatch }),
         Action::SendBackward { stage, microbatch } => Some(Action::WaitSendBackward { stage, microbatch }),

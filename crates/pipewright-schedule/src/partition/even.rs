@@ -1,10 +1,10 @@
-//! Even: equally many layers for each stage, whatever they weigh.
+//! The `even` method: the same number of layers for each stage, whatever their weights.
 //!
-//! `n` layers in `k` stages: the first `n mod k` stages have `n / k + 1` layers, the others `n / k`.
+//! With `n` layers and `k` stages, the first `n mod k` stages have `n / k + 1` layers, the others `n / k`.
 
-use crate::partition::Partition;
+use crate::partition::stages::Partition;
 
-/// Cuts `layers` layers into `stages` stages, of which there are at least one and at most `layers`.
+/// Cuts `layers` layers into `stages` stages. `stages` is between 1 and `layers`.
 pub(super) fn cut(layers: usize, stages: usize) -> Partition {
     let (base, larger) = (layers / stages, layers % stages);
     Partition::from_starts((0..stages).map(|stage| stage * base + stage.min(larger)).collect(), layers)

@@ -1,8 +1,9 @@
-//! Explicit: stages begin where the user says.
+//! The `explicit` method: the user gives the first layer of each stage.
 
-use crate::partition::{Partition, PartitionError};
+use crate::partition::error::PartitionError;
+use crate::partition::stages::Partition;
 
-/// Cuts before each boundary: the first layer of each stage but the first.
+/// Cuts before each boundary. A boundary is the first layer of a stage other than the first.
 pub(super) fn cut(layers: usize, stages: u32, boundaries: &[usize]) -> Result<Partition, PartitionError> {
     if boundaries.len() + 1 != stages as usize {
         return Err(PartitionError::BoundaryCount { boundaries: boundaries.len(), stages });

@@ -1,72 +1,32 @@
-//! The methods by name, and the one function that partitions.
+//! The methods by name, and the function that partitions.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-use crate::partition::{Partition, even, explicit, optimal, weighted};
+use crate::partition::error::PartitionError;
+use crate::partition::stages::Partition;
+use crate::partition::{even, explicit, optimal, weighted};
 
-/// How layers are cut into stages. As text: `even`, `weighted`, `optimal`, `explicit:4,8`.
+/// A method of cutting layers into stages. As text: `even`, `weighted`, `optimal`, `explicit:4,8`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Method {
-    /// Equally many layers for each stage; the first stages take what is left over.
+    /// The same number of layers for each stage; the first stages take the remainder.
     Even,
-    /// A greedy cut by weight, as the reference makes it.
+    /// A greedy cut by weight, as in PyTorch's reference.
     Weighted,
-    /// The smallest possible weight of the heaviest stage.
+    /// The cut whose heaviest stage is as light as possible.
     #[default]
     Optimal,
-    /// Where the user says.
+    /// Cuts at given layers.
     Explicit {
         /// The first layer of each stage but the first, ascending.
         boundaries: Vec<usize>,
     },
 }
 
-/// Why layers cannot be cut into stages.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum PartitionError {
-    /// No stage was asked for.
-    #[error("a partition needs at least one stage")]
-    NoStages,
-    /// A stage would be empty.
-    #[error("{layers} layers cannot fill {stages} stages; use at most {layers} stages")]
-    MoreStagesThanLayers {
-        /// The number of layers.
-        layers: usize,
-        /// The requested number of stages.
-        stages: u32,
-    },
-    /// Too few or too many boundaries.
-    #[error("{boundaries} boundaries do not make {stages} stages; give {} boundaries", .stages - 1)]
-    BoundaryCount {
-        /// How many boundaries were given.
-        boundaries: usize,
-        /// The requested number of stages; at least 1.
-        stages: u32,
-    },
-    /// A boundary does not lie behind the one before it.
-    #[error(
-        "boundary {boundary} does not lie behind {previous}; every stage needs a layer, so boundaries ascend from 1"
-    )]
-    NotAscending {
-        /// The boundary.
-        boundary: usize,
-        /// The boundary before it, or 0 for the first.
-        previous: usize,
-    },
-    /// A boundary beyond the last layer.
-    #[error("boundary {boundary} lies beyond the last of {layers} layers; use one below {layers}")]
-    BoundaryOutOfRange {
-        /// The boundary.
-        boundary: usize,
-        /// The number of layers.
-        layers: usize,
-    },
-}
-
-/// A text that names no [`Method`].
+/// A text that is not the name of a [`Method`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "unknown partition method `{text}`; use `even`, `weighted`, `optimal`, or `explicit:4,8` with the first layer of each later stage"
@@ -161,12 +121,12 @@ mod tests {
     #[test]
     fn boundaries_must_fit() {
         check_error(9, 3, "explicit:4", "1 boundaries do not make 3 stages; give 2 boundaries");
-        let order = "does not lie behind 4; every stage needs a layer, so boundaries ascend from 1";
+        let order = "does not come after 4; every stage needs a layer, so boundaries ascend from 1";
         check_error(9, 3, "explicit:4,4", &format!("boundary 4 {order}"));
         check_error(9, 3, "explicit:4,3", &format!("boundary 3 {order}"));
         let first =
-            "boundary 0 does not lie behind 0; every stage needs a layer, so boundaries ascend from 1";
+            "boundary 0 does not come after 0; every stage needs a layer, so boundaries ascend from 1";
         check_error(9, 2, "explicit:0", first);
-        check_error(9, 2, "explicit:9", "boundary 9 lies beyond the last of 9 layers; use one below 9");
+        check_error(9, 2, "explicit:9", "boundary 9 is above the last of 9 layers; use one below 9");
     }
 }

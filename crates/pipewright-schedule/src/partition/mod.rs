@@ -1,8 +1,8 @@
 //! Cuts a model's layers into stages: contiguous ranges of layers, at least one layer each.
 //!
-//! One method a file: `even` (by number of layers), `weighted` (greedy by weight, as the reference cuts),
-//! `optimal` (the smallest possible largest stage) and `explicit` (where the user says). Which rank a stage
-//! goes to is [`crate::placement`]'s business.
+//! Each method has its own file: `even` (by number of layers), `weighted` (greedy by weight, as in PyTorch's
+//! reference), `optimal` (the heaviest stage as light as possible) and `explicit` (at given layers).
+//! [`crate::placement`] decides which rank a stage runs on.
 //!
 //! ```
 //! use pipewright_schedule::{Method, partition};
@@ -11,6 +11,7 @@
 //! # Ok::<(), pipewright_schedule::PartitionError>(())
 //! ```
 
+mod error;
 mod even;
 mod explicit;
 mod method;
@@ -18,5 +19,6 @@ mod optimal;
 mod stages;
 mod weighted;
 
-pub use method::{Method, PartitionError, UnknownMethod, partition};
+pub use error::PartitionError;
+pub use method::{Method, UnknownMethod, partition};
 pub use stages::Partition;

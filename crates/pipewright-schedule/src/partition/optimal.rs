@@ -1,17 +1,17 @@
-//! Optimal: the smallest possible weight of the heaviest stage, exactly.
+//! The `optimal` method: the cut whose heaviest stage is as light as possible, found exactly.
 //!
-//! The pipeline's pace is that of its heaviest stage. The smallest bound under which the layers fit into the
-//! stages is found by bisection: filling each stage as far as the bound allows needs the fewest stages.
+//! The heaviest stage sets the speed of the pipeline. Bisection finds the smallest bound on the weight of a stage under
+//! which the layers fit into the stages. To test a bound, each stage is filled as far as the bound allows, which needs
+//! the fewest stages.
 //!
-//! Many cuts may reach that bound. Among them, each stage in turn takes the number of layers that brings its
-//! weight nearest to its share, the weight that is left divided by the stages that are left, without costing
-//! the later stages the bound; of equally near ones the number nearest to its share of the layers, then the
-//! larger. Time `n log w` for `n` layers of total weight `w`.
+//! Several cuts may reach that bound. The stages are filled one after another. Each takes the number of layers that
+//! brings its weight nearest to its share, which is the remaining weight divided by the number of remaining stages,
+//! provided that the later stages can still keep the bound. Ties go to the number that is nearest to its share of the
+//! layers, then to the larger number. Time `n log w` for `n` layers of total weight `w`.
 
-use crate::partition::Partition;
+use crate::partition::stages::Partition;
 
-/// Cuts layers with these weights into `stages` stages, of which there are at least one and at most the
-/// layers.
+/// Cuts layers with these weights into `stages` stages. `stages` is between 1 and the number of layers.
 pub(super) fn cut(weights: &[u64], stages: usize) -> Partition {
     let sums = running_sums(weights);
     let bound = smallest_bound(weights, &sums, stages);
@@ -24,7 +24,7 @@ pub(super) fn cut(weights: &[u64], stages: usize) -> Partition {
     Partition::from_starts(starts, weights.len())
 }
 
-/// `sums[i]` is the weight of the layers before `i`.
+/// Returns the running sums: `sums[i]` is the weight of the layers before `i`.
 fn running_sums(weights: &[u64]) -> Vec<u128> {
     let mut sums = vec![0];
     sums.extend(weights.iter().scan(0u128, |sum, &weight| {
@@ -34,13 +34,13 @@ fn running_sums(weights: &[u64]) -> Vec<u128> {
     sums
 }
 
-/// The smallest weight that no stage need exceed.
+/// Returns the weight of the heaviest stage in the best cut.
 fn smallest_bound(weights: &[u64], sums: &[u128], stages: usize) -> u128 {
     let mut low = weights.iter().copied().max().map_or(0, u128::from);
     let mut high = sums[weights.len()];
     while low < high {
         let middle = low + (high - low) / 2;
-        // Fewer stages than wanted are fine: cutting a stage in two never makes one heavier.
+        // Fewer stages than wanted are enough, because cutting a stage in two does not make any stage heavier.
         if stages_needed(sums, middle)[0] <= stages {
             high = middle;
         } else {
@@ -50,8 +50,8 @@ fn smallest_bound(weights: &[u64], sums: &[u128], stages: usize) -> u128 {
     low
 }
 
-/// For each layer, the fewest stages of at most `bound` that hold it and the layers behind it. No layer alone
-/// exceeds `bound`.
+/// Returns, for each layer, the smallest number of stages of weight at most `bound` that hold it and all later layers.
+/// No single layer exceeds `bound`.
 fn stages_needed(sums: &[u128], bound: u128) -> Vec<usize> {
     let layers = sums.len() - 1;
     let mut needed = vec![0; layers + 1];
@@ -65,13 +65,13 @@ fn stages_needed(sums: &[u128], bound: u128) -> Vec<usize> {
     needed
 }
 
-/// Where the stage behind the one at `start` begins, with `later` stages to come.
+/// Returns the first layer of the stage that follows the one at `start`. `later` stages follow the one at `start`.
 fn next_start(sums: &[u128], bound: u128, needed: &[usize], start: usize, later: usize) -> usize {
     let layers = sums.len() - 1;
     let stages = later as u128 + 1;
     let fits = |&end: &usize| sums[end] - sums[start] <= bound;
     let candidates = (start + 1..=layers - later).take_while(fits).filter(|&end| needed[end] <= later);
-    // Distances to the shares, multiplied by the number of stages to stay whole.
+    // Distances to the shares, multiplied by the number of stages so that they stay integers.
     let distance = |end: &usize| {
         let by_weight = ((sums[*end] - sums[start]) * stages).abs_diff(sums[layers] - sums[start]);
         let by_layers = ((*end - start) * (later + 1)).abs_diff(layers - start);
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(cut(weights, stages).weights(weights), expected);
     }
 
-    /// The smallest largest stage, by trying every cut.
+    /// The weight of the heaviest stage in the best cut, found by trying every cut.
     fn by_trying(weights: &[u64], stages: usize) -> u128 {
         let total = weights.iter().map(|&weight| u128::from(weight)).sum();
         if stages == 1 {

@@ -1,19 +1,19 @@
-//! The outcome of a partition: which layers each stage has.
+//! The result of a partition: the layers of each stage.
 
 use std::ops::Range;
 
 use crate::ids::StageIndex;
 
-/// Contiguous ranges of layers, one a stage, that cover a model without gap or overlap. No range is empty.
+/// Contiguous ranges of layers, one for each stage, that cover a model without gaps or overlaps. No range is empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
-    /// The first layer of each stage, ascending, and at last the number of layers.
+    /// The first layer of each stage, ascending, followed by the number of layers.
     starts: Vec<usize>,
 }
 
 impl Partition {
-    /// A partition from the first layer of each stage, which must begin with 0 and ascend, and the number of
-    /// layers.
+    /// Makes a partition from the first layer of each stage and the number of layers. The first layers must begin with
+    /// 0 and ascend.
     pub(super) fn from_starts(mut starts: Vec<usize>, layers: usize) -> Self {
         starts.push(layers);
         debug_assert!(
@@ -33,7 +33,7 @@ impl Partition {
         self.starts[self.starts.len() - 1]
     }
 
-    /// The layers of `stage`; an empty range at the model's end where there is no such stage.
+    /// The layers of `stage`; an empty range at the end of the model if there is no such stage.
     pub fn range(&self, stage: StageIndex) -> Range<usize> {
         match self.starts.get(stage.index()..stage.index().saturating_add(2)) {
             Some(&[start, end]) => start..end,
@@ -46,7 +46,7 @@ impl Partition {
         self.starts.windows(2).map(|pair| pair[0]..pair[1])
     }
 
-    /// The sum of `weights`, one for each layer, over each stage. Weights that are left out count nothing.
+    /// Returns the sum of `weights`, which has one entry for each layer, over each stage. Missing entries count as 0.
     pub fn weights(&self, weights: &[u64]) -> Vec<u128> {
         let weight = |layer| weights.get(layer).map_or(0, |&weight| u128::from(weight));
         self.ranges().map(|range| range.map(weight).sum()).collect()

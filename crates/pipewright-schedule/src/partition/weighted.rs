@@ -1,16 +1,16 @@
-//! Weighted: a greedy cut by weight, layer by layer, that matches the reference's cut.
+//! The `weighted` method: a greedy cut by weight that equals the cut of PyTorch's reference.
 //!
-//! A stage is closed as soon as its weight reaches its share, the weight that is left at its start divided by
-//! the stages that are left; or when each later stage needs one of the layers that are left. Without any
-//! weight the cut is even.
+//! Layers are added to a stage until its weight reaches its share, or until the remaining layers are needed to give
+//! each later stage one. The share is the remaining weight at the start of the stage divided by the number of remaining
+//! stages. If all weights are 0, the cut is even.
 //!
-//! Greedy is not optimal: a stage that just misses its share takes the next layer, however heavy. See
+//! The greedy cut is not optimal: a stage that narrowly misses its share takes the next layer, however heavy it is. See
 //! [`super::optimal`].
 
-use crate::partition::{Partition, even};
+use crate::partition::even;
+use crate::partition::stages::Partition;
 
-/// Cuts layers with these weights into `stages` stages, of which there are at least one and at most the
-/// layers.
+/// Cuts layers with these weights into `stages` stages. `stages` is between 1 and the number of layers.
 pub(super) fn cut(weights: &[u64], stages: usize) -> Partition {
     let mut left: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
     if left == 0 {

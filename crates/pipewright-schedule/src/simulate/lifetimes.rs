@@ -1,17 +1,17 @@
-//! How long activations live on a rank, and in how few buffers they fit.
+//! The lifetimes of the activations on a rank, and the number of buffers that they need.
 //!
-//! A runtime that allocates buffers once a run, and not once a microbatch, asks how many it needs and which
-//! one each microbatch uses. Positions are those of the rank's row, so the answer holds whatever the actions
-//! cost. Weight gradients and messages are not counted here.
+//! They serve a runtime that allocates buffers once for a run instead of once for each microbatch. Lifetimes are
+//! positions in the row of the rank, so the result does not depend on costs. Weight gradients and messages are not
+//! included.
 //!
-//! Rules: (1) what a forward saves lives from the forward to the last backward of its stage and microbatch
-//! (`B`, or the later one of `I` and `W`); without a backward it lives for the forward alone; (2) by
-//! microbatch, it lives from the first forward of any of the rank's stages to the last backward of any; (3)
-//! in the order of their beginnings, each takes the lowest slot that is free. A slot is free from the action
-//! behind its last use, so both halves of an overlap have their own.
+//! Rules: (1) the activations of a forward live from the forward to the last backward of its stage and microbatch (`B`,
+//! or the later one of `I` and `W`), and without a backward during the forward only; (2) by microbatch, they live from
+//! the first forward of any of the rank's stages to the last backward of any; (3) in the order of their starts, each
+//! range takes the lowest free slot. A slot is free from the action after its last use, so the halves of an overlap
+//! have different slots.
 //!
-//! For intervals this greedy colouring is optimal: the number of slots is the largest number that live at
-//! once. Time `n log n` in the rank's row.
+//! For intervals this greedy colouring is optimal: the number of slots is the largest number of ranges that are alive
+//! at once. Time: `n log n` in the length of the row.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -20,25 +20,25 @@ use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::schedule::Program;
 
-/// What shares a buffer.
+/// The activations that share a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LifetimeOf {
-    /// Each stage's activations of each microbatch by themselves.
+    /// The activations of one stage and microbatch.
     StageAndMicrobatch,
-    /// All activations that a rank holds of a microbatch.
+    /// All activations of a microbatch on the rank.
     Microbatch,
 }
 
-/// From where to where something lives, and in which buffer.
+/// The positions from which and to which activations live, and their buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LiveRange {
     /// The stage; `None` for all stages of the rank.
     pub stage: Option<StageIndex>,
     /// The microbatch.
     pub microbatch: Microbatch,
-    /// The position in the rank's row at which it begins.
+    /// The position in the row at which the range starts.
     pub first: usize,
-    /// The position of its last use; not before `first`.
+    /// The position of the last use; not before `first`.
     pub last: usize,
     /// The buffer, counted from 0.
     pub slot: u32,
@@ -52,18 +52,18 @@ pub struct Lifetimes {
 }
 
 impl Lifetimes {
-    /// All ranges, by their beginnings.
+    /// Returns all ranges, in the order of their starts.
     pub fn ranges(&self) -> &[LiveRange] {
         &self.ranges
     }
 
-    /// The number of buffers that the rank needs.
+    /// Returns the number of buffers that the rank needs.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 }
 
-/// The lifetimes of the activations of `rank`, which has none where there is no such rank.
+/// Returns the lifetimes of the activations of `rank`; no ranges if there is no such rank.
 pub fn lifetimes(program: &Program, rank: Rank, of: LifetimeOf) -> Lifetimes {
     let mut spans: BTreeMap<(Option<StageIndex>, Microbatch), (usize, usize)> = BTreeMap::new();
     for (position, part) in parts_of(program.row(rank)) {
@@ -92,7 +92,7 @@ fn parts_of(row: &[Action]) -> impl Iterator<Item = (usize, Action)> {
     row.iter().enumerate().flat_map(|(position, action)| action.parts().map(move |part| (position, part)))
 }
 
-/// Gives each range the lowest slot that is free at its beginning; returns how many slots there are.
+/// Gives each range the lowest slot that is free at its start, and returns the number of slots.
 fn colour(ranges: &mut [LiveRange]) -> u32 {
     let mut used: BinaryHeap<Reverse<(usize, u32)>> = BinaryHeap::new();
     let mut free: BinaryHeap<Reverse<u32>> = BinaryHeap::new();
@@ -122,7 +122,7 @@ mod tests {
     use crate::csv::parse_program;
     use proptest::prelude::*;
 
-    /// Ranges are written `stage.microbatch:first-last@slot`, or without the stage.
+    /// Checks the ranges of rank 0, written `stage.microbatch:first-last@slot`, or without the stage.
     fn check(of: LifetimeOf, rows: &str, slots: u32, expected: &str) {
         let program = parse_program(rows).expect("a program");
         let found = lifetimes(&program, Rank::new(0), of);

@@ -1,68 +1,45 @@
-//! The logical simulation: one action a tick, the dry run of the reference, tick by tick.
+//! The logical simulation: each action takes one tick, as in the dry run of PyTorch's reference.
 //!
-//! In each tick the ranks are visited twice in ascending order. Rules: (1) in the first visit, a rank does
-//! its next action if it can; (2) in the second visit, so does a rank that could not in the first, since a
-//! rank behind it may have made what it needs; (3) else it idles for the tick. An action is seen by every
-//! later visit, even of the same tick.
+//! In each tick the ranks are visited twice in ascending order. Rules: (1) in the first visit, a rank runs its next
+//! action if it can; (2) a rank that could not run it tries again in the second visit, because a higher rank may have
+//! made the tensor that it needs; (3) otherwise it idles in this tick. Every later visit sees the effect of an action,
+//! even in the same tick.
 //!
-//! What an action starts on: a forward on its received input, or on the neighbour's forward on the same rank;
-//! a backward on its received gradient, or on the neighbour's backward; `W` on its `I`, where the program has
-//! one; a send on what it sends, without waiting for its receive; a receive on its send; a wait for a send on
-//! the receive. Sharding and reduction start at once. An overlap needs what both its halves need.
+//! Conditions: a forward starts after the receive of its input, or after the forward of the previous stage on the same
+//! rank; a backward after the receive of its gradient, or after the backward of the next stage on the same rank; `W`
+//! after its `I`, if the program has one; a send after the computation of its tensor, without waiting for the receive;
+//! a receive after its send; a wait for a send after the receive. Sharding and reduction start at once. An overlap
+//! starts when both its halves can.
 //!
-//! Idle ranks cost nearly nothing: a set holds the ranks that may go on, and an action wakes the rank that
-//! waited for it. Time `n + t p / 64` for `n` actions on `p` ranks in `t` ticks, of which each has at least
-//! one action; the idle cells are never stored.
+//! Idle ranks cost almost no time: a set holds the ranks to visit, and an action adds the rank that waits for it. Time:
+//! `n + t p / 64` for `n` actions on `p` ranks in `t` ticks. Each tick has at least one action, and idle cells are not
+//! stored.
 
 use std::cell::OnceCell;
 
-use thiserror::Error;
-
 use crate::action::{Action, ActionKind};
-use crate::costs::CostsError;
+use crate::action_set::{ActionSet, bit};
 use crate::ids::{Microbatch, Rank, StageIndex};
-use crate::marks::{Marks, bit};
+use crate::neighbours::{Neighbour, Neighbours};
+use crate::rank_set::RankSet;
 use crate::schedule::Program;
+use crate::simulate::error::SimulateError;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
-use crate::turns::RankSet;
-use crate::validate::Blocked;
-use crate::wiring::{Neighbour, Wiring};
+use crate::validate::BlockedRank;
 
-/// When each action of a program runs, in ticks.
+/// The tick of each action of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogicalRun<'a> {
     program: &'a Program,
-    /// For each rank, the tick of each of its actions.
+    /// The ticks of the actions of each rank.
     ticks: Vec<Vec<u32>>,
-}
-
-/// Why a program cannot be simulated.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum SimulateError {
-    /// No rank can go on.
-    #[error("deadlock at tick {tick}: {}; validate the program", list(.blocked))]
-    Deadlock {
-        /// The first tick in which no rank does anything.
-        tick: u32,
-        /// Every rank that has not come to its end.
-        blocked: Vec<Blocked>,
-    },
-    /// No rank can go on, at whatever time.
-    #[error("deadlock: {}; validate the program", list(.blocked))]
-    Stuck {
-        /// Every rank that has not come to its end.
-        blocked: Vec<Blocked>,
-    },
-    /// The costs do not fit the program.
-    #[error(transparent)]
-    Costs(#[from] CostsError),
 }
 
 /// Runs `program`, which must communicate wherever a tensor crosses ranks.
 ///
 /// # Errors
-/// When the ranks wait for each other, or for what never happens.
+/// When the ranks wait for each other, or for an action that is missing.
 pub fn logical(program: &Program) -> Result<LogicalRun<'_>, SimulateError> {
     let mut run = Run::of(program);
     while !run.first.is_empty() {
@@ -79,29 +56,29 @@ pub fn logical(program: &Program) -> Result<LogicalRun<'_>, SimulateError> {
 }
 
 impl<'a> LogicalRun<'a> {
-    /// The number of ticks until every rank is at its end.
+    /// Returns the number of ticks until every rank has reached its end.
     pub fn steps(&self) -> u32 {
         self.ticks.iter().filter_map(|row| row.last()).max().map_or(0, |last| last + 1)
     }
 
-    /// The tick of each action of `rank`; empty where there is no such rank.
+    /// Returns the tick of each action of `rank`; empty if there is no such rank.
     pub fn ticks(&self, rank: Rank) -> &[u32] {
         self.ticks.get(rank.index()).map_or(&[], Vec::as_slice)
     }
 
-    /// What `rank` does in each tick, up to its last action; `None` where it idles.
+    /// Returns the action of `rank` in each tick, up to its last action; `None` for idle ticks.
     pub fn row(&self, rank: Rank) -> impl Iterator<Item = Option<Action>> + use<'a, '_> {
         let mut actions = self.program.row(rank).iter().zip(self.ticks(rank)).peekable();
         let length = self.ticks(rank).last().map_or(0, |last| last + 1);
         (0..length).map(move |tick| actions.next_if(|&(_, at)| *at == tick).map(|(&action, _)| action))
     }
 
-    /// The program that was run.
+    /// Returns the program.
     pub fn program(&self) -> &'a Program {
         self.program
     }
 
-    /// The run as a timeline on which each action takes `tick` seconds.
+    /// Returns a timeline in which each action takes `tick` seconds.
     pub fn timeline(&self, tick: f64) -> Timeline {
         let event = |rank, (&action, &at): (&Action, &u32)| Event {
             rank,
@@ -117,21 +94,21 @@ impl<'a> LogicalRun<'a> {
     }
 }
 
-/// A simulation on its way.
+/// The state of a simulation.
 struct Run<'a> {
     program: &'a Program,
-    wiring: Wiring,
+    neighbours: Neighbours,
     tick: u32,
-    /// The ranks to visit first and second in this tick, and first in the next.
+    /// The ranks to visit in the first and the second round of this tick, and in the first round of the next tick.
     first: RankSet,
     second: RankSet,
     next: RankSet,
     ticks: Vec<Vec<u32>>,
-    /// For each rank that is not to be visited and not at its end, the action it waits for.
+    /// For each waiting rank, the action that it waits for.
     waits_for: Vec<Option<Action>>,
-    done: Marks,
-    /// The backwards for the inputs alone that the program has; made when a `W` comes before its own.
-    inputs_alone: OnceCell<Marks>,
+    done: ActionSet,
+    /// The `I` actions of the program; computed when a `W` comes before its `I`.
+    input_backwards: OnceCell<ActionSet>,
 }
 
 impl<'a> Run<'a> {
@@ -139,26 +116,26 @@ impl<'a> Run<'a> {
         let ranks = program.rows().len();
         Self {
             program,
-            wiring: Wiring::of(program.placement()),
+            neighbours: Neighbours::of(program.placement()),
             tick: 0,
             first: RankSet::all(ranks),
             second: RankSet::none(ranks),
             next: RankSet::none(ranks),
             ticks: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
             waits_for: vec![None; ranks],
-            done: Marks::for_program(program),
-            inputs_alone: OnceCell::new(),
+            done: ActionSet::for_program(program),
+            input_backwards: OnceCell::new(),
         }
     }
 
-    /// The ranks to visit first or second in this tick.
+    /// Returns the ranks to visit in the first or the second round of this tick.
     fn visits(&mut self, second: bool) -> &mut RankSet {
         if second { &mut self.second } else { &mut self.first }
     }
 
-    /// Lets the visited rank do its next action, if it can.
+    /// Runs the next action of `rank`, if it can run.
     fn visit(&mut self, rank: Rank, second: bool) {
-        let Some(action) = self.standing_at(rank) else { return };
+        let Some(action) = self.next_action(rank) else { return };
         if let Some(missing) = action.parts().find_map(|part| self.missing_for(part)) {
             self.waits_for[rank.index()] = Some(missing);
             return;
@@ -167,13 +144,13 @@ impl<'a> Run<'a> {
         self.next.insert(rank);
         for part in action.parts() {
             self.done.insert(part);
-            if let Some(peer) = self.wiring.peer(part) {
+            if let Some(peer) = self.neighbours.peer(part) {
                 self.wake(rank, second, peer, part);
             }
         }
     }
 
-    /// Lets `peer` be visited again, if it waits for what the visit of `rank` has made.
+    /// Adds `peer` to the next visits, if it waits for the action `made` of `rank`.
     fn wake(&mut self, rank: Rank, second: bool, peer: Rank, made: Action) {
         if self.waits_for[peer.index()] == Some(made) {
             self.waits_for[peer.index()] = None;
@@ -185,30 +162,30 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn standing_at(&self, rank: Rank) -> Option<Action> {
+    fn next_action(&self, rank: Rank) -> Option<Action> {
         self.program.row(rank).get(self.ticks[rank.index()].len()).copied()
     }
 
-    /// What must be done before `part` can start and is not.
+    /// Returns an action that must complete before `part` can start and has not.
     #[inline]
     fn missing_for(&self, part: Action) -> Option<Action> {
         let placement = self.program.placement();
         let needs = match part {
-            Action::Forward { stage, microbatch } => match self.wiring.before(stage) {
-                Neighbour::Nobody => return None,
-                Neighbour::Here => Action::Forward { stage: placement.previous(stage)?, microbatch },
-                Neighbour::On(_) => Action::RecvForward { stage, microbatch },
+            Action::Forward { stage, microbatch } => match self.neighbours.before(stage) {
+                Neighbour::None => return None,
+                Neighbour::SameRank => Action::Forward { stage: placement.previous(stage)?, microbatch },
+                Neighbour::OtherRank(_) => Action::RecvForward { stage, microbatch },
             },
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-                match self.wiring.after(stage) {
-                    Neighbour::Nobody => return None,
-                    Neighbour::Here => return self.missing_gradient(placement.next(stage)?, microbatch),
-                    Neighbour::On(_) => Action::RecvBackward { stage, microbatch },
+                match self.neighbours.after(stage) {
+                    Neighbour::None => return None,
+                    Neighbour::SameRank => return self.missing_gradient(placement.next(stage)?, microbatch),
+                    Neighbour::OtherRank(_) => Action::RecvBackward { stage, microbatch },
                 }
             }
             Action::WeightBackward { stage, microbatch } => {
                 let inputs = Action::InputBackward { stage, microbatch };
-                return (!self.done.has(inputs) && self.has_inputs_alone(inputs)).then_some(inputs);
+                return (!self.done.contains(inputs) && self.has_split_backward(inputs)).then_some(inputs);
             }
             Action::SendForward { stage, microbatch } => Action::Forward { stage, microbatch },
             Action::SendBackward { stage, microbatch } => return self.missing_gradient(stage, microbatch),
@@ -216,15 +193,15 @@ impl<'a> Run<'a> {
             | Action::RecvBackward { .. }
             | Action::WaitSendForward { .. }
             | Action::WaitSendBackward { .. } => {
-                self.wiring.peer(part)?;
+                self.neighbours.peer(part)?;
                 Transfer::other_end(part)?
             }
             _ => return None,
         };
-        (!self.done.has(needs)).then_some(needs)
+        (!self.done.contains(needs)).then_some(needs)
     }
 
-    /// A backward of `stage` where none has made the gradient of its inputs.
+    /// Returns a backward of `stage` if none has made the gradient of its inputs.
     #[inline]
     fn missing_gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
         const EITHER: u16 = bit(ActionKind::Backward) | bit(ActionKind::InputBackward);
@@ -232,40 +209,33 @@ impl<'a> Run<'a> {
         (!is_made).then_some(Action::Backward { stage, microbatch })
     }
 
-    /// Whether the program has `inputs`, the other half of a `W`.
-    fn has_inputs_alone(&self, inputs: Action) -> bool {
+    /// Returns whether the program has `inputs`, the `I` of a `W`.
+    fn has_split_backward(&self, inputs: Action) -> bool {
         let found = || {
-            let mut found = Marks::for_program(self.program);
+            let mut found = ActionSet::for_program(self.program);
             let all = self.program.rows().iter().flatten();
             for &action in all.filter(|action| action.kind() == ActionKind::InputBackward) {
                 found.insert(action);
             }
             found
         };
-        self.inputs_alone.get_or_init(found).has(inputs)
+        self.input_backwards.get_or_init(found).contains(inputs)
     }
 
     fn finish(self) -> Result<LogicalRun<'a>, SimulateError> {
-        let blocked: Vec<Blocked> = self
+        let blocked: Vec<BlockedRank> = self
             .program
             .placement()
             .all_ranks()
             .filter_map(|rank| {
-                let (action, missing) = (self.standing_at(rank)?, self.waits_for[rank.index()]?);
+                let (action, missing) = (self.next_action(rank)?, self.waits_for[rank.index()]?);
                 let waits_for = self.program.placement().owner(missing.stage()).unwrap_or(rank);
-                Some(Blocked { rank, position: self.ticks[rank.index()].len(), action, waits_for })
+                Some(BlockedRank { rank, position: self.ticks[rank.index()].len(), action, waits_for })
             })
             .collect();
         let run = LogicalRun { program: self.program, ticks: self.ticks };
         if blocked.is_empty() { Ok(run) } else { Err(SimulateError::Deadlock { tick: run.steps(), blocked }) }
     }
-}
-
-/// The first few blocked ranks, for a message.
-fn list(blocked: &[Blocked]) -> String {
-    let named: Vec<String> = blocked.iter().take(8).map(Blocked::to_string).collect();
-    let more = if blocked.len() > named.len() { ", and more" } else { "" };
-    named.join(", ") + more
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! How much a rank holds at each moment of a timeline, simulated or measured.
+//! The memory of a rank at each moment of a timeline, simulated or measured.
 //!
-//! Rules: (1) what a forward saves is allocated when it starts, and freed when the full backward, or the
-//! backward of the inputs, ends; (2) the backward of the inputs leaves a stash when it ends, which is freed
-//! when that of the weights ends; (3) a stage's weight gradients are allocated when its first weight gradient
-//! starts, and stay; (4) without any backward, a forward frees what it saves when it ends. Parameters,
-//! optimizer state and what messages carry are not counted.
+//! Rules: (1) the activation of a forward is allocated when it starts, and freed when the full backward or the input
+//! backward ends; (2) the input backward allocates a stash when it ends, which the weight backward frees when it ends;
+//! (3) a stage's weight gradients are allocated when its first weight backward starts, and stay allocated; (4) in a run
+//! without backwards, a forward frees its activation when it ends. Parameters, optimizer state and messages are not
+//! included.
 //!
-//! With one unit for an activation, one for a stash and none for gradients ([`UNIT`]) memory is counted in
-//! stage activations of one microbatch, as the papers do.
+//! [`UNIT`] counts memory in stage activations of one microbatch, as the papers do: one for an activation, one for a
+//! stash and none for gradients.
 
 use std::collections::BTreeSet;
 
@@ -19,17 +19,17 @@ use crate::timeline::Timeline;
 /// Sizes that count activations.
 pub const UNIT: StageSizes = StageSizes { output: 0, activation: 1, stash: 1, gradient: 0 };
 
-/// What a rank holds from one moment to the next.
+/// A step of the memory of a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryStep {
-    /// Since when, in seconds.
+    /// The time of the change, in seconds.
     pub time: f64,
-    /// How much, in the units of the sizes.
+    /// The memory from this time on, in the units of the sizes.
     pub held: u64,
 }
 
-/// What `rank` holds over time, from the first change to the last. `sizes` has one entry for each stage, or
-/// one for all; without any, nothing is held.
+/// Returns the memory of `rank` over time, from the first change to the last. `sizes` has one entry for each stage, or
+/// one for all stages; if it is empty, the memory is 0.
 pub fn memory_curve(timeline: &Timeline, rank: Rank, sizes: &[StageSizes]) -> Vec<MemoryStep> {
     let mut held =
         Held { trains: trains(timeline), sizes, bytes: 0, stages: BTreeSet::new(), curve: Vec::new() };
@@ -44,7 +44,7 @@ pub fn memory_curve(timeline: &Timeline, rank: Rank, sizes: &[StageSizes]) -> Ve
     held.curve
 }
 
-/// The most that each rank holds at once.
+/// Returns the peak memory of each rank.
 pub fn peak_memory(timeline: &Timeline, sizes: &[StageSizes]) -> Vec<u64> {
     let ranks = (0..timeline.ranks()).map(Rank::new);
     let peak = |rank| memory_curve(timeline, rank, sizes).iter().map(|step| step.held).max();
@@ -58,7 +58,7 @@ fn trains(timeline: &Timeline) -> bool {
     })
 }
 
-/// What is held on the way through a rank's events.
+/// The memory while a rank's events are replayed.
 struct Held<'a> {
     trains: bool,
     sizes: &'a [StageSizes],
@@ -97,7 +97,7 @@ impl Held<'_> {
     }
 
     fn change(&mut self, time: f64, more: u64, less: u64) {
-        // A measured timeline may lack events; what it never allocated is not freed below nothing.
+        // A measured timeline may lack events, so the memory is kept from falling below 0.
         let bytes = self.bytes.saturating_add(more).saturating_sub(less);
         if bytes != self.bytes {
             self.bytes = bytes;

@@ -1,9 +1,9 @@
-//! Runs programs without tensors: predictions of when each rank does what, and what it holds meanwhile.
+//! Simulates programs: predicts when each rank runs each action, and its memory.
 //!
-//! [`logical()`] counts every action as one tick, which shows the order of events and proves that a program
-//! comes to its end. [`timed()`] gives actions and messages their costs. Both outcomes can be looked at as a
-//! [`crate::Timeline`], the type that measured runs have too; [`memory_curve`] reads memory off any timeline,
-//! and [`lifetimes()`] says in how few buffers a rank's activations fit.
+//! In [`logical()`], every action takes one tick, which shows the order of events and proves that the program has no
+//! deadlock. In [`timed()`], actions and messages take the times of their costs. Both give a [`crate::Timeline`], the
+//! type of measured runs. [`memory_curve`] computes the memory of a rank from any timeline, and [`lifetimes()`] the
+//! number of buffers for a rank's activations.
 //!
 //! ```
 //! use pipewright_schedule::simulate::summarize;
@@ -16,14 +16,17 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod boundary_tensors;
+mod error;
 mod lifetimes;
 pub mod logical;
 mod memory;
 mod summary;
 mod timed;
 
+pub use error::SimulateError;
 pub use lifetimes::{LifetimeOf, Lifetimes, LiveRange, lifetimes};
-pub use logical::{LogicalRun, SimulateError, logical};
+pub use logical::{LogicalRun, logical};
 pub use memory::{MemoryStep, UNIT, memory_curve, peak_memory};
 pub use summary::{Summary, summarize};
 pub use timed::{TimedRun, timed};

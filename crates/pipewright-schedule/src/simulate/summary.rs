@@ -1,47 +1,48 @@
-//! The numbers of a predicted run, in the form in which the command line prints them.
+//! The figures of a predicted run, as the command line prints them.
 
 use serde::Serialize;
 
 use crate::costs::Costs;
 use crate::schedule::Program;
-use crate::simulate::logical::{LogicalRun, SimulateError, logical};
+use crate::simulate::error::SimulateError;
+use crate::simulate::logical::{LogicalRun, logical};
 use crate::simulate::memory::{UNIT, peak_memory};
 use crate::simulate::timed::{TimedRun, timed};
 
-/// What a run takes and holds.
+/// The figures of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
-    /// From the first action to the end of the last, in seconds.
+    /// The time from the start of the first action to the end of the last, in seconds.
     pub makespan: f64,
-    /// The ticks of the logical simulation, in which every action takes one.
+    /// The number of ticks of the logical simulation.
     pub steps: u32,
     /// The mean share of the makespan in which a rank does not compute, from barrier to barrier.
     pub bubble_fraction: f64,
     /// The same for each rank.
     pub bubble_per_rank: Vec<f64>,
-    /// As `bubble_fraction`, with each rank from its first to its last action.
+    /// The same as `bubble_fraction`, but each rank counts from its first to its last action.
     pub span_bubble_fraction: f64,
-    /// The mean share of the makespan that ranks wait for messages on their way.
+    /// The mean share of the makespan in which ranks wait for messages in flight.
     pub exposed_comm_fraction: f64,
-    /// For each rank, the most stage activations of one microbatch held at once.
+    /// The peak number of stage activations of one microbatch, for each rank.
     pub peak_activations: Vec<u64>,
-    /// For each rank, the most bytes held at once, where the costs give sizes.
+    /// The peak bytes of each rank, if the costs give sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_bytes: Option<Vec<u64>>,
 }
 
-/// Runs `program` at `costs`, and tick by tick.
+/// Simulates `program` at `costs` and tick by tick, and summarizes both.
 ///
 /// # Errors
-/// As [`timed`] and [`logical`].
+/// When [`timed`] or [`logical`] fails.
 pub fn summarize(program: &Program, costs: &Costs) -> Result<Summary, SimulateError> {
     let run = timed(program, costs)?;
     Ok(Summary::of(&run, logical(program)?.steps(), costs))
 }
 
 impl Summary {
-    /// The numbers of a run that counts ticks, as seconds. Messages take their rank's time there, so all of it is
-    /// exposed.
+    /// Returns the figures of a logical run, with a tick as a second. Messages take time of their rank there, so all
+    /// communication is exposed.
     pub fn of_logical(run: &LogicalRun<'_>) -> Self {
         let timeline = run.timeline(1.0);
         let ticks = f64::from(run.steps()) * f64::from(timeline.ranks());
@@ -58,7 +59,8 @@ impl Summary {
         }
     }
 
-    /// The numbers of `run`, which was made at `costs`; `steps` are those of the logical simulation.
+    /// Returns the figures of `run`, which was made at `costs`. `steps` is the number of ticks of the logical
+    /// simulation.
     pub fn of(run: &TimedRun, steps: u32, costs: &Costs) -> Self {
         let timeline = run.timeline();
         Self {

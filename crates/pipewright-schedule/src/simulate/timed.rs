@@ -1,36 +1,37 @@
-//! The timed simulation: when everything happens, if actions and messages take their time.
+//! The timed simulation: actions and messages take the times of their costs.
 //!
-//! Rules: (1) a rank computes one action after another, in the order of its row, each as soon as what it
-//! needs is there; (2) a send takes the rank no time: the message waits until its link is free, occupies it
-//! for its bytes over the bandwidth, and arrives the latency later, while the rank goes on; (3) a receive
-//! takes no time either, and the computation that uses it waits for the arrival; (4) a wait for a send lasts
-//! until the arrival; (5) `UNSHARD` and `REDUCE_GRAD` run one after another on the rank's own channel for
-//! collectives, beside the computation; a stage computes once it is gathered, and `WAIT_REDUCE_GRAD` waits
-//! for the reduction; (6) an overlap is its forward and then its backward, each with its own needs, costs and
-//! event, and what the forward makes leaves when the forward ends. There is one link for each ordered pair of
-//! ranks, and messages are buffered: a send never waits for its receive.
+//! Rules: (1) a rank computes one action after another, in the order of its row, each as soon as its tensors have
+//! arrived; (2) a send takes no time of the rank: the message waits until its link is free, occupies the link for its
+//! bytes divided by the bandwidth, and arrives after the latency; (3) a receive takes no time either, but the
+//! computation that uses its tensor waits for the arrival; (4) a wait for a send lasts until the arrival; (5) `UNSHARD`
+//! and `REDUCE_GRAD` run one after another on a channel of the rank for collectives, in parallel with the computation;
+//! a stage computes once it is gathered, and `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its
+//! forward and then its backward, each with its own tensors, costs and event, and the forward's output leaves when the
+//! forward ends; (7) the messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor
+//! ends, before the sends that follow it. There is one link for each ordered pair of ranks, and messages are buffered:
+//! a send does not wait for its receive.
 //!
-//! Rule 6 is what an overlap means where a rank computes one thing at a time: the gain is that the messages of
-//! either half travel while the other computes. By it DualPipeV's bubble at `F = I = W = 1` is `p - 1`, the
-//! published figure, and not `2 (p - 1)`: its critical path goes down the ranks through forwards of one unit,
-//! of which each starts when the forward, not the overlap, before it ends.
+//! Rule 6 assumes that a rank computes one thing at a time. An overlap then saves time because the messages of each
+//! half travel while the other half computes. With this rule the bubble of DualPipeV at `F = I = W = 1` is `p - 1`, the
+//! published figure. If an output left only after the whole overlap, it would be `2 (p - 1)`, because the critical path
+//! passes the ranks through forwards.
 //!
-//! Every moment follows from earlier ones, so ranks are run one at a time, each as far as it gets; a message
-//! wakes the rank that stands before it. Time linear in the program.
+//! Each event depends only on earlier ones, so ranks run one at a time, each as far as it can; a message wakes the rank
+//! that waits for it. Time: linear in the program, and for each computation linear in the number of skip connections.
 
 use std::collections::BTreeMap;
 
 use crate::action::Action;
 use crate::costs::Costs;
-use crate::ids::{Microbatch, Rank, StageIndex};
-use crate::placement::Placement;
+use crate::ids::{Rank, StageIndex};
 use crate::schedule::Program;
-use crate::simulate::logical::SimulateError;
+use crate::simulate::boundary_tensors::{Arrival, Arrivals, BoundaryTensor, Route};
+use crate::simulate::error::SimulateError;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
-use crate::validate::Blocked;
+use crate::validate::BlockedRank;
 
-/// A program's predicted run.
+/// The predicted run of a program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TimedRun {
     timeline: Timeline,
@@ -38,30 +39,30 @@ pub struct TimedRun {
 }
 
 impl TimedRun {
-    /// All events. An overlap has two, one for each half. That of a send lasts while the message occupies its link,
-    /// that of a receive until the arrival, and that of a collective until it is complete; they lie beside the rank's
-    /// computation.
+    /// Returns all events. An overlap has two events, one for each half. The event of a send lasts while the message
+    /// occupies its link, that of a receive until the arrival, and that of a collective until it is complete. They may
+    /// overlap with computation of the rank.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
-    /// For how many seconds each rank computes nothing because a message to it, or a collective, is on its
-    /// way. Waiting for what has not been computed yet does not count.
+    /// Returns the seconds in which each rank does not compute because a message to it or a collective is in flight.
+    /// Waiting for a tensor that has not been computed yet does not count.
     pub fn exposed(&self) -> &[f64] {
         &self.exposed
     }
 
-    /// The mean share of the makespan that is lost to exposed communication.
+    /// Returns the mean share of the makespan that is lost to exposed communication.
     pub fn exposed_fraction(&self) -> f64 {
         let whole = self.timeline.makespan() * self.exposed.len() as f64;
         if whole > 0.0 { self.exposed.iter().sum::<f64>() / whole } else { 0.0 }
     }
 }
 
-/// Runs `program`, which must communicate wherever a tensor crosses ranks, at `costs`.
+/// Simulates `program` at `costs`. The program must communicate wherever a tensor crosses ranks.
 ///
 /// # Errors
-/// When the costs do not fit the program, or ranks wait for what never happens.
+/// When the costs do not fit the program, or ranks wait for each other or for an action that is missing.
 pub fn timed(program: &Program, costs: &Costs) -> Result<TimedRun, SimulateError> {
     costs.check(program.placement().stages())?;
     let mut run = Run::of(program, costs);
@@ -71,34 +72,18 @@ pub fn timed(program: &Program, costs: &Costs) -> Result<TimedRun, SimulateError
     run.finish()
 }
 
-/// When a tensor is where it is needed.
-#[derive(Debug, Clone, Copy)]
-struct Arrival {
-    /// When it was ready to be sent.
-    issued: f64,
-    at: f64,
-}
-
-/// Something that a rank waits for: the input of a stage, or the gradient of its output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Need {
-    gradient: bool,
-    stage: StageIndex,
-    microbatch: Microbatch,
-}
-
-/// What a rank is at.
+/// The state of a rank.
 #[derive(Clone, Default)]
 struct RankState {
     next: usize,
-    /// When it has done what comes before `next`.
+    /// The time at which the actions before `next` have ended.
     free: f64,
-    /// When its collectives are done.
+    /// The time at which its collectives have ended.
     collectives: f64,
     exposed: f64,
-    waits_for: Option<Need>,
-    /// What the last overlap's forward has made, and when.
-    first_half: Option<(Need, f64)>,
+    waits_for: Option<BoundaryTensor>,
+    /// The output of the last overlap's forward, and the end of the forward.
+    first_half: Option<(BoundaryTensor, f64)>,
 }
 
 struct Run<'a> {
@@ -106,11 +91,10 @@ struct Run<'a> {
     costs: &'a Costs,
     ranks: Vec<RankState>,
     ready: Vec<Rank>,
-    /// The arrival of each stage's inputs and of its outputs' gradients.
-    arrivals: [Vec<Option<Arrival>>; 2],
-    /// When each link is free.
+    arrivals: Arrivals,
+    /// The time from which each link is free.
     links: BTreeMap<(Rank, Rank), f64>,
-    /// When each stage is gathered, and when it is reduced.
+    /// The times at which each stage is gathered, and at which it is reduced.
     gathered: Vec<f64>,
     reduced: Vec<f64>,
     /// The events of each rank.
@@ -121,13 +105,12 @@ impl<'a> Run<'a> {
     fn of(program: &'a Program, costs: &'a Costs) -> Self {
         let placement = program.placement();
         let stages = placement.stages() as usize;
-        let pairs = stages * program.microbatches() as usize;
         Self {
             program,
             costs,
             ranks: vec![RankState::default(); program.ranks() as usize],
             ready: placement.all_ranks().rev().collect(),
-            arrivals: [vec![None; pairs], vec![None; pairs]],
+            arrivals: Arrivals::none(program, &costs.skips),
             links: BTreeMap::new(),
             gathered: vec![0.0; stages],
             reduced: vec![0.0; stages],
@@ -135,36 +118,36 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs the next action of `rank`; says whether there was one that could.
+    /// Runs the next action of `rank`, and returns whether there was one that could run.
     fn step(&mut self, rank: Rank) -> bool {
         let Some(&action) = self.program.row(rank).get(self.ranks[rank.index()].next) else { return false };
         if !action.is_compute() {
             self.act(rank, action);
-        } else if let Err(need) = self.compute(rank, action) {
-            self.ranks[rank.index()].waits_for = Some(need);
+        } else if let Err(tensor) = self.compute(rank, action) {
+            self.ranks[rank.index()].waits_for = Some(tensor);
             return false;
         }
         self.ranks[rank.index()].next += 1;
         true
     }
 
-    /// Does `action`, which does not compute.
+    /// Runs `action`, which does not compute.
     fn act(&mut self, rank: Rank, action: Action) {
         let now = self.ranks[rank.index()].free;
         let (start, end) = match action {
             Action::SendForward { .. } | Action::SendBackward { .. } => self.send(rank, action, now),
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => {
-                let arrival = self.carried(action).map_or(now, |arrival| arrival.at);
+                let arrival = self.message_arrival(action).map_or(now, |arrival| arrival.at);
                 self.wait(rank, now, arrival)
             }
             Action::Unshard { stage } => {
                 let times = self.collective(rank, now, self.costs.stage(stage).unshard);
-                self.note(stage, |run| &mut run.gathered, times.1);
+                self.record(stage, |run| &mut run.gathered, times.1);
                 times
             }
             Action::ReduceGrad { stage } => {
                 let times = self.collective(rank, now, self.costs.stage(stage).reduce_grad);
-                self.note(stage, |run| &mut run.reduced, times.1);
+                self.record(stage, |run| &mut run.reduced, times.1);
                 times
             }
             Action::WaitReduceGrad { stage } => {
@@ -176,8 +159,8 @@ impl<'a> Run<'a> {
         self.events[rank.index()].push(Event { rank, action, start, end });
     }
 
-    /// Computes `action`, its halves one after the other, once it is known when all it needs is there.
-    fn compute(&mut self, rank: Rank, action: Action) -> Result<(), Need> {
+    /// Computes `action`, its halves one after the other, if the arrivals of all its tensors are known.
+    fn compute(&mut self, rank: Rank, action: Action) -> Result<(), BoundaryTensor> {
         for part in action.parts() {
             self.arrival_for(part)?;
         }
@@ -185,16 +168,16 @@ impl<'a> Run<'a> {
         for part in action.parts() {
             let end = self.compute_part(rank, part)?;
             if part != action {
-                let made = made_for(self.program.placement(), part);
-                first_half = first_half.or(made.map(|need| (need, end)));
+                let made = BoundaryTensor::made_by(self.program.placement(), part);
+                first_half = first_half.or(made.map(|tensor| (tensor, end)));
             }
         }
         self.ranks[rank.index()].first_half = first_half;
         Ok(())
     }
 
-    /// Starts `part` once all it needs is there, hands on what it makes, and returns its end.
-    fn compute_part(&mut self, rank: Rank, part: Action) -> Result<f64, Need> {
+    /// Starts `part` when its tensors have arrived, delivers its output, and returns its end.
+    fn compute_part(&mut self, rank: Rank, part: Action) -> Result<f64, BoundaryTensor> {
         let now = self.ranks[rank.index()].free;
         let mut latest = Arrival { issued: now, at: now };
         for arrival in [self.arrival_for(part)?, self.gathered_for(part, now)].into_iter().flatten() {
@@ -207,7 +190,7 @@ impl<'a> Run<'a> {
         let state = &mut self.ranks[rank.index()];
         state.exposed += start - latest.issued.max(now);
         state.free = end;
-        self.hand_over(rank, part, end);
+        self.deliver(rank, part, end);
         self.events[rank.index()].push(Event { rank, action: part, start, end });
         Ok(end)
     }
@@ -222,22 +205,19 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// When what `part` needs from its neighbour is there; `None` where it needs nothing.
-    fn arrival_for(&self, part: Action) -> Result<Option<Arrival>, Need> {
-        let placement = self.program.placement();
-        let (gradient, neighbour) = match part {
-            Action::Forward { stage, .. } => (false, placement.previous(stage)),
-            Action::Backward { stage, .. } | Action::InputBackward { stage, .. } => {
-                (true, placement.next(stage))
+    /// When the last tensor that `part` needs from other stages arrives; `None` if it needs none. An error names a
+    /// tensor whose arrival is not known yet.
+    fn arrival_for(&self, part: Action) -> Result<Option<Arrival>, BoundaryTensor> {
+        let from_neighbour = BoundaryTensor::needed_by(self.program.placement(), part);
+        let from_skips = BoundaryTensor::skips_needed_by(&self.costs.skips, part);
+        let mut last: Option<Arrival> = None;
+        for tensor in from_neighbour.into_iter().chain(from_skips) {
+            let arrival = self.arrivals.get(tensor).ok_or(tensor)?;
+            if last.is_none_or(|last| arrival.at > last.at) {
+                last = Some(arrival);
             }
-            _ => return Ok(None),
-        };
-        let (Some(_), stage, Some(microbatch)) = (neighbour, part.stage(), part.microbatch()) else {
-            return Ok(None);
-        };
-        let need = Need { gradient, stage, microbatch };
-        let slot = self.slot(need).ok_or(need)?;
-        self.arrivals[usize::from(gradient)][slot].map(Some).ok_or(need)
+        }
+        Ok(last)
     }
 
     fn gathered_for(&self, part: Action, now: f64) -> Option<Arrival> {
@@ -245,50 +225,67 @@ impl<'a> Run<'a> {
         Some(Arrival { issued: now, at })
     }
 
-    /// Gives what `part` made to the neighbouring stage where that is on the same rank.
-    fn hand_over(&mut self, rank: Rank, part: Action, end: f64) {
-        if let Some(need) = made_for(self.program.placement(), part)
-            && self.program.placement().owner(need.stage) == Some(rank)
+    /// Gives the output of `part` to the neighbouring stage if that is on the same rank, and sends it over the skip
+    /// connections. Other outputs leave with the program's sends.
+    fn deliver(&mut self, rank: Rank, part: Action, end: f64) {
+        let costs = self.costs;
+        let on_rank = Arrival { issued: end, at: end };
+        if let Some(tensor) = BoundaryTensor::made_by(self.program.placement(), part)
+            && self.program.placement().owner(tensor.stage) == Some(rank)
         {
-            self.arrive(need, Arrival { issued: end, at: end });
+            self.arrive(tensor, on_rank);
+        }
+        for tensor in BoundaryTensor::skips_made_by(&costs.skips, part) {
+            let receiver = self.program.placement().owner(tensor.stage);
+            match (receiver, tensor.route) {
+                (Some(receiver), Route::Skip(index)) if receiver != rank => {
+                    self.transmit(rank, receiver, tensor, costs.skips[index].bytes, end);
+                }
+                _ => self.arrive(tensor, on_rank),
+            }
         }
     }
 
-    /// Puts a message on its link.
+    /// Sends the message of `send`, and returns when it begins and ceases to occupy its link.
     fn send(&mut self, rank: Rank, send: Action, now: f64) -> (f64, f64) {
         let Some(transfer) = Transfer::of(self.program.placement(), send) else { return (now, now) };
-        let Some(need) = brought_by(transfer.receive) else { return (now, now) };
-        let first_half = self.ranks[rank.index()].first_half.filter(|&(made, _)| made == need);
+        let Some(tensor) = BoundaryTensor::received_by(transfer.receive) else { return (now, now) };
+        let first_half = self.ranks[rank.index()].first_half.filter(|&(made, _)| made == tensor);
         let now = first_half.map_or(now, |(_, end)| end);
         // A gradient is as large as the output that it belongs to.
-        let bytes = self.costs.output_bytes(if need.gradient { need.stage } else { send.stage() });
-        let (occupied, latency) = self.costs.transfer(transfer.sender, transfer.receiver, bytes);
-        let link = self.links.entry((transfer.sender, transfer.receiver)).or_insert(0.0);
+        let bytes = self.costs.output_bytes(if tensor.gradient { tensor.stage } else { send.stage() });
+        self.transmit(transfer.sender, transfer.receiver, tensor, bytes, now)
+    }
+
+    /// Puts a message on the link from one rank to another as soon as the link is free, and returns when it begins and
+    /// ceases to occupy the link.
+    fn transmit(&mut self, from: Rank, to: Rank, tensor: BoundaryTensor, bytes: u64, now: f64) -> (f64, f64) {
+        let (occupied, latency) = self.costs.transfer(from, to, bytes);
+        let link = self.links.entry((from, to)).or_insert(0.0);
         let start = link.max(now);
         *link = start + occupied;
-        self.arrive(need, Arrival { issued: now, at: start + occupied + latency });
+        self.arrive(tensor, Arrival { issued: now, at: start + occupied + latency });
         (start, start + occupied)
     }
 
-    /// Notes an arrival, and wakes the rank that waits for it.
-    fn arrive(&mut self, need: Need, arrival: Arrival) {
-        let Some(slot) = self.slot(need) else { return };
-        self.arrivals[usize::from(need.gradient)][slot] = Some(arrival);
-        let Some(owner) = self.program.placement().owner(need.stage) else { return };
+    /// Sets when `tensor` arrives, and wakes the rank that waits for it.
+    fn arrive(&mut self, tensor: BoundaryTensor, arrival: Arrival) {
+        self.arrivals.set(tensor, arrival);
+        let Some(owner) = self.program.placement().owner(tensor.stage) else { return };
         let waits_for = &mut self.ranks[owner.index()].waits_for;
-        if *waits_for == Some(need) {
+        if *waits_for == Some(tensor) {
             *waits_for = None;
             self.ready.push(owner);
         }
     }
 
     /// The arrival of the message that `action` sends, receives or waits for.
-    fn carried(&self, action: Action) -> Option<Arrival> {
-        let need = brought_by(Transfer::of(self.program.placement(), action)?.receive)?;
-        self.arrivals[usize::from(need.gradient)][self.slot(need)?]
+    fn message_arrival(&self, action: Action) -> Option<Arrival> {
+        let transfer = Transfer::of(self.program.placement(), action)?;
+        self.arrivals.get(BoundaryTensor::received_by(transfer.receive)?)
     }
 
-    /// Lets `rank` wait until `until` for communication.
+    /// Makes `rank` wait until `until` for communication.
     fn wait(&mut self, rank: Rank, now: f64, until: f64) -> (f64, f64) {
         let end = until.max(now);
         let state = &mut self.ranks[rank.index()];
@@ -297,7 +294,7 @@ impl<'a> Run<'a> {
         (now, end)
     }
 
-    /// Runs a collective beside the computation.
+    /// Runs a collective in parallel with the computation.
     fn collective(&mut self, rank: Rank, now: f64, duration: f64) -> (f64, f64) {
         let state = &mut self.ranks[rank.index()];
         let start = state.collectives.max(now);
@@ -305,16 +302,10 @@ impl<'a> Run<'a> {
         (start, start + duration)
     }
 
-    fn note(&mut self, stage: StageIndex, times: fn(&mut Self) -> &mut Vec<f64>, time: f64) {
+    fn record(&mut self, stage: StageIndex, times: fn(&mut Self) -> &mut Vec<f64>, time: f64) {
         if let Some(noted) = times(self).get_mut(stage.index()) {
             *noted = time;
         }
-    }
-
-    fn slot(&self, need: Need) -> Option<usize> {
-        let (stages, microbatches) = (self.program.placement().stages(), self.program.microbatches());
-        let fits = need.stage.get() < stages && need.microbatch.get() < microbatches;
-        fits.then(|| need.stage.index() * microbatches as usize + need.microbatch.index())
     }
 
     fn finish(mut self) -> Result<TimedRun, SimulateError> {
@@ -330,49 +321,25 @@ impl<'a> Run<'a> {
         Ok(TimedRun { timeline: Timeline::new(self.program.ranks(), events), exposed })
     }
 
-    /// Sets when the message of a receive is on its way. It may come after the receive, so that its times are
-    /// known only at the end.
+    /// Sets the start and the end of a receive. Its message may be sent later than the receive is simulated, so the
+    /// times are known only at the end.
     fn set_times_of_receive(&self, event: &mut Event) {
         let is_receive = matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. });
-        if let Some(arrival) = is_receive.then(|| self.carried(event.action)).flatten() {
+        if let Some(arrival) = is_receive.then(|| self.message_arrival(event.action)).flatten() {
             let posted = event.start;
             event.start = posted.max(arrival.issued);
             event.end = posted.max(arrival.at);
         }
     }
 
-    fn blocked(&self) -> Vec<Blocked> {
+    fn blocked(&self) -> Vec<BlockedRank> {
         let of = |rank: Rank| {
             let state = &self.ranks[rank.index()];
             let &action = self.program.row(rank).get(state.next)?;
-            let need = state.waits_for?;
-            let source =
-                if need.gradient { need.stage.get().checked_add(1) } else { need.stage.get().checked_sub(1) };
-            let owner = source.and_then(|stage| self.program.placement().owner(StageIndex::new(stage)));
-            Some(Blocked { rank, position: state.next, action, waits_for: owner.unwrap_or(rank) })
+            let source = state.waits_for?.source(&self.costs.skips);
+            let owner = source.and_then(|stage| self.program.placement().owner(stage));
+            Some(BlockedRank { rank, position: state.next, action, waits_for: owner.unwrap_or(rank) })
         };
         self.program.placement().all_ranks().filter_map(of).collect()
-    }
-}
-
-/// What a compute action makes for a neighbouring stage.
-fn made_for(placement: &Placement, part: Action) -> Option<Need> {
-    match part {
-        Action::Forward { stage, microbatch } => {
-            Some(Need { gradient: false, stage: placement.next(stage)?, microbatch })
-        }
-        Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
-            Some(Need { gradient: true, stage: placement.previous(stage)?, microbatch })
-        }
-        _ => None,
-    }
-}
-
-/// What a receive brings.
-fn brought_by(receive: Action) -> Option<Need> {
-    match receive {
-        Action::RecvForward { stage, microbatch } => Some(Need { gradient: false, stage, microbatch }),
-        Action::RecvBackward { stage, microbatch } => Some(Need { gradient: true, stage, microbatch }),
-        _ => None,
     }
 }

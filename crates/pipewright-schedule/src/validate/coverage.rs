@@ -1,30 +1,29 @@
-//! What must be there: every stage runs every microbatch exactly once, on the rank that owns it.
+//! The rules of coverage: every stage runs every microbatch exactly once, on the rank that owns it.
 //!
-//! Rules: (1) stages and microbatches are in range; (2) an action is on the rank that owns its stage; (3) no
-//! action is there twice, except gathering and dropping parameters, which may alternate; (4) every stage has
-//! a forward for every microbatch; (5) unless the program is forward-only, every stage has for every
-//! microbatch either a full backward or both halves of a split one; (6) the level `compute` has no
-//! communication. Sends and receives are in [`super::matching`].
+//! Rules: (1) stages and microbatches are in range; (2) an action is on the rank that owns its stage; (3) no action
+//! occurs twice, except `UNSHARD` and `RESHARD`; (4) every stage has a forward for every microbatch; (5) unless the
+//! program is forward-only, every stage has for every microbatch either a full backward or both halves of a split one;
+//! (6) there is no communication at the level `compute`. [`super::matching`] checks sends and receives.
 
 use crate::action::{Action, ActionKind};
+use crate::action_set::{ActionSet, bit};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
-use crate::marks::{Marks, bit};
+use crate::neighbours::Neighbours;
 use crate::schedule::Program;
-use crate::validate::check::{Context, position_of};
+use crate::validate::context::{Context, position_of};
 use crate::validate::order;
 use crate::validate::violation::{Report, ViolationKind};
-use crate::wiring::Wiring;
 
-/// Checks each action by itself (rules 1, 2, 3 and 6). Returns which of them are present, and whether, where
-/// nothing is wrong so far, each comes after what it needs on its rank ([`super::order`]).
+/// Checks each action by itself (rules 1, 2, 3 and 6). Returns the set of actions, and whether each follows the actions
+/// that it needs on its rank ([`super::order`]); the latter is meaningful only if there is no violation.
 pub(super) fn check_each(
     program: &Program,
     level: Level,
-    wiring: &Wiring,
+    neighbours: &Neighbours,
     report: &mut Report,
-) -> (Marks, bool) {
-    let mut present = Marks::for_program(program);
+) -> (ActionSet, bool) {
+    let mut present = ActionSet::for_program(program);
     let mut in_order = true;
     for (rank, row) in (0..).map(Rank::new).zip(program.rows()) {
         for (position, &cell) in row.iter().enumerate() {
@@ -33,7 +32,7 @@ pub(super) fn check_each(
                 report.push(rank, || (position, kind));
             }
             for action in cell.parts() {
-                in_order &= order::comes_after_its_needs(action, &present, wiring, level);
+                in_order &= order::dependencies_precede(action, &present, neighbours, level);
             }
             for action in cell.parts() {
                 if let Some(kind) = misplaced(program, rank, action) {
@@ -48,7 +47,7 @@ pub(super) fn check_each(
     (present, in_order)
 }
 
-/// Checks that everything is there that must be (rules 4 and 5).
+/// Checks that the required actions are present (rules 4 and 5).
 pub(super) fn check_all(context: &Context<'_>, report: &mut Report) {
     let placement = context.program.placement();
     if context.program.microbatches() == 0 {
@@ -67,7 +66,7 @@ pub(super) fn check_all(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Whether `kinds`, those present for a stage and microbatch, are what must be there.
+/// Returns whether `kinds`, the kinds of a stage and microbatch in the program, are the required ones.
 fn is_covered(kinds: u16, forward_only: bool) -> bool {
     const FORWARD: u16 = bit(ActionKind::Forward);
     const FULL: u16 = FORWARD | bit(ActionKind::Backward);
@@ -77,7 +76,7 @@ fn is_covered(kinds: u16, forward_only: bool) -> bool {
 }
 
 fn check_forward(context: &Context<'_>, report: &mut Report, rank: Rank, forward: Action) {
-    if !context.present.has(forward) {
+    if !context.present.contains(forward) {
         report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action: forward }));
     }
 }
@@ -92,7 +91,7 @@ fn check_backward(
     let full = Action::Backward { stage, microbatch };
     let inputs = Action::InputBackward { stage, microbatch };
     let weights = Action::WeightBackward { stage, microbatch };
-    let has = |action| context.present.has(action);
+    let has = |action| context.present.contains(action);
     let missing = match (has(full), has(inputs), has(weights)) {
         (true, false, false) | (false, true, true) => return,
         (true, has_inputs, _) => {
@@ -108,7 +107,7 @@ fn check_backward(
     report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action: missing }));
 }
 
-/// Why `action` may not be on `rank`, if it may not.
+/// Returns the violation if `action` may not be on `rank`.
 fn misplaced(program: &Program, rank: Rank, action: Action) -> Option<ViolationKind> {
     let placement = program.placement();
     let Some(owner) = placement.owner(action.stage()) else {
@@ -121,7 +120,7 @@ fn misplaced(program: &Program, rank: Rank, action: Action) -> Option<ViolationK
     (owner != rank).then_some(ViolationKind::NotOwned { action, owner })
 }
 
-/// Whether a stage may do this several times in a step.
+/// Returns whether a stage may run this action several times in a step.
 fn may_repeat(action: Action) -> bool {
     matches!(action.kind(), ActionKind::Unshard | ActionKind::Reshard)
 }

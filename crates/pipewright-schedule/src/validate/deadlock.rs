@@ -1,59 +1,56 @@
-//! The ranks together reach the end, even where a send completes only when it is received.
+//! The rule of progress: all ranks reach their end, even if a send blocks until it is received.
 //!
-//! The rows are run against each other without tensors. A rank stands at its next action until that can
-//! complete:
+//! The rows run together without tensors. A rank waits at its next action until that can complete:
 //!
-//! - At the level `compute`, an action completes once the action on another rank that makes its input or its
-//!   gradient is done.
-//! - Else a send and its receive complete together, when both ranks stand at them. A send that is waited for
-//!   later (`WAIT_SEND_F`, `WAIT_SEND_B`) only starts, and completes at once; the receive completes once it
-//!   has started, and the wait once it is received.
+//! - At the level `compute`, an action completes once the action on another rank that makes its input or its gradient
+//!   has completed.
+//! - At other levels, a send and its receive complete together, when both ranks have reached them. A send with a wait
+//!   (`WAIT_SEND_F`, `WAIT_SEND_B`) completes at once. Its receive completes after the send, and the wait after the
+//!   receive.
 //!
-//! Every blocked rank waits for one other rank, so when nothing can go on, ranks wait in a circle. Messages
-//! without a counterpart are reported by [`super::matching`] and block nobody here. Every action is left
-//! exactly once and looked at a bounded number of times, so the run is linear, and its outcome does not
-//! depend on the order in which ranks are run: completing one action never takes another's chance.
+//! Every blocked rank waits for one other rank, so if no rank can advance, some ranks wait in a cycle. Messages without
+//! a counterpart do not block here; [`super::matching`] reports them. Every action completes at most once and is
+//! visited a bounded number of times, so the run takes linear time. Its result does not depend on the order in which
+//! ranks run, because completing an action never blocks another.
 
 use crate::action::Action;
+use crate::action_set::ActionSet;
 use crate::ids::{Rank, StageIndex};
 use crate::level::Level;
-use crate::marks::Marks;
-use crate::side_by_side::Readers;
+use crate::neighbours::Neighbour;
+use crate::row_cursors::RowReaders;
 use crate::transfer::Transfer;
-use crate::validate::check::Context;
-use crate::validate::violation::{Blocked, Report, ViolationKind};
-use crate::wiring::Neighbour;
+use crate::validate::context::Context;
+use crate::validate::violation::{BlockedRank, Report, ViolationKind};
 
-/// The ranks on their way through their rows.
+/// The state of the ranks during the run.
 pub(super) struct Run<'a> {
     context: &'a Context<'a>,
-    /// The action at which each rank stands.
-    rows: Readers<'a, Action>,
+    /// The next action of each rank.
+    rows: RowReaders<'a, Action>,
     /// For each blocked rank, the rank that it waits for.
     waits_for: Vec<Option<Rank>>,
-    /// The ranks that can be tried.
+    /// The ranks that may be able to advance.
     ready: Vec<Rank>,
-    /// The actions that are complete, or for a send that is waited for later, started; none where all is
-    /// plain.
-    done: Marks,
+    /// The completed actions, or started ones for sends with a wait. Empty and unused in rendezvous mode.
+    done: ActionSet,
 }
 
 impl<'a> Run<'a> {
-    /// Runs all ranks until each is blocked or at its end. `plain` says that every message has exactly its two
-    /// ends, and that no send is waited for later: then both ends complete together, and nothing need be
-    /// remembered of them.
-    pub(super) fn to_the_end(context: &'a Context<'a>, plain: bool) -> Self {
+    /// Runs all ranks until each is blocked or at its end. `rendezvous` means that every message has exactly its two
+    /// ends and that no send has a wait. Then both ends complete together, and completed actions need not be recorded.
+    pub(super) fn execute(context: &'a Context<'a>, rendezvous: bool) -> Self {
         let ranks = context.program.ranks() as usize;
         let mut run = Self {
             context,
-            rows: Readers::over(context.program.rows()),
+            rows: RowReaders::over(context.program.rows()),
             waits_for: vec![None; ranks],
             ready: context.program.placement().all_ranks().rev().collect(),
-            done: if plain { Marks::sized(0, 0) } else { Marks::for_program(context.program) },
+            done: if rendezvous { ActionSet::sized(0, 0) } else { ActionSet::for_program(context.program) },
         };
         while let Some(rank) = run.ready.pop() {
-            if plain {
-                run.advance_plain(rank);
+            if rendezvous {
+                run.advance_rendezvous(rank);
             } else {
                 run.advance(rank);
             }
@@ -61,7 +58,7 @@ impl<'a> Run<'a> {
         run
     }
 
-    /// Whether a rank did not come to its end.
+    /// Returns whether a rank did not reach its end.
     pub(super) fn is_stuck(&self) -> bool {
         self.waits_for.iter().any(Option::is_some)
     }
@@ -81,18 +78,19 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// As [`Run::advance`], where a message completes exactly when both its ends are reached.
-    fn advance_plain(&mut self, rank: Rank) {
+    /// Does the same as [`Run::advance`] in rendezvous mode, in which a message completes when both its ends are
+    /// reached.
+    fn advance_rendezvous(&mut self, rank: Rank) {
         while let Some(action) = self.rows.current(rank) {
             if let Some((peer, counterpart)) =
-                self.context.wiring.peer(action).zip(Transfer::other_end(action))
+                self.context.neighbours.peer(action).zip(Transfer::other_end(action))
             {
                 if self.rows.current(peer) != Some(counterpart) {
                     self.waits_for[rank.index()] = Some(peer);
                     return;
                 }
                 self.rows.step(peer);
-                // Where it does not wait, it is still to be tried.
+                // If it does not wait, it is in `ready` already.
                 if self.waits_for[peer.index()].take().is_some() {
                     self.ready.push(peer);
                 }
@@ -101,19 +99,19 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Steps `rank` over `action`, and wakes the ranks that may have waited for it.
+    /// Moves `rank` past `action`, and wakes the ranks that may wait for it.
     fn complete(&mut self, rank: Rank, action: Action) {
         self.rows.step(rank);
         self.waits_for[rank.index()] = None;
         if self.context.level != Level::Compute && !action.is_communication() {
-            // Nobody waits for computation itself where its results are sent.
+            // Ranks wait only for messages at this level.
             return;
         }
         for part in action.parts() {
             self.done.insert(part);
-            let wiring = &self.context.wiring;
-            for neighbour in [wiring.before(part.stage()), wiring.after(part.stage())] {
-                if let Neighbour::On(peer) = neighbour
+            let neighbours = &self.context.neighbours;
+            for neighbour in [neighbours.before(part.stage()), neighbours.after(part.stage())] {
+                if let Neighbour::OtherRank(peer) = neighbour
                     && self.waits_for[peer.index()] == Some(rank)
                 {
                     self.waits_for[peer.index()] = None;
@@ -123,12 +121,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The rank whose computation `action` waits for, if any.
+    /// Returns the rank whose computation `action` waits for, if any.
     fn blocker_of_compute(&self, rank: Rank, action: Action) -> Option<Rank> {
         let placement = self.context.program.placement();
         let unfinished = |stage: StageIndex, source: Action| {
             let owner = placement.rank_of(stage);
-            let waits = owner != rank && self.context.present.has(source) && !self.done.has(source);
+            let waits = owner != rank && self.context.present.contains(source) && !self.done.contains(source);
             waits.then_some(owner)
         };
         action.parts().find_map(|part| match part {
@@ -144,12 +142,12 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The rank that must come to the other end of the message of `action`, if any. Where both ends are
-    /// reached, the peer is stepped over its end.
+    /// Returns the rank that must reach the other end of the message of `action`, if any. If both ends are reached, it
+    /// also moves the peer past its end.
     fn blocker_of_message(&mut self, rank: Rank, action: Action) -> Option<Rank> {
-        let peer = self.context.wiring.peer(action)?;
+        let peer = self.context.neighbours.peer(action)?;
         let counterpart = Transfer::other_end(action)?;
-        if self.need_not_meet(rank, peer, action, counterpart) {
+        if self.completes_alone(rank, peer, action, counterpart) {
             return None;
         }
         let is_wait = matches!(action, Action::WaitSendForward { .. } | Action::WaitSendBackward { .. });
@@ -161,38 +159,38 @@ impl<'a> Run<'a> {
         None
     }
 
-    /// Whether `action` completes at once, without the peer's `counterpart`.
-    fn need_not_meet(&self, rank: Rank, peer: Rank, action: Action, counterpart: Action) -> bool {
+    /// Returns whether `action` completes without waiting for the peer's `counterpart`.
+    fn completes_alone(&self, rank: Rank, peer: Rank, action: Action, counterpart: Action) -> bool {
         let present = &self.context.present;
         let own = match action {
             Action::WaitSendForward { stage, microbatch } => Action::SendForward { stage, microbatch },
             Action::WaitSendBackward { stage, microbatch } => Action::SendBackward { stage, microbatch },
             other => other,
         };
-        !present.has(own)
-            || !present.has(counterpart)
-            || self.done.has(counterpart)
+        !present.contains(own)
+            || !present.contains(counterpart)
+            || self.done.contains(counterpart)
             || peer == rank
             || self.is_waited_for(action)
     }
 
-    /// Whether `send` only starts a message, because its completion is waited for elsewhere.
+    /// Returns whether `send` has a wait, so that it only starts a message.
     fn is_waited_for(&self, send: Action) -> bool {
         match send {
             Action::SendForward { stage, microbatch } => {
-                self.context.present.has(Action::WaitSendForward { stage, microbatch })
+                self.context.present.contains(Action::WaitSendForward { stage, microbatch })
             }
             Action::SendBackward { stage, microbatch } => {
-                self.context.present.has(Action::WaitSendBackward { stage, microbatch })
+                self.context.present.contains(Action::WaitSendBackward { stage, microbatch })
             }
             _ => false,
         }
     }
 
-    /// Reports every circle of ranks that wait for each other. It follows each blocked rank to the one it waits
-    /// for, until a rank comes again.
-    pub(super) fn report_circles(&self, report: &mut Report) {
-        // The walk in which a rank was first met; a walk that meets itself has found a circle.
+    /// Reports every cycle of ranks that wait for each other. It follows each blocked rank to the rank that it waits
+    /// for, until a rank repeats.
+    pub(super) fn report_cycles(&self, report: &mut Report) {
+        // The walk that first reached each rank; a walk that reaches one of its own ranks has found a cycle.
         let mut walks: Vec<Option<Rank>> = vec![None; self.waits_for.len()];
         for start in self.context.program.placement().all_ranks() {
             let mut rank = start;
@@ -201,16 +199,16 @@ impl<'a> Run<'a> {
                 rank = next;
             }
             if walks[rank.index()] == Some(start) {
-                self.report_circle(rank, report);
+                self.report_cycle(rank, report);
             }
         }
     }
 
-    fn report_circle(&self, first: Rank, report: &mut Report) {
+    fn report_cycle(&self, first: Rank, report: &mut Report) {
         let mut cycle = Vec::new();
         let mut rank = first;
         while let (Some(waits_for), Some(action)) = (self.waits_for[rank.index()], self.rows.current(rank)) {
-            cycle.push(Blocked { rank, position: self.rows.passed(rank).len(), action, waits_for });
+            cycle.push(BlockedRank { rank, position: self.rows.passed(rank).len(), action, waits_for });
             rank = waits_for;
             if rank == first {
                 break;

@@ -1,16 +1,16 @@
-//! Every receive has its send, and the other way round.
+//! The rules of messages: every receive has its send, and every send its receive.
 //!
-//! Rules: (1) what one rank computes and a neighbouring stage on another rank needs is sent and received; (2)
-//! no send without its receive, no receive without its send; (3) no communication at the ends of the model or
-//! between stages of one rank. The order of messages is in [`super::peer_order`].
+//! Rules: (1) a result that a neighbouring stage on another rank needs is sent and received; (2) there is no send
+//! without its receive, and no receive without its send; (3) there is no communication at the ends of the model or
+//! between stages of one rank. [`super::peer_order`] checks the order of messages.
 
 use crate::action::{Action, ActionKind};
+use crate::action_set::bit;
 use crate::ids::{Microbatch, Rank, StageIndex};
-use crate::marks::bit;
+use crate::neighbours::Neighbour;
 use crate::transfer::Transfer;
-use crate::validate::check::{Context, position_of};
+use crate::validate::context::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
-use crate::wiring::Neighbour;
 
 /// Checks all messages.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
@@ -18,16 +18,16 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     check_pairs(context, report);
 }
 
-/// Rule 3.
+/// Checks rule 3.
 fn check_peers(context: &Context<'_>, report: &mut Report) {
     let placement = context.program.placement();
-    if !placement.all_stages().any(|stage| talks_to_nobody(context, stage)) {
+    if !placement.all_stages().any(|stage| has_impossible_message(context, stage)) {
         return;
     }
     for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
         for (position, &action) in row.iter().enumerate() {
-            // Actions outside the program's sizes, or on a foreign rank, are reported by the coverage rules.
-            let known = action.is_communication() && context.present.has(action);
+            // The coverage rules report actions outside the sizes of the program or on a wrong rank.
+            let known = action.is_communication() && context.present.contains(action);
             if known && Transfer::of(placement, action).is_none() {
                 report.push(rank, || (position, ViolationKind::NoPeer { action }));
             }
@@ -35,23 +35,23 @@ fn check_peers(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Whether `stage` communicates on a side on which no other rank is.
-fn talks_to_nobody(context: &Context<'_>, stage: StageIndex) -> bool {
+/// Returns whether `stage` has a message in a direction in which there is no other rank.
+fn has_impossible_message(context: &Context<'_>, stage: StageIndex) -> bool {
     const BEFORE: u16 =
         bit(ActionKind::RecvForward) | bit(ActionKind::SendBackward) | bit(ActionKind::WaitSendBackward);
     const AFTER: u16 =
         bit(ActionKind::SendForward) | bit(ActionKind::RecvBackward) | bit(ActionKind::WaitSendForward);
-    let lacks = |neighbour| !matches!(neighbour, Neighbour::On(_));
-    let before = if lacks(context.wiring.before(stage)) { BEFORE } else { 0 };
-    let after = if lacks(context.wiring.after(stage)) { AFTER } else { 0 };
+    let lacks = |neighbour| !matches!(neighbour, Neighbour::OtherRank(_));
+    let before = if lacks(context.neighbours.before(stage)) { BEFORE } else { 0 };
+    let after = if lacks(context.neighbours.after(stage)) { AFTER } else { 0 };
     let wrong = before | after;
     wrong != 0 && context.present.of_stage(stage).iter().any(|kinds| kinds & wrong != 0)
 }
 
-/// Rules 1 and 2.
+/// Checks rules 1 and 2.
 fn check_pairs(context: &Context<'_>, report: &mut Report) {
     for stage in context.program.placement().all_stages() {
-        if matches!(context.wiring.after(stage), Neighbour::On(_)) {
+        if matches!(context.neighbours.after(stage), Neighbour::OtherRank(_)) {
             check_boundary(context, report, stage);
         }
     }
@@ -86,7 +86,7 @@ fn check_boundary(context: &Context<'_>, report: &mut Report, stage: StageIndex)
 fn check_pair(context: &Context<'_>, report: &mut Report, transfer: Transfer, required: bool) {
     let Transfer { send, receive, sender, receiver } = transfer;
     let row_end = |rank| context.program.row(rank).len();
-    match (context.present.has(send), context.present.has(receive)) {
+    match (context.present.contains(send), context.present.contains(receive)) {
         (true, true) => {}
         (true, false) => report.push(sender, || {
             let kind = ViolationKind::UnmatchedSend { action: send, receive, peer: receiver };

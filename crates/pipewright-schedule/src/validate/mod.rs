@@ -1,11 +1,12 @@
 //! Proves that a program is sound, or lists everything that is wrong with it.
 //!
-//! One family of rules a file: `coverage` (what must be there, exactly once, and on the right rank), `order`
-//! (what must come before what on one rank), `matching` (every receive has its send), `peer_order` (in the
-//! same order for each pair of ranks), `deadlock` (the ranks together reach the end, even with unbuffered sends) and
-//! `sharding` (gathered parameters, reduced gradients). `check` runs them in this order.
+//! Each family of rules has its own file: `coverage` (the required actions are present exactly once, on the right
+//! rank), `order` (on each rank, actions follow the actions that they need), `matching` (every receive has its send),
+//! `peer_order` (each pair of ranks agrees on the order of messages), `deadlock` (all ranks reach their end, even with
+//! unbuffered sends) and `sharding` (gathered parameters, reduced gradients). `check` runs them in this order.
 //!
-//! The level says what must be there. Sharding and reduction may be there at any level, and are then checked.
+//! The level decides which actions are required. Sharding and reduction are allowed at any level, and are checked if
+//! they are present.
 //!
 //! ```
 //! use pipewright_schedule::{Level, csv, validate};
@@ -17,6 +18,7 @@
 //! ```
 
 mod check;
+mod context;
 mod coverage;
 mod deadlock;
 mod matching;
@@ -28,4 +30,5 @@ mod violation;
 
 pub(crate) use check::check;
 pub use validated::{ValidatedProgram, validate};
-pub use violation::{Blocked, Violation, ViolationKind, Violations};
+pub(crate) use violation::list_blocked;
+pub use violation::{BlockedRank, Violation, ViolationKind, Violations};

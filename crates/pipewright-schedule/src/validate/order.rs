@@ -1,29 +1,29 @@
-//! What must come before what on one rank.
+//! The rules of order on one rank.
 //!
-//! Rules: (1) a forward after what brings its input: the receive, or the neighbour's forward on the same
-//! rank; (2) a backward after its stage's forward and after what brings its gradient; (3) `W` after `I`; (4)
-//! a send after what computes the tensor; (5) a wait after what it waits for. The halves of an overlap start
-//! together, so that neither can bring what the other needs.
+//! Rules: (1) a forward follows the action that brings its input: the receive, or the forward of the previous stage on
+//! the same rank; (2) a backward follows its stage's forward and the action that brings its gradient; (3) `W` follows
+//! `I`; (4) a send follows the computation of its tensor; (5) a wait follows the action that it waits for. The halves
+//! of an overlap start together, so neither can provide a tensor for the other.
 //!
-//! Where the needed action is nowhere, the other families report it as missing; a send or a wait of nothing
-//! is reported here.
+//! If the needed action is nowhere in the program, other families report it as missing. For a send or a wait, this
+//! family reports it.
 
 use crate::action::{Action, ActionKind};
+use crate::action_set::{ActionSet, bit};
 use crate::ids::{Microbatch, Rank, StageIndex};
 use crate::level::Level;
-use crate::marks::{Marks, bit};
-use crate::validate::check::{Context, position_of};
+use crate::neighbours::{Neighbour, Neighbours};
+use crate::validate::context::{Context, position_of};
 use crate::validate::violation::{Report, ViolationKind};
-use crate::wiring::{Neighbour, Wiring};
 
 /// Checks the order of every row.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
-    let mut done = Marks::for_program(context.program);
+    let mut done = ActionSet::for_program(context.program);
     for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
         for (position, &cell) in row.iter().enumerate() {
             for action in cell.parts() {
                 let needs = context.needs(action).into_iter().flatten();
-                for needs in needs.filter(|&needs| !done.has(needs)) {
+                for needs in needs.filter(|&needs| !done.contains(needs)) {
                     check_missing(context, report, (rank, position), action, needs);
                 }
             }
@@ -34,26 +34,31 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Whether what `action`, which is no overlap, needs on its rank is in `before`, the actions that come before it.
-/// Right where no action is on a foreign rank or there twice, which the coverage rules see to; it may then say no
-/// where all is well, and never yes where something is wrong.
+/// Returns whether `before`, the set of earlier actions, contains the actions that `action` needs on its rank. `action`
+/// is not an overlap. The result is reliable if no action is on a wrong rank or occurs twice, which the coverage rules
+/// check. It may then be false for a correct program, but is never true for a wrong one.
 #[inline]
-pub(super) fn comes_after_its_needs(action: Action, before: &Marks, wiring: &Wiring, level: Level) -> bool {
+pub(super) fn dependencies_precede(
+    action: Action,
+    before: &ActionSet,
+    neighbours: &Neighbours,
+    level: Level,
+) -> bool {
     const GRADIENT: u16 = bit(ActionKind::Backward) | bit(ActionKind::InputBackward);
     let (stage, microbatch) = (action.stage(), action.microbatch());
     let has = |stage, kinds: u16| before.kinds(stage, microbatch) & kinds != 0;
     let kind = action.kind();
     match kind {
-        ActionKind::Forward => match wiring.before(stage) {
-            Neighbour::Nobody => true,
-            Neighbour::Here => stage.before().is_some_and(|stage| has(stage, bit(ActionKind::Forward))),
-            Neighbour::On(_) => level == Level::Compute || has(stage, bit(ActionKind::RecvForward)),
+        ActionKind::Forward => match neighbours.before(stage) {
+            Neighbour::None => true,
+            Neighbour::SameRank => stage.before().is_some_and(|stage| has(stage, bit(ActionKind::Forward))),
+            Neighbour::OtherRank(_) => level == Level::Compute || has(stage, bit(ActionKind::RecvForward)),
         },
         ActionKind::Backward | ActionKind::InputBackward if !has(stage, bit(ActionKind::Forward)) => false,
-        ActionKind::Backward | ActionKind::InputBackward => match wiring.after(stage) {
-            Neighbour::Nobody => true,
-            Neighbour::Here => stage.after().is_some_and(|stage| has(stage, GRADIENT)),
-            Neighbour::On(_) => level == Level::Compute || has(stage, bit(ActionKind::RecvBackward)),
+        ActionKind::Backward | ActionKind::InputBackward => match neighbours.after(stage) {
+            Neighbour::None => true,
+            Neighbour::SameRank => stage.after().is_some_and(|stage| has(stage, GRADIENT)),
+            Neighbour::OtherRank(_) => level == Level::Compute || has(stage, bit(ActionKind::RecvBackward)),
         },
         ActionKind::WeightBackward => has(stage, bit(ActionKind::InputBackward)),
         ActionKind::SendForward => has(stage, bit(ActionKind::Forward)),
@@ -65,7 +70,7 @@ pub(super) fn comes_after_its_needs(action: Action, before: &Marks, wiring: &Wir
     }
 }
 
-/// Reports that `needs` does not come before `action`, as far as it is this family's to report.
+/// Reports that `needs` does not come before `action`, unless another family reports it.
 fn check_missing(
     context: &Context<'_>,
     report: &mut Report,
@@ -74,7 +79,7 @@ fn check_missing(
     needs: Action,
 ) {
     let (rank, position) = place;
-    if context.present.has(needs) {
+    if context.present.contains(needs) {
         let at = || position_of(context.program, rank, needs);
         report.push(rank, || (position, ViolationKind::TooEarly { action, needs, at: at() }));
     } else if !action.is_compute() {
@@ -83,7 +88,7 @@ fn check_missing(
 }
 
 impl Context<'_> {
-    /// What `action`, which is no overlap, needs to come before it on its own rank: at most two actions.
+    /// Returns the actions, at most two, that must come before `action` on its rank. `action` is not an overlap.
     #[inline]
     fn needs(&self, action: Action) -> [Option<Action>; 2] {
         match action {
@@ -114,31 +119,31 @@ impl Context<'_> {
         }
     }
 
-    /// What brings the input of a forward to its rank; `None` where the batch does, or where the level leaves
-    /// it open.
+    /// Returns the action that brings the input of a forward to its rank; `None` if the input is the batch, or at a
+    /// level without receives.
     fn input(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
-        match self.wiring.before(stage) {
-            Neighbour::Nobody => None,
-            Neighbour::Here => {
+        match self.neighbours.before(stage) {
+            Neighbour::None => None,
+            Neighbour::SameRank => {
                 Some(Action::Forward { stage: self.program.placement().previous(stage)?, microbatch })
             }
-            Neighbour::On(_) => self.received(Action::RecvForward { stage, microbatch }),
+            Neighbour::OtherRank(_) => self.received(Action::RecvForward { stage, microbatch }),
         }
     }
 
-    /// What brings the output's gradient to a backward's rank; `None` where the loss does, or where the level
-    /// leaves it open.
+    /// Returns the action that brings the output gradient of a backward to its rank; `None` if the loss provides it, or
+    /// at a level without receives.
     fn gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Option<Action> {
-        match self.wiring.after(stage) {
-            Neighbour::Nobody => None,
-            Neighbour::Here => {
+        match self.neighbours.after(stage) {
+            Neighbour::None => None,
+            Neighbour::SameRank => {
                 Some(self.present.input_gradient(self.program.placement().next(stage)?, microbatch))
             }
-            Neighbour::On(_) => self.received(Action::RecvBackward { stage, microbatch }),
+            Neighbour::OtherRank(_) => self.received(Action::RecvBackward { stage, microbatch }),
         }
     }
 
-    /// `receive`, which the level `compute` does not have.
+    /// Returns `receive`, or `None` at the level `compute`, which has no receives.
     fn received(&self, receive: Action) -> Option<Action> {
         (self.level != Level::Compute).then_some(receive)
     }

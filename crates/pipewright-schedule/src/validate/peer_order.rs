@@ -1,5 +1,5 @@
-//! For each ordered pair of ranks, the receives come in the order of the sends, since a transport without tags
-//! delivers in order.
+//! The rule of message order: for each ordered pair of ranks, the receives are in the order of the sends, because a
+//! transport without tags delivers in order.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use crate::action::Action;
 use crate::ids::{Microbatch, Rank};
 use crate::schedule::Program;
 use crate::transfer::Transfer;
-use crate::validate::check::Context;
+use crate::validate::context::Context;
 use crate::validate::violation::{Report, ViolationKind};
 
-/// Checks the messages that have both ends. Only the first disorder of a pair of ranks is reported:
-/// those after it follow from it.
+/// Checks the messages that have both ends. Only the first violation of a pair of ranks is reported, because it causes
+/// the later ones.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     let numbers = SendNumbers::new(context);
     let mut received = vec![0; numbers.channels.len()];
@@ -35,14 +35,16 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// The message of `action` on `rank`, where both its ends are in the program and this one is in its place.
+/// Returns the message of `action` on `rank`, if both its ends are in the program and `rank` owns the stage.
 fn complete(context: &Context<'_>, rank: Rank, action: Action) -> Option<Transfer> {
     let transfer = Transfer::of(context.program.placement(), action)?;
     let here = context.program.placement().owner(action.stage()) == Some(rank);
-    (here && context.present.has(transfer.send) && context.present.has(transfer.receive)).then_some(transfer)
+    (here && context.present.contains(transfer.send) && context.present.contains(transfer.receive))
+        .then_some(transfer)
 }
 
-/// The send number `wanted` from one rank to another. A scan: for reports only.
+/// Returns the send number `wanted` from one rank to another. It scans the row, so it serves only to describe
+/// violations.
 fn nth_send(context: &Context<'_>, from: Rank, to: Rank, wanted: u32) -> Option<Action> {
     let sends = context.program.row(from).iter().filter(|&&action| is_send(action));
     let transfers = sends.filter_map(|&action| complete(context, from, action));
@@ -56,7 +58,7 @@ fn is_send(action: Action) -> bool {
 /// The number of each send among those from its rank to the same peer.
 struct SendNumbers {
     microbatches: usize,
-    /// For each ordered pair of ranks that may talk, a number.
+    /// The channel number of each ordered pair of ranks that have neighbouring stages.
     channels: BTreeMap<(Rank, Rank), usize>,
     /// For each stage, the channels of its forward and of its backward sends.
     channel_of: Vec<[usize; 2]>,
@@ -108,8 +110,7 @@ impl SendNumbers {
         self.numbers[slot][direction]
     }
 
-    /// Where the number of a message is kept. Its send is in the program, so its stage and microbatch are in
-    /// range.
+    /// Returns the index of a message's number. Its send is in the program, so its stage and microbatch are in range.
     fn slot(&self, transfer: &Transfer) -> (usize, usize) {
         let direction = usize::from(matches!(transfer.send, Action::SendBackward { .. }));
         let microbatch = transfer.send.microbatch().map_or(0, Microbatch::index);

@@ -1,24 +1,23 @@
-//! Gathered parameters and reduced gradients.
+//! The rules of gathered parameters and reduced gradients.
 //!
-//! Rules, for each stage that gathers its parameters anywhere (at the level `full`, for every stage): (1) it
-//! computes only while they are gathered; (2) gathering and dropping alternate, beginning with gathering. For
-//! each stage that reduces its gradients (at the level `full`, unless the program is forward-only, for every
-//! stage): (3) the reduction comes after its last weight gradient; (4) at the level `full` it is there, and
-//! waited for.
+//! Rules for each stage that gathers its parameters somewhere (at the level `full`, for every stage): (1) it computes
+//! only while they are gathered; (2) `UNSHARD` and `RESHARD` alternate, beginning with `UNSHARD`. For each stage that
+//! reduces its gradients (at the level `full`, unless the program is forward-only, for every stage): (3) the reduction
+//! follows its last weight gradient; (4) at the level `full`, the reduction and its wait are present.
 
 use crate::action::{Action, ActionKind};
 use crate::ids::Rank;
 use crate::level::Level;
-use crate::validate::check::Context;
+use crate::validate::context::Context;
 use crate::validate::violation::{Report, ViolationKind};
 
 /// Checks every stage.
 pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     let full = context.level == Level::Full;
-    if full || context.present.has_any(&[ActionKind::Unshard, ActionKind::Reshard]) {
+    if full || context.present.contains_any(&[ActionKind::Unshard, ActionKind::Reshard]) {
         check_gathering(context, report);
     }
-    if context.present.has_any(&[ActionKind::ReduceGrad]) {
+    if context.present.contains_any(&[ActionKind::ReduceGrad]) {
         check_reduction(context, report);
     }
     if context.level == Level::Full && !context.forward_only {
@@ -26,11 +25,11 @@ pub(super) fn check(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Rules 1 and 2.
+/// Checks rules 1 and 2.
 fn check_gathering(context: &Context<'_>, report: &mut Report) {
     let mut gathered = vec![false; context.program.placement().stages() as usize];
     let shards = |stage| {
-        let present = |action| context.present.has(action);
+        let present = |action| context.present.contains(action);
         context.level == Level::Full
             || present(Action::Unshard { stage })
             || present(Action::Reshard { stage })
@@ -56,7 +55,7 @@ fn check_gathering(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Rule 3.
+/// Checks rule 3.
 fn check_reduction(context: &Context<'_>, report: &mut Report) {
     let mut reduced = vec![false; context.program.placement().stages() as usize];
     for (rank, row) in (0..).map(Rank::new).zip(context.program.rows()) {
@@ -74,13 +73,13 @@ fn check_reduction(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Rule 4.
+/// Checks rule 4.
 fn check_reduced(context: &Context<'_>, report: &mut Report) {
     let placement = context.program.placement();
     for stage in placement.all_stages() {
         let rank = placement.rank_of(stage);
         for action in [Action::ReduceGrad { stage }, Action::WaitReduceGrad { stage }] {
-            if !context.present.has(action) {
+            if !context.present.contains(action) {
                 report.push(rank, || (context.program.row(rank).len(), ViolationKind::Missing { action }));
             }
         }

@@ -1,4 +1,4 @@
-//! The type that only validation can make, and the one function that makes it.
+//! The type that only validation can make, and the function that makes it.
 
 use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
@@ -6,6 +6,7 @@ use crate::level::Level;
 use crate::placement::Placement;
 use crate::schedule::Program;
 use crate::validate::check::check;
+use crate::validate::context::has_backward;
 use crate::validate::violation::Violations;
 
 /// A program that has been proved sound at its [`Level`]. An executor accepts nothing else.
@@ -18,11 +19,10 @@ pub struct ValidatedProgram {
 
 /// Proves that `program` is sound at `level`.
 ///
-/// A program without any backward action is judged as forward-only: nothing is differentiated, so nothing is
-/// missing.
+/// A program without any backward is validated as forward-only, so no backward is missing.
 ///
 /// # Errors
-/// All violations, each with its place; they give the program back.
+/// All violations with their places. They contain the program.
 pub fn validate(program: Program, level: Level) -> Result<ValidatedProgram, Violations> {
     let report = check(&program, level);
     if report.total() > 0 {
@@ -33,40 +33,39 @@ pub fn validate(program: Program, level: Level) -> Result<ValidatedProgram, Viol
 }
 
 impl ValidatedProgram {
-    /// The actions of `rank`, in order; empty where there is no such rank.
+    /// The actions of `rank`, in order; empty if there is no such rank.
     pub fn row(&self, rank: Rank) -> &[Action] {
         self.program.row(rank)
     }
 
-    /// Which rank owns which stage.
+    /// Returns the placement of the stages.
     pub fn placement(&self) -> &Placement {
         self.program.placement()
     }
 
-    /// How many microbatches a step has.
+    /// Returns the number of microbatches in a step.
     pub fn microbatches(&self) -> u32 {
         self.program.microbatches()
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         self.program.ranks()
     }
 
-    /// Whether the program runs no stage backward.
+    /// Returns whether the program has no backward.
     pub fn is_forward_only(&self) -> bool {
         self.forward_only
     }
 
-    /// The level at which the program is sound.
+    /// Returns the level at which the program is sound.
     pub fn level(&self) -> Level {
         self.level
     }
 
-    /// Whether the backward actions of `stage` visit the microbatches in ascending order, so that its
-    /// gradients add up in the same order as without a pipeline. Where the backward is split, both halves
-    /// must ascend, since either may compute a weight's gradient. Takes time linear in the row of the stage's
-    /// rank.
+    /// Returns whether the backward actions of `stage` visit the microbatches in ascending order, so that its gradients
+    /// are summed in the same order as without a pipeline. If the backward is split, both halves must ascend, because
+    /// either may compute the gradient of a weight. Time: linear in the row of the stage's rank.
     pub fn visits_in_order(&self, stage: StageIndex) -> bool {
         let Some(rank) = self.placement().owner(stage) else { return true };
         let (mut inputs, mut weights) = (None, None);
@@ -91,19 +90,13 @@ impl ValidatedProgram {
         true
     }
 
-    /// The program, without the proof.
+    /// Returns the program without the proof.
     pub fn as_program(&self) -> &Program {
         &self.program
     }
 
-    /// The program, without the proof.
+    /// Returns the program without the proof.
     pub fn into_program(self) -> Program {
         self.program
     }
-}
-
-/// Whether any action of `program` runs a stage backward.
-pub(super) fn has_backward(program: &Program) -> bool {
-    let backward = |action: &Action| action.is_compute() && !matches!(action, Action::Forward { .. });
-    program.rows().iter().flatten().any(backward)
 }

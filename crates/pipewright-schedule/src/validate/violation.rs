@@ -1,4 +1,4 @@
-//! What can be wrong with a program: ids and a place, from which the message is made.
+//! The violations of a program: ids and a place, from which the message is made.
 
 use std::fmt;
 
@@ -9,26 +9,27 @@ use crate::ids::Rank;
 use crate::level::Level;
 use crate::schedule::Program;
 
-/// One thing that is wrong, and where.
+/// A violation with its place.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("rank {rank}, position {position}: {kind}")]
 pub struct Violation {
-    /// The rank in whose row it is.
+    /// The rank whose row has the violation.
     pub rank: Rank,
-    /// The action in the row, counted from 0. What is missing is placed behind the row's last action.
+    /// The position of the action in the row, counted from 0. The position of a missing action is the length of the
+    /// row.
     pub position: usize,
-    /// What is wrong there.
+    /// The violation.
     pub kind: ViolationKind,
 }
 
-/// What is wrong at a place of a program.
+/// The kind of a violation.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ViolationKind {
-    /// There is nothing to run.
+    /// The program has no microbatches.
     #[error("the program has no microbatch; use at least one")]
     NoMicrobatches,
     /// The stage does not exist.
-    #[error("{action} names a stage beyond the last, {}; correct its stage", .stages.saturating_sub(1))]
+    #[error("{action} names a stage above the last, {}; correct its stage", .stages.saturating_sub(1))]
     StageOutOfRange {
         /// The action.
         action: Action,
@@ -36,7 +37,7 @@ pub enum ViolationKind {
         stages: u32,
     },
     /// The microbatch does not exist.
-    #[error("{action} names a microbatch beyond the last, {}; correct its microbatch", .microbatches.saturating_sub(1))]
+    #[error("{action} names a microbatch above the last, {}; correct its microbatch", .microbatches.saturating_sub(1))]
     MicrobatchOutOfRange {
         /// The action.
         action: Action,
@@ -51,21 +52,21 @@ pub enum ViolationKind {
         /// The rank that owns the stage.
         owner: Rank,
     },
-    /// The same action twice.
-    #[error("{action} is there a second time, first at position {first}; drop one of them")]
+    /// The same action occurs twice.
+    #[error("{action} occurs a second time, first at position {first}; drop one of them")]
     Duplicate {
         /// The action.
         action: Action,
-        /// Where in the row it is first.
+        /// The position of its first occurrence.
         first: usize,
     },
-    /// An action that the level requires is nowhere.
+    /// An action that the level requires is missing.
     #[error("{action} is missing; add it to this rank")]
     Missing {
         /// The missing action.
         action: Action,
     },
-    /// A full backward, and a split one for the same stage and microbatch.
+    /// There is a full backward and a split one for the same stage and microbatch.
     #[error("{action} and {other} compute the same gradients; keep one of them")]
     MixedBackward {
         /// The full backward.
@@ -73,7 +74,7 @@ pub enum ViolationKind {
         /// The half of a split backward.
         other: Action,
     },
-    /// Communication where the level has none.
+    /// An action communicates at a level without communication.
     #[error(
         "{action} communicates, which the level `{level}` does not; validate at the level `comms` or `full`"
     )]
@@ -83,25 +84,25 @@ pub enum ViolationKind {
         /// The level.
         level: Level,
     },
-    /// An action comes before one on the same rank that it needs.
+    /// An action comes before another on the same rank that it needs.
     #[error("{action} needs {needs}, which comes only at position {at}; move one of them")]
     TooEarly {
         /// The action that comes too early.
         action: Action,
-        /// What it needs.
+        /// The action that it needs.
         needs: Action,
-        /// Where in the row that is.
+        /// The position of that action in the row.
         at: usize,
     },
-    /// An action needs one that is nowhere.
-    #[error("{action} needs {needs}, which is nowhere; add it or drop this one")]
+    /// An action needs another that is nowhere in the program.
+    #[error("{action} needs {needs}, which is missing; add {needs} or drop {action}")]
     NeverHappens {
         /// The action.
         action: Action,
-        /// What it needs.
+        /// The action that it needs.
         needs: Action,
     },
-    /// A send that nobody receives.
+    /// A send has no receive.
     #[error("{action} is never received; add {receive} to rank {peer}")]
     UnmatchedSend {
         /// The send.
@@ -111,8 +112,8 @@ pub enum ViolationKind {
         /// The rank that should receive.
         peer: Rank,
     },
-    /// A receive of what nobody sends.
-    #[error("{action} waits for what is never sent; add {send} to rank {peer}")]
+    /// A receive has no send.
+    #[error("{action} has no send; add {send} to rank {peer}")]
     UnmatchedReceive {
         /// The receive.
         action: Action,
@@ -121,56 +122,58 @@ pub enum ViolationKind {
         /// The rank that should send.
         peer: Rank,
     },
-    /// Communication of a stage that has no neighbour there, or has it on the same rank.
-    #[error("{action} has no other rank to talk to; drop it")]
+    /// A message of a stage that has no neighbour in that direction, or whose neighbour is on the same rank.
+    #[error("{action} has no peer on another rank; drop it")]
     NoPeer {
         /// The action.
         action: Action,
     },
     /// The receives from a rank are not in the order of its sends.
-    #[error("{action} is here where rank {peer} sends {sent}; receive in the order of the sends")]
+    #[error(
+        "{action} is in the place of the receive of {sent}, which rank {peer} sends first; receive in the order of the sends"
+    )]
     PeerOrder {
         /// The receive.
         action: Action,
         /// The rank that sends.
         peer: Rank,
-        /// What it sends at this turn.
+        /// The send whose receive belongs at this position.
         sent: Action,
     },
-    /// Ranks wait for each other in a circle. The place of the violation is the first of them.
-    #[error("deadlock: {}; break the circle", Chain(.cycle))]
+    /// Ranks wait for each other in a cycle. The place of the violation is that of the first of them.
+    #[error("deadlock: {}; break the cycle", Chain(.cycle))]
     Deadlock {
         /// The blocked ranks; each waits for the next, and the last for the first.
-        cycle: Vec<Blocked>,
+        cycle: Vec<BlockedRank>,
     },
     /// A stage's parameters are used, or dropped, while they are not gathered.
-    #[error("{action} finds the stage's parameters not gathered; put {}UNSHARD before it", .action.stage())]
+    #[error("{action} needs parameters that are not gathered; put {}UNSHARD before it", .action.stage())]
     NotUnsharded {
         /// The action.
         action: Action,
     },
-    /// A stage's parameters are gathered while they are gathered already.
-    #[error("{action} gathers parameters that are gathered already; drop it, or put {}RESHARD before it", .action.stage())]
+    /// A stage's parameters are gathered although they are already gathered.
+    #[error("{action} gathers parameters that are already gathered; drop it, or put {}RESHARD before it", .action.stage())]
     AlreadyUnsharded {
         /// The action.
         action: Action,
     },
     /// A weight gradient is computed after the stage's gradients were reduced.
-    #[error("{action} adds to gradients that are reduced already; put {reduce} behind it")]
+    #[error("{action} adds to gradients that are already reduced; put {reduce} after it")]
     AfterReduce {
-        /// The action that computes a weight gradient; of an overlap, its backward.
+        /// The action that computes a weight gradient; for an overlap, its backward.
         action: Action,
         /// The reduction.
         reduce: Action,
     },
 }
 
-/// A rank that cannot go on.
+/// A rank that cannot advance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Blocked {
+pub struct BlockedRank {
     /// The rank.
     pub rank: Rank,
-    /// Where in its row it stands.
+    /// The position of its next action.
     pub position: usize,
     /// The action that cannot complete.
     pub action: Action,
@@ -178,16 +181,23 @@ pub struct Blocked {
     pub waits_for: Rank,
 }
 
-impl fmt::Display for Blocked {
+impl fmt::Display for BlockedRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, position, action, waits_for } = self;
         write!(f, "rank {rank} at position {position} ({action}) waits for rank {waits_for}")
     }
 }
 
-/// Prints blocked ranks one after another. A thousand ranks may wait in one circle; the message names the
-/// first few.
-struct Chain<'a>(&'a [Blocked]);
+/// Prints the first few of `blocked`, for an error message.
+pub(crate) fn list_blocked(blocked: &[BlockedRank]) -> String {
+    let named: Vec<String> = blocked.iter().take(8).map(ToString::to_string).collect();
+    let more = if blocked.len() > named.len() { ", and more" } else { "" };
+    named.join(", ") + more
+}
+
+/// Prints blocked ranks one after another. A thousand ranks may wait in one cycle, so the message names only the first
+/// few.
+struct Chain<'a>(&'a [BlockedRank]);
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -202,7 +212,7 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Everything that is wrong with a program, and the program itself.
+/// All violations of a program, and the program itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violations {
     // Boxed, so that a `Result` with this error stays small.
@@ -212,22 +222,22 @@ pub struct Violations {
 }
 
 impl Violations {
-    /// The violations in the order of the rule families; at least one, and at most 1,000.
+    /// Returns the violations in the order of the rule families: at least one and at most 1,000.
     pub fn listed(&self) -> &[Violation] {
         &self.listed
     }
 
-    /// How many violations there are beyond the listed ones.
+    /// Returns the number of violations that are not listed.
     pub fn omitted(&self) -> u64 {
         self.omitted
     }
 
-    /// The program that was judged.
+    /// Returns the program.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// The program that was judged, given back.
+    /// Returns the program by value.
     pub fn into_program(self) -> Program {
         *self.program
     }
@@ -243,8 +253,8 @@ impl fmt::Display for Violations {
 
 impl std::error::Error for Violations {}
 
-/// Collects violations while the rules run. Absurd input may break a rule a million times, so only the first
-/// are kept and the rest are counted.
+/// Collects violations while the rules run. Bad input may break a rule a million times, so only the first violations
+/// are kept and the others are counted.
 pub(crate) struct Report {
     listed: Vec<Violation>,
     omitted: u64,
@@ -257,8 +267,7 @@ impl Report {
         Self { listed: Vec::new(), omitted: 0 }
     }
 
-    /// Notes a violation. Its details are made only where they will be listed, since finding them may take a
-    /// scan.
+    /// Adds a violation. `details` is called only if the violation is listed, because it may scan a row.
     pub(super) fn push(&mut self, rank: Rank, details: impl FnOnce() -> (usize, ViolationKind)) {
         if self.listed.len() < Self::LISTED {
             let (position, kind) = details();
@@ -268,7 +277,7 @@ impl Report {
         }
     }
 
-    /// How many violations there are.
+    /// Returns the number of violations.
     pub(crate) fn total(&self) -> u64 {
         self.listed.len() as u64 + self.omitted
     }

@@ -1,5 +1,5 @@
-//! Do the generators keep what their papers and their documentation promise: bubbles, memory, limits, and
-//! never being worse than what they claim to beat?
+//! Checks the generators against their papers and their documentation: bubbles, memory, limits, and comparisons with
+//! other schedules.
 
 mod timing;
 
@@ -17,20 +17,20 @@ fn made(name: &str, spec: &ScheduleSpec) -> Schedule {
     generate(name, spec).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// A schedule at `F`, `I` and `W` of one unit.
+/// Runs a schedule in which `F`, `I` and `W` take one unit.
 fn unit(name: &str, spec: &ScheduleSpec) -> Timing {
     run(&made(name, spec), |_| [1; 3], 0)
 }
 
-/// The bubble in units, and the largest peak of any rank in activations of a stage.
+/// Checks the bubble in units, and the largest peak of any rank in activations of a stage.
 fn check_units(name: &str, spec: &ScheduleSpec, bubble: u64, peak: u32) {
     let timing = unit(name, spec);
     let found = (timing.makespan - timing.work, timing.peaks.iter().copied().max().unwrap_or(0));
     assert_eq!(found, (bubble, peak), "{name} {spec:?}");
 }
 
-/// At 8 ranks and 32 microbatches: the bubble fraction from barrier to barrier, and the peak memory in units
-/// of what 1F1B holds, as far as the published digits go.
+/// Checks the bubble fraction from barrier to barrier and the peak memory relative to 1F1B at 8 ranks and 32
+/// microbatches, to the published digits.
 fn check_published(name: &str, stages_per_rank: u32, bubble: f64, peak: f64) {
     let timing = unit(name, &spec(8, Some(stages_per_rank), 32));
     let found_peak =
@@ -123,7 +123,7 @@ fn waves_help_where_microbatches_are_few() {
     }
 }
 
-/// The greedy schedule at these costs and limits, and what a run of it shows.
+/// Runs the greedy schedule at these costs and limits, and checks its peaks.
 fn check_greedy(ranks: u32, microbatches: u32, costs: &[[u64; 3]], hop: u64, limits: &[u32]) -> Timing {
     let stage_costs = |&[forward, inputs, weights]: &[u64; 3]| {
         StageCosts::new(forward as f64, inputs as f64, weights as f64)
@@ -175,7 +175,7 @@ proptest! {
         let (costs, limits): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
         let ranks = costs.len() as u32;
         let greedy = check_greedy(ranks, microbatches, &costs, hop, &limits);
-        // A limit of the ranks leaves room for ZB-H1.
+        // ZB-H1 needs as much memory as there are ranks.
         if limits.iter().all(|&limit| limit >= ranks.min(microbatches)) {
             let zb_h1 = made("zb-h1", &spec(ranks, None, microbatches));
             prop_assert!(greedy.makespan <= run(&zb_h1, |stage| costs[stage.index()], hop).makespan);

@@ -1,5 +1,5 @@
-//! An independent clock: how long a schedule takes, and what it holds, at given costs and no time between
-//! ranks. It knows what an action needs and nothing of how any schedule was made.
+//! An independent simulation: the duration and the peak memory of a schedule at given costs. It knows what an action
+//! needs, and nothing about any generator.
 
 use std::collections::HashMap;
 
@@ -8,18 +8,18 @@ use pipewright_schedule::{Action, Microbatch, Schedule, StageIndex};
 /// The times of `F`, `I` and `W` of a stage; a `B` takes as long as `I` and `W`.
 pub(crate) type Cost = [u64; 3];
 
-/// What a run of a schedule shows.
+/// The results of running a schedule.
 pub(crate) struct Timing {
     /// The end of the last action.
     pub(crate) makespan: u64,
     /// The longest time for which any rank computes.
     pub(crate) work: u64,
-    /// For each rank, the most activations held at once, from a forward to its weight gradient.
+    /// The peak number of activations of each rank. An activation is held from its forward to its weight gradient.
     pub(crate) peaks: Vec<u32>,
 }
 
 impl Timing {
-    /// The part of the step, from barrier to barrier, in which the busiest rank idles.
+    /// Returns the share of the step, from barrier to barrier, in which the busiest rank idles.
     pub(crate) fn bubble(&self) -> f64 {
         (self.makespan - self.work) as f64 / self.makespan as f64
     }
@@ -71,7 +71,7 @@ fn duration(action: Action, cost: impl Fn(StageIndex) -> Cost) -> u64 {
     }
 }
 
-/// The result that others wait for: a forward's output (`true`) or a gradient of the inputs.
+/// Returns the result of an action that others wait for: a forward's output (`true`) or an input gradient.
 fn made(action: Action) -> Option<(bool, StageIndex, Microbatch)> {
     match action {
         Action::Forward { stage, microbatch } => Some((true, stage, microbatch)),
@@ -82,7 +82,7 @@ fn made(action: Action) -> Option<(bool, StageIndex, Microbatch)> {
     }
 }
 
-/// When all that an action needs is there; `None` while it is not known.
+/// Returns the time at which the tensors of an action have arrived; `None` while it is not known.
 fn arrival(
     schedule: &Schedule,
     ends: &HashMap<(bool, StageIndex, Microbatch), u64>,

@@ -1,14 +1,14 @@
-//! The independent checker: runs a program on symbols, with a set of named tensors on each rank.
+//! The independent checker: runs a program symbolically, with a set of named tensors on each rank.
 //!
-//! It knows what an action consumes and makes, and nothing of the validator's rules: a duplicate fails
-//! because its input is used up, a missing receive because its tensor never comes, a crossed order because
-//! two ranks stand before each other's second message.
+//! It knows what an action consumes and makes, and nothing about the validator's rules. A duplicate fails because its
+//! input has been consumed, a missing receive because its tensor does not arrive, and a crossed order because two ranks
+//! wait for each other.
 
 use std::collections::HashSet;
 
 use pipewright_schedule::{Action, Level, Microbatch, Program, Rank, StageIndex};
 
-/// What may lie on a rank: a tensor of a stage and a microbatch, or a state of a stage as a whole.
+/// An item on a rank: a tensor of a stage and a microbatch, or a state of a whole stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Thing {
     Input(u32, u32),
@@ -32,7 +32,7 @@ struct World<'a> {
     trains: bool,
 }
 
-/// Runs `program` to its end, or says where it breaks.
+/// Runs `program` to its end, or returns its first failure.
 pub(crate) fn execute(program: &Program, level: Level) -> Result<(), String> {
     let trains = program.rows().iter().flatten().any(|action| {
         action.parts().any(|part| {
@@ -53,14 +53,14 @@ pub(crate) fn execute(program: &Program, level: Level) -> Result<(), String> {
 }
 
 impl World<'_> {
-    /// Lets every rank try its next action once; says whether any rank moved.
+    /// Lets every rank try its next action once, and returns whether any rank advanced.
     fn round(&mut self) -> Result<bool, String> {
         let mut moved = false;
         for rank in 0..self.next.len() {
             let Some(action) = self.standing_at(rank) else { continue };
             moved |= match action {
                 Action::SendForward { .. } | Action::SendBackward { .. } => self.send(rank, action)?,
-                // A receive is done by its send.
+                // The send completes its receive.
                 Action::RecvForward { .. } | Action::RecvBackward { .. } if self.level != Level::Compute => {
                     false
                 }
@@ -84,7 +84,7 @@ impl World<'_> {
         }
     }
 
-    /// A send whose tensor is there, and whose receiver stands at the matching receive, moves the tensor.
+    /// Moves the tensor of a send, if the tensor exists and the receiver has reached the matching receive.
     fn send(&mut self, rank: usize, send: Action) -> Result<bool, String> {
         let (stage, microbatch) = numbers(send);
         let (tensor, receive, arriving, peer_stage) = match send {
@@ -98,7 +98,7 @@ impl World<'_> {
                 let receive = Action::RecvBackward { stage: StageIndex::new(to), microbatch: same };
                 (Thing::InputGradient(stage, microbatch), receive, Thing::OutputGradient(to, microbatch), to)
             }
-            _ => return Err(format!("{send} is no send")),
+            _ => return Err(format!("{send} is not a send")),
         };
         let peer = self.owner(peer_stage).ok_or(format!("{send} has no receiver"))?;
         if self.level == Level::Compute || self.owner(stage) != Some(rank) || peer == rank {
@@ -117,8 +117,7 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// Every action that needs no other rank. At the level `compute`, one whose tensors are still on their
-    /// way waits.
+    /// Runs an action that is not a message. At the level `compute`, an action waits for tensors from other ranks.
     fn act(&mut self, rank: usize, action: Action) -> Result<bool, String> {
         let parts: Vec<Action> = action.parts().collect();
         let mut consumed = Vec::new();
@@ -165,7 +164,7 @@ impl World<'_> {
         self.level == Level::Compute && source.is_some_and(|owner| owner != rank)
     }
 
-    /// What an action uses up.
+    /// Returns the items that an action consumes.
     fn needs(&self, part: Action) -> Result<Vec<Thing>, String> {
         let (s, m) = numbers(part);
         Ok(match part {
@@ -184,7 +183,7 @@ impl World<'_> {
         })
     }
 
-    /// What an action leaves behind.
+    /// Adds the items that an action makes.
     fn make(&mut self, rank: usize, part: Action) -> Result<(), String> {
         let (s, m) = numbers(part);
         let made = match part {
@@ -235,7 +234,7 @@ impl World<'_> {
         }
     }
 
-    /// At the end every row is done, and what lies around is exactly what a step leaves.
+    /// Checks that every row has reached its end, and that exactly the results of a step remain.
     fn judge_end(&self) -> Result<(), String> {
         if let Some(rank) = (0..self.next.len()).find(|&rank| self.standing_at(rank).is_some()) {
             return Err(format!("rank {rank} does not come to its end"));

@@ -1,5 +1,5 @@
-//! Are sound programs accepted, and unsound ones refused? Two judges that share no code must agree: the
-//! crate's validator, which applies rules, and the checker here, which runs the program on symbols.
+//! Checks that sound programs are accepted and unsound ones refused. Two judges that share no code must agree: the
+//! crate's validator, which applies rules, and the checker here, which runs the program symbolically.
 
 mod checker;
 mod mutations;
@@ -23,8 +23,8 @@ fn lowered(schedule: &Schedule, level: Level) -> Program {
         .unwrap_or_else(|error| panic!("{error}\n{}", print_schedule(schedule)))
 }
 
-/// Both judges accept the program of `schedule` at every level, with early messages too, and the logical simulation
-/// ends.
+/// Checks that both judges accept the program of `schedule` at every level, with and without early messages, and that
+/// the logical simulation ends.
 fn check_sound(schedule: &Schedule) -> Result<(), TestCaseError> {
     for (level, send_early) in LEVELS.into_iter().flat_map(|level| [(level, false), (level, true)]) {
         let program = lower(schedule, &LowerConfig { send_early, ..LowerConfig::from(level) });
@@ -43,7 +43,7 @@ fn check_sound(schedule: &Schedule) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Any generator, at a small size that it may or may not have, with any settings that it takes.
+/// Any generator, at a small size that it may not support, with any settings that it takes.
 fn any_spec() -> impl Strategy<Value = (&'static str, ScheduleSpec)> {
     let size = (1..9u32, prop::option::of(1..5u32), 1..20u32);
     let settings = (prop::option::of(1..9u32), any::<bool>(), prop::option::of(1..9u32));
@@ -72,7 +72,7 @@ fn every_generator_has_the_plain_size() -> Result<(), TestCaseError> {
     })
 }
 
-/// Both judges say the same of `program`; returns what.
+/// Checks that both judges agree on `program`, and returns their verdict.
 fn judged(program: Program, level: Level) -> Result<bool, TestCaseError> {
     let executed = execute(&program, level);
     let text = print_program(&program);
@@ -94,7 +94,7 @@ proptest! {
 
     #[test]
     fn every_generator_is_sound((name, spec) in any_spec()) {
-        // A size that a schedule does not have is an error, never a panic.
+        // A size that a schedule does not support is an error, not a panic.
         if let Ok(schedule) = generate(name, &spec) {
             check_sound(&schedule)?;
         }
@@ -111,7 +111,7 @@ proptest! {
         defer_recv: bool,
         budget in prop::option::of(1..4u32),
     ) {
-        // Receives that are put off may need more than a small budget.
+        // Deferred receives may deadlock under a small budget.
         let budget = budget.filter(|_| !defer_recv).and_then(std::num::NonZeroU32::new);
         let messages = Messages::Waited { defer_recv, budget };
         let config = LowerConfig { communicate: Some(messages), ..LowerConfig::from(Level::Comms) };

@@ -1,4 +1,4 @@
-//! Ways to break a sound program, each of which both judges must notice.
+//! Mutations that break a sound program. Both judges must notice each of them.
 
 use pipewright_schedule::{Action, ActionKind, Overlap, Program, StageIndex};
 
@@ -26,7 +26,7 @@ impl Mutation {
     ];
 }
 
-/// `program` with one mistake, at a place that `seed` chooses; `None` where it has no place for that mistake.
+/// `program` with one mistake, at a place that `seed` chooses; `None` if it has no place for that mistake.
 pub(crate) fn mutate(program: &Program, mutation: Mutation, seed: u64) -> Option<Program> {
     let mut rows = program.rows().to_vec();
     let places = rows.iter().enumerate().flat_map(|(rank, row)| (0..row.len()).map(move |at| (rank, at)));
@@ -49,7 +49,7 @@ pub(crate) fn mutate(program: &Program, mutation: Mutation, seed: u64) -> Option
         }
     }
     let mutant = Program::new(program.placement().clone(), program.microbatches(), rows).ok()?;
-    // Without its only backward, a program is forward-only, and sound.
+    // Without its only backward, a program is a sound forward-only program.
     (trains(&mutant) == trains(program)).then_some(mutant)
 }
 
@@ -111,7 +111,7 @@ fn later_receive(row: &[Action], at: usize) -> Option<usize> {
     is_receive.then(|| row[at + 1..].iter().position(same).map(|distance| at + 1 + distance)).flatten()
 }
 
-/// `action` with its stage and microbatch moved on; of an overlap, the forward's.
+/// Returns `action` with a higher stage and microbatch; for an overlap, those of the forward.
 fn renumbered(action: Action, stages: u32, microbatches: u32) -> Option<Action> {
     let text = action.to_string();
     if let Action::Overlap(overlap) = action {

@@ -1,10 +1,9 @@
-//! Sound schedules that no generator makes: random placements, random orders, random bubbles, and full and
-//! split backwards mixed.
+//! Random sound schedules: random placements, orders and bubbles, with full and split backwards mixed.
 
 use pipewright_schedule::{Action, Microbatch, Overlap, Placement, Rank, Schedule, StageIndex};
 use proptest::prelude::*;
 
-/// A random sound schedule, small enough to run thousands of.
+/// A random sound schedule, small enough to test thousands of them.
 pub(crate) fn any_schedule() -> impl Strategy<Value = Schedule> {
     let size = (1..5usize, 0..5usize, 1..5u32, any::<bool>());
     size.prop_flat_map(|(ranks, more, microbatches, trains)| {
@@ -20,7 +19,7 @@ pub(crate) fn any_schedule() -> impl Strategy<Value = Schedule> {
     })
 }
 
-/// Runs the step in a random order: again and again, one of the actions that can run is chosen.
+/// Runs the step in a random order: repeatedly chooses one of the actions that can run.
 fn scheduled(placement: Placement, microbatches: u32, trains: bool, choices: Vec<u32>) -> Schedule {
     let mut choices = choices.into_iter().cycle();
     let mut choose = move || choices.next().unwrap_or(0) as usize;

@@ -1,14 +1,10 @@
 //! What the ranks of a pipeline share, whoever drives them, and what each is handed at the start of a step.
 
 use std::fmt::Display;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright_schedule::lower::UnshardConfig;
-use pipewright_schedule::{
-    Action, Level, LowerConfig, Rank, Schedule, StageIndex, ValidatedProgram, lower, validate,
-};
+use pipewright_schedule::{Level, Rank, StageIndex, ValidatedProgram};
 
 use super::config::PipelineConfig;
 use super::error::PipelineError;
@@ -34,50 +30,6 @@ pub(crate) enum StepKind {
 pub(crate) struct StepNumber {
     pub step: u64,
     pub attempt: u64,
-}
-
-/// Each rank's forwards, in the order in which the program has them, lowered anew.
-pub(crate) fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgram, String> {
-    let forwards = |rank| {
-        let row = program.row(rank).iter().filter_map(|&action| match action {
-            Action::Forward { .. } => Some(action),
-            Action::Overlap(overlap) => {
-                let (stage, microbatch) = overlap.forward();
-                Some(Action::Forward { stage, microbatch })
-            }
-            _ => None,
-        });
-        row.map(Some).collect()
-    };
-    let placement = program.placement();
-    let rows = placement.all_ranks().map(forwards).collect();
-    let schedule =
-        Schedule::new(placement.clone(), program.microbatches(), rows).map_err(|e| e.to_string())?;
-    // What gathers parameters in training does so here, as many stages at once.
-    let (level, unshard) = match gathered_at_once(program) {
-        None => (Level::Comms, None),
-        Some(window) => (Level::Full, Some(UnshardConfig { window, lookahead: None })),
-    };
-    let config = LowerConfig { unshard, ..LowerConfig::from(level) };
-    let lowered = lower(&schedule, &config).map_err(|error| error.to_string())?;
-    validate(lowered, level).map_err(|error| error.to_string())
-}
-
-/// How many stages of a rank have their parameters gathered at once, at most; none in a program that gathers none.
-fn gathered_at_once(program: &ValidatedProgram) -> Option<NonZeroU32> {
-    let on_rank = |rank| {
-        let (mut now, mut most) = (0u32, 0);
-        for action in program.row(rank) {
-            match action {
-                Action::Unshard { .. } => now += 1,
-                Action::Reshard { .. } => now = now.saturating_sub(1),
-                _ => {}
-            }
-            most = most.max(now);
-        }
-        most
-    };
-    NonZeroU32::new(program.placement().all_ranks().map(on_rank).max()?)
 }
 
 /// What the ranks of a pipeline have in common, whoever drives them.

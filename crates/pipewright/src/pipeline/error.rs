@@ -1,6 +1,6 @@
 //! Why a pipeline does not start, or does not take a step.
 
-use pipewright_schedule::{Level, Rank, StageIndex};
+use pipewright_schedule::{Level, LowerError, Rank, StageIndex};
 
 use crate::batch::SplitError;
 use crate::failure::StepError;
@@ -33,7 +33,7 @@ pub enum PipelineError {
     ForwardOnly,
     /// The forward part of the program is not a program.
     #[error("the forward part of the program cannot be run alone: {0}")]
-    NoEvaluation(String),
+    NoEvaluation(#[source] LowerError),
     /// Sharded parameters and a program that leaves them where they are.
     #[error(
         "parameters are sharded, and a program at level `{level}` never gathers them: lower it to `full`, or keep \

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
+use pipewright_schedule::lower::forward_part;
 use pipewright_schedule::{Rank, StageIndex, ValidatedProgram};
 
-use super::assembly::{Assembly, StepKind, StepNumber, forward_part};
+use super::assembly::{Assembly, StepKind, StepNumber};
 use super::config::{PipelineConfig, identity};
 use super::error::PipelineError;
 use super::replies::End;

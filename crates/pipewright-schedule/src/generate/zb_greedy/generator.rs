@@ -1,9 +1,9 @@
-//! The candidates, and the choice among them.
+//! The candidate schedules, and the choice among them.
 
 use crate::action::Action;
 use crate::costs::Costs;
-use crate::generate::catalogue::Generator;
 use crate::generate::error::GenerateError;
+use crate::generate::generator::Generator;
 use crate::generate::memory_limit::{PerStage, memory_limits};
 use crate::generate::settings::Setting;
 use crate::generate::spec::ScheduleSpec;
@@ -15,7 +15,7 @@ use crate::schedule::Schedule;
 
 const NAME: &str = "zb-greedy";
 
-/// The largest number of actions among whose orders a schedule is searched: a quarter of a minute, on one core.
+/// The largest number of actions for which the search runs: about 15 seconds on one core.
 const MAX_SEARCHED: u64 = 1 << 24;
 
 pub(crate) const GENERATOR: Generator = Generator {
@@ -44,14 +44,14 @@ fn generate(spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     Ok(Schedule::generated(placement, spec.microbatches, best.rows))
 }
 
-/// The shortest of all candidates; of several, the first.
+/// Returns the shortest candidate; the first of several.
 fn best_of(task: &Task, ranks: u32) -> Outcome {
     let fixed =
         [zb_h1::rows, zb_h2::rows].map(|rows| -> Vec<Vec<Option<Action>>> { rows(ranks, task.microbatches) });
     let mut best: Option<Outcome> = None;
     let plans = fixed.iter().map(|rows| Plan::Order(rows)).chain(Rules::all().map(Plan::Rules));
     for plan in plans {
-        // A candidate that cannot win any more is given up.
+        // A candidate stops when it is longer than the best one.
         let shorter = run(task, plan, best.as_ref().map_or(u64::MAX, |best| best.makespan));
         best = shorter.or(best);
     }

@@ -1,19 +1,18 @@
-//! The greedy zero-bubble scheduler: an order made to measured times, under a limit of memory on each stage.
+//! The greedy zero-bubble scheduler: it optimises the order for measured times, under a memory limit on each stage.
 //!
-//! After the heuristic of Qi et al., "Zero Bubble Pipeline Parallelism", 2023. One stage a rank. What the paper
-//! calls B and W are `I` and `W` here.
+//! After the heuristic of Qi et al., "Zero Bubble Pipeline Parallelism", 2023. There is one stage a rank. The paper's B
+//! and W are `I` and `W` here.
 //!
-//! A run in time (`run.rs`) lets every stage, whenever it is free, choose what to do next by rules that hang on
-//! a few flags (`rules.rs`). All combinations of flags are run, besides the fixed orders of ZB-H1 and ZB-H2
-//! where the limits allow them, and the order with the shortest step is kept. So it is never worse than
-//! ZB-H1 at the memory of ZB-H1, and never above its limit.
+//! In a simulated run (`run.rs`), a free stage chooses its next action by rules with a few flags (`rules.rs`). The
+//! scheduler runs all combinations of flags, and the fixed orders of ZB-H1 and ZB-H2 if the limits allow them, and
+//! keeps the shortest. So with the memory of ZB-H1 it is never slower than ZB-H1, and it never exceeds its limits.
 //!
-//! The limit of a stage counts microbatches whose activations it holds, from `F` to `W`. With a limit of one the
-//! stages take turns, which is slow and sound: the oldest microbatch in flight can always go on, since its next
-//! stage holds nothing older, and what that stage holds of younger ones it could only have taken after it.
+//! The limit of a stage counts the microbatches whose activations it holds, from `F` to `W`. A limit of one is slow but
+//! has no deadlock: each stage takes the microbatches in order, so the next stage of the oldest microbatch in flight
+//! holds no microbatch that blocks it.
 //!
-//! Cost: about a dozen runs, each linear in the actions but for a factor logarithmic in the ranks, and given up once
-//! it takes longer than the best before it. Sizes at which that would take minutes are refused.
+//! Time: about a dozen runs, each linear in the actions with a factor logarithmic in the ranks. A run stops once it is
+//! longer than the best one so far. Sizes at which the search would take minutes are refused.
 
 mod generator;
 mod rules;

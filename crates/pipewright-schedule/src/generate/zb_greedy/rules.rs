@@ -1,6 +1,6 @@
-//! The flags that the greedy scheduler tries, and the choice that a free stage makes by them.
+//! The flags that the greedy scheduler tries, and the choice of a free stage.
 
-/// How a stage decides between several things that it could do.
+/// The flags by which a stage chooses its next action.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
     pub(super) warm_up: WarmUp,
@@ -8,18 +8,18 @@ pub(super) struct Rules {
     pub(super) filling: Filling,
 }
 
-/// How many forwards a stage runs at most before its first backward, as far as memory allows.
+/// The largest number of forwards of a stage before its first backward, if memory allows them.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WarmUp {
-    /// As in 1F1B: one for each stage from it to the last.
+    /// As in 1F1B: one for each stage from this one to the last.
     Narrow,
-    /// As in ZB-H2: enough to work until the first gradient comes up.
+    /// As in ZB-H2: enough work until the first gradient arrives.
     Wide,
-    /// As many as memory allows.
+    /// Without a limit other than memory.
     Full,
 }
 
-/// Which of a forward and a backward comes first where both can run.
+/// The choice if both a forward and a backward can run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Preference {
     /// The backward.
@@ -28,16 +28,16 @@ pub(super) enum Preference {
     Alternate,
 }
 
-/// Which gaps a weight gradient fills.
+/// The gaps that a weight gradient fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Filling {
-    /// Every gap, though it may delay what comes next.
+    /// Every gap, even if that delays the next action.
     Any,
-    /// Gaps that are long enough, as far as it is known when they end.
+    /// Gaps that are long enough, or whose end is not known.
     Fitting,
 }
 
-/// What a stage can do.
+/// An action of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     Forward,
@@ -45,22 +45,22 @@ pub(super) enum Step {
     WeightBackward,
 }
 
-/// What a free stage knows when it chooses.
+/// The state of a free stage, on which its choice depends.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Situation {
-    /// When the next forward can run, memory included; `None` where that is not known.
+pub(super) struct StageState {
+    /// The time at which the next forward can run, memory included; `None` if it is not known.
     pub(super) forward_at: Option<u64>,
-    /// When the next backward for the inputs can run; `None` where that is not known.
+    /// The time at which the next backward for the inputs can run; `None` if it is not known.
     pub(super) backward_at: Option<u64>,
-    /// How long a weight gradient takes, where one waits.
+    /// The duration of a weight gradient, if one is pending.
     pub(super) weights_take: Option<u64>,
-    /// Whether the last step other than a weight gradient was a forward.
+    /// Whether the last action other than a weight gradient was a forward.
     pub(super) forward_was_last: bool,
     pub(super) now: u64,
 }
 
 impl Rules {
-    /// All combinations of flags.
+    /// Returns all combinations of flags.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         [WarmUp::Narrow, WarmUp::Wide, WarmUp::Full].into_iter().flat_map(|warm_up| {
             [Preference::Backward, Preference::Alternate].into_iter().flat_map(move |preference| {
@@ -73,7 +73,7 @@ impl Rules {
         })
     }
 
-    /// The most forwards before the first backward of a stage that `following` stages follow.
+    /// Returns the largest number of forwards before the first backward of a stage with `following` later stages.
     pub(super) fn warm_up(self, following: u32) -> u32 {
         match self.warm_up {
             WarmUp::Narrow => following + 1,
@@ -82,9 +82,9 @@ impl Rules {
         }
     }
 
-    /// What a free stage does; `None` to wait until the situation changes.
-    pub(super) fn choose(self, situation: Situation) -> Option<Step> {
-        let Situation { forward_at, backward_at, weights_take, forward_was_last, now } = situation;
+    /// Chooses the next action of a free stage; `None` to wait until its state changes.
+    pub(super) fn choose(self, state: StageState) -> Option<Step> {
+        let StageState { forward_at, backward_at, weights_take, forward_was_last, now } = state;
         let is_ready = |at: Option<u64>| at.is_some_and(|at| at <= now);
         match (is_ready(forward_at), is_ready(backward_at)) {
             (true, true) if self.preference == Preference::Alternate && !forward_was_last => {

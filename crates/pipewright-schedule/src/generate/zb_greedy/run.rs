@@ -1,37 +1,37 @@
-//! A run of all stages in time: by rules that choose what comes next, or along an order that is given.
+//! A simulated run of all stages, in which rules choose the actions, or in a given order.
 //!
-//! A stage is one rank. Its actions take what its costs say; a result is on the neighbouring rank the way's time after
-//! the action's end. Stages are looked at whenever one of their actions ends or something arrives, in the order of time
-//! and then of stages, so that a run depends on nothing but its input.
+//! Each stage is a rank. Its actions take the times of its costs, and a result arrives at the neighbouring rank after
+//! the time of a message. A stage chooses whenever one of its actions ends or a tensor arrives. Events are handled in
+//! the order of time and then of stages, so that a run depends only on its input.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::action::Action;
-use crate::generate::lane::Lane;
+use crate::generate::stage_cursor::StageCursor;
 use crate::generate::ticks::StageTicks;
-use crate::generate::zb_greedy::rules::{Rules, Situation, Step};
+use crate::generate::zb_greedy::rules::{Rules, StageState, Step};
 use crate::ids::StageIndex;
 
-/// What all runs of a schedule share.
+/// The input that all runs of a schedule share.
 #[derive(Debug)]
 pub(super) struct Task {
     pub(super) microbatches: u32,
     pub(super) costs: Vec<StageTicks>,
-    /// How many microbatches' activations each stage may hold.
+    /// The number of microbatches whose activations each stage may hold.
     pub(super) limits: Vec<u32>,
 }
 
-/// What decides what a stage does next.
+/// The choice of the next action of a stage.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Plan<'a> {
-    /// Rules, at the time when the stage is free.
+    /// By rules, when the stage is free.
     Rules(Rules),
-    /// A row for each stage, followed in order.
+    /// In the order of a row for each stage.
     Order(&'a [Vec<Option<Action>>]),
 }
 
-/// What a run has made.
+/// The result of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
     /// The end of the last action.
@@ -39,16 +39,16 @@ pub(super) struct Outcome {
     pub(super) rows: Vec<Vec<Option<Action>>>,
 }
 
-/// A stage in the middle of a run.
+/// The state of a stage during a run.
 struct Stage {
-    lane: Lane,
+    cursor: StageCursor,
     cost: StageTicks,
     limit: u32,
     warm_up: u32,
     forwards: u32,
     backwards: u32,
     weights: u32,
-    /// When inputs and gradients that are not used yet arrive, the next one first.
+    /// The arrival times of inputs and gradients that are not used yet, the next one first.
     inputs: VecDeque<u64>,
     gradients: VecDeque<u64>,
     free_at: u64,
@@ -56,7 +56,7 @@ struct Stage {
     row: Vec<Option<Action>>,
 }
 
-/// Runs a step; `None` where it does not end before the tick `before`, or the given order is above the memory limit
+/// Simulates a step; `None` if it does not end before the tick `before`, or if the given order exceeds the memory limit
 /// of a stage.
 pub(super) fn run(task: &Task, plan: Plan<'_>, before: u64) -> Option<Outcome> {
     let mut stages: Vec<Stage> = (0..task.costs.len()).map(|stage| Stage::new(task, stage, plan)).collect();
@@ -68,8 +68,8 @@ pub(super) fn run(task: &Task, plan: Plan<'_>, before: u64) -> Option<Outcome> {
             continue;
         }
         let step = match plan {
-            Plan::Rules(rules) => rules.choose(stage.situation(now)),
-            Plan::Order(rows) => stage.follow(&rows[at], now),
+            Plan::Rules(rules) => rules.choose(stage.state(now)),
+            Plan::Order(rows) => stage.step_of_row(&rows[at], now),
         };
         let Some(step) = step else { continue };
         if step == Step::Forward && stage.forwards - stage.weights == stage.limit {
@@ -109,7 +109,7 @@ impl Stage {
         };
         let from_batch = if stage == 0 { task.microbatches as usize } else { 0 };
         Self {
-            lane: Lane::new(StageIndex::new(stage as u32)),
+            cursor: StageCursor::new(StageIndex::new(stage as u32)),
             cost: task.costs[stage],
             limit: task.limits[stage],
             warm_up,
@@ -124,10 +124,10 @@ impl Stage {
         }
     }
 
-    fn situation(&self, now: u64) -> Situation {
+    fn state(&self, now: u64) -> StageState {
         let has_room = self.forwards - self.weights < self.limit;
         let may_warm_up = self.backwards > 0 || self.forwards < self.warm_up;
-        Situation {
+        StageState {
             forward_at: self.inputs.front().copied().filter(|_| has_room && may_warm_up),
             backward_at: self.gradients.front().copied(),
             weights_take: (self.weights < self.backwards).then_some(self.cost.weight_backward),
@@ -136,8 +136,8 @@ impl Stage {
         }
     }
 
-    /// The next step of a row, once it can run.
-    fn follow(&self, row: &[Option<Action>], now: u64) -> Option<Step> {
+    /// Returns the next action of a row, if it can run.
+    fn step_of_row(&self, row: &[Option<Action>], now: u64) -> Option<Step> {
         let has_come = |queue: &VecDeque<u64>| queue.front().is_some_and(|&arrival| arrival <= now);
         match row.get(self.row.len()).copied().flatten()? {
             Action::Forward { .. } => has_come(&self.inputs).then_some(Step::Forward),
@@ -146,22 +146,22 @@ impl Stage {
         }
     }
 
-    /// Begins a step and returns its end.
+    /// Starts an action and returns its end.
     fn perform(&mut self, step: Step, now: u64) -> u64 {
         let (action, takes) = match step {
             Step::Forward => {
                 self.inputs.pop_front();
                 self.forwards += 1;
-                (self.lane.forward(), self.cost.forward)
+                (self.cursor.forward(), self.cost.forward)
             }
             Step::InputBackward => {
                 self.gradients.pop_front();
                 self.backwards += 1;
-                (self.lane.input_backward(), self.cost.input_backward)
+                (self.cursor.input_backward(), self.cost.input_backward)
             }
             Step::WeightBackward => {
                 self.weights += 1;
-                (self.lane.weight_backward(), self.cost.weight_backward)
+                (self.cursor.weight_backward(), self.cost.weight_backward)
             }
         };
         self.forward_was_last =

@@ -1,28 +1,28 @@
-//! A table of which actions have been seen: one bit for each kind, stage and microbatch.
+//! Sets of actions and tensors: a bit for each kind, stage and microbatch.
 //!
-//! Validation, lowering and simulation ask it in constant time whether something is present or done. It takes
-//! two bytes for each pair of stage and microbatch, whose number [`crate::schedule`] bounds by the number of
+//! Validation, lowering and simulation look up in constant time whether an action is present or done. A set takes two
+//! bytes for each pair of stage and microbatch. [`crate::schedule`] bounds the number of pairs by the number of
 //! actions.
 
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, StageIndex};
 use crate::schedule::Program;
 
-/// A set of actions of one program. Actions outside the program's sizes are never in it.
-pub(crate) struct Marks {
+/// A set of actions of one program. It never contains actions outside the sizes of the program.
+pub(crate) struct ActionSet {
     stages: u32,
     microbatches: u32,
     by_microbatch: Vec<u16>,
     by_stage: Vec<u16>,
 }
 
-impl Marks {
-    /// The empty set for the sizes of `program`.
+impl ActionSet {
+    /// Makes the empty set for the sizes of `program`.
     pub(crate) fn for_program(program: &Program) -> Self {
         Self::sized(program.placement().stages(), program.microbatches())
     }
 
-    /// The empty set for these sizes.
+    /// Makes the empty set for these sizes.
     pub(crate) fn sized(stages: u32, microbatches: u32) -> Self {
         Self {
             stages,
@@ -32,14 +32,14 @@ impl Marks {
         }
     }
 
-    /// Whether `action` is in the set.
+    /// Returns whether `action` is in the set.
     #[inline]
-    pub(crate) fn has(&self, action: Action) -> bool {
+    pub(crate) fn contains(&self, action: Action) -> bool {
         self.kinds(action.stage(), action.microbatch()) & bit(action.kind()) != 0
     }
 
-    /// The [`bit`]s of the kinds in the set for a stage and microbatch, or for a stage as a whole; none where
-    /// they are outside the sizes.
+    /// Returns the [`bit`]s of the kinds in the set for a stage and microbatch, or for a whole stage; no bits outside
+    /// the sizes.
     #[inline]
     pub(crate) fn kinds(&self, stage: StageIndex, microbatch: Option<Microbatch>) -> u16 {
         match (self.slot(stage, microbatch), microbatch) {
@@ -49,7 +49,7 @@ impl Marks {
         }
     }
 
-    /// Adds `action`; says whether it was not in the set before.
+    /// Adds `action`, and returns whether it was not in the set before.
     #[inline]
     pub(crate) fn insert(&mut self, action: Action) -> bool {
         let kinds = match (self.slot(action.stage(), action.microbatch()), action.microbatch()) {
@@ -62,25 +62,25 @@ impl Marks {
         fresh
     }
 
-    /// For each microbatch of `stage`, the [`bit`]s of the kinds in the set; empty for stages that do not
-    /// exist.
+    /// Returns the [`bit`]s of the kinds in the set for each microbatch of `stage`; empty for stages that do not exist.
     pub(crate) fn of_stage(&self, stage: StageIndex) -> &[u16] {
         let width = self.microbatches as usize;
         self.by_microbatch.get(stage.index() * width..(stage.index() + 1) * width).unwrap_or(&[])
     }
 
-    /// Whether an action of one of `kinds`, which concern a stage as a whole, is in the set for any stage.
-    pub(crate) fn has_any(&self, kinds: &[ActionKind]) -> bool {
+    /// Returns whether an action of one of `kinds` is in the set for any stage. The kinds are those that concern a
+    /// whole stage.
+    pub(crate) fn contains_any(&self, kinds: &[ActionKind]) -> bool {
         let wanted = kinds.iter().fold(0, |bits, &kind| bits | bit(kind));
         self.by_stage.iter().any(|bits| bits & wanted != 0)
     }
 
-    /// The backward of a stage and microbatch that yields the gradient of its inputs: `B` where the set has
-    /// it, else `I`.
+    /// Returns the backward that computes the input gradient of a stage and microbatch: `B` if it is in the set,
+    /// otherwise `I`.
     #[inline]
     pub(crate) fn input_gradient(&self, stage: StageIndex, microbatch: Microbatch) -> Action {
         let full = Action::Backward { stage, microbatch };
-        if self.has(full) { full } else { Action::InputBackward { stage, microbatch } }
+        if self.contains(full) { full } else { Action::InputBackward { stage, microbatch } }
     }
 
     #[inline]
@@ -94,25 +94,25 @@ impl Marks {
     }
 }
 
-/// A set of the tensors that cross between stages, each named by the receive that would bring it. It takes two
-/// bits for each pair of stage and microbatch: where a thousand ranks advance together, what they touch must
-/// lie close together.
-pub(crate) struct Tensors {
+/// A set of the tensors that cross between stages. A tensor is named by its receive, even if its stages share a rank.
+/// The set takes two bits for each pair of stage and microbatch, so that it stays in cache when a thousand ranks
+/// advance together.
+pub(crate) struct TensorSet {
     stages: u32,
     microbatches: u32,
     bits: Vec<u64>,
 }
 
-impl Tensors {
-    /// The empty set for these sizes.
+impl TensorSet {
+    /// Makes the empty set for these sizes.
     pub(crate) fn sized(stages: u32, microbatches: u32) -> Self {
         let bits = 2 * stages as usize * microbatches as usize;
         Self { stages, microbatches, bits: vec![0; bits.div_ceil(64)] }
     }
 
-    /// Whether the tensor of `receive` is in the set.
+    /// Returns whether the tensor of `receive` is in the set.
     #[inline]
-    pub(crate) fn has(&self, receive: Action) -> bool {
+    pub(crate) fn contains(&self, receive: Action) -> bool {
         self.place(receive).is_some_and(|(word, bit)| self.bits[word] & bit != 0)
     }
 
@@ -137,7 +137,7 @@ impl Tensors {
     }
 }
 
-/// The bit of a kind.
+/// Returns the bit of a kind.
 pub(crate) const fn bit(kind: ActionKind) -> u16 {
     1 << kind as u16
 }

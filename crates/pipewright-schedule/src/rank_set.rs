@@ -1,8 +1,7 @@
-//! Visits to ranks in rounds, each in ascending order of the ranks.
+//! A set of ranks that is emptied in ascending order, for algorithms that visit ranks in rounds.
 //!
-//! A round's visits are a bit for each rank: adding one is setting a bit, and idle ranks cost a bit each. A
-//! visit may be added to the current round for ranks behind the one that is visited, and to later rounds for
-//! any.
+//! The set has a bit for each rank. During a round, ranks above the visited one may be added to the set of the current
+//! round, and any rank to the set of the next round.
 
 use crate::ids::Rank;
 
@@ -13,12 +12,12 @@ pub(crate) struct RankSet {
 }
 
 impl RankSet {
-    /// No rank, of so many.
+    /// Makes the empty set for so many ranks.
     pub(crate) fn none(ranks: usize) -> Self {
         Self { words: vec![0; ranks.div_ceil(64)] }
     }
 
-    /// All ranks.
+    /// Makes the set of all ranks.
     pub(crate) fn all(ranks: usize) -> Self {
         let mut set = Self::none(ranks);
         (0..ranks as u32).for_each(|rank| set.insert(Rank::new(rank)));
@@ -29,8 +28,8 @@ impl RankSet {
         self.words[rank.index() / 64] |= 1 << (rank.index() % 64);
     }
 
-    /// Takes the lowest rank out that is not below the word `from`, and moves `from` to its word. Ranks behind
-    /// the taken one may be added meanwhile.
+    /// Removes and returns the lowest rank that is not below the word `from`, and moves `from` to its word. Ranks above
+    /// the removed one may be added between calls.
     pub(crate) fn take_next(&mut self, from: &mut usize) -> Option<Rank> {
         while let Some(word) = self.words.get_mut(*from) {
             if *word != 0 {

@@ -1,33 +1,33 @@
-//! Rows that are read or written side by side, an action here and an action there.
+//! Cursors over many rows that are read or written in turn, one action at a time.
 //!
-//! With a thousand ranks, each action of a walk over all of them is at another row, on another page of memory: more
-//! pages than a processor's address cache holds, and more rows than it reads ahead of, so that nearly every action
-//! would wait for memory. So rows are read and written in short pieces that lie close together. A piece moves
-//! between its row and the rest as a whole, in little more time than a single action would take.
+//! With a thousand ranks, consecutive accesses go to different rows on different pages of memory. These are more pages
+//! than the TLB of a processor holds, and more rows than it prefetches, so nearly every access would wait for memory.
+//! So each row has a short buffer, and the buffers are close together in memory. A buffer is filled from its row or
+//! appended to it as a whole, which takes little longer than a single access.
 
 use crate::action::Action;
 use crate::ids::Rank;
 
-/// The length of a piece: long enough to make a move rare, short enough that the pieces of a thousand ranks stay in
-/// cache.
+/// The length of a buffer: long enough that it is rarely refilled, short enough that the buffers of a thousand ranks
+/// stay in cache.
 const PIECE: usize = 64;
 
-/// Rows that are read side by side, each from its start to its end. A cell is an action, or may be a bubble.
-pub(crate) struct Readers<'a, Cell> {
+/// Cursors that read rows, each from its start to its end. A cell is an action or a bubble.
+pub(crate) struct RowReaders<'a, Cell> {
     rows: &'a [Vec<Cell>],
     pieces: Vec<ReadPiece<Cell>>,
 }
 
-/// The part of a row around the place that is read. It is empty at the row's end alone.
+/// The buffered part of a row. It is empty only at the end of the row.
 struct ReadPiece<Cell> {
     cells: Vec<Cell>,
     at: usize,
-    /// Where in the row the piece begins.
+    /// The position in the row at which the buffer begins.
     start: usize,
 }
 
-impl<'a, Cell: Copy> Readers<'a, Cell> {
-    /// Stands at the start of each of `rows`.
+impl<'a, Cell: Copy> RowReaders<'a, Cell> {
+    /// Makes cursors at the start of each of `rows`.
     pub(crate) fn over(rows: &'a [Vec<Cell>]) -> Self {
         let piece = || ReadPiece { cells: Vec::with_capacity(PIECE), at: 0, start: 0 };
         let mut readers = Self { rows, pieces: rows.iter().map(|_| piece()).collect() };
@@ -35,20 +35,20 @@ impl<'a, Cell: Copy> Readers<'a, Cell> {
         readers
     }
 
-    /// The cell at which the reader of `rank` stands; `None` at the row's end.
+    /// Returns the next cell of `rank`; `None` at the end of the row.
     #[inline]
     pub(crate) fn current(&self, rank: Rank) -> Option<Cell> {
         let piece = &self.pieces[rank.index()];
         piece.cells.get(piece.at).copied()
     }
 
-    /// The cells that the reader of `rank` has moved past.
+    /// Returns the cells of `rank` that have been read.
     pub(crate) fn passed(&self, rank: Rank) -> &'a [Cell] {
         let piece = &self.pieces[rank.index()];
         &self.rows[rank.index()][..piece.start + piece.at]
     }
 
-    /// Moves the reader of `rank` past the cell at which it stands.
+    /// Moves the cursor of `rank` past the next cell.
     #[inline]
     pub(crate) fn step(&mut self, rank: Rank) {
         let piece = &mut self.pieces[rank.index()];
@@ -58,7 +58,7 @@ impl<'a, Cell: Copy> Readers<'a, Cell> {
         }
     }
 
-    /// Reads the next piece of a row.
+    /// Fills the buffer of a row.
     #[inline(never)]
     fn fill(&mut self, rank: usize) {
         let (row, piece) = (&self.rows[rank], &mut self.pieces[rank]);
@@ -69,15 +69,15 @@ impl<'a, Cell: Copy> Readers<'a, Cell> {
     }
 }
 
-/// Rows that are written side by side.
-pub(crate) struct Writers {
+/// Cursors that append to rows.
+pub(crate) struct RowWriters {
     rows: Vec<Vec<Action>>,
-    /// The last actions of each row, which are not in the row yet.
+    /// The last actions of each row, which have not been appended yet.
     pieces: Vec<Vec<Action>>,
 }
 
-impl Writers {
-    /// Empty rows with room for so many actions each.
+impl RowWriters {
+    /// Makes empty rows with these capacities.
     pub(crate) fn with_capacities(capacities: impl Iterator<Item = usize>) -> Self {
         let rows: Vec<_> = capacities.map(Vec::with_capacity).collect();
         let pieces = rows.iter().map(|_| Vec::with_capacity(PIECE)).collect();
@@ -94,7 +94,7 @@ impl Writers {
         }
     }
 
-    /// The rows.
+    /// Returns the rows.
     pub(crate) fn into_rows(mut self) -> Vec<Vec<Action>> {
         for (row, piece) in self.rows.iter_mut().zip(&mut self.pieces) {
             row.append(piece);
@@ -112,15 +112,15 @@ mod tests {
         Action::Forward { stage: StageIndex::new(microbatch % 2), microbatch: Microbatch::new(microbatch) }
     }
 
-    /// Two rows that share `length` actions in turn are written, and read in turn.
+    /// Writes `length` actions to two rows in turn, and reads them back in turn.
     fn check(length: u32) {
-        let mut writers = Writers::with_capacities([0, 5].into_iter());
+        let mut writers = RowWriters::with_capacities([0, 5].into_iter());
         (0..length).for_each(|at| writers.push(Rank::new(at % 2), forward(at)));
         let rows = writers.into_rows();
         let of = |rank: u32| (rank..length).step_by(2).map(forward).collect::<Vec<_>>();
         assert_eq!(rows, [of(0), of(1)]);
 
-        let mut readers = Readers::over(&rows);
+        let mut readers = RowReaders::over(&rows);
         for at in 0..length {
             let rank = Rank::new(at % 2);
             assert_eq!(readers.current(rank), Some(forward(at)));

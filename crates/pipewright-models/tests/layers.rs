@@ -1,0 +1,25 @@
+//! The order of the crate's modules: each imports the modules before it alone. The rules are in `tools/layers`.
+
+const LAYERS: &[&str] = &[
+    "error",
+    "parameter",
+    "init",
+    "family",
+    "decoder::defaults",
+    "decoder::config",
+    "decoder::json",
+    "decoder::block",
+    "decoder::describe",
+    "decoder::stage",
+    "decoder",
+    "llama",
+    "qwen2",
+    "model_config",
+    "loss",
+    "hf",
+];
+
+#[test]
+fn no_module_imports_a_later_one() {
+    pipewright_layers::assert_layers(env!("CARGO_MANIFEST_DIR"), LAYERS);
+}

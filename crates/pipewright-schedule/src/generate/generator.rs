@@ -1,0 +1,21 @@
+//! A generator: the function that makes one schedule, with its name and its settings.
+//!
+//! Each generator's file declares one. The list of them is in [`super::catalogue`].
+
+use crate::generate::error::GenerateError;
+use crate::generate::settings::Setting;
+use crate::generate::spec::ScheduleSpec;
+use crate::schedule::Schedule;
+
+/// A generator, found by the name of its schedule.
+#[derive(Debug, Clone, Copy)]
+pub struct Generator {
+    /// The name, in lower case.
+    pub name: &'static str,
+    /// The use of the schedule, in one line.
+    pub summary: &'static str,
+    /// The settings that it takes besides the size.
+    pub settings: &'static [Setting],
+    /// Makes the schedule for a size.
+    pub(super) generate: fn(&ScheduleSpec) -> Result<Schedule, GenerateError>,
+}

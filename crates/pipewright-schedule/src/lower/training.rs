@@ -1,0 +1,119 @@
+//! The program that trains: the one list of settings that the command line, benches, tests and users share.
+//!
+//! Rules: (1) gradients of inputs leave their rank before the weight gradients beside them are computed
+//! ([`send_early`](super::send_early)); (2) if there are several replicas, the gradients of a stage are reduced as soon
+//! as they are complete, and waited for at the end of the row; (3) if parameters are sharded over the replicas, they are
+//! gathered before their stage computes; (4) sends and receives are added.
+
+use std::num::NonZeroU32;
+
+use crate::level::Level;
+use crate::lower::error::LowerError;
+use crate::lower::passes::{LowerConfig, lower};
+use crate::lower::reduce_grad::ReduceWait;
+use crate::lower::unshard::UnshardConfig;
+use crate::schedule::Schedule;
+use crate::validate::{ValidatedProgram, validate};
+
+/// How a schedule is lowered for training.
+///
+/// ```
+/// use pipewright_schedule::lower::{TrainingLowering, for_training};
+/// use pipewright_schedule::{ScheduleSpec, csv, generate};
+/// let schedule = generate("1f1b", &ScheduleSpec { ranks: 2, microbatches: 2, ..ScheduleSpec::default() })?;
+/// let program = for_training(&schedule, &TrainingLowering::default())?;
+/// let rank_1 = "1RECV_F0,1F0,1RECV_F1,1I0,1SEND_B0,1W0,1F1,1I1,1SEND_B1,1W1";
+/// assert_eq!(csv::print_program(program.as_program()).lines().nth(1), Some(rank_1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TrainingLowering {
+    /// The number of replicas of the pipeline, each of which runs the program.
+    pub replicas: u32,
+    /// How many stages of a rank are gathered at once, if parameters are sharded over the replicas; `None` if every
+    /// replica holds all parameters. Ignored with one replica.
+    pub unshard_window: Option<NonZeroU32>,
+    /// Whether an overlap stays one action. Set it if a hook or a stage runs both halves together; otherwise an
+    /// overlap becomes its forward and its backward, so that the forward's output leaves before the backward begins.
+    pub keep_overlaps: bool,
+}
+
+impl Default for TrainingLowering {
+    /// One replica, and overlaps taken apart.
+    fn default() -> Self {
+        Self { replicas: 1, unshard_window: None, keep_overlaps: false }
+    }
+}
+
+/// Lowers `schedule` to the program that each replica runs in training, and proves it sound.
+///
+/// The level of the program is [`Level::Full`] if parameters are sharded, otherwise [`Level::Comms`].
+///
+/// # Errors
+/// When the schedule is unsound.
+pub fn for_training(schedule: &Schedule, config: &TrainingLowering) -> Result<ValidatedProgram, LowerError> {
+    let has_replicas = config.replicas > 1;
+    let window = config.unshard_window.filter(|_| has_replicas);
+    let level = if window.is_some() { Level::Full } else { Level::Comms };
+    let passes = LowerConfig {
+        send_early: true,
+        keep_overlaps: config.keep_overlaps,
+        reduce_grad: has_replicas.then_some(ReduceWait::AtEnd),
+        unshard: window.map(|window| UnshardConfig { window, lookahead: None }),
+        ..LowerConfig::from(Level::Comms)
+    };
+    Ok(validate(lower(schedule, &passes)?, level)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::{parse_schedule, print_program};
+
+    fn check(config: TrainingLowering, rows: &str, level: Level, expected: &str) {
+        let schedule = parse_schedule(rows).expect("a schedule");
+        let program = for_training(&schedule, &config).expect("a sound program");
+        assert_eq!((program.level(), print_program(program.as_program()).as_str()), (level, expected));
+    }
+
+    #[test]
+    fn replicas_reduce_and_shards_are_gathered() {
+        let replicas = TrainingLowering { replicas: 2, ..TrainingLowering::default() };
+        check(
+            replicas,
+            "0F0,1F0,1B0,0B0\n",
+            Level::Comms,
+            "0F0,1F0,1B0,1REDUCE_GRAD,0B0,0REDUCE_GRAD,1WAIT_REDUCE_GRAD,0WAIT_REDUCE_GRAD\n",
+        );
+        let sharded = TrainingLowering { unshard_window: NonZeroU32::new(1), ..replicas };
+        check(
+            sharded,
+            "0F0,0B0\n",
+            Level::Full,
+            "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD,0WAIT_REDUCE_GRAD\n",
+        );
+        check(TrainingLowering { replicas: 1, ..sharded }, "0F0,0B0\n", Level::Comms, "0F0,0B0\n");
+    }
+
+    #[test]
+    fn overlaps_stay_if_asked() {
+        let rows = "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n1F0,(1F1;1B0)OVERLAP_F_B,1B1,1F2,1B2\n";
+        let schedule = parse_schedule(rows).expect("a schedule");
+        let row_1 = |keep_overlaps| {
+            let config = TrainingLowering { keep_overlaps, ..TrainingLowering::default() };
+            let program = for_training(&schedule, &config).expect("a sound program");
+            print_program(program.as_program()).lines().nth(1).map(str::to_owned)
+        };
+        let apart =
+            "1RECV_F0,1F0,1RECV_F1,1F1,1RECV_F2,1I0,1SEND_B0,1W0,1I1,1SEND_B1,1W1,1F2,1I2,1SEND_B2,1W2";
+        assert_eq!(row_1(false).as_deref(), Some(apart));
+        let kept = "1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1RECV_F2,1I1,1SEND_B1,1W1,1F2,1I2,1SEND_B2,1W2";
+        assert_eq!(row_1(true).as_deref(), Some(kept));
+    }
+
+    #[test]
+    fn an_unsound_schedule_is_refused() {
+        let schedule = parse_schedule("0B0,0F0\n").expect("a schedule");
+        assert!(for_training(&schedule, &TrainingLowering::default()).is_err());
+    }
+}

@@ -1,0 +1,114 @@
+//! The paths into the own crate that a file has in its code.
+
+use crate::source::SourceFile;
+use crate::tokens::{Token, tokens};
+
+/// A path into the own crate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Import {
+    /// The path without `crate::`.
+    pub(crate) path: String,
+    pub(crate) line: usize,
+}
+
+/// Every path of `source` that begins with `crate`, or with `super` at the top level of the file.
+pub(crate) fn imports(source: &SourceFile) -> Vec<Import> {
+    let all = tokens(&source.text);
+    let mut reader = Reader { source, tokens: &all, at: 0, imports: Vec::new() };
+    while reader.at < all.len() {
+        if reader.skip_tests() {
+            continue;
+        }
+        let is_path = reader.is_at("crate", 0) || reader.is_at("super", 0);
+        if is_path && reader.is_at("::", 1) {
+            reader.path("");
+        } else {
+            reader.at += 1;
+        }
+    }
+    reader.imports
+}
+
+struct Reader<'a> {
+    source: &'a SourceFile,
+    tokens: &'a [Token<'a>],
+    at: usize,
+    imports: Vec<Import>,
+}
+
+impl Reader<'_> {
+    fn is_at(&self, text: &str, ahead: usize) -> bool {
+        self.tokens.get(self.at + ahead).is_some_and(|token| token.text == text)
+    }
+
+    /// Moves past a module under `#[cfg(test)]`, if one begins here.
+    fn skip_tests(&mut self) -> bool {
+        let attribute = ["#", "[", "cfg", "(", "test", ")", "]", "mod"];
+        if !attribute.iter().enumerate().all(|(ahead, text)| self.is_at(text, ahead)) {
+            return false;
+        }
+        let mut depth = 0;
+        while let Some(token) = self.tokens.get(self.at) {
+            self.at += 1;
+            match token.text {
+                "{" => depth += 1,
+                "}" => depth -= 1,
+                ";" if depth == 0 => break,
+                _ => continue,
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+        true
+    }
+
+    /// Reads a path behind `prefix`, with the groups of a `use`, and notes each path that it holds.
+    fn path(&mut self, prefix: &str) {
+        let mut path = prefix.to_owned();
+        let line = self.tokens[self.at].line;
+        loop {
+            let Some(token) = self.tokens.get(self.at) else { break };
+            if token.text == "{" {
+                self.group(&path);
+                return;
+            }
+            path = self.joined(&path, token.text);
+            self.at += 1;
+            if !self.is_at("::", 0) {
+                break;
+            }
+            self.at += 1;
+        }
+        self.imports.push(Import { path, line });
+    }
+
+    /// Reads `{a, b::{c, d}}` behind `prefix`.
+    fn group(&mut self, prefix: &str) {
+        self.at += 1;
+        while self.at < self.tokens.len() && !self.is_at("}", 0) {
+            match self.tokens[self.at].text {
+                "," => self.at += 1,
+                // The other name of an import.
+                "as" => self.at += 2,
+                _ => self.path(prefix),
+            }
+        }
+        self.at += 1;
+    }
+
+    /// `path` with a further segment.
+    fn joined(&self, path: &str, segment: &str) -> String {
+        match segment {
+            "crate" => String::new(),
+            "self" | "*" => path.to_owned(),
+            "super" => parent(&self.source.module).to_owned(),
+            _ if path.is_empty() => segment.to_owned(),
+            _ => format!("{path}::{segment}"),
+        }
+    }
+}
+
+fn parent(module: &str) -> &str {
+    module.rsplit_once("::").map_or("", |(parent, _)| parent)
+}
