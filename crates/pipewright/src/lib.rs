@@ -56,7 +56,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-// In the order of the layers: a module imports only modules above it. `tests/layers.rs` keeps this order.
+// In the order of the layers: a module imports only modules above it. `tests/layers.rs` checks this.
 pub mod tensor;
 pub mod batch;
 pub mod memory;

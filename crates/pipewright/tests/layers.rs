@@ -1,0 +1,39 @@
+//! The order of the crate's modules: each imports only the modules before it. The rules are in `tools/layers`.
+
+const LAYERS: &[&str] = &[
+    // Tensors and batches.
+    "tensor",
+    "batch",
+    // The state of a run.
+    "memory",
+    "checkpoint",
+    // Arithmetic.
+    "kernel",
+    "random",
+    "nn",
+    "optimizer",
+    "autodiff",
+    // Models.
+    "stage",
+    "graph",
+    // The vocabulary of the transports.
+    "message",
+    "failure",
+    "progress",
+    // How messages move.
+    "transport",
+    "collective",
+    "mesh",
+    // A rank's step.
+    "hook",
+    "executor",
+    "driver",
+    // All ranks together.
+    "pipeline",
+    "train",
+];
+
+#[test]
+fn no_module_imports_a_later_one() {
+    pipewright_layers::assert_layers(env!("CARGO_MANIFEST_DIR"), LAYERS);
+}
