@@ -7,8 +7,8 @@
 use std::error::Error;
 use std::io::Write;
 
-use pipewright_schedule::simulate::timed;
 use pipewright_schedule::picture::{PictureSettings, svg};
+use pipewright_schedule::simulate::timed;
 use pipewright_schedule::{Costs, Level, LowerConfig, ScheduleSpec, generate, lower};
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,7 +1,7 @@
 //! The pictures of a program, in the formats that several commands share.
 
 use clap::{Args, ValueEnum};
-use pipewright_schedule::picture::{PictureSettings, html, svg};
+use pipewright_schedule::picture::{PictureSettings, html, svg, with_whole_overlaps};
 use pipewright_schedule::{Action, Program, Timeline};
 
 use crate::failure::Failure;
@@ -42,12 +42,19 @@ impl PictureArguments {
 }
 
 impl Picture {
-    /// Draws `timeline`, under a title if the picture has one.
-    pub(super) fn draw(self, timeline: &Timeline, title: &str, arguments: &PictureArguments) -> String {
-        let settings = PictureSettings { title, memory_lane: arguments.memory_lane, ..PictureSettings::default() };
+    /// Draws the timeline of `program`, under a title if the picture has one.
+    pub(super) fn draw(
+        self,
+        timeline: &Timeline,
+        program: &Program,
+        title: &str,
+        arguments: &PictureArguments,
+    ) -> String {
+        let settings =
+            PictureSettings { title, memory_lane: arguments.memory_lane, ..PictureSettings::default() };
         match self {
-            Self::Svg => svg(timeline, &settings),
-            Self::Html => html(timeline, &settings),
+            Self::Svg => svg(&with_whole_overlaps(timeline, program), &settings),
+            Self::Html => html(&with_whole_overlaps(timeline, program), &settings),
             Self::Trace => timeline.chrome_trace(),
         }
     }

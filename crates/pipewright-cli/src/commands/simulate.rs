@@ -149,7 +149,7 @@ fn print(
     arguments: &SimulateArguments,
 ) -> String {
     match (arguments.format, arguments.format.picture()) {
-        (_, Some(picture)) => picture.draw(timeline, &engine.title(), &arguments.picture),
+        (_, Some(picture)) => picture.draw(timeline, &engine.program, &engine.title(), &arguments.picture),
         (Format::Text, None) => text(&summary(), engine, arguments.logical),
         (Format::Json, None) => json(&summary(), engine),
         (_, None) => events(timeline),

@@ -7,12 +7,14 @@
 mod grid;
 mod chunks;
 mod palette;
+mod overlaps;
 mod svg;
 mod page_data;
 mod html;
 
 pub use grid::grid;
 pub use html::html;
+pub use overlaps::with_whole_overlaps;
 pub use svg::svg;
 
 use crate::costs::StageSizes;

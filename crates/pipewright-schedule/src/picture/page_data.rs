@@ -9,8 +9,8 @@ use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank};
 use crate::picture::PictureSettings;
 use crate::picture::chunks::Chunks;
-use crate::picture::palette::{Sort, ink_on};
 use crate::picture::palette::{DARK, LIGHT, Theme};
+use crate::picture::palette::{Sort, ink_on};
 use crate::simulate::memory_curve;
 use crate::timeline::{Event, Timeline};
 
@@ -68,9 +68,12 @@ struct RankData {
 /// The data of the page. It holds numbers, and texts that are made here, so nothing in it can end the script.
 pub(super) fn page_data(timeline: &Timeline, chunks: &Chunks, settings: &PictureSettings<'_>) -> String {
     let clock = Clock::of(timeline);
-    let ranks = (0..timeline.ranks()).map(|rank| rank_data(timeline, Rank::new(rank), chunks, &clock, settings));
+    let ranks =
+        (0..timeline.ranks()).map(|rank| rank_data(timeline, Rank::new(rank), chunks, &clock, settings));
     let data = PageData {
-        kinds: ActionKind::ALL.map(|kind| (kind.name(), Sort::of(kind).meaning(), Sort::of(kind) as u8)).to_vec(),
+        kinds: ActionKind::ALL
+            .map(|kind| (kind.name(), Sort::of(kind).meaning(), Sort::of(kind) as u8))
+            .to_vec(),
         themes: [theme_data(&LIGHT, chunks), theme_data(&DARK, chunks)],
         quantum: clock.quantum(),
         makespan: clock.quanta(timeline.start() + timeline.makespan()),
@@ -108,7 +111,8 @@ fn rank_data(
         let microbatch = part.microbatch().map_or(-1, |microbatch: Microbatch| i64::from(microbatch.get()));
         (chunks.chunk(rank, part.stage()), microbatch)
     };
-    let (of_chunks, microbatches): (Vec<usize>, Vec<i64>) = events.iter().map(|event| place(event.action)).unzip();
+    let (of_chunks, microbatches): (Vec<usize>, Vec<i64>) =
+        events.iter().map(|event| place(event.action)).unzip();
     let backwards = events.iter().filter_map(|event| event.action.parts().nth(1)).map(place);
     let memory = memory_curve(timeline, rank, settings.counted_sizes());
     let changes: Vec<u64> = memory.iter().map(|step| clock.quanta(step.time)).collect();
@@ -187,7 +191,10 @@ mod tests {
             "microbatches": [0, 1, 1, -1], "backwards": [[0, 0]], "memory": [[0, 1], [1, 2], [1, 1], [1, 0]],
         });
         assert_eq!(*rank, expected);
-        assert_eq!((data["kinds"][14][0].as_str(), data["makespan"].as_u64()), (Some("OVERLAP_F_B"), Some(4)));
+        assert_eq!(
+            (data["kinds"][14][0].as_str(), data["makespan"].as_u64()),
+            (Some("OVERLAP_F_B"), Some(4))
+        );
     }
 
     #[test]

@@ -12,9 +12,12 @@ use super::Drawing;
 use super::layout::LABEL;
 
 /// The width, in units of the picture, below which steps of a lane without details are drawn as their highest.
-const COARSE: f64 = 3.0;
+const COARSE: f64 = 4.0;
 /// The same for a lane with details.
 const FINE: f64 = 0.5;
+
+/// Steps of one unit of the picture.
+const STEPS: f64 = 10.0;
 
 /// The most that any rank holds. It is the height of every lane, so that lanes can be compared.
 #[derive(Clone, Copy)]
@@ -39,25 +42,35 @@ pub(super) fn push_memory(
     let (height, bottom) = (layout.memory_height(), layout.memory_top(rank) + layout.memory_height());
     let peak = curve.iter().map(|step| step.held).max().unwrap_or(0);
     let points: Vec<(f64, u64)> = curve.iter().map(|step| (layout.offset(step.time), step.held)).collect();
-    let mut path = String::new();
-    for (x, held) in visible_steps(&points, if drawing.is_detailed { FINE } else { COARSE }) {
-        let y = -(held as f64 / highest as f64 * height);
-        write!(path, "H{x:.1}V{y:.1}").expect("writing to a string does not fail");
-    }
+    let steps = visible_steps(&points, if drawing.is_detailed { FINE } else { COARSE });
+    let path = path(&steps, height / highest as f64);
     writeln!(
         picture,
         "<g transform=\"translate({LABEL} {bottom:.2})\"><title>rank {rank} holds at most {}</title>\
-         <path fill=\"{}\" stroke=\"{}\" stroke-width=\"0.7\" d=\"M0 0{path}H{:.1}V0z\"/>\
+         <path transform=\"scale(.1)\" fill=\"{}\" stroke=\"{}\" stroke-width=\"7\" d=\"M0 0{path}H{:.0}V0z\"/>\
          <text x=\"-8\" y=\"{:.2}\" text-anchor=\"end\" font-size=\"9\" fill=\"{}\">{}</text></g>",
         amount(peak, settings),
         LIGHT.memory,
         LIGHT.memory_edge,
-        layout.length(layout.makespan),
+        layout.length(layout.makespan) * STEPS,
         4.0 - height / 2.0,
         LIGHT.memory_edge,
         amount(peak, settings).replace("activations", "act.").replace("activation", "act.")
     )
     .expect("writing to a string does not fail");
+}
+
+/// The edge of the area, in tenths of the picture's unit, each point relative to the one before it. One activation or
+/// byte is `scale` high.
+fn path(steps: &[(f64, u64)], scale: f64) -> String {
+    let mut path = String::new();
+    let (mut across, mut up) = (0, 0);
+    for &(x, held) in steps {
+        let next = ((x * STEPS).round() as i64, (held as f64 * scale * STEPS).round() as i64);
+        write!(path, "h{}v{}", next.0 - across, up - next.1).expect("writing to a string does not fail");
+        (across, up) = next;
+    }
+    path
 }
 
 /// The steps, but what changes within `width` of a step is part of it; it is then as high as its highest.

@@ -17,7 +17,7 @@ const STEPS: f64 = 10.0;
 /// The largest number of cells of a lane that are drawn by themselves.
 const MOST_CELLS: usize = 1600;
 /// Bars that are closer to each other than this, in steps, are drawn as one.
-const BAR_GAP: i64 = 10;
+const BAR_GAP: i64 = 20;
 
 /// Which part of a lane's height a stroke fills.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -46,13 +46,8 @@ pub(super) fn push_strokes(picture: &mut String, drawing: &Drawing<'_>, rank: Ra
     for stroke in coarse_cells(cells(drawing, rank)).into_iter().chain(bars(drawing, rank)) {
         paths.entry(stroke.path).or_default().push(stroke);
     }
-    writeln!(
-        picture,
-        "<g transform=\"translate({LABEL} {:.2})scale({} 1)\">",
-        layout.top(rank),
-        1.0 / STEPS
-    )
-    .expect("writing to a string does not fail");
+    writeln!(picture, "<g transform=\"translate({LABEL} {:.2})scale({} 1)\">", layout.top(rank), 1.0 / STEPS)
+        .expect("writing to a string does not fail");
     for ((part, sort, chunk), strokes) in paths {
         let (lane, bar) = (layout.lane_height(), layout.bar_height());
         let (middle, height) = match part {
@@ -151,7 +146,8 @@ fn longest(column: &BTreeMap<Path, i64>, width: i64) -> Vec<Path> {
         let of_part = column.iter().filter(move |(path, _)| path.0 == part);
         of_part.max_by_key(|(_, length)| **length).map(|(path, length)| (*path, *length))
     };
-    let total = |part| -> i64 { column.iter().filter(|(path, _)| path.0 == part).map(|(_, length)| length).sum() };
+    let total =
+        |part| -> i64 { column.iter().filter(|(path, _)| path.0 == part).map(|(_, length)| length).sum() };
     let (whole, halves) = (total(Part::Whole), total(Part::UpperHalf));
     if whole + halves < width - whole - halves {
         return Vec::new();

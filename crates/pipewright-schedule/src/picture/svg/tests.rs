@@ -82,9 +82,9 @@ fn chunks_have_shades_and_narrow_cells_tell_the_stage() {
         assert!(picture.contains(&format!("fill=\"{shade}\"")), "{shade}");
     }
     assert!(picture.contains("shades: chunks 0 to 1 of a rank"));
-    // 32 units for a cell: the whole label fits. With four times as many, it takes two lines.
+    // The whole label fits; with more microbatches it takes two lines.
     assert!(picture.contains(">7F0</text>"));
-    let narrow = svg(&predicted("zbvzerobubble", 4, 20, ""), &PictureSettings::default());
+    let narrow = svg(&predicted("zbvzerobubble", 4, 12, ""), &PictureSettings::default());
     assert!(narrow.contains(">7F</text>") && !narrow.contains(">7F10</text>"));
     check_is_closed(&picture);
 }
