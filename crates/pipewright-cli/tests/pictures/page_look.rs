@@ -6,7 +6,8 @@ use crate::made::Made;
 const LARGE: &str = "simulate 1f1b --ranks 64 --microbatches 256";
 
 impl Browser {
-    /// The colour of the plot at a time and a share of the height of a rank's lane, such as `#7db3e8`.
+    /// The colour of the plot at a time and a share of the height of a rank's lane, such as `#7db3e8`. Labels are in
+    /// the middle of the height.
     fn colour(&mut self, seconds: f64, rank: u32, share: f64) -> String {
         let x = format!("gutter + xOf({seconds} / data.quantum)");
         let y =
@@ -82,8 +83,8 @@ fn chunks_have_shades_and_narrow_cells_tell_the_stage() {
     let (first, second) = (browser.fill(0, 0, 0), browser.fill(0, 0, 1));
     assert_ne!(first, second);
     // Rank 0 runs the forwards of stage 0 and, as soon as the first is back, of stage 7.
-    assert_eq!(browser.colour(0.2, 0, 0.5), first);
-    assert_eq!(browser.colour(7.2, 0, 0.5), second);
+    assert_eq!(browser.colour(0.2, 0, 0.9), first);
+    assert_eq!(browser.colour(7.2, 0, 0.9), second);
     // A label on two lines: stage and sort, then the microbatch.
     let texts = browser.texts();
     assert!(texts.contains(&"7F".to_owned()) && !texts.contains(&"7F0".to_owned()), "{texts:?}");
@@ -112,7 +113,7 @@ fn the_dark_theme_follows_the_reader() {
     let Some(mut browser) = Browser::open(&made.path(), 1000, 600) else { return };
     for (place, scheme) in [(0, "light"), (1, "dark"), (0, "light")] {
         browser.prefer(scheme);
-        assert_eq!(browser.colour(0.2, 0, 0.5), browser.fill(place, 0, 0), "{scheme}");
+        assert_eq!(browser.colour(0.2, 0, 0.9), browser.fill(place, 0, 0), "{scheme}");
         let page = browser.value(&format!("data.themes[{place}].page"));
         let body = "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g)
             .map((channel) => (+channel).toString(16).padStart(2, '0')).join('')";

@@ -2,6 +2,7 @@
 //!
 //! A timeline does not hold the placement, so a rank's chunks are the stages that its events name, ascending.
 
+use crate::action::Action;
 use crate::ids::{Rank, StageIndex};
 use crate::timeline::Timeline;
 
@@ -15,7 +16,7 @@ impl Chunks {
         let stages = |rank| {
             let parts = timeline.events_of(rank).iter().flat_map(|event| event.action.parts());
             let mut stages = Vec::new();
-            for stage in parts.map(|part| part.stage()) {
+            for stage in parts.map(Action::stage) {
                 if let Err(place) = stages.binary_search(&stage) {
                     stages.insert(place, stage);
                 }

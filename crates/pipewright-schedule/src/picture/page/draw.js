@@ -60,26 +60,29 @@ function drawAxis() {
   paint.stroke();
 }
 
-// The names of as many ranks as there is room for.
+// The names of as many ranks as there is room for, and the peaks of their memory.
 function drawNames(indices) {
   const every = Math.ceil(13 / rowHeight());
   paint.textAlign = "right";
   for (const index of indices.filter((index) => index % every === 0)) {
     const { top, bottom, memoryTop, memoryBottom } = rowOf(index);
-    paint.font = fontOf(11);
-    paint.fillStyle = theme.colours.ink;
-    paint.fillText("rank " + index, gutter - 8, axisHeight + (top + bottom) / 2);
+    drawName("rank " + index, (top + bottom) / 2, 11, theme.colours.ink);
     if (!view.showsMemory || rowHeight() < 26) continue;
-    paint.font = fontOf(9);
-    paint.fillStyle = theme.colours.memoryEdge;
-    paint.fillText(amount(ranks[index].peak).replace(/activations?/, "act."), gutter - 8, axisHeight + (memoryTop + memoryBottom) / 2);
+    const held = amount(ranks[index].peak).replace(/activations?/, "act.");
+    drawName(held, (memoryTop + memoryBottom) / 2, 9, theme.colours.memoryEdge);
   }
 }
 
-// Hides what rows that are in sight only in part have above the plot. A name may reach half its height over it.
-function coverEdges() {
+function drawName(text, y, size, colour) {
+  if (y < 0) return;
+  paint.font = fontOf(size);
+  paint.fillStyle = colour;
+  paint.fillText(text, gutter - 8, axisHeight + y);
+}
+
+// Hides what a row that is in sight only in part has above the plot.
+function coverAxis() {
   paint.fillStyle = theme.colours.page;
-  paint.fillRect(0, 0, gutter, axisHeight - 7);
   paint.fillRect(gutter, 0, plot.clientWidth - gutter, axisHeight);
 }
 
@@ -94,17 +97,20 @@ function draw() {
     return { top: axisHeight + top, bottom: axisHeight + bottom };
   });
   drawNames(indices);
-  coverEdges();
+  coverAxis();
   drawAxis();
   drawOverview();
 }
 
-// The whole timeline, painted once and kept: one row of pixels for each rank.
+// The whole timeline, painted once and kept: two rows of pixels for each rank, one for each half of its lane.
 function paintOverviewImage(width) {
   overviewImage = document.createElement("canvas");
-  Object.assign(overviewImage, { width, height: Math.max(ranks.length, 1) });
+  Object.assign(overviewImage, { width, height: Math.max(2 * ranks.length, 1) });
   const small = new Surface(width, overviewImage.height), row = small.rows[0];
-  ranks.forEach((rank, index) => small.pixels.set(paintCells(row, rank, 0, whole, true, width), index * width));
+  ranks.forEach((rank, index) => {
+    for (const half of [0, 1])
+      small.pixels.set(paintCells(row, rank, 0, whole, half === 0, width), (2 * index + half) * width);
+  });
   overviewImage.getContext("2d").putImageData(small.image, 0, 0);
 }
 
@@ -114,7 +120,7 @@ function drawOverview() {
   const pixels = Math.max(Math.round(width * ratio), 1);
   if (!overviewImage || overviewImage.width !== pixels) paintOverviewImage(pixels);
   // A smooth picture of few ranks would be blurred.
-  paintOverview.imageSmoothingEnabled = ranks.length > height * ratio;
+  paintOverview.imageSmoothingEnabled = 2 * ranks.length > height * ratio;
   paintOverview.drawImage(overviewImage, left, 4, width, height);
   const rows = Math.max(ranks.length, 1), seen = Math.min(plotHeight() / rowHeight(), rows - view.top);
   const frame = [left + view.left / whole * width, 4 + view.top / rows * height, width / view.zoom, seen / rows * height];

@@ -2,34 +2,37 @@
 
 const fontOf = (size, weight = "") => weight + size + "px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
 const sizesOfLabels = [11, 9];
-const digitWidths = new Map();
+const letterWidths = new Map();
 
-// The width of a digit, measured once for each size.
-function digitWidth(paint, size) {
-  if (!digitWidths.has(size)) {
+// How wide a text is, about: digits and letters are as wide as a digit, but a W. Both are measured once for a size.
+function widthsOf(paint, size) {
+  if (!letterWidths.has(size)) {
     paint.font = fontOf(size);
-    digitWidths.set(size, paint.measureText("0").width);
+    const [digit, wide] = ["0", "W"].map((letter) => paint.measureText(letter).width);
+    letterWidths.set(size, { digit, more: wide - digit });
   }
-  return digitWidths.get(size);
+  return letterWidths.get(size);
 }
+
+const widthOf = (text, { digit, more }) => text.length * digit + (text.includes("W") ? more : 0);
 
 // What to write on a part, as lines and a size: the whole name, smaller, on two lines so that the stage stays
 // legible, or the microbatch alone. Nothing if there is no room.
 function labelOf(part, width, height, hasChunks, widths) {
   const [large, small] = sizesOfLabels, room = width - 3, name = nameOfPart(part);
   if (height < small) return null;
-  if (name.length * widths[0] <= room && height >= large) return [[name], large];
-  if (name.length * widths[1] <= room) return [[name], small];
+  if (widthOf(name, widths[0]) <= room && height >= large) return [[name], large];
+  if (widthOf(name, widths[1]) <= room) return [[name], small];
   const microbatch = part.microbatch < 0 ? "" : String(part.microbatch), stage = part.stage + part.letter;
-  const longest = Math.max(stage.length, microbatch.length);
-  if (hasChunks && longest * widths[1] <= room && height >= 2 * small) return [[stage, microbatch], small];
-  return microbatch && microbatch.length * widths[1] <= room ? [[microbatch], small] : null;
+  const fits = (text) => widthOf(text, widths[1]) <= room;
+  if (hasChunks && fits(stage) && fits(microbatch) && height >= 2 * small) return [[stage, microbatch], small];
+  return microbatch && fits(microbatch) ? [[microbatch], small] : null;
 }
 
 // The labels of a rank that are in sight, each given to `use` with its part and its centre in the lane.
 function eachLabel(rank, lane, widths, use) {
   const { start, end } = rank.cells, hasChunks = rank.stages.length > 1;
-  const width = plotWidth(), scale = width / span(), narrowest = widths[1] + 3, until = view.left + span();
+  const width = plotWidth(), scale = width / span(), narrowest = widths[1].digit + 3, until = view.left + span();
   if (rank.longestCell * scale < narrowest || lane.bottom - lane.top < sizesOfLabels[1]) return;
   for (let at = Math.max(firstFrom(start, view.left) - 1, 0); at < start.length && start[at] < until; at++) {
     if ((end[at] - start[at]) * scale < narrowest) continue;
@@ -44,7 +47,7 @@ function eachLabel(rank, lane, widths, use) {
 
 // Every label in sight, by size and colour, because changing either takes time.
 function labelsInSight(paint, indices, laneOf) {
-  const widths = sizesOfLabels.map((size) => digitWidth(paint, size)), groups = new Map();
+  const widths = sizesOfLabels.map((size) => widthsOf(paint, size)), groups = new Map();
   for (const index of indices) {
     eachLabel(ranks[index], laneOf(index), widths, (part, [lines, size], x, y) => {
       const shades = theme.colours.fills[part.sort], ink = shades[Math.min(part.chunk, shades.length - 1)][1];

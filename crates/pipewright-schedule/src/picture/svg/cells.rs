@@ -8,7 +8,7 @@ use crate::picture::palette::{LIGHT, duration, ink_on, sort};
 use crate::timeline::Event;
 
 use super::Drawing;
-use super::layout::LETTER;
+use super::layout::text_width;
 
 /// Draws the actions of one rank.
 pub(super) fn push_cells(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
@@ -107,8 +107,8 @@ fn push_label(picture: &mut String, part: Action, place: Place, fill: &str, has_
     }
     labels.push((vec![microbatch], 9.0));
     let fits = |(lines, size): &(Vec<String>, f64)| {
-        let longest = lines.iter().map(String::len).max().unwrap_or(0) as f64;
-        LETTER * size * longest + 1.0 <= place.width && lines.len() as f64 * size <= place.height
+        let width = lines.iter().map(|line| text_width(line, *size)).fold(0.0, f64::max);
+        width + 1.0 <= place.width && lines.len() as f64 * size <= place.height
     };
     let Some((lines, size)) = labels.into_iter().find(fits) else { return };
     let ink = ink_on(fill);

@@ -8,7 +8,7 @@ use crate::picture::escaped;
 use crate::picture::palette::{LIGHT, Sort, duration, sort};
 
 use super::Drawing;
-use super::layout::{LABEL, LETTER, Layout, PLOT};
+use super::layout::{LABEL, Layout, PLOT, text_width};
 
 pub(super) fn push_title(picture: &mut String, layout: &Layout, title: &str) {
     if !title.is_empty() {
@@ -80,11 +80,11 @@ pub(super) fn push_legend(picture: &mut String, drawing: &Drawing<'_>) {
         let shades = LIGHT.shades(sort, chunks);
         let width = if shades.len() > 1 { 9.0 * shades.len() as f64 } else { 13.0 };
         push_entry(picture, [x, y, width], &shades, sort.meaning());
-        x += width + 23.0 + LETTER * 11.0 * sort.meaning().len() as f64;
+        x += width + 23.0 + text_width(sort.meaning(), 11.0);
     }
     let bubble = format!("bubble, {:.1} % of all ranks' time", drawing.timeline.bubble_fraction() * 100.0);
     push_entry(picture, [x, y, 13.0], &["url(#bubble)".to_owned()], &bubble);
-    x += 36.0 + LETTER * 11.0 * bubble.len() as f64;
+    x += 36.0 + text_width(&bubble, 11.0);
     if chunks > 1 {
         let text = format!("shades: chunks 0 to {} of a rank", chunks - 1);
         push_entry(picture, [x - 18.0, y, 0.0], &[], &text);

@@ -12,8 +12,12 @@ const RIGHT: f64 = 24.0;
 const HEAD: f64 = 12.0;
 const TITLE: f64 = 22.0;
 const FOOT: f64 = 64.0;
-/// About the width of a letter, as a share of the font's size.
-pub(super) const LETTER: f64 = 0.61;
+
+/// About the width of a text.
+pub(super) fn text_width(text: &str, size: f64) -> f64 {
+    let width = |letter| if letter == 'W' { 1.0 } else { 0.63 };
+    size * text.chars().map(width).sum::<f64>()
+}
 
 /// The lengths of one drawing.
 pub(super) struct Layout {
