@@ -88,6 +88,9 @@ fn chunks_have_shades_and_narrow_cells_tell_the_stage() {
     // A label on two lines: stage and sort, then the microbatch.
     let texts = browser.texts();
     assert!(texts.contains(&"7F".to_owned()) && !texts.contains(&"7F0".to_owned()), "{texts:?}");
+    // In less room, the stage without the sort, which the hue tells.
+    let label = "labelOf({ stage: 7, letter: 'F', microbatch: 3 }, 11, 36, true, [11, 9].map((size) => widthsOf(paint, size)))";
+    assert_eq!(browser.value(label), serde_json::json!([["7", "3"], 9]));
     assert!(browser.holds("document.getElementById('legend').textContent.includes('shades: chunks 0 to 1')"));
 }
 

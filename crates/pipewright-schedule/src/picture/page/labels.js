@@ -16,8 +16,8 @@ function widthsOf(paint, size) {
 
 const widthOf = (text, { digit, more }) => text.length * digit + (text.includes("W") ? more : 0);
 
-// What to write on a part, as lines and a size: the whole name, smaller, on two lines so that the stage stays
-// legible, or the microbatch alone. Nothing if there is no room.
+// What to write on a part, as lines and a size: the whole name, smaller, or the microbatch alone. Where ranks have
+// several chunks, the stage comes before the microbatch, on a line of its own. Nothing if there is no room.
 function labelOf(part, width, height, hasChunks, widths) {
   const [large, small] = sizesOfLabels, room = width - 3, name = nameOfPart(part);
   if (height < small) return null;
@@ -25,7 +25,8 @@ function labelOf(part, width, height, hasChunks, widths) {
   if (widthOf(name, widths[1]) <= room) return [[name], small];
   const microbatch = part.microbatch < 0 ? "" : String(part.microbatch), stage = part.stage + part.letter;
   const fits = (text) => widthOf(text, widths[1]) <= room;
-  if (hasChunks && fits(stage) && fits(microbatch) && height >= 2 * small) return [[stage, microbatch], small];
+  const upper = hasChunks && height >= 2 * small && [stage, String(part.stage)].find(fits);
+  if (upper && fits(microbatch)) return [[upper, microbatch], small];
   return microbatch && fits(microbatch) ? [[microbatch], small] : null;
 }
 

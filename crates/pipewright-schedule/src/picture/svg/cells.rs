@@ -102,8 +102,9 @@ fn push_label(picture: &mut String, part: Action, place: Place, fill: &str, has_
     let stage = whole.strip_suffix(microbatch.as_str()).unwrap_or(&whole).to_owned();
     let mut labels = vec![(vec![whole.clone()], 11.0), (vec![whole], 9.0)];
     if has_chunks {
-        // Which chunk it is matters as much as the microbatch.
+        // Which chunk it is matters as much as the microbatch; the hue tells the sort of action.
         labels.push((vec![stage, microbatch.clone()], 9.0));
+        labels.push((vec![part.stage().to_string(), microbatch.clone()], 9.0));
     }
     labels.push((vec![microbatch], 9.0));
     let fits = |(lines, size): &(Vec<String>, f64)| {
