@@ -27,7 +27,7 @@ impl Sort {
         Self::Collective,
     ];
 
-    /// The sort of a single action. Both halves of an overlap are single actions; see [`Action::parts`].
+    /// The sort of actions of one kind. The halves of an overlap have sorts of their own; see [`Action::parts`].
     pub(super) fn of(kind: ActionKind) -> Self {
         match kind {
             ActionKind::Forward => Self::Forward,
@@ -129,7 +129,7 @@ impl Theme {
     }
 }
 
-/// How `part`, which is not an overlap, is filled.
+/// The sort of `part`, which is not an overlap.
 pub(super) fn sort(part: Action) -> Sort {
     Sort::of(part.kind())
 }
