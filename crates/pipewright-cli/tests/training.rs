@@ -50,7 +50,7 @@ fn a_run_writes_its_results() {
     assert!(steps[0]["peak_bytes"].as_array().is_some_and(|ranks| ranks.len() == 2));
     let trace: serde_json::Value = serde_json::from_str(&out("timeline.json")).expect("a trace is JSON");
     let events = trace["traceEvents"].as_array().expect("a list");
-    let is_there = |action: &str| events.iter().any(|event| event["name"] == action);
+    let is_there = |action: &str| events.iter().any(|event| event["args"]["action"] == action);
     assert!(is_there("1I0") && is_there("1W0"), "gradients leave before those of the weights are computed");
     assert!(out("config.toml").contains("num_hidden_layers = 2"));
 }

@@ -1,8 +1,10 @@
 //! A timeline in the trace format that Perfetto and `chrome://tracing` open.
 //!
-//! One slice an event, and an arrow from each send to its receive. Each rank is a thread. Slices of a thread
-//! may not overlap, so where messages run beside the computation, they are on further threads of their rank.
-//! The pictures that need no viewer are in [`crate::picture`].
+//! Each rank is a process with a counter of its memory. Its first thread computes; messages and collectives that
+//! run beside the computation are on further threads, because slices of a thread may not overlap. Slices have the
+//! name of their sort (`forward`, `send`), by which viewers group and colour them; the action, its stage and its
+//! microbatch are arguments. An arrow leads from each send to its receive. The pictures that need no viewer
+//! are in [`crate::picture`].
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,15 +12,21 @@ use serde::Serialize;
 
 use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::simulate::{UNIT, memory_curve};
 use crate::timeline::{Event, Timeline};
 
+/// Viewers read process, thread and sort numbers as signed 32-bit numbers.
+const LARGEST_NUMBER: u32 = i32::MAX as u32;
+
 impl Timeline {
-    /// The timeline as a JSON text in the Chrome trace format, which Perfetto opens.
+    /// The timeline as a JSON text in the Chrome trace format, which Perfetto opens. Memory is counted in
+    /// activations of one stage and microbatch.
     pub fn chrome_trace(&self) -> String {
         let threads = threads(self);
-        let names = names(self.ranks(), &threads);
         let slices = self.events().iter().zip(&threads).map(|(event, &thread)| slice(event, thread));
-        let events = names.into_iter().chain(slices).chain(arrows(self, &threads)).collect();
+        let memory = (0..self.ranks()).flat_map(|rank| counters(self, Rank::new(rank)));
+        let names = names(self.ranks(), &threads).into_iter();
+        let events = names.chain(slices).chain(memory).chain(arrows(self, &threads)).collect();
         let trace = Trace { display_time_unit: "ms", trace_events: events };
         serde_json::to_string(&trace).expect("a trace holds numbers and texts alone, which JSON can express")
     }
@@ -31,11 +39,12 @@ struct Trace {
     trace_events: Vec<TraceEvent>,
 }
 
-/// An entry of the format. `ph` says what it is: `M` a name, `X` a slice, `s` and `f` an arrow's start and
-/// end.
+/// An entry of the format. `ph` says what it is: `M` a name, `X` a slice, `C` a counter, `s` and `f` an arrow's
+/// start and end.
 #[derive(Serialize)]
 struct TraceEvent {
-    name: String,
+    name: &'static str,
+    #[serde(skip_serializing_if = "str::is_empty")]
     cat: &'static str,
     ph: &'static str,
     /// The start, in microseconds.
@@ -49,92 +58,169 @@ struct TraceEvent {
     /// To which slice an arrow's end belongs: `e`, the one around it.
     #[serde(skip_serializing_if = "Option::is_none")]
     bp: Option<&'static str>,
-    #[serde(skip_serializing_if = "Arguments::is_empty")]
-    args: Arguments,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<Arguments>,
 }
 
-#[derive(Serialize, Default)]
-struct Arguments {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sort_index: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stage: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    microbatch: Option<u32>,
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Arguments {
+    Name {
+        name: String,
+    },
+    Place {
+        sort_index: u32,
+    },
+    Action {
+        action: String,
+        stage: u32,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        microbatch: Option<u32>,
+        /// The second half of an overlap.
+        #[serde(flatten, skip_serializing_if = "Option::is_none")]
+        backward: Option<Backward>,
+    },
+    Memory {
+        activations: u64,
+    },
 }
 
-impl Arguments {
-    fn is_empty(&self) -> bool {
-        self.name.is_none() && self.sort_index.is_none() && self.stage.is_none() && self.microbatch.is_none()
+#[derive(Serialize)]
+struct Backward {
+    backward_stage: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backward_microbatch: Option<u32>,
+}
+
+/// One of a rank's threads. The first computes; the others take what runs beside it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Thread {
+    rank: Rank,
+    place: u32,
+}
+
+impl Thread {
+    /// The process, counted from 1: some viewers take process 0 for the idle one.
+    fn process(self) -> u32 {
+        self.rank.get().saturating_add(1).min(LARGEST_NUMBER)
+    }
+
+    /// A number that no other thread of any process has.
+    fn number(self, ranks: u32) -> u32 {
+        self.place.saturating_mul(ranks).saturating_add(self.process()).min(LARGEST_NUMBER)
     }
 }
 
-/// The thread of each event: `rank`, or for messages beside a rank's computation, a multiple of the number of
-/// ranks further.
-fn threads(timeline: &Timeline) -> Vec<u32> {
+/// A slice's thread, with the number of the thread.
+type Numbered = (Thread, u32);
+
+/// The thread of each event.
+fn threads(timeline: &Timeline) -> Vec<Numbered> {
     let ranks = timeline.ranks();
-    let of_rank = |rank: u32| {
-        let events = timeline.events_of(Rank::new(rank));
+    let of_rank = |rank: Rank| {
+        let events = timeline.events_of(rank);
         let is_sequential = events.windows(2).all(|pair| pair[0].end <= pair[1].start);
         // When the last slice of each further thread ends.
         let mut ends: Vec<f64> = Vec::new();
         let thread = move |event: &Event| {
             if is_sequential || event.action.is_compute() {
-                return rank;
+                return Thread { rank, place: 0 };
             }
             let free = ends.iter().position(|&end| end <= event.start).unwrap_or(ends.len());
             ends.resize(ends.len().max(free + 1), event.end);
             ends[free] = event.end;
-            rank.saturating_add(ranks.saturating_mul(free as u32 + 1))
+            Thread { rank, place: free as u32 + 1 }
         };
         events.iter().map(thread)
     };
-    (0..ranks).flat_map(of_rank).collect()
+    let numbered = |thread: Thread| (thread, thread.number(ranks));
+    (0..ranks).map(Rank::new).flat_map(of_rank).map(numbered).collect()
 }
 
-fn names(ranks: u32, threads: &[u32]) -> Vec<TraceEvent> {
-    let beside: BTreeSet<u32> = threads.iter().copied().filter(|&thread| thread >= ranks).collect();
-    (0..ranks).chain(beside).flat_map(|thread| name(thread, ranks)).collect()
+/// The names of processes and threads, and their order in the viewer.
+fn names(ranks: u32, threads: &[Numbered]) -> Vec<TraceEvent> {
+    let first = |rank| Thread { rank: Rank::new(rank), place: 0 };
+    let all: BTreeSet<Thread> =
+        (0..ranks).map(first).chain(threads.iter().map(|(thread, _)| *thread)).collect();
+    let mut names = Vec::new();
+    for thread in all {
+        let rank = thread.rank;
+        let named = (thread, thread.number(ranks));
+        let mut push =
+            |name, args| names.push(TraceEvent { args: Some(args), ..entry(name, "", "M", named, 0.0) });
+        if thread.place == 0 {
+            push("process_name", Arguments::Name { name: format!("rank {rank}") });
+            push("process_sort_index", Arguments::Place { sort_index: rank.get().min(LARGEST_NUMBER) });
+        }
+        let name = match thread.place {
+            0 => format!("rank {rank}"),
+            place => format!("rank {rank}, messages {place}"),
+        };
+        push("thread_name", Arguments::Name { name });
+        push("thread_sort_index", Arguments::Place { sort_index: thread.place.min(LARGEST_NUMBER) });
+    }
+    names
 }
 
-/// The name of a thread, and its place among the others: that of its rank.
-fn name(thread: u32, ranks: u32) -> [TraceEvent; 2] {
-    let (rank, further) = (thread % ranks, thread / ranks);
-    let name = if further == 0 { format!("rank {rank}") } else { format!("rank {rank}, messages {further}") };
-    let place = u64::from(rank) * (1 + u64::from(u32::MAX / ranks)) + u64::from(further);
-    let named = Arguments { name: Some(name), ..Arguments::default() };
-    let sorted = Arguments { sort_index: Some(place), ..Arguments::default() };
-    [("thread_name", named), ("thread_sort_index", sorted)]
-        .map(|(name, args)| entry(name.to_owned(), "", "M", thread, 0.0, args))
-}
-
-fn slice(event: &Event, thread: u32) -> TraceEvent {
-    let args = Arguments {
-        name: None,
-        sort_index: None,
-        stage: Some(event.action.stage().get()),
+fn slice(event: &Event, thread: Numbered) -> TraceEvent {
+    let (category, name) = category_and_name(event.action.kind());
+    let backward = event.action.parts().nth(1).map(|part| Backward {
+        backward_stage: part.stage().get(),
+        backward_microbatch: part.microbatch().map(Microbatch::get),
+    });
+    let args = Arguments::Action {
+        action: event.action.to_string(),
+        stage: event.action.stage().get(),
         microbatch: event.action.microbatch().map(Microbatch::get),
+        backward,
     };
     let dur = Some((event.end - event.start) * 1e6);
-    let category = category(event.action);
-    TraceEvent { dur, ..entry(event.action.to_string(), category, "X", thread, event.start, args) }
+    TraceEvent { dur, args: Some(args), ..entry(name, category, "X", thread, event.start) }
+}
+
+/// The category and the name of a slice.
+fn category_and_name(kind: ActionKind) -> (&'static str, &'static str) {
+    match kind {
+        ActionKind::Forward => ("forward", "forward"),
+        ActionKind::InputBackward => ("backward input", "backward input"),
+        ActionKind::WeightBackward => ("backward weight", "backward weight"),
+        ActionKind::Backward => ("backward", "backward"),
+        ActionKind::Overlap => ("overlap", "forward and backward"),
+        ActionKind::SendForward | ActionKind::SendBackward => ("send", "send"),
+        ActionKind::RecvForward | ActionKind::RecvBackward => ("receive", "receive"),
+        ActionKind::WaitSendForward | ActionKind::WaitSendBackward => ("send", "wait for send"),
+        ActionKind::Unshard => ("collective", "unshard"),
+        ActionKind::Reshard => ("collective", "reshard"),
+        ActionKind::ReduceGrad => ("collective", "reduce gradients"),
+        ActionKind::WaitReduceGrad => ("collective", "wait for reduced gradients"),
+    }
+}
+
+/// What a rank holds over time, as a counter of its process.
+fn counters(timeline: &Timeline, rank: Rank) -> Vec<TraceEvent> {
+    let thread = Thread { rank, place: 0 };
+    let named = (thread, thread.number(timeline.ranks()));
+    let counter = |time, activations| TraceEvent {
+        args: Some(Arguments::Memory { activations }),
+        ..entry("memory", "memory", "C", named, time)
+    };
+    memory_curve(timeline, rank, &[UNIT]).iter().map(|step| counter(step.time, step.held)).collect()
 }
 
 /// The arrows from each send to its receive, where the timeline has both.
-fn arrows(timeline: &Timeline, threads: &[u32]) -> Vec<TraceEvent> {
+fn arrows(timeline: &Timeline, threads: &[Numbered]) -> Vec<TraceEvent> {
     let is_send = |kind| matches!(kind, ActionKind::SendForward | ActionKind::SendBackward);
     let events = || timeline.events().iter().zip(threads);
     let sends = events().filter(|(event, _)| is_send(event.action.kind()));
-    let sends: HashMap<Action, (&Event, &u32)> = sends.map(|send| (send.0.action, send)).collect();
+    let sends: HashMap<Action, (&Event, &Numbered)> = sends.map(|send| (send.0.action, send)).collect();
     let pairs = events().filter_map(|receive| Some((*sends.get(&sender_of(receive.0.action)?)?, receive)));
     let ends = pairs.enumerate().flat_map(|(id, ((send, &from), (receive, &to)))| {
         // Inside the receive's slice, near its end, and never before the arrow's start.
         let arrival = (receive.end - 0.01 * (receive.end - receive.start)).max(send.start);
-        let end = |ph, bp, thread, at| {
-            let arrow = entry("message".to_owned(), "message", ph, thread, at, Arguments::default());
-            TraceEvent { id: Some(id), bp, ..arrow }
+        let end = |ph, bp, thread, at| TraceEvent {
+            id: Some(id),
+            bp,
+            ..entry("message", "message", ph, thread, at)
         };
         [end("s", None, from, send.start), end("f", Some("e"), to, arrival)]
     });
@@ -154,44 +240,121 @@ fn sender_of(action: Action) -> Option<Action> {
     }
 }
 
-fn category(action: Action) -> &'static str {
-    match action.kind() {
-        kind if kind.is_compute() => "compute",
-        kind if kind.is_communication() => "communication",
-        _ => "sharding",
-    }
-}
-
 fn entry(
-    name: String,
+    name: &'static str,
     cat: &'static str,
     ph: &'static str,
-    thread: u32,
+    (thread, tid): Numbered,
     at: f64,
-    args: Arguments,
 ) -> TraceEvent {
-    TraceEvent { name, cat, ph, ts: at * 1e6, dur: None, pid: 0, tid: thread, id: None, bp: None, args }
+    TraceEvent {
+        name,
+        cat,
+        ph,
+        ts: at * 1e6,
+        dur: None,
+        pid: thread.process(),
+        tid,
+        id: None,
+        bp: None,
+        args: None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
     use crate::csv::parse_program;
     use crate::simulate::{logical, timed};
 
+    /// The entries of a trace.
+    fn entries(timeline: &Timeline) -> Vec<Value> {
+        let trace: Value = serde_json::from_str(&timeline.chrome_trace()).expect("JSON");
+        trace["traceEvents"].as_array().expect("a list").clone()
+    }
+
+    fn of_rows(rows: &str) -> Vec<Value> {
+        let program = parse_program(rows).expect("a program");
+        entries(&logical(&program).expect("no deadlock").timeline(1.0))
+    }
+
+    fn of<'a>(entries: &'a [Value], ph: &str) -> Vec<&'a Value> {
+        entries.iter().filter(|entry| entry["ph"] == ph).collect()
+    }
+
     #[test]
-    fn slices_threads_and_arrows() {
-        let program = parse_program("0F0,0SEND_F0\n1RECV_F0,1F0\n").expect("a program");
-        let trace = logical(&program).expect("no deadlock").timeline(1.0).chrome_trace();
-        let trace: serde_json::Value = serde_json::from_str(&trace).expect("JSON");
-        let events = trace["traceEvents"].as_array().expect("a list");
-        let of = |ph: &str| events.iter().filter(|event| event["ph"] == ph).collect::<Vec<_>>();
-        assert_eq!((of("M").len(), of("X").len(), of("s").len(), of("f").len()), (4, 4, 1, 1));
-        assert_eq!(of("M")[2]["args"]["name"], "rank 1");
-        assert_eq!((of("X")[3]["name"].as_str(), of("X")[3]["tid"].as_u64()), (Some("1F0"), Some(1)));
-        assert_eq!(of("X")[3]["dur"], 1e6);
-        assert_eq!((of("s")[0]["tid"].as_u64(), of("f")[0]["tid"].as_u64()), (Some(0), Some(1)));
-        let at = |event: &serde_json::Value| event["ts"].as_f64().expect("a time");
-        assert!(at(of("s")[0]) <= at(of("f")[0]) && at(of("f")[0]) < 2e6);
+    fn slices_processes_and_arrows() {
+        let entries = of_rows("0F0,0SEND_F0\n1RECV_F0,1F0\n");
+        assert_eq!(["M", "X", "s", "f"].map(|ph| of(&entries, ph).len()), [8, 4, 1, 1]);
+        let names: Vec<(&Value, &Value)> =
+            of(&entries, "M").iter().map(|entry| (&entry["name"], &entry["args"])).collect();
+        assert_eq!(names[4], (&json!("process_name"), &json!({"name": "rank 1"})));
+        assert_eq!(names[5], (&json!("process_sort_index"), &json!({"sort_index": 1})));
+        assert_eq!(names[6], (&json!("thread_name"), &json!({"name": "rank 1"})));
+        let expected = json!({
+            "name": "forward", "cat": "forward", "ph": "X", "ts": 2e6, "dur": 1e6, "pid": 2, "tid": 2,
+            "args": {"action": "1F0", "stage": 1, "microbatch": 0},
+        });
+        assert_eq!(*of(&entries, "X")[3], expected);
+        let (start, end) = (of(&entries, "s")[0], of(&entries, "f")[0]);
+        assert_eq!((&start["pid"], &end["pid"]), (&json!(1), &json!(2)));
+        let at = |entry: &Value| entry["ts"].as_f64().expect("a time");
+        assert!(at(start) <= at(end) && at(end) < 2e6);
+    }
+
+    #[test]
+    fn names_and_categories_group_slices() {
+        let entries = of_rows("0F0,0SEND_F0,0RECV_B0,0I0,0W0\n1RECV_F0,1F0,1B0,1SEND_B0\n");
+        let found: BTreeSet<(&str, &str)> = of(&entries, "X")
+            .iter()
+            .map(|slice| (slice["cat"].as_str().expect("a text"), slice["name"].as_str().expect("a text")))
+            .collect();
+        let names = ["backward", "backward input", "backward weight", "forward", "receive", "send"];
+        assert_eq!(found, names.map(|name| (name, name)).into());
+    }
+
+    #[test]
+    fn an_overlap_has_both_places_as_arguments() {
+        let entries = of_rows("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n");
+        let expected = json!({
+            "action": "(0F1;0B0)OVERLAP_F_B", "stage": 0, "microbatch": 1,
+            "backward_stage": 0, "backward_microbatch": 0,
+        });
+        assert_eq!(of(&entries, "X")[1]["args"], expected);
+    }
+
+    #[test]
+    fn memory_is_counted_for_each_rank() {
+        let entries = of_rows("0F0,0F1,0B0,0B1\n");
+        let counted: Vec<(f64, u64)> = of(&entries, "C")
+            .iter()
+            .map(|entry| {
+                (entry["ts"].as_f64().unwrap_or(-1.0), entry["args"]["activations"].as_u64().unwrap_or(9))
+            })
+            .collect();
+        assert_eq!(counted, [(0.0, 1), (1e6, 2), (3e6, 1), (4e6, 0)]);
+    }
+
+    #[test]
+    fn numbers_fit_31_bits() {
+        let thread = Thread { rank: Rank::new(u32::MAX), place: u32::MAX };
+        assert_eq!((thread.process(), thread.number(u32::MAX)), (LARGEST_NUMBER, LARGEST_NUMBER));
+        let rows: String = (0..300).map(|stage| format!("{stage}F0\n")).collect();
+        let program = parse_program(&rows).expect("a program");
+        for entry in entries(&Timeline::new(300, events_at_once(&program))) {
+            for number in [&entry["pid"], &entry["tid"], &entry["args"]["sort_index"]] {
+                assert!(number.is_null() || number.as_u64().is_some_and(|it| it < 1 << 31), "{entry}");
+            }
+        }
+    }
+
+    /// Every action of a program in the first second.
+    fn events_at_once(program: &crate::Program) -> Vec<Event> {
+        let rows = (0..).map(Rank::new).zip(program.rows());
+        let event = |rank, action| Event { rank, action, start: 0.0, end: 1.0 };
+        rows.flat_map(|(rank, row)| row.iter().map(move |&action| event(rank, action))).collect()
     }
 
     #[test]
@@ -199,12 +362,9 @@ mod tests {
         let program =
             parse_program("0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1RECV_F1,1F0,1F1\n").expect("a program");
         let costs = "hop=0.5".parse().expect("costs");
-        let trace = timed(&program, &costs).expect("no deadlock").timeline().chrome_trace();
-        let trace: serde_json::Value = serde_json::from_str(&trace).expect("JSON");
+        let entries = entries(timed(&program, &costs).expect("no deadlock").timeline());
         let mut ends = std::collections::BTreeMap::new();
-        for slice in
-            trace["traceEvents"].as_array().expect("a list").iter().filter(|event| event["ph"] == "X")
-        {
+        for slice in of(&entries, "X") {
             let [start, length] = [&slice["ts"], &slice["dur"]].map(|it| it.as_f64().expect("a time"));
             let end = ends.insert(slice["tid"].to_string(), start + length);
             assert!(end.is_none_or(|end| end <= start), "{slice}");

@@ -203,7 +203,8 @@ fn exercise_program(program: &Program) {
     let _run = logical(program).map(|run| run.timeline(1.0).chrome_trace());
     if let Ok(run) = timed(program, &Costs::default()) {
         assert_eq!(peak_memory(run.timeline(), &[UNIT]).len(), program.ranks() as usize);
-        let _picture = (picture::svg(run.timeline()), picture::html(run.timeline(), "a step", &[]));
+        let settings = picture::PictureSettings { memory_lane: true, ..picture::PictureSettings::default() };
+        let _picture = (picture::svg(run.timeline(), &settings), picture::html(run.timeline(), &settings));
     }
     for rank in (0..program.ranks()).map(Rank::new) {
         let _slots = lifetimes(program, rank, LifetimeOf::Microbatch).slots();

@@ -1,7 +1,8 @@
 //! The pictures of a program, in the formats that several commands share.
 
-use clap::ValueEnum;
-use pipewright_schedule::{Action, Program, Timeline, picture};
+use clap::{Args, ValueEnum};
+use pipewright_schedule::picture::{PictureSettings, html, svg, with_whole_overlaps};
+use pipewright_schedule::{Action, Program, Timeline};
 
 use crate::failure::Failure;
 
@@ -19,12 +20,41 @@ pub(super) enum Picture {
     Trace,
 }
 
+/// The arguments that say what a picture shows.
+#[derive(Debug, Args)]
+pub(super) struct PictureArguments {
+    /// Draw below each rank what it holds in memory, for --format svg and html
+    #[arg(long)]
+    memory_lane: bool,
+}
+
+impl PictureArguments {
+    /// Refuses what would have no effect on the output; `picture` is what the format draws.
+    pub(super) fn check(&self, picture: Option<Picture>) -> Result<(), Failure> {
+        match picture {
+            Some(Picture::Svg | Picture::Html) => Ok(()),
+            _ if self.memory_lane => {
+                Err(Failure::input("--memory-lane is for drawings; add --format svg or --format html"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Picture {
-    /// Draws `timeline`, under a title where the picture has one.
-    pub(super) fn draw(self, timeline: &Timeline, title: &str) -> String {
+    /// Draws the timeline of `program`, under a title if the picture has one.
+    pub(super) fn draw(
+        self,
+        timeline: &Timeline,
+        program: &Program,
+        title: &str,
+        arguments: &PictureArguments,
+    ) -> String {
+        let settings =
+            PictureSettings { title, memory_lane: arguments.memory_lane, ..PictureSettings::default() };
         match self {
-            Self::Svg => picture::svg(timeline),
-            Self::Html => picture::html(timeline, title, &[]),
+            Self::Svg => svg(&with_whole_overlaps(timeline, program), &settings),
+            Self::Html => html(&with_whole_overlaps(timeline, program), &settings),
             Self::Trace => timeline.chrome_trace(),
         }
     }

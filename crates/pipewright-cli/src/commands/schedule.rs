@@ -10,7 +10,7 @@ use pipewright_schedule::{
 };
 use serde_json::json;
 
-use crate::commands::drawing::{Picture, check_cells, check_size, json_rows};
+use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
 use crate::commands::schedule_size::{ScheduleSize, is_made_to_measure};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
@@ -36,6 +36,8 @@ pub(crate) struct ScheduleArguments {
     #[arg(long, value_enum, default_value = "csv")]
     format: Format,
     #[command(flatten)]
+    picture: PictureArguments,
+    #[command(flatten)]
     output: OutputFile,
 }
 
@@ -58,6 +60,7 @@ enum Format {
 /// Runs the command.
 pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), Failure> {
     let Some(name) = &arguments.name else { return arguments.output.write(&list()) };
+    arguments.picture.check(arguments.format.picture())?;
     let mut spec = arguments.size.spec(name, arguments.cost.as_ref())?;
     if arguments.format.picture().is_none() && arguments.cost.is_some() && !is_made_to_measure(name) {
         // The generator refuses what would have no effect.
@@ -91,10 +94,13 @@ fn list() -> String {
 fn print(schedule: &Schedule, arguments: &ScheduleArguments, name: &str) -> Result<String, Failure> {
     let ScheduleArguments { level, format, .. } = *arguments;
     if let Some(picture) = format.picture() {
-        let timeline = timeline(schedule, level, arguments.cost.as_ref())?;
+        // When a rank can go on depends on messages, so the run is that of the program with communication at any level.
+        let program = program(schedule, level.max(Level::Comms))?;
+        let timeline = timeline(&program, level, arguments.cost.as_ref())?;
         let name = name.to_ascii_lowercase();
         let (ranks, microbatches) = (schedule.ranks(), schedule.microbatches());
-        return Ok(picture.draw(&timeline, &format!("{name}: {ranks} ranks, {microbatches} microbatches")));
+        let title = format!("{name}: {ranks} ranks, {microbatches} microbatches");
+        return Ok(picture.draw(&timeline, &program, &title, &arguments.picture));
     }
     if level == Level::Compute {
         if format == Format::Csv {
@@ -132,13 +138,11 @@ fn program(schedule: &Schedule, level: Level) -> Result<Program, Failure> {
     lower(schedule, &LowerConfig::from(level)).map_err(|error| Failure::new(Exit::Bug, error))
 }
 
-/// The predicted run. When a rank can go on depends on messages, so it is that of the program with communication at
-/// any level; the level `compute` shows its computation alone.
-fn timeline(schedule: &Schedule, level: Level, costs: Option<&Costs>) -> Result<Timeline, Failure> {
-    let program = program(schedule, level.max(Level::Comms))?;
-    check_size(&program)?;
-    let run = timed(&program, costs.unwrap_or(&Costs::default()))
-        .map_err(|error| Failure::new(Exit::Bug, error))?;
+/// The predicted run; at the level `compute` its computation alone.
+fn timeline(program: &Program, level: Level, costs: Option<&Costs>) -> Result<Timeline, Failure> {
+    check_size(program)?;
+    let run =
+        timed(program, costs.unwrap_or(&Costs::default())).map_err(|error| Failure::new(Exit::Bug, error))?;
     let timeline = run.timeline();
     if level > Level::Compute {
         return Ok(timeline.clone());

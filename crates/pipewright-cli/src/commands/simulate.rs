@@ -7,7 +7,7 @@ use pipewright_schedule::csv::print_rows;
 use pipewright_schedule::simulate::{LogicalRun, SimulateError, Summary, logical, timed};
 use pipewright_schedule::{Costs, Timeline, picture};
 
-use crate::commands::drawing::{Picture, check_cells, check_size};
+use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size};
 use crate::commands::engine::{Engine, Source};
 use crate::commands::schedule_size::ScheduleSize;
 use crate::commands::simulation_text::{events, json, text};
@@ -36,6 +36,8 @@ pub(crate) struct SimulateArguments {
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
     #[command(flatten)]
+    picture: PictureArguments,
+    #[command(flatten)]
     output: OutputFile,
 }
 
@@ -57,11 +59,24 @@ enum Format {
     Html,
 }
 
+impl Format {
+    /// The picture of a run, where the format is one.
+    fn picture(self) -> Option<Picture> {
+        match self {
+            Self::Text | Self::Json | Self::Csv | Self::Grid => None,
+            Self::Trace => Some(Picture::Trace),
+            Self::Svg => Some(Picture::Svg),
+            Self::Html => Some(Picture::Html),
+        }
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
     if arguments.format == Format::Grid && !arguments.logical {
         return Err(Failure::input("--format grid has a column a tick; add --logical, or use --format svg"));
     }
+    arguments.picture.check(arguments.format.picture())?;
     let costs = arguments.cost.clone().unwrap_or_default();
     let mut engine = Engine::of(source(arguments)?)?;
     if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
@@ -133,13 +148,10 @@ fn print(
     engine: &Engine,
     arguments: &SimulateArguments,
 ) -> String {
-    let picture = match arguments.format {
-        Format::Text => return text(&summary(), engine, arguments.logical),
-        Format::Json => return json(&summary(), engine),
-        Format::Csv | Format::Grid => return events(timeline),
-        Format::Trace => Picture::Trace,
-        Format::Svg => Picture::Svg,
-        Format::Html => Picture::Html,
-    };
-    picture.draw(timeline, &engine.title())
+    match (arguments.format, arguments.format.picture()) {
+        (_, Some(picture)) => picture.draw(timeline, &engine.program, &engine.title(), &arguments.picture),
+        (Format::Text, None) => text(&summary(), engine, arguments.logical),
+        (Format::Json, None) => json(&summary(), engine),
+        (_, None) => events(timeline),
+    }
 }

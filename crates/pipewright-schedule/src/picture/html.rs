@@ -1,98 +1,134 @@
 //! The page: a timeline to explore in a browser, in one file that loads nothing.
 //!
-//! It draws what [`super::svg()`] draws, to scale, and below each rank what the rank holds in memory. The
-//! wheel zooms, dragging moves, hovering names the action and lights up its microbatch. The page's markup and
-//! script are in `page.html` and `page.js` beside this file; here they are joined with the data.
+//! It draws what [`super::svg()`] draws, to scale, and on request what each rank holds in memory. The wheel
+//! scrolls and zooms, dragging moves, hovering names the action and lights up its microbatch. For screen
+//! readers there is a table. The page's markup, style and scripts are in the folder `page`; here they are joined
+//! with the colours, the legend, the table and the data.
 
 use std::fmt::Write;
 
-use crate::action::ActionKind;
-use crate::costs::StageSizes;
-use crate::ids::{Microbatch, Rank};
-use crate::picture::palette::{BUBBLE, STYLES};
-use crate::simulate::{MemoryStep, UNIT, memory_curve};
-use crate::timeline::{Event, Timeline};
+use crate::ids::Rank;
+use crate::picture::chunks::Chunks;
+use crate::picture::page_data::page_data;
+use crate::picture::palette::{DARK, LIGHT, Sort, Theme, duration, sort};
+use crate::picture::{PictureSettings, escaped};
+use crate::simulate::peak_memory;
+use crate::timeline::Timeline;
 
-/// Makes the page of `timeline`, under the heading `title`.
-///
-/// Memory is in bytes where `sizes` are given, one entry for each stage or one for all, else in activations
-/// of one stage and microbatch.
-pub fn html(timeline: &Timeline, title: &str, sizes: &[StageSizes]) -> String {
-    let data = data(timeline, sizes);
-    include_str!("page.html")
-        .replace("{{title}}", &escaped(title))
-        .replace("{{script}}", &include_str!("page.js").replace("\"{{data}}\"", &data))
+/// The scripts, in the order in which they use each other.
+const SCRIPTS: [&str; 6] = [
+    include_str!("page/data.js"),
+    include_str!("page/view.js"),
+    include_str!("page/lanes.js"),
+    include_str!("page/labels.js"),
+    include_str!("page/draw.js"),
+    include_str!("page/input.js"),
+];
+
+/// The most actions of a rank that the table lists.
+const MOST_LISTED: usize = 100;
+
+/// Makes the page of `timeline`.
+pub fn html(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
+    let chunks = Chunks::of(timeline);
+    let style = include_str!("page/page.css")
+        .replace("{{light}}", &variables(&LIGHT, chunks.most()))
+        .replace("{{dark}}", &variables(&DARK, chunks.most()));
+    let script = SCRIPTS.concat().replace("\"{{data}}\"", &page_data(timeline, &chunks, settings));
+    // The title comes last but one, so that nothing in it is replaced; the script holds no title.
+    include_str!("page/page.html")
+        .replace("{{style}}", &style)
+        .replace("{{legend}}", &legend(timeline, &chunks))
+        .replace("{{table}}", &table(timeline, &chunks, settings))
+        .replace("{{title}}", &escaped(settings.title).replace('{', "&#123;"))
+        .replace("{{script}}", &script)
 }
 
-/// The timeline as a JavaScript value. It holds numbers, and texts that are made here, so nothing in it can
-/// end the script.
-fn data(timeline: &Timeline, sizes: &[StageSizes]) -> String {
-    let kinds: Vec<[&str; 4]> = ActionKind::ALL.iter().map(|&kind| looks(kind)).collect();
-    let unit = if sizes.is_empty() { "activations" } else { "bytes" };
-    let sizes = if sizes.is_empty() { &[UNIT] } else { sizes };
-    let mut data = format!(
-        "{{\"kinds\":{},\"bubble\":{},\"bubbleFraction\":{:.6},\"unit\":\"{unit}\",\"start\":{},\"makespan\":{},\"ranks\":[",
-        json(&kinds),
-        json(&BUBBLE),
-        timeline.bubble_fraction(),
-        timeline.start(),
-        timeline.makespan()
-    );
-    for rank in (0..timeline.ranks()).map(Rank::new) {
-        let separator = if rank.get() == 0 { "" } else { "," };
-        write!(data, "{separator}{{\"events\":[").expect("writing to a string does not fail");
-        push_list(&mut data, timeline.events_of(rank), push_event);
-        data.push_str("],\"memory\":[");
-        push_list(&mut data, &memory_curve(timeline, rank, sizes), push_memory);
-        data.push_str("]}");
+/// The colours as variables of the style sheet.
+fn variables(theme: &Theme, chunks: usize) -> String {
+    let named = [
+        ("page", theme.page),
+        ("ink", theme.ink),
+        ("faint", theme.faint),
+        ("rule", theme.rule),
+        ("bubble", theme.bubble),
+        ("hatch", theme.hatch),
+        ("memory", theme.memory),
+        ("memory-edge", theme.memory_edge),
+    ];
+    let named = named.map(|(name, colour)| format!("--{name}:{colour};")).concat();
+    let fills = Sort::ALL.iter().flat_map(|&sort| {
+        let shades = theme.shades(sort, chunks).into_iter().enumerate();
+        shades.map(move |(chunk, fill)| format!("--fill-{}-{chunk}:{fill};", sort as u8))
+    });
+    named + &fills.collect::<String>()
+}
+
+/// The sorts that occur with their shades, what the shades mean, and how much is bubble.
+fn legend(timeline: &Timeline, chunks: &Chunks) -> String {
+    let drawn = timeline.events().iter().filter(|event| event.end > event.start);
+    let mut occurring: Vec<Sort> = Vec::new();
+    for sort in drawn.flat_map(|event| event.action.parts()).map(sort) {
+        if !occurring.contains(&sort) {
+            occurring.push(sort);
+        }
     }
-    data.push_str("]}");
-    data
-}
-
-/// Name, meaning, fill and ink of a kind.
-fn looks(kind: ActionKind) -> [&'static str; 4] {
-    let group = match kind {
-        ActionKind::Forward => 0,
-        ActionKind::Backward | ActionKind::Overlap => 1,
-        ActionKind::InputBackward => 2,
-        ActionKind::WeightBackward => 3,
-        kind if kind.is_communication() => 4,
-        _ => 5,
-    };
-    [kind.name(), STYLES[group].meaning, STYLES[group].fill, STYLES[group].ink]
-}
-
-fn json<T: serde::Serialize>(value: &T) -> String {
-    serde_json::to_string(value).expect("texts are JSON")
-}
-
-fn push_list<T>(data: &mut String, items: &[T], push: fn(&mut String, &T) -> std::fmt::Result) {
-    for (place, item) in items.iter().enumerate() {
-        data.push_str(if place == 0 { "" } else { "," });
-        push(data, item).expect("writing to a string does not fail");
+    occurring.sort_unstable();
+    let mut legend = String::new();
+    for sort in occurring {
+        let shades = LIGHT.shades(sort, chunks.most()).len();
+        let fills = (0..shades).map(|chunk| {
+            let (from, to) = (chunk * 100 / shades, (chunk + 1) * 100 / shades);
+            format!("var(--fill-{}-{chunk}) {from}% {to}%", sort as u8)
+        });
+        let fills = fills.collect::<Vec<_>>().join(",");
+        write!(
+            legend,
+            "<li><i style=\"width:{}px;background:linear-gradient(90deg,{fills})\"></i>{}</li>",
+            13.max(8 * shades.min(8)),
+            sort.meaning()
+        )
+        .expect("writing to a string does not fail");
     }
-}
-
-/// `[kind, start, end, stage, microbatch]`, with a second stage and microbatch for an overlap, and -1 where
-/// there is no microbatch.
-fn push_event(data: &mut String, event: &Event) -> std::fmt::Result {
-    let Event { action, start, end, .. } = *event;
-    write!(data, "[{},{start},{end}", action.kind() as u8)?;
-    for part in action.parts() {
-        let microbatch = part.microbatch().map_or(-1, |microbatch: Microbatch| i64::from(microbatch.get()));
-        write!(data, ",{},{microbatch}", part.stage())?;
+    let bubble = timeline.bubble_fraction() * 100.0;
+    write!(legend, "<li><i class=\"bubble\"></i>bubble, {bubble:.1} %</li>")
+        .expect("writing to a string does not fail");
+    if chunks.most() > 1 {
+        write!(legend, "<li>shades: chunks 0 to {} of a rank</li>", chunks.most() - 1)
+            .expect("writing to a string does not fail");
     }
-    data.push(']');
-    Ok(())
+    legend
 }
 
-fn push_memory(data: &mut String, step: &MemoryStep) -> std::fmt::Result {
-    write!(data, "[{},{}]", step.time, step.held)
+/// The rows of the table that stands for the picture where it cannot be seen: one for each rank.
+fn table(timeline: &Timeline, chunks: &Chunks, settings: &PictureSettings<'_>) -> String {
+    let peaks = peak_memory(timeline, settings.counted_sizes());
+    let bubbles = timeline.bubble_per_rank();
+    let makespan = timeline.makespan();
+    let mut rows = String::new();
+    for ((rank, peak), bubble) in (0..timeline.ranks()).map(Rank::new).zip(peaks).zip(bubbles) {
+        let stages: Vec<String> = chunks.stages_of(rank).iter().map(ToString::to_string).collect();
+        write!(
+            rows,
+            "<tr><th scope=\"row\">{rank}</th><td>{}</td><td>{}</td><td>{:.1} %</td><td>{peak}</td><td>{}</td></tr>",
+            stages.join(", "),
+            duration(timeline.busy(rank), makespan),
+            bubble * 100.0,
+            order(timeline, rank)
+        )
+        .expect("writing to a string does not fail");
+    }
+    rows
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+/// The computation of a rank, in order.
+fn order(timeline: &Timeline, rank: Rank) -> String {
+    let compute = || timeline.events_of(rank).iter().filter(|event| event.action.is_compute());
+    let listed: Vec<String> = compute().take(MOST_LISTED).map(|event| event.action.to_string()).collect();
+    match compute().count() - listed.len() {
+        0 => listed.join(" "),
+        more => format!("{} and {more} more", listed.join(" ")),
+    }
 }
 
 #[cfg(test)]
@@ -103,30 +139,15 @@ mod tests {
 
     fn page(rows: &str, title: &str) -> String {
         let program = parse_program(rows).expect("a program");
-        html(&logical(&program).expect("no deadlock").timeline(1.0), title, &[])
-    }
-
-    fn data_of(page: &str) -> serde_json::Value {
-        let line = page.lines().find_map(|line| line.trim().strip_prefix("const data = ")).expect("the data");
-        serde_json::from_str(line.trim_end_matches(';')).expect("JSON")
-    }
-
-    #[test]
-    fn the_page_holds_events_and_memory() {
-        let data = data_of(&page("0F0,(0F1;0B0)OVERLAP_F_B,0B1,0UNSHARD\n", "a step"));
-        let rank = &data["ranks"][0];
-        assert_eq!(
-            rank["events"],
-            serde_json::json!([[0, 0, 1, 0, 0], [14, 1, 2, 0, 1, 0, 0], [3, 2, 3, 0, 1], [4, 3, 4, 0, -1]])
-        );
-        assert_eq!(rank["memory"], serde_json::json!([[0, 1], [1, 2], [2, 1], [3, 0]]));
-        assert_eq!(data["kinds"][14][0], "OVERLAP_F_B");
+        let timeline = logical(&program).expect("no deadlock").timeline(1.0);
+        html(&timeline, &PictureSettings { title, ..PictureSettings::default() })
     }
 
     #[test]
     fn the_page_loads_nothing_and_escapes_its_title() {
-        let page = page("0F0\n", "<script>&");
+        let page = page("0F0\n", "<script>&{{script}}");
         assert!(page.contains("&lt;script&gt;&amp;"));
+        assert_eq!(page.matches("const data = ").count(), 1);
         for reference in ["http://", "https://", "src=", "@import", "url("] {
             assert!(!page.contains(reference), "{reference}");
         }
@@ -134,7 +155,16 @@ mod tests {
     }
 
     #[test]
+    fn the_table_says_what_the_picture_shows() {
+        let page = page("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n", "a step");
+        let row = "<tr><th scope=\"row\">0</th><td>0</td><td>3 s</td><td>0.0 %</td><td>2</td>\
+                   <td>0F0 (0F1;0B0)OVERLAP_F_B 0B1</td></tr>";
+        assert!(page.contains(row), "{page}");
+    }
+
+    #[test]
     fn nothing_is_no_error() {
-        assert!(html(&Timeline::new(0, Vec::new()), "", &[]).contains("const data"));
+        let page = html(&Timeline::new(0, Vec::new()), &PictureSettings::default());
+        assert!(page.contains("const data"));
     }
 }

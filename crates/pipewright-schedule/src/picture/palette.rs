@@ -1,46 +1,168 @@
-//! The colours of actions, shared by the drawing and the page, so that one legend serves both.
+//! All colours of the drawing and the page, for a light and a dark background.
 //!
-//! Lightness tells the fills apart as well as hue does, for readers who do not see hues and for print without
-//! colour: from light to dark the gradients of weights, forwards, gradients of inputs, full backwards, and
-//! messages. Bubbles are hatched.
+//! Each sort of computation has a hue, and each chunk of a rank a shade of it. Any two sorts differ in every
+//! shade for readers who do not see all hues; the tests simulate how they see. Bubbles are hatched.
 
 use crate::action::{Action, ActionKind};
 
-/// How one sort of action looks.
+/// A sort of action that has a colour of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Style {
-    /// The place in the legend.
-    order: u8,
-    /// What the fill means.
-    pub(super) meaning: &'static str,
-    pub(super) fill: &'static str,
-    /// The colour of text on the fill.
-    pub(super) ink: &'static str,
+pub(super) enum Sort {
+    Forward,
+    Backward,
+    InputBackward,
+    WeightBackward,
+    Message,
+    Collective,
 }
 
-const FORWARD: Style = Style { order: 0, meaning: "F forward", fill: "#7db3e8", ink: "#10304d" };
-const FULL: Style = Style { order: 1, meaning: "B backward", fill: "#17583a", ink: "#ffffff" };
-const INPUTS: Style = Style { order: 2, meaning: "I backward, inputs", fill: "#3c9a6b", ink: "#ffffff" };
-const WEIGHTS: Style = Style { order: 3, meaning: "W backward, weights", fill: "#f7dc86", ink: "#4a3a05" };
-const MESSAGE: Style = Style { order: 4, meaning: "message", fill: "#2b2d42", ink: "#ffffff" };
-const COLLECTIVE: Style = Style { order: 5, meaning: "gather, reduce", fill: "#c8553d", ink: "#ffffff" };
+impl Sort {
+    /// Every sort, in the order of the legend.
+    pub(super) const ALL: [Self; 6] = [
+        Self::Forward,
+        Self::Backward,
+        Self::InputBackward,
+        Self::WeightBackward,
+        Self::Message,
+        Self::Collective,
+    ];
 
-/// All styles, in the order of the legend.
-pub(super) const STYLES: [Style; 6] = [FORWARD, FULL, INPUTS, WEIGHTS, MESSAGE, COLLECTIVE];
-
-/// The background of a lane, and the lines that hatch it where a rank idles.
-pub(super) const BUBBLE: [&str; 2] = ["#f4f5f7", "#cfd4da"];
-
-/// How `part`, which is no overlap, looks.
-pub(super) fn style(part: Action) -> Style {
-    match part.kind() {
-        ActionKind::Forward => FORWARD,
-        ActionKind::Backward | ActionKind::Overlap => FULL,
-        ActionKind::InputBackward => INPUTS,
-        ActionKind::WeightBackward => WEIGHTS,
-        kind if kind.is_communication() => MESSAGE,
-        _ => COLLECTIVE,
+    /// The sort of actions of one kind. The halves of an overlap have sorts of their own; see [`Action::parts`].
+    pub(super) fn of(kind: ActionKind) -> Self {
+        match kind {
+            ActionKind::Forward => Self::Forward,
+            ActionKind::Backward | ActionKind::Overlap => Self::Backward,
+            ActionKind::InputBackward => Self::InputBackward,
+            ActionKind::WeightBackward => Self::WeightBackward,
+            kind if kind.is_communication() => Self::Message,
+            _ => Self::Collective,
+        }
     }
+
+    /// The text of the legend.
+    pub(super) fn meaning(self) -> &'static str {
+        match self {
+            Self::Forward => "F forward",
+            Self::Backward => "B backward",
+            Self::InputBackward => "I backward, inputs",
+            Self::WeightBackward => "W backward, weights",
+            Self::Message => "message",
+            Self::Collective => "gather, reduce",
+        }
+    }
+
+    /// Whether the chunks of a rank have shades of their own.
+    pub(super) fn has_shades(self) -> bool {
+        self < Self::Message
+    }
+}
+
+/// The colours for one background, in the form `#7db3e8`.
+pub(super) struct Theme {
+    /// The background.
+    pub(super) page: &'static str,
+    /// Text on the background, and text that matters less.
+    pub(super) ink: &'static str,
+    pub(super) faint: &'static str,
+    /// Lines of the axis and borders.
+    pub(super) rule: &'static str,
+    /// A lane where its rank is idle, and the lines that hatch it.
+    pub(super) bubble: &'static str,
+    pub(super) hatch: &'static str,
+    /// The area and the edge of the memory lane.
+    pub(super) memory: &'static str,
+    pub(super) memory_edge: &'static str,
+    /// For each [`Sort`], the shade of a rank's first chunk and that of its last.
+    fills: [[&'static str; 2]; 6],
+}
+
+pub(super) const LIGHT: Theme = Theme {
+    page: "#ffffff",
+    ink: "#212529",
+    faint: "#5c636a",
+    rule: "#adb5bd",
+    bubble: "#f4f5f7",
+    hatch: "#cfd4da",
+    memory: "#dcd3ea",
+    memory_edge: "#6a4c93",
+    fills: [
+        ["#90bdf2", "#3f7bc6"],
+        ["#0d452b", "#2a7350"],
+        ["#4aa353", "#98d08f"],
+        ["#fae3a0", "#e0ad35"],
+        ["#2b2d42", "#2b2d42"],
+        ["#c8553d", "#c8553d"],
+    ],
+};
+
+pub(super) const DARK: Theme = Theme {
+    page: "#16191d",
+    ink: "#e9ecef",
+    faint: "#a5adb5",
+    rule: "#495057",
+    bubble: "#23272d",
+    hatch: "#3b424a",
+    memory: "#3d3353",
+    memory_edge: "#b79ae0",
+    fills: [
+        ["#86b4ee", "#3c74bb"],
+        ["#1a6644", "#2b8459"],
+        ["#58b15c", "#a5dc9b"],
+        ["#f7dc86", "#d2a131"],
+        ["#d7d9ec", "#d7d9ec"],
+        ["#e2745b", "#e2745b"],
+    ],
+};
+
+impl Theme {
+    /// The fill of chunk `chunk` of a rank that has at most `chunks`.
+    pub(super) fn fill(&self, sort: Sort, chunk: usize, chunks: usize) -> String {
+        let [first, last] = self.fills[sort as usize];
+        let share = chunk as f64 / (chunks.max(2) - 1) as f64;
+        mixed(first, last, share.min(1.0))
+    }
+
+    /// The fills of a sort, from the first chunk to the last; one for a sort without shades.
+    pub(super) fn shades(&self, sort: Sort, chunks: usize) -> Vec<String> {
+        let chunks = if sort.has_shades() { chunks.max(1) } else { 1 };
+        (0..chunks).map(|chunk| self.fill(sort, chunk, chunks)).collect()
+    }
+}
+
+/// The sort of `part`, which is not an overlap.
+pub(super) fn sort(part: Action) -> Sort {
+    Sort::of(part.kind())
+}
+
+/// The colour of text on a fill: black or white, the one that has more contrast.
+pub(super) fn ink_on(fill: &str) -> &'static str {
+    let luminance = luminance(linear(fill));
+    if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) { "#000000" } else { "#ffffff" }
+}
+
+/// The red, green and blue of a colour, from 0 to 255.
+fn channels(colour: &str) -> [f64; 3] {
+    [1, 3, 5].map(|at| f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap_or(0)))
+}
+
+/// The colour at `share` of the way from one to another.
+fn mixed(from: &str, to: &str, share: f64) -> String {
+    let (from, to) = (channels(from), channels(to));
+    let [red, green, blue] = [0, 1, 2].map(|at| (from[at] + (to[at] - from[at]) * share).round() as u8);
+    format!("#{red:02x}{green:02x}{blue:02x}")
+}
+
+/// The intensities of red, green and blue light (IEC 61966-2-1), from 0 to 1.
+fn linear(colour: &str) -> [f64; 3] {
+    let intensity = |value: f64| {
+        let value = value / 255.0;
+        if value <= 0.04045 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+    };
+    channels(colour).map(intensity)
+}
+
+fn luminance([red, green, blue]: [f64; 3]) -> f64 {
+    0.2126 * red + 0.7152 * green + 0.0722 * blue
 }
 
 /// A time in the unit that suits the longest on the page.
@@ -61,25 +183,81 @@ fn rounded(value: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// The lightness of a colour such as `#7db3e8`, from 0 to 255.
-    fn lightness(colour: &str) -> f64 {
-        let channel = |at| f64::from(u8::from_str_radix(&colour[at..at + 2], 16).expect("two digits"));
-        0.2126 * channel(1) + 0.7152 * channel(3) + 0.0722 * channel(5)
+    /// What eyes make of the three lights: all of them, without red, without green, without blue (Machado, Oliveira
+    /// and Fernandes, 2009, at full severity).
+    const EYES: [[[f64; 3]; 3]; 4] = [
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+    ];
+
+    /// The colour as `eye` sees it, in CIELAB.
+    fn seen(colour: &str, eye: [[f64; 3]; 3]) -> [f64; 3] {
+        let light = linear(colour);
+        let [red, green, blue] =
+            eye.map(|row| (0..3).map(|at| row[at] * light[at]).sum::<f64>().clamp(0.0, 1.0));
+        let cube = |value: f64| if value > 0.008856 { value.cbrt() } else { 7.787 * value + 16.0 / 116.0 };
+        let x = cube((0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505);
+        let y = cube(luminance([red, green, blue]));
+        let z = cube((0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.089);
+        [116.0 * y - 16.0, 500.0 * (x - y), 200.0 * (y - z)]
+    }
+
+    fn distance(one: &str, other: &str, eye: [[f64; 3]; 3]) -> f64 {
+        let (one, other) = (seen(one, eye), seen(other, eye));
+        (0..3).map(|at| (one[at] - other[at]).powi(2)).sum::<f64>().sqrt()
+    }
+
+    fn check(far_enough: impl Fn(&Theme, usize, [[f64; 3]; 3])) {
+        for theme in [LIGHT, DARK] {
+            for chunks in 1..=4 {
+                for eye in EYES {
+                    far_enough(&theme, chunks, eye);
+                }
+            }
+        }
     }
 
     #[test]
-    fn computation_is_told_apart_without_hue() {
-        let mut values: Vec<f64> =
-            [FORWARD, FULL, INPUTS, WEIGHTS].map(|style| lightness(style.fill)).to_vec();
-        values.push(lightness(BUBBLE[0]));
-        values.sort_by(f64::total_cmp);
-        assert!(values.windows(2).all(|pair| pair[1] - pair[0] > 18.0), "{values:?}");
+    fn sorts_of_computation_differ_for_all_eyes() {
+        check(|theme, chunks, eye| {
+            let all: Vec<(Sort, String)> = Sort::ALL[..4]
+                .iter()
+                .flat_map(|&sort| theme.shades(sort, chunks).into_iter().map(move |fill| (sort, fill)))
+                .collect();
+            for (sort, fill) in &all {
+                assert!(distance(fill, theme.bubble, eye) > 15.0, "{sort:?} {fill} and the bubble");
+                for (other_sort, other) in all.iter().filter(|other| other.0 != *sort) {
+                    let distance = distance(fill, other, eye);
+                    assert!(distance > 10.0, "{sort:?} {fill} and {other_sort:?} {other}: {distance}");
+                }
+            }
+        });
     }
 
     #[test]
-    fn text_is_legible_on_its_fill() {
-        for style in STYLES {
-            assert!((lightness(style.fill) - lightness(style.ink)).abs() > 100.0, "{style:?}");
+    fn shades_of_chunks_differ_for_all_eyes() {
+        check(|theme, chunks, eye| {
+            for sort in &Sort::ALL[..4] {
+                for pair in theme.shades(*sort, chunks).windows(2) {
+                    assert!(distance(&pair[0], &pair[1], eye) > 3.0, "{sort:?} {pair:?}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn text_is_legible() {
+        let contrast = |one: &str, other: &str| {
+            let (one, other) = (luminance(linear(one)), luminance(linear(other)));
+            (one.max(other) + 0.05) / (one.min(other) + 0.05)
+        };
+        for theme in [LIGHT, DARK] {
+            assert!(contrast(theme.ink, theme.page) > 7.0 && contrast(theme.faint, theme.page) > 4.5);
+            for fill in Sort::ALL.iter().flat_map(|&sort| theme.shades(sort, 4)) {
+                assert!(contrast(&fill, ink_on(&fill)) > 4.5, "{fill}");
+            }
         }
     }
 

@@ -1,0 +1,92 @@
+//! Joins the halves of overlaps, which the timed simulation and the executor report one after the other.
+
+use std::collections::HashMap;
+
+use crate::action::Action;
+use crate::ids::Rank;
+use crate::schedule::Program;
+use crate::timeline::{Event, Timeline};
+
+/// The timeline of `program` with one event for each overlap, so that a picture shows it as one cell.
+///
+/// Halves with idle time between them stay as they are: one cell would hide the wait.
+pub fn with_whole_overlaps(timeline: &Timeline, program: &Program) -> Timeline {
+    let mut events = Vec::with_capacity(timeline.events().len());
+    for rank in (0..timeline.ranks()).map(Rank::new) {
+        let overlaps = overlaps_of(program.row(rank));
+        let (compute, other): (Vec<Event>, Vec<Event>) =
+            timeline.events_of(rank).iter().partition(|event| event.action.is_compute());
+        events.extend(other);
+        let mut compute = compute.into_iter().peekable();
+        while let Some(first) = compute.next() {
+            let overlap = overlaps.get(&first.action);
+            let second = compute
+                .next_if(|second| overlap.is_some_and(|(_, backward)| follows(second, &first, *backward)));
+            events.push(match (overlap, second) {
+                (Some(&(action, _)), Some(second)) => Event { action, end: second.end, ..first },
+                _ => first,
+            });
+        }
+    }
+    Timeline::new(timeline.ranks(), events)
+}
+
+/// The overlaps of a row by their forwards, each with its backward.
+fn overlaps_of(row: &[Action]) -> HashMap<Action, (Action, Action)> {
+    let halves = |&action: &Action| {
+        let mut parts = action.parts();
+        Some((parts.next()?, (action, parts.next()?)))
+    };
+    row.iter().filter_map(halves).collect()
+}
+
+/// Whether `second` runs `backward`, and begins as soon as `first` ends.
+fn follows(second: &Event, first: &Event, backward: Action) -> bool {
+    let tolerance = (second.end - first.start) * 1e-6;
+    second.action == backward && second.start - first.end <= tolerance
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::parse_program;
+    use crate::simulate::timed;
+
+    fn check(times: [[f64; 2]; 4], expected: &[(&str, f64, f64)]) {
+        let program = parse_program("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n").expect("a program");
+        let event = |(action, [start, end]): (&str, [f64; 2])| Event {
+            rank: Rank::new(0),
+            action: action.parse().expect("an action"),
+            start,
+            end,
+        };
+        let events = ["0F0", "0F1", "0B0", "0B1"].into_iter().zip(times).map(event).collect();
+        let whole = with_whole_overlaps(&Timeline::new(1, events), &program);
+        let found: Vec<(String, f64, f64)> =
+            whole.events().iter().map(|event| (event.action.to_string(), event.start, event.end)).collect();
+        let expected: Vec<(String, f64, f64)> =
+            expected.iter().map(|&(action, start, end)| (action.to_owned(), start, end)).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn halves_that_touch_are_joined() {
+        let times = [[0.0, 1.0], [1.0, 2.0], [2.0, 4.0], [4.0, 6.0]];
+        check(times, &[("0F0", 0.0, 1.0), ("(0F1;0B0)OVERLAP_F_B", 1.0, 4.0), ("0B1", 4.0, 6.0)]);
+    }
+
+    #[test]
+    fn a_wait_between_halves_stays_in_sight() {
+        let times = [[0.0, 1.0], [1.0, 2.0], [3.0, 5.0], [5.0, 7.0]];
+        check(times, &[("0F0", 0.0, 1.0), ("0F1", 1.0, 2.0), ("0B0", 3.0, 5.0), ("0B1", 5.0, 7.0)]);
+    }
+
+    #[test]
+    fn idle_time_is_the_same() {
+        let program = parse_program("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n").expect("a program");
+        let run = timed(&program, &"F=1,I=1,W=1".parse().expect("costs")).expect("no deadlock");
+        let whole = with_whole_overlaps(run.timeline(), &program);
+        assert_eq!(whole.events().len() + 1, run.timeline().events().len());
+        assert_eq!(whole.bubble_per_rank(), run.timeline().bubble_per_rank());
+    }
+}

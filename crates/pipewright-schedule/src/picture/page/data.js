@@ -1,0 +1,95 @@
+"use strict";
+
+// The data of the timeline, and how they are read into lists that are quick to search.
+// Times are numbers of quanta since the start of the timeline.
+const data = "{{data}}";
+const whole = data.makespan || 1;
+const overlap = data.kinds.findIndex(([name]) => name === "OVERLAP_F_B");
+const [forwardSort, backwardSort, messageSort] = [0, 1, 4];
+const sortOf = (kind) => data.kinds[kind][2];
+const isCompute = (kind) => sortOf(kind) < messageSort;
+
+// One list for each property of the events that `isWanted` chooses. An overlap has its forward in `chunk` and
+// `microbatch` and its backward in `otherChunk` and `otherMicrobatch`.
+function readEvents(rank, isWanted) {
+  const events = { kind: [], start: [], end: [], chunk: [], microbatch: [], otherChunk: [], otherMicrobatch: [] };
+  let start = 0, overlaps = 0;
+  for (let at = 0; at < rank.kinds.length; at++) {
+    start += rank.starts[at];
+    const kind = rank.kinds.charCodeAt(at) - 65;
+    const [otherChunk, otherMicrobatch] = kind === overlap ? rank.backwards[overlaps++] : [0, -1];
+    if (!isWanted(kind)) continue;
+    events.kind.push(kind);
+    events.start.push(start);
+    events.end.push(start + rank.lengths[at]);
+    events.chunk.push(rank.chunks.length ? rank.chunks[at] : 0);
+    events.microbatch.push(rank.microbatches[at]);
+    events.otherChunk.push(otherChunk);
+    events.otherMicrobatch.push(otherMicrobatch);
+  }
+  return events;
+}
+
+function readMemory(steps) {
+  const memory = { start: [], held: [] };
+  let time = 0;
+  for (const [since, held] of steps) {
+    time += since;
+    memory.start.push(time);
+    memory.held.push(held);
+  }
+  return memory;
+}
+
+function readRank(rank) {
+  const cells = readEvents(rank, isCompute), bars = readEvents(rank, (kind) => !isCompute(kind));
+  const memory = readMemory(rank.memory);
+  const longestOf = ({ start, end }) => start.reduce((most, start, at) => Math.max(most, end[at] - start), 0);
+  const peak = memory.held.reduce((most, held) => Math.max(most, held), 0);
+  const [longestCell, longestBar] = [cells, bars].map(longestOf);
+  return { stages: rank.stages, cells, bars, memory, longestCell, longestBar, peak, overlaps: rank.backwards.length > 0 };
+}
+
+const ranks = data.ranks.map(readRank);
+const peak = ranks.reduce((most, rank) => Math.max(most, rank.peak), 1);
+
+// The place of the first of some ascending starts that is at or after a time.
+function firstFrom(starts, time) {
+  let low = 0, high = starts.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (starts[middle] < time) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+// The actions that an event runs: one, or both of an overlap, the upper one first.
+function partsOf(rank, events, at) {
+  const part = (sort, letter, chunk, microbatch) => ({ sort, letter, chunk, stage: rank.stages[chunk], microbatch });
+  const kind = events.kind[at];
+  if (kind !== overlap) return [part(sortOf(kind), data.kinds[kind][0], events.chunk[at], events.microbatch[at])];
+  return [
+    part(forwardSort, "F", events.chunk[at], events.microbatch[at]),
+    part(backwardSort, "B", events.otherChunk[at], events.otherMicrobatch[at]),
+  ];
+}
+
+const nameOfPart = (part) => part.stage + part.letter + (part.microbatch < 0 ? "" : part.microbatch);
+
+function nameOf(parts) {
+  return parts.length === 1 ? nameOfPart(parts[0]) : `(${parts.map(nameOfPart).join(";")})OVERLAP_F_B`;
+}
+
+// A duration in the unit that suits the whole timeline.
+function duration(quanta) {
+  const longest = whole * data.quantum;
+  const [factor, unit] = longest >= 1 ? [1, "s"] : longest >= 1e-3 ? [1e3, "ms"] : [1e6, "us"];
+  return +(quanta * data.quantum * factor).toPrecision(6) + " " + unit;
+}
+
+function amount(held) {
+  if (data.unit !== "bytes") return held + " activation" + (held === 1 ? "" : "s");
+  const found = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]].find(([size]) => held >= size);
+  return found ? (held / found[0]).toFixed(2) + " " + found[1] : held + " B";
+}
+

@@ -1,0 +1,148 @@
+// Draws the page: lanes, labels, axis and rank names in the plot, and the whole timeline in the overview.
+
+const overview = document.getElementById("overview");
+const paint = plot.getContext("2d", { alpha: false }), paintOverview = overview.getContext("2d", { alpha: false });
+const ratioOf = () => window.devicePixelRatio || 1;
+let surface = null, overviewImage = null, isDrawRequested = false;
+
+// Where a rank is in the plot, in CSS pixels below the axis.
+function rowOf(index) {
+  const height = rowHeight(), top = (index - view.top) * height, memory = height * memoryShare();
+  const gap = height >= 10 ? Math.min(height * 0.15, 5) : height >= 3 ? 1 : 0;
+  const lane = height - memory - (view.showsMemory ? gap / 2 : gap);
+  return { top, bottom: top + lane, memoryTop: top + lane + 2, memoryBottom: top + height - gap };
+}
+
+function indicesInSight() {
+  const first = Math.floor(view.top), last = Math.min(Math.ceil(rankAt(plotHeight())), ranks.length);
+  return Array.from({ length: Math.max(last - first, 0) }, (_, at) => first + at);
+}
+
+// Sizes a canvas for the device. Returns the ratio of device pixels to CSS pixels.
+function resize(canvas, context) {
+  const ratio = ratioOf(), width = Math.round(canvas.clientWidth * ratio), height = Math.round(canvas.clientHeight * ratio);
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.fillStyle = theme.colours.page;
+  context.fillRect(0, 0, canvas.clientWidth, canvas.clientHeight);
+  return ratio;
+}
+
+function drawLanes(ratio, indices) {
+  const width = Math.max(Math.round(plotWidth() * ratio), 1), height = Math.max(Math.round(plotHeight() * ratio), 1);
+  if (!surface || surface.width !== width || surface.height !== height) surface = new Surface(width, height);
+  const place = (index) => {
+    const row = rowOf(index), [top, bottom] = [Math.round(row.top * ratio), Math.round(row.bottom * ratio)];
+    const bars = bottom - Math.max(Math.round(Math.min((bottom - top) / 5, 6 * ratio)), 1);
+    const memory = view.showsMemory ? [row.memoryTop, row.memoryBottom].map((y) => Math.round(y * ratio)) : [0, 0];
+    return { top, bottom: Math.max(bottom, top + 1), bars, memoryTop: memory[0], memoryBottom: memory[1] };
+  };
+  paintRanks(surface, view.left, view.left + span(), indices, place, ratio);
+  paint.putImageData(surface.image, Math.round(gutter * ratio), Math.round(axisHeight * ratio));
+}
+
+// Times at round numbers, with a line through the lanes. Marks are far enough apart for their texts.
+function drawAxis() {
+  const most = Math.max(plotWidth() / 90, 1), power = 10 ** Math.floor(Math.log10(span() * data.quantum / most));
+  const step = [1, 2, 5, 10].map((times) => times * power).find((step) => span() * data.quantum / step <= most) / data.quantum;
+  paint.textAlign = "center";
+  paint.font = fontOf(11);
+  paint.fillStyle = theme.colours.faint;
+  paint.strokeStyle = theme.colours.rule;
+  paint.lineWidth = 1;
+  paint.beginPath();
+  for (let mark = Math.ceil(view.left / step - 1e-9); mark * step <= view.left + span() * (1 + 1e-9); mark++) {
+    const x = gutter + xOf(mark * step);
+    paint.moveTo(x, axisHeight - 6);
+    paint.lineTo(x, axisHeight);
+    paint.fillText(duration(mark * step), x, 10);
+  }
+  paint.stroke();
+}
+
+// The names of as many ranks as there is room for, and the peaks of their memory.
+function drawNames(indices) {
+  const every = Math.ceil(13 / rowHeight());
+  paint.textAlign = "right";
+  for (const index of indices.filter((index) => index % every === 0)) {
+    const { top, bottom, memoryTop, memoryBottom } = rowOf(index);
+    drawName("rank " + index, (top + bottom) / 2, 11, theme.colours.ink);
+    if (!view.showsMemory || rowHeight() < 26) continue;
+    const held = amount(ranks[index].peak).replace(/activations?/, "act.");
+    drawName(held, (memoryTop + memoryBottom) / 2, 9, theme.colours.memoryEdge);
+  }
+}
+
+function drawName(text, y, size, colour) {
+  if (y < 0) return;
+  paint.font = fontOf(size);
+  paint.fillStyle = colour;
+  paint.fillText(text, gutter - 8, axisHeight + y);
+}
+
+// Hides what a row that is in sight only in part has above the plot.
+function coverAxis() {
+  paint.fillStyle = theme.colours.page;
+  paint.fillRect(gutter, 0, plot.clientWidth - gutter, axisHeight);
+}
+
+function draw() {
+  if (!theme) readTheme();
+  clampView();
+  const indices = indicesInSight(), ratio = resize(plot, paint);
+  paint.textBaseline = "middle";
+  drawLanes(ratio, indices);
+  drawLabels(paint, indices, (index) => {
+    const { top, bottom } = rowOf(index);
+    return { top: axisHeight + top, bottom: axisHeight + bottom };
+  });
+  drawNames(indices);
+  coverAxis();
+  drawAxis();
+  drawOverview();
+}
+
+// The whole timeline, painted once and kept: two rows of pixels for each rank, one for each half of its lane.
+function paintOverviewImage(width) {
+  overviewImage = document.createElement("canvas");
+  Object.assign(overviewImage, { width, height: Math.max(2 * ranks.length, 1) });
+  const small = new Surface(width, overviewImage.height), row = small.rows[0];
+  ranks.forEach((rank, index) => {
+    for (const half of [0, 1])
+      small.pixels.set(paintCells(row, rank, 0, whole, half === 0, width), (2 * index + half) * width);
+  });
+  overviewImage.getContext("2d").putImageData(small.image, 0, 0);
+}
+
+// The overview with a frame around what the plot shows.
+function drawOverview() {
+  const ratio = resize(overview, paintOverview), [left, width, height] = [gutter, plotWidth(), overview.clientHeight - 8];
+  const pixels = Math.max(Math.round(width * ratio), 1);
+  if (!overviewImage || overviewImage.width !== pixels) paintOverviewImage(pixels);
+  // A smooth picture of few ranks would be blurred.
+  paintOverview.imageSmoothingEnabled = 2 * ranks.length > height * ratio;
+  paintOverview.drawImage(overviewImage, left, 4, width, height);
+  const rows = Math.max(ranks.length, 1), seen = Math.min(plotHeight() / rowHeight(), rows - view.top);
+  const frame = [left + view.left / whole * width, 4 + view.top / rows * height, width / view.zoom, seen / rows * height];
+  paintOverview.fillStyle = theme.colours.page;
+  paintOverview.globalAlpha = 0.6;
+  paintOverview.beginPath();
+  paintOverview.rect(left, 4, width, height);
+  paintOverview.rect(...frame);
+  paintOverview.fill("evenodd");
+  paintOverview.globalAlpha = 1;
+  paintOverview.strokeStyle = theme.colours.ink;
+  paintOverview.lineWidth = 1.5;
+  paintOverview.strokeRect(frame[0], frame[1], Math.max(frame[2], 2), Math.max(frame[3], 2));
+}
+
+// Draws before the next frame, once however often it is asked for.
+function requestDraw() {
+  if (isDrawRequested) return;
+  isDrawRequested = true;
+  requestAnimationFrame(() => {
+    isDrawRequested = false;
+    draw();
+  });
+}
+

@@ -1,0 +1,178 @@
+// What the reader does: wheel, pointers, keys, buttons.
+
+const tip = document.getElementById("tip"), memoryBox = document.getElementById("memory");
+const pointers = new Map();
+let travelled = 0;
+
+const inPlot = (event) => [event.offsetX - gutter, event.offsetY - axisHeight];
+
+// The wheel scrolls and, with Ctrl, zooms. What the plot does not need is left to the page.
+function onWheel(wheel) {
+  const unit = wheel.deltaMode === WheelEvent.DOM_DELTA_LINE ? 20 : 1, [x, y] = inPlot(wheel);
+  let [across, down] = [wheel.deltaX * unit, wheel.deltaY * unit];
+  if (wheel.ctrlKey || wheel.metaKey) {
+    wheel.preventDefault();
+    // A pinch on a touch pad arrives as small steps.
+    zoomBy(Math.exp(-down * (Math.abs(down) < 50 ? 0.01 : 0.003)), x, y);
+    return requestDraw();
+  }
+  if (across === 0 && (wheel.shiftKey || !canScrollDown())) [across, down] = [down, 0];
+  if (panBy(across, down)) {
+    wheel.preventDefault();
+    hideTip();
+    requestDraw();
+  }
+}
+
+// The middle of the pressed pointers, and their mean distance from it.
+function grip() {
+  const all = [...pointers.values()], mean = (at) => all.reduce((sum, point) => sum + point[at], 0) / all.length;
+  const [x, y] = [mean(0), mean(1)];
+  return { x, y, spread: all.reduce((sum, point) => sum + Math.hypot(point[0] - x, point[1] - y), 0) / all.length };
+}
+
+function onPointerDown(event) {
+  if (event.button !== 0) return;
+  if (pointers.size === 0) travelled = 0;
+  pointers.set(event.pointerId, inPlot(event));
+  plot.setPointerCapture(event.pointerId);
+  plot.classList.add("moving");
+  hideTip();
+}
+
+// One pointer drags; two pinch, and drag by their middle.
+function onPointerMove(event) {
+  if (!pointers.has(event.pointerId)) return event.pointerType === "touch" ? undefined : showTip(event);
+  const before = grip();
+  pointers.set(event.pointerId, inPlot(event));
+  const after = grip();
+  travelled += Math.hypot(after.x - before.x, after.y - before.y);
+  if (pointers.size > 1 && before.spread > 0 && after.spread > 0) zoomBy(after.spread / before.spread, before.x, before.y);
+  panBy(before.x - after.x, before.y - after.y);
+  requestDraw();
+}
+
+function onPointerUp(event) {
+  const isTap = pointers.size === 1 && travelled < 4 && event.type === "pointerup";
+  pointers.delete(event.pointerId);
+  if (pointers.size === 0) plot.classList.remove("moving");
+  if (isTap && event.pointerType === "touch") showTip(event);
+}
+
+const keys = {
+  ArrowLeft: () => panBy(-plotWidth() / 10, 0),
+  ArrowRight: () => panBy(plotWidth() / 10, 0),
+  ArrowUp: () => panBy(0, -plotHeight() / 10),
+  ArrowDown: () => panBy(0, plotHeight() / 10),
+  "+": () => { zoomMiddle(1.5); return true; },
+  "=": () => { zoomMiddle(1.5); return true; },
+  "-": () => { zoomMiddle(1 / 1.5); return true; },
+  0: () => { fit(); return true; },
+};
+
+const zoomMiddle = (factor) => zoomBy(factor, plotWidth() / 2, plotHeight() / 2);
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || !Object.hasOwn(keys, event.key)) return;
+  if (!keys[event.key]()) return;
+  event.preventDefault();
+  hideTip();
+  requestDraw();
+}
+
+// What is at a point of the plot: the rank, and the event with the part of it that is there.
+function found([x, y]) {
+  const index = Math.floor(rankAt(y)), rank = ranks[index], time = timeAt(x);
+  if (!rank || x < 0 || x > plotWidth() || y < 0) return null;
+  const { top, bottom } = rowOf(index), place = { index, rank, time };
+  if (y > bottom) return place;
+  const isInBars = y > bottom - Math.max(Math.min((bottom - top) / 5, 6), 1);
+  const bar = isInBars ? eventAt(rank.bars, time, rank.longestBar) : -1;
+  const [events, at] = bar >= 0 ? [rank.bars, bar] : [rank.cells, eventAt(rank.cells, time, 0)];
+  if (at < 0) return place;
+  const parts = partsOf(rank, events, at), part = parts[Math.min(Math.floor((y - top) / (bottom - top) * parts.length), parts.length - 1)];
+  return { ...place, events, at, parts, part };
+}
+
+// The place of the event that runs at a time, or -1. No event is longer than `longest`, if that is not 0.
+function eventAt(events, time, longest) {
+  for (let at = Math.max(firstFrom(events.start, time - longest) - 1, 0); at < events.start.length; at++) {
+    if (events.start[at] > time) return -1;
+    if (time <= events.end[at]) return at;
+  }
+  return -1;
+}
+
+function lightUp(microbatch) {
+  if (microbatch === hovered) return;
+  hovered = microbatch;
+  requestDraw();
+}
+
+function describe({ index, rank, time, events, at, parts }) {
+  const held = rank.memory.held[firstFrom(rank.memory.start, time + Number.EPSILON) - 1] ?? 0, holds = "holds " + amount(held);
+  if (!parts) return [`rank ${index}, at ${duration(time)}`, holds];
+  const meaning = (part) => data.kinds.find(([name]) => name === part.letter)[1];
+  const words = parts.map((part) => `${meaning(part)}: stage ${part.stage}` + (part.microbatch < 0 ? "" : `, microbatch ${part.microbatch}`));
+  const [start, end] = [events.start[at], events.end[at]];
+  return [`${nameOf(parts)} on rank ${index}`, ...words, `${duration(start)} to ${duration(end)}, takes ${duration(end - start)}`, holds];
+}
+
+function showTip(event) {
+  const place = found(inPlot(event));
+  lightUp(place && place.part && place.part.microbatch >= 0 ? place.part.microbatch : null);
+  if (!place) { tip.style.display = "none"; return; }
+  tip.textContent = describe(place).join("\n");
+  tip.style.display = "block";
+  tip.style.left = Math.max(Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8), 0) + "px";
+  tip.style.top = Math.max(Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8), 0) + "px";
+}
+
+function hideTip() {
+  tip.style.display = "none";
+  lightUp(null);
+}
+
+// The overview moves the view to where it is pressed.
+function onOverview(event) {
+  if (event.buttons !== 1) return;
+  const share = (event.offsetY - 4) / (overview.clientHeight - 8);
+  centreOn((event.offsetX - gutter) / plotWidth() * whole, share * ranks.length);
+  requestDraw();
+}
+
+function onTheme() {
+  readTheme();
+  overviewImage = null;
+  requestDraw();
+}
+
+function afterwards(change) {
+  return () => {
+    change();
+    requestDraw();
+  };
+}
+
+function listen() {
+  plot.addEventListener("wheel", onWheel, { passive: false });
+  plot.addEventListener("pointerdown", onPointerDown);
+  plot.addEventListener("pointermove", onPointerMove);
+  for (const type of ["pointerup", "pointercancel"]) plot.addEventListener(type, onPointerUp);
+  plot.addEventListener("pointerleave", () => pointers.size || hideTip());
+  plot.addEventListener("dblclick", afterwards(fit));
+  for (const type of ["pointerdown", "pointermove"]) overview.addEventListener(type, onOverview);
+  addEventListener("keydown", onKey);
+  document.getElementById("zoom-in").addEventListener("click", afterwards(() => zoomMiddle(1.5)));
+  document.getElementById("zoom-out").addEventListener("click", afterwards(() => zoomMiddle(1 / 1.5)));
+  document.getElementById("fit").addEventListener("click", afterwards(fit));
+  memoryBox.addEventListener("change", afterwards(() => { view.showsMemory = memoryBox.checked; }));
+  isDark.addEventListener("change", onTheme);
+  new ResizeObserver(requestDraw).observe(plot);
+}
+
+// Memory is shown if it is asked for, or if all ranks have room for it.
+view.showsMemory = data.memoryLane || ranks.length * (laneMost + memoryMost) <= plotHeight();
+memoryBox.checked = view.showsMemory;
+listen();
+draw();

@@ -1,0 +1,167 @@
+// Paints lanes pixel by pixel. A timeline may have a hundred thousand cells, and most are thinner than a pixel;
+// a pixel then gets the mean colour of what it covers. All lengths are in pixels of the device.
+
+const isDark = matchMedia("(prefers-color-scheme: dark)");
+let theme = null, hovered = null;
+
+const channels = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+const packed = ([red, green, blue]) => (0xff000000 | blue << 16 | green << 8 | red) >>> 0;
+const light = ([red, green, blue]) => ({ red, green, blue, pixel: packed([red, green, blue]) });
+const towards = (from, to, share) => from.map((value, at) => Math.round(value + (to[at] - value) * share));
+
+// Reads the theme of the page. What is not lit is a pale form of the same colour.
+function readTheme() {
+  const colours = data.themes[isDark.matches ? 1 : 0], page = channels(colours.page);
+  const lit = colours.fills.map((shades) => shades.map(([fill]) => light(channels(fill))));
+  const pale = colours.fills.map((shades) => shades.map(([fill]) => light(towards(channels(fill), page, 0.75))));
+  theme = { colours, lit, pale, page: light(page), bubble: light(channels(colours.bubble)) };
+  for (const name of ["page", "bubble", "hatch", "memory", "memoryEdge"]) theme[name + "Pixel"] = packed(channels(colours[name]));
+}
+
+const isLit = (microbatch) => hovered === null || hovered === microbatch;
+
+function fillOf(sort, chunk, microbatch) {
+  const shades = (isLit(microbatch) ? theme.lit : theme.pale)[sort];
+  return shades[Math.min(chunk, shades.length - 1)];
+}
+
+// Sums of red, green and blue for each pixel of a row, each weighted by how much of the pixel it covers.
+class Row {
+  constructor(width) {
+    this.width = width;
+    [this.red, this.green, this.blue, this.covered] = [0, 1, 2, 3].map(() => new Float32Array(width));
+    this.pixels = new Uint32Array(width);
+  }
+
+  clear() {
+    for (const sums of [this.red, this.green, this.blue, this.covered]) sums.fill(0);
+  }
+
+  add(pixel, share, colour) {
+    this.red[pixel] += colour.red * share;
+    this.green[pixel] += colour.green * share;
+    this.blue[pixel] += colour.blue * share;
+    this.covered[pixel] += share;
+  }
+
+  // Covers whole pixels that nothing else covers.
+  cover(first, end, colour) {
+    this.red.fill(colour.red, first, end);
+    this.green.fill(colour.green, first, end);
+    this.blue.fill(colour.blue, first, end);
+    this.covered.fill(1, first, end);
+  }
+
+  fill(from, to, colour) {
+    from = Math.max(from, 0);
+    to = Math.min(to, this.width);
+    if (to <= from) return;
+    const first = Math.floor(from), last = Math.min(Math.floor(to), this.width - 1);
+    if (first === last) return this.add(first, to - from, colour);
+    this.add(first, first + 1 - from, colour);
+    if (last > first + 1) this.cover(first + 1, last, colour);
+    this.add(last, to - last, colour);
+  }
+
+  // The mean colours. What nothing covers is bubble.
+  finish() {
+    const { red, green, blue, covered, pixels } = this, bubble = theme.bubble;
+    for (let at = 0; at < this.width; at++) {
+      const share = covered[at], idle = Math.max(1 - share, 0), scale = share > 1 ? 1 / share : 1;
+      pixels[at] = share === 0 ? bubble.pixel : 0xff000000 | (blue[at] * scale + bubble.blue * idle) << 16
+        | (green[at] * scale + bubble.green * idle) << 8 | (red[at] * scale + bubble.red * idle);
+    }
+    return pixels;
+  }
+}
+
+// The computation of a rank between two times as a row of pixels. Of an overlap it has the forward if `isUpper`,
+// else the backward. Cells that are wide enough have a line of the page's colour between them.
+function paintCells(row, rank, from, to, isUpper, edge) {
+  const { kind, start, end, chunk, microbatch, otherChunk, otherMicrobatch } = rank.cells;
+  const scale = row.width / (to - from);
+  row.clear();
+  for (let at = Math.max(firstFrom(start, from) - 1, 0); at < start.length && start[at] < to; at++) {
+    const left = (start[at] - from) * scale, right = (end[at] - from) * scale;
+    if (right <= 0) continue;
+    const isLower = kind[at] === overlap && !isUpper;
+    const colour = isLower ? fillOf(backwardSort, otherChunk[at], otherMicrobatch[at])
+      : fillOf(kind[at] === overlap ? forwardSort : sortOf(kind[at]), chunk[at], microbatch[at]);
+    const gap = right - left > 4 * edge ? edge : 0;
+    row.fill(left, right - gap, colour);
+    if (gap) row.fill(right - gap, right, theme.page);
+  }
+  return row.finish();
+}
+
+// A rectangle of pixels to paint on; `rows[0]` and `rows[1]` hold the upper and the lower half of a lane.
+class Surface {
+  constructor(width, height) {
+    Object.assign(this, { width, height, image: new ImageData(width, height) });
+    this.pixels = new Uint32Array(this.image.data.buffer);
+    this.rows = [new Row(width), new Row(width)];
+    this.level = new Int32Array(width);
+  }
+
+  block(left, right, top, bottom, pixel) {
+    [left, right] = [Math.max(left, 0), Math.min(right, this.width)];
+    for (let y = Math.max(top, 0); y < Math.min(bottom, this.height) && left < right; y++)
+      this.pixels.fill(pixel, y * this.width + left, y * this.width + right);
+  }
+
+  // Repeats the rows of a lane's halves from `top` to `bottom`, and hatches its bubbles.
+  lane(upper, lower, top, bottom, hatching) {
+    const middle = (top + bottom) >> 1;
+    for (let y = Math.max(top, 0); y < Math.min(bottom, this.height); y++) {
+      const row = y < middle ? upper : lower, offset = y * this.width;
+      this.pixels.set(row, offset);
+      for (let x = (hatching - y % hatching) % hatching; x < this.width; x += hatching)
+        if (row[x] === theme.bubblePixel) this.pixels[offset + x] = theme.hatchPixel;
+    }
+  }
+}
+
+// Messages and collectives: thin bars along the lower edge of the lane.
+function paintBars(surface, rank, from, to, top, bottom) {
+  const { kind, start, end, microbatch } = rank.bars, scale = surface.width / (to - from);
+  for (let at = firstFrom(start, from - rank.longestBar); at < start.length && start[at] < to; at++) {
+    const left = Math.round((start[at] - from) * scale);
+    const right = Math.max(Math.round((end[at] - from) * scale), left + 1);
+    if (right > 0) surface.block(left, right, top, bottom, fillOf(sortOf(kind[at]), 0, microbatch[at]).pixel);
+  }
+}
+
+// What the rank holds, as an area. A pixel is as high as the most that is held in it.
+function paintMemory(surface, rank, from, to, top, bottom, edge) {
+  const { width, pixels } = surface, level = surface.level.fill(bottom);
+  raiseLevel(level, rank.memory, from, to, (held) => bottom - Math.max(Math.round(held / peak * (bottom - top)), 1));
+  for (let y = Math.max(top, 0); y < Math.min(bottom, surface.height); y++)
+    for (let x = 0, at = y * width; x < width; x++, at++)
+      if (y >= level[x]) pixels[at] = y < level[x] + edge ? theme.memoryEdgePixel : theme.memoryPixel;
+}
+
+// Sets for each pixel of a row the upper edge of what is held in it; `edgeOf` gives the edge of an amount.
+function raiseLevel(level, { start, held }, from, to, edgeOf) {
+  const scale = level.length / (to - from);
+  for (let at = Math.max(firstFrom(start, from) - 1, 0); at < start.length && start[at] < to; at++) {
+    if (held[at] === 0) continue;
+    const left = Math.max(Math.floor((start[at] - from) * scale), 0), y = edgeOf(held[at]);
+    const right = Math.min(((start[at + 1] ?? whole) - from) * scale, level.length);
+    for (let x = left; x < right; x++) if (level[x] > y) level[x] = y;
+  }
+}
+
+// Paints the ranks in sight. `place(index)` says where each is: the edges of its lane, its bars and its memory.
+function paintRanks(surface, from, to, indices, place, ratio) {
+  const edge = Math.max(Math.round(ratio), 1), [upperRow, lowerRow] = surface.rows;
+  surface.pixels.fill(theme.pagePixel);
+  for (const index of indices) {
+    const rank = ranks[index], { top, bottom, bars, memoryTop, memoryBottom } = place(index);
+    const upper = paintCells(upperRow, rank, from, to, true, edge);
+    const lower = rank.overlaps ? paintCells(lowerRow, rank, from, to, false, edge) : upper;
+    surface.lane(upper, lower, top, bottom, 6 * edge);
+    paintBars(surface, rank, from, to, bars, bottom);
+    if (memoryBottom > memoryTop) paintMemory(surface, rank, from, to, memoryTop, memoryBottom, edge);
+  }
+}
+

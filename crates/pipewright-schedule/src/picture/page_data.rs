@@ -1,0 +1,218 @@
+//! The timeline as a JavaScript value, as small as plain text allows.
+//!
+//! Times are whole multiples of one quantum, each relative to the one before it. Each property of a rank's
+//! events is a list of its own, so that no name is repeated. The script `page/data.js` reads it.
+
+use serde::Serialize;
+
+use crate::action::{Action, ActionKind};
+use crate::ids::{Microbatch, Rank};
+use crate::picture::PictureSettings;
+use crate::picture::chunks::Chunks;
+use crate::picture::palette::{DARK, LIGHT, Theme};
+use crate::picture::palette::{Sort, ink_on};
+use crate::simulate::memory_curve;
+use crate::timeline::{Event, Timeline};
+
+/// Times are exact to this share of the makespan.
+const RESOLUTION: f64 = 1e-9;
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PageData {
+    /// Name, meaning, and sort of each kind of action.
+    kinds: Vec<(&'static str, &'static str, u8)>,
+    themes: [ThemeData; 2],
+    /// What times are multiples of, in seconds.
+    quantum: f64,
+    makespan: u64,
+    /// What memory is counted in.
+    unit: &'static str,
+    memory_lane: bool,
+    ranks: Vec<RankData>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ThemeData {
+    page: &'static str,
+    ink: &'static str,
+    faint: &'static str,
+    rule: &'static str,
+    bubble: &'static str,
+    hatch: &'static str,
+    memory: &'static str,
+    memory_edge: &'static str,
+    /// For each sort the fill and the ink of each chunk.
+    fills: Vec<Vec<(String, &'static str)>>,
+}
+
+#[derive(Serialize)]
+struct RankData {
+    stages: Vec<u32>,
+    /// The kind of each event, as a letter from `A`.
+    kinds: String,
+    /// From the start of the event before.
+    starts: Vec<u64>,
+    lengths: Vec<u64>,
+    /// For each event its chunk; empty if the rank has one chunk.
+    chunks: Vec<usize>,
+    /// For each event its microbatch, or -1.
+    microbatches: Vec<i64>,
+    /// For each overlap the chunk and the microbatch of its backward.
+    backwards: Vec<(usize, i64)>,
+    /// For each change of what the rank holds, the time since the change before, and the amount.
+    memory: Vec<(u64, u64)>,
+}
+
+/// The data of the page. It holds numbers, and texts that are made here, so nothing in it can end the script.
+pub(super) fn page_data(timeline: &Timeline, chunks: &Chunks, settings: &PictureSettings<'_>) -> String {
+    let clock = Clock::of(timeline);
+    let ranks =
+        (0..timeline.ranks()).map(|rank| rank_data(timeline, Rank::new(rank), chunks, &clock, settings));
+    let data = PageData {
+        kinds: ActionKind::ALL
+            .map(|kind| (kind.name(), Sort::of(kind).meaning(), Sort::of(kind) as u8))
+            .to_vec(),
+        themes: [theme_data(&LIGHT, chunks), theme_data(&DARK, chunks)],
+        quantum: clock.quantum(),
+        makespan: clock.quanta(timeline.start() + timeline.makespan()),
+        unit: if settings.sizes.is_empty() { "activations" } else { "bytes" },
+        memory_lane: settings.memory_lane,
+        ranks: ranks.collect(),
+    };
+    serde_json::to_string(&data).expect("numbers and texts are JSON")
+}
+
+fn theme_data(theme: &Theme, chunks: &Chunks) -> ThemeData {
+    let &Theme { page, ink, faint, rule, bubble, hatch, memory, memory_edge, .. } = theme;
+    let with_ink = |fill: String| {
+        let ink = ink_on(&fill);
+        (fill, ink)
+    };
+    let fills = |&sort: &Sort| theme.shades(sort, chunks.most()).into_iter().map(with_ink).collect();
+    let fills = Sort::ALL.iter().map(fills).collect();
+    ThemeData { page, ink, faint, rule, bubble, hatch, memory, memory_edge, fills }
+}
+
+fn rank_data(
+    timeline: &Timeline,
+    rank: Rank,
+    chunks: &Chunks,
+    clock: &Clock,
+    settings: &PictureSettings<'_>,
+) -> RankData {
+    // What takes no time cannot be seen.
+    let takes_time = |event: &&Event| event.action.is_compute() || event.end > event.start;
+    let events: Vec<&Event> = timeline.events_of(rank).iter().filter(takes_time).collect();
+    let starts: Vec<u64> = events.iter().map(|event| clock.quanta(event.start)).collect();
+    let lengths = events.iter().zip(&starts).map(|(event, start)| clock.quanta(event.end) - start);
+    let place = |part: Action| {
+        let microbatch = part.microbatch().map_or(-1, |microbatch: Microbatch| i64::from(microbatch.get()));
+        (chunks.chunk(rank, part.stage()), microbatch)
+    };
+    let (of_chunks, microbatches): (Vec<usize>, Vec<i64>) =
+        events.iter().map(|event| place(event.action)).unzip();
+    let backwards = events.iter().filter_map(|event| event.action.parts().nth(1)).map(place);
+    let memory = memory_curve(timeline, rank, settings.counted_sizes());
+    let changes: Vec<u64> = memory.iter().map(|step| clock.quanta(step.time)).collect();
+    let held = memory.iter().map(|step| step.held);
+    RankData {
+        stages: chunks.stages_of(rank).iter().map(|stage| stage.get()).collect(),
+        kinds: events.iter().map(|event| char::from(b'A' + event.action.kind() as u8)).collect(),
+        lengths: lengths.collect(),
+        chunks: if chunks.stages_of(rank).len() > 1 { of_chunks } else { Vec::new() },
+        microbatches,
+        backwards: backwards.collect(),
+        memory: differences(&changes).into_iter().zip(held).collect(),
+        starts: differences(&starts),
+    }
+}
+
+/// Each number as its distance from the one before; the numbers ascend.
+fn differences(ascending: &[u64]) -> Vec<u64> {
+    let before = std::iter::once(0).chain(ascending.iter().copied());
+    before.zip(ascending).map(|(before, &number)| number.saturating_sub(before)).collect()
+}
+
+/// Counts times from the start of a timeline, in the largest quantum of which all times are multiples.
+struct Clock {
+    start: f64,
+    tick: f64,
+    ticks_of_quantum: u64,
+}
+
+impl Clock {
+    fn of(timeline: &Timeline) -> Self {
+        let makespan = timeline.makespan();
+        let tick = if makespan > 0.0 { 10f64.powf((makespan * RESOLUTION).log10().floor()) } else { 1.0 };
+        let mut clock = Self { start: timeline.start(), tick, ticks_of_quantum: 1 };
+        let times = timeline.events().iter().flat_map(|event| [event.start, event.end]);
+        let divisor = times.map(|time| clock.quanta(time)).fold(0, greatest_common_divisor);
+        clock.ticks_of_quantum = divisor.max(1);
+        clock
+    }
+
+    fn quantum(&self) -> f64 {
+        self.tick * self.ticks_of_quantum as f64
+    }
+
+    fn quanta(&self, time: f64) -> u64 {
+        ((time - self.start) / self.tick).round() as u64 / self.ticks_of_quantum
+    }
+}
+
+fn greatest_common_divisor(mut one: u64, mut other: u64) -> u64 {
+    while other != 0 {
+        (one, other) = (other, one % other);
+    }
+    one
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::parse_program;
+    use crate::simulate::logical;
+
+    fn data(rows: &str, tick: f64) -> serde_json::Value {
+        let program = parse_program(rows).expect("a program");
+        let timeline = logical(&program).expect("no deadlock").timeline(tick);
+        let text = page_data(&timeline, &Chunks::of(&timeline), &PictureSettings::default());
+        serde_json::from_str(&text).expect("JSON")
+    }
+
+    #[test]
+    fn the_data_hold_events_and_memory() {
+        let data = data("0F0,(0F1;0B0)OVERLAP_F_B,0B1,0UNSHARD\n", 1.0);
+        let rank = &data["ranks"][0];
+        let expected = serde_json::json!({
+            "stages": [0], "kinds": "AODE", "starts": [0, 1, 1, 1], "lengths": [1, 1, 1, 1], "chunks": [],
+            "microbatches": [0, 1, 1, -1], "backwards": [[0, 0]], "memory": [[0, 1], [1, 2], [1, 1], [1, 0]],
+        });
+        assert_eq!(*rank, expected);
+        assert_eq!(
+            (data["kinds"][14][0].as_str(), data["makespan"].as_u64()),
+            (Some("OVERLAP_F_B"), Some(4))
+        );
+    }
+
+    #[test]
+    fn the_quantum_is_as_large_as_it_can_be() {
+        for tick in [1.0, 0.1, 0.25, 3e-6] {
+            let data = data("0F0,0F1,0B0,0B1\n", tick);
+            assert_eq!(data["makespan"], 4, "{tick}");
+            assert!((data["quantum"].as_f64().expect("a number") / tick - 1.0).abs() < 1e-9, "{tick}");
+        }
+    }
+
+    #[test]
+    fn uneven_times_are_exact_enough() {
+        let action: Action = "0F0".parse().expect("an action");
+        let event = |start, end| Event { rank: Rank::new(0), action, start, end };
+        let timeline = Timeline::new(1, vec![event(5.0, 5.1234567), event(5.2, 6.3)]);
+        let clock = Clock::of(&timeline);
+        let error = clock.quanta(5.1234567) as f64 * clock.quantum() - 0.1234567;
+        assert!(error.abs() < 2e-9, "{error}");
+    }
+}

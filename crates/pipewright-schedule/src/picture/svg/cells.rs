@@ -1,0 +1,126 @@
+//! Actions drawn one by one, each with a title and with as much of a label as fits.
+
+use std::fmt::Write;
+
+use crate::action::Action;
+use crate::ids::Rank;
+use crate::picture::palette::{LIGHT, duration, ink_on, sort};
+use crate::timeline::Event;
+
+use super::Drawing;
+use super::layout::text_width;
+
+/// Draws the actions of one rank.
+pub(super) fn push_cells(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
+    // Bars lie over the computation that they overlap.
+    for is_compute in [true, false] {
+        let events = drawing.timeline.events_of(rank).iter();
+        for event in events.filter(|event| event.action.is_compute() == is_compute) {
+            push_event(picture, drawing, event);
+        }
+    }
+}
+
+/// A place in the drawing.
+#[derive(Clone, Copy)]
+struct Place {
+    x: f64,
+    y: f64,
+    width: f64,
+    height: f64,
+}
+
+fn push_event(picture: &mut String, drawing: &Drawing<'_>, event: &Event) {
+    let layout = &drawing.layout;
+    let (x, width) = (layout.x(event.start), layout.length(event.end - event.start));
+    if width <= 0.0 {
+        return;
+    }
+    let title = format!(
+        "{} on rank {}, {} to {}",
+        event.action,
+        event.rank,
+        duration(layout.since_start(event.start), layout.makespan),
+        duration(layout.since_start(event.end), layout.makespan)
+    );
+    write!(picture, "<g><title>{title}</title>").expect("writing to a string does not fail");
+    let lane = Place { x, y: layout.top(event.rank), width, height: layout.lane_height() };
+    if event.action.is_compute() {
+        push_cell(picture, drawing, event, lane);
+    } else {
+        let height = layout.bar_height();
+        let fill = fill(drawing, event.rank, event.action);
+        push_rect(picture, Place { y: lane.y + lane.height - height, height, ..lane }, &fill);
+        push_edge(picture, Place { y: lane.y + lane.height - height, height, ..lane });
+    }
+    picture.push_str("</g>\n");
+}
+
+/// One cell; that of an overlap has a half for each action.
+fn push_cell(picture: &mut String, drawing: &Drawing<'_>, event: &Event, cell: Place) {
+    let height = cell.height / event.action.parts().count() as f64;
+    for (half, part) in event.action.parts().enumerate() {
+        let place = Place { y: cell.y + half as f64 * height, height, ..cell };
+        let fill = fill(drawing, event.rank, part);
+        push_rect(picture, place, &fill);
+        push_label(picture, part, place, &fill, drawing.chunks.stages_of(event.rank).len() > 1);
+    }
+    push_edge(picture, cell);
+}
+
+fn fill(drawing: &Drawing<'_>, rank: Rank, part: Action) -> String {
+    let sort = sort(part);
+    let chunk = if sort.has_shades() { drawing.chunks.chunk(rank, part.stage()) } else { 0 };
+    LIGHT.fill(sort, chunk, drawing.chunks.most())
+}
+
+fn push_rect(picture: &mut String, Place { x, y, width, height }: Place, fill: &str) {
+    write!(
+        picture,
+        "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" fill=\"{fill}\"/>"
+    )
+    .expect("writing to a string does not fail");
+}
+
+/// A thin line of the background's colour around a cell. It would hide a thin cell, which gets none.
+fn push_edge(picture: &mut String, Place { x, y, width, height }: Place) {
+    if width > 3.0 {
+        write!(
+            picture,
+            "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" fill=\"none\" \
+             stroke=\"{}\" stroke-width=\"0.8\"/>",
+            LIGHT.page
+        )
+        .expect("writing to a string does not fail");
+    }
+}
+
+/// As much as fits: the whole action, smaller, on two lines, or its microbatch alone.
+fn push_label(picture: &mut String, part: Action, place: Place, fill: &str, has_chunks: bool) {
+    let whole = part.to_string();
+    let microbatch = part.microbatch().map(|microbatch| microbatch.to_string()).unwrap_or_default();
+    let stage = whole.strip_suffix(microbatch.as_str()).unwrap_or(&whole).to_owned();
+    let mut labels = vec![(vec![whole.clone()], 11.0), (vec![whole], 9.0)];
+    if has_chunks {
+        // Which chunk it is matters as much as the microbatch; the hue tells the sort of action.
+        labels.push((vec![stage, microbatch.clone()], 9.0));
+        labels.push((vec![part.stage().to_string(), microbatch.clone()], 9.0));
+    }
+    labels.push((vec![microbatch], 9.0));
+    let fits = |(lines, size): &(Vec<String>, f64)| {
+        let width = lines.iter().map(|line| text_width(line, *size)).fold(0.0, f64::max);
+        width + 1.0 <= place.width && lines.len() as f64 * size <= place.height
+    };
+    let Some((lines, size)) = labels.into_iter().find(fits) else { return };
+    let ink = ink_on(fill);
+    let x = place.x + place.width / 2.0;
+    let first = place.y + place.height / 2.0 - (lines.len() - 1) as f64 * size / 2.0 + size * 0.36;
+    for (line, text) in lines.iter().enumerate() {
+        let y = first + line as f64 * size;
+        write!(
+            picture,
+            "<text x=\"{x:.2}\" y=\"{y:.2}\" text-anchor=\"middle\" font-size=\"{size}\" fill=\"{ink}\">{text}</text>"
+        )
+        .expect("writing to a string does not fail");
+    }
+}

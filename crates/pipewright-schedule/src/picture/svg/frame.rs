@@ -1,0 +1,133 @@
+//! What surrounds the lanes: title, rank names, axis and legend.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use crate::ids::Rank;
+use crate::picture::escaped;
+use crate::picture::palette::{LIGHT, Sort, duration, sort};
+
+use super::Drawing;
+use super::layout::{LABEL, Layout, PLOT, text_width};
+
+pub(super) fn push_title(picture: &mut String, layout: &Layout, title: &str) {
+    if !title.is_empty() {
+        writeln!(
+            picture,
+            "<text x=\"{LABEL}\" y=\"{}\" font-size=\"14\" font-weight=\"600\" fill=\"{}\">{}</text>",
+            layout.head() - 12.0,
+            LIGHT.ink,
+            escaped(title)
+        )
+        .expect("writing to a string does not fail");
+    }
+}
+
+/// The background of a lane, and the name of its rank.
+pub(super) fn push_lane(picture: &mut String, layout: &Layout, rank: Rank) {
+    let (y, height) = (layout.top(rank), layout.lane_height());
+    writeln!(
+        picture,
+        "<rect x=\"{LABEL}\" y=\"{y:.2}\" width=\"{PLOT}\" height=\"{height:.2}\" fill=\"url(#bubble)\"/>\n\
+         <text x=\"{}\" y=\"{:.2}\" text-anchor=\"end\" fill=\"{}\">rank {rank}</text>",
+        LABEL - 8.0,
+        y + height / 2.0 + 4.0,
+        LIGHT.ink
+    )
+    .expect("writing to a string does not fail");
+}
+
+/// Times at round numbers under the lanes, with lines up through them.
+pub(super) fn push_axis(picture: &mut String, layout: &Layout) {
+    let step = round_step(layout.makespan);
+    let marks = if step > 0.0 { (layout.makespan / step + 1e-9) as u32 } else { 0 };
+    let (head, bottom) = (layout.head(), layout.bottom());
+    for seconds in (0..=marks).map(|mark| f64::from(mark) * step) {
+        let x = LABEL + layout.length(seconds);
+        writeln!(
+            picture,
+            "<line x1=\"{x:.2}\" x2=\"{x:.2}\" y1=\"{head}\" y2=\"{:.2}\" stroke=\"{}\" stroke-width=\"0.7\"/>\
+             <text x=\"{x:.2}\" y=\"{:.2}\" text-anchor=\"middle\" fill=\"{}\">{}</text>",
+            bottom + 5.0,
+            LIGHT.rule,
+            bottom + 18.0,
+            LIGHT.faint,
+            duration(seconds, layout.makespan)
+        )
+        .expect("writing to a string does not fail");
+    }
+}
+
+/// The distance of marks on an axis as long as `whole`: 1, 2 or 5 times a power of ten, for 5 to 12 marks.
+fn round_step(whole: f64) -> f64 {
+    if whole <= 0.0 {
+        return 0.0;
+    }
+    let power = 10f64.powf((whole / 12.0).log10().floor());
+    [1.0, 2.0, 5.0, 10.0]
+        .map(|times| times * power)
+        .into_iter()
+        .find(|step| whole / step <= 12.0)
+        .unwrap_or(whole)
+}
+
+/// The sorts that occur with their shades, what the shades mean, and how much is bubble.
+pub(super) fn push_legend(picture: &mut String, drawing: &Drawing<'_>) {
+    let chunks = drawing.chunks.most();
+    let y = drawing.layout.bottom() + 38.0;
+    let mut x = LABEL;
+    for sort in occurring(drawing) {
+        let shades = LIGHT.shades(sort, chunks);
+        let width = if shades.len() > 1 { 9.0 * shades.len() as f64 } else { 13.0 };
+        push_entry(picture, [x, y, width], &shades, sort.meaning());
+        x += width + 23.0 + text_width(sort.meaning(), 11.0);
+    }
+    let bubble = format!("bubble, {:.1} % of all ranks' time", drawing.timeline.bubble_fraction() * 100.0);
+    push_entry(picture, [x, y, 13.0], &["url(#bubble)".to_owned()], &bubble);
+    x += 36.0 + text_width(&bubble, 11.0);
+    if chunks > 1 {
+        let text = format!("shades: chunks 0 to {} of a rank", chunks - 1);
+        push_entry(picture, [x - 18.0, y, 0.0], &[], &text);
+    }
+}
+
+/// The sorts of the timeline, in the order of the legend.
+fn occurring(drawing: &Drawing<'_>) -> BTreeSet<Sort> {
+    let events = drawing.timeline.events().iter().filter(|event| event.end > event.start);
+    events.flat_map(|event| event.action.parts()).map(sort).collect()
+}
+
+/// A swatch of one or more fills, and its meaning.
+fn push_entry(picture: &mut String, [x, y, width]: [f64; 3], fills: &[String], meaning: &str) {
+    let part = width / fills.len().max(1) as f64;
+    for (place, fill) in fills.iter().enumerate() {
+        write!(
+            picture,
+            "<rect x=\"{:.1}\" y=\"{y:.2}\" width=\"{part:.1}\" height=\"13\" fill=\"{fill}\" stroke=\"{}\" \
+             stroke-width=\"0.4\"/>",
+            x + part * place as f64,
+            LIGHT.rule
+        )
+        .expect("writing to a string does not fail");
+    }
+    writeln!(
+        picture,
+        "<text x=\"{:.1}\" y=\"{:.2}\" fill=\"{}\">{meaning}</text>",
+        x + width + 5.0,
+        y + 10.5,
+        LIGHT.ink
+    )
+    .expect("writing to a string does not fail");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_axis_has_round_marks() {
+        for (whole, step) in [(3.0, 0.5), (39.0, 5.0), (0.117, 0.01), (12.0, 1.0), (0.0, 0.0)] {
+            assert!((round_step(whole) - step).abs() < 1e-12, "{whole}: {}", round_step(whole));
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Where things are in the drawing: seconds and ranks become lengths, in the picture's own units.
+
+use crate::ids::Rank;
+use crate::picture::PictureSettings;
+use crate::timeline::Timeline;
+
+/// The width of the rank names.
+pub(super) const LABEL: f64 = 64.0;
+/// The width of the whole timeline.
+pub(super) const PLOT: f64 = 1100.0;
+const RIGHT: f64 = 24.0;
+const HEAD: f64 = 12.0;
+const TITLE: f64 = 22.0;
+const FOOT: f64 = 64.0;
+
+/// About the width of a text.
+pub(super) fn text_width(text: &str, size: f64) -> f64 {
+    let width = |letter| if letter == 'W' { 1.0 } else { 0.63 };
+    size * text.chars().map(width).sum::<f64>()
+}
+
+/// The lengths of one drawing.
+pub(super) struct Layout {
+    start: f64,
+    pub(super) makespan: f64,
+    ranks: u32,
+    head: f64,
+    /// The height of a lane with the space below it.
+    lane: f64,
+    /// The height of a memory lane with the space below it; 0 without memory lanes.
+    memory: f64,
+}
+
+impl Layout {
+    pub(super) fn of(timeline: &Timeline, settings: &PictureSettings<'_>) -> Self {
+        // Few ranks get room for labels; many still fit a screen's width and a long page.
+        let lane = (720.0 / f64::from(timeline.ranks().max(1))).clamp(12.0, 34.0);
+        Self {
+            start: timeline.start(),
+            makespan: timeline.makespan(),
+            ranks: timeline.ranks(),
+            head: HEAD + if settings.title.is_empty() { 0.0 } else { TITLE },
+            lane,
+            memory: if settings.memory_lane { lane * 0.8 } else { 0.0 },
+        }
+    }
+
+    pub(super) fn width(&self) -> f64 {
+        LABEL + PLOT + RIGHT
+    }
+
+    pub(super) fn height(&self) -> f64 {
+        self.bottom() + FOOT
+    }
+
+    /// The upper edge of the lanes.
+    pub(super) fn head(&self) -> f64 {
+        self.head
+    }
+
+    /// The lower edge of the lanes.
+    pub(super) fn bottom(&self) -> f64 {
+        self.head + f64::from(self.ranks) * (self.lane + self.memory)
+    }
+
+    /// A duration, from 0 to [`PLOT`].
+    pub(super) fn length(&self, seconds: f64) -> f64 {
+        if self.makespan > 0.0 { seconds / self.makespan * PLOT } else { 0.0 }
+    }
+
+    /// A moment's distance from the start of the timeline.
+    pub(super) fn offset(&self, time: f64) -> f64 {
+        self.length(self.since_start(time))
+    }
+
+    pub(super) fn x(&self, time: f64) -> f64 {
+        LABEL + self.offset(time)
+    }
+
+    /// Seconds since the start of the timeline.
+    pub(super) fn since_start(&self, time: f64) -> f64 {
+        time - self.start
+    }
+
+    pub(super) fn top(&self, rank: Rank) -> f64 {
+        self.head + f64::from(rank.get()) * (self.lane + self.memory) + 1.0
+    }
+
+    /// The height of what fills a lane.
+    pub(super) fn lane_height(&self) -> f64 {
+        self.lane - 2.0
+    }
+
+    /// The height of the bar of a message.
+    pub(super) fn bar_height(&self) -> f64 {
+        (self.lane / 5.0).min(6.0)
+    }
+
+    pub(super) fn memory_top(&self, rank: Rank) -> f64 {
+        self.top(rank) + self.lane - 1.0
+    }
+
+    /// The height of what fills a memory lane.
+    pub(super) fn memory_height(&self) -> f64 {
+        self.memory - 3.0
+    }
+}

@@ -1,0 +1,84 @@
+//! The drawing: a self-contained SVG of a timeline, to scale.
+//!
+//! One lane a rank. Computation fills its lane, an overlap with its two halves above each other; messages and
+//! collectives are thin bars along the lower edge, so that what they overlap stays visible. The rest of a
+//! lane is a bubble, and hatched. To zoom there is [`super::html()`].
+//!
+//! Few actions are drawn one by one, each with a label and a title, which a browser shows on hovering. Many
+//! actions are drawn as one path for each lane and fill, without titles, so that the file stays small.
+
+mod layout;
+mod cells;
+mod strokes;
+mod memory_lane;
+mod frame;
+
+use crate::ids::Rank;
+use crate::picture::chunks::Chunks;
+use crate::picture::palette::LIGHT;
+use crate::picture::{PictureSettings, escaped};
+use crate::timeline::Timeline;
+
+use cells::push_cells;
+use frame::{push_axis, push_lane, push_legend, push_title};
+use layout::Layout;
+use memory_lane::{HighestPeak, push_memory};
+use strokes::push_strokes;
+
+/// The largest number of events that are drawn one by one.
+const MOST_DETAILED: usize = 2500;
+
+/// Draws `timeline` as an SVG document.
+pub fn svg(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
+    let drawing = Drawing {
+        timeline,
+        chunks: Chunks::of(timeline),
+        layout: Layout::of(timeline, settings),
+        is_detailed: timeline.events().len() <= MOST_DETAILED,
+    };
+    let mut picture = opening(&drawing.layout, settings.title);
+    push_title(&mut picture, &drawing.layout, settings.title);
+    push_axis(&mut picture, &drawing.layout);
+    let highest = settings.memory_lane.then(|| HighestPeak::of(timeline, settings));
+    for rank in (0..timeline.ranks()).map(Rank::new) {
+        push_lane(&mut picture, &drawing.layout, rank);
+        if drawing.is_detailed {
+            push_cells(&mut picture, &drawing, rank);
+        } else {
+            push_strokes(&mut picture, &drawing, rank);
+        }
+        if let Some(highest) = highest {
+            push_memory(&mut picture, &drawing, rank, settings, highest);
+        }
+    }
+    push_legend(&mut picture, &drawing);
+    picture.push_str("</svg>\n");
+    picture
+}
+
+/// A timeline with what every part of the drawing asks for.
+struct Drawing<'a> {
+    timeline: &'a Timeline,
+    chunks: Chunks,
+    layout: Layout,
+    is_detailed: bool,
+}
+
+/// The document's start: its size, its name for screen readers, the hatching of bubbles and the background.
+fn opening(layout: &Layout, title: &str) -> String {
+    let (width, height) = (layout.width(), layout.height());
+    let name = if title.is_empty() { "Timeline of a pipeline schedule".to_owned() } else { escaped(title) };
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height:.0}\" width=\"{width}\" \
+         height=\"{height:.0}\" role=\"img\" aria-labelledby=\"name\" \
+         font-family=\"system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif\" font-size=\"11\">\n\
+         <title id=\"name\">{name}</title>\n\
+         <defs><pattern id=\"bubble\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">\
+         <rect width=\"6\" height=\"6\" fill=\"{}\"/><rect width=\"1.2\" height=\"6\" fill=\"{}\"/></pattern></defs>\n\
+         <rect width=\"{width}\" height=\"{height:.0}\" fill=\"{}\"/>\n",
+        LIGHT.bubble, LIGHT.hatch, LIGHT.page
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! Many actions as few paths: one for each lane, height and fill.
+//!
+//! A path is a row of horizontal strokes as thick as a lane, in tenths of the picture's unit and each relative
+//! to the one before it: `m24 0h7`. What is too fine to see is merged, so that the size of a lane has a bound.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::ids::Rank;
+use crate::picture::palette::{LIGHT, Sort, sort};
+
+use super::Drawing;
+use super::layout::{LABEL, PLOT};
+
+/// Steps of one unit of the picture.
+const STEPS: f64 = 10.0;
+/// The largest number of cells of a lane that are drawn by themselves.
+const MOST_CELLS: usize = 1600;
+/// Bars that are closer to each other than this, in steps, are drawn as one.
+const BAR_GAP: i64 = 20;
+
+/// Which part of a lane's height a stroke fills.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Part {
+    Whole,
+    UpperHalf,
+    LowerHalf,
+    Bar,
+}
+
+/// What strokes of one path have in common: where they are and the sort and chunk that colour them.
+type Path = (Part, Sort, usize);
+
+/// A stroke, in steps from the start of the timeline.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Stroke {
+    path: Path,
+    start: i64,
+    end: i64,
+}
+
+/// Draws the actions of one rank.
+pub(super) fn push_strokes(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
+    let (layout, chunks) = (&drawing.layout, drawing.chunks.most());
+    let mut paths: BTreeMap<Path, Vec<Stroke>> = BTreeMap::new();
+    for stroke in coarse_cells(cells(drawing, rank)).into_iter().chain(bars(drawing, rank)) {
+        paths.entry(stroke.path).or_default().push(stroke);
+    }
+    writeln!(picture, "<g transform=\"translate({LABEL} {:.2})scale({} 1)\">", layout.top(rank), 1.0 / STEPS)
+        .expect("writing to a string does not fail");
+    for ((part, sort, chunk), strokes) in paths {
+        let (lane, bar) = (layout.lane_height(), layout.bar_height());
+        let (middle, height) = match part {
+            Part::Whole => (lane / 2.0, lane),
+            Part::UpperHalf => (lane / 4.0, lane / 2.0),
+            Part::LowerHalf => (lane * 3.0 / 4.0, lane / 2.0),
+            Part::Bar => (lane - bar / 2.0, bar),
+        };
+        let fill = LIGHT.fill(sort, chunk, chunks);
+        write!(picture, "<path stroke=\"{fill}\" stroke-width=\"{height:.2}\" d=\"M0 {middle:.2}")
+            .expect("writing to a string does not fail");
+        push_path(picture, &strokes);
+        picture.push_str("\"/>\n");
+    }
+    picture.push_str("</g>\n");
+}
+
+fn push_path(picture: &mut String, strokes: &[Stroke]) {
+    let mut at = 0;
+    for &Stroke { start, end, .. } in strokes {
+        // A stroke without length is not drawn.
+        let end = end.max(start + 1);
+        write!(picture, "m{} 0h{}", start - at, end - start).expect("writing to a string does not fail");
+        at = end;
+    }
+}
+
+/// The computation of a rank, both halves of an overlap by themselves.
+fn cells(drawing: &Drawing<'_>, rank: Rank) -> Vec<Stroke> {
+    let mut cells = Vec::new();
+    let events = drawing.timeline.events_of(rank).iter();
+    for event in events.filter(|event| event.action.is_compute() && event.end > event.start) {
+        let heights: &[Part] = match event.action.parts().count() {
+            1 => &[Part::Whole],
+            _ => &[Part::UpperHalf, Part::LowerHalf],
+        };
+        for (part, &height) in event.action.parts().zip(heights) {
+            let path = (height, sort(part), drawing.chunks.chunk(rank, part.stage()));
+            cells.push(stroke(drawing, path, event.start, event.end));
+        }
+    }
+    cells
+}
+
+/// The messages and collectives of a rank. Bars of one colour that touch or nearly touch are one bar.
+fn bars(drawing: &Drawing<'_>, rank: Rank) -> Vec<Stroke> {
+    let mut bars: Vec<Stroke> = Vec::new();
+    let events = drawing.timeline.events_of(rank).iter();
+    for event in events.filter(|event| !event.action.is_compute() && event.end > event.start) {
+        let bar = stroke(drawing, (Part::Bar, sort(event.action), 0), event.start, event.end);
+        match bars.iter_mut().rev().find(|last| last.path == bar.path) {
+            Some(last) if bar.start - last.end < BAR_GAP => last.end = last.end.max(bar.end),
+            _ => bars.push(bar),
+        }
+    }
+    bars
+}
+
+fn stroke(drawing: &Drawing<'_>, path: Path, start: f64, end: f64) -> Stroke {
+    let steps = |time| (drawing.layout.offset(time) * STEPS).round() as i64;
+    Stroke { path, start: steps(start), end: steps(end) }
+}
+
+/// The cells themselves, or if they are too many, for each column of one unit what takes most of it.
+fn coarse_cells(cells: Vec<Stroke>) -> Vec<Stroke> {
+    if cells.len() <= MOST_CELLS {
+        return cells;
+    }
+    let column_width = STEPS as i64;
+    let mut columns: Vec<BTreeMap<Path, i64>> = vec![BTreeMap::new(); PLOT as usize];
+    for cell in &cells {
+        for (at, column) in (0..).zip(&mut columns).skip((cell.start / column_width) as usize) {
+            let (from, to) = (at * column_width, (at + 1) * column_width);
+            if from >= cell.end {
+                break;
+            }
+            *column.entry(cell.path).or_default() += cell.end.min(to) - cell.start.max(from);
+        }
+    }
+    let mut coarse: Vec<Stroke> = Vec::new();
+    for (at, column) in (0..).zip(&columns) {
+        let (start, end) = (at * column_width, (at + 1) * column_width);
+        for path in longest(column, column_width) {
+            match coarse.iter_mut().rev().take(2).find(|last| last.path == path && last.end == start) {
+                Some(last) => last.end = end,
+                None => coarse.push(Stroke { path, start, end }),
+            }
+        }
+    }
+    coarse
+}
+
+/// What takes most of a column: a whole cell, or both halves of overlaps; nothing if that is idleness.
+fn longest(column: &BTreeMap<Path, i64>, width: i64) -> Vec<Path> {
+    let best_of = |part| {
+        let of_part = column.iter().filter(move |(path, _)| path.0 == part);
+        of_part.max_by_key(|(_, length)| **length).map(|(path, length)| (*path, *length))
+    };
+    let total =
+        |part| -> i64 { column.iter().filter(|(path, _)| path.0 == part).map(|(_, length)| length).sum() };
+    let (whole, halves) = (total(Part::Whole), total(Part::UpperHalf));
+    if whole + halves < width - whole - halves {
+        return Vec::new();
+    }
+    let parts: &[Part] = if whole >= halves { &[Part::Whole] } else { &[Part::UpperHalf, Part::LowerHalf] };
+    parts.iter().filter_map(|&part| best_of(part)).map(|(path, _)| path).collect()
+}
