@@ -103,7 +103,7 @@ fn an_abort_wakes_everybody() {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn without_the_lock_a_wake_up_is_lost() {
-    check(|| abort(Mailbox::ring));
+    check(|| abort(Mailbox::signal));
 }
 
 #[test]
