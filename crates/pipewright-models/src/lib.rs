@@ -30,7 +30,7 @@
 //! # Ok::<(), pipewright_models::ConfigError>(())
 //! ```
 
-// Reading order: each module imports earlier ones alone, which `tests/layers.rs` checks.
+// Reading order: a module imports only earlier ones, which `tests/layers.rs` checks.
 pub mod error;
 
 pub mod parameter;

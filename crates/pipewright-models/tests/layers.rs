@@ -1,4 +1,4 @@
-//! The order of the crate's modules: each imports the modules before it alone. The rules are in `tools/layers`.
+//! The order of the crate's modules: a module imports only modules before it. The rules are in `tools/layers`.
 
 const LAYERS: &[&str] = &[
     "error",

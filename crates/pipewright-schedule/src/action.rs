@@ -189,12 +189,12 @@ impl Action {
         }
     }
 
-    /// Whether the action runs a stage forward or backward.
+    /// Returns whether the action runs a stage forward or backward.
     pub fn is_compute(self) -> bool {
         self.kind().is_compute()
     }
 
-    /// Whether the action moves a tensor between two stages, or waits for such a move.
+    /// Returns whether the action moves a tensor between two stages, or waits for such a move.
     pub fn is_communication(self) -> bool {
         self.kind().is_communication()
     }
@@ -277,7 +277,7 @@ impl ActionKind {
         Self::Overlap,
     ];
 
-    /// Whether actions of this kind run a stage forward or backward.
+    /// Returns whether actions of this kind run a stage forward or backward.
     pub fn is_compute(self) -> bool {
         matches!(
             self,
@@ -285,7 +285,7 @@ impl ActionKind {
         )
     }
 
-    /// Whether actions of this kind move a tensor between two stages, or wait for such a move.
+    /// Returns whether actions of this kind move a tensor between two stages, or wait for such a move.
     pub fn is_communication(self) -> bool {
         matches!(
             self,

@@ -37,7 +37,8 @@ pub struct Costs {
     pub skips: Vec<SkipTransfer>,
 }
 
-/// A message that a stage sends to a later stage for each microbatch, beside the messages between neighbours.
+/// A message that a stage sends directly to a later stage for each microbatch, in addition to the messages between
+/// neighbours.
 ///
 /// It leaves when the forward of `from` ends, and the forward of `to` waits for it. A gradient of the same size leaves
 /// when the backward of `to` for its inputs ends, and the backward of `from` waits for it.
@@ -113,7 +114,7 @@ pub enum CostsError {
         /// The bandwidth, as text.
         value: String,
     },
-    /// A skip connection that does not lead from a stage to a later one.
+    /// A skip connection does not lead from a stage to a later one.
     #[error(
         "a skip connection from stage {from} to stage {to} of {stages}; let it lead to a later stage that exists"
     )]

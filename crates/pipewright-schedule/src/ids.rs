@@ -71,7 +71,7 @@ pub struct StageTooLarge {
 }
 
 impl StageIndex {
-    /// The largest stage: far beyond any cluster.
+    /// The largest stage, far above the size of any cluster.
     pub const LARGEST: u32 = (1 << 24) - 1;
 
     /// Wraps a bare number.

@@ -5,7 +5,7 @@
 //!    --lower--> Program (compute + communication) --validate--> ValidatedProgram --simulate--> Timeline
 //! ```
 //!
-//! The modules are declared in the order in which data passes through them, and import earlier ones alone
+//! The modules are declared in the order in which data passes through them, and a module imports only earlier ones
 //! (`tests/layers.rs`). The crate never depends on Burn, never reads a clock or a file, and never starts a thread. The
 //! runtime that executes a [`ValidatedProgram`] is another crate.
 

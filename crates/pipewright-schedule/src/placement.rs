@@ -27,7 +27,7 @@ pub struct Placement {
     starts: Vec<u32>,
 }
 
-/// Why stages cannot be placed on ranks.
+/// The errors of placing stages on ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlacementError {
     /// There is no stage or no rank.
@@ -84,7 +84,7 @@ impl Placement {
     /// Places stage `s` on rank `rank_of[s]`. The number of ranks is the largest rank plus one.
     ///
     /// # Errors
-    /// When the list is empty, too long, or leaves out a rank below its largest.
+    /// When the list is empty, too long, or omits a rank below its largest.
     pub fn explicit(rank_of: Vec<Rank>) -> Result<Self, PlacementError> {
         let stages = rank_of.len() as u64;
         if stages > MAX_STAGES {

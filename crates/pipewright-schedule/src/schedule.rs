@@ -130,7 +130,7 @@ impl Schedule {
     /// Makes a schedule, and infers the placement and the number of microbatches from the rows.
     ///
     /// # Errors
-    /// As [`Schedule::new`], and when a stage is on two ranks or on none.
+    /// When [`Schedule::new`] refuses the rows, or when a stage is on two ranks or on none.
     pub fn infer(rows: Vec<Vec<Option<Action>>>) -> Result<Self, ScheduleError> {
         let (placement, microbatches) = infer_sizes(rows.iter().map(|row| row.iter().copied().flatten()))?;
         Self::new(placement, microbatches, rows)
@@ -180,7 +180,7 @@ impl Program {
     /// Makes a program, and infers the placement and the number of microbatches from the rows.
     ///
     /// # Errors
-    /// As [`Program::new`], and when a stage is on two ranks or on none.
+    /// When [`Program::new`] refuses the rows, or when a stage is on two ranks or on none.
     pub fn infer(rows: Vec<Vec<Action>>) -> Result<Self, ScheduleError> {
         let (placement, microbatches) = infer_sizes(rows.iter().map(|row| row.iter().copied()))?;
         Self::new(placement, microbatches, rows)

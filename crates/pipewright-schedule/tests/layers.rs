@@ -1,4 +1,4 @@
-//! The order of the crate's modules: each imports the modules before it alone. The rules are in `tools/layers`.
+//! The order of the crate's modules: a module imports only modules before it. The rules are in `tools/layers`.
 
 const LAYERS: &[&str] = &[
     "ids",
@@ -53,7 +53,7 @@ const LAYERS: &[&str] = &[
     "generate::catalogue",
     "generate",
     "level",
-    // What validation, lowering and simulation share.
+    // Shared by validation, lowering and simulation.
     "action_set",
     "neighbours",
     "rank_set",

@@ -55,8 +55,8 @@ fn a_skip_connection_delays_its_user_and_its_source() {
                 1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0\n\
                 2RECV_F0,2F0,2B0,2SEND_B0\n";
     for t in 0..5 {
-        // The last forward begins after two forwards, and when the message has come; the first stage's backward begins
-        // after the middle one's, and when the gradient has come.
+        // The last stage's forward begins when two forwards have ended and the message has arrived. The first stage's
+        // backward begins when the middle stage's has ended and the gradient has arrived.
         let last_forward = f64::from(2.max(1 + t));
         let expected = last_forward + 3.0 + f64::from(2.max(t)) + 2.0;
         assert_eq!(makespan(rows, &with_skip(t as u64)), expected, "{t} seconds");
@@ -74,7 +74,7 @@ fn messages_of_a_skip_connection_share_their_link() {
     let rows = row(sends(0).collect())
         + &row(receive(1, sends(1).collect()))
         + &row(receive(2, forwards(2).collect()));
-    // Four messages of three seconds, one after the other, behind the first forward and before the last.
+    // Four messages of three seconds, one after the other, between the first forward and the last.
     assert_eq!(makespan(&rows, &with_skip(3)), 1.0 + 4.0 * 3.0 + 1.0);
 }
 

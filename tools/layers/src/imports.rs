@@ -67,8 +67,7 @@ impl Reader<'_> {
     fn path(&mut self, prefix: &str) {
         let mut path = prefix.to_owned();
         let line = self.tokens[self.at].line;
-        loop {
-            let Some(token) = self.tokens.get(self.at) else { break };
+        while let Some(token) = self.tokens.get(self.at) {
             if token.text == "{" {
                 self.group(&path);
                 return;

@@ -39,7 +39,7 @@ pub fn catalogue() -> &'static [Generator] {
 /// Makes the schedule called `name`, without regard to case.
 ///
 /// # Errors
-/// When there is no such schedule, if it does not exist at this size, or if a setting is given that it does not have.
+/// When there is no such schedule, when it does not support this size, or when it does not have a given setting.
 pub fn generate(name: &str, spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
     let found = CATALOGUE.iter().find(|generator| generator.name.eq_ignore_ascii_case(name));
     let generator = found.ok_or_else(|| unknown_schedule(name))?;

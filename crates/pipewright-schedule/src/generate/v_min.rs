@@ -6,9 +6,8 @@
 //! The block, with `p` ranks: all four passes move one slot from rank to rank, the least that dependencies allow. There
 //! is one slot at each turning point, and if `p` is a multiple of 3 two more at the upper one, so that no two actions
 //! share a slot. Rank `r` has `F0` in slot `r`, `F1` in `2 p - 1 - r`, `I1` in `2 p + e + r` and `I0` in
-//! `4 p - 1 + e - r`, where `e` is 2 or
-//! 0. On every rank both activations together live for `4 p + 2 e` slots. A microbatch starts every six slots, so about
-//!    `2 p / 3` activations are alive at once, a third of the `2 p` of 1F1B.
+//! `4 p - 1 + e - r`, where `e` is 0 or 2. On every rank both activations together live for `4 p + 2 e` slots. A
+//! microbatch starts every six slots, so about `2 p / 3` activations are alive at once, a third of the `2 p` of 1F1B.
 //!
 //! Every rank holds at most `2 ((p + 1) / 3 + 1)` activations of a stage (`/` rounding down). With `F`, `I` and `W` of
 //! one length and `m >= 2 p`, the bubble is `b / (6 m + b)`, where `b` is `4 p - 7`, `4 p - 5` and `4 p - 9` for

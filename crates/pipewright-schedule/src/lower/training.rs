@@ -1,9 +1,9 @@
 //! The program that trains: the one list of settings that the command line, benches, tests and users share.
 //!
-//! Rules: (1) gradients of inputs leave their rank before the weight gradients beside them are computed
+//! Rules: (1) input gradients leave their rank before it computes the weight gradients of the same backward
 //! ([`send_early`](super::send_early)); (2) if there are several replicas, the gradients of a stage are reduced as soon
-//! as they are complete, and waited for at the end of the row; (3) if parameters are sharded over the replicas, they are
-//! gathered before their stage computes; (4) sends and receives are added.
+//! as they are complete, and waited for at the end of the row; (3) if parameters are sharded over the replicas, they
+//! are gathered before their stage computes; (4) sends and receives are added.
 
 use std::num::NonZeroU32;
 

@@ -89,7 +89,7 @@ struct Upcoming {
     lookahead: usize,
     /// The number of compute actions that have been added.
     seen: usize,
-    /// Each stage with the value of `seen` at its next use.
+    /// The next stages, each with the value of `seen` at its next use.
     nearest: Vec<(StageIndex, usize)>,
 }
 

@@ -252,7 +252,7 @@ impl<'a> Run<'a> {
         let Some(tensor) = BoundaryTensor::received_by(transfer.receive) else { return (now, now) };
         let first_half = self.ranks[rank.index()].first_half.filter(|&(made, _)| made == tensor);
         let now = first_half.map_or(now, |(_, end)| end);
-        // A gradient is as large as the output that it belongs to.
+        // A gradient has the size of its output.
         let bytes = self.costs.output_bytes(if tensor.gradient { tensor.stage } else { send.stage() });
         self.transmit(transfer.sender, transfer.receiver, tensor, bytes, now)
     }
@@ -279,7 +279,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The arrival of the message that `action` sends, receives or waits for.
+    /// Returns the arrival of the message that `action` sends, receives or waits for.
     fn message_arrival(&self, action: Action) -> Option<Arrival> {
         let transfer = Transfer::of(self.program.placement(), action)?;
         self.arrivals.get(BoundaryTensor::received_by(transfer.receive)?)

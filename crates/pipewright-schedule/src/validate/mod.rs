@@ -1,4 +1,4 @@
-//! Proves that a program is sound, or lists everything that is wrong with it.
+//! Proves that a program is sound, or lists its violations.
 //!
 //! Each family of rules has its own file: `coverage` (the required actions are present exactly once, on the right
 //! rank), `order` (on each rank, actions follow the actions that they need), `matching` (every receive has its send),

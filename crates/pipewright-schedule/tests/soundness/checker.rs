@@ -153,7 +153,7 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// Whether a missing tensor may still be made by another rank without a message.
+    /// Returns whether a missing tensor may still be made by another rank without a message.
     fn may_come(&self, thing: Thing, rank: usize) -> bool {
         let source = match thing {
             Thing::Input(stage, _) => stage.checked_sub(1),
@@ -208,8 +208,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Moves an output to its next stage where that needs no message: on the same rank, or at the level
-    /// `compute`.
+    /// Moves an output to its next stage if that needs no message: on the same rank, or at the level `compute`.
     fn hand_over(&mut self, rank: usize, part: Action) {
         let (s, m) = numbers(part);
         let (made, arriving, to) = match part {
@@ -227,7 +226,7 @@ impl World<'_> {
                 self.things[peer].insert(arriving);
             }
             Some(_) => {}
-            // The first stage's input has no use for a gradient.
+            // The gradient of the first stage's input is not used.
             None => {
                 self.things[rank].remove(&made);
             }

@@ -72,7 +72,7 @@ pub(crate) fn swap_any(program: &Program, seed: u64) -> Program {
 fn has_place(row: &[Action], at: usize, mutation: Mutation) -> bool {
     let kind = row[at].kind();
     match mutation {
-        // A program need not drop its parameters in the end.
+        // A program is sound without its last `RESHARD`.
         Mutation::Drop => kind != ActionKind::Reshard,
         Mutation::Duplicate => !matches!(kind, ActionKind::Unshard | ActionKind::Reshard),
         Mutation::SwapDependent => row.get(at + 1).is_some_and(|&next| depends(next, row[at])),
@@ -83,7 +83,7 @@ fn has_place(row: &[Action], at: usize, mutation: Mutation) -> bool {
     }
 }
 
-/// Whether `next` needs `action`, for the same stage and microbatch.
+/// Returns whether `next` needs `action`, for the same stage and microbatch.
 fn depends(next: Action, action: Action) -> bool {
     use ActionKind::*;
     let chains = [
