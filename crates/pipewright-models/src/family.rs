@@ -4,17 +4,22 @@
 //! [`ModelConfig`].
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor};
-use pipewright::stage::StageModule;
+use pipewright::checkpoint::Checkpoint;
+use pipewright::stage::{Stage, StageModule};
 use pipewright_schedule::ModelDesc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::decoder::DecoderConfig;
+use crate::hf::{self, HfError};
 use crate::init::SeededInit;
 use crate::llama::LlamaConfig;
-use crate::parameter::ParameterSource;
+use crate::loss::cross_entropy;
+use crate::parameter::{Outline, ParameterSource, ParameterSpec};
 use crate::qwen2::Qwen2Config;
 
 /// A model family: its configuration, and how stages are made from it. The configuration serialises as the keys of
@@ -27,6 +32,9 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// Hidden states `[batch, sequence, hidden]` leave every stage but the last, and logits
     /// `[batch, sequence, vocabulary]` the last.
     type Stage: StageModule<Output = Tensor<3>>;
+
+    /// A model of these sizes, with the family's usual values for everything else.
+    fn of_sizes(sizes: DecoderConfig) -> Self;
 
     /// The configuration in a parsed `config.json`. Keys that do not bear on the arithmetic are ignored.
     ///
@@ -82,6 +90,41 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         let mut source = SeededInit { seed, deviation: self.initializer_range() };
         self.build_stage(layers, &mut source, device)
     }
+
+    /// The parameters of the stage that holds `layers`, without their values: nothing is allocated for them.
+    ///
+    /// # Errors
+    /// When `layers` is empty or reaches past the last layer.
+    fn outline(&self, layers: Range<usize>) -> Result<Vec<ParameterSpec>, ConfigError> {
+        let mut outline = Outline::default();
+        self.build_stage(layers, &mut outline, &Device::flex())?;
+        Ok(outline.specs)
+    }
+}
+
+/// The parameters with which training starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InitialParameters {
+    /// Random ones that follow from a seed.
+    Seed(u64),
+    /// Those in a Hugging Face directory.
+    Directory(PathBuf),
+}
+
+/// The stage of `config` that holds `layers`; the last stage computes the loss.
+fn training_stage<F: ModelFamily + 'static>(
+    config: &F,
+    layers: Range<usize>,
+    initial: &InitialParameters,
+    device: &Device,
+) -> Result<Stage, HfError> {
+    // The sequence length bears on costs alone.
+    let is_last = layers.end == config.describe(1).layers.len();
+    let module = match initial {
+        InitialParameters::Seed(seed) => config.init_stage(layers, *seed, device)?,
+        InitialParameters::Directory(directory) => hf::load_stage(directory, config, layers, device)?,
+    };
+    Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
 }
 
 macro_rules! families {
@@ -110,6 +153,18 @@ macro_rules! families {
                 Err(ConfigError::UnknownFamily { found: name.to_owned() })
             }
 
+            /// A model of the family that `model_type` names, one of [`ModelConfig::MODEL_TYPES`]; see
+            /// [`ModelFamily::of_sizes`].
+            ///
+            /// # Errors
+            /// When there is no such family.
+            pub fn of_sizes(model_type: &str, sizes: DecoderConfig) -> Result<Self, ConfigError> {
+                $(if model_type == <$config>::MODEL_TYPE {
+                    return Ok(Self::$variant(<$config>::of_sizes(sizes)));
+                })*
+                Err(ConfigError::UnknownFamily { found: model_type.to_owned() })
+            }
+
             /// The content of `config.json`; see [`ModelFamily::to_json`].
             pub fn to_json(&self) -> Value {
                 match self {
@@ -128,6 +183,41 @@ macro_rules! families {
             pub fn describe(&self, sequence: usize) -> ModelDesc {
                 match self {
                     $(Self::$variant(config) => config.describe(sequence),)*
+                }
+            }
+
+            /// The parameters of a stage, without their values; see [`ModelFamily::outline`].
+            ///
+            /// # Errors
+            /// As [`ModelFamily::outline`].
+            pub fn outline(&self, layers: Range<usize>) -> Result<Vec<ParameterSpec>, ConfigError> {
+                match self {
+                    $(Self::$variant(config) => config.outline(layers),)*
+                }
+            }
+
+            /// The stage that holds `layers`, for training on `device`; the last one computes the loss.
+            ///
+            /// # Errors
+            /// As [`ModelFamily::init_stage`] and [`hf::load_stage`].
+            pub fn training_stage(
+                &self,
+                layers: Range<usize>,
+                initial: &InitialParameters,
+                device: &Device,
+            ) -> Result<Stage, HfError> {
+                match self {
+                    $(Self::$variant(config) => training_stage(config, layers, initial, device),)*
+                }
+            }
+
+            /// Writes the model of a checkpoint as a Hugging Face directory; see [`hf::export`].
+            ///
+            /// # Errors
+            /// As [`hf::export`].
+            pub fn export(&self, checkpoint: &Checkpoint, dir: &Path) -> Result<(), HfError> {
+                match self {
+                    $(Self::$variant(config) => hf::export(checkpoint, config, dir),)*
                 }
             }
         }

@@ -42,6 +42,6 @@ pub mod loss;
 
 pub mod hf;
 
-pub use family::{ConfigError, ModelConfig, ModelFamily};
+pub use family::{ConfigError, InitialParameters, ModelConfig, ModelFamily};
 pub use loss::cross_entropy;
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};

@@ -4,10 +4,12 @@
 //! `model.layers.3.mlp.up_proj.weight`. Stages are laid out so that Burn's own module paths are these names however the
 //! model is cut; nothing translates between the two.
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, Shape, Tensor, TensorData};
 
 use pipewright::nn::{Embedding, Linear, RmsNorm, TiedHead};
+
+use crate::family::ConfigError;
 
 /// Where the values of a stage's parameters come from.
 pub trait ParameterSource {
@@ -19,6 +21,19 @@ pub trait ParameterSource {
     /// # Errors
     /// When the source has no such parameter, or one of another shape.
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, Self::Error>;
+
+    /// The same parameter as a stage holds it. `spec.shape` has `D` dimensions.
+    ///
+    /// # Errors
+    /// As [`ParameterSource::parameter`].
+    fn param<const D: usize>(
+        &mut self,
+        spec: &ParameterSpec,
+        device: &Device,
+    ) -> Result<Param<Tensor<D>>, Self::Error> {
+        let values = self.parameter(spec)?;
+        Ok(Param::from_data(TensorData::new(values, spec.shape.clone()), device))
+    }
 }
 
 /// A parameter that a stage asks for.
@@ -97,8 +112,37 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         kind: ParameterKind,
     ) -> Result<Param<Tensor<D>>, S::Error> {
         let spec = ParameterSpec { path: format!("{layer}.{name}"), shape: shape.to_vec(), kind };
-        let values = self.source.parameter(&spec)?;
-        Ok(Param::from_data(TensorData::new(values, shape), self.device))
+        self.source.param(&spec, self.device)
+    }
+}
+
+/// A source that writes down what is asked for. Its parameters have shapes and no storage, so that a model of any size
+/// can be outlined.
+#[derive(Debug, Default)]
+pub(crate) struct Outline {
+    /// The parameters so far, in the order in which they were asked for. A table that two layers of one stage hold is
+    /// there twice.
+    pub(crate) specs: Vec<ParameterSpec>,
+}
+
+impl ParameterSource for Outline {
+    type Error = ConfigError;
+
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
+        self.specs.push(spec.clone());
+        Ok(vec![0.0; spec.shape.iter().product()])
+    }
+
+    fn param<const D: usize>(
+        &mut self,
+        spec: &ParameterSpec,
+        device: &Device,
+    ) -> Result<Param<Tensor<D>>, ConfigError> {
+        self.specs.push(spec.clone());
+        let shape = Shape::from(spec.shape.clone());
+        let of_shape = shape.clone();
+        let zeros = move |device: &Device, _requires_grad: bool| Tensor::zeros(of_shape, device);
+        Ok(Param::uninitialized(ParamId::new(), zeros, device.clone(), true, shape))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use pipewright_schedule::generate::find;
 use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::{Action, GenerateError, ModelDesc, Schedule, ScheduleSpec, generate};
 use serde::{Serialize, Serializer};
@@ -147,7 +148,9 @@ fn read_schedule(section: &mut Section<'_>) -> ScheduleChoice {
     if Path::new(&text).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv")) {
         return section.path("schedule").map_or(ScheduleChoice::Named(text), ScheduleChoice::Csv);
     }
-    ScheduleChoice::Named(text.to_lowercase())
+    ScheduleChoice::Named(
+        find(&text).map_or_else(|_unknown| text.to_lowercase(), |known| known.name.to_owned()),
+    )
 }
 
 fn read_transport(section: &mut Section<'_>) -> TransportChoice {

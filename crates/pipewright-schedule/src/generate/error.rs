@@ -68,7 +68,7 @@ pub enum GenerateError {
         stages: u32,
     },
     /// The schedule does not exist with so many stages on a rank.
-    #[error("`{schedule}` runs {supported} stage(s) on each rank, not {requested}; leave the number out")]
+    #[error("`{schedule}` runs {supported} stage(s) on each rank, not {requested}; use {supported}")]
     StagesPerRank {
         /// The schedule.
         schedule: &'static str,

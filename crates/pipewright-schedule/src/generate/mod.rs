@@ -40,7 +40,7 @@ mod zb_h1;
 mod zb_h2;
 mod zbv_zero_bubble;
 
-pub use catalogue::{Generator, catalogue, generate};
+pub use catalogue::{Generator, catalogue, find, generate};
 pub use error::GenerateError;
 pub use memory_limit::PerStage;
 pub use settings::Setting;

@@ -21,6 +21,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "one forward, one backward in turn; memory bounded by the ranks",
     settings: &[],
+    aliases: &["pipedream-flush"],
     generate,
 };
 
