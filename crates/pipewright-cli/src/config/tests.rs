@@ -15,7 +15,8 @@ fn load(text: Option<&str>, arguments: &[&str]) -> Result<Settings, String> {
     let surroundings =
         Surroundings { working_folder: Path::new(env!("CARGO_MANIFEST_DIR")).to_owned(), variable: |_| None };
     let file = text.is_some().then_some(file.as_path());
-    Settings::load(file, &arguments, &surroundings).map_err(|error| match error {
+    let loaded = Settings::load(file, &arguments, &surroundings);
+    loaded.map(|loaded| loaded.settings).map_err(|error| match error {
         ConfigError::Problems(problems) => {
             let prefix = format!("{}/", folder.path().display());
             let lines: Vec<String> =
