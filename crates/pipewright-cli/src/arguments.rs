@@ -1,9 +1,8 @@
 //! The commands, as clap sees them. Each command's own arguments stand in its file.
 
-use std::path::PathBuf;
+use clap::{Parser, Subcommand};
 
-use clap::{Args, Parser, Subcommand};
-
+use crate::commands::run_arguments::RunArguments;
 use crate::commands::{export, init, inspect, lower, partition, resume, schedule, simulate, validate, vpp};
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
@@ -27,16 +26,17 @@ pub(crate) enum Command {
     /// Train a model across pipeline ranks.
     #[command(after_help = "\
 Without a file, a small model learns from the text at hand, on this machine. The folder `run.out` receives metrics.jsonl,
-config.toml, timeline.json and checkpoints; an earlier run in it is moved aside. Ctrl-C ends the run after the step, with a
-checkpoint to go on from; a second one ends it at once.
+config.toml, timeline.json and checkpoints, one of them at the end of the run; an earlier run in it is moved aside. Ctrl-C
+ends the run after the step, with a checkpoint to go on from; a second one ends it at once.
 
 Example:
   pipewright train --set run.steps=20 --set pipeline.schedule=gpipe")]
     Train(RunArguments),
-    /// Go on with a run from its newest checkpoint.
+    /// Go on with a run from its newest checkpoint, or from the one that is named.
     #[command(after_help = "\
 The run's own configuration holds, with --set on top: ranks, schedule, chunks, steps and more may change, model and data
-may not. metrics.jsonl is cut back to the checkpoint's step and continued.
+may not. metrics.jsonl goes on behind the checkpoint's step; lines and checkpoints of later steps are moved aside. A run
+that is finished goes on when run.steps is raised.
 
 Example:
   pipewright resume runs/sample --set pipeline.ranks=1")]
@@ -85,17 +85,6 @@ Example:
     /// Print the tables of an interleaved pipeline: stages, order of chunks, warm-up.
     #[command(after_help = "Example:\n  pipewright vpp --ranks 4 --chunks 2 --microbatches 8")]
     Vpp(vpp::VppArguments),
-}
-
-/// The configuration of a run.
-#[derive(Debug, Args)]
-pub(crate) struct RunArguments {
-    /// The configuration; without it, the built-in sample
-    #[arg(value_name = "CONFIG.toml")]
-    pub(crate) config: Option<PathBuf>,
-    /// Override a key with a TOML value, or with a text where the value is no TOML
-    #[arg(long, value_name = "section.key=value")]
-    pub(crate) set: Vec<String>,
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod failure;
 mod output;
 mod panic;
 mod run_folder;
+mod schedule_file;
 mod signal;
 
 use std::process::ExitCode;

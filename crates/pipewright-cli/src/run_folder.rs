@@ -1,9 +1,9 @@
 //! The folder of a run's results: `metrics.jsonl`, `config.toml`, `timeline.json`, and its checkpoints.
 //!
-//! An earlier run in the folder is moved aside, to the same name with `.1`, `.2` and so on behind it: nothing is lost,
-//! the same command works again, and whoever reads the folder finds the newest run. Files of the same names that belong
-//! to no run are not touched; the run is refused. The folder of the checkpoints is locked as long as a run is at work:
-//! two never write to one folder.
+//! Nothing of an earlier run is overwritten. `train` moves the folder of an earlier run aside, to the same name with
+//! `.1`, `.2` and so on behind it. `resume` from a checkpoint before the run's last step moves the later lines of the
+//! metrics to `metrics.1.jsonl` and the later checkpoints to `checkpoints.1`. If files of the same names belong to no run,
+//! the run is refused. The folder of the checkpoints is locked while a run is at work, so two never write to one folder.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -26,8 +26,9 @@ const TIMELINE: &str = "timeline.json";
 pub(crate) struct RunFolder {
     path: PathBuf,
     metrics: File,
-    moved_aside: Option<PathBuf>,
-    /// Until somebody else writes checkpoints.
+    /// A sentence on each thing that was moved aside.
+    moved: Vec<String>,
+    /// Until the writer of checkpoints takes it.
     checkpoints: Option<CheckpointFolder>,
 }
 
@@ -42,48 +43,48 @@ pub(crate) enum RunFolderError {
         /// The operating system's reason.
         source: io::Error,
     },
-    /// Something that is no folder has the folder's name.
-    #[error("{}: this is no folder; choose another run.out", path.display())]
-    NoFolder {
+    /// Something else has the folder's name.
+    #[error("{}: not a folder; choose another run.out", path.display())]
+    NotAFolder {
         /// What has the name.
         path: PathBuf,
     },
-    /// A file that a run would write is there, and no run's.
+    /// A file that a run would write is there and does not belong to a run.
     #[error("{}: the file belongs to no earlier run and would be overwritten; choose another run.out", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
     },
-    /// There is nothing to go on with.
+    /// The folder holds no run to go on with.
     #[error("{}: there is no run to go on with in this folder: {CONFIG} is missing; train first", path.display())]
     NoRun {
         /// The folder.
         path: PathBuf,
     },
-    /// The folder of the checkpoints cannot be had.
+    /// The folder of the checkpoints cannot be locked or read.
     #[error(transparent)]
     Checkpoints(#[from] CheckpointError),
-    /// The earlier run cannot be moved.
-    #[error("{}: the earlier run there cannot be moved aside: {source}; choose another run.out", path.display())]
+    /// The earlier run, or a part of it, cannot be moved.
+    #[error("{}: cannot be moved aside: {source}; move it by hand, or choose another run.out", path.display())]
     MoveAside {
-        /// The folder.
+        /// The file or folder.
         path: PathBuf,
         /// The operating system's reason.
         source: io::Error,
     },
 }
 
-/// Checks that a run could be kept in `path`, and leaves no trace.
+/// Checks that a run could be kept in `path`, without leaving a trace.
 ///
 /// # Errors
 /// As [`RunFolder::create`].
 pub(crate) fn probe(path: &Path) -> Result<(), RunFolderError> {
     refuse_foreign_files(path)?;
-    // The nearest folder that exists is the one that the run's folder, or its first missing ancestor, is made in.
+    // The run's folder, or its first missing ancestor, is made in the nearest folder that exists.
     let existing = path.ancestors().find(|folder| fs::symlink_metadata(folder).is_ok());
     let Some(existing) = existing else { return Ok(()) };
     if !existing.is_dir() {
-        return Err(RunFolderError::NoFolder { path: existing.to_owned() });
+        return Err(RunFolderError::NotAFolder { path: existing.to_owned() });
     }
     let trial = existing.join(format!(".pipewright-{}", std::process::id()));
     let tried = File::create_new(&trial).and_then(|_| fs::remove_file(&trial));
@@ -97,17 +98,20 @@ impl RunFolder {
     /// When the folder cannot be written, holds files that a run would overwrite, or cannot be moved.
     pub(crate) fn create(path: &Path, config: &str) -> Result<Self, RunFolderError> {
         refuse_foreign_files(path)?;
-        let moved_aside = if is_run(path) { Some(move_aside(path)?) } else { None };
+        let mut moved = Vec::new();
+        if is_run(path) {
+            moved.push(format!("moved the earlier run to {}", move_run_aside(path)?.display()));
+        }
         fs::create_dir_all(path).map_err(write_error(path))?;
         let checkpoints = Some(own_checkpoints(path)?);
         let metrics_path = path.join(METRICS);
         let metrics = File::create_new(&metrics_path).map_err(write_error(&metrics_path))?;
         write_config(path, config)?;
-        Ok(Self { path: path.to_owned(), metrics, moved_aside, checkpoints })
+        Ok(Self { path: path.to_owned(), metrics, moved, checkpoints })
     }
 
-    /// Goes on with the run in the folder: steps after `done` are cut off its metrics, and `config` takes the place of
-    /// its configuration.
+    /// Goes on with the run in the folder behind step `done`: checkpoints and lines of the metrics of later steps are
+    /// moved aside, and `config` takes the place of its configuration.
     ///
     /// # Errors
     /// When the folder cannot be written.
@@ -117,34 +121,25 @@ impl RunFolder {
         done: u64,
         checkpoints: CheckpointFolder,
     ) -> Result<Self, RunFolderError> {
-        let metrics_path = path.join(METRICS);
-        let cut = || {
-            let text = match fs::read(&metrics_path) {
-                // A torn character can only stand in a torn last line.
-                Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-                Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-                Err(error) => return Err(error),
-            };
-            let metrics = File::options().append(true).create(true).open(&metrics_path)?;
-            metrics.set_len(lines_to(&text, done) as u64)?;
-            Ok(metrics)
-        };
-        let metrics = cut().map_err(write_error(&metrics_path))?;
+        // Checkpoints go first: if this process is killed in between, the rest is still a run to go on with.
+        let mut moved: Vec<String> = move_later_checkpoints(path, done)?.into_iter().collect();
+        let (metrics, cut) = cut_metrics(path, done)?;
+        moved.extend(cut);
         write_config(path, config)?;
-        Ok(Self { path: path.to_owned(), metrics, moved_aside: None, checkpoints: Some(checkpoints) })
+        Ok(Self { path: path.to_owned(), metrics, moved, checkpoints: Some(checkpoints) })
     }
 
-    /// The folder of the checkpoints, for whoever writes them; it can be taken once.
+    /// Hands out the folder of the checkpoints, once.
     pub(crate) fn take_checkpoints(&mut self) -> CheckpointFolder {
         self.checkpoints.take().expect("one writer of checkpoints a run")
     }
 
-    /// Where the earlier run is, when there was one.
-    pub(crate) fn moved_aside(&self) -> Option<&Path> {
-        self.moved_aside.as_deref()
+    /// A sentence on each thing that was moved aside.
+    pub(crate) fn moved(&self) -> &[String] {
+        &self.moved
     }
 
-    /// Appends a step's figures as one line, so that whoever follows the file sees it at once.
+    /// Appends a step's figures as one line, which other programs can read at once.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -187,7 +182,7 @@ pub(crate) fn own_checkpoints(run: &Path) -> Result<CheckpointFolder, RunFolderE
     Ok(CheckpointFolder::own(&checkpoints_of(run))?)
 }
 
-/// The length of the lines of metrics up to that of step `done`. The first line that is torn or of a later step ends
+/// The length of the metrics up to the line of step `done`. The first line that is incomplete or of a later step ends
 /// them.
 pub(crate) fn lines_to(metrics: &str, done: u64) -> usize {
     let is_kept = |line: &str| {
@@ -198,7 +193,7 @@ pub(crate) fn lines_to(metrics: &str, done: u64) -> usize {
     metrics.split_inclusive('\n').take_while(|line| is_kept(line)).map(str::len).sum()
 }
 
-/// Replaces the configuration at once, so that a run that is killed meanwhile has the one or the other.
+/// Replaces the configuration in one step, so that a kill leaves the old one or the new one.
 fn write_config(run: &Path, config: &str) -> Result<(), RunFolderError> {
     let (path, scratch) = (run.join(CONFIG), run.join(format!(".{CONFIG}")));
     let written = File::create(&scratch).and_then(|mut file| {
@@ -214,9 +209,9 @@ fn write_error(path: &Path) -> impl FnOnce(io::Error) -> RunFolderError {
     move |source| RunFolderError::Write { path: path.to_owned(), source }
 }
 
-/// Whether the folder holds a run. Its metrics are the first thing that a run writes.
+/// Whether the folder holds a run: its metrics, or checkpoints if the metrics were deleted.
 fn is_run(path: &Path) -> bool {
-    path.join(METRICS).exists()
+    path.join(METRICS).exists() || checkpoints_of(path).exists()
 }
 
 fn refuse_foreign_files(path: &Path) -> Result<(), RunFolderError> {
@@ -227,20 +222,74 @@ fn refuse_foreign_files(path: &Path) -> Result<(), RunFolderError> {
     }
 }
 
-/// Renames the folder to the first of its numbered names that is free, unless a run is still at work in it.
-fn move_aside(path: &Path) -> Result<PathBuf, RunFolderError> {
+/// Renames the folder of a run to a free name, unless a run is still at work in it.
+fn move_run_aside(path: &Path) -> Result<PathBuf, RunFolderError> {
     drop(own_checkpoints(path)?);
+    let aside = free_name(path, "");
+    fs::rename(path, &aside).map_err(move_error(path))?;
+    Ok(aside)
+}
+
+/// Moves the checkpoints of steps after `done` to a folder of their own, and says so. Left in place, they would be
+/// taken for the newest ones of the run.
+fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<String>, RunFolderError> {
+    let folder = checkpoints_of(run);
+    let later: Vec<(u64, PathBuf)> =
+        CheckpointFolder::list(&folder)?.into_iter().filter(|(step, _)| *step > done).collect();
+    if later.is_empty() {
+        return Ok(None);
+    }
+    let aside = free_name(&folder, "");
+    fs::create_dir(&aside).map_err(write_error(&aside))?;
+    for (_, checkpoint) in later.iter().rev() {
+        let name = checkpoint.file_name().unwrap_or_default();
+        fs::rename(checkpoint, aside.join(name)).map_err(move_error(checkpoint))?;
+    }
+    let count = later.len();
+    Ok(Some(format!("moved {count} checkpoint(s) of steps after {done} to {}", aside.display())))
+}
+
+/// Opens the metrics behind the line of step `done`. What follows is copied to a file of its own before it is cut off;
+/// the sentence says where.
+fn cut_metrics(run: &Path, done: u64) -> Result<(File, Option<String>), RunFolderError> {
+    let path = run.join(METRICS);
+    let bytes = match fs::read(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+        read => read.map_err(write_error(&path))?,
+    };
+    // A character that is cut in half can only stand in an incomplete last line, which is not kept.
+    let kept = lines_to(&String::from_utf8_lossy(&bytes), done);
+    let mut sentence = None;
+    if kept < bytes.len() {
+        let aside = free_name(&run.join("metrics"), ".jsonl");
+        let written = File::create_new(&aside).and_then(|mut file| {
+            file.write_all(&bytes[kept..])?;
+            file.sync_all()
+        });
+        written.map_err(write_error(&aside))?;
+        sentence = Some(format!("moved the metrics of steps after {done} to {}", aside.display()));
+    }
+    let opened = File::options().append(true).create(true).open(&path).and_then(|metrics| {
+        metrics.set_len(kept as u64)?;
+        Ok(metrics)
+    });
+    Ok((opened.map_err(write_error(&path))?, sentence))
+}
+
+/// The first free name of `PATH.1ENDING`, `PATH.2ENDING` and so on.
+fn free_name(path: &Path, ending: &str) -> PathBuf {
     let numbered = |number: u64| {
         let mut name = OsString::from(path);
-        name.push(format!(".{number}"));
+        name.push(format!(".{number}{ending}"));
         PathBuf::from(name)
     };
-    let aside = (1..).map(numbered).find(|aside| fs::symlink_metadata(aside).is_err());
-    let aside = aside.expect("there are more numbers than folders");
-    match fs::rename(path, &aside) {
-        Ok(()) => Ok(aside),
-        Err(source) => Err(RunFolderError::MoveAside { path: path.to_owned(), source }),
-    }
+    let free = (1..).map(numbered).find(|name| fs::symlink_metadata(name).is_err());
+    free.expect("a folder has fewer entries than there are numbers")
+}
+
+/// For `map_err`: the system's reason, with the path.
+fn move_error(path: &Path) -> impl FnOnce(io::Error) -> RunFolderError {
+    move |source| RunFolderError::MoveAside { path: path.to_owned(), source }
 }
 
 #[cfg(test)]
@@ -316,9 +365,25 @@ mod tests {
         let mut folder = RunFolder::reopen(&path, "new", 1, checkpoints).expect("the folder takes files");
         folder.write_metrics(&metrics(2)).expect("it takes lines");
         let text = fs::read_to_string(path.join(METRICS)).expect("metrics");
-        let steps: Vec<&str> = text.lines().map(|line| &line[..9]).collect();
-        assert_eq!(steps, ["{\"step\":1", "{\"step\":2"]);
+        let steps = |text: &str| text.lines().map(|line| line[..9].to_owned()).collect::<Vec<_>>();
+        assert_eq!(steps(&text), ["{\"step\":1", "{\"step\":2"]);
+        let aside = fs::read_to_string(path.join("metrics.1.jsonl")).expect("the lines that were cut off");
+        assert_eq!(steps(&aside), ["{\"step\":2", "{\"step\":3"]);
+        let expected =
+            format!("moved the metrics of steps after 1 to {}", path.join("metrics.1.jsonl").display());
+        assert_eq!(folder.moved(), [expected]);
         assert_eq!(fs::read_to_string(path.join(CONFIG)).ok().as_deref(), Some("new"));
+    }
+
+    #[test]
+    fn checkpoints_without_metrics_are_moved_aside_too() {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let path = scratch.path().join("a");
+        fs::create_dir_all(checkpoints_of(&path).join("step-00000009")).expect("a folder");
+        let folder = RunFolder::create(&path, "").expect("the scratch folder takes files");
+        assert_eq!(folder.moved().len(), 1);
+        assert!(scratch.path().join("a.1/checkpoints/step-00000009").exists());
+        assert!(!checkpoints_of(&path).join("step-00000009").exists());
     }
 
     #[test]
@@ -338,6 +403,6 @@ mod tests {
         assert_eq!(fs::read_dir(scratch.path()).expect("a folder").count(), 0);
         fs::write(scratch.path().join("c"), "").expect("a file");
         let found = probe(&scratch.path().join("c/d"));
-        assert!(matches!(found, Err(RunFolderError::NoFolder { .. })), "{found:?}");
+        assert!(matches!(found, Err(RunFolderError::NotAFolder { .. })), "{found:?}");
     }
 }

@@ -166,7 +166,7 @@ fn bad_data() {
 
 #[test]
 fn an_output_folder_that_cannot_be_written() {
-    refuse("run.out=text.txt/out", &["error: text.txt: this is no folder; choose another run.out"]);
+    refuse("run.out=text.txt/out", &["error: text.txt: not a folder; choose another run.out"]);
     let folder = folder();
     fs::create_dir(folder.path().join("out")).expect("a folder");
     write(&folder, "out/config.toml", "mine");

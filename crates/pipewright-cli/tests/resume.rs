@@ -39,7 +39,8 @@ const CUTS: &[&[&str]] = &[
 ];
 
 /// Trains 40 steps with kills at random moments, resumed each time with `changes(number of the kill)`; compares with a
-/// run that nobody disturbs.
+/// run that nobody disturbs. The last kill may meet a run that has saved its last step: the resume that follows then
+/// finds the run finished, and its state is in the shards of the last changes.
 fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static str>) {
     let whole = Run::new();
     let started = std::time::Instant::now();
@@ -64,7 +65,7 @@ fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static s
         let steps = killed.figures().len();
         under_way += u32::from(steps > 0 && steps < 40);
         if steps == 40 && kill + 1 < kills {
-            // A run that got to its end starts over, so that all kills meet a run under way.
+            // A run that got to its end is compared and starts over, so that all kills meet a run under way.
             assert_eq!(figures_after_resume(&killed, set), expected, "seed {seed}");
             fs::remove_dir_all(killed.out()).expect("a folder");
         }
@@ -167,21 +168,102 @@ fn the_newest_checkpoints_are_kept() {
     let run = Run::new();
     run.train(&["run.checkpoint_every=4", "run.keep_checkpoints=2", "run.steps=10"]);
     assert_eq!(run.checkpoints(), ["step-00000008", "step-00000010"], "the last step has one too");
-    let none = Run::new();
-    none.train(&["run.steps=2"]);
-    assert!(none.checkpoints().is_empty());
+}
+
+/// Runs a command that succeeds; returns what it says.
+fn said(run: &Run, arguments: &[&str]) -> String {
+    let output = run.command(arguments);
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{words}");
+    words
 }
 
 #[test]
-fn a_run_without_a_checkpoint_starts_again() {
+fn a_run_made_with_defaults_leaves_a_model_and_knows_that_it_is_finished() {
     let run = Run::new();
-    run.train(&["run.steps=4"]);
-    let expected = run.figures();
-    let output = run.command(&["resume", "out"]);
-    let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{words}");
-    assert!(words.contains("no checkpoint: starting again from step 1"), "{words}");
+    run.train(&["run.steps=4", "optimizer.schedule=constant"]);
+    assert_eq!(run.checkpoints(), ["step-00000004"]);
+    assert_eq!(inspected(&run)["step"], 4);
+    said(&run, &["export", "out", "model"]);
+    assert!(run.path("model/model.safetensors").exists());
+
+    let before = fs::read(run.path("out/metrics.jsonl")).expect("metrics");
+    for path in ["out", "out/checkpoints", "out/checkpoints/step-00000004"] {
+        let words = said(&run, &["resume", path]);
+        assert!(words.contains("the run is finished: all 4 steps are taken"), "{words}");
+        assert!(words.contains("out --set run.steps=8"), "{words}");
+    }
+    assert_eq!(fs::read(run.path("out/metrics.jsonl")).expect("metrics"), before);
+    run.resume(&["run.steps=6"]);
+    let whole = Run::new();
+    whole.train(&["run.steps=6", "optimizer.schedule=constant"]);
+    assert_eq!(run.figures(), whole.figures());
+    assert_eq!(final_state(&run), final_state(&whole));
+}
+
+#[test]
+fn an_earlier_checkpoint_is_gone_on_from_and_what_came_later_is_kept() {
+    let run = Run::new();
+    run.train(&["run.steps=6", "run.checkpoint_every=2"]);
+    let (expected, state) = (run.figures(), final_state(&run));
+    let words = said(&run, &["resume", "out/checkpoints/step-00000002", "--set", "pipeline.ranks=1"]);
+    assert!(words.contains("going on from step 2"), "{words}");
+    assert!(
+        words.contains("moved the metrics of steps after 2 to ") && words.contains("metrics.1.jsonl"),
+        "{words}"
+    );
+    assert!(words.contains("moved 2 checkpoint(s) of steps after 2 to "), "{words}");
     assert_eq!(run.figures(), expected);
+    assert_eq!(final_state(&run), state);
+    let aside = fs::read_to_string(run.path("out/metrics.1.jsonl")).expect("the lines that were cut off");
+    assert_eq!(aside.lines().count(), 4);
+    for step in ["step-00000004", "step-00000006"] {
+        assert_eq!(run.command(&["inspect", &format!("out/checkpoints.1/{step}")]).status.code(), Some(0));
+    }
+}
+
+#[test]
+fn sharded_replicas_store_the_tensors_of_whole_ones() {
+    let state = |mode: &str| {
+        let run = Run::new();
+        run.train(&["run.steps=2", "mesh.data_parallel=2", &format!("mesh.data_parallel_mode={mode}")]);
+        final_state(&run)
+    };
+    assert_eq!(state("sharded"), state("replicated"));
+}
+
+#[test]
+fn a_schedule_that_needs_more_stages_says_which_setting_is_missing() {
+    let run = Run::new();
+    run.train(&["run.steps=2"]);
+    let resume = |set: &[&str]| {
+        let set = set.iter().flat_map(|set| ["--set", set]);
+        let output = run
+            .command(&["resume", "out", "--set", "run.steps=4"].into_iter().chain(set).collect::<Vec<_>>());
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, words) = resume(&["pipeline.schedule=zbv"]);
+    assert_eq!(code, Some(2), "{words}");
+    assert!(words.contains("`zbvzerobubble` runs 2 stage(s) on each rank, not 1"), "{words}");
+    assert!(words.contains("help: add --set pipeline.stages_per_rank=2"), "{words}");
+    let (code, words) = resume(&["pipeline.schedule=zb-v", "pipeline.stages_per_rank=2"]);
+    assert_eq!(code, Some(0), "{words}");
+}
+
+#[test]
+fn a_run_that_was_killed_before_its_first_checkpoint_starts_again() {
+    let run = Run::new();
+    let endless = ["run.steps=1000000", "optimizer.schedule=constant"];
+    let mut child = run.start("train", &["small.toml"], &endless);
+    run.wait_for_step(2);
+    child.kill().and_then(|()| child.wait()).expect("the run is ours to kill");
+    let before = fs::read(run.path("out/metrics.jsonl")).expect("metrics");
+    let words = said(&run, &["resume", "out", "--set", "run.steps=4"]);
+    assert!(words.contains("no checkpoint: starting again from step 1"), "{words}");
+    assert_eq!(fs::read(run.path("out/metrics.1.jsonl")).expect("the lines that were cut off"), before);
+    let whole = Run::new();
+    whole.train(&["run.steps=4", endless[1]]);
+    assert_eq!(run.figures(), whole.figures());
 }
 
 #[test]
@@ -217,7 +299,7 @@ fn what_cannot_go_on_is_refused_by_name() {
     check_refused(nothing, &["model.hidden_size=32"], &["model.hidden_size was 16 and is 32"]);
     check_refused(nothing, &["data.seq_len=4"], &["data.seq_len was 8 and is 4"]);
     check_refused(nothing, &["run.seed=7"], &["data.shuffle_seed was 42 and is 7"]);
-    check_refused(nothing, &["run.steps=3"], &["4 steps behind it", "run.steps = 3"]);
+    check_refused(nothing, &["run.steps=3"], &["the checkpoint is of step 4", "run.steps = 3"]);
     check_refused(nothing, &["run.out=other"], &["leave out run.out"]);
     let other_text =
         |run: &Run| fs::write(run.path("text.txt"), "to be or not to be ".repeat(14)).expect("a file");

@@ -9,9 +9,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::init::SeededInit;
-use crate::parameter::ParameterSource;
+use crate::parameter::{Outline, ParameterSource, ParameterSpec};
 
 /// A model family: its configuration, and how stages are made from it. The configuration serialises as the keys of
 /// `config.json` that affect the results.
@@ -23,6 +24,9 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// The module of a stage. The last stage returns logits `[batch, sequence, vocabulary]`, every other stage hidden
     /// states `[batch, sequence, hidden]`.
     type Stage: StageModule<Output = Tensor<3>>;
+
+    /// Returns the configuration of a model of these sizes, with the family's usual values for everything else.
+    fn of_sizes(sizes: DecoderConfig) -> Self;
 
     /// Reads the configuration from a parsed `config.json`. Keys that do not affect the results are ignored.
     ///
@@ -78,5 +82,15 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     ) -> Result<Self::Stage, ConfigError> {
         let mut source = SeededInit { seed, deviation: self.initializer_range() };
         self.build_stage(layers, &mut source, device)
+    }
+
+    /// The parameters of the stage that holds `layers`, without their values: nothing is allocated for them.
+    ///
+    /// # Errors
+    /// When `layers` is empty or reaches past the last layer.
+    fn outline(&self, layers: Range<usize>) -> Result<Vec<ParameterSpec>, ConfigError> {
+        let mut outline = Outline::default();
+        self.build_stage(layers, &mut outline, &Device::flex())?;
+        Ok(outline.specs)
     }
 }

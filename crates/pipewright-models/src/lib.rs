@@ -43,14 +43,14 @@ pub mod decoder;
 pub mod llama;
 pub mod qwen2;
 
-pub mod model_config;
-
 pub mod loss;
 
 pub mod hf;
 
+pub mod model_config;
+
 pub use error::ConfigError;
 pub use family::ModelFamily;
 pub use loss::cross_entropy;
-pub use model_config::ModelConfig;
+pub use model_config::{InitialParameters, ModelConfig};
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};

@@ -39,6 +39,10 @@ impl ModelFamily for LlamaConfig {
     const ARCHITECTURE: &'static str = "LlamaForCausalLM";
     type Stage = DecoderStage;
 
+    fn of_sizes(sizes: DecoderConfig) -> Self {
+        sizes.into()
+    }
+
     fn vocab_size(&self) -> usize {
         self.decoder.vocab_size
     }

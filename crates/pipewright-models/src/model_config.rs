@@ -2,13 +2,48 @@
 //!
 //! A further family is one module with a type that implements [`ModelFamily`], and one line in the list here.
 
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use pipewright::checkpoint::Checkpoint;
+use pipewright::stage::Stage;
 use pipewright_schedule::ModelDesc;
 use serde_json::Value;
 
+use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
+use crate::hf::{self, HfError};
 use crate::llama::LlamaConfig;
+use crate::loss::cross_entropy;
+use crate::parameter::ParameterSpec;
 use crate::qwen2::Qwen2Config;
+
+/// The parameters with which training starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InitialParameters {
+    /// Random ones that follow from a seed.
+    Seed(u64),
+    /// Those in a Hugging Face directory.
+    Directory(PathBuf),
+}
+
+/// The stage of `config` that holds `layers`; the last stage computes the loss.
+fn training_stage<F: ModelFamily + 'static>(
+    config: &F,
+    layers: Range<usize>,
+    initial: &InitialParameters,
+    device: &Device,
+) -> Result<Stage, HfError> {
+    // The sequence length bears on costs alone.
+    let is_last = layers.end == config.describe(1).layers.len();
+    let module = match initial {
+        InitialParameters::Seed(seed) => config.init_stage(layers, *seed, device)?,
+        InitialParameters::Directory(directory) => hf::load_stage(directory, config, layers, device)?,
+    };
+    Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
+}
 
 macro_rules! families {
     ($($(#[$doc:meta])* $variant:ident($config:ty),)*) => {
@@ -20,14 +55,14 @@ macro_rules! families {
         }
 
         impl ModelConfig {
-            /// The names of the families that [`ModelConfig::from_json`] reads.
+            /// The names by which [`ModelConfig::from_json`] finds a family.
             pub const MODEL_TYPES: &'static [&'static str] = &[$(<$config>::MODEL_TYPE),*];
 
-            /// Reads the configuration from a parsed `config.json`. `model_type` names the family, or the first
-            /// architecture if there is no `model_type`.
+            /// The configuration in a parsed `config.json`, of the family that its `model_type`, or else its first
+            /// architecture, names.
             ///
             /// # Errors
-            /// When the family is not one of [`ModelConfig::MODEL_TYPES`], or when [`ModelFamily::from_json`] fails.
+            /// When the family is not among [`ModelConfig::MODEL_TYPES`], or as [`ModelFamily::from_json`].
             pub fn from_json(json: Value) -> Result<Self, ConfigError> {
                 let name = family_name(&json).unwrap_or_default();
                 $(if name == <$config>::MODEL_TYPE || name == <$config>::ARCHITECTURE {
@@ -36,24 +71,71 @@ macro_rules! families {
                 Err(ConfigError::UnknownFamily { found: name.to_owned(), known: Self::MODEL_TYPES })
             }
 
-            /// Returns the content of `config.json`; see [`ModelFamily::to_json`].
+            /// A model of the family that `model_type` names, one of [`ModelConfig::MODEL_TYPES`]; see
+            /// [`ModelFamily::of_sizes`].
+            ///
+            /// # Errors
+            /// When there is no such family.
+            pub fn of_sizes(model_type: &str, sizes: DecoderConfig) -> Result<Self, ConfigError> {
+                $(if model_type == <$config>::MODEL_TYPE {
+                    return Ok(Self::$variant(<$config>::of_sizes(sizes)));
+                })*
+                Err(ConfigError::UnknownFamily { found: model_type.to_owned(), known: Self::MODEL_TYPES })
+            }
+
+            /// The content of `config.json`; see [`ModelFamily::to_json`].
             pub fn to_json(&self) -> Value {
                 match self {
                     $(Self::$variant(config) => config.to_json(),)*
                 }
             }
 
-            /// Returns the size of the vocabulary: token ids are below it.
+            /// Token ids run from 0 to one below this.
             pub fn vocab_size(&self) -> usize {
                 match self {
                     $(Self::$variant(config) => config.vocab_size(),)*
                 }
             }
 
-            /// Returns the layers in order; see [`ModelFamily::describe`].
+            /// The layers in order; see [`ModelFamily::describe`].
             pub fn describe(&self, sequence: usize) -> ModelDesc {
                 match self {
                     $(Self::$variant(config) => config.describe(sequence),)*
+                }
+            }
+
+            /// The parameters of a stage, without their values; see [`ModelFamily::outline`].
+            ///
+            /// # Errors
+            /// As [`ModelFamily::outline`].
+            pub fn outline(&self, layers: Range<usize>) -> Result<Vec<ParameterSpec>, ConfigError> {
+                match self {
+                    $(Self::$variant(config) => config.outline(layers),)*
+                }
+            }
+
+            /// The stage that holds `layers`, for training on `device`; the last one computes the loss.
+            ///
+            /// # Errors
+            /// As [`ModelFamily::init_stage`] and [`hf::load_stage`].
+            pub fn training_stage(
+                &self,
+                layers: Range<usize>,
+                initial: &InitialParameters,
+                device: &Device,
+            ) -> Result<Stage, HfError> {
+                match self {
+                    $(Self::$variant(config) => training_stage(config, layers, initial, device),)*
+                }
+            }
+
+            /// Writes the model of a checkpoint as a Hugging Face directory; see [`hf::export`].
+            ///
+            /// # Errors
+            /// As [`hf::export`].
+            pub fn export(&self, checkpoint: &Checkpoint, dir: &Path) -> Result<(), HfError> {
+                match self {
+                    $(Self::$variant(config) => hf::export(checkpoint, config, dir),)*
                 }
             }
         }

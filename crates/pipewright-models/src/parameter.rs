@@ -3,10 +3,12 @@
 //! A global path is the parameter's name in a Hugging Face checkpoint, such as `model.layers.3.mlp.up_proj.weight`. The
 //! modules of a stage are nested so that Burn's own parameter paths are these names, whatever the cut of the model.
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Device, Shape, Tensor, TensorData};
 
 use pipewright::nn::{Embedding, Linear, RmsNorm, TiedHead};
+
+use crate::error::ConfigError;
 
 /// The source of the values of a stage's parameters.
 pub trait ParameterSource {
@@ -18,6 +20,19 @@ pub trait ParameterSource {
     /// # Errors
     /// When the source does not have the parameter, or has it in another shape.
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, Self::Error>;
+
+    /// The same parameter as a stage holds it. `spec.shape` has `D` dimensions.
+    ///
+    /// # Errors
+    /// As [`ParameterSource::parameter`].
+    fn param<const D: usize>(
+        &mut self,
+        spec: &ParameterSpec,
+        device: &Device,
+    ) -> Result<Param<Tensor<D>>, Self::Error> {
+        let values = self.parameter(spec)?;
+        Ok(Param::from_data(TensorData::new(values, spec.shape.clone()), device))
+    }
 }
 
 /// The description of a parameter of a stage.
@@ -96,8 +111,37 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         kind: ParameterKind,
     ) -> Result<Param<Tensor<D>>, S::Error> {
         let spec = ParameterSpec { path: format!("{layer}.{name}"), shape: shape.to_vec(), kind };
-        let values = self.source.parameter(&spec)?;
-        Ok(Param::from_data(TensorData::new(values, shape), self.device))
+        self.source.param(&spec, self.device)
+    }
+}
+
+/// A source that writes down what is asked for. Its parameters have shapes and no storage, so that a model of any size
+/// can be outlined.
+#[derive(Debug, Default)]
+pub(crate) struct Outline {
+    /// The parameters so far, in the order in which they were asked for. A table that two layers of one stage hold is
+    /// there twice.
+    pub(crate) specs: Vec<ParameterSpec>,
+}
+
+impl ParameterSource for Outline {
+    type Error = ConfigError;
+
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
+        self.specs.push(spec.clone());
+        Ok(vec![0.0; spec.shape.iter().product()])
+    }
+
+    fn param<const D: usize>(
+        &mut self,
+        spec: &ParameterSpec,
+        device: &Device,
+    ) -> Result<Param<Tensor<D>>, ConfigError> {
+        self.specs.push(spec.clone());
+        let shape = Shape::from(spec.shape.clone());
+        let of_shape = shape.clone();
+        let zeros = move |device: &Device, _requires_grad: bool| Tensor::zeros(of_shape, device);
+        Ok(Param::uninitialized(ParamId::new(), zeros, device.clone(), true, shape))
     }
 }
 

@@ -39,6 +39,10 @@ impl ModelFamily for Qwen2Config {
     const ARCHITECTURE: &'static str = "Qwen2ForCausalLM";
     type Stage = DecoderStage;
 
+    fn of_sizes(sizes: DecoderConfig) -> Self {
+        sizes.into()
+    }
+
     fn vocab_size(&self) -> usize {
         self.decoder.vocab_size
     }

@@ -14,9 +14,9 @@ const LAYERS: &[&str] = &[
     "decoder",
     "llama",
     "qwen2",
-    "model_config",
     "loss",
     "hf",
+    "model_config",
 ];
 
 #[test]

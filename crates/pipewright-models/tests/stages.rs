@@ -32,6 +32,31 @@ fn llama() -> LlamaConfig {
     sizes().into()
 }
 
+/// What a stage holds is known without its values, whatever its size.
+fn check_outline<F: ModelFamily<Stage = DecoderStage>>(config: &F) {
+    let stage = config.init_stage(0..5, 7, &Device::flex()).expect("the range is valid");
+    let mut outline = config.outline(0..5).expect("the range is valid");
+    // The table of a tied head is asked for a second time, and is not among the parameters of a model directory.
+    outline.sort_by(|a, b| a.path.cmp(&b.path));
+    outline.dedup();
+    let mut held = parameter_specs(&stage);
+    held.sort_by(|a, b| a.path.cmp(&b.path));
+    assert_eq!(outline, held);
+    let numbers: usize = held.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
+    let described: u64 = config.describe(8).layers.iter().map(|layer| layer.parameters).sum();
+    assert_eq!(numbers as u64, described);
+}
+
+#[test]
+fn an_outline_is_what_a_stage_holds() {
+    check_outline(&llama());
+    check_outline(&LlamaConfig::from(tied()));
+    check_outline(&Qwen2Config::from(sizes()));
+    let large = DecoderConfig { hidden_size: 1 << 20, vocab_size: 1 << 30, ..sizes() };
+    let outline = LlamaConfig::from(large).outline(0..1).expect("nothing is allocated");
+    assert_eq!(outline[0].shape, [1 << 30, 1 << 20]);
+}
+
 /// Makes all stages of the model, cut before each of `cuts`.
 fn cut<F: ModelFamily<Stage = DecoderStage>>(config: &F, cuts: &[usize]) -> Vec<DecoderStage> {
     let bounds = [&[0], cuts, &[5]].concat();

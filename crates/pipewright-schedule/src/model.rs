@@ -24,6 +24,8 @@ pub struct LayerDesc {
     /// The layer's cost relative to the other layers, in any unit; `weighted` and `optimal` partitions
     /// balance it.
     pub weight: u64,
+    /// The bytes that the layer's forward keeps for its backward, for a microbatch of one row.
+    pub activation_bytes: u64,
 }
 
 impl ModelDesc {

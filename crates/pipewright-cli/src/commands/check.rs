@@ -1,9 +1,14 @@
 //! `pipewright check`: everything that can be checked without training, and a summary of what would run.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::arguments::RunArguments;
+use pipewright_models::ParameterSpec;
+use pipewright_schedule::StageIndex;
+
+use crate::commands::memory::MemoryPlan;
 use crate::commands::prepare::{Prepared, prepare};
+use crate::commands::run_arguments::RunArguments;
 use crate::failure::Failure;
 use crate::output;
 use crate::run_folder;
@@ -12,10 +17,35 @@ use crate::run_folder;
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let prepared = prepare(arguments)?;
     run_folder::probe(&prepared.settings.run.out).map_err(Failure::input)?;
-    output::write(None, &summary(&prepared))
+    let stages = outlines(&prepared)?;
+    let memory = MemoryPlan::new(&prepared, &stages)?;
+    output::write(None, &(summary(&prepared, &stages) + &memory.table()))?;
+    memory.require_fit()
 }
 
-fn summary(prepared: &Prepared) -> String {
+/// The parameters of each stage.
+fn outlines(prepared: &Prepared) -> Result<Vec<Vec<ParameterSpec>>, Failure> {
+    let stages = prepared.program.placement().all_stages();
+    let outline = |stage| prepared.model.outline(prepared.partition.range(stage)).map_err(Failure::input);
+    stages.map(outline).collect()
+}
+
+/// The parameters that several stages hold, each with these stages.
+fn shared(stages: &[Vec<ParameterSpec>]) -> BTreeMap<&str, Vec<StageIndex>> {
+    let mut holders: BTreeMap<&str, Vec<StageIndex>> = BTreeMap::new();
+    for (stage, specs) in (0..).map(StageIndex::new).zip(stages) {
+        for spec in specs {
+            let stages = holders.entry(&spec.path).or_default();
+            if stages.last() != Some(&stage) {
+                stages.push(stage);
+            }
+        }
+    }
+    holders.retain(|_, stages| stages.len() > 1);
+    holders
+}
+
+fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
     let Prepared { settings, layers, program, partition, rows, .. } = prepared;
     let mut text = String::new();
     let mut line = |what: &str, words: String| {
@@ -31,6 +61,13 @@ fn summary(prepared: &Prepared) -> String {
         let (rank, first, last) = (placement.rank_of(stage), range.start, range.end - 1);
         let words = format!("on rank {rank}: layers {first} to {last}, {} parameters", parameters(range));
         line(&format!("stage {stage}"), words);
+    }
+    for (path, stages) in shared(stages) {
+        let stages: Vec<String> = stages.iter().map(ToString::to_string).collect();
+        line(
+            "shared",
+            format!("{path}, one parameter of which stages {} hold a copy each", stages.join(" and ")),
+        );
     }
     let (ranks, microbatches) = (program.ranks(), program.microbatches());
     let schedule = &settings.pipeline.schedule;

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use pipewright_models::{ModelConfig, hf};
+use pipewright_models::ModelConfig;
 
-use crate::commands::identity::MODEL;
-use crate::commands::stored;
+use crate::commands::checkpoint_path;
+use crate::commands::run_identity::MODEL;
 use crate::display;
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 
 /// The arguments of `pipewright export`.
 #[derive(Debug, Args)]
@@ -23,18 +23,15 @@ pub(crate) struct ExportArguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
-    let checkpoint = stored::open(&arguments.from)?;
+    let checkpoint = checkpoint_path::open(&arguments.from)?;
     let place = checkpoint.path().display();
     let Some(model) = checkpoint.manifest().description.get(MODEL).cloned() else {
-        return Err(Failure::input(format!("{place}: the checkpoint does not say of which model it is")));
+        return Err(Failure::input(format!(
+            "{place}: the checkpoint does not say which model it holds; export a checkpoint that pipewright train wrote"
+        )));
     };
     let model = ModelConfig::from_json(model).map_err(|error| Failure::input(format!("{place}: {error}")))?;
-    let exported = match &model {
-        ModelConfig::Llama(config) => hf::export(&checkpoint, config, &arguments.to),
-        ModelConfig::Qwen2(config) => hf::export(&checkpoint, config, &arguments.to),
-        other => return Err(Failure::new(Exit::Bug, format!("no directory can be made of {other:?}"))),
-    };
-    exported.map_err(Failure::input)?;
+    model.export(&checkpoint, &arguments.to).map_err(Failure::input)?;
     let (step, to) = (checkpoint.step(), arguments.to.display());
     display::say(&format!("wrote the model of step {step} to {to}; its tokenizer is not in a checkpoint"));
     Ok(())

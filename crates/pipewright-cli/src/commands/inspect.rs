@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use pipewright::checkpoint::Checkpoint;
 use serde_json::{Value, json};
 
-use crate::commands::stored;
+use crate::commands::checkpoint_path;
 use crate::failure::Failure;
 use crate::output;
 use crate::run_folder::{METRICS, lines_to};
@@ -32,7 +32,7 @@ enum Format {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &InspectArguments) -> Result<(), Failure> {
-    let checkpoint = stored::open(&arguments.path)?;
+    let checkpoint = checkpoint_path::open(&arguments.path)?;
     let losses = losses_to(&checkpoint);
     let text = match arguments.format {
         Format::Text => text(&checkpoint, &losses),

@@ -1,6 +1,5 @@
 //! From a prepared run to a trainer: stages with their parameters, an optimizer, ranks that wait for the first step.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::tensor::Device;
@@ -9,16 +8,12 @@ use pipewright::failure::Cause;
 use pipewright::mesh::Mesh;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
-use pipewright::stage::Stage;
-use pipewright::train::LearningRate;
-use pipewright::train::{ResumeError, Trainer};
+use pipewright::train::{LearningRate, ResumeError, Trainer};
 use pipewright::transport::World;
-use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
-use pipewright_schedule::StageIndex;
-use pipewright_schedule::partition::Partition;
+use pipewright_models::InitialParameters;
 
-use crate::commands::crew::{Crew, disagreement, lost};
 use crate::commands::prepare::Prepared;
+use crate::commands::process_group::{ProcessGroup, disagreement, lost};
 use crate::config::Settings;
 use crate::config::optimizer::OptimizerSettings;
 use crate::config::pipeline::TransportChoice;
@@ -29,12 +24,12 @@ use crate::signal::Interrupt;
 pub(super) fn launch_from(
     mut prepared: Prepared,
     checkpoint: &Arc<Checkpoint>,
-    crew: &mut Crew,
+    processes: &mut ProcessGroup,
     interrupt: &Interrupt,
 ) -> Result<Trainer, Failure> {
-    // Every parameter comes from the checkpoint: there is no use in reading others first.
-    prepared.initial = None;
-    let mut trainer = launch(prepared, crew, interrupt)?;
+    // Every parameter comes from the checkpoint, so those of a model directory need not be read.
+    prepared.initial = InitialParameters::Seed(prepared.settings.run.seed);
+    let mut trainer = launch(prepared, processes, interrupt)?;
     match trainer.resume(checkpoint) {
         Ok(()) => Ok(trainer),
         Err(ResumeError::Pipeline(error)) => Err(failure(&error)),
@@ -42,74 +37,46 @@ pub(super) fn launch_from(
     }
 }
 
-/// Starts this process's ranks: all of them, or the one that it is among the processes of `crew`; with
-/// initial parameters.
-pub(super) fn launch(prepared: Prepared, crew: &mut Crew, interrupt: &Interrupt) -> Result<Trainer, Failure> {
+/// Starts this process's ranks with initial parameters: all ranks, or, with several processes, the one that it is.
+pub(super) fn launch(
+    prepared: Prepared,
+    processes: &mut ProcessGroup,
+    interrupt: &Interrupt,
+) -> Result<Trainer, Failure> {
     let transport = prepared.settings.pipeline.transport;
     let mesh = Mesh { pipeline: prepared.program.ranks(), data: prepared.settings.mesh.data_parallel };
     let ranks =
         mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has more ranks than there can be")))?;
     let world = match transport {
-        TransportChoice::Local if crew.is_several() => {
+        TransportChoice::Local if processes.is_several() => {
             return Err(Failure::input(
                 "several processes were started, and each would run all ranks by itself: set \
                  pipeline.transport=mpi, or start one process",
             ));
         }
         TransportChoice::Local => World::local(ranks),
-        TransportChoice::Mpi => crew.take_world()?,
+        TransportChoice::Mpi => processes.take_world()?,
     };
     if world.ranks() != ranks {
-        // Told while the processes are still together: a launcher ends all as soon as one has failed.
-        return crew.settle(Err(Failure::input(format!(
+        // Reported while the processes are still together: a launcher ends all as soon as one has failed.
+        return processes.settle(Err(Failure::input(format!(
             "{} process(es) were started for {ranks} ranks: start `mpirun -n {ranks} pipewright ...`, or set \
              pipeline.ranks or mesh.data_parallel",
             world.ranks()
         ))));
     }
-    match prepared.model.clone() {
-        ModelConfig::Llama(config) => launch_family(prepared, world, config, interrupt),
-        ModelConfig::Qwen2(config) => launch_family(prepared, world, config, interrupt),
-        other => Err(Failure::new(Exit::Bug, format!("no stages can be made of {other:?}"))),
-    }
-}
-
-fn launch_family<F: ModelFamily + 'static>(
-    prepared: Prepared,
-    world: World,
-    model: F,
-    interrupt: &Interrupt,
-) -> Result<Trainer, Failure> {
-    let Prepared { settings, initial, program, partition, rows, .. } = prepared;
-    let plan = StagePlan { model, from: initial, partition, seed: settings.run.seed };
+    let Prepared { settings, model, initial, program, partition, rows, .. } = prepared;
     let config = PipelineConfig { interrupt: Some(interrupt.flag()), ..pipeline_config(&settings) };
-    let pipeline = Pipeline::launch(program, world, &config, move |stage| plan.stage(stage))
-        .map_err(|error| failure(&error))?;
+    // Every stage is made on the thread of its rank.
+    let make_stage = move |stage| {
+        let device = Device::flex().autodiff();
+        let made = model.training_stage(partition.range(stage), &initial, &device);
+        made.map_err(|error| error.to_string())
+    };
+    let pipeline = Pipeline::launch(program, world, &config, make_stage).map_err(|error| failure(&error))?;
     let OptimizerSettings { learning_rate: peak, schedule: decay, warmup_steps, .. } = settings.optimizer;
     let rate = LearningRate { peak, decay, warmup_steps, steps: settings.run.steps };
     Ok(Trainer::new(pipeline, rows, settings.pipeline.rows(), rate))
-}
-
-/// How every stage is made, on the thread of its rank.
-struct StagePlan<F> {
-    model: F,
-    from: Option<PathBuf>,
-    partition: Partition,
-    seed: u64,
-}
-
-impl<F: ModelFamily> StagePlan<F> {
-    fn stage(&self, stage: StageIndex) -> Result<Stage, String> {
-        let (layers, device) = (self.partition.range(stage), Device::flex().autodiff());
-        let is_last = layers.end == self.partition.layers();
-        let module = match &self.from {
-            Some(folder) => {
-                hf::load_stage(folder, &self.model, layers, &device).map_err(|error| error.to_string())?
-            }
-            None => self.model.init_stage(layers, self.seed, &device).map_err(|error| error.to_string())?,
-        };
-        Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
-    }
 }
 
 fn pipeline_config(settings: &Settings) -> PipelineConfig {
@@ -131,7 +98,8 @@ fn pipeline_config(settings: &Settings) -> PipelineConfig {
     }
 }
 
-/// Whose fault an error of the pipeline is. Settings and program are checked before, so most would be ours.
+/// The failure of the command for an error of the pipeline. Settings and program are checked before, so most others are
+/// bugs.
 pub(super) fn failure(error: &PipelineError) -> Failure {
     let exit = match error {
         PipelineError::Agreement(error) => return disagreement(error),
@@ -148,7 +116,7 @@ pub(super) fn failure(error: &PipelineError) -> Failure {
     Failure::new(exit, error).loss_of(lost)
 }
 
-/// Tells the other processes of a failure that this one alone knows of: they do not wait for it then.
+/// Notifies the other processes of a failure that only this one knows of, so that they do not wait for it.
 pub(super) fn abandon(trainer: &mut Trainer, failure: Failure) -> Failure {
     trainer.pipeline().abandon(&failure.text());
     failure

@@ -1,25 +1,27 @@
 //! One file a command: its arguments, and the calls into the libraries that it makes.
 
 pub(crate) mod check;
-mod crew;
+mod checkpoint_path;
 mod drawing;
 mod engine;
 pub(crate) mod export;
-mod identity;
 pub(crate) mod init;
 pub(crate) mod inspect;
 mod launch;
 pub(crate) mod lower;
 pub(crate) mod partition;
+mod memory;
 mod prepare;
+mod process_group;
 pub(crate) mod resume;
+pub(crate) mod run_arguments;
+mod run_identity;
 pub(crate) mod schedule;
 mod schedule_file;
 mod schedule_size;
 pub(crate) mod simulate;
 mod simulation_text;
-mod steps;
-mod stored;
 pub(crate) mod train;
+mod training_loop;
 pub(crate) mod validate;
 pub(crate) mod vpp;

@@ -1,37 +1,37 @@
 //! What `train`, `resume` and `check` have in common: from arguments to everything that is needed before a rank starts.
 //!
-//! Nothing is written here, and no parameter is made or read.
+//! Nothing is written here, no parameter is made or read, and the settings are not changed.
 
 use std::error::Error;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pipewright::train::data::{DataConfig, TokenRows, Tokenizer};
 use pipewright::transport::Fields;
-use pipewright_models::{ModelConfig, hf};
-use pipewright_schedule::csv::{parse_program, parse_schedule};
+use pipewright_models::{InitialParameters, ModelConfig, hf};
+use pipewright_schedule::csv::parse_schedule;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::partition::{Partition, partition};
-use pipewright_schedule::{Action, Level, ModelDesc, ScheduleSpec, ValidatedProgram, generate, validate};
+use pipewright_schedule::{Action, Level, ModelDesc, Program, ValidatedProgram, validate};
 use serde_json::{Map, Value};
 
-use crate::arguments::RunArguments;
-use crate::commands::schedule_file::{self, implied_level, locate};
+use crate::commands::run_arguments::RunArguments;
+use crate::commands::schedule_file::{implied_level, locate};
 use crate::config::data::{BYTES, DataSettings};
 use crate::config::mesh::MeshSettings;
 use crate::config::model::ModelSettings;
-use crate::config::pipeline::{PipelineSettings, ScheduleChoice};
-use crate::config::{Settings, Surroundings};
+use crate::config::pipeline::{FoundSchedule, PipelineSettings, ScheduleChoice};
+use crate::config::{Loaded, Settings, Surroundings};
 use crate::failure::{Exit, Failure};
 
 /// A run, checked as far as it can be without training.
 pub(super) struct Prepared {
-    /// The settings; sizes that a schedule's file brings are entered.
+    /// The settings.
     pub(super) settings: Settings,
     /// The model's configuration.
     pub(super) model: ModelConfig,
-    /// The Hugging Face folder whose parameters the model starts with; without it, those of the seed.
-    pub(super) initial: Option<PathBuf>,
+    /// The parameters that the model starts with.
+    pub(super) initial: InitialParameters,
     /// The model's layers.
     pub(super) layers: ModelDesc,
     /// What each rank runs.
@@ -42,21 +42,22 @@ pub(super) struct Prepared {
     pub(super) rows: TokenRows,
 }
 
-/// What must not differ between the processes of a run. Files may lie in different places on different machines.
-/// `description` is the run's.
+/// What must not differ between the processes of a run with this `description`. Files may lie in different places on
+/// different machines.
 pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
     const MAY_DIFFER: [&str; 6] =
         ["data.path", "data.tokenizer", "model.from", "pipeline.threads_per_rank", "run.out", "run.device"];
     let mut fields = prepared.settings.by_key();
     fields.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
     fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
-    fields.insert("files of the weights".to_owned(), weights(prepared.initial.as_deref()));
+    fields.insert("files of the weights".to_owned(), weights(&prepared.initial));
     fields
 }
 
-/// The files that initial parameters come from, with their sizes: all that can be seen without reading gigabytes.
-fn weights(folder: Option<&Path>) -> String {
-    let files = folder.and_then(|folder| folder.read_dir().ok()).into_iter().flatten().flatten();
+/// The files that initial parameters come from, with their sizes. Comparing their content would mean to read gigabytes.
+fn weights(initial: &InitialParameters) -> String {
+    let InitialParameters::Directory(folder) = initial else { return String::new() };
+    let files = folder.read_dir().into_iter().flatten().flatten();
     let mut files: Vec<String> = files
         .filter(|file| file.path().extension().is_some_and(|ending| ending == "safetensors"))
         .map(|file| {
@@ -68,22 +69,27 @@ fn weights(folder: Option<&Path>) -> String {
     files.join(", ")
 }
 
-/// Prepares the run that the arguments ask for.
+/// Prepares the run that the arguments ask for, and checks the files that its parameters come from.
 pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
-    prepare_settings(load_settings(arguments.config.as_deref(), &arguments.set)?)
+    let prepared = prepare_settings(load_settings(arguments.config.as_deref(), &arguments.set)?)?;
+    if let InitialParameters::Directory(directory) = &prepared.initial {
+        let parameters = prepared.model.outline(0..prepared.layers.layers.len()).map_err(Failure::input)?;
+        hf::check_weights(directory, &parameters).map_err(Failure::input)?;
+    }
+    Ok(prepared)
 }
 
 /// The settings in a file, or the built-in sample's, with `--set` arguments on top.
-pub(super) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Settings, Failure> {
+pub(super) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Loaded, Failure> {
     let surroundings = Surroundings::of_process().map_err(|error| {
         Failure::input(format!("the working folder cannot be found: {error}; go to another"))
     })?;
     Ok(Settings::load(file, set, &surroundings)?)
 }
 
-/// Prepares the run that the settings ask for.
-pub(super) fn prepare_settings(mut settings: Settings) -> Result<Prepared, Failure> {
-    let program = read_program(&mut settings.pipeline, &settings.mesh)?;
+/// Prepares the run that the settings ask for. The weights of a model directory are not looked at.
+pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<Prepared, Failure> {
+    let program = sound_program(schedule, &settings.pipeline, &settings.mesh)?;
     let model = read_model(&settings.model)?;
     let layers = model.describe(settings.data.seq_len as usize);
     let method = settings.pipeline.method();
@@ -91,31 +97,24 @@ pub(super) fn prepare_settings(mut settings: Settings) -> Result<Prepared, Failu
         partition(&layers.weights(), program.placement().stages(), &method).map_err(Failure::input)?;
     let rows = open_data(&settings, model.vocab_size())?;
     let initial = match &settings.model {
-        ModelSettings::From { from } => Some(from.clone()),
-        ModelSettings::Fresh(_) => None,
+        ModelSettings::From { from } => InitialParameters::Directory(from.clone()),
+        ModelSettings::Fresh(_) => InitialParameters::Seed(settings.run.seed),
     };
     Ok(Prepared { settings, model, initial, layers, program, partition, rows })
 }
 
-/// The program that the settings name, for one of the replicas. The sizes that a file brings replace those of the
-/// settings.
-fn read_program(pipeline: &mut PipelineSettings, mesh: &MeshSettings) -> Result<ValidatedProgram, Failure> {
-    let replicas = mesh.data_parallel;
-    let place = pipeline.schedule.to_string();
-    let program = match &pipeline.schedule {
-        ScheduleChoice::Named(name) => {
-            let stages_per_rank = Some(pipeline.stages_per_rank);
-            let spec = ScheduleSpec {
-                ranks: pipeline.ranks,
-                stages_per_rank,
-                microbatches: pipeline.microbatches / replicas,
-                ..ScheduleSpec::default()
-            };
-            // The settings were read with the same schedule, so an error here is ours.
-            let schedule = generate(name, &spec).map_err(|error| Failure::new(Exit::Bug, error))?;
+/// Returns the sound program of the schedule that the settings found, for one of the replicas.
+fn sound_program(
+    schedule: FoundSchedule,
+    pipeline: &PipelineSettings,
+    mesh: &MeshSettings,
+) -> Result<ValidatedProgram, Failure> {
+    let place = &pipeline.schedule;
+    let program = match schedule {
+        FoundSchedule::Generated(schedule) => {
             for_training(&schedule, &lowering(mesh)).map_err(|error| Failure::new(Exit::Bug, error))?
         }
-        ScheduleChoice::Csv(file) => read_csv(file, mesh)?,
+        FoundSchedule::Read { text, program } => lower_file(&pipeline.schedule, &text, program, mesh)?,
     };
     if mesh.is_sharded() && program.level() != Level::Full {
         return Err(Failure::input(format!(
@@ -129,33 +128,34 @@ fn read_program(pipeline: &mut PipelineSettings, mesh: &MeshSettings) -> Result<
             "{place}: the schedule has no backward and cannot train; use another"
         )));
     }
-    let placement = program.placement();
-    pipeline.ranks = program.ranks();
-    let too_many =
-        || Failure::input(format!("{place}: {replicas} replicas have more microbatches than can be"));
-    pipeline.microbatches = program.microbatches().checked_mul(replicas).ok_or_else(too_many)?;
-    let on_a_rank = placement.all_ranks().map(|rank| placement.stages_of(rank).len() as u32);
-    pipeline.stages_per_rank = on_a_rank.max().unwrap_or(1);
     Ok(program)
 }
 
-/// The program of a file. One that communicates or gathers parameters runs as it is; any other is lowered.
-fn read_csv(file: &Path, mesh: &MeshSettings) -> Result<ValidatedProgram, Failure> {
-    let text = schedule_file::read(file)?;
-    let located = |error| Failure::input(locate(file, &error));
-    let program = parse_program(&text).map_err(located)?;
-    let unsound = |error: &dyn Error| Failure::new(Exit::CheckFailed, format!("{}: {error}", file.display()));
+/// Returns the program of a schedule's file. A program that communicates or gathers parameters runs as it is; any other
+/// is lowered.
+fn lower_file(
+    place: &ScheduleChoice,
+    text: &str,
+    program: Program,
+    mesh: &MeshSettings,
+) -> Result<ValidatedProgram, Failure> {
+    let unsound = |error: &dyn Error| Failure::new(Exit::CheckFailed, format!("{place}: {error}"));
     let gathers = program.rows().iter().flatten().any(|action| matches!(action, Action::Unshard { .. }));
     if implied_level(&program) > Level::Compute || gathers {
         let level = if mesh.is_sharded() && gathers { Level::Full } else { Level::Comms };
         return validate(program, level).map_err(|error| unsound(&error));
     }
     validate(program, Level::Compute).map_err(|error| unsound(&error))?;
-    let schedule = parse_schedule(&text).map_err(located)?;
+    let schedule = parse_schedule(text).map_err(|error| {
+        Failure::input(match place {
+            ScheduleChoice::Csv(file) => locate(file, &error),
+            ScheduleChoice::Named(name) => format!("{name}: {error}"),
+        })
+    })?;
     for_training(&schedule, &lowering(mesh)).map_err(|error| unsound(&error))
 }
 
-/// How the program of a replica is made.
+/// Returns how the program of a replica is lowered.
 fn lowering(mesh: &MeshSettings) -> TrainingLowering {
     TrainingLowering {
         replicas: mesh.data_parallel,

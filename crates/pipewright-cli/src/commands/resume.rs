@@ -1,6 +1,7 @@
-//! `pipewright resume`: goes on with a run from its newest checkpoint, under its own settings or changed ones.
+//! `pipewright resume`: goes on with a run from a checkpoint, the newest one unless a path names another, under its
+//! own settings or changed ones.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
@@ -8,11 +9,12 @@ use pipewright::checkpoint::{Checkpoint, CheckpointError, CheckpointFolder};
 use pipewright::transport::Fields;
 use serde_json::{Map, Value};
 
-use crate::commands::crew::Crew;
-use crate::commands::identity::{describe, require_same};
+use crate::commands::checkpoint_path::RunPath;
 use crate::commands::launch::{abandon, launch, launch_from};
 use crate::commands::prepare::{Prepared, identity, load_settings, prepare_settings};
-use crate::commands::steps::Steps;
+use crate::commands::process_group::ProcessGroup;
+use crate::commands::run_identity::{describe, require_same};
+use crate::commands::training_loop::TrainingLoop;
 use crate::display;
 use crate::failure::Failure;
 use crate::run_folder::{self, RunFolder};
@@ -21,7 +23,7 @@ use crate::signal::Interrupt;
 /// The arguments of `pipewright resume`.
 #[derive(Debug, Args)]
 pub(crate) struct ResumeArguments {
-    /// The folder of the run
+    /// The folder of the run, which goes on from its newest checkpoint, or one of its checkpoints
     #[arg(value_name = "RUN_DIR")]
     run: PathBuf,
     /// Override a key of the run's configuration
@@ -31,48 +33,46 @@ pub(crate) struct ResumeArguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &ResumeArguments) -> Result<(), Failure> {
-    let mut crew = Crew::gather()?;
-    let outcome = run_with(arguments, &mut crew);
-    crew.settle(outcome)
+    let mut processes = ProcessGroup::gather()?;
+    let outcome = run_with(arguments, &mut processes);
+    processes.settle(outcome)
 }
 
-fn run_with(arguments: &ResumeArguments, crew: &mut Crew) -> Result<(), Failure> {
-    // Whoever owns the folder puts it in order, before the others look at it.
-    let owned = own(arguments, crew.speaks());
-    let owned = crew.agree(owned, |_| Fields::new())?;
+fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
+    // The leader owns the folder and puts it in order before the others look at it.
+    let owned = own(arguments, processes.is_leader());
+    let owned = processes.agree(owned, |_| Fields::new())?;
     let found = Found::find(arguments, owned).inspect(|found| {
-        crew.set_deadline(found.prepared.settings.run.deadline());
+        processes.set_deadline(found.prepared.settings.run.deadline());
     });
-    let Found { prepared, description, checkpoint, owned } = crew.agree(found, Found::identity)?;
-    let settings = prepared.settings.clone();
-    let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());
-    if crew.speaks() {
-        display::say(&match &checkpoint {
-            Some(checkpoint) => format!("going on from step {done}, {}", checkpoint.path().display()),
-            None => "the run has no checkpoint: starting again from step 1, with the same seed".to_owned(),
-        });
+    let found = processes.agree(found, Found::identity)?;
+    let said = found.introduction();
+    if processes.is_leader() {
+        display::say(&said);
     }
+    if found.is_finished() {
+        return Ok(());
+    }
+    let Found { prepared, description, checkpoint, owned } = found;
+    let settings = prepared.settings.clone();
     let interrupt = Interrupt::default();
     let mut trainer = match &checkpoint {
-        Some(checkpoint) => launch_from(prepared, checkpoint, crew, &interrupt)?,
-        None => launch(prepared, crew, &interrupt)?,
+        Some(checkpoint) => launch_from(prepared, checkpoint, processes, &interrupt)?,
+        None => launch(prepared, processes, &interrupt)?,
     };
+    let done = trainer.steps_done();
     let reopened = owned.map(|owned| RunFolder::reopen(&settings.run.out, &settings.to_toml(), done, owned));
     let folder = reopened.transpose();
     let folder = folder.map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
-    Steps { settings: &settings, description, folder, crew, interrupt: &interrupt }.take(trainer)
-}
-
-/// The absolute folder of the run.
-fn out(ResumeArguments { run, .. }: &ResumeArguments) -> Result<PathBuf, Failure> {
-    std::path::absolute(run).map_err(|error| {
-        Failure::input(format!("{}: no path: {error}; name the run's folder", run.display()))
-    })
+    for sentence in folder.iter().flat_map(RunFolder::moved) {
+        display::say(sentence);
+    }
+    TrainingLoop { settings: &settings, description, folder, processes, interrupt: &interrupt }.run(trainer)
 }
 
 /// Makes the run's folder this process's own, if it is the one that writes: from here on nobody else trains in it.
 fn own(arguments: &ResumeArguments, owns: bool) -> Result<Option<CheckpointFolder>, Failure> {
-    let out = out(arguments)?;
+    let out = RunPath::of(&arguments.run)?.run;
     run_folder::config_of(&out).map_err(Failure::input)?;
     owns.then(|| run_folder::own_checkpoints(&out)).transpose().map_err(Failure::input)
 }
@@ -88,24 +88,24 @@ struct Found {
 
 impl Found {
     fn find(arguments: &ResumeArguments, owned: Option<CheckpointFolder>) -> Result<Self, Failure> {
-        let set = &arguments.set;
-        let out = out(arguments)?;
-        let config = run_folder::config_of(&out).map_err(Failure::input)?;
-        let mut settings = load_settings(Some(&config), set)?;
-        if set.iter().any(|argument| argument.starts_with("run.out")) && settings.run.out != out {
-            let place = out.display();
+        let path = RunPath::of(&arguments.run)?;
+        let config = run_folder::config_of(&path.run).map_err(Failure::input)?;
+        let mut set = arguments.set.clone();
+        if set.iter().any(|argument| argument.trim_start().starts_with("run.out")) {
             return Err(Failure::input(format!(
-                "a run goes on in its own folder, {place}; leave out run.out"
+                "a run goes on in its own folder, {}; leave out run.out",
+                path.run.display()
             )));
         }
         // The run may have been moved since it wrote its configuration.
-        settings.run.out = out;
-        let checkpoint = newest(&run_folder::checkpoints_of(&settings.run.out))?;
-        let prepared = prepare_settings(settings)?;
+        set.push(format!("run.out={}", toml::Value::String(path.run.display().to_string())));
+        let loaded = load_settings(Some(&config), &set)?;
+        let checkpoint = open(&path)?;
+        let prepared = prepare_settings(loaded)?;
         let description = describe(&prepared);
         if let Some(checkpoint) = &checkpoint {
             require_same(&description, checkpoint)?;
-            require_steps_left(&prepared, checkpoint)?;
+            require_no_more_steps(&prepared, checkpoint)?;
         }
         Ok(Self { prepared, description, checkpoint, owned })
     }
@@ -118,23 +118,56 @@ impl Found {
         fields.insert("checkpoint".to_owned(), hashes.join(" "));
         fields
     }
+
+    /// Whether the checkpoint is that of the run's last step.
+    fn is_finished(&self) -> bool {
+        self.checkpoint
+            .as_ref()
+            .is_some_and(|checkpoint| checkpoint.step() == self.prepared.settings.run.steps)
+    }
+
+    /// Says from where the run goes on, or why it does not.
+    fn introduction(&self) -> String {
+        let run = &self.prepared.settings.run;
+        let out = run.out.display();
+        match &self.checkpoint {
+            Some(checkpoint) if self.is_finished() => format!(
+                "the run is finished: all {} steps are taken, and the model is saved in {}; to train on, ask for more \
+                 steps: pipewright resume {out} --set run.steps={}",
+                run.steps,
+                checkpoint.path().display(),
+                run.steps.saturating_mul(2)
+            ),
+            Some(checkpoint) => {
+                format!("going on from step {}, {}", checkpoint.step(), checkpoint.path().display())
+            }
+            None => "the run has no checkpoint: starting again from step 1, with the same seed".to_owned(),
+        }
+    }
 }
 
-fn newest(folder: &Path) -> Result<Option<Arc<Checkpoint>>, Failure> {
-    match CheckpointFolder::newest(folder) {
+/// The checkpoint that the path names, or else the newest one of the run; none where the run has none.
+fn open(path: &RunPath) -> Result<Option<Arc<Checkpoint>>, Failure> {
+    let opened = match &path.checkpoint {
+        Some(checkpoint) => Checkpoint::open(checkpoint),
+        None => CheckpointFolder::newest(&run_folder::checkpoints_of(&path.run)),
+    };
+    match opened {
         Ok(checkpoint) => Ok(Some(Arc::new(checkpoint))),
         Err(CheckpointError::NoneComplete { .. }) => Ok(None),
         Err(error) => Err(Failure::input(error)),
     }
 }
 
-fn require_steps_left(prepared: &Prepared, checkpoint: &Checkpoint) -> Result<(), Failure> {
+/// Refuses fewer steps than the checkpoint has.
+fn require_no_more_steps(prepared: &Prepared, checkpoint: &Checkpoint) -> Result<(), Failure> {
     let (done, steps) = (checkpoint.step(), prepared.settings.run.steps);
     if done <= steps {
         return Ok(());
     }
     let place = checkpoint.path().display();
     Err(Failure::input(format!(
-        "{place}: the checkpoint has {done} steps behind it, more than run.steps = {steps}; ask for more steps"
+        "{place}: the checkpoint is of step {done}, and run.steps = {steps}; ask for more steps, or name an earlier \
+         checkpoint of the run"
     )))
 }

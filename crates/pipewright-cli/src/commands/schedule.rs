@@ -86,7 +86,12 @@ fn list() -> String {
     let width = catalogue().iter().map(|generator| generator.name.len()).max().unwrap_or(0);
     let mut text = String::new();
     for generator in catalogue() {
-        writeln!(text, "{:width$}  {}", generator.name, generator.summary).expect("a string takes all text");
+        let also = match generator.aliases {
+            [] => String::new(),
+            aliases => format!(" (also: {})", aliases.join(", ")),
+        };
+        writeln!(text, "{:width$}  {}{also}", generator.name, generator.summary)
+            .expect("a string takes all text");
     }
     text
 }

@@ -1,7 +1,7 @@
 //! The arguments that say which schedule is meant: its size, and the settings of single schedules.
 
 use clap::Args;
-use pipewright_schedule::generate::{PerStage, Setting, catalogue};
+use pipewright_schedule::generate::{PerStage, Setting, find};
 use pipewright_schedule::{Costs, ScheduleSpec};
 
 use crate::failure::Failure;
@@ -66,6 +66,5 @@ impl ScheduleSize {
 
 /// Whether the schedule called `name` depends on what its actions cost.
 pub(super) fn is_made_to_measure(name: &str) -> bool {
-    let generator = catalogue().iter().find(|generator| generator.name.eq_ignore_ascii_case(name));
-    generator.is_some_and(|generator| generator.settings.contains(&Setting::Costs))
+    find(name).is_ok_and(|generator| generator.settings.contains(&Setting::Costs))
 }

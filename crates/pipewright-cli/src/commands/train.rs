@@ -1,11 +1,11 @@
 //! `pipewright train`: prepares a run and trains from its first step.
 
-use crate::arguments::RunArguments;
-use crate::commands::crew::Crew;
-use crate::commands::identity::describe;
 use crate::commands::launch::{abandon, launch};
 use crate::commands::prepare::{identity, prepare};
-use crate::commands::steps::Steps;
+use crate::commands::process_group::ProcessGroup;
+use crate::commands::run_arguments::RunArguments;
+use crate::commands::run_identity::describe;
+use crate::commands::training_loop::TrainingLoop;
 use crate::display;
 use crate::failure::Failure;
 use crate::run_folder::{self, RunFolder};
@@ -13,34 +13,34 @@ use crate::signal::Interrupt;
 
 /// Runs the command.
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
-    let mut crew = Crew::gather()?;
-    let outcome = run_with(arguments, &mut crew);
-    crew.settle(outcome)
+    let mut processes = ProcessGroup::gather()?;
+    let outcome = run_with(arguments, &mut processes);
+    processes.settle(outcome)
 }
 
-fn run_with(arguments: &RunArguments, crew: &mut Crew) -> Result<(), Failure> {
+fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
     let prepared = prepare(arguments).and_then(|prepared| {
-        crew.set_deadline(prepared.settings.run.deadline());
-        if crew.speaks() {
+        processes.set_deadline(prepared.settings.run.deadline());
+        if processes.is_leader() {
             run_folder::probe(&prepared.settings.run.out).map_err(Failure::input)?;
         }
         let description = describe(&prepared);
         Ok((prepared, description))
     });
     let (prepared, description) =
-        crew.agree(prepared, |(prepared, description)| identity(prepared, description))?;
+        processes.agree(prepared, |(prepared, description)| identity(prepared, description))?;
     let settings = prepared.settings.clone();
     let interrupt = Interrupt::default();
     // The folder comes last: a run that cannot start leaves the one before it where it is.
-    let mut trainer = launch(prepared, crew, &interrupt)?;
+    let mut trainer = launch(prepared, processes, &interrupt)?;
     let mut folder = None;
-    if crew.speaks() {
+    if processes.is_leader() {
         let created = RunFolder::create(&settings.run.out, &settings.to_toml());
         let created = created.map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
-        if let Some(aside) = created.moved_aside() {
-            display::say(&format!("moved the earlier run to {}", aside.display()));
+        for sentence in created.moved() {
+            display::say(sentence);
         }
         folder = Some(created);
     }
-    Steps { settings: &settings, description, folder, crew, interrupt: &interrupt }.take(trainer)
+    TrainingLoop { settings: &settings, description, folder, processes, interrupt: &interrupt }.run(trainer)
 }

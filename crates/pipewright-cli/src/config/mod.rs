@@ -22,7 +22,7 @@ mod tests;
 
 pub(crate) use paths::Surroundings;
 pub(crate) use problem::ConfigError;
-pub(crate) use settings::Settings;
+pub(crate) use settings::{Loaded, Settings};
 
 /// A configuration with every key at its default and a word on each.
 pub(crate) const TEMPLATE: &str = include_str!("template.toml");

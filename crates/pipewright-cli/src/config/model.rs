@@ -5,7 +5,8 @@
 use std::path::PathBuf;
 
 use pipewright_models::decoder::DecoderConfig;
-use pipewright_models::{ConfigError, ModelConfig};
+use pipewright_models::llama::LlamaConfig;
+use pipewright_models::{ConfigError, ModelConfig, ModelFamily};
 use serde::Serialize;
 
 use crate::config::document::Document;
@@ -27,25 +28,11 @@ pub(crate) enum ModelSettings {
     Fresh(FreshModel),
 }
 
-/// The model families.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Architecture {
-    /// Rotary embeddings, RMSNorm, SwiGLU, grouped-query attention.
-    Llama,
-    /// Llama with biases on queries, keys and values.
-    Qwen2,
-}
-
-impl Architecture {
-    const CHOICES: [(&'static str, Self); 2] = [("llama", Self::Llama), ("qwen2", Self::Qwen2)];
-}
-
 /// The sizes of a model with fresh parameters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct FreshModel {
-    /// The model family.
-    pub(crate) architecture: Architecture,
+    /// The model family, one of [`ModelConfig::MODEL_TYPES`].
+    pub(crate) architecture: &'static str,
     /// How many token ids there are.
     pub(crate) vocab_size: u32,
     /// Channels between layers.
@@ -69,10 +56,7 @@ pub(crate) struct FreshModel {
 impl FreshModel {
     /// The model's configuration.
     pub(crate) fn config(&self) -> ModelConfig {
-        match self.architecture {
-            Architecture::Llama => ModelConfig::Llama(self.decoder().into()),
-            Architecture::Qwen2 => ModelConfig::Qwen2(self.decoder().into()),
-        }
+        ModelConfig::of_sizes(self.architecture, self.decoder()).expect("the family is one of the list")
     }
 
     fn decoder(&self) -> DecoderConfig {
@@ -126,9 +110,10 @@ const LARGEST_WIDTH: u32 = 1 << 20;
 const MOST_LAYERS: u32 = 1 << 16;
 
 fn read_sizes(section: &mut Section<'_>) -> FreshModel {
+    let families: Vec<_> = ModelConfig::MODEL_TYPES.iter().map(|family| (*family, *family)).collect();
     let num_attention_heads = section.count_to("num_attention_heads", 8, LARGEST_WIDTH);
     let model = FreshModel {
-        architecture: section.choice("architecture", Architecture::Llama, &Architecture::CHOICES),
+        architecture: section.choice("architecture", LlamaConfig::MODEL_TYPE, &families),
         vocab_size: section.count("vocab_size", 256),
         hidden_size: section.count_to("hidden_size", 512, LARGEST_WIDTH),
         intermediate_size: section.count_to("intermediate_size", 1376, LARGEST_WIDTH),

@@ -10,6 +10,7 @@ use pipewright_schedule::{GenerateError, PartitionError};
 use thiserror::Error;
 
 use crate::config::place::Place;
+use crate::schedule_file::ScheduleFileError;
 
 /// Why there are no settings.
 #[derive(Debug, Error)]
@@ -145,6 +146,9 @@ pub(crate) enum ProblemKind {
     /// The sizes make no schedule.
     #[error(transparent)]
     Schedule(#[from] GenerateError),
+    /// The schedule's file cannot be used.
+    #[error(transparent)]
+    ScheduleFile(#[from] ScheduleFileError),
     /// The schedule does not train.
     #[error("`{key}` is \"{value}\", which runs no backward and cannot train")]
     NoTraining {
@@ -202,7 +206,13 @@ impl ProblemKind {
     /// What to do about it, where the message does not say so itself.
     fn advice(&self) -> Option<String> {
         Some(match self {
-            Self::Model(_) | Self::Schedule(_) | Self::Partition(_) => return None,
+            Self::Schedule(GenerateError::StagesPerRank { supported, .. }) => {
+                format!("add --set pipeline.stages_per_rank={supported}")
+            }
+            Self::Schedule(GenerateError::OddStagesPerRank { requested, .. }) => {
+                format!("add --set pipeline.stages_per_rank={}", requested.saturating_add(1))
+            }
+            Self::Model(_) | Self::Schedule(_) | Self::Partition(_) | Self::ScheduleFile(_) => return None,
             Self::Syntax { .. } => "write keys as `key = value` below a `[section]`".into(),
             Self::SetForm => "write for example --set pipeline.ranks=4".into(),
             Self::UnknownSection { suggestion: Some(meant), .. }

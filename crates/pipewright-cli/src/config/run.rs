@@ -23,7 +23,7 @@ pub(crate) struct RunSettings {
     pub(crate) seed: u64,
     /// The absolute folder of the results.
     pub(crate) out: PathBuf,
-    /// Steps between two checkpoints; 0 writes none.
+    /// Steps between two checkpoints; 0 writes one at the end alone.
     pub(crate) checkpoint_every: u64,
     /// How many checkpoints are kept, the newest ones.
     pub(crate) keep_checkpoints: u32,

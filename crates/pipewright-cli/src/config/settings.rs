@@ -13,7 +13,7 @@ use crate::config::mesh::{self, MeshSettings};
 use crate::config::model::{self, ModelSettings};
 use crate::config::optimizer::{self, OptimizerSettings};
 use crate::config::paths::Surroundings;
-use crate::config::pipeline::{self, PipelineSettings};
+use crate::config::pipeline::{self, FoundSchedule, PipelineSettings};
 use crate::config::place::Source;
 use crate::config::problem::ConfigError;
 use crate::config::run::{self, RunSettings};
@@ -35,6 +35,15 @@ pub(crate) struct Settings {
     pub(crate) run: RunSettings,
 }
 
+/// Settings, and the schedule that was generated or read to check them.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    /// The settings, which nothing changes later.
+    pub(crate) settings: Settings,
+    /// What the settings' `pipeline.schedule` names.
+    pub(crate) schedule: FoundSchedule,
+}
+
 impl Settings {
     /// Reads the settings of `file`, or the built-in sample's, with `arguments` of the form `section.key=value` on top.
     ///
@@ -44,7 +53,7 @@ impl Settings {
         file: Option<&Path>,
         arguments: &[String],
         surroundings: &Surroundings,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Loaded, ConfigError> {
         let source = file.map(read_source).transpose()?;
         let mut document = Document::new(source, arguments);
         let model = model::read(&mut document, surroundings);
@@ -56,13 +65,16 @@ impl Settings {
             ModelSettings::Fresh(_) | ModelSettings::From { .. } => None,
         };
         let mesh = mesh::read(&mut document, surroundings);
-        let pipeline = pipeline::read(&mut document, surroundings, layers.as_ref(), mesh.data_parallel);
+        let (pipeline, schedule) =
+            pipeline::read(&mut document, surroundings, layers.as_ref(), mesh.data_parallel);
         let optimizer = optimizer::read(&mut document, surroundings);
         let run = run::read(&mut document, surroundings);
-        if document.problems.is_empty() {
-            Ok(Self { model, data, pipeline, mesh, optimizer, run })
-        } else {
-            Err(ConfigError::Problems(document.problems))
+        match schedule {
+            Some(schedule) if document.problems.is_empty() => {
+                let settings = Self { model, data, pipeline, mesh, optimizer, run };
+                Ok(Loaded { settings, schedule })
+            }
+            _ => Err(ConfigError::Problems(document.problems)),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::config::model::ModelSettings;
 use crate::config::{ConfigError, Settings, Surroundings, TEMPLATE};
 
 /// The settings of a file's text below some scratch folder, or its problems, one a line, without the folder.
@@ -15,7 +16,8 @@ fn load(text: Option<&str>, arguments: &[&str]) -> Result<Settings, String> {
     let surroundings =
         Surroundings { working_folder: Path::new(env!("CARGO_MANIFEST_DIR")).to_owned(), variable: |_| None };
     let file = text.is_some().then_some(file.as_path());
-    Settings::load(file, &arguments, &surroundings).map_err(|error| match error {
+    let loaded = Settings::load(file, &arguments, &surroundings);
+    loaded.map(|loaded| loaded.settings).map_err(|error| match error {
         ConfigError::Problems(problems) => {
             let prefix = format!("{}/", folder.path().display());
             let lines: Vec<String> =
@@ -34,6 +36,22 @@ fn check(text: &str, problems: &[&str]) {
 fn check_set(arguments: &[&str], problems: &[&str]) {
     let found = load(None, arguments).err().unwrap_or_default();
     assert_eq!(found.lines().collect::<Vec<_>>(), problems);
+}
+
+#[test]
+fn every_model_family_can_be_asked_for() {
+    for family in pipewright_models::ModelConfig::MODEL_TYPES {
+        let settings = load(None, &[&format!("model.architecture={family}")]).expect(family);
+        let ModelSettings::Fresh(model) = settings.model else { panic!("no folder was named") };
+        assert_eq!(model.config().to_json()["model_type"], *family);
+    }
+}
+
+#[test]
+fn habitual_names_of_schedules_become_their_own() {
+    let settings = load(None, &["pipeline.schedule=ZB-V"]).expect("an alias");
+    assert_eq!(settings.pipeline.schedule.to_string(), "zbvzerobubble");
+    assert_eq!(settings.pipeline.stages_per_rank, 2);
 }
 
 #[test]

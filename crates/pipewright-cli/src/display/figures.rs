@@ -22,7 +22,7 @@ pub(super) fn percent(share: f64) -> String {
 }
 
 /// Bytes in the unit that leaves one to three digits in front of the point.
-pub(super) fn bytes(bytes: u64) -> String {
+pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let (mut size, mut unit) = (bytes as f64, 0);
     while size >= 1000.0 && unit + 1 < UNITS.len() {

@@ -6,4 +6,5 @@ mod live;
 pub(crate) mod log;
 mod progress;
 
+pub(crate) use figures::bytes;
 pub(crate) use progress::{Display, say};

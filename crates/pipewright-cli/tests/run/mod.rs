@@ -100,7 +100,7 @@ impl Run {
         names
     }
 
-    /// Waits until a checkpoint or the metrics show this step.
+    /// Waits until the metrics show this step.
     pub(crate) fn wait_for_step(&self, step: u64) {
         self.wait_until(|| self.figures().len() as u64 >= step);
     }
@@ -118,18 +118,21 @@ impl Run {
     }
 }
 
-/// Every tensor of a checkpoint by name.
+/// Every tensor of a checkpoint by name. The rows that sharded replicas store in files of their own are put together.
 pub(crate) fn tensors(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
-    let mut all = BTreeMap::new();
-    for entry in fs::read_dir(checkpoint).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.extension().is_some_and(|ending| ending == "safetensors") {
-            let bytes = fs::read(path).expect("a shard");
-            let file = safetensors::SafeTensors::deserialize(&bytes).expect("a sound file");
-            all.extend(file.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())));
+    let manifest = fs::read(checkpoint.join("manifest.json")).expect("a manifest");
+    let manifest: serde_json::Value = serde_json::from_slice(&manifest).expect("JSON");
+    let mut parts: BTreeMap<String, BTreeMap<u32, Vec<u8>>> = BTreeMap::new();
+    for shard in manifest["shards"].as_array().expect("a list") {
+        // A part is written as `1/2`, the second of two.
+        let part = shard["part"].as_str().and_then(|part| part.split('/').next()?.parse().ok()).unwrap_or(0);
+        let bytes = fs::read(checkpoint.join(shard["name"].as_str().expect("a name"))).expect("a shard");
+        let file = safetensors::SafeTensors::deserialize(&bytes).expect("a sound file");
+        for (name, view) in file.tensors() {
+            parts.entry(name).or_default().insert(part, view.data().to_vec());
         }
     }
-    all.into_iter().collect()
+    parts.into_iter().map(|(name, parts)| (name, parts.into_values().flatten().collect())).collect()
 }
 
 pub(crate) fn signal(child: &Child, name: &str) {

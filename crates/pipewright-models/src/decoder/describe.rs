@@ -1,4 +1,5 @@
-//! The description of a model as a list of layers with sizes and costs, for partition and simulation.
+//! The description of a model as a list of layers with sizes and costs, for partition, simulation and the estimate of
+//! memory.
 //!
 //! The table of a tied head counts as parameters of the embedding only, so that the sum over the layers is the number
 //! of parameters of the model.
@@ -24,18 +25,21 @@ impl DecoderConfig {
             parameters: table,
             // The forward copies a row, and the backward adds to a row.
             weight: 4 * ELEMENT * hidden,
+            activation_bytes: sequence as u64 * TOKEN_ID,
         };
         let block = |index| LayerDesc {
             path: format!("model.layers.{index}"),
             kind: "decoder".to_owned(),
             parameters: block_parameters(self, bias),
             weight: block_weight(self, bias, sequence as u64),
+            activation_bytes: sequence as u64 * FLOAT * block_activations(self),
         };
         let head = LayerDesc {
             path: "lm_head".to_owned(),
             kind: "head".to_owned(),
             parameters: hidden + if self.tie_word_embeddings { 0 } else { table },
             weight: 6 * table + ELEMENT * (NORM_PASSES * hidden + LOSS_PASSES * self.vocab_size as u64),
+            activation_bytes: sequence as u64 * FLOAT * head_activations(self),
         };
 
         let mut layers = vec![embedding];
@@ -44,6 +48,10 @@ impl DecoderConfig {
         ModelDesc { layers }
     }
 }
+
+/// Bytes of a number, and of a token id as the embedding keeps it for its backward.
+const FLOAT: u64 = 4;
+const TOKEN_ID: u64 = 8;
 
 /// Element-wise passes of a bias, of a normalisation, of the loss, and of a gated activation, forward and backward.
 const BIAS_PASSES: u64 = 4;
@@ -84,4 +92,24 @@ fn block_weight(config: &DecoderConfig, bias: AttentionBias, sequence: u64) -> u
         + GATE_PASSES * config.intermediate_size as u64
         + BIAS_PASSES * bias_parameters(config, bias);
     products + ELEMENT * element_wise
+}
+
+/// Numbers that a block keeps of each token until its backward. An operation keeps its inputs, and tensors that several
+/// operations keep are stored once. In order: the input and the output of both norms with the scale of the row; queries,
+/// keys, values and the attention's output with a normaliser for each head; gate, up and their product.
+fn block_activations(config: &DecoderConfig) -> u64 {
+    let (queries, keys) = head_widths(config);
+    let norms = 2 * norm_activations(config.hidden_size as u64);
+    let attention = 2 * queries + 2 * keys + config.num_attention_heads as u64;
+    norms + attention + 3 * config.intermediate_size as u64
+}
+
+/// As [`block_activations`]: input and output of the norm, and the logits with a normaliser, which the loss keeps.
+fn head_activations(config: &DecoderConfig) -> u64 {
+    norm_activations(config.hidden_size as u64) + config.vocab_size as u64 + 1
+}
+
+/// Numbers that a norm of this width keeps of each row: input, output and scale.
+fn norm_activations(width: u64) -> u64 {
+    2 * width + 1
 }

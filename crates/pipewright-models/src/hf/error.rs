@@ -45,6 +45,12 @@ pub enum HfError {
         /// The folder.
         dir: PathBuf,
     },
+    /// A file of weights that the index names is not there.
+    #[error("{} is missing, and the index beside it names it: copy or download it again", path.display())]
+    MissingFile {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file name in the index that leads out of the folder.
     #[error("{} places tensor `{tensor}` in `{file}`, which is not a plain file name", path.display())]
     IndexFile {

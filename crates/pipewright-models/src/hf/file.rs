@@ -5,7 +5,7 @@
 //! converted once, and would turn a file that shrinks meanwhile into a crash.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
 use burn::tensor::{bf16, f16};
@@ -30,7 +30,10 @@ pub(super) struct SafetensorsFile {
 
 impl SafetensorsFile {
     pub(super) fn open(path: PathBuf) -> Result<Self, HfError> {
-        let mut file = File::open(&path).map_err(HfError::io("open", &path))?;
+        let mut file = File::open(&path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => HfError::MissingFile { path: path.clone() },
+            _ => HfError::io("open", &path)(source),
+        })?;
         let found = file.metadata().map_err(HfError::io("read", &path))?.len();
         let require = |expected: u64| {
             if found < expected {
@@ -66,6 +69,21 @@ impl SafetensorsFile {
 
     /// The elements of `tensor`, which must have `shape`.
     pub(super) fn read(&mut self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, HfError> {
+        let (convert, (start, end)) = self.find(tensor, shape)?;
+        let mut bytes = vec![0; end - start];
+        let place = SeekFrom::Start(self.data + start as u64);
+        let read = self.file.seek(place).and_then(|_| self.file.read_exact(&mut bytes));
+        read.map_err(HfError::io("read", &self.path))?;
+        Ok(convert(&bytes))
+    }
+
+    /// Checks that `tensor` is there with `shape` and an element type that can be read.
+    pub(super) fn check(&self, tensor: &str, shape: &[usize]) -> Result<(), HfError> {
+        self.find(tensor, shape).map(drop)
+    }
+
+    /// How the elements of `tensor` become floats, and where they are.
+    fn find(&self, tensor: &str, shape: &[usize]) -> Result<(Convert, (usize, usize)), HfError> {
         let (path, tensor) = (|| self.path.clone(), || tensor.to_owned());
         let Some(info) = self.metadata.info(&tensor()) else {
             return Err(HfError::MissingTensor { path: path(), tensor: tensor() });
@@ -74,21 +92,17 @@ impl SafetensorsFile {
             let (expected, found) = (shape.to_vec(), info.shape.clone());
             return Err(HfError::Shape { path: path(), tensor: tensor(), expected, found });
         }
-        let convert = match info.dtype {
+        let convert: Convert = match info.dtype {
             Dtype::F32 => floats,
-            Dtype::BF16 => |bytes: &[u8]| halves(bytes, |bits| bf16::from_bits(bits).to_f32()),
-            Dtype::F16 => |bytes: &[u8]| halves(bytes, |bits| f16::from_bits(bits).to_f32()),
+            Dtype::BF16 => |bytes| halves(bytes, |bits| bf16::from_bits(bits).to_f32()),
+            Dtype::F16 => |bytes| halves(bytes, |bits| f16::from_bits(bits).to_f32()),
             found => return Err(HfError::ElementType { path: path(), tensor: tensor(), found }),
         };
-
-        let (start, end) = info.data_offsets;
-        let mut bytes = vec![0; end - start];
-        let place = SeekFrom::Start(self.data + start as u64);
-        let read = self.file.seek(place).and_then(|_| self.file.read_exact(&mut bytes));
-        read.map_err(HfError::io("read", &self.path))?;
-        Ok(convert(&bytes))
+        Ok((convert, info.data_offsets))
     }
 }
+
+type Convert = fn(&[u8]) -> Vec<f32>;
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().copied().map(f32::from_le_bytes).collect()

@@ -1,7 +1,7 @@
 //! Hugging Face model directories: `config.json` with `model.safetensors`, or with several files and
 //! `model.safetensors.index.json`.
 //!
-//! [`load_stage`] reads what one stage needs and no more. [`Writer`] lays out a directory that transformers reads and
+//! [`check_weights`] looks at headers and lengths, [`load_stage`] reads what one stage needs and no more. [`Writer`] lays out a directory that transformers reads and
 //! that loads here again bit-identically; it becomes visible whole or not at all. Tokenizers and generation settings
 //! are not touched.
 
@@ -14,7 +14,7 @@ mod write;
 
 pub use error::HfError;
 pub use export::export;
-pub use read::{load_stage, read_config};
+pub use read::{check_weights, load_stage, read_config};
 pub use write::{DEFAULT_SHARD_BYTES, Writer, save};
 
 const CONFIG: &str = "config.json";

@@ -1,6 +1,7 @@
 //! From a directory to a configuration and to stages.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -43,6 +44,24 @@ pub fn load_stage<F: ModelFamily>(
     config.build_stage(layers, &mut Weights::open(dir)?, device)
 }
 
+/// Checks that `dir` has weights for the `parameters` of a model, by the headers and lengths of its files: no tensor is
+/// read. Every file that an index names must be there and whole, whether the model needs it or not.
+///
+/// # Errors
+/// When a file is missing, cut short or not a safetensors file, or when a tensor is missing or has another shape or an
+/// unknown element type.
+pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<(), HfError> {
+    let mut weights = Weights::open(dir)?;
+    for name in weights.file_names()? {
+        weights.file(name)?;
+    }
+    for spec in parameters {
+        let name = weights.file_of(&spec.path)?.to_owned();
+        weights.file(name)?.check(&spec.path, &file_shape(spec))?;
+    }
+    Ok(())
+}
+
 /// The weights of a directory; files are opened when first needed.
 struct Weights {
     dir: PathBuf,
@@ -76,13 +95,35 @@ impl Weights {
 
     fn file_of(&self, tensor: &str) -> Result<&str, HfError> {
         let Place::Indexed(map) = &self.place else { return Ok(SINGLE) };
-        let index = || self.dir.join(INDEX);
-        let missing = || HfError::MissingTensor { path: index(), tensor: tensor.to_owned() };
+        let missing = || HfError::MissingTensor { path: self.dir.join(INDEX), tensor: tensor.to_owned() };
         let file = map.get(tensor).ok_or_else(missing)?;
-        if Path::new(file).file_name() != Some(file.as_ref()) {
-            return Err(HfError::IndexFile { path: index(), tensor: tensor.to_owned(), file: file.clone() });
-        }
+        self.require_plain_name(tensor, file)?;
         Ok(file)
+    }
+
+    /// All files with weights.
+    fn file_names(&self) -> Result<BTreeSet<String>, HfError> {
+        let Place::Indexed(map) = &self.place else { return Ok(BTreeSet::from([SINGLE.to_owned()])) };
+        map.iter().try_for_each(|(tensor, file)| self.require_plain_name(tensor, file))?;
+        Ok(map.values().cloned().collect())
+    }
+
+    /// Refuses a name that leads out of the directory.
+    fn require_plain_name(&self, tensor: &str, file: &str) -> Result<(), HfError> {
+        if Path::new(file).file_name() == Some(file.as_ref()) {
+            return Ok(());
+        }
+        let (path, tensor, file) = (self.dir.join(INDEX), tensor.to_owned(), file.to_owned());
+        Err(HfError::IndexFile { path, tensor, file })
+    }
+
+    /// The file of this name, opened.
+    fn file(&mut self, name: String) -> Result<&mut SafetensorsFile, HfError> {
+        let path = self.dir.join(&name);
+        match self.open.entry(name) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => Ok(entry.insert(SafetensorsFile::open(path)?)),
+        }
     }
 }
 
@@ -91,12 +132,8 @@ impl ParameterSource for Weights {
 
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, HfError> {
         let name = self.file_of(&spec.path)?.to_owned();
-        let path = self.dir.join(&name);
-        let file = match self.open.entry(name) {
-            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(SafetensorsFile::open(path)?),
-        };
-        Ok(from_file(spec, file.read(&spec.path, &file_shape(spec))?))
+        let values = self.file(name)?.read(&spec.path, &file_shape(spec))?;
+        Ok(from_file(spec, values))
     }
 }
 

@@ -36,13 +36,22 @@ pub fn catalogue() -> &'static [Generator] {
     CATALOGUE
 }
 
-/// Makes the schedule called `name`, without regard to case.
+/// The schedule called `name`, by its name or one of its aliases. Case, hyphens, underscores and spaces do not matter.
+///
+/// # Errors
+/// When there is no such schedule; the error suggests the nearest name.
+pub fn find(name: &str) -> Result<&'static Generator, GenerateError> {
+    let sought = normal(name);
+    let is_called = |generator: &&Generator| generator.names().any(|known| normal(known) == sought);
+    CATALOGUE.iter().find(is_called).ok_or_else(|| unknown_schedule(name))
+}
+
+/// Makes the schedule called `name`, as [`find`] reads it.
 ///
 /// # Errors
 /// When there is no such schedule, when it does not support this size, or when it does not have a given setting.
 pub fn generate(name: &str, spec: &ScheduleSpec) -> Result<Schedule, GenerateError> {
-    let found = CATALOGUE.iter().find(|generator| generator.name.eq_ignore_ascii_case(name));
-    let generator = found.ok_or_else(|| unknown_schedule(name))?;
+    let generator = find(name)?;
     let unused = Setting::ALL.into_iter().find(|it| spec.gives(*it) && !generator.settings.contains(it));
     if let Some(setting) = unused {
         return Err(GenerateError::UnusedSetting { schedule: generator.name, setting });
@@ -50,14 +59,21 @@ pub fn generate(name: &str, spec: &ScheduleSpec) -> Result<Schedule, GenerateErr
     (generator.generate)(spec)
 }
 
+/// A name without what does not matter in it.
+fn normal(name: &str) -> String {
+    name.chars().filter(|letter| !matches!(letter, '-' | '_' | ' ')).flat_map(char::to_lowercase).collect()
+}
+
 fn unknown_schedule(name: &str) -> GenerateError {
     let name: String = name.chars().take(64).collect();
-    let suggestion = CATALOGUE
-        .iter()
-        .map(|generator| (strsim::damerau_levenshtein(generator.name, &name.to_lowercase()), generator.name))
+    let sought = normal(&name);
+    let known =
+        CATALOGUE.iter().flat_map(|generator| generator.names().map(move |known| (known, generator.name)));
+    let suggestion = known
+        .map(|(known, meant)| (strsim::damerau_levenshtein(&normal(known), &sought), known.len(), meant))
+        .filter(|&(distance, length, _)| distance <= 1 + length / 4)
         .min()
-        .filter(|&(distance, known)| distance <= 1 + known.len() / 4)
-        .map(|(_, known)| known);
+        .map(|(_, _, meant)| meant);
     let known = CATALOGUE.iter().map(|generator| generator.name).collect();
     GenerateError::UnknownSchedule { name, suggestion, known }
 }
@@ -79,8 +95,40 @@ mod tests {
     }
 
     #[test]
+    fn habitual_names_are_understood() {
+        let check = |names: &[&str], expected: &str| {
+            for name in names {
+                assert_eq!(find(name).map(|generator| generator.name), Ok(expected), "{name}");
+            }
+        };
+        check(&["zbv", "ZB-V", "zb_v", "ZBV Zero Bubble"], "zbvzerobubble");
+        check(&["dualpipe-v", "DualPipe_V"], "dualpipev");
+        check(&["interleaved", "interleaved-1f1b", "vpp"], "interleaved1f1b");
+        check(&["zb1p", "ZB-1P", "interleaved-zero-bubble"], "interleavedzerobubble");
+        check(&["h1", "zbh1"], "zb-h1");
+        check(&["h2", "zb_h2"], "zb-h2");
+        check(&["bfs", "looped-bfs"], "loopedbfs");
+        check(&["vhalf"], "v-half");
+        check(&["vmin"], "v-min");
+        check(&["greedy"], "zb-greedy");
+        check(&["wave"], "hanayo");
+    }
+
+    #[test]
+    fn no_two_schedules_share_a_name() {
+        let mut names: Vec<String> =
+            CATALOGUE.iter().flat_map(|generator| generator.names().map(normal)).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
     fn near_names_are_offered() {
         check_unknown("gpip", "unknown schedule `gpip`; did you mean `gpipe`?");
+        check_unknown("dualpipe", "unknown schedule `dualpipe`; did you mean `dualpipev`?");
+        check_unknown("zbw", "unknown schedule `zbw`; did you mean `zbvzerobubble`?");
         check_unknown("1F2B", "unknown schedule `1F2B`; did you mean `1f1b`?");
         let spec = ScheduleSpec { ranks: 1, microbatches: 1, ..ScheduleSpec::default() };
         let far = generate("zigzag", &spec).expect_err("no such schedule").to_string();

@@ -38,6 +38,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "DualPipeV: forward and backward of two stages overlap on a V",
     settings: &[],
+    aliases: &[],
     generate,
 };
 

@@ -69,7 +69,7 @@ pub enum GenerateError {
         stages: u32,
     },
     /// The schedule needs another number of stages on each rank.
-    #[error("`{schedule}` runs {supported} stage(s) on each rank, not {requested}; leave the number out")]
+    #[error("`{schedule}` runs {supported} stage(s) on each rank, not {requested}; use {supported}")]
     StagesPerRank {
         /// The schedule.
         schedule: &'static str,

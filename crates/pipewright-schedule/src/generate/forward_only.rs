@@ -18,6 +18,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "forward of every microbatch, no backward; for evaluation",
     settings: &[],
+    aliases: &["forward"],
     generate,
 };
 

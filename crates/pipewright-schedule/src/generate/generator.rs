@@ -12,10 +12,19 @@ use crate::schedule::Schedule;
 pub struct Generator {
     /// The name, in lower case.
     pub name: &'static str,
+    /// Other names for it, in lower case. Spellings that differ only in hyphens need no entry.
+    pub aliases: &'static [&'static str],
     /// The use of the schedule, in one line.
     pub summary: &'static str,
     /// The settings that it takes besides the size.
     pub settings: &'static [Setting],
     /// Makes the schedule for a size.
     pub(super) generate: fn(&ScheduleSpec) -> Result<Schedule, GenerateError>,
+}
+
+impl Generator {
+    /// Returns the name and the aliases.
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        [self.name].into_iter().chain(self.aliases.iter().copied())
+    }
 }

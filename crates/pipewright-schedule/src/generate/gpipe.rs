@@ -20,6 +20,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "all forwards, then all backwards; simple, memory grows with microbatches",
     settings: &[],
+    aliases: &[],
     generate,
 };
 

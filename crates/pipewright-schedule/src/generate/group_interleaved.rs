@@ -36,6 +36,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "interleaved 1F1B in smaller groups; down to half the memory",
     settings: &[Setting::Group],
+    aliases: &["grouped-interleaved"],
     generate,
 };
 

@@ -29,6 +29,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "waves down and up the ranks; two stages a rank for each wave",
     settings: &[],
+    aliases: &["wave"],
     generate,
 };
 

@@ -34,6 +34,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "1F1B with several stages a rank; smaller bubble, a little more memory",
     settings: &[],
+    aliases: &["interleaved", "1f1b-interleaved", "vpp"],
     generate,
 };
 

@@ -28,6 +28,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "ZB-H1 with several stages a rank; smallest bubble at the memory of 1F1B",
     settings: &[Setting::WideWarmup],
+    aliases: &["interleaved-h1"],
     generate,
 };
 

@@ -35,6 +35,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "ZB1P: interleaved, backward split, weight gradients fill the cool-down",
     settings: &[],
+    aliases: &["zb1p", "interleaved-zb", "izb"],
     generate,
 };
 

@@ -27,6 +27,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "several stages a rank, all microbatches through one stage before the next",
     settings: &[],
+    aliases: &["bfs", "breadth-first"],
     generate,
 };
 

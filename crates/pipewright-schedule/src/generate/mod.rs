@@ -41,7 +41,7 @@ mod zb_h1;
 mod zb_h2;
 mod zbv_zero_bubble;
 
-pub use catalogue::{catalogue, generate};
+pub use catalogue::{catalogue, find, generate};
 pub use error::GenerateError;
 pub use generator::Generator;
 pub use limits::MAX_COMPUTE_ACTIONS;

@@ -20,6 +20,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "one forward, one backward in turn; memory bounded by the ranks",
     settings: &[],
+    aliases: &["pipedream-flush"],
     generate,
 };
 

@@ -155,9 +155,9 @@ mod tests {
 
     #[test]
     fn stages_that_a_schedule_cannot_run_are_refused() {
-        check("gpipe", 4, Some(2), 4, "`gpipe` runs 1 stage(s) on each rank, not 2; leave the number out");
-        check("gpipe", 4, Some(0), 4, "`gpipe` runs 1 stage(s) on each rank, not 0; leave the number out");
-        check("v-min", 4, Some(3), 8, "`v-min` runs 2 stage(s) on each rank, not 3; leave the number out");
+        check("gpipe", 4, Some(2), 4, "`gpipe` runs 1 stage(s) on each rank, not 2; use 1");
+        check("gpipe", 4, Some(0), 4, "`gpipe` runs 1 stage(s) on each rank, not 0; use 1");
+        check("v-min", 4, Some(3), 8, "`v-min` runs 2 stage(s) on each rank, not 3; use 2");
         let none = "a placement of 4 ranks with 0 stages each has no stage; use at least one of both";
         check("loopedbfs", 4, Some(0), 4, none);
         check("hanayo", 4, Some(0), 4, none);

@@ -26,6 +26,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "a V at a third of the memory of 1F1B, two thirds of its bubble",
     settings: &[],
+    aliases: &[],
     generate,
 };
 

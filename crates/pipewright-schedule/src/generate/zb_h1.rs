@@ -25,6 +25,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "1F1B, backward split; a third of the bubble, same memory",
     settings: &[],
+    aliases: &["h1"],
     generate,
 };
 

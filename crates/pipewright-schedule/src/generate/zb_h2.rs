@@ -25,6 +25,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "no idle rank between first and last action, twice the memory of 1F1B",
     settings: &[],
+    aliases: &["h2"],
     generate,
 };
 

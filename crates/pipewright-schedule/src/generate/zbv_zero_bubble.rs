@@ -38,6 +38,7 @@ pub(super) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "ZBV: zero bubble on a V of two stages a rank, memory of 1F1B",
     settings: &[],
+    aliases: &["zbv", "v-zb"],
     generate,
 };
 

@@ -22,6 +22,7 @@ pub(crate) const GENERATOR: Generator = Generator {
     name: NAME,
     summary: "made to measured times and a memory limit; never worse than ZB-H1 at its memory",
     settings: &[Setting::Costs, Setting::MemoryLimit],
+    aliases: &["greedy"],
     generate,
 };
 

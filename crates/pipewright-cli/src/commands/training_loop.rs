@@ -1,7 +1,7 @@
-//! The steps of a run, for `train` and `resume`: one after another, each shown and written, with checkpoints between
-//! them.
+//! The steps of a run, for `train` and `resume`: each step is shown and written, checkpoints are saved between steps
+//! and always at the end.
 //!
-//! Of several processes one shows and writes; all save their ranks' parts after the same steps.
+//! Of several processes the leader shows and writes; all save their ranks' parts after the same steps.
 
 use std::path::{Path, PathBuf};
 
@@ -12,9 +12,9 @@ use pipewright::train::{Metrics, Trainer};
 use pipewright_schedule::Timeline;
 use serde_json::{Map, Value};
 
-use crate::commands::crew::Crew;
-use crate::commands::identity::LOSS;
 use crate::commands::launch::{abandon, failure};
+use crate::commands::process_group::ProcessGroup;
+use crate::commands::run_identity::LOSS;
 use crate::config::Settings;
 use crate::display::{self, Display};
 use crate::failure::{Exit, Failure};
@@ -22,23 +22,22 @@ use crate::run_folder::{self, RunFolder};
 use crate::signal::Interrupt;
 
 /// What the steps of a run need beside the ranks.
-pub(super) struct Steps<'a> {
-    /// The run's settings.
+pub(super) struct TrainingLoop<'a> {
     pub(super) settings: &'a Settings,
-    /// What its checkpoints say of it.
+    /// The description of the run for its checkpoints.
     pub(super) description: Map<String, Value>,
-    /// Where its results go; none in a process that writes none.
+    /// Where the results go; `None` in a process that writes none.
     pub(super) folder: Option<RunFolder>,
     /// The processes of the run.
-    pub(super) crew: &'a mut Crew,
-    /// Whether it is to end early.
+    pub(super) processes: &'a mut ProcessGroup,
+    /// Raised by a signal that asks the run to end early.
     pub(super) interrupt: &'a Interrupt,
 }
 
-impl Steps<'_> {
-    /// Takes the steps that are left, and ends with a checkpoint where the settings or a signal ask for one.
-    pub(super) fn take(self, mut trainer: Trainer) -> Result<(), Failure> {
-        let Self { settings, description, mut folder, crew, interrupt } = self;
+impl TrainingLoop<'_> {
+    /// Takes the steps that are left, all or until a signal, and saves a checkpoint of the last one.
+    pub(super) fn run(self, mut trainer: Trainer) -> Result<(), Failure> {
+        let Self { settings, description, mut folder, processes, interrupt } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
         let watched = interrupt.watch();
         watched.map_err(|error| Failure::input(format!("signals cannot be watched for: {error}")))?;
@@ -51,19 +50,16 @@ impl Steps<'_> {
             Stop::Rank(error) => failure(&error),
             Stop::Other(failure) => abandon(&mut trainer, failure),
         });
-        let taken = crew.settle(taken);
+        let taken = processes.settle(taken);
         let traced = log.finish();
-        // Why the steps ended comes before what became of their picture.
+        // A failed step is reported in preference to a timeline that cannot be written.
         taken?;
         traced?;
         let done = trainer.steps_done();
         let is_complete = done == run.steps;
-        let saved = match is_complete && run.checkpoint_every == 0 {
-            true => None,
-            false => crew.settle(checkpoints.finish(&mut trainer))?,
-        };
-        if crew.speaks() {
-            log.tell(start, done, is_complete, saved, &run.out);
+        let saved = processes.settle(checkpoints.finish(&mut trainer))?;
+        if processes.is_leader() {
+            log.summarize(start, done, is_complete, saved, &run.out);
         }
         if is_complete { Ok(()) } else { Err(Failure::told(Exit::Interrupted)) }
     }
@@ -87,7 +83,7 @@ fn steps(
     while trainer.steps_done() < steps {
         let (metrics, report) = trainer.step().map_err(Stop::Rank)?;
         let interrupted = report.interrupted;
-        checkpoints.look(&metrics).map_err(Stop::Other)?;
+        checkpoints.poll(&metrics).map_err(Stop::Other)?;
         log.step(metrics, report).map_err(Stop::Other)?;
         checkpoints.after_step(trainer).map_err(Stop::Other)?;
         if interrupted {
@@ -97,11 +93,11 @@ fn steps(
     Ok(())
 }
 
-/// What the process that speaks shows and writes of its steps.
+/// What the leader shows and writes of the steps.
 struct Log {
     folder: Option<RunFolder>,
     display: Option<Display>,
-    /// That of the last step that succeeded, whatever came after it.
+    /// The timeline of the last step that succeeded.
     timeline: Option<Timeline>,
     first: Option<Metrics>,
     last: Option<Metrics>,
@@ -130,7 +126,8 @@ impl Log {
         }
     }
 
-    fn tell(&self, start: u64, done: u64, is_complete: bool, saved: Option<PathBuf>, out: &Path) {
+    /// Says how the run went and where its results are.
+    fn summarize(&self, start: u64, done: u64, is_complete: bool, saved: Option<PathBuf>, out: &Path) {
         let out = out.display();
         let saved = saved.map(|path| format!(", saved in {}", path.display())).unwrap_or_default();
         display::say(&match (is_complete, &self.first, &self.last) {
@@ -138,12 +135,12 @@ impl Log {
                 format!("stopped by a signal after step {done}{saved}; go on with: pipewright resume {out}")
             }
             (true, Some(first), Some(last)) => format!(
-                "trained {} steps: loss {:.4} at the first, {:.4} at the last; results in {out}",
+                "trained {} steps: loss {:.4} at the first, {:.4} at the last; results in {out}{saved}",
                 done - start,
                 first.loss,
                 last.loss
             ),
-            _ => format!("all {done} steps were taken before; ask for more with --set run.steps=N"),
+            (true, ..) => format!("all {done} steps were taken before; results in {out}"),
         });
     }
 }
@@ -152,8 +149,8 @@ impl Log {
 struct Checkpoints {
     writer: CheckpointWriter,
     every: u64,
-    /// The step of the checkpoint that was asked for last.
-    asked: Option<u64>,
+    /// The step whose checkpoint was requested last.
+    requested: Option<u64>,
     description: Map<String, Value>,
     newest: Option<PathBuf>,
     /// The run's folder.
@@ -168,7 +165,7 @@ impl Checkpoints {
         done: u64,
     ) -> Result<Self, Failure> {
         let run = &settings.run;
-        // Replicas that hold the same have one part between them in a checkpoint.
+        // Of replicas that hold the same, one writes; sharded replicas each write their part.
         let replicas = if settings.mesh.is_sharded() { settings.mesh.data_parallel } else { 1 };
         let ranks = settings.pipeline.ranks * replicas;
         let writer = match folder {
@@ -179,34 +176,34 @@ impl Checkpoints {
             None => CheckpointWriter::join(&run_folder::checkpoints_of(&run.out), run.deadline()),
         };
         // A run that goes on has the checkpoint that it came from.
-        let asked = (done > 0).then_some(done);
+        let requested = (done > 0).then_some(done);
         let (writer, every) = (writer.map_err(Failure::input)?, run.checkpoint_every);
-        Ok(Self { writer, every, asked, description, newest: None, run: run.out.clone() })
+        Ok(Self { writer, every, requested, description, newest: None, run: run.out.clone() })
     }
 
-    /// Tells what became of earlier checkpoints.
-    fn look(&mut self, metrics: &Metrics) -> Result<(), Failure> {
+    /// Takes the outcome of earlier checkpoints from the writer.
+    fn poll(&mut self, metrics: &Metrics) -> Result<(), Failure> {
         self.description.insert(LOSS.to_owned(), metrics.loss.into());
         let outcome = self.writer.poll();
         self.note(outcome)
     }
 
-    /// Saves where it is time to.
+    /// Saves after every `run.checkpoint_every` steps.
     fn after_step(&mut self, trainer: &mut Trainer) -> Result<(), Failure> {
-        // Steps count from 1, and 0 is no divisor of any of them.
+        // Steps count from 1, so none is a multiple of 0.
         if trainer.steps_done().is_multiple_of(self.every) { self.save(trainer) } else { Ok(()) }
     }
 
     fn save(&mut self, trainer: &mut Trainer) -> Result<(), Failure> {
         let state = trainer.state(self.description.clone()).map_err(|error| failure(&error))?;
-        self.asked = Some(state.step);
+        self.requested = Some(state.step);
         let outcome = self.writer.save(state);
         self.note(outcome)
     }
 
-    /// Saves the state as it stands, unless that was done, and waits; returns where the newest checkpoint is.
+    /// Saves the state of the last step, unless that was done, and waits; returns where the newest checkpoint is.
     fn finish(mut self, trainer: &mut Trainer) -> Result<Option<PathBuf>, Failure> {
-        if self.asked != Some(trainer.steps_done()) {
+        if self.requested != Some(trainer.steps_done()) {
             self.save(trainer)?;
         }
         let outcome = self.writer.wait();
@@ -221,9 +218,10 @@ impl Checkpoints {
             Err(error) => {
                 let run = self.run.display();
                 let mut failure = Failure::input(format!(
-                    "{error}; earlier checkpoints are whole: go on later with: pipewright resume {run}"
+                    "{error}; earlier checkpoints are complete: free some space, then go on with: pipewright resume \
+                     {run}"
                 ));
-                // No other process knows of it.
+                // No other process knows of it, so this one reports it whether it is the leader or not.
                 failure.report();
                 return Err(failure);
             }

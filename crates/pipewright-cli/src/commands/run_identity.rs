@@ -1,4 +1,4 @@
-//! What a run writes into its checkpoints to be known again: its model and its data. All else may change on resuming.
+//! What identifies a run in its checkpoints: the model and the data. Everything else may change on resuming.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ const DATA: &str = "data";
 /// The member with the last step's loss.
 pub(super) const LOSS: &str = "loss";
 
-/// The description of a run. Reads all data once.
+/// Returns the description of a run. Reads all data once.
 pub(super) fn describe(prepared: &Prepared) -> Map<String, Value> {
     let (model, data) = (prepared.model.to_json(), json!(prepared.rows.identity()));
     Map::from_iter([(MODEL.to_owned(), model), (DATA.to_owned(), data)])
@@ -30,13 +30,13 @@ pub(super) fn require_same(run: &Map<String, Value>, checkpoint: &Checkpoint) ->
     }
     let place = checkpoint.path().display();
     Err(Failure::input(format!(
-        "{place}: the run cannot go on from this checkpoint, which is of another model or other data: {}; resume \
-         without that change, or train anew",
+        "{place}: the checkpoint is of another model or of other data, so the run cannot go on from it: {}; resume \
+         without that change, or start a new run",
         differences.join(", ")
     )))
 }
 
-/// A phrase for each key whose values differ.
+/// Returns a phrase for each key whose values differ.
 fn differences(part: &str, run: Option<&Value>, stored: Option<&Value>) -> Vec<String> {
     let members = |value: Option<&Value>| value.and_then(Value::as_object).cloned().unwrap_or_default();
     let (run, stored) = (members(run), members(stored));

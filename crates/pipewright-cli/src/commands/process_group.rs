@@ -1,5 +1,5 @@
-//! The processes of a run: one alone, or those that `mpirun` started. Who speaks, and whether all are about to do the
-//! same.
+//! The processes of a run: one alone, or those that `mpirun` started. Decides which of them writes files and reports
+//! to the user, and makes sure that all are about to do the same.
 
 use std::time::Duration;
 
@@ -12,16 +12,17 @@ use crate::failure::{Exit, Failure};
 /// How long processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);
 
-/// How long processes that do not speak wait before they end with a failure.
-const TIME_TO_SPEAK: Duration = Duration::from_millis(300);
+/// How long the other processes wait before they end with a failure. A launcher ends all processes as soon as one of
+/// them has failed, and the leader must have reported the failure by then.
+const TIME_TO_REPORT: Duration = Duration::from_millis(300);
 
-/// The process that speaks.
+/// The rank of the leader.
 const FIRST: Rank = Rank::new(0);
 
-/// What launchers tell their processes: Open MPI and PRRTE, MPICH and Intel MPI.
+/// Variables that launchers set for their processes: Open MPI and PRRTE, MPICH and Intel MPI.
 const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
 
-/// Whose fault it is that processes do not agree: the user's, unless one of them is gone.
+/// The failure of processes that do not agree. It is wrong input, unless one of them is gone.
 pub(super) fn disagreement(error: &AgreementError) -> Failure {
     match (error, error.silent()) {
         (AgreementError::Failed(step), _) => Failure::new(Exit::RankFailed, error).loss_of(lost(step)),
@@ -39,32 +40,31 @@ pub(super) fn lost(error: &StepError) -> Option<Rank> {
 }
 
 /// This process among those of the run.
-pub(crate) struct Crew {
+pub(crate) struct ProcessGroup {
     /// The processes, until ranks are made of them.
     world: Option<World>,
     /// This process's place among them.
     rank: Rank,
-    /// Whether it speaks for all.
-    speaks: bool,
+    is_leader: bool,
     /// How long it waits for the others at the start.
     deadline: Duration,
 }
 
-impl Crew {
-    /// Joins the other processes when a launcher started this one; a launcher unknown here is joined when the
-    /// configuration asks for MPI.
+impl ProcessGroup {
+    /// Joins the other processes if a launcher started this one. A launcher that is unknown here is joined later, when
+    /// the configuration asks for MPI.
     pub(crate) fn gather() -> Result<Self, Failure> {
         let is_launched = LAUNCHERS.iter().any(|name| std::env::var_os(name).is_some());
-        let mut crew = Self { world: None, rank: FIRST, speaks: true, deadline: START };
+        let mut group = Self { world: None, rank: FIRST, is_leader: true, deadline: START };
         if cfg!(feature = "mpi") && is_launched {
-            crew.join()?;
+            group.join()?;
         }
-        Ok(crew)
+        Ok(group)
     }
 
-    /// Whether this process writes files and speaks for all.
-    pub(crate) fn speaks(&self) -> bool {
-        self.speaks
+    /// Whether this process writes files and reports to the user.
+    pub(crate) fn is_leader(&self) -> bool {
+        self.is_leader
     }
 
     /// Whether it is one of several processes.
@@ -83,17 +83,17 @@ impl Crew {
     fn join(&mut self) -> Result<(), Failure> {
         let world = World::mpi(START).map_err(|error| Failure::new(Exit::RankFailed, error))?;
         self.rank = world.own_ranks().next().unwrap_or(FIRST);
-        self.speaks = self.rank == FIRST;
+        self.is_leader = self.rank == FIRST;
         self.world = Some(world);
         Ok(())
     }
 
-    /// Waits for the others as long as the configuration says.
+    /// Sets how long it waits for the others, as the configuration says.
     pub(crate) fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }
 
-    /// What was prepared, once all processes have prepared the same: `fields` names what must not differ.
+    /// Returns `prepared` once all processes have prepared the same; `fields` names what must not differ.
     pub(crate) fn agree<T>(
         &mut self,
         prepared: Result<T, Failure>,
@@ -104,24 +104,23 @@ impl Crew {
         let agreed = world.agree(hello, self.deadline);
         match (prepared, agreed) {
             (prepared, Ok(())) => prepared,
-            // Its own error is the fullest that this process can tell.
+            // Its own error says more than the others' report of it.
             (Err(own), Err(_)) => Err(own),
             (Ok(_), Err(error)) => Err(disagreement(&error)),
         }
     }
 
-    /// The outcome, with a failure shown if this process speaks for all. A launcher ends all processes as soon as one
-    /// of them has failed, so the others give it time. If the process that speaks is lost, the next one does in its
-    /// place; the lost one, should it have been stopped and go on, does not.
+    /// Reports a failure if this process is the leader, and passes the outcome on. If the leader is lost, the next
+    /// process takes its place; the lost one reports nothing if it was only stopped and goes on.
     pub(crate) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         outcome.map_err(|mut failure| {
             match failure.lost() {
-                Some(lost) if lost == self.rank => self.speaks = false,
-                Some(FIRST) => self.speaks = self.rank.get() == FIRST.get() + 1,
+                Some(lost) if lost == self.rank => self.is_leader = false,
+                Some(FIRST) => self.is_leader = self.rank.get() == FIRST.get() + 1,
                 _ => {}
             }
-            if !self.speaks {
-                std::thread::sleep(TIME_TO_SPEAK);
+            if !self.is_leader {
+                std::thread::sleep(TIME_TO_REPORT);
                 return failure.told_elsewhere();
             }
             failure.report();

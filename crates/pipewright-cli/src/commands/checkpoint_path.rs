@@ -1,0 +1,82 @@
+//! Which run and which checkpoint a path names: a run's folder, its folder of checkpoints, or one checkpoint.
+
+use std::path::{Path, PathBuf};
+
+use pipewright::checkpoint::{Checkpoint, CheckpointError, CheckpointFolder};
+
+use crate::failure::Failure;
+use crate::run_folder::checkpoints_of;
+
+/// A run, and the checkpoint to go on from.
+pub(super) struct RunPath {
+    /// The absolute folder of the run.
+    pub(super) run: PathBuf,
+    /// The checkpoint that the path names; `None` for the newest one of the run.
+    pub(super) checkpoint: Option<PathBuf>,
+}
+
+impl RunPath {
+    /// Reads `path` as a run's folder, its folder of checkpoints, or a checkpoint in that folder.
+    pub(super) fn of(path: &Path) -> Result<Self, Failure> {
+        let absolute = std::path::absolute(path).map_err(|error| {
+            Failure::input(format!("{}: not a path: {error}; name the run's folder", path.display()))
+        })?;
+        let is_checkpoint = CheckpointFolder::is_checkpoint(&absolute);
+        let folder = if is_checkpoint { absolute.parent() } else { Some(absolute.as_path()) };
+        let run = folder.and_then(Path::parent).filter(|run| Some(checkpoints_of(run).as_path()) == folder);
+        match (is_checkpoint, run) {
+            (true, Some(run)) => Ok(Self { run: run.to_owned(), checkpoint: Some(absolute) }),
+            (true, None) => Err(Failure::input(format!(
+                "{}: the checkpoint is not in the `checkpoints` folder of a run; name a run's folder, or a checkpoint \
+                 in it",
+                path.display()
+            ))),
+            (false, Some(run)) if !checkpoints_of(&absolute).exists() => {
+                Ok(Self { run: run.to_owned(), checkpoint: None })
+            }
+            (false, _) => Ok(Self { run: absolute, checkpoint: None }),
+        }
+    }
+}
+
+/// Opens the checkpoint that a path names, or else the newest one there, and reads every byte of it.
+pub(super) fn open(path: &Path) -> Result<Checkpoint, Failure> {
+    let of_run = checkpoints_of(path);
+    let opened = if CheckpointFolder::is_checkpoint(path) {
+        Checkpoint::open(path)
+    } else if of_run.is_dir() {
+        CheckpointFolder::newest(&of_run)
+    } else {
+        CheckpointFolder::newest(path)
+    };
+    opened.map_err(|error| match error {
+        CheckpointError::NoneComplete { .. } => {
+            Failure::input(format!("{error}; name a run's folder, or a checkpoint in it"))
+        }
+        error => Failure::input(error),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_run_is_found_by_itself_and_by_what_is_in_it() {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let run = scratch.path().join("run");
+        let newest = run.join("checkpoints/step-00000004");
+        fs::create_dir_all(&newest).expect("the scratch folder takes folders");
+        let check = |path: &Path, checkpoint: Option<&Path>| {
+            let found = RunPath::of(path).expect("the run is there");
+            assert_eq!((found.run.as_path(), found.checkpoint.as_deref()), (run.as_path(), checkpoint));
+        };
+        check(&run, None);
+        check(&run.join("checkpoints"), None);
+        check(&newest, Some(&newest));
+        let elsewhere = scratch.path().join("step-00000004");
+        assert!(RunPath::of(&elsewhere).is_err());
+    }
+}

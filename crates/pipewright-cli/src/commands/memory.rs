@@ -1,0 +1,299 @@
+//! What each rank of a run will hold, against what the machine has.
+//!
+//! Parameters, gradients and the optimizer's state are counted exactly. Activations are the peak of the schedule's
+//! simulation at the bytes that the model family states for its layers. The sum of the columns is a little more than a
+//! rank ever holds where the peak of the activations comes before the first gradient, as under GPipe. What is not
+//! counted: the tensors of the operation that runs, messages on their way, data, and a checkpoint that is being
+//! written. ARCHITECTURE.md has measurements.
+
+use std::fmt::Write;
+
+use pipewright_models::ParameterSpec;
+use pipewright_schedule::costs::StageSizes;
+use pipewright_schedule::simulate::{peak_memory, timed};
+use pipewright_schedule::{Costs, Rank, StageIndex};
+use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
+
+use crate::commands::prepare::Prepared;
+use crate::config::pipeline::TransportChoice;
+use crate::display::bytes;
+use crate::failure::{Exit, Failure};
+
+/// Bytes of a parameter or of its gradient.
+const NUMBER: u64 = 4;
+/// Bytes of AdamW's two moments of a parameter.
+const MOMENTS: u64 = 8;
+/// Ranks that the table shows; of more, those that need the most.
+const ROWS: usize = 16;
+
+/// What a rank holds at most, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct RankMemory {
+    parameters: u64,
+    gradients: u64,
+    optimizer: u64,
+    activations: u64,
+}
+
+impl RankMemory {
+    fn total(&self) -> u64 {
+        let static_bytes = self.parameters.saturating_add(self.gradients).saturating_add(self.optimizer);
+        static_bytes.saturating_add(self.activations)
+    }
+}
+
+/// What a run needs, and what there is.
+pub(super) struct MemoryPlan {
+    /// Of one replica; all replicas need the same.
+    ranks: Vec<RankMemory>,
+    replicas: u32,
+    /// Whether all ranks are in one process of this machine.
+    is_local: bool,
+    /// Bytes of this machine, or of the part of it that the process may use; `None` if the system does not say.
+    machine: Option<u64>,
+}
+
+impl MemoryPlan {
+    /// Plans the memory of a run whose stages have these parameters.
+    pub(super) fn new(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> Result<Self, Failure> {
+        let Prepared { settings, program, .. } = prepared;
+        let sharding = settings.mesh.is_sharded().then_some(Sharding {
+            replicas: u64::from(settings.mesh.data_parallel),
+            window: settings.mesh.unshard_window as usize,
+        });
+        let numbers: Vec<u64> = stages.iter().map(|specs| numbers_of(specs)).collect();
+        let placement = program.placement();
+        let of_rank = |rank: Rank| {
+            let own = placement.stages_of(rank).iter().map(|stage| numbers[stage.index()]);
+            held_always(own.collect(), sharding)
+        };
+        let mut ranks: Vec<RankMemory> = placement.all_ranks().map(of_rank).collect();
+        for (rank, peak) in ranks.iter_mut().zip(peaks_of_activations(prepared)?) {
+            rank.activations = peak;
+        }
+        let is_local = settings.pipeline.transport == TransportChoice::Local;
+        Ok(Self { ranks, replicas: settings.mesh.data_parallel, is_local, machine: machine_bytes() })
+    }
+
+    /// What all ranks of one process hold together.
+    fn total(&self) -> u64 {
+        let one_replica = self.ranks.iter().fold(0, |sum: u64, rank| sum.saturating_add(rank.total()));
+        one_replica.saturating_mul(u64::from(self.replicas))
+    }
+
+    /// The rank that needs the most.
+    fn largest(&self) -> (usize, RankMemory) {
+        let ranks = self.ranks.iter().copied().enumerate();
+        ranks.max_by_key(|(index, rank)| (rank.total(), usize::MAX - index)).unwrap_or_default()
+    }
+
+    /// The table, and what the machine has.
+    pub(super) fn table(&self) -> String {
+        let mut shown: Vec<usize> = (0..self.ranks.len()).collect();
+        shown.sort_by_key(|&rank| u64::MAX - self.ranks[rank].total());
+        shown.truncate(ROWS);
+        shown.sort_unstable();
+        let mut text = String::new();
+        let mut line = |what: &str, cells: [&str; 6]| {
+            let [rank, parameters, gradients, optimizer, activations, total] = cells;
+            let columns = format!(
+                "{what:9} {rank:>4}  {parameters:>11}  {gradients:>11}  {optimizer:>11}  {activations:>11}  {total:>11}"
+            );
+            writeln!(text, "{columns}").expect("a string takes all text");
+        };
+        line("memory", ["rank", "parameters", "gradients", "optimizer", "activations", "in all"]);
+        for &rank in &shown {
+            let held = &self.ranks[rank];
+            let cells =
+                [held.parameters, held.gradients, held.optimizer, held.activations, held.total()].map(bytes);
+            let [parameters, gradients, optimizer, activations, total] = &cells;
+            line("", [&rank.to_string(), parameters, gradients, optimizer, activations, total]);
+        }
+        if shown.len() < self.ranks.len() {
+            writeln!(text, "{:9} these {ROWS} of {} ranks need the most", "", self.ranks.len())
+                .expect("a string takes all text");
+        }
+        writeln!(text, "{:9} {}", "machine", self.balance()).expect("a string takes all text");
+        text
+    }
+
+    fn balance(&self) -> String {
+        let has = self
+            .machine
+            .map_or("an unknown amount of memory".to_owned(), |has| format!("{} of memory", bytes(has)));
+        let needed = if self.is_local {
+            let each =
+                if self.replicas > 1 { format!(" of {} replicas", self.replicas) } else { String::new() };
+            format!("all ranks{each} together need {}", bytes(self.total()))
+        } else {
+            format!("each process needs at most {}", bytes(self.largest().1.total()))
+        };
+        format!("{has} on this one; {needed}")
+    }
+
+    /// Fails with [`Exit::CheckFailed`] if the run needs more than the machine has. Of processes on machines that are
+    /// not known here, each alone must fit this one.
+    pub(super) fn require_fit(&self) -> Result<(), Failure> {
+        let Some(has) = self.machine else { return Ok(()) };
+        let (rank, most) = self.largest();
+        let (needs, who) = match self.is_local {
+            true => (self.total(), "its ranks together need"),
+            false => (most.total(), "one process needs"),
+        };
+        if needs <= has {
+            return Ok(());
+        }
+        let parts = [
+            (most.parameters, "parameters"),
+            (most.gradients, "gradients"),
+            (most.optimizer, "optimizer state"),
+            (most.activations, "activations"),
+        ];
+        let (part, name) = parts.into_iter().max_by_key(|(part, _)| *part).unwrap_or_default();
+        let advice = match name {
+            "activations" => {
+                "use fewer or shorter rows a microbatch, or a schedule that holds fewer microbatches"
+            }
+            _ => {
+                "use a smaller model, or spread it over more machines with more pipeline.ranks and \
+                 pipeline.transport=mpi, or over replicas with mesh.data_parallel_mode=sharded"
+            }
+        };
+        Err(Failure::new(
+            Exit::CheckFailed,
+            format!(
+                "the run does not fit into memory: {who} {}, and this machine has {}, which is {} too little; rank \
+                 {rank} needs the most, {}, of which {} are {name}; {advice}",
+                bytes(needs),
+                bytes(has),
+                bytes(needs - has),
+                bytes(most.total()),
+                bytes(part)
+            ),
+        ))
+    }
+}
+
+/// How replicas share parameters.
+#[derive(Clone, Copy)]
+struct Sharding {
+    replicas: u64,
+    /// Stages of a rank whose parameters are gathered at once.
+    window: usize,
+}
+
+/// What a rank holds whose stages have so many numbers, without activations. Gradients are whole until they are reduced,
+/// after a stage's last microbatch, so sharding takes nothing off their peak.
+fn held_always(mut stages: Vec<u64>, sharding: Option<Sharding>) -> RankMemory {
+    let sum = |stages: &[u64]| stages.iter().fold(0, |sum: u64, stage| sum.saturating_add(*stage));
+    let whole = sum(&stages);
+    let (part, gathered) = match sharding {
+        None => (whole, 0),
+        Some(Sharding { replicas, window }) => {
+            stages.sort_unstable_by_key(|stage| u64::MAX - stage);
+            stages.truncate(window);
+            (whole.div_ceil(replicas), sum(&stages))
+        }
+    };
+    RankMemory {
+        parameters: part.saturating_add(gathered).saturating_mul(NUMBER),
+        gradients: whole.saturating_mul(NUMBER),
+        optimizer: part.saturating_mul(MOMENTS),
+        activations: 0,
+    }
+}
+
+/// The numbers in these parameters.
+pub(super) fn numbers_of(specs: &[ParameterSpec]) -> u64 {
+    let numbers = |spec: &ParameterSpec| {
+        spec.shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64))
+    };
+    specs.iter().map(numbers).fold(0, u64::saturating_add)
+}
+
+/// The peak of each rank's activations, by the simulation of the program.
+fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
+    let Prepared { settings, program, partition, layers, .. } = prepared;
+    let rows = u64::from(settings.pipeline.microbatch_size);
+    let size = |stage: StageIndex| {
+        let layers = &layers.layers[partition.range(stage)];
+        let of_row = layers.iter().fold(0, |sum: u64, layer| sum.saturating_add(layer.activation_bytes));
+        let activation = of_row.saturating_mul(rows);
+        // `I` leaves inputs and output gradients of the products for `W`, which are about as large.
+        StageSizes { activation, stash: activation, ..StageSizes::default() }
+    };
+    // A rank runs its actions in the order of its row, whatever they cost, so unit costs give the same peaks.
+    let costs = Costs { sizes: program.placement().all_stages().map(size).collect(), ..Costs::default() };
+    let run = timed(program.as_program(), &costs).map_err(|error| Failure::new(Exit::Bug, error))?;
+    Ok(peak_memory(run.timeline(), &costs.sizes))
+}
+
+/// The bytes of memory that this process may use: those of the machine, or the limit of its control group.
+fn machine_bytes() -> Option<u64> {
+    let mut system = System::new();
+    system.refresh_memory();
+    let of_process = sysinfo::get_current_pid().ok().and_then(|pid| {
+        system.refresh_processes_specifics(
+            ProcessesToUpdate::Some(&[pid]),
+            false,
+            ProcessRefreshKind::nothing(),
+        );
+        system.process(pid)?.cgroup_limits()
+    });
+    let limits = [of_process, system.cgroup_limits()].into_iter().flatten().map(|limits| limits.total_memory);
+    limits.chain([system.total_memory()]).filter(|bytes| *bytes > 0).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(total: u64) -> RankMemory {
+        RankMemory { parameters: total, ..RankMemory::default() }
+    }
+
+    #[test]
+    fn replicas_that_share_hold_their_part_and_what_is_gathered() {
+        let whole = RankMemory { parameters: 240, gradients: 240, optimizer: 480, activations: 0 };
+        assert_eq!(held_always(vec![10, 30, 20], None), whole);
+        let sharding = |window| Some(Sharding { replicas: 4, window });
+        let parts = RankMemory { parameters: 4 * (15 + 30), gradients: 240, optimizer: 120, activations: 0 };
+        assert_eq!(held_always(vec![10, 30, 20], sharding(1)), parts);
+        assert_eq!(held_always(vec![10, 30, 20], sharding(9)).parameters, 4 * (15 + 60));
+    }
+
+    #[test]
+    fn threads_of_one_machine_add_up_and_processes_do_not() {
+        let plan = |is_local, replicas| MemoryPlan {
+            ranks: vec![rank(40), rank(50)],
+            replicas,
+            is_local,
+            machine: Some(100),
+        };
+        assert!(plan(true, 1).require_fit().is_ok());
+        assert!(plan(false, 2).require_fit().is_ok());
+        let failure = plan(true, 2).require_fit().expect_err("180 bytes in 100");
+        assert_eq!(failure.exit, Exit::CheckFailed);
+        let words = failure.text();
+        assert!(
+            words.contains("need 180 B, and this machine has 100 B, which is 80 B too little; rank 1"),
+            "{words}"
+        );
+        assert!(MemoryPlan { machine: Some(49), ..plan(false, 1) }.require_fit().is_err());
+        assert!(MemoryPlan { machine: None, ..plan(true, 2) }.require_fit().is_ok());
+    }
+
+    #[test]
+    fn of_many_ranks_those_that_need_the_most_are_shown() {
+        let ranks = (0..100).map(rank).collect();
+        let plan = MemoryPlan { ranks, replicas: 1, is_local: true, machine: Some(1 << 20) };
+        let table = plan.table();
+        assert!(table.contains("  99  ") && !table.contains("  83  "), "{table}");
+        assert!(table.contains("these 16 of 100 ranks need the most"), "{table}");
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        assert!(machine_bytes().is_some_and(|bytes| bytes > 1 << 20));
+    }
+}

@@ -1,0 +1,168 @@
+//! What `check` finds before anything runs: weights that cannot be loaded, and memory that is not there.
+
+mod run;
+
+use std::fs;
+
+use run::Run;
+use safetensors::SafeTensors;
+use safetensors::tensor::{TensorView, serialize};
+use serde_json::json;
+
+/// Checks `small.toml` with overrides; returns the exit code, what it prints, and what it says.
+fn check(run: &Run, set: &[&str]) -> (Option<i32>, String, String) {
+    let set = set.iter().flat_map(|set| ["--set", set]);
+    let output = run.command(&["check", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// A run with a model directory beside it.
+fn with_model() -> Run {
+    let run = Run::new();
+    run.train(&["run.steps=1"]);
+    let output = run.command(&["export", "out", "model"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    run
+}
+
+fn check_refused(run: &Run, words: &[&str]) {
+    let (code, _, said) = check(run, &["model.from=model"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    // Training refuses the same, before it touches the folder of the results.
+    let before = fs::read(run.path("out/config.toml")).expect("the first run's");
+    let output = run.command(&["train", "small.toml", "--set", "model.from=model"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(fs::read(run.path("out/config.toml")).expect("the first run's"), before);
+}
+
+#[test]
+fn weights_that_are_cut_short_or_missing_are_found() {
+    let run = with_model();
+    assert_eq!(check(&run, &["model.from=model"]).0, Some(0));
+    let path = run.path("model/model.safetensors");
+    let whole = fs::read(&path).expect("weights");
+    for length in [whole.len() - 1, whole.len() / 2, 100, 3, 0] {
+        fs::write(&path, &whole[..length]).expect("a file");
+        check_refused(&run, &["model/model.safetensors is ", "copy or download it again"]);
+    }
+    let mut garbled = whole.clone();
+    garbled[12] = b'!';
+    fs::write(&path, garbled).expect("a file");
+    check_refused(&run, &["model.safetensors does not start with a safetensors header"]);
+    fs::remove_file(&path).expect("a file");
+    check_refused(&run, &["model holds neither model.safetensors nor model.safetensors.index.json"]);
+}
+
+/// Splits `model.safetensors` into two files with an index; tensors of `dropped` are left out of their file.
+fn split(run: &Run, dropped: &str) {
+    let bytes = fs::read(run.path("model/model.safetensors")).expect("weights");
+    let file = SafeTensors::deserialize(&bytes).expect("a sound file");
+    let mut tensors = file.tensors();
+    tensors.sort_by(|a, b| a.0.cmp(&b.0));
+    let half = tensors.len() / 2;
+    let mut map = serde_json::Map::new();
+    for (number, tensors) in [(1, &tensors[..half]), (2, &tensors[half..])] {
+        let name = format!("model-0000{number}-of-00002.safetensors");
+        let kept: Vec<(String, TensorView<'_>)> =
+            tensors.iter().filter(|(tensor, _)| tensor != dropped).cloned().collect();
+        map.extend(tensors.iter().map(|(tensor, _)| (tensor.clone(), json!(name))));
+        fs::write(run.path("model").join(name), serialize(kept, None).expect("a sound file"))
+            .expect("a file");
+    }
+    let index = json!({"metadata": {}, "weight_map": map});
+    fs::write(run.path("model/model.safetensors.index.json"), index.to_string()).expect("a file");
+}
+
+#[test]
+fn every_file_of_an_index_is_looked_at() {
+    const LAST: &str = "model/model-00002-of-00002.safetensors";
+    let run = with_model();
+    split(&run, "");
+    fs::remove_file(run.path("model/model.safetensors")).expect("a file");
+    assert_eq!(check(&run, &["model.from=model"]).0, Some(0));
+    let whole = fs::read(run.path(LAST)).expect("weights");
+    fs::write(run.path(LAST), &whole[..whole.len() - 4]).expect("a file");
+    check_refused(&run, &[LAST, "bytes long"]);
+    fs::remove_file(run.path(LAST)).expect("a file");
+    check_refused(&run, &[LAST, "is missing, and the index beside it names it"]);
+}
+
+#[test]
+fn a_tensor_that_is_missing_or_has_another_shape_is_found() {
+    let run = with_model();
+    split(&run, "model.norm.weight");
+    fs::remove_file(run.path("model/model.safetensors")).expect("a file");
+    check_refused(&run, &["lacks tensor `model.norm.weight`"]);
+
+    let run = with_model();
+    let config = fs::read_to_string(run.path("model/config.json")).expect("a configuration");
+    fs::write(
+        run.path("model/config.json"),
+        config.replace("\"intermediate_size\": 24", "\"intermediate_size\": 32"),
+    )
+    .expect("a file");
+    check_refused(&run, &["mlp.", "the configuration asks for [32, 16]"]);
+}
+
+#[test]
+fn a_run_that_does_not_fit_is_refused_with_what_is_short() {
+    let run = Run::new();
+    let large = [
+        "model.hidden_size=16384",
+        "model.intermediate_size=65536",
+        "model.num_attention_heads=128",
+        "model.num_hidden_layers=80",
+    ];
+    let (code, printed, said) = check(&run, &large);
+    assert_eq!(code, Some(3), "{said}");
+    assert!(
+        printed
+            .contains("\nmemory    rank   parameters    gradients    optimizer  activations       in all\n"),
+        "{printed}"
+    );
+    assert!(said.contains("error: the run does not fit into memory: its ranks together need "), "{said}");
+    assert!(
+        said.contains(" too little; rank 0 needs the most, ") || said.contains(" too little; rank 1 needs"),
+        "{said}"
+    );
+    // A process a rank may be on a machine of its own, and this is still too much for one.
+    let stages = ["pipeline.ranks=4", "pipeline.microbatches=4"];
+    assert_eq!(check(&run, &[&large[..], &stages].concat()).0, Some(3));
+}
+
+#[test]
+fn memory_follows_from_microbatches_schedule_and_sharding() {
+    let run = Run::new();
+    let column = |set: &[&str], column: usize| {
+        let (code, printed, said) = check(&run, set);
+        assert_eq!(code, Some(0), "{said}");
+        let table = printed.lines().skip_while(|line| !line.starts_with("memory ")).nth(1).expect("rank 0");
+        let cells: Vec<&str> = table.split_whitespace().collect();
+        // A rank, and five figures of two words.
+        format!("{} {}", cells[1 + 2 * column], cells[2 + 2 * column])
+    };
+    // Rank 0 holds the embedding of 128 x 16 and two blocks of 2208: 6464 parameters of four bytes.
+    assert_eq!(column(&[], 0), "25.2 KiB");
+    assert_eq!(column(&[], 1), "25.2 KiB");
+    assert_eq!(column(&[], 2), "50.5 KiB");
+    // A block keeps 8 tokens x (4 x 16 + 2 scales + 4 x 16 + 2 heads + 3 x 24) floats, the embedding 8 ids of 8 bytes.
+    // 1F1B holds two microbatches on the first of two ranks, GPipe all four.
+    assert_eq!(column(&[], 3), "25.6 KiB");
+    assert_eq!(column(&["pipeline.schedule=gpipe"], 3), "51.2 KiB");
+    assert_eq!(column(&["pipeline.microbatch_size=2"], 3), "51.2 KiB");
+    let sharded = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
+    assert_eq!(column(&sharded, 2), "25.2 KiB");
+}
+
+#[test]
+fn what_stages_share_is_listed() {
+    let run = Run::new();
+    let (_, printed, _) = check(&run, &["model.tie_word_embeddings=true"]);
+    let line =
+        "shared    model.embed_tokens.weight, one parameter of which stages 0 and 1 hold a copy each\n";
+    assert!(printed.contains(line), "{printed}");
+    let (_, printed, _) = check(&run, &[]);
+    assert!(!printed.contains("shared"), "{printed}");
+}
