@@ -1,10 +1,11 @@
 // Writes labels on the cells that have room for them.
 
-const fontOf = (size, weight = "") => weight + size + "px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
+const fontOf = (size) => size + "px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif";
 const sizesOfLabels = [11, 9];
 const letterWidths = new Map();
 
-// How wide a text is, about: digits and letters are as wide as a digit, but a W. Both are measured once for a size.
+// The widths by which texts are measured: every letter counts as a digit, except W, which is wider. Measuring takes
+// time, so it happens once for each size.
 function widthsOf(paint, size) {
   if (!letterWidths.has(size)) {
     paint.font = fontOf(size);
