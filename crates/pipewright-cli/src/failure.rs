@@ -1,13 +1,14 @@
 //! How a command fails: an exit code that scripts rely on, and problems that people read.
 
 use std::fmt::Display;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, MietteDiagnostic};
 use pipewright_schedule::Rank;
 
 use crate::config::ConfigError;
+use crate::display::screen;
 
 /// Why the command ends with another code than 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +100,7 @@ impl Failure {
             }
             text.push_str(rendered.trim_start());
         }
-        // Nobody is left to tell when standard error is closed.
-        let _ = std::io::stderr().lock().write_all(text.as_bytes());
+        screen::print_error(&text);
     }
 }
 

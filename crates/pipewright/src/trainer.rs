@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::Serialize;
@@ -16,6 +17,9 @@ use crate::learning_rate::LearningRate;
 use crate::pipeline::{Pipeline, PipelineError};
 use crate::report::StepReport;
 
+/// The member of a checkpoint's description that holds the elapsed seconds.
+const ELAPSED: &str = "elapsed_s";
+
 /// A pipeline with its data.
 pub struct Trainer {
     pipeline: Pipeline,
@@ -23,6 +27,10 @@ pub struct Trainer {
     learning_rate: LearningRate,
     rows_per_step: usize,
     steps_done: u64,
+    /// What the run had taken up when it was stopped, if it was.
+    earlier: Duration,
+    /// When this trainer began its first step.
+    began: Option<Instant>,
 }
 
 /// The figures of one step, with the names that `metrics.jsonl` has.
@@ -40,6 +48,12 @@ pub struct Metrics {
     pub tokens_per_second: f64,
     /// Wall time in milliseconds.
     pub step_ms: f64,
+    /// Seconds since the run's first step began, without the time between a stop and the resumption.
+    pub elapsed_s: f64,
+    /// Input tokens of all the run's steps.
+    pub tokens: u64,
+    /// How often the run has been through its data, with the part of the epoch that is under way.
+    pub epoch: f64,
     /// Share of the ranks' time in which they did not compute, from the first action to the last.
     pub bubble_fraction: f64,
     /// Share of the ranks' time in which communication alone held them up.
@@ -73,7 +87,15 @@ impl Trainer {
         rows_per_step: usize,
         learning_rate: LearningRate,
     ) -> Self {
-        Self { pipeline, rows, learning_rate, rows_per_step, steps_done: 0 }
+        Self {
+            pipeline,
+            rows,
+            learning_rate,
+            rows_per_step,
+            steps_done: 0,
+            earlier: Duration::ZERO,
+            began: None,
+        }
     }
 
     /// Trains on the next batch.
@@ -81,6 +103,7 @@ impl Trainer {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn step(&mut self) -> Result<(Metrics, StepReport), PipelineError> {
+        self.began.get_or_insert_with(Instant::now);
         let batch = self.rows.next_batch(self.rows_per_step);
         let shape = [batch.rows, batch.seq_len];
         let device = Device::flex();
@@ -96,11 +119,17 @@ impl Trainer {
         self.steps_done
     }
 
-    /// The state of the run as it stands, with a description for the manifest.
+    /// The time since the run's first step began, without the time between a stop and the resumption.
+    pub fn elapsed(&self) -> Duration {
+        self.earlier + self.began.map_or(Duration::ZERO, |began| began.elapsed())
+    }
+
+    /// The state of the run as it stands, with a description for the manifest, to which the elapsed time is added.
     ///
     /// # Errors
     /// As [`Pipeline::state`].
-    pub fn state(&mut self, description: Map<String, Json>) -> Result<TrainingState, PipelineError> {
+    pub fn state(&mut self, mut description: Map<String, Json>) -> Result<TrainingState, PipelineError> {
+        description.insert(ELAPSED.to_owned(), self.elapsed().as_secs_f64().into());
         let ranks = self.pipeline.state()?;
         Ok(TrainingState { step: self.steps_done, cursor: self.rows.cursor(), description, ranks })
     }
@@ -114,6 +143,9 @@ impl Trainer {
         self.rows.seek(checkpoint.manifest().cursor)?;
         self.pipeline.restore(checkpoint)?;
         self.steps_done = checkpoint.step();
+        // A checkpoint that does not tell the time begins at none.
+        let elapsed = checkpoint.manifest().description.get(ELAPSED).and_then(Json::as_f64).unwrap_or(0.0);
+        self.earlier = Duration::try_from_secs_f64(elapsed).unwrap_or_default();
         Ok(())
     }
 
@@ -131,6 +163,9 @@ impl Trainer {
             learning_rate,
             tokens_per_second: tokens as f64 / seconds,
             step_ms: seconds * 1e3,
+            elapsed_s: self.elapsed().as_secs_f64(),
+            tokens: self.rows.tokens_seen(),
+            epoch: self.rows.epochs_seen(),
             bubble_fraction: report.timeline.bubble_fraction(),
             exposed_comm_fraction: report.exposed_communication_fraction(),
             auxiliary: report.auxiliary.iter().map(|(name, &loss)| (name.to_string(), loss)).collect(),

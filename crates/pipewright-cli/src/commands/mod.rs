@@ -11,6 +11,7 @@ pub(crate) mod inspect;
 mod launch;
 pub(crate) mod lower;
 pub(crate) mod partition;
+mod overview;
 mod prepare;
 pub(crate) mod resume;
 pub(crate) mod schedule;

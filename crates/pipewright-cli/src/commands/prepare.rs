@@ -23,6 +23,7 @@ use crate::config::data::{BYTES, DataSettings};
 use crate::config::mesh::MeshSettings;
 use crate::config::model::ModelSettings;
 use crate::config::pipeline::{PipelineSettings, ScheduleChoice};
+use crate::config::sample;
 use crate::config::{Settings, Surroundings};
 use crate::failure::{Exit, Failure};
 
@@ -183,6 +184,7 @@ fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failure> {
 }
 
 fn open_data(settings: &Settings, vocab_size: usize) -> Result<TokenRows, Failure> {
+    let is_built_in = settings.data.is_built_in();
     let DataSettings { path, tokenizer, seq_len, shuffle } = &settings.data;
     let config = DataConfig {
         path: path.clone(),
@@ -194,5 +196,10 @@ fn open_data(settings: &Settings, vocab_size: usize) -> Result<TokenRows, Failur
         shuffle: *shuffle,
         seed: settings.run.seed,
     };
-    config.open(vocab_size, settings.pipeline.rows()).map_err(Failure::input)
+    let batch_rows = settings.pipeline.rows();
+    let opened = match is_built_in {
+        true => config.open_text(sample::TEXT, vocab_size, batch_rows),
+        false => config.open(vocab_size, batch_rows),
+    };
+    opened.map_err(Failure::input)
 }

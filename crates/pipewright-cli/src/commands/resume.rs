@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use crate::commands::crew::Crew;
 use crate::commands::identity::{describe, require_same};
 use crate::commands::launch::{abandon, launch, launch_from};
+use crate::commands::overview::overview;
 use crate::commands::prepare::{Prepared, identity, load_settings, prepare_settings};
 use crate::commands::steps::Steps;
 use crate::display;
@@ -44,7 +45,7 @@ fn run_with(arguments: &ResumeArguments, crew: &mut Crew) -> Result<(), Failure>
         crew.set_deadline(found.prepared.settings.run.deadline());
     });
     let Found { prepared, description, checkpoint, owned } = crew.agree(found, Found::identity)?;
-    let settings = prepared.settings.clone();
+    let (settings, overview) = (prepared.settings.clone(), overview(&prepared));
     let done = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());
     if crew.speaks() {
         display::say(&match &checkpoint {
@@ -60,7 +61,7 @@ fn run_with(arguments: &ResumeArguments, crew: &mut Crew) -> Result<(), Failure>
     let reopened = owned.map(|owned| RunFolder::reopen(&settings.run.out, &settings.to_toml(), done, owned));
     let folder = reopened.transpose();
     let folder = folder.map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
-    Steps { settings: &settings, description, folder, crew, interrupt: &interrupt }.take(trainer)
+    Steps { settings: &settings, overview, description, folder, crew, interrupt: &interrupt }.take(trainer)
 }
 
 /// The absolute folder of the run.

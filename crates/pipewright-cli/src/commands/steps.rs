@@ -3,7 +3,7 @@
 //!
 //! Of several processes one shows and writes; all save their ranks' parts after the same steps.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::pipeline::PipelineError;
@@ -16,7 +16,7 @@ use crate::commands::crew::Crew;
 use crate::commands::identity::LOSS;
 use crate::commands::launch::{abandon, failure};
 use crate::config::Settings;
-use crate::display::{self, Display};
+use crate::display::{Display, Ending, Overview};
 use crate::failure::{Exit, Failure};
 use crate::run_folder::{self, RunFolder};
 use crate::signal::Interrupt;
@@ -25,6 +25,8 @@ use crate::signal::Interrupt;
 pub(super) struct Steps<'a> {
     /// The run's settings.
     pub(super) settings: &'a Settings,
+    /// What the display says of it.
+    pub(super) overview: Overview,
     /// What its checkpoints say of it.
     pub(super) description: Map<String, Value>,
     /// Where its results go; none in a process that writes none.
@@ -38,21 +40,22 @@ pub(super) struct Steps<'a> {
 impl Steps<'_> {
     /// Takes the steps that are left, and ends with a checkpoint where the settings or a signal ask for one.
     pub(super) fn take(self, mut trainer: Trainer) -> Result<(), Failure> {
-        let Self { settings, description, mut folder, crew, interrupt } = self;
+        let Self { settings, overview, description, mut folder, crew, interrupt } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
         let watched = interrupt.watch();
         watched.map_err(|error| Failure::input(format!("signals cannot be watched for: {error}")))?;
         let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start)?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
-        let display = folder.is_some().then(|| Display::new(start, run.steps));
-        let mut log = Log { folder, display, timeline: None, first: None, last: None };
+        let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
+        let mut log = Log { folder, display, timeline: None };
         let taken = steps(&mut trainer, run.steps, &mut checkpoints, &mut log);
         let taken = taken.map_err(|stop| match stop {
             Stop::Rank(error) => failure(&error),
             Stop::Other(failure) => abandon(&mut trainer, failure),
         });
-        let taken = crew.settle(taken);
+        // The display ends first, so that it is not drawn over the reason.
         let traced = log.finish();
+        let taken = crew.settle(taken);
         // Why the steps ended comes before what became of their picture.
         taken?;
         traced?;
@@ -63,7 +66,7 @@ impl Steps<'_> {
             false => crew.settle(checkpoints.finish(&mut trainer))?,
         };
         if crew.speaks() {
-            log.tell(start, done, is_complete, saved, &run.out);
+            log.summarize(&Ending { done, is_complete, saved: saved.as_deref(), out: &run.out });
         }
         if is_complete { Ok(()) } else { Err(Failure::told(Exit::Interrupted)) }
     }
@@ -88,7 +91,7 @@ fn steps(
         let (metrics, report) = trainer.step().map_err(Stop::Rank)?;
         let interrupted = report.interrupted;
         checkpoints.look(&metrics).map_err(Stop::Other)?;
-        log.step(metrics, report).map_err(Stop::Other)?;
+        log.step(&metrics, report).map_err(Stop::Other)?;
         checkpoints.after_step(trainer).map_err(Stop::Other)?;
         if interrupted {
             break;
@@ -103,23 +106,19 @@ struct Log {
     display: Option<Display>,
     /// That of the last step that succeeded, whatever came after it.
     timeline: Option<Timeline>,
-    first: Option<Metrics>,
-    last: Option<Metrics>,
 }
 
 impl Log {
-    fn step(&mut self, metrics: Metrics, report: StepReport) -> Result<(), Failure> {
+    fn step(&mut self, metrics: &Metrics, report: StepReport) -> Result<(), Failure> {
         let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
         self.timeline = Some(report.timeline);
-        folder.write_metrics(&metrics).map_err(Failure::input)?;
-        display.step(&metrics);
-        self.first.get_or_insert_with(|| metrics.clone());
-        self.last = Some(metrics);
+        folder.write_metrics(metrics).map_err(Failure::input)?;
+        display.step(metrics);
         Ok(())
     }
 
     fn finish(&mut self) -> Result<(), Failure> {
-        if let Some(display) = self.display.take() {
+        if let Some(display) = &mut self.display {
             display.finish();
         }
         match (&self.folder, self.timeline.take()) {
@@ -130,21 +129,10 @@ impl Log {
         }
     }
 
-    fn tell(&self, start: u64, done: u64, is_complete: bool, saved: Option<PathBuf>, out: &Path) {
-        let out = out.display();
-        let saved = saved.map(|path| format!(", saved in {}", path.display())).unwrap_or_default();
-        display::say(&match (is_complete, &self.first, &self.last) {
-            (false, ..) => {
-                format!("stopped by a signal after step {done}{saved}; go on with: pipewright resume {out}")
-            }
-            (true, Some(first), Some(last)) => format!(
-                "trained {} steps: loss {:.4} at the first, {:.4} at the last; results in {out}",
-                done - start,
-                first.loss,
-                last.loss
-            ),
-            _ => format!("all {done} steps were taken before; ask for more with --set run.steps=N"),
-        });
+    fn summarize(&self, ending: &Ending<'_>) {
+        if let Some(display) = &self.display {
+            display.summarize(ending);
+        }
     }
 }
 

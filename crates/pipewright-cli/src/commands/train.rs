@@ -4,6 +4,7 @@ use crate::arguments::RunArguments;
 use crate::commands::crew::Crew;
 use crate::commands::identity::describe;
 use crate::commands::launch::{abandon, launch};
+use crate::commands::overview::overview;
 use crate::commands::prepare::{identity, prepare};
 use crate::commands::steps::Steps;
 use crate::display;
@@ -29,7 +30,7 @@ fn run_with(arguments: &RunArguments, crew: &mut Crew) -> Result<(), Failure> {
     });
     let (prepared, description) =
         crew.agree(prepared, |(prepared, description)| identity(prepared, description))?;
-    let settings = prepared.settings.clone();
+    let (settings, overview) = (prepared.settings.clone(), overview(&prepared));
     let interrupt = Interrupt::default();
     // The folder comes last: a run that cannot start leaves the one before it where it is.
     let mut trainer = launch(prepared, crew, &interrupt)?;
@@ -42,5 +43,5 @@ fn run_with(arguments: &RunArguments, crew: &mut Crew) -> Result<(), Failure> {
         }
         folder = Some(created);
     }
-    Steps { settings: &settings, description, folder, crew, interrupt: &interrupt }.take(trainer)
+    Steps { settings: &settings, overview, description, folder, crew, interrupt: &interrupt }.take(trainer)
 }

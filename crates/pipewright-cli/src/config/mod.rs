@@ -15,6 +15,7 @@ pub(crate) mod pipeline;
 mod place;
 mod problem;
 pub(crate) mod run;
+pub(crate) mod sample;
 mod section;
 mod settings;
 #[cfg(test)]

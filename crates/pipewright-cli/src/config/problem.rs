@@ -170,9 +170,6 @@ pub(crate) enum ProblemKind {
         /// The variable.
         variable: String,
     },
-    /// There is no text to learn from.
-    #[error("`data.path` is missing, and the working folder is in no checkout of Pipewright to learn from")]
-    NoData,
 }
 
 /// What the writer probably meant.
@@ -225,7 +222,6 @@ impl ProblemKind {
             Self::NoBoundaries => "name each later stage's first layer, such as `boundaries = [4]`".into(),
             Self::UnusedBoundaries => "write `partition = \"explicit\"`, or remove `boundaries`".into(),
             Self::NoVariable { variable, .. } => format!("set {variable}, or write the path out"),
-            Self::NoData => "name text files, for example --set 'data.path=\"notes/**/*.txt\"'".into(),
         })
     }
 }

@@ -1,5 +1,6 @@
 //! The `[run]` section: how long, from which seed, on what, and where the results go.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -39,6 +40,14 @@ pub(crate) struct RunSettings {
 pub(crate) enum DeviceChoice {
     /// The processor, with Burn's `flex` back end.
     Flex,
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Flex => "flex",
+        })
+    }
 }
 
 impl RunSettings {

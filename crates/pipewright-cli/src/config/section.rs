@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use toml::Value;
 
+use crate::config::data::BUILT_IN;
 use crate::config::document::{Document, Entry};
 use crate::config::keys::{keys_of, nearest};
 use crate::config::paths::Surroundings;
@@ -218,9 +219,12 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Patterns of paths, made absolute as by [`Section::path`].
+    /// Patterns of paths, made absolute as by [`Section::path`], or the word for the text in the binary.
     pub(super) fn patterns(&mut self, key: &'static str) -> Option<Vec<String>> {
         let texts = self.texts(key)?;
+        if texts == [BUILT_IN] {
+            return Some(texts);
+        }
         let place = self.place(key);
         match texts.iter().map(|text| self.surroundings.pattern(key, text, &place)).collect() {
             Ok(patterns) => Some(patterns),

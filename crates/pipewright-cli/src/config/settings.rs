@@ -17,6 +17,7 @@ use crate::config::pipeline::{self, PipelineSettings};
 use crate::config::place::Source;
 use crate::config::problem::ConfigError;
 use crate::config::run::{self, RunSettings};
+use crate::config::sample;
 
 /// Everything that a run depends on, checked and with defaults filled in.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -45,8 +46,11 @@ impl Settings {
         arguments: &[String],
         surroundings: &Surroundings,
     ) -> Result<Self, ConfigError> {
-        let source = file.map(read_source).transpose()?;
-        let mut document = Document::new(source, arguments);
+        let source = match file {
+            Some(file) => read_source(file)?,
+            None => Source { name: sample::NAME.to_owned(), text: sample::CONFIG.to_owned() },
+        };
+        let mut document = Document::new(Some(source), arguments);
         let model = model::read(&mut document, surroundings);
         let data = data::read(&mut document, surroundings);
         let layers = match &model {

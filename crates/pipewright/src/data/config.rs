@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::error::DataError;
 use crate::data::files;
+use crate::data::ids::Ids;
 use crate::data::rows::{Stride, TokenRows};
 use crate::data::{jsonl, text, tokenizer};
 
@@ -67,9 +68,37 @@ impl DataConfig {
                 (ids, Stride::Overlapping)
             }
         };
+        let first = found.into_iter().next().unwrap_or_default();
+        self.rows(ids, stride, batch_rows, first)
+    }
+
+    /// As [`DataConfig::open`], with a text in memory in place of files: `path` is not looked at.
+    ///
+    /// # Errors
+    /// As [`DataConfig::open`].
+    pub fn open_text(
+        &self,
+        text: &str,
+        vocab_size: usize,
+        batch_rows: usize,
+    ) -> Result<TokenRows, DataError> {
+        let name = PathBuf::from("the text in memory");
+        let ids = match &self.tokenizer {
+            Tokenizer::Bytes => text::of_text(text, &name, vocab_size)?,
+            Tokenizer::File(tokenizer) => tokenizer::of_text(text, &name, tokenizer, vocab_size)?,
+        };
+        self.rows(ids, Stride::Overlapping, batch_rows, name)
+    }
+
+    fn rows(
+        &self,
+        ids: Ids,
+        stride: Stride,
+        batch_rows: usize,
+        first: PathBuf,
+    ) -> Result<TokenRows, DataError> {
         if ids.len() == 0 {
-            let path = found.into_iter().next().unwrap_or_default();
-            return Err(DataError::Empty { path });
+            return Err(DataError::Empty { path: first });
         }
         let rows = TokenRows::new(ids, stride, self)?;
         if rows.rows() < batch_rows {

@@ -50,6 +50,24 @@ impl Ids {
         hasher.finalize().to_hex().to_string()
     }
 
+    /// How often each id occurs that occurs at all, in the order of the ids.
+    pub(super) fn counts(&self) -> Vec<u64> {
+        let mut counts: Vec<u64> = Vec::new();
+        let mut count = |id: usize| {
+            if id >= counts.len() {
+                counts.resize(id + 1, 0);
+            }
+            counts[id] += 1;
+        };
+        match self {
+            Self::One(ids) => ids.iter().for_each(|id| count(usize::from(*id))),
+            Self::Two(ids) => ids.iter().for_each(|id| count(usize::from(*id))),
+            Self::Four(ids) => ids.iter().for_each(|id| count(*id as usize)),
+        }
+        counts.retain(|count| *count > 0);
+        counts
+    }
+
     /// Appends `count` ids from `start` on to `into`.
     pub(super) fn copy(&self, start: usize, count: usize, into: &mut Vec<i32>) {
         let range = start..start + count;

@@ -116,6 +116,30 @@ impl TokenRows {
         }
     }
 
+    /// The entropy of the tokens' frequencies, in nats: the loss of a guess that knows how often each token occurs and
+    /// nothing else. Reads all ids.
+    pub fn frequency_entropy(&self) -> f64 {
+        let all = self.tokens() as f64;
+        let part = |count: u64| {
+            let share = count as f64 / all;
+            -share * share.ln()
+        };
+        self.ids.counts().into_iter().map(part).sum()
+    }
+
+    /// Tokens that were fed to the model since the beginning of the first epoch.
+    pub fn tokens_seen(&self) -> u64 {
+        let Cursor { epoch, index } = self.cursor;
+        let rows = epoch.saturating_mul(self.rows.into()).saturating_add(index);
+        rows.saturating_mul(self.seq_len as u64)
+    }
+
+    /// How often all rows were dealt out, with the part of the epoch that is under way.
+    pub fn epochs_seen(&self) -> f64 {
+        let Cursor { epoch, index } = self.cursor;
+        epoch as f64 + index as f64 / f64::from(self.rows.max(1))
+    }
+
     /// The place of the row that comes next.
     pub fn cursor(&self) -> Cursor {
         self.cursor

@@ -18,6 +18,12 @@ pub(super) fn read(files: &[PathBuf], vocab_size: usize) -> Result<Ids, DataErro
     Ok(Ids::One(bytes))
 }
 
+/// The bytes of a text in memory; `name` is what errors call it.
+pub(super) fn of_text(text: &str, name: &Path, vocab_size: usize) -> Result<Ids, DataError> {
+    check(name, text.as_bytes(), vocab_size)?;
+    Ok(Ids::One(text.as_bytes().to_vec()))
+}
+
 /// Appends a file's bytes.
 pub(super) fn append(path: &Path, bytes: &mut Vec<u8>) -> Result<(), DataError> {
     let unreadable = |source| DataError::Read { path: path.to_owned(), source };
