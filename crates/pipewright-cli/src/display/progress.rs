@@ -6,6 +6,7 @@ use pipewright::trainer::Metrics;
 
 use crate::display::lines::Lines;
 use crate::display::live::Live;
+use crate::quiet::is_quiet;
 
 /// The display of one run.
 pub(crate) enum Display {
@@ -18,7 +19,7 @@ pub(crate) enum Display {
 impl Display {
     /// A display for a run of `steps` steps, of which the first `done` are behind it.
     pub(crate) fn new(done: u64, steps: u64) -> Self {
-        if std::io::stderr().is_terminal() {
+        if std::io::stderr().is_terminal() && !is_quiet() {
             Self::Live(Live::new(done, steps))
         } else {
             Self::Lines(Lines::new(done, steps))
@@ -45,8 +46,11 @@ impl Display {
     }
 }
 
-/// Tells a person something, on standard error.
+/// Tells a person something, on standard error, unless `--quiet` was given.
 pub(crate) fn say(words: &str) {
+    if is_quiet() {
+        return;
+    }
     // Nobody is left to tell when standard error is closed.
     let _ = writeln!(std::io::stderr().lock(), "{words}");
 }
