@@ -33,7 +33,10 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// # Errors
     /// When a key is missing, out of range, or asks for what the family cannot compute.
     fn from_json(json: Value) -> Result<Self, ConfigError> {
-        Ok(serde_json::from_value(json)?)
+        match Self::deserialize(&json) {
+            Ok(config) => Ok(config),
+            Err(source) => Err(parse_error::<Self>(&json, source)),
+        }
     }
 
     /// The content of `config.json`.
@@ -141,6 +144,27 @@ families! {
     Qwen2(Qwen2Config),
 }
 
+/// The error with the key that it is about, where one key is at fault: without that key, the error is another.
+///
+/// The parser does not name the key, because the keys of a family and those of all families are flattened into one table.
+fn parse_error<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> ConfigError {
+    /// A file with more keys than any model has is not searched.
+    const MOST_KEYS: usize = 256;
+    let message = source.to_string();
+    let names_its_key = message.starts_with('`') || message.starts_with("missing field");
+    let without = |key: &String| {
+        let mut json = json.clone();
+        json.as_object_mut()?.remove(key);
+        F::deserialize(json).err().map(|error| error.to_string())
+    };
+    let keys = json.as_object().into_iter().flat_map(|table| table.keys().take(MOST_KEYS));
+    let culprit = keys.into_iter().find(|key| !names_its_key && without(key).as_ref() != Some(&message));
+    match culprit {
+        Some(key) => ConfigError::Value { key: key.clone(), source },
+        None => ConfigError::Parse(source),
+    }
+}
+
 fn family_name(json: &Value) -> Option<&str> {
     let model_type = json.get("model_type").and_then(Value::as_str);
     model_type.or_else(|| json.get("architectures")?.get(0)?.as_str())
@@ -151,16 +175,25 @@ fn family_name(json: &Value) -> Option<&str> {
 pub enum ConfigError {
     /// No family has this name.
     #[error(
-        "unknown model family `{found}`: set `model_type` (or `architectures`) to one of {}",
+        "{}: set `model_type` (or `architectures`) to one of {}",
+        if found.is_empty() { "no model family is named".to_owned() } else { format!("unknown model family `{found}`") },
         ModelConfig::MODEL_TYPES.join(", ")
     )]
     UnknownFamily {
         /// The name that was found; empty when there is none.
         found: String,
     },
-    /// A key is missing or has a value of another type.
-    #[error("invalid model configuration: {0}")]
+    /// A key is missing.
+    #[error(transparent)]
     Parse(#[from] serde_json::Error),
+    /// A key has a value of another type.
+    #[error("the value of `{key}` cannot be used")]
+    Value {
+        /// The key.
+        key: String,
+        /// What is wrong with its value.
+        source: serde_json::Error,
+    },
     /// A value that the family cannot compute.
     #[error("`{key} = {value}` is not supported: only {supported} is")]
     NotSupported {
@@ -203,4 +236,23 @@ pub enum ConfigError {
         /// Layers of the model.
         layers: usize,
     },
+}
+
+impl ConfigError {
+    /// The key of `config.json` that the error is about, if it is about one that may be written there.
+    pub fn key(&self) -> Option<String> {
+        match self {
+            Self::UnknownFamily { found } => (!found.is_empty()).then(|| "model_type".to_owned()),
+            Self::Value { key, .. } => Some(key.clone()),
+            Self::NotSupported { key, .. }
+            | Self::OutOfRange { key, .. }
+            | Self::NotDivisible { key, .. } => Some((*key).to_owned()),
+            // A refusal of a value comes through the parser as text, such as "`hidden_act = gelu` is not supported".
+            Self::Parse(error) => {
+                let message = error.to_string();
+                Some(message.strip_prefix('`')?.split([' ', '`']).next()?.to_owned())
+            }
+            Self::LayerRange { .. } => None,
+        }
+    }
 }

@@ -82,6 +82,7 @@ pub mod driver;
 mod assembly;
 pub mod pipeline;
 pub mod report;
+pub mod bounded_file;
 pub mod data;
 pub mod learning_rate;
 pub mod checkpoint;

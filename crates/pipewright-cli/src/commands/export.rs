@@ -1,4 +1,4 @@
-//! `pipewright export`: a checkpoint's model as a Hugging Face directory.
+//! `pipewright export`: writes a checkpoint's model as a Hugging Face directory.
 
 use std::path::PathBuf;
 
@@ -6,9 +6,9 @@ use clap::Args;
 use pipewright_models::{ModelConfig, hf};
 
 use crate::commands::identity::MODEL;
-use crate::commands::stored;
+use crate::commands::{origin, stored};
 use crate::display;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, sentence};
 
 /// The arguments of `pipewright export`.
 #[derive(Debug, Args)]
@@ -28,14 +28,21 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
     let Some(model) = checkpoint.manifest().description.get(MODEL).cloned() else {
         return Err(Failure::input(format!("{place}: the checkpoint does not say of which model it is")));
     };
-    let model = ModelConfig::from_json(model).map_err(|error| Failure::input(format!("{place}: {error}")))?;
+    let model = ModelConfig::from_json(model)
+        .map_err(|error| Failure::input(format!("{place}: the checkpoint's model: {}", sentence(&error))))?;
+    let origin = origin::of_checkpoint(&checkpoint);
+    let origin = origin.as_deref();
     let exported = match &model {
-        ModelConfig::Llama(config) => hf::export(&checkpoint, config, &arguments.to),
-        ModelConfig::Qwen2(config) => hf::export(&checkpoint, config, &arguments.to),
+        ModelConfig::Llama(config) => hf::export(&checkpoint, config, origin, &arguments.to),
+        ModelConfig::Qwen2(config) => hf::export(&checkpoint, config, origin, &arguments.to),
         other => return Err(Failure::new(Exit::Bug, format!("no directory can be made of {other:?}"))),
     };
     exported.map_err(Failure::input)?;
     let (step, to) = (checkpoint.step(), arguments.to.display());
-    display::say(&format!("wrote the model of step {step} to {to}; its tokenizer is not in a checkpoint"));
+    let tokenizer = match arguments.to.join(hf::TOKENIZER).is_file() {
+        true => "with its tokenizer",
+        false => "without a tokenizer, because the run did not have a tokenizer.json",
+    };
+    display::say(&format!("wrote the model of step {step} to {to}, {tokenizer}"));
     Ok(())
 }

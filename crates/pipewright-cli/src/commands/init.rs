@@ -24,7 +24,9 @@ pub(crate) fn run(arguments: &InitArguments) -> Result<(), Failure> {
     let written = File::create_new(&arguments.file).and_then(|mut file| file.write_all(TEMPLATE.as_bytes()));
     match written {
         Ok(()) => {
-            display::say(&format!("wrote {name}; train with: pipewright train {name}"));
+            display::say(&format!(
+                "wrote {name}; name your text files at `path` in its section [data], then run: pipewright train {name}"
+            ));
             Ok(())
         }
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {

@@ -22,7 +22,7 @@ use crate::commands::prepare::Prepared;
 use crate::config::Settings;
 use crate::config::optimizer::OptimizerSettings;
 use crate::config::pipeline::TransportChoice;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, sentence};
 use crate::signal::Interrupt;
 
 /// Starts this process's ranks where a checkpoint left them.
@@ -104,9 +104,9 @@ impl<F: ModelFamily> StagePlan<F> {
         let is_last = layers.end == self.partition.layers();
         let module = match &self.from {
             Some(folder) => {
-                hf::load_stage(folder, &self.model, layers, &device).map_err(|error| error.to_string())?
+                hf::load_stage(folder, &self.model, layers, &device).map_err(|error| sentence(&error))?
             }
-            None => self.model.init_stage(layers, self.seed, &device).map_err(|error| error.to_string())?,
+            None => self.model.init_stage(layers, self.seed, &device).map_err(|error| sentence(&error))?,
         };
         Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
     }
@@ -144,7 +144,7 @@ pub(super) fn failure(error: &PipelineError) -> Failure {
         _ => Exit::Bug,
     };
     let lost = if let PipelineError::Step(step) = error { lost(step) } else { None };
-    Failure::new(exit, error).loss_of(lost)
+    Failure::new(exit, sentence(error)).loss_of(lost)
 }
 
 /// Tells the other processes of a failure that this one alone knows of: they do not wait for it then.

@@ -1,6 +1,7 @@
-//! One file a command: its arguments, and the calls into the libraries that it makes.
+//! One file per command: its arguments, and the calls that it makes into the libraries.
 
 pub(crate) mod check;
+pub(crate) mod completions;
 mod crew;
 mod drawing;
 mod engine;
@@ -10,6 +11,8 @@ pub(crate) mod init;
 pub(crate) mod inspect;
 mod launch;
 pub(crate) mod lower;
+pub(crate) mod man;
+mod origin;
 pub(crate) mod partition;
 mod overview;
 mod prepare;
@@ -24,3 +27,4 @@ mod stored;
 pub(crate) mod train;
 pub(crate) mod validate;
 pub(crate) mod vpp;
+mod weight;

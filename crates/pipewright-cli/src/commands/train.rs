@@ -4,6 +4,7 @@ use crate::arguments::RunArguments;
 use crate::commands::crew::Crew;
 use crate::commands::identity::describe;
 use crate::commands::launch::{abandon, launch};
+use crate::commands::origin;
 use crate::commands::overview::overview;
 use crate::commands::prepare::{identity, prepare};
 use crate::commands::steps::Steps;
@@ -41,6 +42,7 @@ fn run_with(arguments: &RunArguments, crew: &mut Crew) -> Result<(), Failure> {
         if let Some(aside) = created.moved_aside() {
             display::say(&format!("moved the earlier run to {}", aside.display()));
         }
+        origin::keep(&settings).map_err(|failure| abandon(&mut trainer, failure))?;
         folder = Some(created);
     }
     Steps { settings: &settings, overview, description, folder, crew, interrupt: &interrupt }.take(trainer)

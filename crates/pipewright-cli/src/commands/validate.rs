@@ -39,7 +39,9 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
     let file = &arguments.file;
     let program = match parse_program(&read(file)?) {
         Ok(program) => program,
-        Err(error @ CsvError::Cell { .. }) => return Err(Failure::input(locate(file, &error))),
+        Err(error @ (CsvError::Cell { .. } | CsvError::Quote { .. })) => {
+            return Err(Failure::input(locate(file, &error)));
+        }
         // The cells are actions, but no stage-to-rank map makes them a program: that is a verdict on the schedule.
         Err(error @ CsvError::Rows(_)) => {
             output::write(None, &format!("{error}\n"))?;

@@ -89,7 +89,7 @@ impl Document {
     fn add_section(
         &mut self,
         section: &str,
-        at: Place,
+        name_place: Place,
         keys: DeTable<'_>,
         place: impl Fn(Range<usize>) -> Place,
     ) {
@@ -98,7 +98,7 @@ impl Document {
                 section: section.to_owned(),
                 suggestion: suggest_section(section),
             };
-            self.problems.push(Problem { place: at, kind });
+            self.problems.push(Problem { place: name_place, kind });
             return;
         }
         for (key, value) in keys {

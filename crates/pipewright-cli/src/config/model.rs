@@ -102,7 +102,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
     let from = section.path("from");
     if section.is_written("from") {
         for key in others {
-            section.refuse(&key, ProblemKind::BesideFrom { key: key.clone() });
+            section.report(&key, ProblemKind::BesideFrom { key: key.clone() });
         }
     }
     let model = read_sizes(&mut section);
@@ -112,7 +112,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
     }
 }
 
-/// `--set model.from=DIR` replaces the file's whole section: whoever types it does not mean the file's sizes.
+/// `--set model.from=DIR` replaces the whole section of the file, because the sizes in the file are those of another
+/// model.
 fn forget_the_file(document: &mut Document) {
     let in_file = |(key, place): (&str, &Place)| matches!(place, Place::File { .. }).then(|| key.to_owned());
     let keys: Vec<String> = document.written("model").filter_map(in_file).collect();
@@ -121,7 +122,7 @@ fn forget_the_file(document: &mut Document) {
     }
 }
 
-/// Sizes beyond these are mistakes, and products of several of them could not be counted.
+/// Larger sizes are mistakes, and products of several of them could overflow.
 const LARGEST_WIDTH: u32 = 1 << 20;
 const MOST_LAYERS: u32 = 1 << 16;
 
@@ -142,7 +143,7 @@ fn read_sizes(section: &mut Section<'_>) -> FreshModel {
     if section.is_sound()
         && let Err(error) = model.decoder().validate()
     {
-        section.refuse_at_first_of(&culprits(&error), error.into());
+        section.report_at_first_of(&culprits(&error), error.into());
     }
     model
 }

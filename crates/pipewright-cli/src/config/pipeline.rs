@@ -3,17 +3,23 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use pipewright::bounded_file::read_text;
+use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::{Action, GenerateError, ModelDesc, Schedule, ScheduleSpec, generate};
 use serde::{Serialize, Serializer};
 
 use crate::config::document::Document;
 use crate::config::paths::Surroundings;
+use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
 
 /// The schedule where none is named.
 const DEFAULT_SCHEDULE: &str = "1f1b";
+
+/// The largest file of a schedule, in bytes: room for the largest program that can run.
+pub(crate) const LARGEST_SCHEDULE: u64 = 1 << 30;
 
 /// How the model is laid out over ranks, and how a step runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -137,6 +143,9 @@ pub(super) fn read(
         check_boundaries(&mut section, &pipeline);
     }
     if section.is_sound() {
+        check_file_sizes(&mut section, &pipeline, replicas);
+    }
+    if section.is_sound() {
         check_schedule(&mut section, &mut pipeline, layers, replicas);
     }
     pipeline
@@ -155,13 +164,57 @@ fn read_transport(section: &mut Section<'_>) -> TransportChoice {
     match text.as_str() {
         "local" => {}
         "mpi" if cfg!(feature = "mpi") => return TransportChoice::Mpi,
-        "mpi" | "nccl" => {
+        "mpi" => {
             let kind = ProblemKind::NotCompiledIn { key: "transport", value: text, instead: "\"local\"" };
-            section.refuse("transport", kind);
+            section.report("transport", kind);
         }
-        _ => section.refuse_word("transport", &text, ["local", "mpi", "nccl"].into_iter()),
+        "nccl" | "rccl" | "gloo" | "ucx" => {
+            let supported =
+                "`transport = \"local\"` (threads of one process), or \"mpi\" (a process for each rank)";
+            section
+                .report("transport", ProblemKind::NotSupported { key: "transport", value: text, supported });
+        }
+        _ => section.report_unknown_word("transport", &text, ["local", "mpi"].into_iter()),
     }
     TransportChoice::Local
+}
+
+/// Refuses sizes that differ from those of the schedule's file.
+///
+/// A schedule from `--set` takes the place of the file's schedule together with its sizes. A schedule that cannot be read
+/// is reported when the run is prepared.
+fn check_file_sizes(section: &mut Section<'_>, pipeline: &PipelineSettings, replicas: u32) {
+    let ScheduleChoice::Csv(file) = &pipeline.schedule else { return };
+    let replaces_sizes = matches!(section.place("schedule"), Place::Set { .. });
+    let binds = |section: &Section<'_>, key: &str| match section.place(key) {
+        Place::File { .. } => !replaces_sizes,
+        Place::Set { .. } => true,
+        Place::Default => false,
+    };
+    let sizes = [
+        ("ranks", pipeline.ranks),
+        ("stages_per_rank", pipeline.stages_per_rank),
+        ("microbatches", pipeline.microbatches),
+    ];
+    if !sizes.iter().any(|(key, _)| binds(section, key)) {
+        return;
+    }
+    let Some(program) = read_text(file, LARGEST_SCHEDULE).ok().and_then(|text| parse_program(&text).ok())
+    else {
+        return;
+    };
+    let placement = program.placement();
+    let stages_per_rank = placement.all_ranks().map(|rank| placement.stages_of(rank).len() as u64).max();
+    let found = [
+        u64::from(program.ranks()),
+        stages_per_rank.unwrap_or(1),
+        u64::from(program.microbatches()) * u64::from(replicas),
+    ];
+    for ((key, value), found) in sizes.into_iter().zip(found) {
+        if binds(section, key) && u64::from(value) != found {
+            section.report(key, ProblemKind::NotOfFile { key, value, file: file.clone(), found });
+        }
+    }
 }
 
 /// Makes the named schedule and the partition, to learn whether they exist. A schedule from a file brings its own
@@ -175,7 +228,7 @@ fn check_schedule(
     let ScheduleChoice::Named(name) = &pipeline.schedule else { return };
     if !pipeline.microbatches.is_multiple_of(replicas) {
         let kind = ProblemKind::UnevenShare { microbatches: pipeline.microbatches, replicas };
-        return section.refuse("microbatches", kind);
+        return section.report("microbatches", kind);
     }
     let stages_per_rank = section.is_written("stages_per_rank").then_some(pipeline.stages_per_rank);
     let spec = ScheduleSpec {
@@ -186,18 +239,18 @@ fn check_schedule(
     };
     let schedule = match generate(name, &spec) {
         Ok(schedule) => schedule,
-        Err(error) => return section.refuse_at_first_of(culprits(&error), error.into()),
+        Err(error) => return section.report_at_first_of(culprits(&error), error.into()),
     };
     if !trains(&schedule) {
         let (key, value) = ("schedule", name.clone());
-        return section.refuse(key, ProblemKind::NoTraining { key, value });
+        return section.report(key, ProblemKind::NoTraining { key, value });
     }
     let stages = schedule.placement().stages();
     pipeline.stages_per_rank = stages / pipeline.ranks;
     if let Some(layers) = layers
         && let Err(error) = partition(&layers.weights(), stages, &pipeline.method())
     {
-        section.refuse_at_first_of(&["boundaries", "ranks", "stages_per_rank"], error.into());
+        section.report_at_first_of(&["boundaries", "ranks", "stages_per_rank"], error.into());
     }
 }
 
@@ -218,9 +271,9 @@ fn trains(schedule: &Schedule) -> bool {
 
 fn check_boundaries(section: &mut Section<'_>, pipeline: &PipelineSettings) {
     match (&pipeline.boundaries, pipeline.partition) {
-        (None, PartitionChoice::Explicit) => section.refuse("partition", ProblemKind::NoBoundaries),
+        (None, PartitionChoice::Explicit) => section.report("partition", ProblemKind::NoBoundaries),
         (Some(_), PartitionChoice::Even | PartitionChoice::Weighted | PartitionChoice::Optimal) => {
-            section.refuse("boundaries", ProblemKind::UnusedBoundaries);
+            section.report("boundaries", ProblemKind::UnusedBoundaries);
         }
         (Some(_), PartitionChoice::Explicit) | (None, _) => {}
     }

@@ -1,6 +1,6 @@
-//! What can be wrong with a configuration, each problem tied to the place where it was written.
+//! The problems of a configuration, each tied to the place where it was written.
 //!
-//! A configuration is read to its end, so that all problems are reported at once ([`ConfigError`]).
+//! A configuration is read to its end, so that all problems are reported together ([`ConfigError`]).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::config::place::Place;
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
     /// The file cannot be read.
-    #[error("{}: cannot read the configuration: {source}", path.display())]
+    #[error("{}: cannot read the configuration", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -95,7 +95,7 @@ pub(crate) enum ProblemKind {
         /// The range in words.
         range: String,
     },
-    /// The word is none of those that are known.
+    /// The word is not one of those that are known.
     #[error("`{key}` is \"{value}\", where {} is expected", known.join(", "))]
     UnknownValue {
         /// The key.
@@ -107,15 +107,47 @@ pub(crate) enum ProblemKind {
         /// The word that was probably meant.
         suggestion: Option<Suggestion>,
     },
-    /// The word is known, but this binary does not have what it names.
+    /// The word is known, but what it names is a feature that this binary was built without.
     #[error("`{key}` is \"{value}\", which is not compiled into this binary")]
     NotCompiledIn {
         /// The key.
         key: &'static str,
-        /// The word as written.
+        /// The word as written, which is also the name of the feature.
         value: String,
         /// A word that this binary knows.
         instead: &'static str,
+    },
+    /// The word is known elsewhere, but no build of this version has what it names.
+    #[error("`{key}` is \"{value}\", which this version of Pipewright does not support")]
+    NotSupported {
+        /// The key.
+        key: &'static str,
+        /// The word as written.
+        value: String,
+        /// The words that are supported.
+        supported: &'static str,
+    },
+    /// A size differs from that of the schedule's file, which decides it.
+    #[error("`{key}` is {value}, and the schedule in {} has {found}", file.display())]
+    NotOfFile {
+        /// The key.
+        key: &'static str,
+        /// The size as written.
+        value: u32,
+        /// The schedule's file.
+        file: PathBuf,
+        /// The size in the file.
+        found: u64,
+    },
+    /// The learning rate would still rise when the run ends.
+    #[error(
+        "`warmup_steps` is {warmup_steps}, and the run has {steps} steps: the learning rate never reaches its highest"
+    )]
+    LongWarmup {
+        /// Steps over which the learning rate rises.
+        warmup_steps: u64,
+        /// Steps of the run.
+        steps: u64,
     },
     /// The replicas cannot share the microbatches evenly.
     #[error(
@@ -214,6 +246,13 @@ impl ProblemKind {
             Self::OutOfRange { range, .. } => format!("write {range}"),
             Self::NotCompiledIn { key, value, instead } => {
                 format!("build with `cargo build --release --features {value}`, or write `{key} = {instead}`")
+            }
+            Self::NotSupported { supported, .. } => format!("write {supported}"),
+            Self::NotOfFile { key, found, .. } => {
+                format!("remove `{key}`, which follows from the file, or write `{key} = {found}`")
+            }
+            Self::LongWarmup { .. } => {
+                "lower `warmup_steps` in [optimizer], or raise `steps` in [run]".into()
             }
             Self::UnevenShare { replicas, .. } => format!("write a multiple of {replicas}"),
             Self::Empty { key } => format!("give `{key}` a value, or leave it out"),

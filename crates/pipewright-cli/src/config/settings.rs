@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use pipewright::bounded_file::{SMALL_TEXT, read_text};
 use serde::Serialize;
 
 use crate::config::data::{self, DataSettings};
@@ -14,10 +15,11 @@ use crate::config::model::{self, ModelSettings};
 use crate::config::optimizer::{self, OptimizerSettings};
 use crate::config::paths::Surroundings;
 use crate::config::pipeline::{self, PipelineSettings};
-use crate::config::place::Source;
-use crate::config::problem::ConfigError;
+use crate::config::place::{Place, Source};
+use crate::config::problem::{ConfigError, ProblemKind};
 use crate::config::run::{self, RunSettings};
 use crate::config::sample;
+use crate::config::section::Section;
 
 /// Everything that a run depends on, checked and with defaults filled in.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -28,7 +30,7 @@ pub(crate) struct Settings {
     pub(crate) data: DataSettings,
     /// How the model is laid out over ranks, and how a step runs.
     pub(crate) pipeline: PipelineSettings,
-    /// How often the pipeline stands side by side.
+    /// How many replicas of the pipeline train together.
     pub(crate) mesh: MeshSettings,
     /// How gradients become steps.
     pub(crate) optimizer: OptimizerSettings,
@@ -63,6 +65,7 @@ impl Settings {
         let pipeline = pipeline::read(&mut document, surroundings, layers.as_ref(), mesh.data_parallel);
         let optimizer = optimizer::read(&mut document, surroundings);
         let run = run::read(&mut document, surroundings);
+        check_warmup(&mut document, surroundings, &optimizer, &run);
         if document.problems.is_empty() {
             Ok(Self { model, data, pipeline, mesh, optimizer, run })
         } else {
@@ -85,6 +88,28 @@ impl Settings {
     }
 }
 
+/// Refuses a warm-up that is longer than the run, at the key that was written last.
+fn check_warmup(
+    document: &mut Document,
+    surroundings: &Surroundings,
+    optimizer: &OptimizerSettings,
+    run: &RunSettings,
+) {
+    let (warmup_steps, steps) = (optimizer.warmup_steps, run.steps);
+    if !document.problems.is_empty() || warmup_steps <= steps {
+        return;
+    }
+    let kind = ProblemKind::LongWarmup { warmup_steps, steps };
+    let is_argument = |section: &Section<'_>, key| matches!(section.place(key), Place::Set { .. });
+    let optimizer = Section::new(document, surroundings, "optimizer");
+    let is_warmup_argument = is_argument(&optimizer, "warmup_steps");
+    let mut run = Section::new(document, surroundings, "run");
+    if is_argument(&run, "steps") && !is_warmup_argument {
+        return run.report("steps", kind);
+    }
+    Section::new(document, surroundings, "optimizer").report("warmup_steps", kind);
+}
+
 /// The values of `table` and of the tables in it, by dotted key.
 fn flatten(prefix: &str, table: &toml::Table, into: &mut BTreeMap<String, String>) {
     for (key, value) in table {
@@ -97,7 +122,7 @@ fn flatten(prefix: &str, table: &toml::Table, into: &mut BTreeMap<String, String
 }
 
 fn read_source(path: &Path) -> Result<Source, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let text =
+        read_text(path, SMALL_TEXT).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     Ok(Source { name: path.display().to_string(), text })
 }

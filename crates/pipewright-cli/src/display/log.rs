@@ -8,13 +8,17 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::display::screen;
 
+use crate::quiet::is_quiet;
+
 /// Warnings, without those that a command's own error repeats.
 const STANDARD: &str = "warn,pipewright::failure=off";
 
 /// Starts to show the log.
 pub(crate) fn start() {
+    // Warnings are not errors.
+    let standard = if is_quiet() { "error,pipewright::failure=off" } else { STANDARD };
     let chosen = std::env::var("PIPEWRIGHT_LOG").ok().and_then(|chosen| chosen.parse::<Targets>().ok());
-    let filter = chosen.unwrap_or_else(|| STANDARD.parse().expect("the standard filter is sound"));
+    let filter = chosen.unwrap_or_else(|| standard.parse().expect("the standard filter is sound"));
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(|| Line(Vec::new()))
         .with_ansi(screen::has_colour())

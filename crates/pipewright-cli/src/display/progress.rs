@@ -8,6 +8,7 @@ use crate::display::live::Live;
 use crate::display::overview::Overview;
 use crate::display::screen::{self, say};
 use crate::display::summary::{Ending, Tally, summary};
+use crate::quiet::is_quiet;
 
 /// The display of one run.
 pub(crate) struct Display {
@@ -28,7 +29,7 @@ enum Kind {
 impl Display {
     /// A display for a run of `steps` steps, of which the first `done` are behind it.
     pub(crate) fn new(overview: Overview, done: u64, steps: u64) -> Self {
-        let kind = if screen::is_silent() {
+        let kind = if is_quiet() {
             Kind::Silent
         } else if screen::is_terminal() {
             Kind::Live(Live::new(&overview, done, steps))

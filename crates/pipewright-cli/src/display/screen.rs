@@ -16,6 +16,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::termios::{Winsize, tcgetwinsize};
 
+use crate::quiet::is_quiet;
+
 /// The size where the terminal does not tell its own.
 const STANDARD: Size = Size { columns: 80, rows: 24 };
 /// Clears from the cursor to the end of the screen.
@@ -23,8 +25,7 @@ const CLEAR: &str = "\r\x1b[J";
 /// The most lines of a frame.
 const MOST_LINES: usize = 16;
 
-static SCREEN: Mutex<Screen> =
-    Mutex::new(Screen { frame: Vec::new(), takes_frames: false, is_silent: false });
+static SCREEN: Mutex<Screen> = Mutex::new(Screen { frame: Vec::new(), takes_frames: false });
 /// The lines of the frame on the terminal, for the handler of a signal, which must not take a lock.
 static LINES_DRAWN: AtomicUsize = AtomicUsize::new(0);
 
@@ -42,15 +43,12 @@ struct Screen {
     frame: Vec<String>,
     /// Whether frames are drawn at all.
     takes_frames: bool,
-    /// Whether words are left out. Errors are not.
-    is_silent: bool,
 }
 
-/// Writes words on lines of their own, above the frame.
+/// Writes words on lines of their own, above the frame, unless `--quiet` was given.
 pub(crate) fn say(words: &str) {
-    let screen = screen();
-    if !screen.is_silent {
-        screen.write_above(&format!("{words}\n"));
+    if !is_quiet() {
+        screen().write_above(&format!("{words}\n"));
     }
 }
 
@@ -65,16 +63,6 @@ pub(crate) fn print_error(text: &str) {
     screen.leave_frame();
     screen.takes_frames = false;
     write(text);
-}
-
-/// Leaves out all words but errors and what libraries log, from here on.
-pub(crate) fn silence() {
-    screen().is_silent = true;
-}
-
-/// Whether words are left out.
-pub(crate) fn is_silent() -> bool {
-    screen().is_silent
 }
 
 /// Lets frames be drawn.

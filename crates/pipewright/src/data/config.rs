@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::data::error::DataError;
 use crate::data::files;
 use crate::data::ids::Ids;
+use crate::data::memory_budget::MemoryBudget;
 use crate::data::rows::{Stride, TokenRows};
 use crate::data::{jsonl, text, tokenizer};
 
@@ -47,23 +48,35 @@ impl DataConfig {
     ///
     /// Text of all files is one stream, cut into rows that share one token with the next row: the last target of a
     /// row is the first input of the next. An incomplete row at the end is left out. The ids are held in memory, in
-    /// one byte each for a vocabulary of up to 256 ids, two up to 65,536, else four.
+    /// one byte each for a vocabulary of up to 256 ids, two up to 65,536, else four. They may take half of the memory
+    /// that is available.
     ///
     /// # Errors
-    /// When a pattern matches no file, a file cannot be read, is not UTF-8 or no array of ids, a row has another
-    /// length, an id is not below `vocab_size`, there is no token at all, or there are fewer rows than a batch takes.
+    /// When a pattern matches no file, a file cannot be read, is not a regular file, is not UTF-8 or not an array of
+    /// ids, a row has another length, an id is not below `vocab_size`, there is no token at all, there is too much data
+    /// for the memory, or there are fewer rows than a batch takes.
     pub fn open(&self, vocab_size: usize, batch_rows: usize) -> Result<TokenRows, DataError> {
+        self.open_within(MemoryBudget::of_machine(), vocab_size, batch_rows)
+    }
+
+    pub(super) fn open_within(
+        &self,
+        mut budget: MemoryBudget,
+        vocab_size: usize,
+        batch_rows: usize,
+    ) -> Result<TokenRows, DataError> {
+        let budget = &mut budget;
         let found = files::find(&self.path)?;
         let jsonl = found.iter().find(|path| path.extension().is_some_and(|ending| ending == "jsonl"));
         let (ids, stride) = match (jsonl, found.as_slice()) {
-            (Some(_), [only]) => (jsonl::read(only, self.seq_len, vocab_size)?, Stride::Disjoint),
+            (Some(_), [only]) => (jsonl::read(only, self.seq_len, vocab_size, budget)?, Stride::Disjoint),
             (Some(path), _) => {
                 return Err(DataError::JsonlAmongOthers { path: path.clone(), files: found.len() });
             }
             (None, files) => {
                 let ids = match &self.tokenizer {
-                    Tokenizer::Bytes => text::read(files, vocab_size)?,
-                    Tokenizer::File(tokenizer) => tokenizer::read(files, tokenizer, vocab_size)?,
+                    Tokenizer::Bytes => text::read(files, vocab_size, budget)?,
+                    Tokenizer::File(tokenizer) => tokenizer::read(files, tokenizer, vocab_size, budget)?,
                 };
                 (ids, Stride::Overlapping)
             }

@@ -49,7 +49,8 @@ fn exclusions(patterns: &[String]) -> Result<GlobSet, DataError> {
 fn file(path: &Path) -> Result<PathBuf, DataError> {
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Err(DataError::Folder { path: path.to_owned() }),
-        Ok(_) => Ok(path.to_owned()),
+        Ok(metadata) if metadata.is_file() => Ok(path.to_owned()),
+        Ok(_) => Err(DataError::NotRegular { path: path.to_owned() }),
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
             Err(DataError::Missing { path: path.to_owned() })
         }

@@ -30,6 +30,15 @@ impl Ids {
         }
     }
 
+    /// Bytes that an id takes.
+    pub(super) fn width(&self) -> usize {
+        match self {
+            Self::One(_) => 1,
+            Self::Two(_) => 2,
+            Self::Four(_) => 4,
+        }
+    }
+
     /// How many ids there are.
     pub(super) fn len(&self) -> usize {
         match self {
@@ -98,12 +107,7 @@ mod tests {
         let mut copied = Vec::new();
         ids.copy(1, 2, &mut copied);
         assert_eq!((copied.as_slice(), ids.len()), (&[last as i32, 1][..], 3));
-        let size = match ids {
-            Ids::One(_) => 1,
-            Ids::Two(_) => 2,
-            Ids::Four(_) => 4,
-        };
-        assert_eq!(size, bytes);
+        assert_eq!(ids.width(), bytes);
     }
 
     #[test]

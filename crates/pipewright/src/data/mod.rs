@@ -30,6 +30,7 @@ mod error;
 mod files;
 mod ids;
 mod jsonl;
+mod memory_budget;
 mod order;
 mod pattern;
 mod rows;

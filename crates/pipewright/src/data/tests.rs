@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::data::memory_budget::MemoryBudget;
 use crate::data::{Cursor, DataConfig, TokenRows, Tokenizer};
 
 /// Opens one file of that name and content; an error comes as its message, without the folder.
@@ -109,6 +110,45 @@ fn a_cursor_resumes() {
     assert_eq!(error.to_string(), message);
 }
 
+/// Opens one sparse file of that name and size with this much memory for data.
+fn open_within(budget: u64, name: &str, size: u64) -> String {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let path = folder.path().join(name);
+    std::fs::File::create(&path).and_then(|file| file.set_len(size)).expect("a file");
+    let path = path.to_str().expect("UTF-8").to_owned();
+    let config =
+        DataConfig { path: vec![path], tokenizer: Tokenizer::Bytes, seq_len: 4, shuffle: false, seed: 1 };
+    let error = config.open_within(MemoryBudget::of(budget), 256, 1).expect_err("too much data");
+    error.to_string().replace(&format!("{}/", folder.path().display()), "")
+}
+
+#[test]
+fn more_data_than_memory_is_refused_before_it_is_read() {
+    let words =
+        "(half of what this machine has available); give less data, or use a machine with more memory";
+    assert_eq!(
+        open_within(1 << 20, "a.txt", 100 << 30),
+        format!("a.txt: reading this file takes 100 GiB, and 1 MiB of the memory for data are left {words}")
+    );
+    assert_eq!(
+        open_within(1 << 20, "a.jsonl", 100 << 30),
+        "a.jsonl:1: the line has more than 1 MiB, too long for a row of seq_len 4; write one array per line"
+    );
+    let budget = MemoryBudget::of_machine().left();
+    assert!(budget > 1 << 20, "a machine that runs tests has more memory than {budget} bytes");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn files_without_an_end_are_refused() {
+    for path in ["/dev/zero", "/dev/null"] {
+        let path = vec![path.to_owned()];
+        let config = DataConfig { path, tokenizer: Tokenizer::Bytes, seq_len: 4, shuffle: false, seed: 1 };
+        let error = config.open(256, 1).expect_err("not a regular file");
+        assert!(error.to_string().ends_with("copy its content to a regular file and name that"), "{error}");
+    }
+}
+
 #[test]
 fn bad_text() {
     check_refused("a.txt", b"", 4, 256, "a.txt: the data is empty; name files that hold text");
@@ -175,5 +215,5 @@ fn a_tokenizer_file_gives_the_ids() {
     let beyond = "a.txt: token 3: token id 300 lies beyond the vocabulary of 300; raise vocab_size, or correct the data";
     assert_eq!(read(tokenizer, 300).expect_err("a small vocabulary"), beyond);
     let error = read("{}", 300).expect_err("no tokenizer");
-    assert!(error.starts_with("t.json: not a usable tokenizer: "), "{error}");
+    assert_eq!(error, "t.json: not a tokenizer.json of Hugging Face (the other choice is \"bytes\")");
 }
