@@ -118,12 +118,14 @@ fn missing_configurations() {
 }
 
 #[test]
-fn without_data_the_command_says_how_to_name_some() {
-    let expected = [
-        "error: the defaults: `data.path` is missing, and the working folder is in no checkout of Pipewright to learn from",
-        "help: name text files, for example --set 'data.path=\"notes/**/*.txt\"'",
-    ];
-    fail(&folder(), &["train"], 2, &expected);
+fn the_sample_needs_no_files() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let output = run_in(folder.path(), &["train", "--set", "run.steps=2"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let config = fs::read_to_string(folder.path().join("runs/sample/config.toml")).expect("a configuration");
+    assert!(config.contains("path = [\"built-in\"]\n"), "{config}");
+    let output = run_in(folder.path(), &["resume", "runs/sample", "--set", "run.steps=3"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -220,11 +222,7 @@ fn the_examples_of_the_help_work_as_typed() {
         let help = succeed(&folder, &[command, "--help"]);
         let example = help.split("Example:\n").nth(1).expect(command).trim();
         for line in example.split(" && ") {
-            let mut words: Vec<&str> = line.split_whitespace().skip(1).collect();
-            if command == "check" {
-                // The example stands for a checkout of the project; here there is other text.
-                words.extend(["--set", "data.path=text.txt", "--set", "data.seq_len=4"]);
-            }
+            let words: Vec<&str> = line.split_whitespace().skip(1).collect();
             succeed(&folder, &words);
         }
     }

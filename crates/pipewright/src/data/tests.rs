@@ -64,6 +64,40 @@ fn rows_of_ids_come_in_order() {
     assert_eq!(rows.next_batch(1).inputs, [0, 255], "the next epoch begins");
 }
 
+#[test]
+fn a_text_in_memory_gives_the_rows_of_a_file() {
+    let text = "abcdefghijklm";
+    let mut of_file = open("a.txt", text.as_bytes(), 4, 256).expect("good data");
+    let config =
+        DataConfig { path: Vec::new(), tokenizer: Tokenizer::Bytes, seq_len: 4, shuffle: false, seed: 1 };
+    let mut of_text = config.open_text(text, 256, 2).expect("good data");
+    assert_eq!(of_text.identity().hash, of_file.identity().hash);
+    assert_eq!(of_text.next_batch(5), of_file.next_batch(5));
+    let error = config.open_text("abcde", 256, 2).expect_err("two rows are asked for").to_string();
+    assert!(error.starts_with("the data has 1 rows of seq_len 4"), "{error}");
+    let error = config.open_text("ab\u{e9}d", 128, 1).expect_err("a small vocabulary").to_string();
+    assert!(error.starts_with("the text in memory: byte 2: token id 195"), "{error}");
+}
+
+#[test]
+fn what_was_dealt_out_is_counted() {
+    let mut rows = open("a.txt", b"abcdefghijklm", 4, 256).expect("good data");
+    assert_eq!((rows.tokens_seen(), rows.epochs_seen()), (0, 0.0));
+    rows.next_batch(3);
+    assert_eq!((rows.tokens_seen(), rows.epochs_seen()), (12, 1.0));
+    rows.next_batch(4);
+    assert_eq!(rows.tokens_seen(), 28);
+    assert!((rows.epochs_seen() - 7.0 / 3.0).abs() < 1e-12);
+}
+
+#[test]
+fn the_entropy_of_the_frequencies() {
+    let entropy = |text: &[u8]| open("a.txt", text, 2, 256).expect("good data").frequency_entropy();
+    assert_eq!(entropy(b"aaaaaaaa"), 0.0);
+    assert!((entropy(b"abababab") - 2f64.ln()).abs() < 1e-12);
+    assert!((entropy(b"aabcaabc") - 1.5 * 2f64.ln()).abs() < 1e-12);
+}
+
 /// The first id of each of the next rows.
 fn firsts(rows: &mut TokenRows, count: usize) -> Vec<i32> {
     let batch = rows.next_batch(count);
