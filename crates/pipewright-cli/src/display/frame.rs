@@ -142,8 +142,8 @@ fn speed(metrics: &Metrics) -> Vec<Field> {
     }
     vec![
         Field::new(0, [format!("{} tokens/s", grouped(metrics.tokens_per_second.round() as u64))]),
-        Field::new(3, [format!("step time {step}"), step]),
-        Field { texts: bubbles, rank: 2, style: Style::new() },
+        Field::new(2, [format!("step time {step}"), step]),
+        Field { texts: bubbles, rank: 3, style: Style::new() },
         Field { texts: memory, rank: 1, style: Style::new() },
     ]
 }
