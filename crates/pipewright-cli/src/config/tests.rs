@@ -32,7 +32,7 @@ fn check(text: &str, problems: &[&str]) {
 }
 
 fn check_set(arguments: &[&str], problems: &[&str]) {
-    let found = load(None, arguments).err().unwrap_or_default();
+    let found = load(Some(""), arguments).err().unwrap_or_default();
     assert_eq!(found.lines().collect::<Vec<_>>(), problems);
 }
 
@@ -189,7 +189,7 @@ fn words() {
     refuse("run.out=", "`out` is empty");
     refuse("data.path=[]", "`path` is empty");
     refuse("data.path=$NOWHERE/*.rs", "`path` begins with $NOWHERE, which is not set in the environment");
-    assert!(load(None, &["pipeline.schedule=GPipe"]).is_ok());
+    assert!(load(Some(""), &["pipeline.schedule=GPipe"]).is_ok());
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub(super) struct State {
     pub(super) steps: u64,
     /// The last step that is done.
     pub(super) last: Option<Metrics>,
+    /// The time from the start to the end of that step.
+    pub(super) until_last: Duration,
     /// The losses of the steps since the start.
     pub(super) losses: Vec<f64>,
 }
@@ -95,7 +97,8 @@ fn progress(state: &State, elapsed: Duration, width: usize) -> Vec<Field> {
         Field::new(4, [format!("{:3.0}%", (share * 100.0).floor())]),
         Field::new(2, [format!("elapsed {}", clock(elapsed)), clock(elapsed)]),
     ];
-    match remaining(elapsed, taken, left) {
+    let since_last = elapsed.saturating_sub(state.until_last);
+    match remaining(state.until_last, taken, left).map(|time| time.saturating_sub(since_last)) {
         Some(time) => fields.push(Field::new(1, [format!("remaining {}", clock(time)), clock(time)])),
         None => fields.push(Field::new(1, ["the first step is under way"])),
     }
@@ -214,6 +217,7 @@ mod tests {
             start: 0,
             steps: 300,
             last,
+            until_last: Duration::from_secs(12),
             losses: (0..30).map(|step| 5.0 - f64::from(step) / 10.0).collect(),
         }
     }
@@ -247,7 +251,7 @@ mod tests {
             &[
                 "llama  6 layers  1,049,600 parameters  2 ranks  2 stages  1f1b  8 microbatches  device flex",
                 "step 30/300  ━━━━────────────────────────────────────   10%  elapsed 0:12  remaining 1:48",
-                "loss 2.4312  ██▇▇▇▇▆▆▆▆▆▅▅▅▅▄▄▄▄▃▃▃▃▃▂▂▂▂▁▁  grad norm 0.620  learning rate 2.90e-3",
+                "loss 2.4312  ███▇▇▇▇▆▆▆▆▅▅▅▅▄▄▄▄▃▃▃▃▂▂▂▂▁▁▁  grad norm 0.620  learning rate 2.90e-3",
                 "31,305 tokens/s  step time 131 ms  bubble 10.6%, by rank 12.0%  9.2%  memory 27.3 MiB  19.5 MiB",
             ],
         );
@@ -260,8 +264,8 @@ mod tests {
             Some(metrics()),
             &[
                 "llama  1.05M parameters  2 ranks  2 stages  1f1b  8 microbatches  flex",
-                "step 30/300  ━━━────────────────────────────   10%  elapsed 0:12  remaining 1:48",
-                "loss 2.4312  █▇▇▇▆▆▆▅▅▅▄▄▄▃▃▃▂▂▂▁▁  grad norm 0.620  learning rate 2.90e-3",
+                "step 30/300  ━━━───────────────────────────   10%  elapsed 0:12  remaining 1:48",
+                "loss 2.4312  ███▇▇▇▆▆▆▆▅▅▅▄▄▄▄▃▃▃▂▂▂▂▁▁  grad norm 0.620  learning rate 2.90e-3",
                 "31,305 tokens/s  step time 131 ms  bubble 10.6%  memory 27.3 MiB  19.5 MiB",
             ],
         );
@@ -275,7 +279,7 @@ mod tests {
             &[
                 "llama  1.05M parameters  2 ranks  2 stages  1f1b",
                 "step 30/300   10%  elapsed 0:12  remaining 1:48",
-                "loss 2.4312  ▇▆▅▄▃▂▁  grad norm 0.620  lr 2.90e-3",
+                "loss 2.4312  █▇▆▅▃▂▁  grad norm 0.620  lr 2.90e-3",
                 "31,305 tokens/s  131 ms  bubble 10.6%  27.3 MiB",
             ],
         );
@@ -290,7 +294,7 @@ mod tests {
     #[test]
     fn nothing_is_foretold_before_the_first_step() {
         let lines = compose(&state(None), Duration::ZERO, Size { columns: 80, rows: 24 }, false);
-        let expected = "step 0/300  ───────────────────    0%  elapsed 0:00  the first step is under way";
+        let expected = "step 0/300  ──────────────────    0%  elapsed 0:00  the first step is under way";
         assert_eq!(lines[1..], [expected]);
     }
 

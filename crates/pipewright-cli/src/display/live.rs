@@ -33,7 +33,14 @@ impl Live {
     /// A display for a run of `steps` steps, of which the first `done` are behind it.
     pub(super) fn new(overview: &Overview, done: u64, steps: u64) -> Self {
         let overview = overview.clone();
-        let state = Mutex::new(State { overview, start: done, steps, last: None, losses: Vec::new() });
+        let state = Mutex::new(State {
+            overview,
+            start: done,
+            steps,
+            last: None,
+            until_last: Duration::ZERO,
+            losses: Vec::new(),
+        });
         let picture = Arc::new(Picture { state, began: Instant::now(), has_colour: screen::has_colour() });
         screen::open();
         picture.draw();
@@ -50,6 +57,7 @@ impl Live {
         let mut state = self.picture.state();
         state.losses.push(metrics.loss);
         state.last = Some(metrics.clone());
+        state.until_last = self.picture.began.elapsed();
         drop(state);
         if self.painter.is_none() {
             self.picture.draw();

@@ -109,7 +109,7 @@ fn the_display_fits_every_width_that_it_is_given_in_turn() {
     terminal.interrupt();
     let (code, lines) = terminal.wait_for_end();
     assert_eq!(code, Some(5), "{lines:?}");
-    for word in ["llama", "/1000000  ", "loss 4", "stopped by a signal after step "] {
+    for word in ["llama", "/1000000  ", "norm ", "stopped by a signal after step "] {
         assert_eq!(count(&lines, word), 1, "{word}: {lines:?}");
     }
     assert!(!joined(&lines).contains("^C"), "{lines:?}");
