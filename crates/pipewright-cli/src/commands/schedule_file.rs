@@ -11,9 +11,8 @@ use crate::failure::Failure;
 
 /// Returns the text of a schedule's file.
 pub(super) fn read(file: &Path) -> Result<String, Failure> {
-    read_text(file, LARGEST_SCHEDULE).map_err(|error| {
-        Failure::input(format!("{}: cannot read the schedule: {error}; name a CSV file", file.display()))
-    })
+    read_text(file, LARGEST_SCHEDULE)
+        .map_err(|error| Failure::input(format!("{}: cannot read the schedule: {error}", file.display())))
 }
 
 /// An error of a schedule's file, with the file's name in front and the place in the form that editors know.

@@ -130,23 +130,26 @@ impl Document {
         self.add(section, key, value, place.clone(), place);
     }
 
-    fn add(&mut self, section: &str, key: &str, value: Spanned<DeValue<'_>>, key_at: Place, value_at: Place) {
+    fn add(&mut self, section: &str, key: &str, value: Spanned<DeValue<'_>>, key_place: Place, value_place: Place) {
         if !keys_of(section).is_some_and(|keys| keys.contains(&key)) {
             let kind = ProblemKind::UnknownKey {
                 section: section.to_owned(),
                 key: key.to_owned(),
                 suggestion: suggest_key(section, key),
             };
-            self.problems.push(Problem { place: key_at, kind });
+            self.problems.push(Problem { place: key_place, kind });
             return;
         }
         match Value::deserialize(ValueDeserializer::from(value)) {
             Ok(value) => {
-                self.entries.insert((section.to_owned(), key.to_owned()), Entry { place: value_at, value });
+                self.entries.insert((section.to_owned(), key.to_owned()), Entry { place: value_place, value });
             }
             Err(error) => self.problems.push(Problem {
-                place: value_at,
-                kind: ProblemKind::Syntax { message: error.message().to_owned() },
+                place: value_place,
+                kind: ProblemKind::Unrepresentable {
+                    key: key.to_owned(),
+                    message: error.message().to_owned(),
+                },
             }),
         }
     }

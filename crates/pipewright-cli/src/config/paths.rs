@@ -1,7 +1,7 @@
-//! Where relative paths start, and what `~` and `$NAME` at a path's beginning stand for.
+//! Where relative paths start, and what `~` and `$NAME` at the beginning of a path mean.
 //!
 //! A relative path in a file starts at that file's folder; one after `--set`, and `run.out` anywhere, starts at the
-//! working folder. Settings hold absolute paths, so that the effective configuration means the same wherever it lies.
+//! working folder. Settings hold absolute paths, so that the effective configuration means the same in any folder.
 
 use std::path::{Path, PathBuf};
 
@@ -20,6 +20,11 @@ impl Surroundings {
     /// The process's working folder and environment.
     pub(crate) fn of_process() -> std::io::Result<Self> {
         let working_folder = std::env::current_dir()?;
+        if working_folder.to_str().is_none() {
+            // The effective configuration is UTF-8 text with absolute paths.
+            let message = format!("its path, {}, is not UTF-8", working_folder.display());
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, message));
+        }
         Ok(Self {
             working_folder,
             variable: |name| std::env::var(name).ok().filter(|value| !value.is_empty()),

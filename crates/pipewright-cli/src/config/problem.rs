@@ -46,6 +46,14 @@ pub(crate) enum ProblemKind {
         /// The parser's words.
         message: String,
     },
+    /// The value is TOML, but no type of this program can hold it, such as a whole number of more than 64 bits.
+    #[error("the value of `{key}` cannot be held: {message}")]
+    Unrepresentable {
+        /// The key as written.
+        key: String,
+        /// The parser's words.
+        message: String,
+    },
     /// `--set` was not followed by `section.key=value`.
     #[error("not of the form section.key=value")]
     SetForm,
@@ -201,7 +209,7 @@ pub(crate) enum ProblemKind {
         variable: String,
     },
     /// There is no text to learn from.
-    #[error("`data.path` is missing, and the working folder is in no checkout of Pipewright to learn from")]
+    #[error("`data.path` is missing, and the working folder is not in a checkout of Pipewright, whose text is the sample")]
     NoData,
 }
 
@@ -234,6 +242,7 @@ impl ProblemKind {
         Some(match self {
             Self::Model(_) | Self::Schedule(_) | Self::Partition(_) => return None,
             Self::Syntax { .. } => "write keys as `key = value` below a `[section]`".into(),
+            Self::Unrepresentable { .. } => "write a number that fits 64 bits".into(),
             Self::SetForm => "write for example --set pipeline.ranks=4".into(),
             Self::UnknownSection { suggestion: Some(meant), .. }
             | Self::OutsideSections { suggestion: Some(meant), .. }
@@ -260,7 +269,9 @@ impl ProblemKind {
             Self::NoBoundaries => "name each later stage's first layer, such as `boundaries = [4]`".into(),
             Self::UnusedBoundaries => "write `partition = \"explicit\"`, or remove `boundaries`".into(),
             Self::NoVariable { variable, .. } => format!("set {variable}, or write the path out"),
-            Self::NoData => "name text files, for example --set 'data.path=\"notes/**/*.txt\"'".into(),
+            Self::NoData => "write `path = [\"notes/**/*.txt\"]` in the section [data] of a configuration, or give for \
+                             example --set 'data.path=\"notes/**/*.txt\"'"
+                .into(),
         })
     }
 }

@@ -117,8 +117,20 @@ fn flatten(prefix: &str, table: &toml::Table, into: &mut BTreeMap<String, String
     }
 }
 
+/// Refuses a path that is not UTF-8: the effective configuration holds paths that begin with it.
+fn require_utf8(path: &Path) -> std::io::Result<()> {
+    match path.to_str() {
+        Some(_) => Ok(()),
+        None => Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidData,
+            "the path is not UTF-8; rename the file or its folder",
+        )),
+    }
+}
+
 fn read_source(path: &Path) -> Result<Source, ConfigError> {
-    let text = read_text(path, SMALL_TEXT)
+    let text = require_utf8(path)
+        .and_then(|()| read_text(path, SMALL_TEXT))
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     Ok(Source { name: path.display().to_string(), text })
 }
