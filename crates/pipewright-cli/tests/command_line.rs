@@ -247,8 +247,20 @@ fn the_examples_of_the_help_work_as_typed() {
 fn help_is_wrapped_once() {
     let folder = folder();
     let all = [
-        "train", "resume", "inspect", "export", "check", "init", "schedule", "lower", "validate", "simulate",
-        "partition", "vpp", "completions", "man",
+        "train",
+        "resume",
+        "inspect",
+        "export",
+        "check",
+        "init",
+        "schedule",
+        "lower",
+        "validate",
+        "simulate",
+        "partition",
+        "vpp",
+        "completions",
+        "man",
     ];
     for width in [80, 120] {
         for command in all {
@@ -281,7 +293,9 @@ fn indentation(line: &str) -> usize {
 #[test]
 fn completions_and_manual_pages() {
     let folder = folder();
-    for (shell, words) in [("bash", "complete -F"), ("zsh", "#compdef pipewright"), ("fish", "complete -c pipewright")] {
+    for (shell, words) in
+        [("bash", "complete -F"), ("zsh", "#compdef pipewright"), ("fish", "complete -c pipewright")]
+    {
         let script = succeed(&folder, &["completions", shell]);
         assert!(script.contains(words) && script.contains("microbatches"), "{shell}");
     }
@@ -302,7 +316,8 @@ fn quiet_leaves_errors_alone() {
     assert_eq!((quiet.status.code(), text(&quiet.stderr).as_str()), (Some(0), ""));
     let loud = run_in(folder.path(), &["train", "small.toml"]);
     assert!(text(&loud.stderr).contains("step 3/3"), "{}", text(&loud.stderr));
-    let expected = ["error: none.toml: cannot read the configuration: No such file or directory (os error 2)"];
+    let expected =
+        ["error: none.toml: cannot read the configuration: No such file or directory (os error 2)"];
     fail(&folder, &["-q", "check", "none.toml"], 2, &expected);
 }
 
@@ -351,7 +366,11 @@ fn an_exported_model_keeps_its_tokenizer_and_settings() {
     succeed(&folder, &["export", "out", "m"]);
     assert!(!folder.path().join("m/tokenizer.json").exists(), "bytes need none");
     let config = fs::read_to_string(folder.path().join("m/config.json")).expect("a configuration");
-    write(&folder, "m/config.json", config.replacen('{', "{\"eos_token_id\": [3, 4], \"bos_token_id\": 2,", 1));
+    write(
+        &folder,
+        "m/config.json",
+        config.replacen('{', "{\"eos_token_id\": [3, 4], \"bos_token_id\": 2,", 1),
+    );
     write(&folder, "m/tokenizer.json", "{\"some\": \"tokenizer\"}");
     write(&folder, "m/generation_config.json", "{\"temperature\": 0.6}");
     let arguments = ["train", "small.toml", "--set", "run.checkpoint_every=3", "--set", "model.from=m"];
@@ -402,10 +421,7 @@ fn passes_and_costs_that_contradict_each_other() {
     let refuse = |further: &[&str], words: &str| {
         fail(&folder, &[&["lower", "s.csv", "--pass"], further].concat(), 2, &[&format!("error: {words}")]);
     };
-    refuse(
-        &["send-recv,send-early"],
-        "--pass runs send-recv before send-early; name send-early first",
-    );
+    refuse(&["send-recv,send-early"], "--pass runs send-recv before send-early; name send-early first");
     refuse(&["wait-send,send-recv"], "--pass runs wait-send before send-recv; name send-recv first");
     refuse(&["defer-recv,send-recv"], "--pass runs defer-recv before send-recv; name send-recv first");
     refuse(&["merge-bw,merge-bw"], "--pass names merge-bw twice; a pass runs once, leave one out");
@@ -507,6 +523,36 @@ fn files_without_an_end_are_refused() {
 }
 
 #[test]
+fn advice_for_a_configuration_without_data_can_be_followed() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    succeed(&folder, &["init"]);
+    let missing = "error: pipewright.toml: `data.path` is missing, and the working folder is not in a checkout of \
+                   Pipewright, whose text is the sample";
+    let advice = "help: write `path = [\"notes/**/*.txt\"]` in the section [data] of a configuration, or give for example \
+                  --set 'data.path=\"notes/**/*.txt\"'";
+    fail(&folder, &["train", "pipewright.toml"], 2, &[missing, advice]);
+    // What the file says in place: remove the `#` and name files.
+    let template = fs::read_to_string(folder.path().join("pipewright.toml")).expect("it is written");
+    assert!(template.contains("\n# path = [\"**/*.txt\", \"!**/old/**\"]"));
+    write(&folder, "pipewright.toml", template.replace("\n# path = ", "\npath = "));
+    write(&folder, "a.txt", "some text ".repeat(300));
+    succeed(&folder, &["check", "pipewright.toml"]);
+}
+
+#[test]
+fn files_in_the_place_of_names() {
+    let folder = folder();
+    write(&folder, "s.csv", "0F0,0B0\n");
+    let message = "error: s.csv: a schedule from a file is named with --csv; write --csv s.csv";
+    fail(&folder, &["simulate", "s.csv"], 2, &[message]);
+    succeed(&folder, &["simulate", "--csv", "s.csv", "-o", "-"]);
+    assert!(!folder.path().join("-").exists());
+    let message = "error: s.csv: this command makes schedules by name; for a file use `pipewright lower`, `validate` or \
+                   `simulate`";
+    fail(&folder, &["schedule", "s.csv"], 2, &[message]);
+}
+
+#[test]
 fn numbers_that_nothing_can_hold() {
     refuse(
         "run.steps=99999999999999999999",
@@ -518,8 +564,7 @@ fn numbers_that_nothing_can_hold() {
     );
     let folder = folder();
     write(&folder, "s.csv", "0F0,0F1\n");
-    let few =
-        "error: s.csv: --microbatches is 1, and the rows have the microbatch 1; give more, or leave the number out";
+    let few = "error: s.csv: --microbatches is 1, and the rows have the microbatch 1; give more, or leave the number out";
     fail(&folder, &["lower", "s.csv", "--pass", "send-recv", "--microbatches", "1"], 2, &[few]);
 }
 

@@ -8,8 +8,8 @@ use std::ops::Range;
 use burn::tensor::{Device, Tensor};
 use pipewright::stage::StageModule;
 use pipewright_schedule::ModelDesc;
-use serde::de::DeserializeOwned;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::init::SeededInit;
@@ -244,9 +244,9 @@ impl ConfigError {
         match self {
             Self::UnknownFamily { found } => (!found.is_empty()).then(|| "model_type".to_owned()),
             Self::Value { key, .. } => Some(key.clone()),
-            Self::NotSupported { key, .. } | Self::OutOfRange { key, .. } | Self::NotDivisible { key, .. } => {
-                Some((*key).to_owned())
-            }
+            Self::NotSupported { key, .. }
+            | Self::OutOfRange { key, .. }
+            | Self::NotDivisible { key, .. } => Some((*key).to_owned()),
             // A refusal of a value comes through the parser as text, such as "`hidden_act = gelu` is not supported".
             Self::Parse(error) => {
                 let message = error.to_string();

@@ -240,7 +240,10 @@ fn a_missing_tensor_is_named() {
         let tensor = header.remove("model.layers.6.mlp.up_proj.weight").expect("it is there");
         header.insert("other".to_owned(), tensor);
     });
-    check_refused(folder.path(), "DIR/model.safetensors: tensor `model.layers.6.mlp.up_proj.weight` is missing");
+    check_refused(
+        folder.path(),
+        "DIR/model.safetensors: tensor `model.layers.6.mlp.up_proj.weight` is missing",
+    );
     let config = config(folder.path());
     let other = hf::load_stage(folder.path(), &config, 0..7, &Device::flex());
     assert!(other.is_ok(), "a stage that does not need it loads");
@@ -341,7 +344,8 @@ fn configurations_that_cannot_be_run_are_refused() {
         assert_eq!(chain.iter().map(|error| error.replace(&path, "FILE")).collect::<Vec<_>>(), expected);
     };
     check("{", &["FILE: cannot be parsed", "EOF while parsing an object at line 1 column 1"]);
-    let unknown = "unknown model family `mamba`: set `model_type` (or `architectures`) to one of llama, qwen2";
+    let unknown =
+        "unknown model family `mamba`: set `model_type` (or `architectures`) to one of llama, qwen2";
     check("{\n\"model_type\": \"mamba\"}", &["FILE:2: the model cannot be run", unknown]);
     check(
         "{}",
@@ -352,10 +356,7 @@ fn configurations_that_cannot_be_run_are_refused() {
     );
     check(
         &qwen2_json(json!({"use_sliding_window": true, "sliding_window": 4096})),
-        &[
-            "FILE:1: the model cannot be run",
-            "`use_sliding_window = true` is not supported: only false is",
-        ],
+        &["FILE:1: the model cannot be run", "`use_sliding_window = true` is not supported: only false is"],
     );
     check(
         &qwen2_json(json!({"rope_scaling": {"type": "yarn", "factor": 4.0}})),
@@ -385,7 +386,8 @@ fn an_export_keeps_what_belongs_to_the_model_and_not_to_its_training() {
     let (folder, _) = copy();
     let (origin, kept, dir) = (folder.path(), folder.path().join("kept"), folder.path().join("exported"));
     let mut json: Value =
-        serde_json::from_slice(&fs::read(origin.join("config.json")).expect("the file is here")).expect("JSON");
+        serde_json::from_slice(&fs::read(origin.join("config.json")).expect("the file is here"))
+            .expect("JSON");
     json["bos_token_id"] = json!(7);
     json["eos_token_id"] = json!([8, 9]);
     json["quantization_config"] = json!({"bits": 4});
@@ -398,8 +400,7 @@ fn an_export_keeps_what_belongs_to_the_model_and_not_to_its_training() {
 
     let config = config(Path::new(GOLDEN));
     let stage = load_family(Path::new(GOLDEN), &config).expect("it loads");
-    let mut writer =
-        hf::Writer::create(&dir, &config, parameter_specs(&stage), u64::MAX).expect("it starts");
+    let mut writer = hf::Writer::create(&dir, &config, parameter_specs(&stage), u64::MAX).expect("it starts");
     writer.add_origin(&config, &kept).expect("it has the files");
     writer.write_stage(&stage).expect("it is written");
     writer.finish().expect("it is complete");
@@ -414,7 +415,8 @@ fn an_export_keeps_what_belongs_to_the_model_and_not_to_its_training() {
         .map(|entry| entry.expect("a file").file_name().into_string().expect("UTF-8"))
         .collect();
     names.sort();
-    let expected = ["config.json", "generation_config.json", "merges.txt", "model.safetensors", "tokenizer.json"];
+    let expected =
+        ["config.json", "generation_config.json", "merges.txt", "model.safetensors", "tokenizer.json"];
     assert_eq!(names, expected);
     assert_eq!(fs::read_to_string(dir.join("merges.txt")).ok().as_deref(), Some("merges.txt"));
 }

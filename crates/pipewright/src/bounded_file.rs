@@ -50,7 +50,10 @@ pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
     }
     String::from_utf8(content).map_err(|error| {
         let byte = error.utf8_error().valid_up_to();
-        io::Error::new(ErrorKind::InvalidData, format!("byte {byte} is not valid UTF-8; save the file as UTF-8"))
+        io::Error::new(
+            ErrorKind::InvalidData,
+            format!("byte {byte} is not valid UTF-8; save the file as UTF-8"),
+        )
     })
 }
 

@@ -24,7 +24,9 @@ const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
 /// Whose fault it is that processes do not agree: the user's, unless one of them is gone.
 pub(super) fn disagreement(error: &AgreementError) -> Failure {
     match (error, error.silent()) {
-        (AgreementError::Failed(step), _) => Failure::new(Exit::RankFailed, sentence(error)).loss_of(lost(step)),
+        (AgreementError::Failed(step), _) => {
+            Failure::new(Exit::RankFailed, sentence(error)).loss_of(lost(step))
+        }
         (_, Some(rank)) => Failure::new(Exit::RankFailed, sentence(error)).loss_of(Some(rank)),
         (_, None) => Failure::input(sentence(error)),
     }

@@ -47,7 +47,7 @@ struct PassSettings {
     /// Compute actions within which a gathered stage must be used, for unshard; without it, any number
     #[arg(long, value_name = "ACTIONS")]
     lookahead: Option<NonZeroU32>,
-    /// Wait for reductions at the end of the row, for reduce-grad; without it, right behind each
+    /// Wait for reductions at the end of the row, for reduce-grad; without it, directly after each
     #[arg(long)]
     defer_wait: bool,
     /// Sends of a rank that may be pending, for wait-send; without it, any number
@@ -59,7 +59,7 @@ struct PassSettings {
 enum Format {
     /// One row per rank, which PyTorch reads too
     Csv,
-    /// A table for people
+    /// A table to read
     Grid,
 }
 

@@ -47,7 +47,10 @@ impl Weights {
                 false => Ok(0),
                 true => Err(refused(
                     index,
-                    &format!("has too many digits: with {decimals} decimals, weights reach {}", largest(decimals)),
+                    &format!(
+                        "has too many digits: with {decimals} decimals, weights reach {}",
+                        largest(decimals)
+                    ),
                 )),
             })
         });

@@ -1,4 +1,4 @@
-//! The `[data]` section: what to learn from, and how long a row is.
+//! The `[data]` section: the training data, and the length of a row.
 
 use std::path::Path;
 
@@ -9,20 +9,20 @@ use crate::config::paths::Surroundings;
 use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
 
-/// What to learn from.
+/// The training data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct DataSettings {
     /// Absolute patterns of files, as [`pipewright::data::DataConfig::path`] takes them.
     pub(crate) path: Vec<String>,
     /// `bytes`, or the absolute path of a `tokenizer.json`.
     pub(crate) tokenizer: String,
-    /// Tokens a row that are fed to the model.
+    /// Tokens per row that the model receives.
     pub(crate) seq_len: u32,
     /// Whether rows come in a seeded random order.
     pub(crate) shuffle: bool,
 }
 
-/// The name of the tokenizer that takes each byte for a token.
+/// The name of the tokenizer whose tokens are bytes.
 pub(crate) const BYTES: &str = "bytes";
 
 /// Reads the section.
@@ -32,7 +32,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Data
         Some(patterns) => patterns,
         None if section.is_written("path") => Vec::new(),
         None => sample(&surroundings.working_folder).unwrap_or_else(|| {
-            section.report("path", ProblemKind::NoData);
+            section.report_missing(ProblemKind::NoData);
             Vec::new()
         }),
     };

@@ -56,8 +56,11 @@ impl Surroundings {
             None if Path::new(pattern).is_absolute() => return Ok(text.to_owned()),
             None => (self.base(place).to_string_lossy().into_owned(), pattern.to_owned()),
         };
-        let rest = rest.strip_prefix("./").unwrap_or(&rest);
-        Ok(format!("{mark}{}/{rest}", globset::escape(start.trim_end_matches('/'))))
+        let start = globset::escape(start.trim_end_matches('/'));
+        Ok(match rest.strip_prefix("./").unwrap_or(&rest) {
+            "" => format!("{mark}{start}"),
+            rest => format!("{mark}{start}/{rest}"),
+        })
     }
 
     /// The folder at which relative paths written at `place` start.
@@ -67,7 +70,7 @@ impl Surroundings {
                 let folder = Path::new(&source.name).parent().unwrap_or(Path::new(""));
                 self.working_folder.join(folder)
             }
-            Place::Set { .. } | Place::Default => self.working_folder.clone(),
+            Place::WholeFile { .. } | Place::Set { .. } | Place::Default => self.working_folder.clone(),
         }
     }
 
@@ -119,6 +122,7 @@ mod tests {
         check("~/x/*.md", &in_file(), "/home/a[[]b[]]/x/*.md");
         check("$CARGO_HOME/registry/**/*.rs", &in_file(), "/cargo/registry/**/*.rs");
         check("${CARGO_HOME}/*.rs", &in_file(), "/cargo/*.rs");
+        check("$CARGO_HOME", &in_file(), "/cargo");
     }
 
     #[test]

@@ -65,8 +65,8 @@ pub(crate) enum ProblemKind {
         /// The name that was probably meant.
         suggestion: Option<Suggestion>,
     },
-    /// A value stands where a section is expected.
-    #[error("`{key}` stands outside any section")]
+    /// A value is written where a section is expected.
+    #[error("`{key}` is outside of any section")]
     OutsideSections {
         /// The key as written.
         key: String,
@@ -93,7 +93,7 @@ pub(crate) enum ProblemKind {
         /// What was found, with its article.
         found: &'static str,
     },
-    /// The number lies outside its range.
+    /// The number is outside of its range.
     #[error("`{key}` is {value}, where {range} is expected")]
     OutOfRange {
         /// The key.
@@ -148,7 +148,9 @@ pub(crate) enum ProblemKind {
         found: u64,
     },
     /// The learning rate would still rise when the run ends.
-    #[error("`warmup_steps` is {warmup_steps}, and the run has {steps} steps: the learning rate never reaches its highest")]
+    #[error(
+        "`warmup_steps` is {warmup_steps}, and the run has {steps} steps: the learning rate never reaches its highest"
+    )]
     LongWarmup {
         /// Steps over which the learning rate rises.
         warmup_steps: u64,
@@ -165,33 +167,33 @@ pub(crate) enum ProblemKind {
         /// Replicas of the pipeline.
         replicas: u32,
     },
-    /// Text that must not be empty is.
+    /// The text is empty.
     #[error("`{key}` is empty")]
     Empty {
         /// The key.
         key: &'static str,
     },
-    /// A key stands beside `from`, which decides it.
-    #[error("`{key}` stands beside `from`, and with `from` the model follows from its config.json")]
+    /// A key is written beside `from`, which decides it.
+    #[error("`{key}` is written beside `from`, and with `from` the model follows from its config.json")]
     BesideFrom {
         /// The key.
         key: String,
     },
-    /// The sizes make no model.
+    /// There is no model of these sizes.
     #[error(transparent)]
     Model(#[from] pipewright_models::ConfigError),
-    /// The sizes make no schedule.
+    /// There is no schedule of these sizes.
     #[error(transparent)]
     Schedule(#[from] GenerateError),
     /// The schedule does not train.
-    #[error("`{key}` is \"{value}\", which runs no backward and cannot train")]
+    #[error("`{key}` is \"{value}\", which has no backward and cannot train")]
     NoTraining {
         /// The key.
         key: &'static str,
         /// The schedule.
         value: String,
     },
-    /// The layers cannot be shared out over the stages.
+    /// The layers cannot be distributed over the stages.
     #[error(transparent)]
     Partition(#[from] PartitionError),
     /// `partition = "explicit"` without `boundaries`.
@@ -208,8 +210,10 @@ pub(crate) enum ProblemKind {
         /// The variable.
         variable: String,
     },
-    /// There is no text to learn from.
-    #[error("`data.path` is missing, and the working folder is not in a checkout of Pipewright, whose text is the sample")]
+    /// There is no text to train on.
+    #[error(
+        "`data.path` is missing, and the working folder is not in a checkout of Pipewright, whose text is the sample"
+    )]
     NoData,
 }
 
@@ -237,7 +241,7 @@ impl fmt::Display for Suggestion {
 }
 
 impl ProblemKind {
-    /// What to do about it, where the message does not say so itself.
+    /// Returns what to do about it, unless the message says so itself.
     fn advice(&self) -> Option<String> {
         Some(match self {
             Self::Model(_) | Self::Schedule(_) | Self::Partition(_) => return None,
@@ -261,7 +265,9 @@ impl ProblemKind {
             Self::NotOfFile { key, found, .. } => {
                 format!("remove `{key}`, which follows from the file, or write `{key} = {found}`")
             }
-            Self::LongWarmup { .. } => "lower `warmup_steps` in [optimizer], or raise `steps` in [run]".into(),
+            Self::LongWarmup { .. } => {
+                "lower `warmup_steps` in [optimizer], or raise `steps` in [run]".into()
+            }
             Self::UnevenShare { replicas, .. } => format!("write a multiple of {replicas}"),
             Self::Empty { key } => format!("give `{key}` a value, or leave it out"),
             Self::BesideFrom { key } => format!("remove `{key}`, or remove `from`"),
@@ -269,9 +275,11 @@ impl ProblemKind {
             Self::NoBoundaries => "name each later stage's first layer, such as `boundaries = [4]`".into(),
             Self::UnusedBoundaries => "write `partition = \"explicit\"`, or remove `boundaries`".into(),
             Self::NoVariable { variable, .. } => format!("set {variable}, or write the path out"),
-            Self::NoData => "write `path = [\"notes/**/*.txt\"]` in the section [data] of a configuration, or give for \
+            Self::NoData => {
+                "write `path = [\"notes/**/*.txt\"]` in the section [data] of a configuration, or give for \
                              example --set 'data.path=\"notes/**/*.txt\"'"
-                .into(),
+                    .into()
+            }
         })
     }
 }
@@ -295,7 +303,7 @@ impl miette::Diagnostic for Problem {
     fn source_code(&self) -> Option<&dyn SourceCode> {
         match &self.place {
             Place::File { source, .. } => Some(&source.text),
-            Place::Set { .. } | Place::Default => None,
+            Place::WholeFile { .. } | Place::Set { .. } | Place::Default => None,
         }
     }
 
@@ -305,7 +313,7 @@ impl miette::Diagnostic for Problem {
                 let label = LabeledSpan::new_primary_with_span(None, (span.start, span.len()));
                 Some(Box::new(std::iter::once(label)))
             }
-            Place::Set { .. } | Place::Default => None,
+            Place::WholeFile { .. } | Place::Set { .. } | Place::Default => None,
         }
     }
 }

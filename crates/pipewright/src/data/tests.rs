@@ -124,7 +124,8 @@ fn open_within(budget: u64, name: &str, size: u64) -> String {
 
 #[test]
 fn more_data_than_memory_is_refused_before_it_is_read() {
-    let words = "(half of what this machine has available); give less data, or use a machine with more memory";
+    let words =
+        "(half of what this machine has available); give less data, or use a machine with more memory";
     assert_eq!(
         open_within(1 << 20, "a.txt", 100 << 30),
         format!("a.txt: reading this file takes 100 GiB, and 1 MiB of the memory for data are left {words}")
