@@ -1,4 +1,4 @@
-//! How a command fails: an exit code that scripts rely on, and problems that people read.
+//! The failure of a command: an exit code for scripts, and messages for people.
 
 use std::error::Error;
 use std::io::IsTerminal;
@@ -15,13 +15,13 @@ use crate::display::screen;
 pub(crate) enum Exit {
     /// Arguments, configuration, a schedule or data are wrong. Clap uses the same code.
     WrongInput = 2,
-    /// A check said no.
+    /// A check failed.
     CheckFailed = 3,
     /// A rank failed or a peer was lost.
     RankFailed = 4,
     /// Stopped by a signal, after saving a checkpoint.
     Interrupted = 5,
-    /// A bug of ours.
+    /// A bug of Pipewright.
     Bug = 70,
 }
 
@@ -36,9 +36,9 @@ impl From<Exit> for ExitCode {
 pub(crate) struct Failure {
     /// The exit code.
     pub(crate) exit: Exit,
-    /// Whether it has been shown, or another process of the run shows it.
+    /// Whether it has been written, or another process of the run writes it.
     is_told: bool,
-    /// The rank whose loss it is.
+    /// The lost rank, if the failure is the loss of a rank.
     lost: Option<Rank>,
     problems: Vec<Box<dyn Diagnostic + Send + Sync>>,
 }
@@ -50,7 +50,7 @@ impl Failure {
         Self { exit, is_told: false, lost: None, problems: vec![Box::new(MietteDiagnostic::new(message))] }
     }
 
-    /// An end that was told already.
+    /// A failure that has been reported already.
     pub(crate) fn told(exit: Exit) -> Self {
         Self { exit, is_told: true, lost: None, problems: Vec::new() }
     }
@@ -60,22 +60,22 @@ impl Failure {
         Self::new(Exit::WrongInput, error)
     }
 
-    /// The same failure, as the loss of a rank.
+    /// Returns the same failure as the loss of a rank.
     pub(crate) fn loss_of(self, lost: Option<Rank>) -> Self {
         Self { lost, ..self }
     }
 
-    /// The rank whose loss it is.
+    /// The lost rank, if the failure is the loss of a rank.
     pub(crate) fn lost(&self) -> Option<Rank> {
         self.lost
     }
 
-    /// The same failure, told by another process of the run.
+    /// Returns the same failure, to be reported by another process of the run.
     pub(crate) fn told_elsewhere(self) -> Self {
         Self { is_told: true, ..self }
     }
 
-    /// All problems in plain words.
+    /// Returns all problems as plain text.
     pub(crate) fn text(&self) -> String {
         self.problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     }

@@ -195,10 +195,10 @@ fn time_tokens_and_epochs_go_on_where_the_checkpoint_was_taken() {
     assert_eq!(after.len(), 8);
     assert!(after.windows(2).all(|pair| pair[0].0 < pair[1].0), "{after:?}");
     assert!(after[7].0 < longest && after[5].0 > before[4].0, "{after:?} after {before:?}");
-    // A step takes 4 rows of 8 tokens, of 33 rows in all.
+    // A step takes 4 rows of 8 tokens, of 32 rows in all.
     for (step, (_, tokens, epoch)) in (1..).zip(&after) {
         assert_eq!(*tokens, Some(32 * step));
-        assert!((epoch - 4.0 * step as f64 / 33.0).abs() < 1e-9, "{epoch} after step {step}");
+        assert!((epoch - 4.0 * step as f64 / 32.0).abs() < 1e-9, "{epoch} after step {step}");
     }
 }
 

@@ -110,67 +110,73 @@ pub fn print_rows<Row: IntoIterator<Item = Option<Action>>>(rows: impl IntoItera
 }
 
 /// The separator of the cells: the first comma or semicolon that is not inside of quotes or of an overlap.
-fn find_separator(text: &str) -> char {
+fn find_separator(text: &str) -> u8 {
     let (mut is_quoted, mut is_overlap) = (false, false);
     for byte in text.bytes() {
         match byte {
             b'"' => is_quoted = !is_quoted,
             b'(' => is_overlap = true,
             b')' => is_overlap = false,
-            b',' | b';' if !is_quoted && !is_overlap => return char::from(byte),
+            b',' | b';' if !is_quoted && !is_overlap => return byte,
             _ => {}
         }
     }
-    ','
+    b','
 }
 
-fn parse_row(line: usize, row: &str, separator: char) -> Result<Vec<Option<Action>>, CsvError> {
+fn parse_row(line: usize, row: &str, separator: u8) -> Result<Vec<Option<Action>>, CsvError> {
     let mut cells = Vec::new();
     let mut start = 0;
-    loop {
+    while start <= row.len() {
         let rest = &row[start..];
-        let blanks = rest.len() - rest.trim_ascii_start().len();
-        let length = rest[blanks..].find(separator).map_or(rest.len(), |length| blanks + length);
-        let (column, text, length) = match rest.as_bytes().get(blanks) {
-            Some(b'"') => {
-                let quote = |column: usize| CsvError::Quote { line, column: start + column + 1 };
-                let (text, length) = quoted_cell(&rest[blanks..], separator)
-                    .map_err(|unexpected| quote(blanks + unexpected))?;
-                (start + blanks + 1, text, blanks + length)
-            }
-            // The overlap's own semicolon does not end the cell.
-            Some(b'(') if separator == ';' => {
-                let close = rest.find(')').unwrap_or(0);
-                let length = rest[close..].find(separator).map_or(rest.len(), |length| close + length);
-                (start + blanks, rest[blanks..length.max(blanks)].trim_ascii_end(), length)
-            }
-            _ => (start + blanks, rest[blanks.min(length)..length].trim_ascii_end(), length),
-        };
-        cells.push(match text {
+        // Cells are short: a search that is set up for long texts is slower.
+        let end = rest.bytes().position(|byte| byte == separator).unwrap_or(rest.len());
+        let mut cell = Cell { text: rest[..end].trim_ascii(), length: end };
+        if let Some(b'"' | b'(') = cell.text.as_bytes().first() {
+            cell = Cell::with_separators(rest, separator)
+                .map_err(|unexpected| CsvError::Quote { line, column: start + unexpected + 1 })?;
+        }
+        cells.push(match cell.text {
             "" => None,
-            text => Some(text.parse().map_err(|source: ParseActionError| CsvError::Cell {
-                line,
-                column: column + source.column,
-                source,
+            text => Some(text.parse().map_err(|source: ParseActionError| {
+                let column = text.as_ptr().addr() - row.as_ptr().addr() + source.column;
+                CsvError::Cell { line, column, source }
             })?),
         });
-        start += length + 1;
-        if start > row.len() {
-            return Ok(cells);
-        }
+        start += cell.length + 1;
     }
+    Ok(cells)
 }
 
-/// The content of the quoted cell at the beginning of `text` without blanks, and the length of the cell; or the byte
-/// at which the cell goes wrong.
-fn quoted_cell(text: &str, separator: char) -> Result<(&str, usize), usize> {
-    let close = 1 + text[1..].find('"').ok_or(0_usize)?;
-    let behind = &text[close + 1..];
-    let blanks = behind.find(separator).unwrap_or(behind.len());
-    if behind[..blanks].trim_ascii().is_empty() {
-        Ok((text[1..close].trim_ascii(), close + 1 + blanks))
-    } else {
-        Err(close + 1)
+/// The first cell of a text.
+struct Cell<'a> {
+    /// The content, without quotes and blanks around it.
+    text: &'a str,
+    /// The bytes up to the separator behind the cell, or to the end of the row.
+    length: usize,
+}
+
+impl<'a> Cell<'a> {
+    /// The first cell of `rest`, which is quoted or an overlap, and so may contain separators; or the byte at which the
+    /// cell goes wrong.
+    fn with_separators(rest: &'a str, separator: u8) -> Result<Self, usize> {
+        let separator = char::from(separator);
+        let start = rest.len() - rest.trim_ascii_start().len();
+        let is_quoted = rest[start..].starts_with('"');
+        let close = rest[start + 1..].find(if is_quoted { '"' } else { ')' }).map(|close| start + 1 + close);
+        let close = match close {
+            Some(close) => close,
+            None if is_quoted => return Err(start),
+            None => start,
+        };
+        let length = rest[close..].find(separator).map_or(rest.len(), |behind| close + behind);
+        if !is_quoted {
+            return Ok(Self { text: rest[start..length].trim_ascii_end(), length });
+        }
+        match rest[close + 1..length].trim_ascii() {
+            "" => Ok(Self { text: rest[start + 1..close].trim_ascii(), length }),
+            _ => Err(close + 1),
+        }
     }
 }
 

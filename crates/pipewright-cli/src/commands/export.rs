@@ -13,10 +13,10 @@ use crate::failure::{Exit, Failure, sentence};
 /// The arguments of `pipewright export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
-    /// A run's folder, whose newest checkpoint is meant, or a checkpoint's
+    /// The folder of a run, for its newest checkpoint, or of a checkpoint
     #[arg(value_name = "CHECKPOINT_OR_RUN")]
     from: PathBuf,
-    /// The folder to write; it must not exist, or be empty
+    /// The folder to write; it must be empty or not exist
     #[arg(value_name = "DIR")]
     to: PathBuf,
 }
@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
     let (step, to) = (checkpoint.step(), arguments.to.display());
     let tokenizer = match arguments.to.join(hf::TOKENIZER).is_file() {
         true => "with its tokenizer",
-        false => "without a tokenizer, because the run did not have a tokenizer.json",
+        false => "without a tokenizer: the folder of the run has no model/tokenizer.json",
     };
     display::say(&format!("wrote the model of step {step} to {to}, {tokenizer}"));
     Ok(())

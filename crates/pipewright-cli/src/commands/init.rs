@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &InitArguments) -> Result<(), Failure> {
             Ok(())
         }
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            Err(Failure::input(format!("{name}: the file exists and is left as it is; name another file")))
+            Err(Failure::input(format!("{name}: it exists already and is left as it is; name another file")))
         }
         Err(error) => Err(Failure::input(format!("{name}: cannot be written: {error}; name another file"))),
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::{parse_rows, print_program};
 use pipewright_schedule::lower::{Pass, PassInput, ReduceWait, apply};
-use pipewright_schedule::{LowerError, Program, Rank, picture};
+use pipewright_schedule::{Action, LowerError, Program, Rank, picture};
 
 use crate::commands::drawing::check_size;
 use crate::commands::schedule_file::{locate, read};
@@ -47,7 +47,7 @@ struct PassSettings {
     /// Compute actions within which a gathered stage must be used, for unshard; without it, any number
     #[arg(long, value_name = "ACTIONS")]
     lookahead: Option<NonZeroU32>,
-    /// Wait for reductions at the end of the row, for reduce-grad; without it, right behind each
+    /// Wait for reductions at the end of the row, for reduce-grad; without it, directly after each
     #[arg(long)]
     defer_wait: bool,
     /// Sends of a rank that may be pending, for wait-send; without it, any number
@@ -59,7 +59,7 @@ struct PassSettings {
 enum Format {
     /// One row per rank, which PyTorch reads too
     Csv,
-    /// A table for people
+    /// A table to read
     Grid,
 }
 
@@ -69,6 +69,8 @@ pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
     let passes = arguments.settings.apply(&arguments.passes)?;
     let file = &arguments.file;
     let rows = parse_rows(&read(file)?).map_err(|error| Failure::input(locate(file, &error)))?;
+    require_microbatches(&rows, arguments.microbatches)
+        .map_err(|message| Failure::input(format!("{}: {message}", file.display())))?;
     let mut actions = rows.iter().flatten().flatten();
     if passes.contains(&Pass::SendEarly) && actions.any(|action| action.is_communication()) {
         return Err(Failure::input(format!(
@@ -86,6 +88,18 @@ pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
         Failure::new(exit, format!("{}: {error}", file.display()))
     })?;
     arguments.output.write(&print(&program, arguments.format)?)
+}
+
+/// Refuses fewer microbatches than the rows show.
+fn require_microbatches(rows: &[Vec<Option<Action>>], given: Option<u32>) -> Result<(), String> {
+    let parts = rows.iter().flatten().flatten().flat_map(|action| action.parts());
+    let last = parts.filter_map(Action::microbatch).max();
+    match (given, last) {
+        (Some(given), Some(last)) if given <= last.get() => Err(format!(
+            "--microbatches is {given}, and the rows have the microbatch {last}; give more, or leave the number out"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a list with a pass twice, or with passes in an order in which one of them has no effect.

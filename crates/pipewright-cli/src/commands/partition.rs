@@ -1,4 +1,4 @@
-//! `pipewright partition`: shares layers out over stages.
+//! `pipewright partition`: distributes layers over stages.
 
 use std::fmt::Write;
 
@@ -40,13 +40,13 @@ pub(crate) struct PartitionArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum MethodName {
-    /// Equally many layers for each stage
+    /// The same number of layers for each stage
     Even,
     /// A greedy cut by weight, as PyTorch makes it
     Weighted,
     /// The smallest possible weight of the heaviest stage
     Optimal,
-    /// Where --boundaries say
+    /// At --boundaries
     Explicit,
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &PartitionArguments) -> Result<(), Failure> {
         MethodName::Optimal => Method::Optimal,
         MethodName::Explicit => Method::Explicit { boundaries: arguments.boundaries.clone() },
     };
-    // Boundaries say how many stages there are. A count too large for the type is too large for any layers.
+    // Boundaries determine the number of stages. A count that does not fit the type exceeds every number of layers.
     let implied = u32::try_from(arguments.boundaries.len() + 1).unwrap_or(u32::MAX);
     let weights = Weights::parse(&arguments.weights)?;
     let cut =
@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: &PartitionArguments) -> Result<(), Failure> {
 }
 
 fn stages(cut: &Partition, weights: &Weights) -> Stages {
-    // Every stage has a layer, so a last one.
+    // Every stage has at least one layer, so its range has an end.
     let stages = cut.ranges().map(|layers| [layers.start, layers.end - 1]).collect();
     let sums = cut.weights(&weights.scaled).into_iter().map(|sum| weights.sum(sum));
     Stages { stages, weights: sums.collect() }

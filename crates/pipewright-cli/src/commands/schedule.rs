@@ -11,7 +11,7 @@ use pipewright_schedule::{
 use serde_json::json;
 
 use crate::commands::drawing::{Picture, check_cells, check_size, json_rows};
-use crate::commands::schedule_size::{ScheduleSize, is_made_to_measure};
+use crate::commands::schedule_size::{ScheduleSize, is_file_name, is_made_to_measure};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 
@@ -21,7 +21,7 @@ pub(crate) struct ScheduleArguments {
     /// The schedule, without regard to case
     #[arg(required_unless_present = "list")]
     name: Option<String>,
-    /// Print the names of all schedules, with a line on each
+    /// Print the names of all schedules, each with a description
     #[arg(long, exclusive = true)]
     list: bool,
     #[command(flatten)]
@@ -41,9 +41,9 @@ pub(crate) struct ScheduleArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// One row a rank, which PyTorch reads too
+    /// One row per rank, which PyTorch reads too
     Csv,
-    /// A table for people
+    /// A table to read
     Grid,
     /// The same rows, with the rank of each stage
     Json,
@@ -58,9 +58,14 @@ enum Format {
 /// Runs the command.
 pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), Failure> {
     let Some(name) = &arguments.name else { return arguments.output.write(&list()) };
+    if is_file_name(name) {
+        return Err(Failure::input(format!(
+            "{name}: this command makes schedules by name; for a file use `pipewright lower`, `validate` or `simulate`"
+        )));
+    }
     let mut spec = arguments.size.spec(name, arguments.cost.as_ref())?;
     if arguments.format.picture().is_none() && arguments.cost.is_some() && !is_made_to_measure(name) {
-        // The generator refuses what would have no effect.
+        // The generator refuses costs that have no effect.
         spec.costs.clone_from(&arguments.cost);
     }
     let schedule = generate(name, &spec).map_err(Failure::input)?;
@@ -68,7 +73,7 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), Failure> {
 }
 
 impl Format {
-    /// The picture of a run, where the format is one.
+    /// Returns the picture of a run, if the format is one.
     fn picture(self) -> Option<Picture> {
         match self {
             Self::Csv | Self::Grid | Self::Json => None,
@@ -132,8 +137,8 @@ fn program(schedule: &Schedule, level: Level) -> Result<Program, Failure> {
     lower(schedule, &LowerConfig::from(level)).map_err(|error| Failure::new(Exit::Bug, error))
 }
 
-/// The predicted run. When a rank can go on depends on messages, so it is that of the program with communication at
-/// any level; the level `compute` shows its computation alone.
+/// Returns the predicted run. Ranks wait for messages, so the program with communication is simulated at every level; at
+/// the level `compute`, only its computation is shown.
 fn timeline(schedule: &Schedule, level: Level, costs: Option<&Costs>) -> Result<Timeline, Failure> {
     let program = program(schedule, level.max(Level::Comms))?;
     check_size(&program)?;

@@ -1,4 +1,4 @@
-//! Schedules in files: reading their text, and saying where in it a mistake is.
+//! Schedules in files: reads their text, and locates mistakes in it.
 
 use std::path::Path;
 
@@ -11,12 +11,11 @@ use crate::failure::Failure;
 
 /// Returns the text of a schedule's file.
 pub(super) fn read(file: &Path) -> Result<String, Failure> {
-    read_text(file, LARGEST_SCHEDULE).map_err(|error| {
-        Failure::input(format!("{}: cannot read the schedule: {error}; name a CSV file", file.display()))
-    })
+    read_text(file, LARGEST_SCHEDULE)
+        .map_err(|error| Failure::input(format!("{}: cannot read the schedule: {error}", file.display())))
 }
 
-/// An error of a schedule's file, with the file's name in front and the place in the form that editors know.
+/// Returns the message of an error in a schedule's file, with its place in the form that editors know.
 pub(super) fn locate(file: &Path, error: &CsvError) -> String {
     match error {
         CsvError::Cell { line, column, source } => format!("{}:{line}:{column}: {source}", file.display()),
@@ -25,7 +24,7 @@ pub(super) fn locate(file: &Path, error: &CsvError) -> String {
     }
 }
 
-/// The least level at which the program can be sound.
+/// Returns the lowest level at which the program can be sound.
 pub(super) fn implied_level(program: &Program) -> Level {
     let sends = program.rows().iter().flatten().any(|action| action.is_communication());
     if sends { Level::Comms } else { Level::Compute }

@@ -1,4 +1,4 @@
-//! The `[data]` section: what to learn from, and how long a row is.
+//! The `[data]` section: the training data, and the length of a row.
 
 use serde::Serialize;
 
@@ -6,20 +6,20 @@ use crate::config::document::Document;
 use crate::config::paths::Surroundings;
 use crate::config::section::Section;
 
-/// What to learn from.
+/// The training data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct DataSettings {
     /// Absolute patterns of files, as [`pipewright::data::DataConfig::path`] takes them, or [`BUILT_IN`] alone.
     pub(crate) path: Vec<String>,
     /// `bytes`, or the absolute path of a `tokenizer.json`.
     pub(crate) tokenizer: String,
-    /// Tokens a row that are fed to the model.
+    /// Tokens per row that the model receives.
     pub(crate) seq_len: u32,
     /// Whether rows come in a seeded random order.
     pub(crate) shuffle: bool,
 }
 
-/// The name of the tokenizer that takes each byte for a token.
+/// The name of the tokenizer whose tokens are bytes.
 pub(crate) const BYTES: &str = "bytes";
 
 /// In place of patterns of files: the text in the binary, [`crate::config::sample::TEXT`].

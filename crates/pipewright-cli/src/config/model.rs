@@ -1,4 +1,4 @@
-//! The `[model]` section: a fresh model by its sizes, or a Hugging Face folder to take it from.
+//! The `[model]` section: the sizes of a model with random parameters, or a Hugging Face folder.
 //!
 //! Keys and meaning are those of Hugging Face's `config.json`.
 
@@ -23,7 +23,7 @@ pub(crate) enum ModelSettings {
         /// The folder.
         from: PathBuf,
     },
-    /// A model of these sizes with fresh parameters.
+    /// A model of these sizes with random parameters.
     Fresh(FreshModel),
 }
 
@@ -41,7 +41,7 @@ impl Architecture {
     const CHOICES: [(&'static str, Self); 2] = [("llama", Self::Llama), ("qwen2", Self::Qwen2)];
 }
 
-/// The sizes of a model with fresh parameters.
+/// The sizes of a model with random parameters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct FreshModel {
     /// The model family.
@@ -58,11 +58,11 @@ pub(crate) struct FreshModel {
     pub(crate) num_attention_heads: u32,
     /// Key and value heads; each serves a group of query heads.
     pub(crate) num_key_value_heads: u32,
-    /// What RMSNorm adds to the mean square.
+    /// The number that RMSNorm adds to the mean square.
     pub(crate) rms_norm_eps: f64,
     /// The base of the rotary embeddings' wavelengths.
     pub(crate) rope_theta: f64,
-    /// Whether the output head's weight is the embedding's.
+    /// Whether the output head uses the weight of the embedding.
     pub(crate) tie_word_embeddings: bool,
 }
 

@@ -21,7 +21,7 @@ const DEFAULT_SCHEDULE: &str = "1f1b";
 /// The largest file of a schedule, in bytes: room for the largest program that can run.
 pub(crate) const LARGEST_SCHEDULE: u64 = 1 << 30;
 
-/// How the model is laid out over ranks, and how a step runs.
+/// How the model is distributed over ranks, and how a step runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PipelineSettings {
     /// Workers in the pipeline.
@@ -30,16 +30,16 @@ pub(crate) struct PipelineSettings {
     pub(crate) stages_per_rank: u32,
     /// What each rank computes, in order.
     pub(crate) schedule: ScheduleChoice,
-    /// Microbatches a step, over all replicas.
+    /// Microbatches per step, over all replicas.
     pub(crate) microbatches: u32,
     /// Rows in a microbatch.
     pub(crate) microbatch_size: u32,
-    /// How layers are shared out over stages.
+    /// How layers are distributed over stages.
     pub(crate) partition: PartitionChoice,
-    /// Each later stage's first layer, for an explicit partition.
+    /// The first layer of each stage but the first, for an explicit partition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) boundaries: Option<Vec<u32>>,
-    /// What carries tensors between ranks.
+    /// What transports tensors between ranks.
     pub(crate) transport: TransportChoice,
     /// Threads that each rank computes with.
     pub(crate) threads_per_rank: u32,
@@ -54,7 +54,7 @@ pub(crate) enum ScheduleChoice {
     Csv(PathBuf),
 }
 
-/// How layers are shared out over stages.
+/// How layers are distributed over stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum PartitionChoice {
@@ -62,19 +62,19 @@ pub(crate) enum PartitionChoice {
     Even,
     /// Greedily by weight.
     Weighted,
-    /// The smallest possible largest stage.
+    /// So that the heaviest stage is as light as possible.
     Optimal,
     /// As `boundaries` say.
     Explicit,
 }
 
-/// What carries tensors between ranks.
+/// What transports tensors between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TransportChoice {
     /// Threads of one process.
     Local,
-    /// A process a rank, over MPI.
+    /// One process per rank, over MPI.
     Mpi,
 }
 
@@ -217,8 +217,8 @@ fn check_file_sizes(section: &mut Section<'_>, pipeline: &PipelineSettings, repl
     }
 }
 
-/// Makes the named schedule and the partition, to learn whether they exist. A schedule from a file brings its own
-/// sizes, and both are checked when it is read.
+/// Generates the named schedule and the partition, to check that they exist. A schedule from a file has its own sizes,
+/// and is checked when it is read.
 fn check_schedule(
     section: &mut Section<'_>,
     pipeline: &mut PipelineSettings,
@@ -254,7 +254,7 @@ fn check_schedule(
     }
 }
 
-/// The keys that an error of a generator is about, the likeliest first.
+/// The keys that an error of a generator is about, the most likely first.
 fn culprits(error: &GenerateError) -> &'static [&'static str] {
     match error {
         GenerateError::UnknownSchedule { .. } => &["schedule"],

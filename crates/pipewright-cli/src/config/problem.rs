@@ -46,6 +46,14 @@ pub(crate) enum ProblemKind {
         /// The parser's words.
         message: String,
     },
+    /// The value is TOML, but no type of this program can hold it, such as a whole number of more than 64 bits.
+    #[error("the value of `{key}` cannot be held: {message}")]
+    Unrepresentable {
+        /// The key as written.
+        key: String,
+        /// The parser's words.
+        message: String,
+    },
     /// `--set` was not followed by `section.key=value`.
     #[error("not of the form section.key=value")]
     SetForm,
@@ -57,8 +65,8 @@ pub(crate) enum ProblemKind {
         /// The name that was probably meant.
         suggestion: Option<Suggestion>,
     },
-    /// A value stands where a section is expected.
-    #[error("`{key}` stands outside any section")]
+    /// A value is written where a section is expected.
+    #[error("`{key}` is outside of any section")]
     OutsideSections {
         /// The key as written.
         key: String,
@@ -85,7 +93,7 @@ pub(crate) enum ProblemKind {
         /// What was found, with its article.
         found: &'static str,
     },
-    /// The number lies outside its range.
+    /// The number is outside of its range.
     #[error("`{key}` is {value}, where {range} is expected")]
     OutOfRange {
         /// The key.
@@ -159,33 +167,33 @@ pub(crate) enum ProblemKind {
         /// Replicas of the pipeline.
         replicas: u32,
     },
-    /// Text that must not be empty is.
+    /// The text is empty.
     #[error("`{key}` is empty")]
     Empty {
         /// The key.
         key: &'static str,
     },
-    /// A key stands beside `from`, which decides it.
-    #[error("`{key}` stands beside `from`, and with `from` the model follows from its config.json")]
+    /// A key is written beside `from`, which decides it.
+    #[error("`{key}` is written beside `from`, and with `from` the model follows from its config.json")]
     BesideFrom {
         /// The key.
         key: String,
     },
-    /// The sizes make no model.
+    /// There is no model of these sizes.
     #[error(transparent)]
     Model(#[from] pipewright_models::ConfigError),
-    /// The sizes make no schedule.
+    /// There is no schedule of these sizes.
     #[error(transparent)]
     Schedule(#[from] GenerateError),
     /// The schedule does not train.
-    #[error("`{key}` is \"{value}\", which runs no backward and cannot train")]
+    #[error("`{key}` is \"{value}\", which has no backward and cannot train")]
     NoTraining {
         /// The key.
         key: &'static str,
         /// The schedule.
         value: String,
     },
-    /// The layers cannot be shared out over the stages.
+    /// The layers cannot be distributed over the stages.
     #[error(transparent)]
     Partition(#[from] PartitionError),
     /// `partition = "explicit"` without `boundaries`.
@@ -228,11 +236,12 @@ impl fmt::Display for Suggestion {
 }
 
 impl ProblemKind {
-    /// What to do about it, where the message does not say so itself.
+    /// Returns what to do about it, unless the message says so itself.
     fn advice(&self) -> Option<String> {
         Some(match self {
             Self::Model(_) | Self::Schedule(_) | Self::Partition(_) => return None,
             Self::Syntax { .. } => "write keys as `key = value` below a `[section]`".into(),
+            Self::Unrepresentable { .. } => "write a number that fits 64 bits".into(),
             Self::SetForm => "write for example --set pipeline.ranks=4".into(),
             Self::UnknownSection { suggestion: Some(meant), .. }
             | Self::OutsideSections { suggestion: Some(meant), .. }

@@ -1,4 +1,4 @@
-//! The `[run]` section: how long, from which seed, on what, and where the results go.
+//! The `[run]` section: the number of steps, the seed, the device, and the folder of the results.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,13 +20,13 @@ const LONGEST_DEADLINE: f64 = 1e8;
 pub(crate) struct RunSettings {
     /// Optimizer steps.
     pub(crate) steps: u64,
-    /// What parameters and the order of the data follow from.
+    /// The seed of the initial parameters and of the order of the data.
     pub(crate) seed: u64,
     /// The absolute folder of the results.
     pub(crate) out: PathBuf,
     /// Steps between two checkpoints; 0 writes none.
     pub(crate) checkpoint_every: u64,
-    /// How many checkpoints are kept, the newest ones.
+    /// How many of the newest checkpoints are kept.
     pub(crate) keep_checkpoints: u32,
     /// How long a rank waits for another before the run fails.
     pub(crate) deadline_seconds: f64,

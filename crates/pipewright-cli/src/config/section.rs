@@ -117,7 +117,7 @@ impl<'a> Section<'a> {
         Some(counts)
     }
 
-    /// A number; whole numbers count as well.
+    /// A number with or without a fraction.
     pub(super) fn number(&mut self, key: &'static str, default: f64, bound: &Bound) -> f64 {
         let Some(value) = self.value(key) else { return default };
         match as_number(&value) {
@@ -195,7 +195,7 @@ impl<'a> Section<'a> {
         None
     }
 
-    /// One of a few words.
+    /// One of the words in `options`.
     pub(super) fn choice<T: Copy>(&mut self, key: &'static str, default: T, options: &[(&str, T)]) -> T {
         let Some(text) = self.text(key) else { return default };
         match options.iter().find(|(name, _)| *name == text) {
@@ -253,7 +253,7 @@ impl<'a> Section<'a> {
         self.document.problems.push(Problem { place, kind });
     }
 
-    /// Records a problem of several keys, at the first of them that somebody wrote.
+    /// Records a problem of several keys, at the first of them that is written.
     pub(super) fn report_at_first_of(&mut self, keys: &[&str], kind: ProblemKind) {
         let written = keys.iter().find(|key| self.is_written(key));
         self.report(written.or(keys.first()).copied().unwrap_or_default(), kind);
@@ -264,7 +264,7 @@ impl<'a> Section<'a> {
         self.document.problems.is_empty()
     }
 
-    /// Whether somebody wrote the key.
+    /// Whether the key is written.
     pub(super) fn is_written(&self, key: &str) -> bool {
         self.document.entry(self.name, key).is_some()
     }
@@ -282,7 +282,7 @@ impl<'a> Section<'a> {
 
 fn as_number(value: &Value) -> Option<f64> {
     match value {
-        // Whole numbers above 2^53 round, as they do wherever a float is written in decimal.
+        // Whole numbers above 2^53 are rounded to the nearest float.
         Value::Integer(number) => Some(*number as f64),
         Value::Float(number) => Some(*number),
         _ => None,

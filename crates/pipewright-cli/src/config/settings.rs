@@ -1,6 +1,6 @@
 //! The validated settings of a run, and the way to them from a file and `--set` arguments.
 //!
-//! Settings can be written as TOML and read again to equal settings.
+//! Settings can be written as TOML; reading that TOML gives equal settings.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,13 +26,13 @@ use crate::config::section::Section;
 pub(crate) struct Settings {
     /// Which model to train.
     pub(crate) model: ModelSettings,
-    /// What to learn from.
+    /// The training data.
     pub(crate) data: DataSettings,
-    /// How the model is laid out over ranks, and how a step runs.
+    /// How the model is distributed over ranks, and how a step runs.
     pub(crate) pipeline: PipelineSettings,
     /// How many replicas of the pipeline train together.
     pub(crate) mesh: MeshSettings,
-    /// How gradients become steps.
+    /// How gradients update parameters.
     pub(crate) optimizer: OptimizerSettings,
     /// How long to train, and where the results go.
     pub(crate) run: RunSettings,
@@ -73,7 +73,7 @@ impl Settings {
         }
     }
 
-    /// The effective configuration by dotted key.
+    /// Returns the effective configuration by dotted key.
     pub(crate) fn by_key(&self) -> BTreeMap<String, String> {
         let table = toml::Table::try_from(self).expect("settings are tables of plain values");
         let mut by_key = BTreeMap::new();
@@ -81,7 +81,7 @@ impl Settings {
         by_key
     }
 
-    /// The effective configuration.
+    /// Returns the effective configuration as TOML.
     pub(crate) fn to_toml(&self) -> String {
         toml::to_string(self)
             .expect("settings are tables of plain values, and their paths came from UTF-8 text")
@@ -110,7 +110,7 @@ fn check_warmup(
     Section::new(document, surroundings, "optimizer").report("warmup_steps", kind);
 }
 
-/// The values of `table` and of the tables in it, by dotted key.
+/// Inserts the values of `table` and of the tables in it into `into`, by dotted key.
 fn flatten(prefix: &str, table: &toml::Table, into: &mut BTreeMap<String, String>) {
     for (key, value) in table {
         let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
@@ -121,8 +121,20 @@ fn flatten(prefix: &str, table: &toml::Table, into: &mut BTreeMap<String, String
     }
 }
 
+/// Refuses a path that is not UTF-8: the effective configuration holds paths that begin with it.
+fn require_utf8(path: &Path) -> std::io::Result<()> {
+    match path.to_str() {
+        Some(_) => Ok(()),
+        None => Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidData,
+            "the path is not UTF-8; rename the file or its folder",
+        )),
+    }
+}
+
 fn read_source(path: &Path) -> Result<Source, ConfigError> {
-    let text =
-        read_text(path, SMALL_TEXT).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let text = require_utf8(path)
+        .and_then(|()| read_text(path, SMALL_TEXT))
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     Ok(Source { name: path.display().to_string(), text })
 }

@@ -78,7 +78,7 @@ fn settings_survive_being_written_and_read() {
 fn unknown_names() {
     check("[pipeline]\nrnaks = 2", &["a.toml:2:1: unknown key `rnaks` in [pipeline]"]);
     check("[pipline]\nranks = 2", &["a.toml:1:2: unknown section `pipline`"]);
-    check("steps = 2", &["a.toml:1:1: `steps` stands outside any section"]);
+    check("steps = 2", &["a.toml:1:1: `steps` is outside of any section"]);
     check("[run]\nsteps = 2\nsteps = 3", &["a.toml:3:1: not valid TOML: duplicate key"]);
     check_set(&["pipeline.rnaks=2"], &["--set pipeline.rnaks=2: unknown key `rnaks` in [pipeline]"]);
 }
@@ -169,7 +169,7 @@ fn words() {
     refuse("pipeline.schedule=1f1", "unknown schedule `1f1`; did you mean `1f1b`?");
     refuse(
         "pipeline.schedule=ForwardOnly",
-        "`schedule` is \"forwardonly\", which runs no backward and cannot train",
+        "`schedule` is \"forwardonly\", which has no backward and cannot train",
     );
     refuse(
         "pipeline.partition=best",
@@ -249,7 +249,7 @@ fn the_model_from_a_folder() {
     check(
         "[model]\nfrom = \"m\"\nhidden_size = 8\n",
         &[
-            "a.toml:3:15: `hidden_size` stands beside `from`, and with `from` the model follows from its config.json",
+            "a.toml:3:15: `hidden_size` is written beside `from`, and with `from` the model follows from its config.json",
         ],
     );
 }

@@ -1,4 +1,4 @@
-//! What to read, and how it becomes rows: the settings of a data source, and the way from them to [`TokenRows`].
+//! The settings of a data source, and how they become [`TokenRows`].
 
 use std::path::PathBuf;
 
@@ -17,15 +17,15 @@ pub struct DataConfig {
     /// Files by name or glob pattern: UTF-8 text files, or one file `*.jsonl` whose lines are arrays of `seq_len + 1`
     /// token ids.
     ///
-    /// `**` crosses folders, `*`, `?`, `[ab]` and `{a,b}` do not, and `!` in front of a pattern takes its matches out
-    /// again. A pattern keeps to what version control would keep: hidden files and folders and what a `.gitignore` at
-    /// or below the pattern's fixed part lists are passed over, unless the fixed part names them. Links are not
+    /// `**` crosses folders, `*`, `?`, `[ab]` and `{a,b}` do not, and `!` in front of a pattern excludes its
+    /// matches. A pattern skips what version control would skip: hidden files and folders, and what a `.gitignore` at
+    /// or below the pattern's fixed part lists, unless the fixed part names them. Links are not
     /// followed below the fixed part. A relative pattern starts at the working folder of the process. Files are read in
     /// the order of their paths, each once.
     pub path: Vec<String>,
     /// How text becomes token ids.
     pub tokenizer: Tokenizer,
-    /// Tokens a row that are fed to the model; the row itself holds one more.
+    /// Tokens per row that the model receives; the row itself has one more.
     pub seq_len: usize,
     /// Whether each epoch has its own order of rows, drawn from `seed` and the epoch's number alone.
     pub shuffle: bool,

@@ -38,6 +38,12 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
+    /// A file is named and excluded.
+    #[error("{}: this file is named, and a pattern with `!` excludes it; remove one of the two", path.display())]
+    Excluded {
+        /// The file.
+        path: PathBuf,
+    },
     /// A folder is given where files are expected.
     #[error("{}: this is a folder; name the files in it, such as \"{}/**/*.txt\"", path.display(), path.display())]
     Folder {
@@ -85,10 +91,10 @@ pub enum DataError {
         found: usize,
         /// Rows in a batch.
         needed: usize,
-        /// Tokens a row.
+        /// Tokens per row.
         seq_len: usize,
     },
-    /// There are more rows than an epoch's order can number.
+    /// There are more rows than an epoch can number.
     #[error("the data has {found} rows, and at most {} can be put in order; use a longer seq_len", u32::MAX)]
     ManyRows {
         /// Rows in the data.
@@ -133,7 +139,7 @@ pub enum DataError {
         line: u64,
         /// Ids in the row.
         found: usize,
-        /// Tokens a row that are fed to the model.
+        /// Tokens per row that the model receives.
         seq_len: usize,
     },
     /// Rows of ids cannot be mixed with text or other rows.
@@ -194,7 +200,7 @@ pub enum DataError {
         line: u64,
         /// The longest line that is read, in bytes.
         limit: u64,
-        /// Tokens a row that are fed to the model.
+        /// Tokens per row that the model receives.
         seq_len: usize,
     },
     /// A cursor does not belong to this data.

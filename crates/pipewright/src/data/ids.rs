@@ -1,4 +1,4 @@
-//! Token ids in as few bytes as the vocabulary allows, so that several gigabytes of text stay that size.
+//! Token ids in as few bytes as the vocabulary allows, so that the ids of a text take no more memory than the text.
 
 /// Token ids in one, two or four bytes each.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ impl Ids {
     }
 }
 
-/// Hashes little-endian ids, a piece of them at a time: hashing is quick on long pieces alone.
+/// Hashes little-endian ids in pieces, because hashing is fast only on long pieces.
 fn hash_pieces<T: Copy, const N: usize>(hasher: &mut blake3::Hasher, ids: &[T], bytes: fn(T) -> [u8; N]) {
     for piece in ids.chunks(1 << 16) {
         hasher.update(&piece.iter().copied().flat_map(bytes).collect::<Vec<u8>>());

@@ -1,4 +1,4 @@
-//! Reads a `.jsonl` file whose lines are arrays of token ids, one row each. Lines of white space alone are passed over.
+//! Reads a `.jsonl` file whose lines are arrays of token ids, one row each. Lines of white space are skipped.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -50,7 +50,7 @@ fn longest_line(seq_len: usize) -> u64 {
 fn parse(path: &Path, line: u64, text: &[u8]) -> Result<Vec<u64>, DataError> {
     serde_json::from_slice(text).map_err(|error| {
         let reason = error.to_string();
-        // The parser's own place counts from the start of the line that it was given.
+        // The parser's place counts from the beginning of the line that it received.
         let place = format!(" at line {} column {}", error.line(), error.column());
         let reason = reason.strip_suffix(&place).unwrap_or(&reason).to_owned();
         DataError::Line { path: path.to_owned(), line, column: error.column().max(1), reason }

@@ -1,4 +1,4 @@
-//! Rows of token ids, dealt out in batches, epoch after epoch.
+//! Rows of token ids, returned in batches, epoch after epoch.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,27 +18,27 @@ pub struct TokenRows {
     /// The seed of the order, when there is one.
     shuffle: Option<u64>,
     cursor: Cursor,
-    /// The order of the cursor's epoch, once it is drawn.
+    /// The number of an epoch and its order, from the first row of that epoch on.
     order: Option<(u64, Vec<u32>)>,
 }
 
-/// The place of the row that comes next. Together with the data and the seed it is all that resuming needs.
+/// The position of the next row. Resuming needs only this, the data and the seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
-    /// How often all rows have been dealt out.
+    /// How often all rows have been returned.
     pub epoch: u64,
-    /// The place in the epoch's order, counted from 0; the number of rows at an epoch's very end.
+    /// The position in the epoch's order, counted from 0; at the end of an epoch, the number of rows.
     pub index: u64,
 }
 
-/// What makes two data sources deal out the same rows in the same order.
+/// Two data sources with the same identity return the same rows in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DataIdentity {
     /// How many token ids there are.
     pub tokens: usize,
     /// How many rows an epoch has.
     pub rows: usize,
-    /// Tokens a row.
+    /// Tokens per row.
     pub seq_len: usize,
     /// The seed of the order, when there is one.
     pub shuffle_seed: Option<u64>,
@@ -46,7 +46,7 @@ pub struct DataIdentity {
     pub hash: String,
 }
 
-/// Rows for one step: what the model is fed, and what it should say.
+/// Rows for one step: the inputs of the model and their targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Token ids of shape `[rows, seq_len]`, row by row.
@@ -55,14 +55,14 @@ pub struct Batch {
     pub targets: Vec<i32>,
     /// How many rows there are.
     pub rows: usize,
-    /// Tokens a row.
+    /// Tokens per row.
     pub seq_len: usize,
 }
 
-/// How rows lie in the stream of ids.
+/// How rows are cut from the stream of ids.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stride {
-    /// Each row has ids of its own.
+    /// No two rows share an id.
     Disjoint,
     /// A row's last id is the next one's first.
     Overlapping,
@@ -80,9 +80,9 @@ impl TokenRows {
         Ok(Self { ids, seq_len, stride, rows, shuffle, cursor: Cursor::default(), order: None })
     }
 
-    /// The next `rows` rows; behind the last row of an epoch comes the first of the next.
+    /// Returns the next `rows` rows; the first row of the next epoch follows the last row of an epoch.
     ///
-    /// Data without a single row, which [`DataConfig::open`] lets pass only for batches of none, gives an empty batch.
+    /// Returns an empty batch if there are no rows, which [`DataConfig::open`] accepts only for empty batches.
     pub fn next_batch(&mut self, rows: usize) -> Batch {
         let rows = if self.rows == 0 { 0 } else { rows };
         let mut inputs = Vec::with_capacity(rows * self.seq_len);
@@ -105,7 +105,7 @@ impl TokenRows {
         self.ids.len()
     }
 
-    /// What a run that goes on with a cursor must find again. Reads all ids.
+    /// Returns what must not change when a run resumes at a cursor. Reads all ids.
     pub fn identity(&self) -> DataIdentity {
         DataIdentity {
             tokens: self.tokens(),
@@ -140,12 +140,12 @@ impl TokenRows {
         epoch as f64 + index as f64 / f64::from(self.rows.max(1))
     }
 
-    /// The place of the row that comes next.
+    /// Returns the position of the next row.
     pub fn cursor(&self) -> Cursor {
         self.cursor
     }
 
-    /// Goes on at another place.
+    /// Continues at another position.
     ///
     /// # Errors
     /// When an epoch has fewer rows.
