@@ -7,6 +7,7 @@
 //! cargo run --release -p pipewright-bench -- activations  # measured peaks of activations against the simulation
 //! cargo run --release -p pipewright-bench -- overhead   # time per action with stages that do nothing
 //! cargo run --release -p pipewright-bench -- checkpoints # the cost of saving, against a step
+//! cargo run --release -p pipewright-bench -- engine     # the schedule engine's time per action
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
 //! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
 //! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
@@ -18,6 +19,7 @@
 mod activations;
 mod bound;
 mod checkpoints;
+mod engine;
 mod memory;
 mod model;
 mod overhead;
@@ -57,6 +59,8 @@ enum Bench {
     Overhead(overhead::Options),
     /// The cost of saving a checkpoint, against a step.
     Checkpoints(checkpoints::Options),
+    /// What generating, lowering, validating and simulating a schedule take.
+    Engine(engine::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
     Schedules(schedules::Options),
     /// The memory of a rank with sharded parameters, against replicated ones.
@@ -77,6 +81,7 @@ fn main() -> ExitCode {
         Bench::Activations(options) => activations::run(&options),
         Bench::Overhead(options) => overhead::run(&options),
         Bench::Checkpoints(options) => checkpoints::run(&options),
+        Bench::Engine(options) => engine::run(&options),
         Bench::Schedules(options) => schedules::run(&options),
         Bench::Shards(options) => shards::run(&options),
         Bench::Processes(options) => processes::run(&options),

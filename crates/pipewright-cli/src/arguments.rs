@@ -1,9 +1,14 @@
-//! The commands, as clap sees them. Each command's own arguments stand in its file.
+//! The commands, as clap sees them. The arguments of each command are in the command's file.
+//!
+//! A paragraph of help is one line here, because clap wraps it to the terminal. A line of an example is short enough never
+//! to be wrapped.
 
 use clap::{Parser, Subcommand};
 
 use crate::commands::run_arguments::RunArguments;
-use crate::commands::{export, init, inspect, lower, partition, resume, schedule, simulate, validate, vpp};
+use crate::commands::{
+    completions, export, init, inspect, lower, man, partition, resume, schedule, simulate, validate, vpp,
+};
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
 #[derive(Debug, Parser)]
@@ -11,11 +16,14 @@ use crate::commands::{export, init, inspect, lower, partition, resume, schedule,
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// Print errors only: no progress, no warnings, no summary on standard error
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
 }
 
 const EXITS: &str = "\
-Exit codes: 0 done; 2 wrong input; 3 a check said no; 4 a rank failed; 5 stopped by a signal
-after saving a checkpoint; 70 a bug of Pipewright.
+Exit codes: 0 done; 2 wrong input; 3 a check said no; 4 a rank failed; 5 stopped by a signal after saving a checkpoint; \
+70 a bug of Pipewright.
 
 Example:
   pipewright train --set run.steps=20";
@@ -25,18 +33,18 @@ Example:
 pub(crate) enum Command {
     /// Train a model across pipeline ranks.
     #[command(after_help = "\
-Without a file, a small model learns from the text at hand, on this machine. The folder `run.out` receives metrics.jsonl,
-config.toml, timeline.json and checkpoints, one of them at the end of the run; an earlier run in it is moved aside. Ctrl-C
-ends the run after the step, with a checkpoint to go on from; a second one ends it at once.
+Without a file, a small model learns from the sample text, on this machine. The folder `run.out` receives metrics.jsonl, \
+config.toml, timeline.json and checkpoints, one of them at the end of the run; an earlier run in it is moved aside. Ctrl-C \
+ends the run after the current step, with a checkpoint to resume from; a second Ctrl-C ends it at once.
 
 Example:
   pipewright train --set run.steps=20 --set pipeline.schedule=gpipe")]
     Train(RunArguments),
-    /// Go on with a run from its newest checkpoint, or from the one that is named.
+    /// Resume a run from its newest checkpoint, or from the named one.
     #[command(after_help = "\
-The run's own configuration holds, with --set on top: ranks, schedule, chunks, steps and more may change, model and data
-may not. metrics.jsonl goes on behind the checkpoint's step; lines and checkpoints of later steps are moved aside. A run
-that is finished goes on when run.steps is raised.
+The run's own configuration applies, with --set on top: ranks, schedule, microbatches, steps and more may change, model \
+and data may not. metrics.jsonl continues after the checkpoint's step; lines and checkpoints of later steps are moved \
+aside. A finished run continues when run.steps is raised.
 
 Example:
   pipewright resume runs/sample --set pipeline.ranks=1")]
@@ -45,7 +53,12 @@ Example:
     #[command(after_help = "Example:\n  pipewright inspect runs/sample --format json")]
     Inspect(inspect::InspectArguments),
     /// Write a checkpoint's model as a Hugging Face directory.
-    #[command(after_help = "Example:\n  pipewright export runs/sample my-model")]
+    #[command(after_help = "\
+The directory also receives the tokenizer of the run, and the generation settings and further keys of the model that \
+`model.from` named.
+
+Example:
+  pipewright export runs/sample my-model")]
     Export(export::ExportArguments),
     /// Check everything that can be checked without training.
     #[command(after_help = "Example:\n  pipewright check --set pipeline.ranks=4")]
@@ -58,33 +71,45 @@ Example:
     Schedule(schedule::ScheduleArguments),
     /// Run passes over a schedule from a file.
     #[command(after_help = "\
-A pass may have its setting behind it: unshard=3:8 (window, lookahead), reduce-grad=at-end, wait-send=2. Nothing is proved
-here: validate the outcome.
+A pass may have its setting behind it: unshard=3:8 (window, lookahead), reduce-grad=at-end, wait-send=2. The result is \
+not proved sound: run `pipewright validate` on it.
 
 Example:
-  pipewright schedule 1f1b --ranks 4 --microbatches 8 -o 1f1b.csv && pipewright lower 1f1b.csv --pass reduce-grad,send-recv")]
+  pipewright schedule 1f1b --ranks 4 --microbatches 8 -o 1f1b.csv
+  pipewright lower 1f1b.csv --pass reduce-grad,send-recv")]
     Lower(lower::LowerArguments),
     /// Prove a schedule sound, or list everything that is wrong with it.
     #[command(after_help = "\
-Prints one line for each violation and exits with 3 where there is one.
+Prints one line for each violation, and exits with 3 if there is one.
 
 Example:
-  pipewright schedule 1f1b --ranks 4 --microbatches 8 -o 1f1b.csv && pipewright validate 1f1b.csv")]
+  pipewright schedule 1f1b --ranks 4 --microbatches 8 -o 1f1b.csv
+  pipewright validate 1f1b.csv")]
     Validate(validate::ValidateArguments),
-    /// Predict when each rank does what, and what it holds.
+    /// Predict when each rank does what, and how much it holds.
     #[command(after_help = "\
-Without --logical, actions take their costs, and messages travel beside the computation. With it, every action takes one
+Without --logical, actions take their costs, and messages travel beside the computation. With it, every action takes one \
 tick. The last line says how long the engine itself took.
 
 Example:
-  pipewright simulate 1f1b --ranks 4 --microbatches 8 --cost F=1,I=1,W=1,hop=0.1")]
+  pipewright simulate 1f1b --ranks 4 --microbatches 8 --cost F=1,I=1,W=1")]
     Simulate(simulate::SimulateArguments),
-    /// Share layers out over stages.
-    #[command(after_help = "Example:\n  pipewright partition --weights 4,1,1,2 --stages 2 --method optimal")]
+    /// Distribute layers over stages.
+    #[command(after_help = "\
+Example:
+  pipewright partition --weights 4,1,1.5,2 --stages 2 --method optimal")]
     Partition(partition::PartitionArguments),
     /// Print the tables of an interleaved pipeline: stages, order of chunks, warm-up.
     #[command(after_help = "Example:\n  pipewright vpp --ranks 4 --chunks 2 --microbatches 8")]
     Vpp(vpp::VppArguments),
+    /// Print a script that completes arguments in a shell.
+    #[command(after_help = "\
+Example:
+  pipewright completions bash -o pipewright.bash")]
+    Completions(completions::CompletionsArguments),
+    /// Print the manual page, or write the pages of all commands to a folder.
+    #[command(after_help = "Example:\n  pipewright man man1")]
+    Man(man::ManArguments),
 }
 
 #[cfg(test)]

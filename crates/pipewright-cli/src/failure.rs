@@ -1,26 +1,27 @@
-//! How a command fails: an exit code that scripts rely on, and problems that people read.
+//! The failure of a command: an exit code for scripts, and messages for people.
 
-use std::fmt::Display;
-use std::io::{IsTerminal, Write};
+use std::error::Error;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, MietteDiagnostic};
 use pipewright_schedule::Rank;
 
 use crate::config::ConfigError;
+use crate::display::screen;
 
-/// Why the command ends with another code than 0.
+/// Why the command ends with a code other than 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// Arguments, configuration, a schedule or data are wrong. Clap uses the same code.
     WrongInput = 2,
-    /// A check said no.
+    /// A check failed.
     CheckFailed = 3,
     /// A rank failed or a peer was lost.
     RankFailed = 4,
     /// Stopped by a signal, after saving a checkpoint.
     Interrupted = 5,
-    /// A bug of ours.
+    /// A bug of Pipewright.
     Bug = 70,
 }
 
@@ -35,55 +36,52 @@ impl From<Exit> for ExitCode {
 pub(crate) struct Failure {
     /// The exit code.
     pub(crate) exit: Exit,
-    /// Whether it has been shown, or another process of the run shows it.
+    /// Whether it has been written, or another process of the run writes it.
     is_told: bool,
-    /// The rank whose loss it is.
+    /// The lost rank, if the failure is the loss of a rank.
     lost: Option<Rank>,
     problems: Vec<Box<dyn Diagnostic + Send + Sync>>,
 }
 
 impl Failure {
-    /// A failure that one sentence tells.
-    pub(crate) fn new(exit: Exit, message: impl Display) -> Self {
-        Self {
-            exit,
-            is_told: false,
-            lost: None,
-            problems: vec![Box::new(MietteDiagnostic::new(message.to_string()))],
-        }
+    /// A failure with one message: an error with all its causes, or a sentence.
+    pub(crate) fn new(exit: Exit, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        let message = sentence(error.into().as_ref());
+        Self { exit, is_told: false, lost: None, problems: vec![Box::new(MietteDiagnostic::new(message))] }
     }
 
-    /// An end that was told already.
+    /// A failure that has been reported already.
     pub(crate) fn told(exit: Exit) -> Self {
         Self { exit, is_told: true, lost: None, problems: Vec::new() }
     }
 
-    /// Wrong input, told in one sentence.
-    pub(crate) fn input(message: impl Display) -> Self {
-        Self::new(Exit::WrongInput, message)
+    /// Wrong input: an error with all its causes, or a sentence.
+    pub(crate) fn input(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::new(Exit::WrongInput, error)
     }
 
-    /// The same failure, as the loss of a rank.
+    /// Returns the same failure as the loss of a rank.
     pub(crate) fn loss_of(self, lost: Option<Rank>) -> Self {
         Self { lost, ..self }
     }
 
-    /// The rank whose loss it is.
+    /// The lost rank, if the failure is the loss of a rank.
     pub(crate) fn lost(&self) -> Option<Rank> {
         self.lost
     }
 
-    /// The same failure, told by another process of the run.
+    /// Returns the same failure, to be reported by another process of the run.
     pub(crate) fn told_elsewhere(self) -> Self {
         Self { is_told: true, ..self }
     }
 
-    /// All problems in plain words.
+    /// Returns all problems as plain text.
     pub(crate) fn text(&self) -> String {
         self.problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     }
 
-    /// Shows all problems on standard error, once, unless another process does.
+    /// Writes all problems to standard error. The second call, or a call after another process has written them, does
+    /// nothing.
     pub(crate) fn report(&mut self) {
         if std::mem::replace(&mut self.is_told, true) {
             return;
@@ -93,14 +91,13 @@ impl Failure {
         let mut text = String::new();
         for problem in &self.problems {
             let mut rendered = String::new();
-            // Rendering writes to a string; what is lost if it fails still has its plain message.
+            // Writing to a string does not fail, but a diagnostic may refuse to be rendered.
             if handler.render_report(&mut rendered, problem.as_ref()).is_err() {
                 rendered = format!("error: {problem}\n");
             }
             text.push_str(rendered.trim_start());
         }
-        // Nobody is left to tell when standard error is closed.
-        let _ = std::io::stderr().lock().write_all(text.as_bytes());
+        screen::print_error(&text);
     }
 }
 
@@ -118,7 +115,23 @@ impl From<ConfigError> for Failure {
     }
 }
 
-/// Messages stay on one line each, so that scripts and editors find places in them.
+/// The message of an error, followed by those of its causes.
+///
+/// A cause that a message already contains is not repeated.
+pub(crate) fn sentence(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let message = error.to_string();
+        if !text.contains(&message) {
+            text = format!("{text}: {message}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Each message stays on one line, so that scripts and editors find the places in it.
 fn handler(is_terminal: bool, has_colour: bool) -> GraphicalReportHandler {
     let mut theme = match (is_terminal, has_colour) {
         (true, true) => GraphicalTheme::unicode(),
@@ -127,4 +140,29 @@ fn handler(is_terminal: bool, has_colour: bool) -> GraphicalReportHandler {
     };
     theme.characters.error = "error:".into();
     GraphicalReportHandler::new_themed(theme).with_wrap_lines(false).with_links(false).without_cause_chain()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{message}")]
+    struct Link {
+        message: &'static str,
+        source: Option<Box<Link>>,
+    }
+
+    fn check(messages: &[&'static str], expected: &str) {
+        let chain =
+            messages.iter().rev().fold(None, |source, message| Some(Box::new(Link { message, source })));
+        assert_eq!(sentence(chain.expect("a message").as_ref()), expected);
+    }
+
+    #[test]
+    fn every_cause_is_named_once() {
+        check(&["a.json: cannot be read"], "a.json: cannot be read");
+        check(&["a.json: cannot be read", "no such file"], "a.json: cannot be read: no such file");
+        check(&["a: b: c", "b: c", "c", "d"], "a: b: c: d");
+    }
 }

@@ -1,7 +1,7 @@
 //! The command `pipewright`: schedules, partitions and training runs from the command line.
 //!
-//! This crate reads arguments and configurations, calls the libraries, and shows what they say. What a user of the
-//! libraries would want too does not belong here.
+//! This crate reads arguments and configurations, calls the libraries, and shows their results. Code that users of the
+//! libraries need too belongs in the libraries.
 
 mod arguments;
 mod commands;
@@ -10,6 +10,7 @@ mod display;
 mod failure;
 mod output;
 mod panic;
+mod quiet;
 mod run_folder;
 mod schedule_file;
 mod signal;
@@ -22,13 +23,13 @@ use pipewright::memory::TrackingAllocator;
 use crate::arguments::{Arguments, Command};
 use crate::failure::Failure;
 
-/// Counts what each rank holds, for the display and `metrics.jsonl`. Mimalloc keeps large blocks for reuse: the
-/// system's allocator returns them at each free and pays for fresh pages at the next allocation.
+/// Counts the memory of each rank, for the display and `metrics.jsonl`. Mimalloc keeps large blocks for reuse; the
+/// system's allocator returns them at each free and has to clear fresh pages at the next allocation.
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator<mimalloc::MiMalloc> = TrackingAllocator(mimalloc::MiMalloc);
 
-/// Keeps freed memory with the process. A step frees and takes the same gigabytes as the step before; giving them back
-/// in between costs up to a sixth of its time in cleared pages.
+/// Keeps freed memory in the process. Each step allocates the same gigabytes that the previous step freed; returning them
+/// in between costs up to a sixth of the step's time, because the system clears the pages.
 fn keep_freed_memory() {
     /// `mi_option_purge_delay` of mimalloc's C interface; -1 is never.
     const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
@@ -39,6 +40,7 @@ fn keep_freed_memory() {
 fn main() -> ExitCode {
     keep_freed_memory();
     let arguments = Arguments::parse();
+    quiet::set(arguments.quiet);
     display::log::start();
     match panic::guard(|| run(&arguments.command)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -63,5 +65,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Simulate(arguments) => commands::simulate::run(arguments),
         Command::Partition(arguments) => commands::partition::run(arguments),
         Command::Vpp(arguments) => commands::vpp::run(arguments),
+        Command::Completions(arguments) => commands::completions::run(arguments),
+        Command::Man(arguments) => commands::man::run(arguments),
     }
 }

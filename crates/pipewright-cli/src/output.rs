@@ -1,4 +1,4 @@
-//! Where a command's data goes: a file, or standard output.
+//! Writes a command's data to a file or to standard output.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -7,24 +7,25 @@ use clap::Args;
 
 use crate::failure::Failure;
 
-/// The file that a command writes, where one is named.
+/// The file that a command writes, if one is named.
 #[derive(Debug, Args)]
 pub(crate) struct OutputFile {
-    /// The file to write; without it, standard output
+    /// The file to write; without it, or with -, standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
 impl OutputFile {
-    /// Writes `text` where the arguments say.
+    /// Writes `text` to the file, or to standard output if none is named.
     pub(crate) fn write(&self, text: &str) -> Result<(), Failure> {
         write(self.output.as_deref(), text)
     }
 }
 
-/// Writes `text` to `file`, or to standard output where none is named. A reader who has seen enough is no failure.
+/// Writes `text` to `file`, or to standard output if there is none or it is `-`. It is not a failure if the reader of
+/// standard output closes it early.
 pub(crate) fn write(file: Option<&Path>, text: &str) -> Result<(), Failure> {
-    let Some(path) = file else {
+    let Some(path) = file.filter(|path| *path != Path::new("-")) else {
         let mut out = std::io::stdout().lock();
         return match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => {

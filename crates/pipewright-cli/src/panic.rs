@@ -1,13 +1,14 @@
-//! Turns a panic of ours into one sentence and an exit code.
+//! Turns a panic of the command into one sentence and an exit code.
 //!
-//! A stage's panic is not ours: the runtime catches it on its rank's thread and reports it as the rank's failure.
+//! The panic of a stage is another matter: the runtime catches it on its rank's thread and reports it as that rank's
+//! failure.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use crate::failure::{Exit, Failure};
 
-/// Where the command's own thread panicked last. The hook is the process's, so its memory must be too.
+/// Where the command's own thread panicked last. There is one panic hook per process, so its memory is static.
 static PLACE: Mutex<Option<String>> = Mutex::new(None);
 
 /// Runs a command; a panic in it is a [`Failure`] with [`Exit::Bug`].
@@ -23,7 +24,7 @@ pub(crate) fn guard(command: impl FnOnce() -> Result<(), Failure>) -> Result<(),
             *PLACE.lock().unwrap_or_else(PoisonError::into_inner) = place;
         }
     }));
-    // Nothing of the command is looked at again after a panic.
+    // After a panic, no data of the command is used again.
     catch_unwind(AssertUnwindSafe(command)).unwrap_or_else(|payload| {
         let place = PLACE.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
         Err(bug(&place, payload.as_ref()))

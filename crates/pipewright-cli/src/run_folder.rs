@@ -304,6 +304,9 @@ mod tests {
             learning_rate: 1e-3,
             tokens_per_second: 10.0,
             step_ms: 20.0,
+            elapsed_s: 1.5,
+            tokens: 64,
+            epoch: 0.25,
             bubble_fraction: 0.125,
             peak_bytes: vec![3, 4],
             ..Metrics::default()
@@ -317,7 +320,8 @@ mod tests {
         let mut folder = RunFolder::create(&path, "[run]\n").expect("the scratch folder takes files");
         folder.write_metrics(&metrics(1)).expect("it takes lines");
         let line = "{\"step\":1,\"loss\":2.5,\"grad_norm\":1.0,\"learning_rate\":0.001,\"tokens_per_second\":10.0,\
-                    \"step_ms\":20.0,\"bubble_fraction\":0.125,\"exposed_comm_fraction\":0.0,\"peak_bytes\":[3,4]}\n";
+                    \"step_ms\":20.0,\"elapsed_s\":1.5,\"tokens\":64,\
+                    \"epoch\":0.25,\"bubble_fraction\":0.125,\"exposed_comm_fraction\":0.0,\"peak_bytes\":[3,4]}\n";
         assert_eq!(fs::read_to_string(path.join(METRICS)).ok().as_deref(), Some(line), "readable at once");
         assert_eq!(fs::read_to_string(path.join(CONFIG)).ok().as_deref(), Some("[run]\n"));
     }

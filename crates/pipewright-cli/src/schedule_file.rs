@@ -1,31 +1,25 @@
-//! Schedules in files: reading their text, and saying where in it a mistake is.
+//! Schedules in files: reads their text, and locates mistakes in it.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use pipewright_schedule::csv::CsvError;
+use pipewright::bounded_file::read_text;
+use pipewright_schedule::csv::{CsvError, QUOTED_CELL};
 use thiserror::Error;
 
-/// The largest file that is read: room for the largest program there is to run, and an end to files that have none.
-const MAX_BYTES: u64 = 1 << 30;
+/// The largest file that is read: enough for the largest program that can run.
+const LARGEST_SCHEDULE: u64 = 1 << 30;
 
-/// Why a schedule cannot be taken from a file.
+/// Why a file does not give a schedule.
 #[derive(Debug, Error)]
 pub(crate) enum ScheduleFileError {
     /// The file cannot be read.
-    #[error("{}: cannot read the schedule: {source}; name a readable CSV file", path.display())]
+    #[error("{}: cannot read the schedule: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// The operating system's reason.
+        /// The reason.
         source: io::Error,
-    },
-    /// The file is larger than any schedule that can run.
-    #[error("{}: the file has more than {MAX_BYTES} bytes; use a smaller schedule", path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
     },
     /// The text is not a schedule.
     #[error("{}", locate(path, source))]
@@ -37,22 +31,17 @@ pub(crate) enum ScheduleFileError {
     },
 }
 
-/// The text of a schedule's file.
+/// Returns the text of a schedule's file.
 pub(crate) fn read(file: &Path) -> Result<String, ScheduleFileError> {
-    let mut text = String::new();
-    File::open(file)
-        .and_then(|opened| opened.take(MAX_BYTES + 1).read_to_string(&mut text))
-        .map_err(|source| ScheduleFileError::Read { path: file.to_owned(), source })?;
-    if text.len() as u64 > MAX_BYTES {
-        return Err(ScheduleFileError::TooLarge { path: file.to_owned() });
-    }
-    Ok(text)
+    read_text(file, LARGEST_SCHEDULE)
+        .map_err(|source| ScheduleFileError::Read { path: file.to_owned(), source })
 }
 
-/// An error of a schedule's file, with the file's name in front and the place in the form that editors know.
+/// Returns the message of an error in a schedule's file, with its place in the form that editors know.
 pub(crate) fn locate(file: &Path, error: &CsvError) -> String {
     match error {
         CsvError::Cell { line, column, source } => format!("{}:{line}:{column}: {source}", file.display()),
+        CsvError::Quote { line, column } => format!("{}:{line}:{column}: {QUOTED_CELL}", file.display()),
         CsvError::Rows(error) => format!("{}: {error}", file.display()),
     }
 }

@@ -179,6 +179,36 @@ fn said(run: &Run, arguments: &[&str]) -> String {
 }
 
 #[test]
+fn time_tokens_and_epochs_go_on_where_the_checkpoint_was_taken() {
+    let run = Run::new();
+    run.train(&["run.checkpoint_every=3", "run.steps=5"]);
+    let figures = || {
+        let metrics = fs::read_to_string(run.path("out/metrics.jsonl")).expect("metrics");
+        let figure = |line: &str| {
+            let step: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
+            let number = |key: &str| step[key].as_f64().expect("a number");
+            (number("elapsed_s"), step["tokens"].as_u64(), number("epoch"))
+        };
+        metrics.lines().map(figure).collect::<Vec<_>>()
+    };
+    let before = figures();
+    // Time that nobody trains does not count.
+    std::thread::sleep(Duration::from_millis(1500));
+    let resumed = std::time::Instant::now();
+    run.resume(&["run.steps=8"]);
+    let longest = before[4].0 + resumed.elapsed().as_secs_f64();
+    let after = figures();
+    assert_eq!(after.len(), 8);
+    assert!(after.windows(2).all(|pair| pair[0].0 < pair[1].0), "{after:?}");
+    assert!(after[7].0 < longest && after[5].0 > before[4].0, "{after:?} after {before:?}");
+    // A step takes 4 rows of 8 tokens, of 32 rows in all.
+    for (step, (_, tokens, epoch)) in (1..).zip(&after) {
+        assert_eq!(*tokens, Some(32 * step));
+        assert!((epoch - 4.0 * step as f64 / 32.0).abs() < 1e-9, "{epoch} after step {step}");
+    }
+}
+
+#[test]
 fn a_run_made_with_defaults_leaves_a_model_and_knows_that_it_is_finished() {
     let run = Run::new();
     run.train(&["run.steps=4", "optimizer.schedule=constant"]);

@@ -5,7 +5,8 @@
 pub enum ConfigError {
     /// There is no family of this name.
     #[error(
-        "unknown model family `{found}`: set `model_type` (or `architectures`) to one of {}",
+        "{}: set `model_type` (or `architectures`) to one of {}",
+        if found.is_empty() { "no model family is named".to_owned() } else { format!("unknown model family `{found}`") },
         .known.join(", ")
     )]
     UnknownFamily {
@@ -14,9 +15,17 @@ pub enum ConfigError {
         /// The names of all families.
         known: &'static [&'static str],
     },
-    /// A key is missing or has a value of another type.
-    #[error("invalid model configuration: {0}")]
+    /// A key is missing.
+    #[error(transparent)]
     Parse(#[from] serde_json::Error),
+    /// A key has a value of another type.
+    #[error("the value of `{key}` cannot be used")]
+    Value {
+        /// The key.
+        key: String,
+        /// What is wrong with its value.
+        source: serde_json::Error,
+    },
     /// A value that the family does not support.
     #[error("`{key} = {value}` is not supported: only {supported} is")]
     NotSupported {
@@ -59,4 +68,23 @@ pub enum ConfigError {
         /// Layers of the model.
         layers: usize,
     },
+}
+
+impl ConfigError {
+    /// The key of `config.json` that the error is about, if it is about one that may be written there.
+    pub fn key(&self) -> Option<String> {
+        match self {
+            Self::UnknownFamily { found, .. } => (!found.is_empty()).then(|| "model_type".to_owned()),
+            Self::Value { key, .. } => Some(key.clone()),
+            Self::NotSupported { key, .. }
+            | Self::OutOfRange { key, .. }
+            | Self::NotDivisible { key, .. } => Some((*key).to_owned()),
+            // A refusal of a value comes through the parser as text, such as "`hidden_act = gelu` is not supported".
+            Self::Parse(error) => {
+                let message = error.to_string();
+                Some(message.strip_prefix('`')?.split([' ', '`']).next()?.to_owned())
+            }
+            Self::LayerRange { .. } => None,
+        }
+    }
 }

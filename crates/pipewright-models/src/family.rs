@@ -33,7 +33,10 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// # Errors
     /// When a key is missing or out of range, or has a value that the family does not support.
     fn from_json(json: Value) -> Result<Self, ConfigError> {
-        Ok(serde_json::from_value(json)?)
+        match Self::deserialize(&json) {
+            Ok(config) => Ok(config),
+            Err(source) => Err(parse_error::<Self>(&json, source)),
+        }
     }
 
     /// Returns the content of `config.json`.
@@ -92,5 +95,26 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         let mut outline = Outline::default();
         self.build_stage(layers, &mut outline, &Device::flex())?;
         Ok(outline.specs)
+    }
+}
+
+/// The error with the key that it is about, where one key is at fault: without that key, the error is another.
+///
+/// The parser does not name the key, because the keys of a family and those of all families are flattened into one table.
+fn parse_error<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> ConfigError {
+    /// A file with more keys than any model has is not searched.
+    const MOST_KEYS: usize = 256;
+    let message = source.to_string();
+    let names_its_key = message.starts_with('`') || message.starts_with("missing field");
+    let without = |key: &String| {
+        let mut json = json.clone();
+        json.as_object_mut()?.remove(key);
+        F::deserialize(json).err().map(|error| error.to_string())
+    };
+    let keys = json.as_object().into_iter().flat_map(|table| table.keys().take(MOST_KEYS));
+    let culprit = keys.into_iter().find(|key| !names_its_key && without(key).as_ref() != Some(&message));
+    match culprit {
+        Some(key) => ConfigError::Value { key: key.clone(), source },
+        None => ConfigError::Parse(source),
     }
 }

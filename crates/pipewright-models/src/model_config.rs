@@ -71,6 +71,14 @@ macro_rules! families {
                 Err(ConfigError::UnknownFamily { found: name.to_owned(), known: Self::MODEL_TYPES })
             }
 
+            /// Reads the configuration of a Hugging Face directory.
+            ///
+            /// # Errors
+            /// When `config.json` cannot be read, or as [`ModelConfig::from_json`].
+            pub fn read(dir: &Path) -> Result<Self, HfError> {
+                hf::read_config(dir, Self::from_json)
+            }
+
             /// A model of the family that `model_type` names, one of [`ModelConfig::MODEL_TYPES`]; see
             /// [`ModelFamily::of_sizes`].
             ///
@@ -133,9 +141,14 @@ macro_rules! families {
             ///
             /// # Errors
             /// As [`hf::export`].
-            pub fn export(&self, checkpoint: &Checkpoint, dir: &Path) -> Result<(), HfError> {
+            pub fn export(
+                &self,
+                checkpoint: &Checkpoint,
+                origin: Option<&Path>,
+                dir: &Path,
+            ) -> Result<(), HfError> {
                 match self {
-                    $(Self::$variant(config) => hf::export(checkpoint, config, dir),)*
+                    $(Self::$variant(config) => hf::export(checkpoint, config, origin, dir),)*
                 }
             }
         }

@@ -19,7 +19,7 @@ const QWEN2: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/qwen2-tiny"
 const TIED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tied-tiny");
 
 fn config(dir: &Path) -> LlamaConfig {
-    match hf::read_config(dir) {
+    match ModelConfig::read(dir) {
         Ok(ModelConfig::Llama(config)) => config,
         other => panic!("a Llama was written, not {other:?}"),
     }
@@ -95,7 +95,7 @@ fn check_round_trip<F: ModelFamily<Stage = DecoderStage>>(reference: &str, confi
     let stage = load_family(reference, config).expect("it loads");
     hf::save(&dir, config, &[&stage]).expect("it is written");
 
-    assert_eq!(hf::read_config(&dir).ok(), hf::read_config(reference).ok());
+    assert_eq!(ModelConfig::read(&dir).ok(), ModelConfig::read(reference).ok());
     assert_eq!(values(&load_family(&dir, config).expect("it loads")), values(&stage));
     // The reference writes tensors in the same order and layout.
     assert!(tensors(&dir) == tensors(reference), "the bytes of the tensors differ");
@@ -118,7 +118,7 @@ fn round_trip_of_a_tied_model() {
 
 #[test]
 fn round_trip_of_qwen2() {
-    let Ok(ModelConfig::Qwen2(config)) = hf::read_config(Path::new(QWEN2)) else { panic!("it is a Qwen2") };
+    let Ok(ModelConfig::Qwen2(config)) = ModelConfig::read(Path::new(QWEN2)) else { panic!("it is a Qwen2") };
     let json = check_round_trip(QWEN2, &config);
     assert_eq!(json["architectures"], json!(["Qwen2ForCausalLM"]));
     assert_eq!(json["max_window_layers"], 4);
@@ -218,7 +218,7 @@ fn a_file_cut_short_is_refused() {
         check_refused(
             folder.path(),
             &format!(
-                "DIR/model.safetensors is {length} bytes long, its header asks for {expected}: {advice}"
+                "DIR/model.safetensors: the file has {length} bytes, and its header asks for {expected}; {advice}"
             ),
         );
     }
@@ -228,9 +228,9 @@ fn a_file_cut_short_is_refused() {
 fn a_file_that_is_something_else_is_refused() {
     let (folder, weights) = copy();
     fs::write(&weights, "<html>not found</html>").expect("it is writable");
-    check_refused(folder.path(), "DIR/model.safetensors does not start with a safetensors header");
+    check_refused(folder.path(), "DIR/model.safetensors: the file does not begin with a safetensors header");
     fs::write(&weights, [&[4, 0, 0, 0, 0, 0, 0, 0], b"{..}".as_slice()].concat()).expect("it is writable");
-    check_refused(folder.path(), "DIR/model.safetensors does not start with a safetensors header");
+    check_refused(folder.path(), "DIR/model.safetensors: the file does not begin with a safetensors header");
 }
 
 #[test]
@@ -241,7 +241,10 @@ fn a_missing_tensor_is_named() {
         let tensor = header.remove("model.layers.6.mlp.up_proj.weight").expect("it is there");
         header.insert("other".to_owned(), tensor);
     });
-    check_refused(folder.path(), "DIR/model.safetensors lacks tensor `model.layers.6.mlp.up_proj.weight`");
+    check_refused(
+        folder.path(),
+        "DIR/model.safetensors: tensor `model.layers.6.mlp.up_proj.weight` is missing",
+    );
     let config = config(folder.path());
     let other = hf::load_stage(folder.path(), &config, 0..7, &Device::flex());
     assert!(other.is_ok(), "a stage that does not need it loads");
@@ -253,7 +256,7 @@ fn a_wrong_shape_shows_both() {
     edit_header(&weights, |header| header["model.layers.0.mlp.down_proj.weight"]["shape"] = json!([176, 64]));
     check_refused(
         folder.path(),
-        "tensor `model.layers.0.mlp.down_proj.weight` in DIR/model.safetensors has shape [176, 64], the configuration \
+        "DIR/model.safetensors: tensor `model.layers.0.mlp.down_proj.weight` has shape [176, 64], and the configuration \
          asks for [64, 176]",
     );
 }
@@ -264,23 +267,26 @@ fn an_element_type_that_cannot_be_read_is_named() {
     edit_header(&weights, |header| header["lm_head.weight"]["dtype"] = json!("I32"));
     check_refused(
         folder.path(),
-        "tensor `lm_head.weight` in DIR/model.safetensors has element type I32: only F32, BF16 and F16 can be read",
+        "DIR/model.safetensors: tensor `lm_head.weight` has element type I32; convert it to F32, BF16 or F16",
     );
     edit_header(&weights, |header| header["lm_head.weight"]["dtype"] = json!("Q4"));
-    check_refused(folder.path(), "DIR/model.safetensors does not start with a safetensors header");
+    check_refused(folder.path(), "DIR/model.safetensors: the file does not begin with a safetensors header");
 }
 
 #[test]
 fn an_index_may_not_lead_out_of_the_folder() {
     let (folder, weights) = copy();
     fs::remove_file(weights).expect("it is there");
-    check_refused(folder.path(), "DIR holds neither model.safetensors nor model.safetensors.index.json");
+    check_refused(
+        folder.path(),
+        "DIR: the folder has neither model.safetensors nor model.safetensors.index.json; name a folder with weights",
+    );
     let index = json!({"weight_map": {"model.embed_tokens.weight": "../secret.safetensors"}});
     fs::write(folder.path().join("model.safetensors.index.json"), index.to_string()).expect("it is writable");
     check_refused(
         folder.path(),
-        "DIR/model.safetensors.index.json places tensor `model.embed_tokens.weight` in `../secret.safetensors`, which \
-         is not a plain file name",
+        "DIR/model.safetensors.index.json: tensor `model.embed_tokens.weight` is said to be in \
+         `../secret.safetensors`, which is not a plain file name",
     );
 }
 
@@ -300,7 +306,7 @@ fn qwen2_json(change: Value) -> String {
 fn a_published_qwen2_is_understood() {
     let folder = TempDir::new().expect("a temporary folder");
     fs::write(folder.path().join("config.json"), qwen2_json(json!({}))).expect("it is writable");
-    let Ok(ModelConfig::Qwen2(config)) = hf::read_config(folder.path()) else { panic!("it is a Qwen2") };
+    let Ok(ModelConfig::Qwen2(config)) = ModelConfig::read(folder.path()) else { panic!("it is a Qwen2") };
     let decoder = DecoderConfig {
         hidden_size: 896,
         intermediate_size: 4864,
@@ -330,32 +336,109 @@ fn llamas_attention_bias_is_kept() {
 fn configurations_that_cannot_be_run_are_refused() {
     let (folder, _) = copy();
     let path = folder.path().join("config.json");
-    let check = |content: &str, outer: &str, inner: &str| {
+    let check = |content: &str, expected: &[&str]| {
         fs::write(&path, content).expect("it is writable");
-        let error = hf::read_config(folder.path()).expect_err("it is broken");
-        let source = std::error::Error::source(&error).expect("there is a cause").to_string();
-        assert_eq!(error.to_string(), format!("{} {outer}", path.display()));
-        assert_eq!(source, inner);
+        let error = ModelConfig::read(folder.path()).expect_err("it is broken");
+        let chain = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        let chain: Vec<String> = chain.map(ToString::to_string).collect();
+        let path = path.display().to_string();
+        assert_eq!(chain.iter().map(|error| error.replace(&path, "FILE")).collect::<Vec<_>>(), expected);
     };
-    check("{", "is not valid", "EOF while parsing an object at line 1 column 1");
-    let families = "set `model_type` (or `architectures`) to one of llama, qwen2";
-    let unknown = format!("unknown model family `mamba`: {families}");
-    check(r#"{"model_type": "mamba"}"#, "does not describe a model that can be run", &unknown);
+    check("{", &["FILE: cannot be parsed", "EOF while parsing an object at line 1 column 1"]);
+    let unknown =
+        "unknown model family `mamba`: set `model_type` (or `architectures`) to one of llama, qwen2";
+    check("{\n\"model_type\": \"mamba\"}", &["FILE:2: the model cannot be run", unknown]);
+    check(
+        "{}",
+        &[
+            "FILE: the model cannot be run",
+            "no model family is named: set `model_type` (or `architectures`) to one of llama, qwen2",
+        ],
+    );
     check(
         &qwen2_json(json!({"use_sliding_window": true, "sliding_window": 4096})),
-        "does not describe a model that can be run",
-        "invalid model configuration: `use_sliding_window = true` is not supported: only false is",
+        &["FILE:1: the model cannot be run", "`use_sliding_window = true` is not supported: only false is"],
     );
     check(
         &qwen2_json(json!({"rope_scaling": {"type": "yarn", "factor": 4.0}})),
-        "does not describe a model that can be run",
-        "invalid model configuration: `rope_scaling = \"yarn\"` is not supported: only null or the type \"default\" is",
+        &[
+            "FILE:1: the model cannot be run",
+            "`rope_scaling = \"yarn\"` is not supported: only null or the type \"default\" is",
+        ],
     );
     check(
         r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 2}"#,
-        "does not describe a model that can be run",
-        "invalid model configuration: missing field `hidden_size`",
+        &["FILE: the model cannot be run", "missing field `hidden_size`"],
     );
+    let golden = fs::read_to_string(Path::new(GOLDEN).join("config.json")).expect("the file is here");
+    let line = golden.lines().position(|line| line.contains("\"hidden_size\"")).expect("it has a width") + 1;
+    check(
+        &golden.replace("\"hidden_size\": 64", "\"hidden_size\": \"wide\""),
+        &[
+            &format!("FILE:{line}: the model cannot be run"),
+            "the value of `hidden_size` cannot be used",
+            "invalid type: string \"wide\", expected usize",
+        ],
+    );
+}
+
+#[test]
+fn an_export_keeps_what_belongs_to_the_model_and_not_to_its_training() {
+    let (folder, _) = copy();
+    let (origin, kept, dir) = (folder.path(), folder.path().join("kept"), folder.path().join("exported"));
+    let mut json: Value =
+        serde_json::from_slice(&fs::read(origin.join("config.json")).expect("the file is here"))
+            .expect("JSON");
+    json["bos_token_id"] = json!(7);
+    json["eos_token_id"] = json!([8, 9]);
+    json["quantization_config"] = json!({"bits": 4});
+    json["rms_norm_eps"] = json!(1e-3);
+    fs::write(origin.join("config.json"), json.to_string()).expect("it is writable");
+    for name in ["tokenizer.json", "generation_config.json", "merges.txt", "notes.txt"] {
+        fs::write(origin.join(name), name).expect("it is writable");
+    }
+    hf::keep_origin(origin, &kept).expect("it is copied");
+
+    let config = config(Path::new(GOLDEN));
+    let stage = load_family(Path::new(GOLDEN), &config).expect("it loads");
+    let mut writer = hf::Writer::create(&dir, &config, parameter_specs(&stage), u64::MAX).expect("it starts");
+    writer.add_origin(&config, &kept).expect("it has the files");
+    writer.write_stage(&stage).expect("it is written");
+    writer.finish().expect("it is complete");
+
+    let written = fs::read(dir.join("config.json")).expect("the file is here");
+    let written: Value = serde_json::from_slice(&written).expect("JSON");
+    assert_eq!((&written["bos_token_id"], &written["eos_token_id"]), (&json!(7), &json!([8, 9])));
+    assert_eq!(written["rms_norm_eps"], config.to_json()["rms_norm_eps"], "what was trained wins");
+    assert_eq!(written.get("quantization_config"), None);
+    let mut names: Vec<_> = fs::read_dir(&dir)
+        .expect("a folder")
+        .map(|entry| entry.expect("a file").file_name().into_string().expect("UTF-8"))
+        .collect();
+    names.sort();
+    let expected =
+        ["config.json", "generation_config.json", "merges.txt", "model.safetensors", "tokenizer.json"];
+    assert_eq!(names, expected);
+    assert_eq!(fs::read_to_string(dir.join("merges.txt")).ok().as_deref(), Some("merges.txt"));
+}
+
+#[test]
+#[cfg(unix)]
+fn devices_are_not_read_as_models() {
+    let (folder, weights) = copy();
+    fs::remove_file(&weights).expect("it is there");
+    std::os::unix::fs::symlink("/dev/zero", &weights).expect("a link");
+    let text = folder.path().join("config.json");
+    // Weights that are not a file are not there.
+    check_refused(
+        folder.path(),
+        "DIR: the folder has neither model.safetensors nor model.safetensors.index.json; name a folder with weights",
+    );
+    fs::remove_file(&text).expect("it is there");
+    std::os::unix::fs::symlink("/dev/zero", &text).expect("a link");
+    let error = ModelConfig::read(folder.path()).expect_err("it has no end");
+    let cause = std::error::Error::source(&error).expect("a cause").to_string();
+    assert_eq!(cause, "this is a device or a pipe; copy its content to a regular file");
 }
 
 #[test]

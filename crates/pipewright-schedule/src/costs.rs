@@ -10,7 +10,7 @@
 //! # Ok::<(), pipewright_schedule::costs::CostsError>(())
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 use thiserror::Error;
@@ -99,6 +99,12 @@ pub enum CostsError {
     NotACost {
         /// The part, shortened if it is very long.
         part: String,
+    },
+    /// A cost that is given twice.
+    #[error("the cost `{name}` is given twice; leave one out")]
+    Twice {
+        /// The cost, in lower case.
+        name: String,
     },
     /// A cost that is negative, not a number, or above [`MAX_SECONDS`].
     #[error("the cost `{name}` is {value}; use a number of seconds from 0 to {MAX_SECONDS:e}")]
@@ -227,12 +233,17 @@ impl FromStr for Costs {
         let mut costs = Self::default();
         let [mut forward, mut input, mut weight] = [const { Vec::new() }; 3];
         let mut backward = Vec::new();
+        let mut given = BTreeSet::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let no_cost = || CostsError::NotACost { part: part.chars().take(64).collect() };
             let (name, values) = part.split_once('=').ok_or_else(no_cost)?;
             let values = values.split(':').map(|value| value.trim().parse());
             let values = values.collect::<Result<Vec<f64>, _>>().map_err(|_not_a_number| no_cost())?;
-            match (name.trim().to_ascii_lowercase().as_str(), values.as_slice()) {
+            let name = name.trim().to_ascii_lowercase();
+            if given.contains(&name) {
+                return Err(CostsError::Twice { name });
+            }
+            match (name.as_str(), values.as_slice()) {
                 ("f", _) => forward = values,
                 ("i", _) => input = values,
                 ("w", _) => weight = values,
@@ -240,6 +251,7 @@ impl FromStr for Costs {
                 ("hop", &[latency]) => costs.link.latency = latency,
                 _ => return Err(no_cost()),
             }
+            given.insert(name);
         }
         let lists = [&forward, &input, &weight, &backward];
         let stages = lists.iter().map(|list| list.len()).max().unwrap_or(1).max(1);
@@ -297,6 +309,8 @@ mod tests {
         let usage = "write `F=1,I=1,W=1,B=2,hop=0.1`, and leave out what is not needed";
         check_error("F=1,X=2", &format!("`X=2` is not a cost; {usage}"));
         check_error("F", &format!("`F` is not a cost; {usage}"));
+        check_error("F=1,F=2", "the cost `f` is given twice; leave one out");
+        check_error("hop=1,w=2,HOP=1", "the cost `hop` is given twice; leave one out");
         check_error("hop=1:2", &format!("`hop=1:2` is not a cost; {usage}"));
         check_error("F=1:", &format!("`F=1:` is not a cost; {usage}"));
         check_error("F=one", &format!("`F=one` is not a cost; {usage}"));

@@ -1,9 +1,12 @@
-//! Schedules and programs as CSV: one row a rank, cells separated by commas, an empty cell for a bubble, no
-//! quotes.
+//! Schedules and programs as CSV: one row per rank, one cell per action, and an empty cell for a bubble.
 //!
-//! It is the format in which PyTorch's pipelining loads and dumps schedules, so that either side runs the
-//! other's. Reading accepts `\r\n` line ends, blanks around a cell and a missing last line end; writing uses
-//! `\n` alone. Reading allocates in proportion to the text, whatever the text says.
+//! PyTorch's pipelining loads and dumps schedules in this format, so that either side can run the schedules of the
+//! other. Writing uses commas, `\n` line ends and no quotes. Reading also accepts what spreadsheets write: a byte-order
+//! mark, `\r\n` line ends, quoted cells, semicolons instead of commas, blanks around a cell, and a missing last line
+//! end. Reading allocates memory in proportion to the text.
+//!
+//! The reader is our own, because a cell may contain a semicolon outside of quotes (`(0F7;7B3)OVERLAP_F_B`) and every
+//! error names its column.
 //!
 //! ```
 //! use pipewright_schedule::csv;
@@ -25,7 +28,7 @@ use crate::schedule::{Program, Schedule, ScheduleError};
 /// Why a text is not a schedule or a program.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CsvError {
-    /// A cell holds no action.
+    /// A cell does not contain an action.
     #[error("line {line}, column {column}: {source}")]
     Cell {
         /// The line, counted from 1.
@@ -35,15 +38,26 @@ pub enum CsvError {
         /// What is wrong with the cell.
         source: ParseActionError,
     },
+    /// A quoted cell has no closing quote, or text follows its closing quote.
+    #[error("line {line}, column {column}: {QUOTED_CELL}")]
+    Quote {
+        /// The line, counted from 1.
+        line: usize,
+        /// The byte in the line, counted from 1.
+        column: usize,
+    },
     /// The cells are actions, but they do not fit together.
     #[error(transparent)]
     Rows(#[from] ScheduleError),
 }
 
+/// What a quoted cell must look like, as a message.
+pub const QUOTED_CELL: &str = "a cell that begins with a quote must end with the next quote, such as `\"0F0\"`; correct or remove the quotes";
+
 /// Reads a schedule; its placement and number of microbatches follow from the cells.
 ///
 /// # Errors
-/// At the first cell that is no action, or where [`Schedule::infer`] refuses the rows.
+/// At the first cell that is not an action, or where [`Schedule::infer`] refuses the rows.
 pub fn parse_schedule(text: &str) -> Result<Schedule, CsvError> {
     Ok(Schedule::infer(parse_rows(text)?)?)
 }
@@ -52,7 +66,7 @@ pub fn parse_schedule(text: &str) -> Result<Schedule, CsvError> {
 /// the cells.
 ///
 /// # Errors
-/// At the first cell that is no action, or where [`Program::infer`] refuses the rows.
+/// At the first cell that is not an action, or where [`Program::infer`] refuses the rows.
 pub fn parse_program(text: &str) -> Result<Program, CsvError> {
     let rows = parse_rows(text)?.into_iter().map(|row| row.into_iter().flatten().collect());
     Ok(Program::infer(rows.collect())?)
@@ -61,9 +75,11 @@ pub fn parse_program(text: &str) -> Result<Program, CsvError> {
 /// Reads rows of cells, without asking what they mean together.
 ///
 /// # Errors
-/// At the first cell that is no action.
+/// At the first cell that is not an action.
 pub fn parse_rows(text: &str) -> Result<Vec<Vec<Option<Action>>>, CsvError> {
-    (1..).zip(text.lines()).map(|(line, row)| parse_row(line, row)).collect()
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let separator = find_separator(text);
+    (1..).zip(text.lines()).map(|(line, row)| parse_row(line, row, separator)).collect()
 }
 
 /// Writes a schedule, with its bubbles.
@@ -93,22 +109,75 @@ pub fn print_rows<Row: IntoIterator<Item = Option<Action>>>(rows: impl IntoItera
     text
 }
 
-fn parse_row(line: usize, row: &str) -> Result<Vec<Option<Action>>, CsvError> {
-    let mut start = 0;
-    let cells = row.split(',').map(|cell| {
-        let blanks = cell.len() - cell.trim_ascii_start().len();
-        let column = start + blanks;
-        start += cell.len() + 1;
-        match cell.trim_ascii() {
-            "" => Ok(None),
-            text => text.parse().map(Some).map_err(|source: ParseActionError| CsvError::Cell {
-                line,
-                column: column + source.column,
-                source,
-            }),
+/// The separator of the cells: the first comma or semicolon that is not inside of quotes or of an overlap.
+fn find_separator(text: &str) -> u8 {
+    let (mut is_quoted, mut is_overlap) = (false, false);
+    for byte in text.bytes() {
+        match byte {
+            b'"' => is_quoted = !is_quoted,
+            b'(' => is_overlap = true,
+            b')' => is_overlap = false,
+            b',' | b';' if !is_quoted && !is_overlap => return byte,
+            _ => {}
         }
-    });
-    cells.collect()
+    }
+    b','
+}
+
+fn parse_row(line: usize, row: &str, separator: u8) -> Result<Vec<Option<Action>>, CsvError> {
+    let mut cells = Vec::new();
+    let mut start = 0;
+    while start <= row.len() {
+        let rest = &row[start..];
+        // Cells are short: a search that is set up for long texts is slower.
+        let end = rest.bytes().position(|byte| byte == separator).unwrap_or(rest.len());
+        let mut cell = Cell { text: rest[..end].trim_ascii(), length: end };
+        if let Some(b'"' | b'(') = cell.text.as_bytes().first() {
+            cell = Cell::with_separators(rest, separator)
+                .map_err(|unexpected| CsvError::Quote { line, column: start + unexpected + 1 })?;
+        }
+        cells.push(match cell.text {
+            "" => None,
+            text => Some(text.parse().map_err(|source: ParseActionError| {
+                let column = text.as_ptr().addr() - row.as_ptr().addr() + source.column;
+                CsvError::Cell { line, column, source }
+            })?),
+        });
+        start += cell.length + 1;
+    }
+    Ok(cells)
+}
+
+/// The first cell of a text.
+struct Cell<'a> {
+    /// The content, without quotes and blanks around it.
+    text: &'a str,
+    /// The bytes up to the separator behind the cell, or to the end of the row.
+    length: usize,
+}
+
+impl<'a> Cell<'a> {
+    /// The first cell of `rest`, which is quoted or an overlap, and so may contain separators; or the byte at which the
+    /// cell goes wrong.
+    fn with_separators(rest: &'a str, separator: u8) -> Result<Self, usize> {
+        let separator = char::from(separator);
+        let start = rest.len() - rest.trim_ascii_start().len();
+        let is_quoted = rest[start..].starts_with('"');
+        let close = rest[start + 1..].find(if is_quoted { '"' } else { ')' }).map(|close| start + 1 + close);
+        let close = match close {
+            Some(close) => close,
+            None if is_quoted => return Err(start),
+            None => start,
+        };
+        let length = rest[close..].find(separator).map_or(rest.len(), |behind| close + behind);
+        if !is_quoted {
+            return Ok(Self { text: rest[start..length].trim_ascii_end(), length });
+        }
+        match rest[close + 1..length].trim_ascii() {
+            "" => Ok(Self { text: rest[start + 1..close].trim_ascii(), length }),
+            _ => Err(close + 1),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -134,6 +203,43 @@ mod tests {
     }
 
     #[test]
+    fn what_spreadsheets_write_is_read() {
+        let plain = "0F0,,0B0\n,1F0,1B0\n";
+        check("\u{feff}0F0,,0B0\r\n,1F0,1B0\r\n", plain);
+        check("\"0F0\",\"\",\"0B0\"\n\"\", \"1F0\" ,1B0\n", plain);
+        check("0F0;;0B0\n;1F0;1B0\n", plain);
+        check("\"0F0\";;\" 0B0\"\r\n;1F0;1B0\r\n", plain);
+    }
+
+    #[test]
+    fn overlaps_have_a_semicolon_of_their_own() {
+        let overlap = "(0F1;0B0)OVERLAP_F_B";
+        let rows = |text: &str| parse_rows(text).map(|rows| print_rows(rows));
+        assert_eq!(rows(&format!("0F0,{overlap},0B1\n")), Ok(format!("0F0,{overlap},0B1\n")));
+        assert_eq!(rows(&format!("0F0; {overlap} ;0B1\n")), Ok(format!("0F0,{overlap},0B1\n")));
+        assert_eq!(rows(&format!("{overlap};0B1\n")), Ok(format!("{overlap},0B1\n")));
+        assert_eq!(rows(&format!("0F0;\"{overlap}\"\n")), Ok(format!("0F0,{overlap}\n")));
+        assert_eq!(rows(&format!("{overlap}\n")), Ok(format!("{overlap}\n")));
+    }
+
+    #[test]
+    fn errors_in_quoted_cells_name_line_and_column() {
+        let quotes = "a cell that begins with a quote must end with the next quote, such as `\"0F0\"`; correct or \
+                      remove the quotes";
+        check_error("0F0,\"1F0\n", &format!("line 1, column 5: {quotes}"));
+        check_error("0F0\n\"0B0\"x,\n", &format!("line 2, column 6: {quotes}"));
+        check_error("\"0F0\"\"\"\n", &format!("line 1, column 6: {quotes}"));
+        check_error(
+            "\u{feff}0F0, \"1SENT_F0\"\n",
+            "line 1, column 8: unknown action `SENT_F`; did you mean `SEND_F`?",
+        );
+        check_error(
+            "(0F1;0B0\n",
+            "line 1, column 9: expected `)OVERLAP_F_B`: an overlap is written `(0F7;7B3)OVERLAP_F_B`",
+        );
+    }
+
+    #[test]
     fn errors_name_line_and_column() {
         check_error(
             "0F0\n1F0, 1SENT_F0\n",
@@ -154,7 +260,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics(text in "([0-9]{0,10}[FBIWSENDRCV_()\\r\\n,;]{0,3}){0,12}") {
+        fn no_text_panics(text in "([0-9]{0,10}[FBIWSENDRCV_()\"\u{feff} \\r\\n,;]{0,3}){0,12}") {
             let _schedule = parse_schedule(&text);
             let _program = parse_program(&text);
         }

@@ -57,6 +57,7 @@
 //! ```
 
 // In the order of the layers: a module imports only modules above it. `tests/layers.rs` checks this.
+pub mod bounded_file;
 pub mod tensor;
 pub mod batch;
 pub mod memory;

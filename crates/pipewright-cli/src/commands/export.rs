@@ -1,22 +1,22 @@
-//! `pipewright export`: a checkpoint's model as a Hugging Face directory.
+//! `pipewright export`: writes a checkpoint's model as a Hugging Face directory.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use pipewright_models::ModelConfig;
+use pipewright_models::{ModelConfig, hf};
 
-use crate::commands::checkpoint_path;
 use crate::commands::run_identity::MODEL;
+use crate::commands::{checkpoint_path, origin};
 use crate::display;
-use crate::failure::Failure;
+use crate::failure::{Failure, sentence};
 
 /// The arguments of `pipewright export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
-    /// A run's folder, whose newest checkpoint is meant, or a checkpoint's
+    /// The folder of a run, for its newest checkpoint, or of a checkpoint
     #[arg(value_name = "CHECKPOINT_OR_RUN")]
     from: PathBuf,
-    /// The folder to write; it must not exist, or be empty
+    /// The folder to write; it must be empty or not exist
     #[arg(value_name = "DIR")]
     to: PathBuf,
 }
@@ -30,9 +30,15 @@ pub(crate) fn run(arguments: &ExportArguments) -> Result<(), Failure> {
             "{place}: the checkpoint does not say which model it holds; export a checkpoint that pipewright train wrote"
         )));
     };
-    let model = ModelConfig::from_json(model).map_err(|error| Failure::input(format!("{place}: {error}")))?;
-    model.export(&checkpoint, &arguments.to).map_err(Failure::input)?;
+    let model = ModelConfig::from_json(model)
+        .map_err(|error| Failure::input(format!("{place}: the checkpoint's model: {}", sentence(&error))))?;
+    let origin = origin::of_checkpoint(&checkpoint);
+    model.export(&checkpoint, origin.as_deref(), &arguments.to).map_err(Failure::input)?;
     let (step, to) = (checkpoint.step(), arguments.to.display());
-    display::say(&format!("wrote the model of step {step} to {to}; its tokenizer is not in a checkpoint"));
+    let tokenizer = match arguments.to.join(hf::TOKENIZER).is_file() {
+        true => "with its tokenizer",
+        false => "without a tokenizer: the folder of the run has no model/tokenizer.json",
+    };
+    display::say(&format!("wrote the model of step {step} to {to}, {tokenizer}"));
     Ok(())
 }

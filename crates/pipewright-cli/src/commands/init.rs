@@ -24,11 +24,13 @@ pub(crate) fn run(arguments: &InitArguments) -> Result<(), Failure> {
     let written = File::create_new(&arguments.file).and_then(|mut file| file.write_all(TEMPLATE.as_bytes()));
     match written {
         Ok(()) => {
-            display::say(&format!("wrote {name}; train with: pipewright train {name}"));
+            display::say(&format!(
+                "wrote {name}; name your text files at `path` in its section [data], then run: pipewright train {name}"
+            ));
             Ok(())
         }
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            Err(Failure::input(format!("{name}: the file exists and is left as it is; name another file")))
+            Err(Failure::input(format!("{name}: it exists already and is left as it is; name another file")))
         }
         Err(error) => Err(Failure::input(format!("{name}: cannot be written: {error}; name another file"))),
     }

@@ -17,7 +17,7 @@ use crate::commands::process_group::{ProcessGroup, disagreement, lost};
 use crate::config::Settings;
 use crate::config::optimizer::OptimizerSettings;
 use crate::config::pipeline::TransportChoice;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, sentence};
 use crate::signal::Interrupt;
 
 /// Starts this process's ranks where a checkpoint left them.
@@ -113,7 +113,7 @@ pub(super) fn failure(error: &PipelineError) -> Failure {
         _ => Exit::Bug,
     };
     let lost = if let PipelineError::Step(step) = error { lost(step) } else { None };
-    Failure::new(exit, error).loss_of(lost)
+    Failure::new(exit, sentence(error)).loss_of(lost)
 }
 
 /// Notifies the other processes of a failure that only this one knows of, so that they do not wait for it.

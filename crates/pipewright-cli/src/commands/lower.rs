@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::{parse_rows, print_program};
 use pipewright_schedule::lower::{Pass, PassInput, ReduceWait, apply};
-use pipewright_schedule::{LowerError, Program, Rank, picture};
+use pipewright_schedule::{Action, LowerError, Program, Rank, picture};
 
 use crate::commands::drawing::check_size;
 use crate::commands::schedule_file::{locate, read};
@@ -16,11 +16,11 @@ use crate::output::OutputFile;
 /// The arguments of `pipewright lower`.
 #[derive(Debug, Args)]
 pub(crate) struct LowerArguments {
-    /// The schedule: one row a rank, at any level
+    /// The schedule: one row per rank, at any level
     #[arg(value_name = "FILE.csv")]
     file: PathBuf,
     /// The passes, in the order in which they run: unshard, merge-bw, reduce-grad, send-early (before send-recv),
-    /// send-recv, defer-recv, wait-send
+    /// send-recv, defer-recv and wait-send (both after send-recv)
     #[arg(long = "pass", value_name = "PASS,..", value_delimiter = ',', required = true)]
     passes: Vec<Pass>,
     /// The rank of each stage, where it does not follow from the rows
@@ -38,7 +38,7 @@ pub(crate) struct LowerArguments {
     output: OutputFile,
 }
 
-/// The settings of single passes. They hold for every such pass in the list.
+/// The settings of single passes.
 #[derive(Debug, Args)]
 struct PassSettings {
     /// Stages of a rank that are gathered at once, for unshard
@@ -47,27 +47,40 @@ struct PassSettings {
     /// Compute actions within which a gathered stage must be used, for unshard; without it, any number
     #[arg(long, value_name = "ACTIONS")]
     lookahead: Option<NonZeroU32>,
-    /// Wait for reductions at the end of the row, for reduce-grad; without it, right behind each
+    /// Wait for reductions at the end of the row, for reduce-grad; without it, directly after each
     #[arg(long)]
     defer_wait: bool,
-    /// Sends of a rank that may be on their way, for wait-send; without it, any number
+    /// Sends of a rank that may be pending, for wait-send; without it, any number
     #[arg(long, value_name = "SENDS")]
     budget: Option<NonZeroU32>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
-    /// One row a rank, which PyTorch reads too
+    /// One row per rank, which PyTorch reads too
     Csv,
-    /// A table for people
+    /// A table to read
     Grid,
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
-    let passes = arguments.settings.of(&arguments.passes)?;
+    check_order(&arguments.passes)?;
+    let passes = arguments.settings.apply(&arguments.passes)?;
     let file = &arguments.file;
     let rows = parse_rows(&read(file)?).map_err(|error| Failure::input(locate(file, &error)))?;
+    require_microbatches(&rows, arguments.microbatches)
+        .map_err(|message| Failure::input(format!("{}: {message}", file.display())))?;
+    let mut actions = rows.iter().flatten().flatten();
+    if passes.iter().any(|pass| matches!(pass, Pass::SendEarly(_)))
+        && actions.any(|action| action.is_communication())
+    {
+        return Err(Failure::input(format!(
+            "{}: the file has messages already, and the pass send-early must run before they are added; start from a \
+             file without messages, or leave send-early out",
+            file.display()
+        )));
+    }
     let stage_to_rank = (!arguments.stage_to_rank.is_empty())
         .then(|| arguments.stage_to_rank.iter().copied().map(Rank::new).collect());
     let input = PassInput { rows, stage_to_rank, microbatches: arguments.microbatches };
@@ -79,9 +92,41 @@ pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
     arguments.output.write(&print(&program, arguments.format)?)
 }
 
+/// Refuses fewer microbatches than the rows show.
+fn require_microbatches(rows: &[Vec<Option<Action>>], given: Option<u32>) -> Result<(), String> {
+    let parts = rows.iter().flatten().flatten().flat_map(|action| action.parts());
+    let last = parts.filter_map(Action::microbatch).max();
+    match (given, last) {
+        (Some(given), Some(last)) if given <= last.get() => Err(format!(
+            "--microbatches is {given}, and the rows have the microbatch {last}; give more, or leave the number out"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a list with a pass twice, or with passes in an order in which one of them has no effect.
+fn check_order(passes: &[Pass]) -> Result<(), Failure> {
+    const BEFORE_AND_AFTER: [(&str, &str); 3] =
+        [("send-early", "send-recv"), ("send-recv", "defer-recv"), ("send-recv", "wait-send")];
+    let position = |name: &str| passes.iter().position(|pass| pass.name() == name);
+    let again = passes.iter().enumerate().find(|(index, pass)| position(pass.name()) != Some(*index));
+    if let Some((_, pass)) = again {
+        let name = pass.name();
+        return Err(Failure::input(format!("--pass names {name} twice; a pass runs once, leave one out")));
+    }
+    for (before, after) in BEFORE_AND_AFTER {
+        if let (Some(first), Some(second)) = (position(after), position(before))
+            && first < second
+        {
+            return Err(Failure::input(format!("--pass runs {after} before {before}; name {before} first")));
+        }
+    }
+    Ok(())
+}
+
 impl PassSettings {
-    /// `passes` with these settings.
-    fn of(&self, passes: &[Pass]) -> Result<Vec<Pass>, Failure> {
+    /// Returns `passes` with these settings.
+    fn apply(&self, passes: &[Pass]) -> Result<Vec<Pass>, Failure> {
         self.check(passes)?;
         let with = |pass| match pass {
             Pass::Unshard(mut config) => {
@@ -96,7 +141,7 @@ impl PassSettings {
         Ok(passes.iter().copied().map(with).collect())
     }
 
-    /// Refuses a setting whose pass is not there.
+    /// Refuses a setting whose pass is not in the list, or whose pass in the list has that setting already.
     fn check(&self, passes: &[Pass]) -> Result<(), Failure> {
         let flags = [
             ("--window", "unshard", self.window.is_some()),
@@ -107,9 +152,20 @@ impl PassSettings {
         let without_pass = |&(_, pass, is_given): &(&str, &str, bool)| {
             is_given && !passes.iter().any(|candidate| candidate.name() == pass)
         };
-        match flags.into_iter().find(without_pass) {
-            Some((flag, pass, _)) => Err(Failure::input(format!(
+        if let Some((flag, pass, _)) = flags.into_iter().find(without_pass) {
+            return Err(Failure::input(format!(
                 "{flag} belongs to the pass {pass}, which is not asked for; leave it out or add the pass"
+            )));
+        }
+        let set_twice = |&(_, pass, is_given): &(&str, &str, bool)| {
+            let listed = passes.iter().find(|listed| listed.name() == pass);
+            // A pass is printed with the settings that differ from those of its plain name.
+            let plain = pass.parse::<Pass>().ok();
+            is_given && listed.is_some_and(|listed| Some(listed) != plain.as_ref())
+        };
+        match flags.into_iter().find(set_twice) {
+            Some((flag, pass, _)) => Err(Failure::input(format!(
+                "{flag} is given, and --pass has a setting behind {pass}= as well; leave one of them out"
             ))),
             None => Ok(()),
         }

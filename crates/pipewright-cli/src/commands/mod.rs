@@ -1,7 +1,8 @@
-//! One file a command: its arguments, and the calls into the libraries that it makes.
+//! One file per command: its arguments, and the calls that it makes into the libraries.
 
 pub(crate) mod check;
 mod checkpoint_path;
+pub(crate) mod completions;
 mod drawing;
 mod engine;
 pub(crate) mod export;
@@ -9,8 +10,11 @@ pub(crate) mod init;
 pub(crate) mod inspect;
 mod launch;
 pub(crate) mod lower;
+pub(crate) mod man;
+mod origin;
 pub(crate) mod partition;
 mod memory;
+mod overview;
 mod prepare;
 mod process_group;
 pub(crate) mod resume;
@@ -25,3 +29,4 @@ pub(crate) mod train;
 mod training_loop;
 pub(crate) mod validate;
 pub(crate) mod vpp;
+mod weight;

@@ -1,4 +1,4 @@
-//! `pipewright partition`: shares layers out over stages.
+//! `pipewright partition`: distributes layers over stages.
 
 use std::fmt::Write;
 
@@ -6,15 +6,22 @@ use clap::{Args, ValueEnum};
 use pipewright_schedule::partition::{Method, Partition, partition};
 use serde::Serialize;
 
+use crate::commands::weight::{Sum, Weights};
 use crate::failure::Failure;
 use crate::output::OutputFile;
 
 /// The arguments of `pipewright partition`.
 #[derive(Debug, Args)]
 pub(crate) struct PartitionArguments {
-    /// The weight of each layer, in any unit
-    #[arg(long, value_name = "WEIGHT,..", value_delimiter = ',', required = true)]
-    weights: Vec<u64>,
+    /// The weight of each layer, in any unit; decimals such as 1.5 are exact
+    #[arg(
+        long,
+        value_name = "WEIGHT,..",
+        value_delimiter = ',',
+        required = true,
+        allow_hyphen_values = true
+    )]
+    weights: Vec<String>,
     /// How many stages to make
     #[arg(long, value_name = "N", required_unless_present = "boundaries")]
     stages: Option<u32>,
@@ -33,13 +40,13 @@ pub(crate) struct PartitionArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum MethodName {
-    /// Equally many layers for each stage
+    /// The same number of layers for each stage
     Even,
-    /// A greedy cut by weight, as the reference makes it
+    /// A greedy cut by weight, as PyTorch makes it
     Weighted,
     /// The smallest possible weight of the heaviest stage
     Optimal,
-    /// Where --boundaries say
+    /// At --boundaries
     Explicit,
 }
 
@@ -55,7 +62,7 @@ enum Format {
 #[derive(Serialize)]
 struct Stages {
     stages: Vec<[usize; 2]>,
-    weights: Vec<u128>,
+    weights: Vec<Sum>,
 }
 
 /// Runs the command.
@@ -71,11 +78,12 @@ pub(crate) fn run(arguments: &PartitionArguments) -> Result<(), Failure> {
         MethodName::Optimal => Method::Optimal,
         MethodName::Explicit => Method::Explicit { boundaries: arguments.boundaries.clone() },
     };
-    // Boundaries say how many stages there are. A count too large for the type is too large for any layers.
+    // Boundaries determine the number of stages. A count that does not fit the type exceeds every number of layers.
     let implied = u32::try_from(arguments.boundaries.len() + 1).unwrap_or(u32::MAX);
-    let cut = partition(&arguments.weights, arguments.stages.unwrap_or(implied), &method)
-        .map_err(Failure::input)?;
-    let stages = stages(&cut, &arguments.weights);
+    let weights = Weights::parse(&arguments.weights)?;
+    let cut =
+        partition(&weights.scaled, arguments.stages.unwrap_or(implied), &method).map_err(Failure::input)?;
+    let stages = stages(&cut, &weights);
     let text = match arguments.format {
         Format::Text => text(&stages),
         Format::Json => serde_json::to_string(&stages).expect("numbers can be written as JSON") + "\n",
@@ -83,10 +91,11 @@ pub(crate) fn run(arguments: &PartitionArguments) -> Result<(), Failure> {
     arguments.output.write(&text)
 }
 
-fn stages(cut: &Partition, weights: &[u64]) -> Stages {
-    // Every stage has a layer, so a last one.
+fn stages(cut: &Partition, weights: &Weights) -> Stages {
+    // Every stage has at least one layer, so its range has an end.
     let stages = cut.ranges().map(|layers| [layers.start, layers.end - 1]).collect();
-    Stages { stages, weights: cut.weights(weights) }
+    let sums = cut.weights(&weights.scaled).into_iter().map(|sum| weights.sum(sum));
+    Stages { stages, weights: sums.collect() }
 }
 
 fn text(stages: &Stages) -> String {

@@ -21,7 +21,7 @@ use crate::config::data::{BYTES, DataSettings};
 use crate::config::mesh::MeshSettings;
 use crate::config::model::ModelSettings;
 use crate::config::pipeline::{FoundSchedule, PipelineSettings, ScheduleChoice};
-use crate::config::{Loaded, Settings, Surroundings};
+use crate::config::{Loaded, Settings, Surroundings, sample};
 use crate::failure::{Exit, Failure};
 
 /// A run, checked as far as it can be without training.
@@ -166,12 +166,13 @@ fn lowering(mesh: &MeshSettings) -> TrainingLowering {
 
 fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failure> {
     match settings {
-        ModelSettings::From { from } => hf::read_config(from).map_err(Failure::input),
+        ModelSettings::From { from } => ModelConfig::read(from).map_err(Failure::input),
         ModelSettings::Fresh(model) => Ok(model.config()),
     }
 }
 
 fn open_data(settings: &Settings, vocab_size: usize) -> Result<TokenRows, Failure> {
+    let is_built_in = settings.data.is_built_in();
     let DataSettings { path, tokenizer, seq_len, shuffle } = &settings.data;
     let config = DataConfig {
         path: path.clone(),
@@ -183,5 +184,10 @@ fn open_data(settings: &Settings, vocab_size: usize) -> Result<TokenRows, Failur
         shuffle: *shuffle,
         seed: settings.run.seed,
     };
-    config.open(vocab_size, settings.pipeline.rows()).map_err(Failure::input)
+    let batch_rows = settings.pipeline.rows();
+    let opened = match is_built_in {
+        true => config.open_text(sample::TEXT, vocab_size, batch_rows),
+        false => config.open(vocab_size, batch_rows),
+    };
+    opened.map_err(Failure::input)
 }

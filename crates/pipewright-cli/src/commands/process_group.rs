@@ -7,7 +7,7 @@ use pipewright::failure::{Cause, StepError};
 use pipewright::transport::{AgreementError, Fields, World};
 use pipewright_schedule::Rank;
 
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, sentence};
 
 /// How long processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);
@@ -25,9 +25,11 @@ const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
 /// The failure of processes that do not agree. It is wrong input, unless one of them is gone.
 pub(super) fn disagreement(error: &AgreementError) -> Failure {
     match (error, error.silent()) {
-        (AgreementError::Failed(step), _) => Failure::new(Exit::RankFailed, error).loss_of(lost(step)),
-        (_, Some(rank)) => Failure::new(Exit::RankFailed, error).loss_of(Some(rank)),
-        (_, None) => Failure::input(error),
+        (AgreementError::Failed(step), _) => {
+            Failure::new(Exit::RankFailed, sentence(error)).loss_of(lost(step))
+        }
+        (_, Some(rank)) => Failure::new(Exit::RankFailed, sentence(error)).loss_of(Some(rank)),
+        (_, None) => Failure::input(sentence(error)),
     }
 }
 

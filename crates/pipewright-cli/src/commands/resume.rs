@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::commands::checkpoint_path::RunPath;
 use crate::commands::launch::{abandon, launch, launch_from};
+use crate::commands::overview::overview;
 use crate::commands::prepare::{Prepared, identity, load_settings, prepare_settings};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::run_identity::{describe, require_same};
@@ -46,9 +47,10 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
         processes.set_deadline(found.prepared.settings.run.deadline());
     });
     let found = processes.agree(found, Found::identity)?;
-    let said = found.introduction();
+    let overview = overview(&found.prepared);
+    let introduction = found.introduction();
     if processes.is_leader() {
-        display::say(&said);
+        display::say(&introduction);
     }
     if found.is_finished() {
         return Ok(());
@@ -67,7 +69,8 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
     for sentence in folder.iter().flat_map(RunFolder::moved) {
         display::say(sentence);
     }
-    TrainingLoop { settings: &settings, description, folder, processes, interrupt: &interrupt }.run(trainer)
+    TrainingLoop { settings: &settings, overview, description, folder, processes, interrupt: &interrupt }
+        .run(trainer)
 }
 
 /// Makes the run's folder this process's own, if it is the one that writes: from here on nobody else trains in it.

@@ -11,7 +11,7 @@ use pipewright_schedule::{
 use serde_json::json;
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
-use crate::commands::schedule_size::{ScheduleSize, is_made_to_measure};
+use crate::commands::schedule_size::{ScheduleSize, is_file_name, is_made_to_measure};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 
@@ -21,7 +21,7 @@ pub(crate) struct ScheduleArguments {
     /// The schedule, without regard to case
     #[arg(required_unless_present = "list")]
     name: Option<String>,
-    /// Print the names of all schedules, with a line on each
+    /// Print the names of all schedules, each with a description
     #[arg(long, exclusive = true)]
     list: bool,
     #[command(flatten)]
@@ -43,9 +43,9 @@ pub(crate) struct ScheduleArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// One row a rank, which PyTorch reads too
+    /// One row per rank, which PyTorch reads too
     Csv,
-    /// A table for people
+    /// A table to read
     Grid,
     /// The same rows, with the rank of each stage
     Json,
@@ -60,10 +60,15 @@ enum Format {
 /// Runs the command.
 pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), Failure> {
     let Some(name) = &arguments.name else { return arguments.output.write(&list()) };
+    if is_file_name(name) {
+        return Err(Failure::input(format!(
+            "{name}: this command makes schedules by name; for a file use `pipewright lower`, `validate` or `simulate`"
+        )));
+    }
     arguments.picture.check(arguments.format.picture())?;
     let mut spec = arguments.size.spec(name, arguments.cost.as_ref())?;
     if arguments.format.picture().is_none() && arguments.cost.is_some() && !is_made_to_measure(name) {
-        // The generator refuses what would have no effect.
+        // The generator refuses costs that have no effect.
         spec.costs.clone_from(&arguments.cost);
     }
     let schedule = generate(name, &spec).map_err(Failure::input)?;
@@ -71,7 +76,7 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), Failure> {
 }
 
 impl Format {
-    /// The picture of a run, where the format is one.
+    /// Returns the picture of a run, if the format is one.
     fn picture(self) -> Option<Picture> {
         match self {
             Self::Csv | Self::Grid | Self::Json => None,

@@ -1,4 +1,4 @@
-//! What commands ask of a schedule's file.
+//! Schedules in files, as commands read them.
 
 use std::path::Path;
 
@@ -7,12 +7,12 @@ use pipewright_schedule::{Level, Program};
 use crate::failure::Failure;
 pub(super) use crate::schedule_file::locate;
 
-/// The text of a schedule's file.
+/// Returns the text of a schedule's file.
 pub(super) fn read(file: &Path) -> Result<String, Failure> {
     crate::schedule_file::read(file).map_err(Failure::input)
 }
 
-/// The least level at which the program can be sound.
+/// Returns the lowest level at which the program can be sound.
 pub(super) fn implied_level(program: &Program) -> Level {
     let sends = program.rows().iter().flatten().any(|action| action.is_communication());
     if sends { Level::Comms } else { Level::Compute }

@@ -1,4 +1,6 @@
-//! The arguments that say which schedule is meant: its size, and the settings of single schedules.
+//! The arguments that specify a schedule: its size, and the settings of single schedules.
+
+use std::path::Path;
 
 use clap::Args;
 use pipewright_schedule::generate::{PerStage, Setting, find};
@@ -30,7 +32,7 @@ pub(super) struct ScheduleSize {
 }
 
 impl ScheduleSize {
-    /// What is asked for of the schedule called `name`. Only a schedule that is made to measure is told `costs`.
+    /// Returns the specification for the schedule called `name`. `costs` are part of it if the schedule depends on them.
     pub(super) fn spec(&self, name: &str, costs: Option<&Costs>) -> Result<ScheduleSpec, Failure> {
         let missing = |flag: &str| {
             Failure::input(format!("{flag} is missing; give a size, such as --ranks 4 --microbatches 8"))
@@ -50,7 +52,7 @@ impl ScheduleSize {
         })
     }
 
-    /// A flag that is given, where a file says what the schedule is.
+    /// Returns a flag that is given, if any: a schedule from a file takes none.
     pub(super) fn any_flag(&self) -> Option<&'static str> {
         let flags = [
             ("--ranks", self.ranks.is_some()),
@@ -62,6 +64,11 @@ impl ScheduleSize {
         ];
         flags.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
     }
+}
+
+/// Whether a schedule's name is that of a file.
+pub(super) fn is_file_name(name: &str) -> bool {
+    Path::new(name).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv"))
 }
 
 /// Whether the schedule called `name` depends on what its actions cost.

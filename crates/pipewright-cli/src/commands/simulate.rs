@@ -1,4 +1,4 @@
-//! `pipewright simulate`: predicts when each rank does what, and says how long the prediction itself took.
+//! `pipewright simulate`: predicts when each rank does what, and prints how long the prediction took.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use pipewright_schedule::{Costs, Timeline, picture};
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size};
 use crate::commands::engine::{Engine, Source};
-use crate::commands::schedule_size::ScheduleSize;
+use crate::commands::schedule_size::{ScheduleSize, is_file_name};
 use crate::commands::simulation_text::{events, json, text};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
@@ -20,7 +20,7 @@ pub(crate) struct SimulateArguments {
     /// The schedule, without regard to case
     #[arg(required_unless_present = "csv", conflicts_with = "csv")]
     name: Option<String>,
-    /// A schedule from a file, in place of a name: one row a rank, with or without communication
+    /// A schedule from a file, in place of a name: one row per rank, with or without communication
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     #[command(flatten)]
@@ -47,7 +47,7 @@ enum Format {
     Text,
     /// The same numbers
     Json,
-    /// Every event with its start and end; with --logical, one row a rank and one cell a tick
+    /// Every event with its start and end; with --logical, one row per rank and one cell per tick
     Csv,
     /// A table of the ticks, with --logical
     Grid,
@@ -74,7 +74,9 @@ impl Format {
 /// Runs the command.
 pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
     if arguments.format == Format::Grid && !arguments.logical {
-        return Err(Failure::input("--format grid has a column a tick; add --logical, or use --format svg"));
+        return Err(Failure::input(
+            "--format grid has one column per tick; add --logical, or use --format svg",
+        ));
     }
     arguments.picture.check(arguments.format.picture())?;
     let costs = arguments.cost.clone().unwrap_or_default();
@@ -83,7 +85,7 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
         check_size(&engine.program)?;
     }
     let printed = if arguments.logical {
-        // The run borrows the program, and the engine's clocks are written meanwhile.
+        // The run borrows the program while the engine records its times.
         let program = engine.program.clone();
         let run = engine.times.simulate(|| logical(&program)).map_err(bug)?;
         print_logical(&run, &engine, arguments)?
@@ -97,7 +99,7 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
     arguments.output.write(&printed)
 }
 
-/// What is simulated.
+/// Returns the schedule to simulate.
 fn source(arguments: &SimulateArguments) -> Result<Source, Failure> {
     if let Some(file) = &arguments.csv {
         return match arguments.size.any_flag() {
@@ -106,11 +108,16 @@ fn source(arguments: &SimulateArguments) -> Result<Source, Failure> {
         };
     }
     let name = arguments.name.clone().unwrap_or_default();
+    if is_file_name(&name) {
+        return Err(Failure::input(format!(
+            "{name}: a schedule from a file is named with --csv; write --csv {name}"
+        )));
+    }
     let spec = arguments.size.spec(&name, arguments.cost.as_ref())?;
     Ok(Source::Named(name, spec))
 }
 
-/// Costs of as many stages as the program does not have are the user's.
+/// Only costs for another number of stages are a mistake of the user.
 fn refused(error: SimulateError) -> Failure {
     match error {
         SimulateError::Costs(error) => Failure::input(error),
@@ -118,7 +125,7 @@ fn refused(error: SimulateError) -> Failure {
     }
 }
 
-/// A sound program runs to its end, so an error here is ours.
+/// A sound program runs to its end, so an error is a bug.
 fn bug(error: SimulateError) -> Failure {
     Failure::new(Exit::Bug, error)
 }

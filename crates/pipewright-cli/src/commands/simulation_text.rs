@@ -17,15 +17,13 @@ struct Report<'a> {
     engine_ms: &'a EngineTimes,
 }
 
-/// The summary in JSON.
+/// Returns the summary as JSON.
 pub(super) fn json(summary: &Summary, engine: &Engine) -> String {
     let report = Report { summary, engine_ms: &engine.times };
     serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
 }
 
-/// The summary for people.
-///
-/// The makespan is in ticks where that is what the simulation counts.
+/// Returns the summary as text. The makespan is in ticks if the simulation counts ticks.
 pub(super) fn text(summary: &Summary, engine: &Engine, counts_ticks: bool) -> String {
     let mut text = engine.title() + "\n";
     let mut line = |what: &str, words: String| {
@@ -53,7 +51,7 @@ pub(super) fn text(summary: &Summary, engine: &Engine, counts_ticks: bool) -> St
     text
 }
 
-/// Every event on a line: rank, action, start and end in seconds.
+/// Returns one line for each event: rank, action, start and end in seconds.
 pub(super) fn events(timeline: &Timeline) -> String {
     let mut text = "rank,action,start,end\n".to_owned();
     for event in timeline.events() {
@@ -63,7 +61,7 @@ pub(super) fn events(timeline: &Timeline) -> String {
     text
 }
 
-/// Entries with blanks between them, of which many are shortened.
+/// Joins entries with blanks. A long list is shortened.
 fn list(entries: impl ExactSizeIterator<Item = String>) -> String {
     const SHOWN: usize = 16;
     let more = entries.len().saturating_sub(SHOWN);
@@ -74,7 +72,7 @@ fn list(entries: impl ExactSizeIterator<Item = String>) -> String {
     shown.join(" ")
 }
 
-/// With six decimals at most, and without needless zeros.
+/// Rounds to six decimals.
 fn rounded(value: f64) -> f64 {
     let scaled = (value * 1e6).round() / 1e6;
     if scaled.is_finite() { scaled } else { value }

@@ -1,6 +1,8 @@
 //! `pipewright train`: prepares a run and trains from its first step.
 
 use crate::commands::launch::{abandon, launch};
+use crate::commands::origin;
+use crate::commands::overview::overview;
 use crate::commands::prepare::{identity, prepare};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::run_arguments::RunArguments;
@@ -29,7 +31,7 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
     });
     let (prepared, description) =
         processes.agree(prepared, |(prepared, description)| identity(prepared, description))?;
-    let settings = prepared.settings.clone();
+    let (settings, overview) = (prepared.settings.clone(), overview(&prepared));
     let interrupt = Interrupt::default();
     // The folder comes last: a run that cannot start leaves the one before it where it is.
     let mut trainer = launch(prepared, processes, &interrupt)?;
@@ -40,7 +42,9 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
         for sentence in created.moved() {
             display::say(sentence);
         }
+        origin::keep(&settings).map_err(|failure| abandon(&mut trainer, failure))?;
         folder = Some(created);
     }
-    TrainingLoop { settings: &settings, description, folder, processes, interrupt: &interrupt }.run(trainer)
+    TrainingLoop { settings: &settings, overview, description, folder, processes, interrupt: &interrupt }
+        .run(trainer)
 }

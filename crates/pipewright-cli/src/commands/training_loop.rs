@@ -3,7 +3,7 @@
 //!
 //! Of several processes the leader shows and writes; all save their ranks' parts after the same steps.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
 use pipewright::pipeline::PipelineError;
@@ -16,7 +16,7 @@ use crate::commands::launch::{abandon, failure};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::run_identity::LOSS;
 use crate::config::Settings;
-use crate::display::{self, Display};
+use crate::display::{Display, Ending, Overview};
 use crate::failure::{Exit, Failure};
 use crate::run_folder::{self, RunFolder};
 use crate::signal::Interrupt;
@@ -24,6 +24,8 @@ use crate::signal::Interrupt;
 /// What the steps of a run need beside the ranks.
 pub(super) struct TrainingLoop<'a> {
     pub(super) settings: &'a Settings,
+    /// The overview of the run for its display.
+    pub(super) overview: Overview,
     /// The description of the run for its checkpoints.
     pub(super) description: Map<String, Value>,
     /// Where the results go; `None` in a process that writes none.
@@ -37,21 +39,22 @@ pub(super) struct TrainingLoop<'a> {
 impl TrainingLoop<'_> {
     /// Takes the steps that are left, all or until a signal, and saves a checkpoint of the last one.
     pub(super) fn run(self, mut trainer: Trainer) -> Result<(), Failure> {
-        let Self { settings, description, mut folder, processes, interrupt } = self;
+        let Self { settings, overview, description, mut folder, processes, interrupt } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
         let watched = interrupt.watch();
         watched.map_err(|error| Failure::input(format!("signals cannot be watched for: {error}")))?;
         let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start)?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
-        let display = folder.is_some().then(|| Display::new(start, run.steps));
-        let mut log = Log { folder, display, timeline: None, first: None, last: None };
+        let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
+        let mut log = Log { folder, display, timeline: None };
         let taken = steps(&mut trainer, run.steps, &mut checkpoints, &mut log);
         let taken = taken.map_err(|stop| match stop {
             Stop::Rank(error) => failure(&error),
             Stop::Other(failure) => abandon(&mut trainer, failure),
         });
-        let taken = processes.settle(taken);
+        // The display ends first, so that it does not paint over the error.
         let traced = log.finish();
+        let taken = processes.settle(taken);
         // A failed step is reported in preference to a timeline that cannot be written.
         taken?;
         traced?;
@@ -59,7 +62,7 @@ impl TrainingLoop<'_> {
         let is_complete = done == run.steps;
         let saved = processes.settle(checkpoints.finish(&mut trainer))?;
         if processes.is_leader() {
-            log.summarize(start, done, is_complete, saved, &run.out);
+            log.summarize(&Ending { done, is_complete, saved: saved.as_deref(), out: &run.out });
         }
         if is_complete { Ok(()) } else { Err(Failure::told(Exit::Interrupted)) }
     }
@@ -84,7 +87,7 @@ fn steps(
         let (metrics, report) = trainer.step().map_err(Stop::Rank)?;
         let interrupted = report.interrupted;
         checkpoints.poll(&metrics).map_err(Stop::Other)?;
-        log.step(metrics, report).map_err(Stop::Other)?;
+        log.step(&metrics, report).map_err(Stop::Other)?;
         checkpoints.after_step(trainer).map_err(Stop::Other)?;
         if interrupted {
             break;
@@ -99,23 +102,19 @@ struct Log {
     display: Option<Display>,
     /// The timeline of the last step that succeeded.
     timeline: Option<Timeline>,
-    first: Option<Metrics>,
-    last: Option<Metrics>,
 }
 
 impl Log {
-    fn step(&mut self, metrics: Metrics, report: StepSummary) -> Result<(), Failure> {
+    fn step(&mut self, metrics: &Metrics, report: StepSummary) -> Result<(), Failure> {
         let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
         self.timeline = Some(report.timeline);
-        folder.write_metrics(&metrics).map_err(Failure::input)?;
-        display.step(&metrics);
-        self.first.get_or_insert_with(|| metrics.clone());
-        self.last = Some(metrics);
+        folder.write_metrics(metrics).map_err(Failure::input)?;
+        display.step(metrics);
         Ok(())
     }
 
     fn finish(&mut self) -> Result<(), Failure> {
-        if let Some(display) = self.display.take() {
+        if let Some(display) = &mut self.display {
             display.finish();
         }
         match (&self.folder, self.timeline.take()) {
@@ -126,22 +125,10 @@ impl Log {
         }
     }
 
-    /// Says how the run went and where its results are.
-    fn summarize(&self, start: u64, done: u64, is_complete: bool, saved: Option<PathBuf>, out: &Path) {
-        let out = out.display();
-        let saved = saved.map(|path| format!(", saved in {}", path.display())).unwrap_or_default();
-        display::say(&match (is_complete, &self.first, &self.last) {
-            (false, ..) => {
-                format!("stopped by a signal after step {done}{saved}; go on with: pipewright resume {out}")
-            }
-            (true, Some(first), Some(last)) => format!(
-                "trained {} steps: loss {:.4} at the first, {:.4} at the last; results in {out}{saved}",
-                done - start,
-                first.loss,
-                last.loss
-            ),
-            (true, ..) => format!("all {done} steps were taken before; results in {out}"),
-        });
+    fn summarize(&self, ending: &Ending<'_>) {
+        if let Some(display) = &self.display {
+            display.summarize(ending);
+        }
     }
 }
 

@@ -15,13 +15,13 @@ use crate::output;
 /// The arguments of `pipewright validate`.
 #[derive(Debug, Args)]
 pub(crate) struct ValidateArguments {
-    /// The schedule: one row a rank
+    /// The schedule: one row per rank
     #[arg(value_name = "FILE.csv")]
     file: PathBuf,
-    /// What must be there: compute, comms or full; without it, comms where the file sends or receives, else compute
+    /// What the file must have: compute, comms or full; without it, comms if the file sends or receives, else compute
     #[arg(long)]
     level: Option<Level>,
-    /// What to print where something is wrong
+    /// How to print violations
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
 }
@@ -30,7 +30,7 @@ pub(crate) struct ValidateArguments {
 enum Format {
     /// A line for each violation
     Text,
-    /// The same behind a table of the schedule, in which an exclamation mark stands at each
+    /// A table of the schedule with an exclamation mark at each violation, then the same lines
     Grid,
 }
 
@@ -39,8 +39,10 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
     let file = &arguments.file;
     let program = match parse_program(&read(file)?) {
         Ok(program) => program,
-        Err(error @ CsvError::Cell { .. }) => return Err(Failure::input(locate(file, &error))),
-        // The cells are actions, but no stage-to-rank map makes them a program: that is a verdict on the schedule.
+        Err(error @ (CsvError::Cell { .. } | CsvError::Quote { .. })) => {
+            return Err(Failure::input(locate(file, &error)));
+        }
+        // The cells are actions that do not make up a program: the schedule is unsound.
         Err(error @ CsvError::Rows(_)) => {
             output::write(None, &format!("{error}\n"))?;
             return Err(unsound(file, 1));

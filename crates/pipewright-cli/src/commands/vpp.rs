@@ -32,7 +32,7 @@ pub(crate) struct VppArguments {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
-    /// Lines for people
+    /// Lines to read
     Text,
     /// All tables
     Json,

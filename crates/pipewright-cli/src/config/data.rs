@@ -1,40 +1,43 @@
-//! The `[data]` section: what to learn from, and how long a row is.
-
-use std::path::Path;
+//! The `[data]` section: the training data, and the length of a row.
 
 use serde::Serialize;
 
 use crate::config::document::Document;
 use crate::config::paths::Surroundings;
-use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
 
-/// What to learn from.
+/// The training data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct DataSettings {
-    /// Absolute patterns of files, as [`pipewright::train::data::DataConfig::path`] takes them.
+    /// Absolute patterns of files, as [`pipewright::train::data::DataConfig::path`] takes them, or [`BUILT_IN`] alone.
     pub(crate) path: Vec<String>,
     /// `bytes`, or the absolute path of a `tokenizer.json`.
     pub(crate) tokenizer: String,
-    /// Tokens a row that are fed to the model.
+    /// Tokens per row that the model receives.
     pub(crate) seq_len: u32,
     /// Whether rows come in a seeded random order.
     pub(crate) shuffle: bool,
 }
 
-/// The name of the tokenizer that takes each byte for a token.
+/// The name of the tokenizer whose tokens are bytes.
 pub(crate) const BYTES: &str = "bytes";
+
+/// In place of patterns of files: the text in the binary, [`crate::config::sample::TEXT`].
+pub(crate) const BUILT_IN: &str = "built-in";
+
+impl DataSettings {
+    /// Whether the data is the text in the binary.
+    pub(crate) fn is_built_in(&self) -> bool {
+        matches!(self.path.as_slice(), [only] if only == BUILT_IN)
+    }
+}
 
 /// Reads the section.
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> DataSettings {
     let mut section = Section::new(document, surroundings, "data");
-    let path = match section.patterns("path") {
-        Some(patterns) => patterns,
-        None if section.is_written("path") => Vec::new(),
-        None => sample(&surroundings.working_folder).unwrap_or_else(|| {
-            section.refuse("path", ProblemKind::NoData);
-            Vec::new()
-        }),
+    let path = match section.is_written("path") {
+        true => section.patterns("path").unwrap_or_default(),
+        false => vec![BUILT_IN.to_owned()],
     };
     let tokenizer = match section.text("tokenizer") {
         None => BYTES.to_owned(),
@@ -45,29 +48,4 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Data
     };
     let seq_len = section.count("seq_len", 256);
     DataSettings { path, tokenizer, seq_len, shuffle: section.flag("shuffle", true) }
-}
-
-/// The built-in sample: the documents and sources of the checkout of this project that holds `folder`.
-fn sample(folder: &Path) -> Option<Vec<String>> {
-    let is_checkout = |folder: &&Path| {
-        let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
-        manifest.lines().any(|line| line.trim() == "[workspace]")
-            && folder.join("crates/pipewright/Cargo.toml").is_file()
-    };
-    let root = folder.ancestors().find(is_checkout)?;
-    let root = globset::escape(&root.to_string_lossy());
-    Some(vec![format!("{root}/**/*.md"), format!("{root}/**/*.rs")])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_sample_is_the_checkout_around_the_folder() {
-        let patterns = sample(Path::new(env!("CARGO_MANIFEST_DIR"))).expect("tests run in a checkout");
-        assert!(patterns[0].ends_with("/**/*.md") && !patterns[0].contains("crates"), "{patterns:?}");
-        let elsewhere = tempfile::tempdir().expect("a scratch folder");
-        assert_eq!(sample(elsewhere.path()), None);
-    }
 }

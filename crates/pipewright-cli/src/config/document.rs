@@ -1,6 +1,6 @@
 //! The raw configuration: every key as it was written, in the file or after `--set`, with its place.
 //!
-//! Arguments win over the file. Which keys exist and what they may hold is [`crate::config::section`]'s business.
+//! Arguments win over the file. [`crate::config::section`] decides what a key may hold.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub(super) struct Document {
 /// One key that was written.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Where the value stands.
+    /// Where the value is written.
     pub(super) place: Place,
     /// The value.
     pub(super) value: Value,
@@ -43,19 +43,19 @@ impl Document {
         document
     }
 
-    /// What was written for a key.
+    /// Returns what was written for a key.
     pub(super) fn entry(&self, section: &str, key: &str) -> Option<&Entry> {
-        // The map's key is a pair of owned strings; the few look-ups do not merit a borrowed form.
+        // The map's key is a pair of owned strings. There are few look-ups, so copying the strings does not matter.
         self.entries.get(&(section.to_owned(), key.to_owned()))
     }
 
-    /// The keys that were written in a section, with their places.
+    /// Returns the keys that were written in a section, with their places.
     pub(super) fn written(&self, section: &str) -> impl Iterator<Item = (&str, &Place)> {
         let entries = self.entries.iter().filter(move |((owner, _), _)| owner == section);
         entries.map(|((_, key), entry)| (key.as_str(), &entry.place))
     }
 
-    /// Forgets what was written for a key.
+    /// Removes what was written for a key.
     pub(super) fn remove(&mut self, section: &str, key: &str) {
         self.entries.remove(&(section.to_owned(), key.to_owned()));
     }
@@ -89,7 +89,7 @@ impl Document {
     fn add_section(
         &mut self,
         section: &str,
-        at: Place,
+        name_place: Place,
         keys: DeTable<'_>,
         place: impl Fn(Range<usize>) -> Place,
     ) {
@@ -98,7 +98,7 @@ impl Document {
                 section: section.to_owned(),
                 suggestion: suggest_section(section),
             };
-            self.problems.push(Problem { place: at, kind });
+            self.problems.push(Problem { place: name_place, kind });
             return;
         }
         for (key, value) in keys {
@@ -130,23 +130,34 @@ impl Document {
         self.add(section, key, value, place.clone(), place);
     }
 
-    fn add(&mut self, section: &str, key: &str, value: Spanned<DeValue<'_>>, key_at: Place, value_at: Place) {
+    fn add(
+        &mut self,
+        section: &str,
+        key: &str,
+        value: Spanned<DeValue<'_>>,
+        key_place: Place,
+        value_place: Place,
+    ) {
         if !keys_of(section).is_some_and(|keys| keys.contains(&key)) {
             let kind = ProblemKind::UnknownKey {
                 section: section.to_owned(),
                 key: key.to_owned(),
                 suggestion: suggest_key(section, key),
             };
-            self.problems.push(Problem { place: key_at, kind });
+            self.problems.push(Problem { place: key_place, kind });
             return;
         }
         match Value::deserialize(ValueDeserializer::from(value)) {
             Ok(value) => {
-                self.entries.insert((section.to_owned(), key.to_owned()), Entry { place: value_at, value });
+                self.entries
+                    .insert((section.to_owned(), key.to_owned()), Entry { place: value_place, value });
             }
             Err(error) => self.problems.push(Problem {
-                place: value_at,
-                kind: ProblemKind::Syntax { message: error.message().to_owned() },
+                place: value_place,
+                kind: ProblemKind::Unrepresentable {
+                    key: key.to_owned(),
+                    message: error.message().to_owned(),
+                },
             }),
         }
     }

@@ -1,6 +1,6 @@
-//! Every section and key that a configuration may hold, and which known name a misspelt one is nearest to.
+//! The sections and keys of a configuration, and the known name that is nearest to a misspelt one.
 //!
-//! Not for types, ranges or defaults: those stand with each section's reader.
+//! Types, ranges and defaults are in the file of each section.
 
 use crate::config::problem::Suggestion;
 

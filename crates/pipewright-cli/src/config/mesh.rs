@@ -1,4 +1,4 @@
-//! The `[mesh]` section: how often the pipeline stands side by side, each replica with its share of the batch.
+//! The `[mesh]` section: how many replicas of the pipeline train together, each on its share of the batch.
 
 use pipewright::mesh::DataParallelMode;
 use pipewright_schedule::lower::UnshardConfig;
@@ -8,7 +8,7 @@ use crate::config::document::Document;
 use crate::config::paths::Surroundings;
 use crate::config::section::Section;
 
-/// How ranks stand beside those of the pipeline.
+/// The replicas of the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct MeshSettings {
     /// Replicas of the pipeline.

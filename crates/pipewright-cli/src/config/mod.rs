@@ -1,8 +1,8 @@
 //! The configuration of a run: strict TOML, with every mistake located and reported at once.
 //!
-//! The road: a file and `--set` arguments become a raw [`document`] of keys with their places; each section's file reads
-//! its keys through a [`section`] reader, which records mistakes and goes on; the result is [`Settings`], which nothing
-//! later checks again. Not for whether data, model and schedule fit each other: `commands/` asks those who know.
+//! A file and `--set` arguments become a raw [`document`] of keys with their places. The file of each section reads its
+//! keys through a [`section`] reader, which records mistakes and continues. The result is [`Settings`], which is not
+//! checked again later. Whether data, model and schedule fit each other is checked in `commands/`.
 
 pub(crate) mod data;
 mod document;
@@ -15,6 +15,7 @@ pub(crate) mod pipeline;
 mod place;
 mod problem;
 pub(crate) mod run;
+pub(crate) mod sample;
 mod section;
 mod settings;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The `[model]` section: a fresh model by its sizes, or a Hugging Face folder to take it from.
+//! The `[model]` section: the sizes of a model with random parameters, or a Hugging Face folder.
 //!
 //! Keys and meaning are those of Hugging Face's `config.json`.
 
@@ -24,11 +24,11 @@ pub(crate) enum ModelSettings {
         /// The folder.
         from: PathBuf,
     },
-    /// A model of these sizes with fresh parameters.
+    /// A model of these sizes with random parameters.
     Fresh(FreshModel),
 }
 
-/// The sizes of a model with fresh parameters.
+/// The sizes of a model with random parameters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct FreshModel {
     /// The model family, one of [`ModelConfig::MODEL_TYPES`].
@@ -45,11 +45,11 @@ pub(crate) struct FreshModel {
     pub(crate) num_attention_heads: u32,
     /// Key and value heads; each serves a group of query heads.
     pub(crate) num_key_value_heads: u32,
-    /// What RMSNorm adds to the mean square.
+    /// The number that RMSNorm adds to the mean square.
     pub(crate) rms_norm_eps: f64,
     /// The base of the rotary embeddings' wavelengths.
     pub(crate) rope_theta: f64,
-    /// Whether the output head's weight is the embedding's.
+    /// Whether the output head uses the weight of the embedding.
     pub(crate) tie_word_embeddings: bool,
 }
 
@@ -86,7 +86,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
     let from = section.path("from");
     if section.is_written("from") {
         for key in others {
-            section.refuse(&key, ProblemKind::BesideFrom { key: key.clone() });
+            section.report(&key, ProblemKind::BesideFrom { key: key.clone() });
         }
     }
     let model = read_sizes(&mut section);
@@ -96,7 +96,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
     }
 }
 
-/// `--set model.from=DIR` replaces the file's whole section: whoever types it does not mean the file's sizes.
+/// `--set model.from=DIR` replaces the whole section of the file, because the sizes in the file are those of another
+/// model.
 fn forget_the_file(document: &mut Document) {
     let in_file = |(key, place): (&str, &Place)| matches!(place, Place::File { .. }).then(|| key.to_owned());
     let keys: Vec<String> = document.written("model").filter_map(in_file).collect();
@@ -105,7 +106,7 @@ fn forget_the_file(document: &mut Document) {
     }
 }
 
-/// Sizes beyond these are mistakes, and products of several of them could not be counted.
+/// Larger sizes are mistakes, and products of several of them could overflow.
 const LARGEST_WIDTH: u32 = 1 << 20;
 const MOST_LAYERS: u32 = 1 << 16;
 
@@ -127,7 +128,7 @@ fn read_sizes(section: &mut Section<'_>) -> FreshModel {
     if section.is_sound()
         && let Err(error) = model.decoder().validate()
     {
-        section.refuse_at_first_of(&culprits(&error), error.into());
+        section.report_at_first_of(&culprits(&error), error.into());
     }
     model
 }

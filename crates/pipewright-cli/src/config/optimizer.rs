@@ -7,7 +7,7 @@ use crate::config::document::Document;
 use crate::config::paths::Surroundings;
 use crate::config::section::{Bound, Section};
 
-/// How gradients become steps.
+/// How gradients update parameters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct OptimizerSettings {
     /// The algorithm.

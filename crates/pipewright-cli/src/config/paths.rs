@@ -1,7 +1,7 @@
-//! Where relative paths start, and what `~` and `$NAME` at a path's beginning stand for.
+//! Where relative paths start, and what `~` and `$NAME` at the beginning of a path mean.
 //!
 //! A relative path in a file starts at that file's folder; one after `--set`, and `run.out` anywhere, starts at the
-//! working folder. Settings hold absolute paths, so that the effective configuration means the same wherever it lies.
+//! working folder. Settings hold absolute paths, so that the effective configuration means the same in any folder.
 
 use std::path::{Path, PathBuf};
 
@@ -20,6 +20,11 @@ impl Surroundings {
     /// The process's working folder and environment.
     pub(crate) fn of_process() -> std::io::Result<Self> {
         let working_folder = std::env::current_dir()?;
+        if working_folder.to_str().is_none() {
+            // The effective configuration is UTF-8 text with absolute paths.
+            let message = format!("its path, {}, is not UTF-8", working_folder.display());
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, message));
+        }
         Ok(Self {
             working_folder,
             variable: |name| std::env::var(name).ok().filter(|value| !value.is_empty()),
@@ -51,8 +56,11 @@ impl Surroundings {
             None if Path::new(pattern).is_absolute() => return Ok(text.to_owned()),
             None => (self.base(place).to_string_lossy().into_owned(), pattern.to_owned()),
         };
-        let rest = rest.strip_prefix("./").unwrap_or(&rest);
-        Ok(format!("{mark}{}/{rest}", globset::escape(start.trim_end_matches('/'))))
+        let start = globset::escape(start.trim_end_matches('/'));
+        Ok(match rest.strip_prefix("./").unwrap_or(&rest) {
+            "" => format!("{mark}{start}"),
+            rest => format!("{mark}{start}/{rest}"),
+        })
     }
 
     /// The folder at which relative paths written at `place` start.
@@ -114,6 +122,7 @@ mod tests {
         check("~/x/*.md", &in_file(), "/home/a[[]b[]]/x/*.md");
         check("$CARGO_HOME/registry/**/*.rs", &in_file(), "/cargo/registry/**/*.rs");
         check("${CARGO_HOME}/*.rs", &in_file(), "/cargo/*.rs");
+        check("$CARGO_HOME", &in_file(), "/cargo");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use serde::{Serialize, Serializer};
 
 use crate::config::document::Document;
 use crate::config::paths::Surroundings;
+use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 use crate::config::section::Section;
 use crate::schedule_file::{self, ScheduleFileError};
@@ -18,7 +19,7 @@ use crate::schedule_file::{self, ScheduleFileError};
 /// The schedule where none is named.
 const DEFAULT_SCHEDULE: &str = "1f1b";
 
-/// How the model is laid out over ranks, and how a step runs.
+/// How the model is distributed over ranks, and how a step runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PipelineSettings {
     /// Workers in the pipeline.
@@ -27,16 +28,16 @@ pub(crate) struct PipelineSettings {
     pub(crate) stages_per_rank: u32,
     /// What each rank computes, in order.
     pub(crate) schedule: ScheduleChoice,
-    /// Microbatches a step, over all replicas.
+    /// Microbatches per step, over all replicas.
     pub(crate) microbatches: u32,
     /// Rows in a microbatch.
     pub(crate) microbatch_size: u32,
-    /// How layers are shared out over stages.
+    /// How layers are distributed over stages.
     pub(crate) partition: PartitionChoice,
-    /// Each later stage's first layer, for an explicit partition.
+    /// The first layer of each stage but the first, for an explicit partition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) boundaries: Option<Vec<u32>>,
-    /// What carries tensors between ranks.
+    /// What transports tensors between ranks.
     pub(crate) transport: TransportChoice,
     /// Threads that each rank computes with.
     pub(crate) threads_per_rank: u32,
@@ -65,7 +66,7 @@ pub(crate) enum FoundSchedule {
     },
 }
 
-/// How layers are shared out over stages.
+/// How layers are distributed over stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum PartitionChoice {
@@ -73,19 +74,19 @@ pub(crate) enum PartitionChoice {
     Even,
     /// Greedily by weight.
     Weighted,
-    /// The smallest possible largest stage.
+    /// So that the heaviest stage is as light as possible.
     Optimal,
     /// As `boundaries` say.
     Explicit,
 }
 
-/// What carries tensors between ranks.
+/// What transports tensors between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum TransportChoice {
     /// Threads of one process.
     Local,
-    /// A process a rank, over MPI.
+    /// One process per rank, over MPI.
     Mpi,
 }
 
@@ -170,6 +171,9 @@ pub(super) fn read(
     if section.is_sound() {
         check_boundaries(&mut section, &pipeline);
     }
+    if section.is_sound() {
+        check_file_sizes(&mut section, &pipeline, replicas);
+    }
     let schedule =
         section.is_sound().then(|| find_schedule(&mut section, &mut pipeline, layers, replicas)).flatten();
     (pipeline, schedule)
@@ -190,13 +194,54 @@ fn read_transport(section: &mut Section<'_>) -> TransportChoice {
     match text.as_str() {
         "local" => {}
         "mpi" if cfg!(feature = "mpi") => return TransportChoice::Mpi,
-        "mpi" | "nccl" => {
+        "mpi" => {
             let kind = ProblemKind::NotCompiledIn { key: "transport", value: text, instead: "\"local\"" };
-            section.refuse("transport", kind);
+            section.report("transport", kind);
         }
-        _ => section.refuse_word("transport", &text, ["local", "mpi", "nccl"].into_iter()),
+        "nccl" | "rccl" | "gloo" | "ucx" => {
+            let supported =
+                "`transport = \"local\"` (threads of one process), or \"mpi\" (a process for each rank)";
+            section
+                .report("transport", ProblemKind::NotSupported { key: "transport", value: text, supported });
+        }
+        _ => section.report_unknown_word("transport", &text, ["local", "mpi"].into_iter()),
     }
     TransportChoice::Local
+}
+
+/// Refuses sizes that differ from those of the schedule's file.
+///
+/// A schedule from `--set` takes the place of the file's schedule together with its sizes. A schedule that cannot be read
+/// is reported when the run is prepared.
+fn check_file_sizes(section: &mut Section<'_>, pipeline: &PipelineSettings, replicas: u32) {
+    let ScheduleChoice::Csv(file) = &pipeline.schedule else { return };
+    let replaces_sizes = matches!(section.place("schedule"), Place::Set { .. });
+    let binds = |section: &Section<'_>, key: &str| match section.place(key) {
+        Place::File { .. } => !replaces_sizes,
+        Place::Set { .. } => true,
+        Place::Default => false,
+    };
+    let sizes = [
+        ("ranks", pipeline.ranks),
+        ("stages_per_rank", pipeline.stages_per_rank),
+        ("microbatches", pipeline.microbatches),
+    ];
+    if !sizes.iter().any(|(key, _)| binds(section, key)) {
+        return;
+    }
+    let Ok((_, program)) = read_schedule_file(file) else { return };
+    let placement = program.placement();
+    let stages_per_rank = placement.all_ranks().map(|rank| placement.stages_of(rank).len() as u64).max();
+    let found = [
+        u64::from(program.ranks()),
+        stages_per_rank.unwrap_or(1),
+        u64::from(program.microbatches()) * u64::from(replicas),
+    ];
+    for ((key, value), found) in sizes.into_iter().zip(found) {
+        if binds(section, key) && u64::from(value) != found {
+            section.report(key, ProblemKind::NotOfFile { key, value, file: file.clone(), found });
+        }
+    }
 }
 
 /// Generates or reads the schedule, and completes the sizes that follow from it.
@@ -216,7 +261,7 @@ fn find_schedule(
                 pipeline.take_sizes(&program, replicas)?;
                 Ok(FoundSchedule::Read { text, program })
             });
-            found.map_err(|kind| section.refuse("schedule", kind)).ok()
+            found.map_err(|kind| section.report("schedule", kind)).ok()
         }
     }
 }
@@ -238,7 +283,7 @@ fn generate_schedule(
 ) -> Option<Schedule> {
     if !pipeline.microbatches.is_multiple_of(replicas) {
         let kind = ProblemKind::UnevenShare { microbatches: pipeline.microbatches, replicas };
-        section.refuse("microbatches", kind);
+        section.report("microbatches", kind);
         return None;
     }
     let stages_per_rank = section.is_written("stages_per_rank").then_some(pipeline.stages_per_rank);
@@ -251,12 +296,12 @@ fn generate_schedule(
     let schedule = match generate(name, &spec) {
         Ok(schedule) => schedule,
         Err(error) => {
-            section.refuse_at_first_of(culprits(&error), error.into());
+            section.report_at_first_of(culprits(&error), error.into());
             return None;
         }
     };
     if !trains(&schedule) {
-        section.refuse("schedule", ProblemKind::NoTraining { key: "schedule", value: name.to_owned() });
+        section.report("schedule", ProblemKind::NoTraining { key: "schedule", value: name.to_owned() });
         return None;
     }
     let stages = schedule.placement().stages();
@@ -264,12 +309,12 @@ fn generate_schedule(
     if let Some(layers) = layers
         && let Err(error) = partition(&layers.weights(), stages, &pipeline.method())
     {
-        section.refuse_at_first_of(&["boundaries", "ranks", "stages_per_rank"], error.into());
+        section.report_at_first_of(&["boundaries", "ranks", "stages_per_rank"], error.into());
     }
     Some(schedule)
 }
 
-/// The keys that an error of a generator is about, the likeliest first.
+/// The keys that an error of a generator is about, the most likely first.
 fn culprits(error: &GenerateError) -> &'static [&'static str] {
     match error {
         GenerateError::UnknownSchedule { .. } => &["schedule"],
@@ -286,9 +331,9 @@ fn trains(schedule: &Schedule) -> bool {
 
 fn check_boundaries(section: &mut Section<'_>, pipeline: &PipelineSettings) {
     match (&pipeline.boundaries, pipeline.partition) {
-        (None, PartitionChoice::Explicit) => section.refuse("partition", ProblemKind::NoBoundaries),
+        (None, PartitionChoice::Explicit) => section.report("partition", ProblemKind::NoBoundaries),
         (Some(_), PartitionChoice::Even | PartitionChoice::Weighted | PartitionChoice::Optimal) => {
-            section.refuse("boundaries", ProblemKind::UnusedBoundaries);
+            section.report("boundaries", ProblemKind::UnusedBoundaries);
         }
         (Some(_), PartitionChoice::Explicit) | (None, _) => {}
     }

@@ -1,6 +1,6 @@
-//! What can be wrong with a configuration, each problem tied to the place where it was written.
+//! The problems of a configuration, each tied to the place where it was written.
 //!
-//! A configuration is read to its end, so that all problems are reported at once ([`ConfigError`]).
+//! A configuration is read to its end, so that all problems are reported together ([`ConfigError`]).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use crate::schedule_file::ScheduleFileError;
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
     /// The file cannot be read.
-    #[error("{}: cannot read the configuration: {source}", path.display())]
+    #[error("{}: cannot read the configuration", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -47,6 +47,14 @@ pub(crate) enum ProblemKind {
         /// The parser's words.
         message: String,
     },
+    /// The value is TOML, but no type of this program can hold it, such as a whole number of more than 64 bits.
+    #[error("the value of `{key}` cannot be held: {message}")]
+    Unrepresentable {
+        /// The key as written.
+        key: String,
+        /// The parser's words.
+        message: String,
+    },
     /// `--set` was not followed by `section.key=value`.
     #[error("not of the form section.key=value")]
     SetForm,
@@ -58,8 +66,8 @@ pub(crate) enum ProblemKind {
         /// The name that was probably meant.
         suggestion: Option<Suggestion>,
     },
-    /// A value stands where a section is expected.
-    #[error("`{key}` stands outside any section")]
+    /// A value is written where a section is expected.
+    #[error("`{key}` is outside of any section")]
     OutsideSections {
         /// The key as written.
         key: String,
@@ -86,7 +94,7 @@ pub(crate) enum ProblemKind {
         /// What was found, with its article.
         found: &'static str,
     },
-    /// The number lies outside its range.
+    /// The number is outside of its range.
     #[error("`{key}` is {value}, where {range} is expected")]
     OutOfRange {
         /// The key.
@@ -96,7 +104,7 @@ pub(crate) enum ProblemKind {
         /// The range in words.
         range: String,
     },
-    /// The word is none of those that are known.
+    /// The word is not one of those that are known.
     #[error("`{key}` is \"{value}\", where {} is expected", known.join(", "))]
     UnknownValue {
         /// The key.
@@ -108,15 +116,47 @@ pub(crate) enum ProblemKind {
         /// The word that was probably meant.
         suggestion: Option<Suggestion>,
     },
-    /// The word is known, but this binary does not have what it names.
+    /// The word is known, but what it names is a feature that this binary was built without.
     #[error("`{key}` is \"{value}\", which is not compiled into this binary")]
     NotCompiledIn {
         /// The key.
         key: &'static str,
-        /// The word as written.
+        /// The word as written, which is also the name of the feature.
         value: String,
         /// A word that this binary knows.
         instead: &'static str,
+    },
+    /// The word is known elsewhere, but no build of this version has what it names.
+    #[error("`{key}` is \"{value}\", which this version of Pipewright does not support")]
+    NotSupported {
+        /// The key.
+        key: &'static str,
+        /// The word as written.
+        value: String,
+        /// The words that are supported.
+        supported: &'static str,
+    },
+    /// A size differs from that of the schedule's file, which decides it.
+    #[error("`{key}` is {value}, and the schedule in {} has {found}", file.display())]
+    NotOfFile {
+        /// The key.
+        key: &'static str,
+        /// The size as written.
+        value: u32,
+        /// The schedule's file.
+        file: PathBuf,
+        /// The size in the file.
+        found: u64,
+    },
+    /// The learning rate would still rise when the run ends.
+    #[error(
+        "`warmup_steps` is {warmup_steps}, and the run has {steps} steps: the learning rate never reaches its highest"
+    )]
+    LongWarmup {
+        /// Steps over which the learning rate rises.
+        warmup_steps: u64,
+        /// Steps of the run.
+        steps: u64,
     },
     /// The replicas cannot share the microbatches evenly.
     #[error(
@@ -128,36 +168,36 @@ pub(crate) enum ProblemKind {
         /// Replicas of the pipeline.
         replicas: u32,
     },
-    /// Text that must not be empty is.
+    /// The text is empty.
     #[error("`{key}` is empty")]
     Empty {
         /// The key.
         key: &'static str,
     },
-    /// A key stands beside `from`, which decides it.
-    #[error("`{key}` stands beside `from`, and with `from` the model follows from its config.json")]
+    /// A key is written beside `from`, which decides it.
+    #[error("`{key}` is written beside `from`, and with `from` the model follows from its config.json")]
     BesideFrom {
         /// The key.
         key: String,
     },
-    /// The sizes make no model.
+    /// There is no model of these sizes.
     #[error(transparent)]
     Model(#[from] pipewright_models::ConfigError),
-    /// The sizes make no schedule.
+    /// There is no schedule of these sizes.
     #[error(transparent)]
     Schedule(#[from] GenerateError),
     /// The schedule's file cannot be used.
     #[error(transparent)]
     ScheduleFile(#[from] ScheduleFileError),
     /// The schedule does not train.
-    #[error("`{key}` is \"{value}\", which runs no backward and cannot train")]
+    #[error("`{key}` is \"{value}\", which has no backward and cannot train")]
     NoTraining {
         /// The key.
         key: &'static str,
         /// The schedule.
         value: String,
     },
-    /// The layers cannot be shared out over the stages.
+    /// The layers cannot be distributed over the stages.
     #[error(transparent)]
     Partition(#[from] PartitionError),
     /// `partition = "explicit"` without `boundaries`.
@@ -174,9 +214,6 @@ pub(crate) enum ProblemKind {
         /// The variable.
         variable: String,
     },
-    /// There is no text to learn from.
-    #[error("`data.path` is missing, and the working folder is in no checkout of Pipewright to learn from")]
-    NoData,
 }
 
 /// What the writer probably meant.
@@ -203,7 +240,7 @@ impl fmt::Display for Suggestion {
 }
 
 impl ProblemKind {
-    /// What to do about it, where the message does not say so itself.
+    /// Returns what to do about it, unless the message says so itself.
     fn advice(&self) -> Option<String> {
         Some(match self {
             Self::Schedule(GenerateError::StagesPerRank { supported, .. }) => {
@@ -214,6 +251,7 @@ impl ProblemKind {
             }
             Self::Model(_) | Self::Schedule(_) | Self::Partition(_) | Self::ScheduleFile(_) => return None,
             Self::Syntax { .. } => "write keys as `key = value` below a `[section]`".into(),
+            Self::Unrepresentable { .. } => "write a number that fits 64 bits".into(),
             Self::SetForm => "write for example --set pipeline.ranks=4".into(),
             Self::UnknownSection { suggestion: Some(meant), .. }
             | Self::OutsideSections { suggestion: Some(meant), .. }
@@ -228,6 +266,13 @@ impl ProblemKind {
             Self::NotCompiledIn { key, value, instead } => {
                 format!("build with `cargo build --release --features {value}`, or write `{key} = {instead}`")
             }
+            Self::NotSupported { supported, .. } => format!("write {supported}"),
+            Self::NotOfFile { key, found, .. } => {
+                format!("remove `{key}`, which follows from the file, or write `{key} = {found}`")
+            }
+            Self::LongWarmup { .. } => {
+                "lower `warmup_steps` in [optimizer], or raise `steps` in [run]".into()
+            }
             Self::UnevenShare { replicas, .. } => format!("write a multiple of {replicas}"),
             Self::Empty { key } => format!("give `{key}` a value, or leave it out"),
             Self::BesideFrom { key } => format!("remove `{key}`, or remove `from`"),
@@ -235,7 +280,6 @@ impl ProblemKind {
             Self::NoBoundaries => "name each later stage's first layer, such as `boundaries = [4]`".into(),
             Self::UnusedBoundaries => "write `partition = \"explicit\"`, or remove `boundaries`".into(),
             Self::NoVariable { variable, .. } => format!("set {variable}, or write the path out"),
-            Self::NoData => "name text files, for example --set 'data.path=\"notes/**/*.txt\"'".into(),
         })
     }
 }

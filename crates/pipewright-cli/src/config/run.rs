@@ -1,5 +1,6 @@
-//! The `[run]` section: how long, from which seed, on what, and where the results go.
+//! The `[run]` section: the number of steps, the seed, the device, and the folder of the results.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 use crate::config::section::{Bound, Section};
 
-/// The longest deadline, about three years: beyond it the number is a mistake, and instants could overflow.
+/// The longest deadline, about three years. A longer one is a mistake, and adding it to an instant could overflow.
 const LONGEST_DEADLINE: f64 = 1e8;
 
 /// How long to train, and where the results go.
@@ -19,15 +20,15 @@ const LONGEST_DEADLINE: f64 = 1e8;
 pub(crate) struct RunSettings {
     /// Optimizer steps.
     pub(crate) steps: u64,
-    /// What parameters and the order of the data follow from.
+    /// The seed of the initial parameters and of the order of the data.
     pub(crate) seed: u64,
     /// The absolute folder of the results.
     pub(crate) out: PathBuf,
     /// Steps between two checkpoints; 0 writes one at the end alone.
     pub(crate) checkpoint_every: u64,
-    /// How many checkpoints are kept, the newest ones.
+    /// How many of the newest checkpoints are kept.
     pub(crate) keep_checkpoints: u32,
-    /// How long a rank waits for another before the run is given up.
+    /// How long a rank waits for another before the run fails.
     pub(crate) deadline_seconds: f64,
     /// What each rank computes on.
     pub(crate) device: DeviceChoice,
@@ -41,8 +42,16 @@ pub(crate) enum DeviceChoice {
     Flex,
 }
 
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Flex => "flex",
+        })
+    }
+}
+
 impl RunSettings {
-    /// How long a rank waits for another before the run is given up.
+    /// How long a rank waits for another before the run fails.
     pub(crate) fn deadline(&self) -> Duration {
         Duration::from_secs_f64(self.deadline_seconds)
     }
@@ -62,11 +71,11 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
     }
 }
 
-/// The results go below the working folder wherever the configuration lies, so its place plays no part.
+/// The results go below the working folder, wherever the configuration is.
 fn read_out(section: &mut Section<'_>, surroundings: &Surroundings) -> PathBuf {
     let text = section.text("out").unwrap_or_else(|| "runs/sample".into());
     surroundings.path("out", &text, &Place::Default).unwrap_or_else(|kind| {
-        section.refuse("out", kind);
+        section.report("out", kind);
         PathBuf::new()
     })
 }
@@ -75,7 +84,7 @@ fn read_deadline(section: &mut Section<'_>) -> f64 {
     let seconds = section.number("deadline_seconds", 60.0, &Bound::Positive);
     if seconds > LONGEST_DEADLINE {
         let (value, range) = (seconds.to_string(), format!("at most {LONGEST_DEADLINE}"));
-        section.refuse("deadline_seconds", ProblemKind::OutOfRange { key: "deadline_seconds", value, range });
+        section.report("deadline_seconds", ProblemKind::OutOfRange { key: "deadline_seconds", value, range });
     }
     seconds
 }
@@ -86,13 +95,11 @@ fn read_device(section: &mut Section<'_>) -> DeviceChoice {
         text.split_once(':').map_or((text.as_str(), None), |(name, index)| (name, Some(index)));
     match name {
         "flex" if index.is_none() => {}
-        "cuda" | "rocm" | "metal" | "vulkan" | "wgpu"
-            if index.is_none_or(|index| index.parse::<u32>().is_ok()) =>
-        {
-            let kind = ProblemKind::NotCompiledIn { key: "device", value: text, instead: "\"flex\"" };
-            section.refuse("device", kind);
+        "cuda" | "rocm" | "hip" | "metal" | "mps" | "vulkan" | "wgpu" | "gpu" | "tpu" | "cpu" => {
+            let supported = "`device = \"flex\"`, the processor: it is the only device of this version";
+            section.report("device", ProblemKind::NotSupported { key: "device", value: text, supported });
         }
-        _ => section.refuse_word("device", &text, ["flex"].into_iter()),
+        _ => section.report_unknown_word("device", &text, ["flex"].into_iter()),
     }
     DeviceChoice::Flex
 }

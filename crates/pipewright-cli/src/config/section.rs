@@ -1,12 +1,13 @@
-//! Typed reading of one section: every getter gives a value to go on with and records what is wrong.
+//! Reads the keys of one section by type. Every getter returns a value, and records a problem if what is written is wrong.
 //!
-//! Going on with the default after a mistake lets one run report all mistakes. Checks that compare several keys are
-//! left out once the document holds a mistake, for they would judge values that nobody wrote.
+//! After a problem the getter returns the default, so that one command reports all problems. Checks that compare several
+//! keys are skipped once there is a problem, because they would compare defaults that the user did not write.
 
 use std::path::PathBuf;
 
 use toml::Value;
 
+use crate::config::data::BUILT_IN;
 use crate::config::document::{Document, Entry};
 use crate::config::keys::{keys_of, nearest};
 use crate::config::paths::Surroundings;
@@ -77,14 +78,14 @@ impl<'a> Section<'a> {
     pub(super) fn whole(&mut self, key: &'static str, default: u64, least: u64, most: u64) -> u64 {
         let Some(value) = self.value(key) else { return default };
         let Value::Integer(number) = value else {
-            self.refuse(key, wrong_type(key, "a whole number", &value));
+            self.report(key, wrong_type(key, "a whole number", &value));
             return default;
         };
         match u64::try_from(number) {
             Ok(number) if (least..=most).contains(&number) => number,
             _ => {
                 let range = format!("a whole number from {least} to {most}");
-                self.refuse(key, ProblemKind::OutOfRange { key, value: number.to_string(), range });
+                self.report(key, ProblemKind::OutOfRange { key, value: number.to_string(), range });
                 default
             }
         }
@@ -95,20 +96,20 @@ impl<'a> Section<'a> {
         const EXPECTED: &str = "a list of whole numbers, such as [4, 8]";
         let value = self.value(key)?;
         let Value::Array(items) = &value else {
-            self.refuse(key, wrong_type(key, EXPECTED, &value));
+            self.report(key, wrong_type(key, EXPECTED, &value));
             return None;
         };
         let mut counts = Vec::with_capacity(items.len());
         for item in items {
             let Value::Integer(number) = item else {
-                self.refuse(key, wrong_type(key, EXPECTED, &value));
+                self.report(key, wrong_type(key, EXPECTED, &value));
                 return None;
             };
             match u32::try_from(*number) {
                 Ok(count) if (1..=LARGEST_COUNT).contains(&count) => counts.push(count),
                 _ => {
                     let range = format!("whole numbers from 1 to {LARGEST_COUNT}");
-                    self.refuse(key, ProblemKind::OutOfRange { key, value: value.to_string(), range });
+                    self.report(key, ProblemKind::OutOfRange { key, value: value.to_string(), range });
                     return None;
                 }
             }
@@ -116,18 +117,18 @@ impl<'a> Section<'a> {
         Some(counts)
     }
 
-    /// A number; whole numbers count as well.
+    /// A number with or without a fraction.
     pub(super) fn number(&mut self, key: &'static str, default: f64, bound: &Bound) -> f64 {
         let Some(value) = self.value(key) else { return default };
         match as_number(&value) {
             Some(number) if bound.holds(number) => number,
             Some(_) => {
                 let range = bound.words().to_owned();
-                self.refuse(key, ProblemKind::OutOfRange { key, value: value.to_string(), range });
+                self.report(key, ProblemKind::OutOfRange { key, value: value.to_string(), range });
                 default
             }
             None => {
-                self.refuse(key, wrong_type(key, "a number", &value));
+                self.report(key, wrong_type(key, "a number", &value));
                 default
             }
         }
@@ -144,11 +145,11 @@ impl<'a> Section<'a> {
             Some(pair) if pair.iter().all(|number| bound.holds(*number)) => pair,
             Some(_) => {
                 let range = format!("for each of the two {}", bound.words());
-                self.refuse(key, ProblemKind::OutOfRange { key, value: value.to_string(), range });
+                self.report(key, ProblemKind::OutOfRange { key, value: value.to_string(), range });
                 default
             }
             None => {
-                self.refuse(key, wrong_type(key, "a list of two numbers", &value));
+                self.report(key, wrong_type(key, "a list of two numbers", &value));
                 default
             }
         }
@@ -160,7 +161,7 @@ impl<'a> Section<'a> {
             None => default,
             Some(Value::Boolean(flag)) => flag,
             Some(value) => {
-                self.refuse(key, wrong_type(key, "true or false", &value));
+                self.report(key, wrong_type(key, "true or false", &value));
                 default
             }
         }
@@ -169,9 +170,9 @@ impl<'a> Section<'a> {
     /// Text that is not empty.
     pub(super) fn text(&mut self, key: &'static str) -> Option<String> {
         match self.value(key)? {
-            Value::String(text) if text.is_empty() => self.refuse(key, ProblemKind::Empty { key }),
+            Value::String(text) if text.is_empty() => self.report(key, ProblemKind::Empty { key }),
             Value::String(text) => return Some(text),
-            value => self.refuse(key, wrong_type(key, "a text", &value)),
+            value => self.report(key, wrong_type(key, "a text", &value)),
         }
         None
     }
@@ -186,21 +187,21 @@ impl<'a> Section<'a> {
         };
         match texts {
             Some(texts) if texts.is_empty() || texts.iter().any(String::is_empty) => {
-                self.refuse(key, ProblemKind::Empty { key });
+                self.report(key, ProblemKind::Empty { key });
             }
             Some(texts) => return Some(texts),
-            None => self.refuse(key, wrong_type(key, "a text or a list of texts", &value)),
+            None => self.report(key, wrong_type(key, "a text or a list of texts", &value)),
         }
         None
     }
 
-    /// One of a few words.
+    /// One of the words in `options`.
     pub(super) fn choice<T: Copy>(&mut self, key: &'static str, default: T, options: &[(&str, T)]) -> T {
         let Some(text) = self.text(key) else { return default };
         match options.iter().find(|(name, _)| *name == text) {
             Some((_, option)) => *option,
             None => {
-                self.refuse_word(key, &text, options.iter().map(|(name, _)| *name));
+                self.report_unknown_word(key, &text, options.iter().map(|(name, _)| *name));
                 default
             }
         }
@@ -212,27 +213,30 @@ impl<'a> Section<'a> {
         match self.surroundings.path(key, &text, &self.place(key)) {
             Ok(path) => Some(path),
             Err(kind) => {
-                self.refuse(key, kind);
+                self.report(key, kind);
                 None
             }
         }
     }
 
-    /// Patterns of paths, made absolute as by [`Section::path`].
+    /// Patterns of paths, made absolute as by [`Section::path`], or the word for the text in the binary.
     pub(super) fn patterns(&mut self, key: &'static str) -> Option<Vec<String>> {
         let texts = self.texts(key)?;
+        if texts == [BUILT_IN] {
+            return Some(texts);
+        }
         let place = self.place(key);
         match texts.iter().map(|text| self.surroundings.pattern(key, text, &place)).collect() {
             Ok(patterns) => Some(patterns),
             Err(kind) => {
-                self.refuse(key, kind);
+                self.report(key, kind);
                 None
             }
         }
     }
 
-    /// Records a word that is none of those known.
-    pub(super) fn refuse_word<'w>(
+    /// Records a word that is not one of those known.
+    pub(super) fn report_unknown_word<'w>(
         &mut self,
         key: &'static str,
         value: &str,
@@ -240,19 +244,19 @@ impl<'a> Section<'a> {
     ) {
         let suggestion = nearest(value, known.clone()).map(|name| Suggestion::Name(name.to_owned()));
         let known = known.map(str::to_owned).collect();
-        self.refuse(key, ProblemKind::UnknownValue { key, value: value.to_owned(), known, suggestion });
+        self.report(key, ProblemKind::UnknownValue { key, value: value.to_owned(), known, suggestion });
     }
 
     /// Records a problem of one key.
-    pub(super) fn refuse(&mut self, key: &str, kind: ProblemKind) {
+    pub(super) fn report(&mut self, key: &str, kind: ProblemKind) {
         let place = self.place(key);
         self.document.problems.push(Problem { place, kind });
     }
 
-    /// Records a problem of several keys, at the first of them that somebody wrote.
-    pub(super) fn refuse_at_first_of(&mut self, keys: &[&str], kind: ProblemKind) {
+    /// Records a problem of several keys, at the first of them that is written.
+    pub(super) fn report_at_first_of(&mut self, keys: &[&str], kind: ProblemKind) {
         let written = keys.iter().find(|key| self.is_written(key));
-        self.refuse(written.or(keys.first()).copied().unwrap_or_default(), kind);
+        self.report(written.or(keys.first()).copied().unwrap_or_default(), kind);
     }
 
     /// Whether no problem was found so far.
@@ -260,7 +264,7 @@ impl<'a> Section<'a> {
         self.document.problems.is_empty()
     }
 
-    /// Whether somebody wrote the key.
+    /// Whether the key is written.
     pub(super) fn is_written(&self, key: &str) -> bool {
         self.document.entry(self.name, key).is_some()
     }
@@ -278,7 +282,7 @@ impl<'a> Section<'a> {
 
 fn as_number(value: &Value) -> Option<f64> {
     match value {
-        // Whole numbers above 2^53 round, as they do wherever a float is written in decimal.
+        // Whole numbers above 2^53 are rounded to the nearest float.
         Value::Integer(number) => Some(*number as f64),
         Value::Float(number) => Some(*number),
         _ => None,

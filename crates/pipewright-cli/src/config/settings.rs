@@ -1,10 +1,11 @@
 //! The validated settings of a run, and the way to them from a file and `--set` arguments.
 //!
-//! Settings can be written as TOML and read again to equal settings.
+//! Settings can be written as TOML; reading that TOML gives equal settings.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use pipewright::bounded_file::{SMALL_TEXT, read_text};
 use serde::Serialize;
 
 use crate::config::data::{self, DataSettings};
@@ -14,22 +15,24 @@ use crate::config::model::{self, ModelSettings};
 use crate::config::optimizer::{self, OptimizerSettings};
 use crate::config::paths::Surroundings;
 use crate::config::pipeline::{self, FoundSchedule, PipelineSettings};
-use crate::config::place::Source;
-use crate::config::problem::ConfigError;
+use crate::config::place::{Place, Source};
+use crate::config::problem::{ConfigError, ProblemKind};
 use crate::config::run::{self, RunSettings};
+use crate::config::sample;
+use crate::config::section::Section;
 
 /// Everything that a run depends on, checked and with defaults filled in.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Settings {
     /// Which model to train.
     pub(crate) model: ModelSettings,
-    /// What to learn from.
+    /// The training data.
     pub(crate) data: DataSettings,
-    /// How the model is laid out over ranks, and how a step runs.
+    /// How the model is distributed over ranks, and how a step runs.
     pub(crate) pipeline: PipelineSettings,
-    /// How often the pipeline stands side by side.
+    /// How many replicas of the pipeline train together.
     pub(crate) mesh: MeshSettings,
-    /// How gradients become steps.
+    /// How gradients update parameters.
     pub(crate) optimizer: OptimizerSettings,
     /// How long to train, and where the results go.
     pub(crate) run: RunSettings,
@@ -54,8 +57,11 @@ impl Settings {
         arguments: &[String],
         surroundings: &Surroundings,
     ) -> Result<Loaded, ConfigError> {
-        let source = file.map(read_source).transpose()?;
-        let mut document = Document::new(source, arguments);
+        let source = match file {
+            Some(file) => read_source(file)?,
+            None => Source { name: sample::NAME.to_owned(), text: sample::CONFIG.to_owned() },
+        };
+        let mut document = Document::new(Some(source), arguments);
         let model = model::read(&mut document, surroundings);
         let data = data::read(&mut document, surroundings);
         let layers = match &model {
@@ -69,6 +75,7 @@ impl Settings {
             pipeline::read(&mut document, surroundings, layers.as_ref(), mesh.data_parallel);
         let optimizer = optimizer::read(&mut document, surroundings);
         let run = run::read(&mut document, surroundings);
+        check_warmup(&mut document, surroundings, &optimizer, &run);
         match schedule {
             Some(schedule) if document.problems.is_empty() => {
                 let settings = Self { model, data, pipeline, mesh, optimizer, run };
@@ -78,7 +85,7 @@ impl Settings {
         }
     }
 
-    /// The effective configuration by dotted key.
+    /// Returns the effective configuration by dotted key.
     pub(crate) fn by_key(&self) -> BTreeMap<String, String> {
         let table = toml::Table::try_from(self).expect("settings are tables of plain values");
         let mut by_key = BTreeMap::new();
@@ -86,14 +93,36 @@ impl Settings {
         by_key
     }
 
-    /// The effective configuration.
+    /// Returns the effective configuration as TOML.
     pub(crate) fn to_toml(&self) -> String {
         toml::to_string(self)
             .expect("settings are tables of plain values, and their paths came from UTF-8 text")
     }
 }
 
-/// The values of `table` and of the tables in it, by dotted key.
+/// Refuses a warm-up that is longer than the run, at the key that was written last.
+fn check_warmup(
+    document: &mut Document,
+    surroundings: &Surroundings,
+    optimizer: &OptimizerSettings,
+    run: &RunSettings,
+) {
+    let (warmup_steps, steps) = (optimizer.warmup_steps, run.steps);
+    if !document.problems.is_empty() || warmup_steps <= steps {
+        return;
+    }
+    let kind = ProblemKind::LongWarmup { warmup_steps, steps };
+    let is_argument = |section: &Section<'_>, key| matches!(section.place(key), Place::Set { .. });
+    let optimizer = Section::new(document, surroundings, "optimizer");
+    let is_warmup_argument = is_argument(&optimizer, "warmup_steps");
+    let mut run = Section::new(document, surroundings, "run");
+    if is_argument(&run, "steps") && !is_warmup_argument {
+        return run.report("steps", kind);
+    }
+    Section::new(document, surroundings, "optimizer").report("warmup_steps", kind);
+}
+
+/// Inserts the values of `table` and of the tables in it into `into`, by dotted key.
 fn flatten(prefix: &str, table: &toml::Table, into: &mut BTreeMap<String, String>) {
     for (key, value) in table {
         let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
@@ -104,8 +133,20 @@ fn flatten(prefix: &str, table: &toml::Table, into: &mut BTreeMap<String, String
     }
 }
 
+/// Refuses a path that is not UTF-8: the effective configuration holds paths that begin with it.
+fn require_utf8(path: &Path) -> std::io::Result<()> {
+    match path.to_str() {
+        Some(_) => Ok(()),
+        None => Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidData,
+            "the path is not UTF-8; rename the file or its folder",
+        )),
+    }
+}
+
 fn read_source(path: &Path) -> Result<Source, ConfigError> {
-    let text = std::fs::read_to_string(path)
+    let text = require_utf8(path)
+        .and_then(|()| read_text(path, SMALL_TEXT))
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     Ok(Source { name: path.display().to_string(), text })
 }

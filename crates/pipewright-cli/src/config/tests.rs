@@ -34,7 +34,7 @@ fn check(text: &str, problems: &[&str]) {
 }
 
 fn check_set(arguments: &[&str], problems: &[&str]) {
-    let found = load(None, arguments).err().unwrap_or_default();
+    let found = load(Some(""), arguments).err().unwrap_or_default();
     assert_eq!(found.lines().collect::<Vec<_>>(), problems);
 }
 
@@ -56,9 +56,8 @@ fn habitual_names_of_schedules_become_their_own() {
 
 #[test]
 fn the_template_holds_the_defaults() {
-    let defaults = load(None, &[]).expect("the defaults are sound");
-    assert_eq!(load(Some(TEMPLATE), &[]), Ok(defaults.clone()));
-    assert_eq!(load(Some(""), &[]), Ok(defaults));
+    let defaults = load(Some(""), &[]).expect("the defaults are sound");
+    assert_eq!(load(Some(TEMPLATE), &[]), Ok(defaults));
 }
 
 #[test]
@@ -97,7 +96,7 @@ fn settings_survive_being_written_and_read() {
 fn unknown_names() {
     check("[pipeline]\nrnaks = 2", &["a.toml:2:1: unknown key `rnaks` in [pipeline]"]);
     check("[pipline]\nranks = 2", &["a.toml:1:2: unknown section `pipline`"]);
-    check("steps = 2", &["a.toml:1:1: `steps` stands outside any section"]);
+    check("steps = 2", &["a.toml:1:1: `steps` is outside of any section"]);
     check("[run]\nsteps = 2\nsteps = 3", &["a.toml:3:1: not valid TOML: duplicate key"]);
     check_set(&["pipeline.rnaks=2"], &["--set pipeline.rnaks=2: unknown key `rnaks` in [pipeline]"]);
 }
@@ -182,73 +181,80 @@ fn numbers_out_of_range() {
 
 #[test]
 fn words() {
-    let at =
+    let refuse =
         |argument: &str, message: &str| check_set(&[argument], &[&format!("--set {argument}: {message}")]);
-    at("model.architecture=lama", "`architecture` is \"lama\", where llama, qwen2 is expected");
-    at("pipeline.schedule=1f1", "unknown schedule `1f1`; did you mean `1f1b`?");
-    at(
+    refuse("model.architecture=lama", "`architecture` is \"lama\", where llama, qwen2 is expected");
+    refuse("pipeline.schedule=1f1", "unknown schedule `1f1`; did you mean `1f1b`?");
+    refuse(
         "pipeline.schedule=ForwardOnly",
-        "`schedule` is \"forwardonly\", which runs no backward and cannot train",
+        "`schedule` is \"forwardonly\", which has no backward and cannot train",
     );
-    at(
+    refuse(
         "pipeline.partition=best",
         "`partition` is \"best\", where even, weighted, optimal, explicit is expected",
     );
     #[cfg(not(feature = "mpi"))]
-    at("pipeline.transport=mpi", "`transport` is \"mpi\", which is not compiled into this binary");
-    at("pipeline.transport=tcp", "`transport` is \"tcp\", where local, mpi, nccl is expected");
-    at("run.device=cuda:0", "`device` is \"cuda:0\", which is not compiled into this binary");
-    at("run.device=tpu", "`device` is \"tpu\", where flex is expected");
-    at("optimizer.name=adam", "`name` is \"adam\", where adamw is expected");
-    at("optimizer.schedule=step", "`schedule` is \"step\", where constant, cosine, linear is expected");
-    at("run.out=", "`out` is empty");
-    at("data.path=[]", "`path` is empty");
-    at("data.path=$NOWHERE/*.rs", "`path` begins with $NOWHERE, which is not set in the environment");
-    assert!(load(None, &["pipeline.schedule=GPipe"]).is_ok());
+    refuse("pipeline.transport=mpi", "`transport` is \"mpi\", which is not compiled into this binary");
+    refuse("pipeline.transport=tcp", "`transport` is \"tcp\", where local, mpi is expected");
+    refuse(
+        "pipeline.transport=nccl",
+        "`transport` is \"nccl\", which this version of Pipewright does not support",
+    );
+    refuse("run.device=cuda:0", "`device` is \"cuda:0\", which this version of Pipewright does not support");
+    refuse("run.device=felx", "`device` is \"felx\", where flex is expected");
+    refuse("optimizer.name=adam", "`name` is \"adam\", where adamw is expected");
+    refuse("optimizer.schedule=step", "`schedule` is \"step\", where constant, cosine, linear is expected");
+    refuse("run.out=", "`out` is empty");
+    refuse("data.path=[]", "`path` is empty");
+    refuse("data.path=$NOWHERE/*.rs", "`path` begins with $NOWHERE, which is not set in the environment");
+    assert!(load(Some(""), &["pipeline.schedule=GPipe"]).is_ok());
 }
 
 #[test]
 fn sizes_that_do_not_fit_each_other() {
-    let at = |arguments: &[&str], message: &str| {
+    let refuse = |arguments: &[&str], message: &str| {
         let culprit = arguments[arguments.len() - 1];
         check_set(arguments, &[&format!("--set {culprit}: {message}")]);
     };
-    at(&["model.hidden_size=250"], "`hidden_size = 250` is not divisible by `num_attention_heads = 8`");
-    at(
+    refuse(&["model.hidden_size=250"], "`hidden_size = 250` is not divisible by `num_attention_heads = 8`");
+    refuse(
         &["model.hidden_size=504"],
         "`head_dim = 63` is out of range: it must be even, because the rotary embedding rotates pairs",
     );
-    at(
+    refuse(
         &["model.num_key_value_heads=3"],
         "`num_attention_heads = 8` is not divisible by `num_key_value_heads = 3`",
     );
-    at(
+    refuse(
         &["pipeline.ranks=4", "pipeline.microbatches=3"],
         "3 microbatches cannot fill the 4 stages of `1f1b`; use at least 4",
     );
-    at(&["pipeline.ranks=9"], "8 microbatches cannot fill the 9 stages of `1f1b`; use at least 9");
-    at(
+    refuse(&["pipeline.ranks=9"], "8 microbatches cannot fill the 9 stages of `1f1b`; use at least 9");
+    refuse(
         &["pipeline.microbatches=16", "pipeline.ranks=11"],
         "10 layers cannot fill 11 stages; use at most 10 stages",
     );
-    at(&["pipeline.stages_per_rank=2"], "`1f1b` runs 1 stage(s) on each rank, not 2; leave the number out");
+    refuse(
+        &["pipeline.stages_per_rank=2"],
+        "`1f1b` runs 1 stage(s) on each rank, not 2; leave the number out",
+    );
 }
 
 #[test]
 fn boundaries() {
-    let at = |arguments: &[&str], message: &str| {
+    let refuse = |arguments: &[&str], message: &str| {
         let culprit = arguments[arguments.len() - 1];
         check_set(arguments, &[&format!("--set {culprit}: {message}")]);
     };
     let explicit = "pipeline.partition=explicit";
-    at(&[explicit], "`partition` is \"explicit\", and there are no `boundaries`");
-    at(&["pipeline.boundaries=[4]"], "`boundaries` are given, and `partition` is not \"explicit\"");
-    at(&[explicit, "pipeline.boundaries=[2, 4]"], "2 boundaries do not make 2 stages; give 1 boundaries");
-    at(
+    refuse(&[explicit], "`partition` is \"explicit\", and there are no `boundaries`");
+    refuse(&["pipeline.boundaries=[4]"], "`boundaries` are given, and `partition` is not \"explicit\"");
+    refuse(&[explicit, "pipeline.boundaries=[2, 4]"], "2 boundaries do not make 2 stages; give 1 boundaries");
+    refuse(
         &[explicit, "pipeline.ranks=3", "pipeline.boundaries=[4, 4]"],
         "boundary 4 does not come after 4; every stage needs a layer, so boundaries ascend from 1",
     );
-    at(
+    refuse(
         &[explicit, "pipeline.boundaries=[10]"],
         "boundary 10 is above the last of 10 layers; use one below 10",
     );
@@ -261,8 +267,59 @@ fn the_model_from_a_folder() {
     check(
         "[model]\nfrom = \"m\"\nhidden_size = 8\n",
         &[
-            "a.toml:3:15: `hidden_size` stands beside `from`, and with `from` the model follows from its config.json",
+            "a.toml:3:15: `hidden_size` is written beside `from`, and with `from` the model follows from its config.json",
         ],
+    );
+}
+
+#[test]
+fn a_warm_up_that_outlasts_the_run() {
+    let long = "`warmup_steps` is 100, and the run has 20 steps: the learning rate never reaches its highest";
+    check("[optimizer]\nwarmup_steps = 100\n[run]\nsteps = 20", &[&format!("a.toml:2:16: {long}")]);
+    check_set(
+        &["optimizer.warmup_steps=100", "run.steps=20"],
+        &[&format!("--set optimizer.warmup_steps=100: {long}")],
+    );
+    let file = "[optimizer]\nwarmup_steps = 100";
+    let found = load(Some(file), &["run.steps=20"]).err().unwrap_or_default();
+    assert_eq!(found, format!("--set run.steps=20: {long}"));
+    check("[optimizer]\nwarmup_steps = 100", &[]);
+}
+
+#[test]
+fn sizes_beside_a_schedule_from_a_file() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let schedule = folder.path().join("s.csv");
+    std::fs::write(&schedule, "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n").expect("a file");
+    let schedule = schedule.display();
+    let check_both = |sizes: &str, argument: &str, problems: &[&str]| {
+        let file = format!("[pipeline]\nschedule = \"{schedule}\"\n{sizes}");
+        let arguments: &[&str] = if argument.is_empty() { &[] } else { &[argument] };
+        let found = load(Some(&file), arguments).err().unwrap_or_default();
+        assert_eq!(found.lines().collect::<Vec<_>>(), problems);
+    };
+    check_both("ranks = 2\nstages_per_rank = 1\nmicrobatches = 2", "", &[]);
+    check_both("", "", &[]);
+    check_both(
+        "ranks = 3\nmicrobatches = 8",
+        "",
+        &[
+            &format!("a.toml:3:9: `ranks` is 3, and the schedule in {schedule} has 2"),
+            &format!("a.toml:4:16: `microbatches` is 8, and the schedule in {schedule} has 2"),
+        ],
+    );
+    check_both(
+        "",
+        "pipeline.stages_per_rank=2",
+        &[&format!(
+            "--set pipeline.stages_per_rank=2: `stages_per_rank` is 2, and the schedule in {schedule} has 1"
+        )],
+    );
+    check_both("microbatches = 4", "mesh.data_parallel=2", &[]);
+    let argument = format!("pipeline.schedule={schedule}");
+    assert!(
+        load(Some("[pipeline]\nranks = 3"), &[&argument]).is_ok(),
+        "an argument replaces the file's sizes"
     );
 }
 
@@ -271,5 +328,6 @@ fn a_file_that_cannot_be_read() {
     let surroundings = Surroundings { working_folder: "/".into(), variable: |_| None };
     let error =
         Settings::load(Some(Path::new("no-such.toml")), &[], &surroundings).expect_err("there is no file");
-    assert!(error.to_string().starts_with("no-such.toml: cannot read the configuration: "), "{error}");
+    assert_eq!(error.to_string(), "no-such.toml: cannot read the configuration");
+    assert!(std::error::Error::source(&error).is_some());
 }

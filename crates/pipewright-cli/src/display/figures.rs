@@ -32,11 +32,60 @@ pub(crate) fn bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{size:.1} {}", UNITS[unit]) }
 }
 
+/// A count with three significant digits or more, as `950`, `1.05M` or `70.6B`.
+pub(super) fn short_count(count: u64) -> String {
+    const UNITS: [&str; 4] = ["", "k", "M", "B"];
+    let (mut size, mut unit) = (count as f64, 0);
+    while size >= 999.5 && unit + 1 < UNITS.len() {
+        size /= 1000.0;
+        unit += 1;
+    }
+    let decimals = match (unit, size) {
+        (0, _) | (_, 99.95..) => 0,
+        (_, 9.995..) => 1,
+        _ => 2,
+    };
+    format!("{size:.decimals$}{}", UNITS[unit])
+}
+
+/// A count with commas between groups of three digits.
+pub(super) fn grouped(count: u64) -> String {
+    let digits = count.to_string();
+    let groups: Vec<&str> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(|group| std::str::from_utf8(group).expect("digits are ASCII"))
+        .collect();
+    groups.join(",")
+}
+
+/// A count and its noun, which takes an `s` unless the count is 1.
+pub(super) fn counted(count: u64, noun: &str) -> String {
+    if count == 1 { format!("{count} {noun}") } else { format!("{count} {noun}s") }
+}
+
+/// A number of milliseconds in the unit that suits it.
+pub(super) fn milliseconds(milliseconds: f64) -> String {
+    match milliseconds {
+        ..9.95 => format!("{milliseconds:.2} ms"),
+        ..999.5 => format!("{milliseconds:.0} ms"),
+        _ => format!("{:.2} s", milliseconds / 1e3),
+    }
+}
+
 /// A span of time, as `1:02:03` or `2:03`.
 pub(super) fn clock(span: Duration) -> String {
     let seconds = span.as_secs();
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
+}
+
+/// How long the steps that are left take, if each takes as long as those that `taken` steps took in `elapsed` on
+/// average. None before the first step.
+pub(super) fn remaining(elapsed: Duration, taken: u64, left: u64) -> Option<Duration> {
+    let seconds = elapsed.as_secs_f64() / taken as f64 * left as f64;
+    (taken > 0).then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
 #[cfg(test)]
@@ -54,9 +103,28 @@ mod tests {
     }
 
     #[test]
+    fn counts() {
+        let check = |count: u64, short: &str, long: &str| {
+            assert_eq!([short_count(count), grouped(count)], [short, long]);
+        };
+        check(0, "0", "0");
+        check(999, "999", "999");
+        check(1000, "1.00k", "1,000");
+        check(1_049_600, "1.05M", "1,049,600");
+        check(26_494_464, "26.5M", "26,494,464");
+        check(999_600, "1.00M", "999,600");
+        check(70_553_706_496, "70.6B", "70,553,706,496");
+        assert_eq!([counted(1, "rank"), counted(2, "rank")], ["1 rank", "2 ranks"]);
+    }
+
+    #[test]
     fn times() {
         assert_eq!(clock(Duration::from_millis(62_900)), "1:02");
         assert_eq!(clock(Duration::from_secs(3723)), "1:02:03");
+        assert_eq!([0.5, 131.4, 1310.0].map(milliseconds), ["0.50 ms", "131 ms", "1.31 s"]);
+        let second = Duration::from_secs(1);
+        assert_eq!(remaining(second, 0, 3), None, "nothing is known before the first step");
+        assert_eq!(remaining(second * 3, 2, 8), Some(second * 12));
     }
 
     #[test]

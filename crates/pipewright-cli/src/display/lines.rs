@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pipewright::train::Metrics;
 
-use crate::display::figures::{bytes, clock, per_rank, percent};
+use crate::display::figures::{bytes, clock, milliseconds, per_rank, percent, remaining};
 
 /// The least time between two lines.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -39,18 +39,21 @@ impl Lines {
 }
 
 fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
-    let taken = metrics.step.saturating_sub(done).max(1);
-    let left = elapsed.as_secs_f64() / taken as f64 * steps.saturating_sub(metrics.step) as f64;
+    let (taken, left) = (metrics.step.saturating_sub(done), steps.saturating_sub(metrics.step));
+    let left = remaining(elapsed, taken, left).map(|left| format!("  remaining {}", clock(left)));
     format!(
-        "step {}/{steps}  loss {:.4}  grad norm {:.3}  lr {:.2e}  {:.0} tokens/s  bubble {}  memory {}  eta {}",
+        "step {}/{steps}  loss {:.4}  grad norm {:.3}  lr {:.2e}  {:.0} tokens/s  {}  bubble {}  memory {}  \
+         elapsed {}{}",
         metrics.step,
         metrics.loss,
         metrics.grad_norm,
         metrics.learning_rate,
         metrics.tokens_per_second,
+        milliseconds(metrics.step_ms),
         percent(metrics.bubble_fraction),
         per_rank(&metrics.peak_bytes, bytes),
-        clock(Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX)),
+        clock(elapsed),
+        left.unwrap_or_default(),
     )
 }
 
@@ -65,6 +68,7 @@ mod tests {
             grad_norm: 1.25,
             learning_rate: 1e-3,
             tokens_per_second: 1024.4,
+            step_ms: 20.0,
             bubble_fraction: 0.125,
             peak_bytes: vec![2048, 4096],
             ..Metrics::default()
@@ -73,11 +77,11 @@ mod tests {
 
     #[test]
     fn what_a_line_says() {
-        let expected = "step 2/10  loss 2.5000  grad norm 1.250  lr 1.00e-3  1024 tokens/s  bubble 12.5%  \
-                        memory 2.0 KiB  4.0 KiB  eta 0:12";
+        let expected = "step 2/10  loss 2.5000  grad norm 1.250  lr 1.00e-3  1024 tokens/s  20 ms  \
+                        bubble 12.5%  memory 2.0 KiB  4.0 KiB  elapsed 0:03  remaining 0:12";
         assert_eq!(line(&metrics(2), 0, 10, Duration::from_secs(3)), expected);
         let resumed = line(&metrics(2), 1, 10, Duration::from_secs(3));
-        assert!(resumed.ends_with("eta 0:24"), "{resumed}");
+        assert!(resumed.ends_with("remaining 0:24"), "{resumed}");
     }
 
     #[test]

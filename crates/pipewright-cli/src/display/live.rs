@@ -1,55 +1,104 @@
-//! The live display of a terminal: a bar with the step's figures, and a line each for bubbles and memory.
+//! The live display of a terminal. A thread of its own draws it, so that a slow terminal does not hold up the training,
+//! time goes on in the display during a long step, and a resized terminal is drawn anew.
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
 use pipewright::train::Metrics;
 
-use crate::display::figures::{bytes, per_rank, percent};
+use crate::display::frame::{State, compose};
+use crate::display::overview::Overview;
+use crate::display::screen;
+
+/// The time between two drawings.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The display of one run.
 pub(crate) struct Live {
-    /// Keeps the bars together; dropping it would end the drawing.
-    bars: MultiProgress,
-    steps: ProgressBar,
-    bubble: ProgressBar,
-    memory: ProgressBar,
+    picture: Arc<Picture>,
+    /// Its end stops the thread. None once the thread has stopped.
+    painter: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+/// What there is to draw.
+struct Picture {
+    state: Mutex<State>,
+    began: Instant,
+    has_colour: bool,
 }
 
 impl Live {
     /// A display for a run of `steps` steps, of which the first `done` are behind it.
-    pub(super) fn new(done: u64, steps: u64) -> Self {
-        let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
-        let line = |length, template: &str| {
-            let style = ProgressStyle::with_template(template).expect("the templates below are sound");
-            bars.add(ProgressBar::new(length).with_style(style))
-        };
-        let steps = line(steps, "step {pos}/{len} {bar:24} {msg}  eta {eta}");
-        let bubble = line(0, "bubble  {msg}");
-        let memory = line(0, "memory  {msg}");
-        steps.set_position(done);
-        steps.reset_eta();
-        // Before the first step there is nothing to say, but the bar shows that the run has begun.
-        steps.tick();
-        Self { steps, bubble, memory, bars }
+    pub(super) fn new(overview: &Overview, done: u64, steps: u64) -> Self {
+        let overview = overview.clone();
+        let state = Mutex::new(State {
+            overview,
+            start: done,
+            steps,
+            last: None,
+            until_last: Duration::ZERO,
+            losses: Vec::new(),
+        });
+        let picture = Arc::new(Picture { state, began: Instant::now(), has_colour: screen::has_colour() });
+        screen::open();
+        picture.draw();
+        let (sender, receiver) = channel();
+        let painted = picture.clone();
+        let thread = std::thread::Builder::new().name("display".to_owned());
+        // Without the thread, the picture is drawn after each step.
+        let painter = thread.spawn(move || paint(&painted, &receiver)).ok().map(|thread| (sender, thread));
+        Self { picture, painter }
     }
 
     /// Shows a step that is done.
-    pub(super) fn step(&self, metrics: &Metrics) {
-        self.steps
-            .set_message(format!("loss {:.4}  {:.0} tokens/s", metrics.loss, metrics.tokens_per_second));
-        self.steps.set_position(metrics.step);
-        let shares = per_rank(&metrics.bubble_per_rank, percent);
-        self.bubble.set_message(format!(
-            "{} of all ranks' time; by rank {shares}",
-            percent(metrics.bubble_fraction)
-        ));
-        self.memory.set_message(format!("at most {}", per_rank(&metrics.peak_bytes, bytes)));
+    pub(super) fn step(&mut self, metrics: &Metrics) {
+        let mut state = self.picture.state();
+        state.losses.push(metrics.loss);
+        state.last = Some(metrics.clone());
+        state.until_last = self.picture.began.elapsed();
+        drop(state);
+        if self.painter.is_none() {
+            self.picture.draw();
+        }
     }
 
     /// Leaves the last state where it is.
-    pub(super) fn finish(self) {
-        for line in [&self.steps, &self.bubble, &self.memory] {
-            line.abandon();
+    pub(super) fn finish(&mut self) {
+        self.stop();
+        self.picture.draw();
+        screen::close();
+    }
+
+    fn stop(&mut self) {
+        if let Some((sender, thread)) = self.painter.take() {
+            drop(sender);
+            // A panic of the thread has been reported where it happened.
+            let _ = thread.join();
         }
-        drop(self.bars);
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.stop();
+        screen::close();
+    }
+}
+
+impl Picture {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn draw(&self) {
+        screen::draw(|size| compose(&self.state(), self.began.elapsed(), size, self.has_colour));
+    }
+}
+
+fn paint(picture: &Picture, stop: &Receiver<()>) {
+    while stop.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
+        picture.draw();
     }
 }

@@ -1,22 +1,48 @@
 //! What the libraries log, on standard error. `PIPEWRIGHT_LOG` chooses what, as in `PIPEWRIGHT_LOG=pipewright=debug`.
 
-use std::io::IsTerminal;
+use std::io::{self, Write};
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::display::screen;
+
+use crate::quiet::is_quiet;
 
 /// Warnings, without those that a command's own error repeats.
 const STANDARD: &str = "warn,pipewright::failure=off";
 
 /// Starts to show the log.
 pub(crate) fn start() {
-    let filter = EnvFilter::try_from_env("PIPEWRIGHT_LOG").unwrap_or_else(|_| EnvFilter::new(STANDARD));
-    let has_colour =
-        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(has_colour)
+    // Warnings are not errors.
+    let standard = if is_quiet() { "error,pipewright::failure=off" } else { STANDARD };
+    let chosen = std::env::var("PIPEWRIGHT_LOG").ok().and_then(|chosen| chosen.parse::<Targets>().ok());
+    let filter = chosen.unwrap_or_else(|| standard.parse().expect("the standard filter is sound"));
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(|| Line(Vec::new()))
+        .with_ansi(screen::has_colour())
         .without_time();
     // It fails only where somebody started a log before, which then serves as well.
-    let _ = subscriber.try_init();
+    let _ = tracing_subscriber::registry().with(filter).with(lines).try_init();
+}
+
+/// Gathers an event's text, and writes it above the live display in one piece.
+struct Line(Vec<u8>);
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        screen::log(&String::from_utf8_lossy(&self.0));
+    }
 }

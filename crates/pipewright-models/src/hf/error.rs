@@ -1,4 +1,4 @@
-//! What can be wrong with a model directory.
+//! The errors of reading and writing a model directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::error::ConfigError;
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {
     /// The system refused.
-    #[error("cannot {action} {}", path.display())]
+    #[error("{}: cannot {action} it", path.display())]
     Io {
         /// What was tried, as an infinitive.
         action: &'static str,
@@ -20,8 +20,8 @@ pub enum HfError {
         /// The system's reason.
         source: io::Error,
     },
-    /// A JSON file that is none, or has other content than its name says.
-    #[error("{} is not valid", path.display())]
+    /// A file that is not JSON, or whose content is not what its name says.
+    #[error("{}: cannot be parsed", path.display())]
     Json {
         /// The file.
         path: PathBuf,
@@ -29,10 +29,12 @@ pub enum HfError {
         source: serde_json::Error,
     },
     /// A configuration that no family accepts.
-    #[error("{} does not describe a model that can be run", path.display())]
+    #[error("{}{}: the model cannot be run", path.display(), after_colon(*line))]
     Config {
         /// The file.
         path: PathBuf,
+        /// The line of the key at fault, counted from 1, if one key is at fault.
+        line: Option<usize>,
         /// Which key.
         source: ConfigError,
     },
@@ -40,7 +42,10 @@ pub enum HfError {
     #[error(transparent)]
     Stage(#[from] ConfigError),
     /// No weights in the folder.
-    #[error("{} holds neither model.safetensors nor model.safetensors.index.json", dir.display())]
+    #[error(
+        "{}: the folder has neither model.safetensors nor model.safetensors.index.json; name a folder with weights",
+        dir.display()
+    )]
     NoWeights {
         /// The folder.
         dir: PathBuf,
@@ -52,7 +57,7 @@ pub enum HfError {
         path: PathBuf,
     },
     /// A file name in the index that leads out of the folder.
-    #[error("{} places tensor `{tensor}` in `{file}`, which is not a plain file name", path.display())]
+    #[error("{}: tensor `{tensor}` is said to be in `{file}`, which is not a plain file name", path.display())]
     IndexFile {
         /// The index.
         path: PathBuf,
@@ -62,7 +67,7 @@ pub enum HfError {
         file: String,
     },
     /// The file's length is not what its header says: a download or copy that was cut off, usually.
-    #[error("{} is {found} bytes long, its header asks for {expected}: copy or download it again", path.display())]
+    #[error("{}: the file has {found} bytes, and its header asks for {expected}; copy or download it again", path.display())]
     Length {
         /// The file.
         path: PathBuf,
@@ -71,8 +76,8 @@ pub enum HfError {
         /// Bytes there are.
         found: u64,
     },
-    /// The header is not one.
-    #[error("{} does not start with a safetensors header", path.display())]
+    /// The file's beginning is not a header.
+    #[error("{}: the file does not begin with a safetensors header", path.display())]
     Header {
         /// The file.
         path: PathBuf,
@@ -80,7 +85,7 @@ pub enum HfError {
         source: serde_json::Error,
     },
     /// The model needs a tensor that is not there.
-    #[error("{} lacks tensor `{tensor}`", path.display())]
+    #[error("{}: tensor `{tensor}` is missing", path.display())]
     MissingTensor {
         /// The file that should have it, or the index.
         path: PathBuf,
@@ -89,7 +94,7 @@ pub enum HfError {
     },
     /// A tensor of another shape than the configuration implies.
     #[error(
-        "tensor `{tensor}` in {} has shape {found:?}, the configuration asks for {expected:?}",
+        "{}: tensor `{tensor}` has shape {found:?}, and the configuration asks for {expected:?}",
         path.display()
     )]
     Shape {
@@ -103,7 +108,7 @@ pub enum HfError {
         found: Vec<usize>,
     },
     /// An element type that cannot become `f32`.
-    #[error("tensor `{tensor}` in {} has element type {found:?}: only F32, BF16 and F16 can be read", path.display())]
+    #[error("{}: tensor `{tensor}` has element type {found:?}; convert it to F32, BF16 or F16", path.display())]
     ElementType {
         /// The file.
         path: PathBuf,
@@ -113,7 +118,7 @@ pub enum HfError {
         found: Dtype,
     },
     /// The folder to write has content already, which is never overwritten.
-    #[error("{} is not empty: choose a folder that does not exist yet", dir.display())]
+    #[error("{}: the folder is not empty; choose one that does not exist", dir.display())]
     NotEmpty {
         /// The folder.
         dir: PathBuf,
@@ -149,6 +154,11 @@ pub enum HfError {
         /// The tensor.
         tensor: String,
     },
+}
+
+/// A line number behind a path.
+fn after_colon(line: Option<usize>) -> String {
+    line.map(|line| format!(":{line}")).unwrap_or_default()
 }
 
 impl HfError {

@@ -1,4 +1,4 @@
-//! From a checkpoint to a directory, layer by layer: no more than one layer is held at a time.
+//! Writes a checkpoint as a model directory, layer by layer: only one layer is in memory at a time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,13 +10,20 @@ use super::{DEFAULT_SHARD_BYTES, HfError, Writer};
 use crate::family::ModelFamily;
 use crate::parameter::{ParameterSource, ParameterSpec, parameter_specs};
 
-/// Writes the model of a checkpoint into `dir`, which must not exist or be empty.
+/// Writes the model of a checkpoint into `dir`, which must be empty or not exist. `origin` is a folder that
+/// [`super::keep_origin`] filled; its tokenizer, its generation settings and the further keys of its `config.json` are
+/// written too.
 ///
 /// # Errors
 /// When the checkpoint is not of `config`'s model, or as [`Writer`]'s functions.
-pub fn export<F: ModelFamily>(checkpoint: &Checkpoint, config: &F, dir: &Path) -> Result<(), HfError> {
+pub fn export<F: ModelFamily>(
+    checkpoint: &Checkpoint,
+    config: &F,
+    origin: Option<&Path>,
+    dir: &Path,
+) -> Result<(), HfError> {
     let device = Device::flex();
-    // The sequence length plays a part in costs alone.
+    // Only costs depend on the sequence length.
     let layers = config.describe(1).layers.len();
     let layer = |index| config.build_stage(index..index + 1, &mut Stored(checkpoint), &device);
     let mut specs = Vec::new();
@@ -24,6 +31,9 @@ pub fn export<F: ModelFamily>(checkpoint: &Checkpoint, config: &F, dir: &Path) -
         specs.extend(parameter_specs(&layer(index)?));
     }
     let mut writer = Writer::create(dir, config, specs, DEFAULT_SHARD_BYTES)?;
+    if let Some(origin) = origin {
+        writer.add_origin(config, origin)?;
+    }
     for index in 0..layers {
         writer.write_stage(&layer(index)?)?;
     }

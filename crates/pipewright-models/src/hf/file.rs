@@ -1,20 +1,21 @@
 //! One safetensors file, read tensor by tensor.
 //!
-//! The header is checked against the file's length when the file is opened, so that a file cut short is reported before
-//! anything is allocated. Tensors are read by position: memory mapping would gain nothing, since every element is
-//! converted once, and would turn a file that shrinks meanwhile into a crash.
+//! The header is checked against the file's length when the file is opened, so that a truncated file is reported before
+//! anything is allocated. Tensors are read by position. Memory mapping would gain nothing, because every element is
+//! converted once, and the process would crash if the file shrank.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
 use burn::tensor::{bf16, f16};
+use pipewright::bounded_file::require_regular;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
 use super::HfError;
 
-/// A header longer than this is no header; the format has the same limit.
+/// The longest header; the format has the same limit.
 const MAX_HEADER: u64 = 100_000_000;
 /// Bytes of the header's length field.
 const LENGTH_FIELD: u64 = 8;
@@ -30,11 +31,13 @@ pub(super) struct SafetensorsFile {
 
 impl SafetensorsFile {
     pub(super) fn open(path: PathBuf) -> Result<Self, HfError> {
-        let mut file = File::open(&path).map_err(|source| match source.kind() {
-            ErrorKind::NotFound => HfError::MissingFile { path: path.clone() },
-            _ => HfError::io("open", &path)(source),
-        })?;
-        let found = file.metadata().map_err(HfError::io("read", &path))?.len();
+        let found = require_regular(&path)
+            .map_err(|source| match source.kind() {
+                ErrorKind::NotFound => HfError::MissingFile { path: path.clone() },
+                _ => HfError::io("read", &path)(source),
+            })?
+            .len();
+        let mut file = File::open(&path).map_err(HfError::io("open", &path))?;
         let require = |expected: u64| {
             if found < expected {
                 Err(HfError::Length { path: path.clone(), expected, found })

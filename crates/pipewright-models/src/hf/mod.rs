@@ -1,20 +1,24 @@
 //! Hugging Face model directories: `config.json` with `model.safetensors`, or with several files and
 //! `model.safetensors.index.json`.
 //!
-//! [`check_weights`] looks at headers and lengths, [`load_stage`] reads what one stage needs and no more. [`Writer`] lays out a directory that transformers reads and
-//! that loads here again bit-identically; it becomes visible whole or not at all. Tokenizers and generation settings
-//! are not touched.
+//! [`check_weights`] checks headers and lengths; [`load_stage`] reads only what one stage needs. [`Writer`] lays out a
+//! directory that transformers reads and that loads here again with the same bits; the directory appears when it is
+//! complete, or not at all. Tokenizers and generation settings are not read, but an exported directory has those of the
+//! directory that the model was taken from ([`keep_origin`]).
 
 mod error;
 mod export;
 mod file;
 mod layout;
+mod origin;
 mod read;
 mod write;
 
 pub use error::HfError;
 pub use export::export;
-pub use read::{check_weights, load_stage, read_config};
+pub use origin::{TOKENIZER, keep_origin};
+pub(crate) use read::read_config;
+pub use read::{check_weights, load_stage};
 pub use write::{DEFAULT_SHARD_BYTES, Writer, save};
 
 const CONFIG: &str = "config.json";

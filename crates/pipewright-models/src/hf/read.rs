@@ -1,40 +1,55 @@
-//! From a directory to a configuration and to stages.
+//! Reads the configuration and the stages of a model directory.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
+use pipewright::bounded_file::{self, SMALL_TEXT};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::file::SafetensorsFile;
 use super::layout::{file_shape, from_file};
 use super::{CONFIG, HfError, INDEX, SINGLE};
+use crate::error::ConfigError;
 use crate::family::ModelFamily;
-use crate::model_config::ModelConfig;
 use crate::parameter::{ParameterSource, ParameterSpec};
 
-/// The configuration in `dir/config.json`.
+/// Reads `dir/config.json` with `parse`; an error names the file and, if possible, the line.
 ///
 /// # Errors
-/// When the file cannot be read or parsed, or describes a model that no family here computes.
-pub fn read_config(dir: &Path) -> Result<ModelConfig, HfError> {
+/// When the file cannot be read or is not JSON, or when `parse` fails.
+pub(crate) fn read_config<T>(
+    dir: &Path,
+    parse_model: impl FnOnce(Value) -> Result<T, ConfigError>,
+) -> Result<T, HfError> {
     let path = dir.join(CONFIG);
-    let json = read_json(&path)?;
-    ModelConfig::from_json(json).map_err(|source| HfError::Config { path, source })
+    let text = read_bytes(&path, SMALL_TEXT)?;
+    let json = parse(&path, &text)?;
+    parse_model(json).map_err(|source| {
+        let line = source.key().and_then(|key| line_of(&text, &key));
+        HfError::Config { path, line, source }
+    })
+}
+
+/// The line of the first mention of a key, counted from 1. A nested key is given as `outer.inner`.
+fn line_of(json: &[u8], key: &str) -> Option<usize> {
+    let text = std::str::from_utf8(json).ok()?;
+    let quoted = format!("\"{}\"", key.split('.').next_back()?);
+    Some(text[..text.find(&quoted)?].matches('\n').count() + 1)
 }
 
 /// The stage of `config`'s model that holds `layers`, with the weights in `dir`, on `device`.
 ///
 /// Only the tensors of these layers are read, and converted to `f32` from `F32`, `BF16` or `F16`. Tensors that the model
-/// does not know are left alone.
+/// does not know are not read.
 ///
 /// # Errors
 /// When a file is missing, cut short or corrupt, when a tensor is missing or has another shape or an unknown element
-/// type, or when `layers` is no range of the model's layers.
+/// type, or when `layers` is not a range of the model's layers.
 pub fn load_stage<F: ModelFamily>(
     dir: &Path,
     config: &F,
@@ -62,6 +77,9 @@ pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<(), HfE
     Ok(())
 }
 
+/// The largest index that is read. An index has about a hundred bytes for each tensor.
+const LARGEST_INDEX: u64 = 1 << 28;
+
 /// The weights of a directory; files are opened when first needed.
 struct Weights {
     dir: PathBuf,
@@ -86,7 +104,7 @@ impl Weights {
         let place = if dir.join(SINGLE).is_file() {
             Place::Single
         } else if index.is_file() {
-            Place::Indexed(read_json::<Index>(&index)?.weight_map)
+            Place::Indexed(parse::<Index>(&index, &read_bytes(&index, LARGEST_INDEX)?)?.weight_map)
         } else {
             return Err(HfError::NoWeights { dir: dir.to_owned() });
         };
@@ -137,7 +155,15 @@ impl ParameterSource for Weights {
     }
 }
 
-fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, HfError> {
-    let text = fs::read(path).map_err(HfError::io("read", path))?;
-    serde_json::from_slice(&text).map_err(|source| HfError::Json { path: path.to_owned(), source })
+/// The content of a small JSON file.
+pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, HfError> {
+    parse(path, &read_bytes(path, SMALL_TEXT)?)
+}
+
+fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, HfError> {
+    bounded_file::read_regular(path, limit).map_err(HfError::io("read", path))
+}
+
+fn parse<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, HfError> {
+    serde_json::from_slice(text).map_err(|source| HfError::Json { path: path.to_owned(), source })
 }

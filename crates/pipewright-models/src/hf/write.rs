@@ -1,7 +1,7 @@
-//! From stages to a directory.
+//! Writes stages as a model directory.
 //!
-//! Everything is written into a scratch folder next to the target, which is renamed when it is complete and on disk: a
-//! failure, at any moment, leaves no half-written model and touches nothing that was there before.
+//! Everything is written into a scratch folder next to the target, which is renamed when it is complete and on disk. A
+//! failure at any moment leaves no incomplete model and does not change what was there before.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -14,6 +14,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::json;
 
 use super::layout::{file_shape, to_file};
+use super::origin::{copy_files, with_original_keys};
 use super::{CONFIG, HfError, INDEX, SINGLE};
 use crate::family::ModelFamily;
 use crate::parameter::{ParameterSpec, parameter_specs, visit_parameters};
@@ -34,8 +35,8 @@ pub fn save<F: ModelFamily>(dir: &Path, config: &F, stages: &[&F::Stage]) -> Res
     writer.finish()
 }
 
-/// A model directory in the making. Tensors are announced first and written in any order; dropped before
-/// [`Writer::finish`], it leaves nothing behind.
+/// An unfinished model directory. Tensors are announced first and written in any order. If the writer is dropped before
+/// [`Writer::finish`], the directory is removed.
 #[derive(Debug)]
 pub struct Writer {
     target: PathBuf,
@@ -94,6 +95,17 @@ impl Writer {
         }
         writer.scratch.write_json(CONFIG, &config.to_json())?;
         Ok(writer)
+    }
+
+    /// Adds the files of a folder that [`super::keep_origin`] filled, and the keys of its `config.json` that `config`
+    /// does not have.
+    ///
+    /// # Errors
+    /// When a file of the folder cannot be read, or when the system refuses.
+    pub fn add_origin<F: ModelFamily>(&mut self, config: &F, origin: &Path) -> Result<(), HfError> {
+        copy_files(origin, &self.scratch.path)?;
+        let config = with_original_keys(config.to_json(), origin)?;
+        self.scratch.write_json(CONFIG, &config)
     }
 
     /// Creates a file at its full length, with its header, and a slot for each tensor.
@@ -167,7 +179,7 @@ impl Writer {
     }
 }
 
-/// Fills files in path order. There is always one file, if need be without tensors.
+/// Distributes tensors over files in path order. There is at least one file, even without tensors.
 fn plan(specs: impl Iterator<Item = ParameterSpec>, max_shard_bytes: u64) -> Vec<Vec<ParameterSpec>> {
     let mut shards = vec![Vec::new()];
     let mut used = 0;
@@ -244,12 +256,12 @@ impl Scratch {
                 Err(source) => return Err(HfError::Io { action: "create", path, source }),
             }
         }
-        unreachable!("a folder does not hold 2^64 others")
+        unreachable!("a folder cannot contain 2^64 others")
     }
 
     fn write_json(&self, name: &str, json: &serde_json::Value) -> Result<(), HfError> {
         let path = self.path.join(name);
-        let written = File::create_new(&path).and_then(|mut file| {
+        let written = File::create(&path).and_then(|mut file| {
             file.write_all(format!("{json:#}\n").as_bytes())?;
             file.sync_all()
         });
@@ -271,7 +283,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if !self.renamed {
-            // Best effort: what is left over is named as partial, and harms nothing.
+            // Best effort: the name of a folder that stays says that it is partial.
             let _ = fs::remove_dir_all(&self.path);
         }
     }

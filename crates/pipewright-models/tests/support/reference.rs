@@ -4,7 +4,7 @@
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-use pipewright_models::{ModelConfig, hf};
+use pipewright_models::ModelConfig;
 use serde::Deserialize;
 
 pub(crate) struct Reference {
@@ -34,7 +34,7 @@ pub(crate) struct Step {
 impl Reference {
     pub(crate) fn load(model: &str) -> Self {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(model);
-        let config = hf::read_config(&dir).expect("it is of a known family");
+        let config = ModelConfig::read(&dir).expect("it is of a known family");
         let text = read_to_string(dir.join("expected.json")).expect("the file is here");
         let expected = serde_json::from_str(&text).expect("it is JSON");
         Self { dir, config, expected }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::Serialize;
@@ -15,6 +16,9 @@ use crate::pipeline::{Pipeline, PipelineError, StepSummary};
 use crate::train::LearningRate;
 use crate::train::data::{DataError, TokenRows};
 
+/// The member of a checkpoint's description that holds the elapsed seconds.
+const ELAPSED: &str = "elapsed_s";
+
 /// A pipeline with its data.
 pub struct Trainer {
     pipeline: Pipeline,
@@ -22,6 +26,10 @@ pub struct Trainer {
     learning_rate: LearningRate,
     rows_per_step: usize,
     steps_done: u64,
+    /// What the run had taken up when it was stopped, if it was.
+    earlier: Duration,
+    /// When this trainer began its first step.
+    began: Option<Instant>,
 }
 
 /// The metrics of one step, named as in `metrics.jsonl`.
@@ -39,6 +47,12 @@ pub struct Metrics {
     pub tokens_per_second: f64,
     /// Wall time in milliseconds.
     pub step_ms: f64,
+    /// Seconds since the run's first step began, without the time between a stop and the resumption.
+    pub elapsed_s: f64,
+    /// Input tokens of all the run's steps.
+    pub tokens: u64,
+    /// How often the run has been through its data, with the part of the epoch that is under way.
+    pub epoch: f64,
     /// Share of the ranks' time in which they did not compute, from the first action to the last.
     pub bubble_fraction: f64,
     /// Share of the ranks' time in which communication alone held them up.
@@ -72,7 +86,15 @@ impl Trainer {
         rows_per_step: usize,
         learning_rate: LearningRate,
     ) -> Self {
-        Self { pipeline, rows, learning_rate, rows_per_step, steps_done: 0 }
+        Self {
+            pipeline,
+            rows,
+            learning_rate,
+            rows_per_step,
+            steps_done: 0,
+            earlier: Duration::ZERO,
+            began: None,
+        }
     }
 
     /// Trains on the next batch.
@@ -80,6 +102,7 @@ impl Trainer {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn step(&mut self) -> Result<(Metrics, StepSummary), PipelineError> {
+        self.began.get_or_insert_with(Instant::now);
         let batch = self.rows.next_batch(self.rows_per_step);
         let shape = [batch.rows, batch.seq_len];
         let device = Device::flex();
@@ -95,11 +118,17 @@ impl Trainer {
         self.steps_done
     }
 
-    /// Returns the current state of the run, with a description for the manifest.
+    /// Returns the time since the run's first step began, without the time between a stop and the resumption.
+    pub fn elapsed(&self) -> Duration {
+        self.earlier + self.began.map_or(Duration::ZERO, |began| began.elapsed())
+    }
+
+    /// Returns the current state of the run, with a description for the manifest, to which the elapsed time is added.
     ///
     /// # Errors
     /// As [`Pipeline::state`].
-    pub fn state(&mut self, description: Map<String, Json>) -> Result<TrainingState, PipelineError> {
+    pub fn state(&mut self, mut description: Map<String, Json>) -> Result<TrainingState, PipelineError> {
+        description.insert(ELAPSED.to_owned(), self.elapsed().as_secs_f64().into());
         let ranks = self.pipeline.state()?;
         Ok(TrainingState { step: self.steps_done, cursor: self.rows.cursor(), description, ranks })
     }
@@ -112,6 +141,9 @@ impl Trainer {
         self.rows.seek(checkpoint.manifest().cursor)?;
         self.pipeline.restore(checkpoint)?;
         self.steps_done = checkpoint.step();
+        // A checkpoint that does not tell the time begins at none.
+        let elapsed = checkpoint.manifest().description.get(ELAPSED).and_then(Json::as_f64).unwrap_or(0.0);
+        self.earlier = Duration::try_from_secs_f64(elapsed).unwrap_or_default();
         Ok(())
     }
 
@@ -129,6 +161,9 @@ impl Trainer {
             learning_rate,
             tokens_per_second: tokens as f64 / seconds,
             step_ms: seconds * 1e3,
+            elapsed_s: self.elapsed().as_secs_f64(),
+            tokens: self.rows.tokens_seen(),
+            epoch: self.rows.epochs_seen(),
             bubble_fraction: report.timeline.bubble_fraction(),
             exposed_comm_fraction: report.exposed_communication_fraction(),
             auxiliary: report.auxiliary.iter().map(|(name, &loss)| (name.to_string(), loss)).collect(),

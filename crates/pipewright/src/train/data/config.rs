@@ -1,12 +1,15 @@
-//! What to read, and how it becomes rows: the settings of a data source, and the way from them to [`TokenRows`].
+//! The settings of a data source, and how they become [`TokenRows`].
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::train::data::error::DataError;
+use crate::train::data::files;
+use crate::train::data::ids::Ids;
+use crate::train::data::memory_budget::MemoryBudget;
 use crate::train::data::rows::{Stride, TokenRows};
-use crate::train::data::{files, jsonl, text, tokenizer};
+use crate::train::data::{jsonl, text, tokenizer};
 
 /// The settings of a data source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,15 +17,15 @@ pub struct DataConfig {
     /// Files by name or glob pattern: UTF-8 text files, or one file `*.jsonl` whose lines are arrays of `seq_len + 1`
     /// token ids.
     ///
-    /// `**` crosses folders, `*`, `?`, `[ab]` and `{a,b}` do not, and `!` in front of a pattern takes its matches out
-    /// again. A pattern keeps to what version control would keep: hidden files and folders and what a `.gitignore` at
-    /// or below the pattern's fixed part lists are passed over, unless the fixed part names them. Links are not
+    /// `**` crosses folders, `*`, `?`, `[ab]` and `{a,b}` do not, and `!` in front of a pattern excludes its
+    /// matches. A pattern skips what version control would skip: hidden files and folders, and what a `.gitignore` at
+    /// or below the pattern's fixed part lists, unless the fixed part names them. Links are not
     /// followed below the fixed part. A relative pattern starts at the working folder of the process. Files are read in
     /// the order of their paths, each once.
     pub path: Vec<String>,
     /// How text becomes token ids.
     pub tokenizer: Tokenizer,
-    /// Tokens a row that are fed to the model; the row itself holds one more.
+    /// Tokens per row that the model receives; the row itself has one more.
     pub seq_len: usize,
     /// Whether each epoch has its own order of rows, drawn from `seed` and the epoch's number alone.
     pub shuffle: bool,
@@ -45,30 +48,70 @@ impl DataConfig {
     ///
     /// Text of all files is one stream, cut into rows that share one token with the next row: the last target of a
     /// row is the first input of the next. An incomplete row at the end is left out. The ids are held in memory, in
-    /// one byte each for a vocabulary of up to 256 ids, two up to 65,536, else four.
+    /// one byte each for a vocabulary of up to 256 ids, two up to 65,536, else four. They may take half of the memory
+    /// that is available.
     ///
     /// # Errors
-    /// When a pattern matches no file, a file cannot be read, is not UTF-8 or no array of ids, a row has another
-    /// length, an id is not below `vocab_size`, there is no token at all, or there are fewer rows than a batch takes.
+    /// When a pattern matches no file, a file cannot be read, is not a regular file, is not UTF-8 or not an array of
+    /// ids, a row has another length, an id is not below `vocab_size`, there is no token at all, there is too much data
+    /// for the memory, or there are fewer rows than a batch takes.
     pub fn open(&self, vocab_size: usize, batch_rows: usize) -> Result<TokenRows, DataError> {
+        self.open_within(MemoryBudget::of_machine(), vocab_size, batch_rows)
+    }
+
+    pub(super) fn open_within(
+        &self,
+        mut budget: MemoryBudget,
+        vocab_size: usize,
+        batch_rows: usize,
+    ) -> Result<TokenRows, DataError> {
+        let budget = &mut budget;
         let found = files::find(&self.path)?;
         let jsonl = found.iter().find(|path| path.extension().is_some_and(|ending| ending == "jsonl"));
         let (ids, stride) = match (jsonl, found.as_slice()) {
-            (Some(_), [only]) => (jsonl::read(only, self.seq_len, vocab_size)?, Stride::Disjoint),
+            (Some(_), [only]) => (jsonl::read(only, self.seq_len, vocab_size, budget)?, Stride::Disjoint),
             (Some(path), _) => {
                 return Err(DataError::JsonlAmongOthers { path: path.clone(), files: found.len() });
             }
             (None, files) => {
                 let ids = match &self.tokenizer {
-                    Tokenizer::Bytes => text::read(files, vocab_size)?,
-                    Tokenizer::File(tokenizer) => tokenizer::read(files, tokenizer, vocab_size)?,
+                    Tokenizer::Bytes => text::read(files, vocab_size, budget)?,
+                    Tokenizer::File(tokenizer) => tokenizer::read(files, tokenizer, vocab_size, budget)?,
                 };
                 (ids, Stride::Overlapping)
             }
         };
+        let first = found.into_iter().next().unwrap_or_default();
+        self.rows(ids, stride, batch_rows, first)
+    }
+
+    /// As [`DataConfig::open`], with a text in memory in place of files: `path` is not looked at.
+    ///
+    /// # Errors
+    /// As [`DataConfig::open`].
+    pub fn open_text(
+        &self,
+        text: &str,
+        vocab_size: usize,
+        batch_rows: usize,
+    ) -> Result<TokenRows, DataError> {
+        let name = PathBuf::from("the text in memory");
+        let ids = match &self.tokenizer {
+            Tokenizer::Bytes => text::of_text(text, &name, vocab_size)?,
+            Tokenizer::File(tokenizer) => tokenizer::of_text(text, &name, tokenizer, vocab_size)?,
+        };
+        self.rows(ids, Stride::Overlapping, batch_rows, name)
+    }
+
+    fn rows(
+        &self,
+        ids: Ids,
+        stride: Stride,
+        batch_rows: usize,
+        first: PathBuf,
+    ) -> Result<TokenRows, DataError> {
         if ids.len() == 0 {
-            let path = found.into_iter().next().unwrap_or_default();
-            return Err(DataError::Empty { path });
+            return Err(DataError::Empty { path: first });
         }
         let rows = TokenRows::new(ids, stride, self)?;
         if rows.rows() < batch_rows {

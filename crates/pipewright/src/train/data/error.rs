@@ -1,9 +1,11 @@
-//! What can be wrong with training data, with the file and the place in it.
+//! The errors of reading training data, with the file and the place in it.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use thiserror::Error;
+
+use crate::bounded_file::Size;
 
 /// Why there are no rows to learn from.
 #[derive(Debug, Error)]
@@ -12,7 +14,7 @@ pub enum DataError {
     #[error("no data path is given; name text files, such as \"notes/**/*.txt\"")]
     NoPath,
     /// A pattern cannot be understood.
-    #[error("{pattern}: not a pattern of paths: {reason}; see that brackets and braces are closed")]
+    #[error("{pattern}: not a pattern of paths: {reason}; check that brackets and braces are closed")]
     Pattern {
         /// The pattern.
         pattern: String,
@@ -36,14 +38,26 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
+    /// A file is named and excluded.
+    #[error("{}: this file is named, and a pattern with `!` excludes it; remove one of the two", path.display())]
+    Excluded {
+        /// The file.
+        path: PathBuf,
+    },
     /// A folder is given where files are expected.
     #[error("{}: this is a folder; name the files in it, such as \"{}/**/*.txt\"", path.display(), path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
     },
+    /// A device or pipe is given: a run reads its data again when it resumes.
+    #[error("{}: this is a device or a pipe; copy its content to a regular file and name that", path.display())]
+    NotRegular {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file or folder cannot be read.
-    #[error("{}: cannot be read: {source}", path.display())]
+    #[error("{}: cannot be read", path.display())]
     Read {
         /// The file or folder.
         path: PathBuf,
@@ -77,10 +91,10 @@ pub enum DataError {
         found: usize,
         /// Rows in a batch.
         needed: usize,
-        /// Tokens a row.
+        /// Tokens per row.
         seq_len: usize,
     },
-    /// There are more rows than an epoch's order can number.
+    /// There are more rows than an epoch can number.
     #[error("the data has {found} rows, and at most {} can be put in order; use a longer seq_len", u32::MAX)]
     ManyRows {
         /// Rows in the data.
@@ -101,7 +115,7 @@ pub enum DataError {
         /// How many ids the model knows.
         vocab_size: usize,
     },
-    /// A line of a `.jsonl` file is no array of ids.
+    /// A line of a `.jsonl` file is not an array of ids.
     #[error("{}:{line}:{column}: not an array of token ids: {reason}; write lines such as [12, 7, 255]", path.display())]
     Line {
         /// The file.
@@ -110,7 +124,7 @@ pub enum DataError {
         line: u64,
         /// The column, counted from 1.
         column: usize,
-        /// What is wrong with it.
+        /// The parser's reason, without its place: that counts from the beginning of the line.
         reason: String,
     },
     /// A line of a `.jsonl` file has another length than a row.
@@ -125,7 +139,7 @@ pub enum DataError {
         line: u64,
         /// Ids in the row.
         found: usize,
-        /// Tokens a row that are fed to the model.
+        /// Tokens per row that the model receives.
         seq_len: usize,
     },
     /// Rows of ids cannot be mixed with text or other rows.
@@ -140,12 +154,12 @@ pub enum DataError {
         files: usize,
     },
     /// A `tokenizer.json` cannot be used.
-    #[error("{}: not a usable tokenizer: {reason}; give a Hugging Face tokenizer.json, or \"bytes\"", path.display())]
+    #[error("{}: not a tokenizer.json of Hugging Face (the other choice is \"bytes\")", path.display())]
     Tokenizer {
         /// The tokenizer's file.
         path: PathBuf,
         /// What is wrong with it.
-        reason: String,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The library was built without tokenizers.
     #[error(
@@ -157,20 +171,37 @@ pub enum DataError {
         path: PathBuf,
     },
     /// A text could not be turned into tokens.
-    #[error("{}: the tokenizer failed: {reason}; leave the file out, or use another tokenizer", path.display())]
+    #[error("{}: the tokenizer cannot turn the file into tokens", path.display())]
     Tokenize {
         /// The text's file.
         path: PathBuf,
         /// The tokenizer's reason.
-        reason: String,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The ids do not fit in memory.
-    #[error("{}: {bytes} more bytes of memory are needed and cannot be had; give less data", path.display())]
+    /// The data would take more memory than it may.
+    #[error(
+        "{}: reading this file takes {}, and {} of the memory for data are left (half of what this machine has \
+         available); give less data, or use a machine with more memory", path.display(), Size(*bytes), Size(*left)
+    )]
     Memory {
-        /// The file at which memory ran out.
+        /// The first file that does not fit.
         path: PathBuf,
-        /// The bytes that were asked for.
+        /// The bytes that it takes, as far as they are known.
         bytes: u64,
+        /// The bytes that are left beside the files before it.
+        left: u64,
+    },
+    /// A line of a `.jsonl` file is too long to be a row.
+    #[error("{}:{line}: the line has more than {}, too long for a row of seq_len {seq_len}; write one array per line", path.display(), Size(*limit))]
+    LongLine {
+        /// The file.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: u64,
+        /// The longest line that is read, in bytes.
+        limit: u64,
+        /// Tokens per row that the model receives.
+        seq_len: usize,
     },
     /// A cursor does not belong to this data.
     #[error(

@@ -9,7 +9,7 @@ use ignore::WalkBuilder;
 use crate::train::data::error::DataError;
 use crate::train::data::pattern::{Pattern, compile};
 
-/// All files that the patterns name, each once, in the order of their paths.
+/// Returns all files that the patterns name, each once, in the order of their paths.
 pub(super) fn find(patterns: &[String]) -> Result<Vec<PathBuf>, DataError> {
     let excluded = exclusions(patterns)?;
     let mut found = BTreeSet::new();
@@ -18,7 +18,11 @@ pub(super) fn find(patterns: &[String]) -> Result<Vec<PathBuf>, DataError> {
         let before = found.len();
         match &pattern.glob {
             None => {
-                found.insert(file(&pattern.start)?);
+                let path = file(&pattern.start)?;
+                if excluded.is_match(&path) {
+                    return Err(DataError::Excluded { path });
+                }
+                found.insert(path);
             }
             Some(glob) => search(&pattern.start, glob, &excluded, &mut found)?,
         }
@@ -33,7 +37,7 @@ pub(super) fn find(patterns: &[String]) -> Result<Vec<PathBuf>, DataError> {
     Ok(found.into_iter().collect())
 }
 
-/// What the patterns with `!` in front match, as whole paths.
+/// Returns the patterns with `!` in front, which match whole paths.
 fn exclusions(patterns: &[String]) -> Result<GlobSet, DataError> {
     let mut excluded = GlobSetBuilder::new();
     for pattern in patterns.iter().filter_map(|text| text.strip_prefix('!')) {
@@ -45,11 +49,12 @@ fn exclusions(patterns: &[String]) -> Result<GlobSet, DataError> {
     })
 }
 
-/// The file itself, when it is one.
+/// Returns the path, if it leads to a regular file.
 fn file(path: &Path) -> Result<PathBuf, DataError> {
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => Err(DataError::Folder { path: path.to_owned() }),
-        Ok(_) => Ok(path.to_owned()),
+        Ok(metadata) if metadata.is_file() => Ok(path.to_owned()),
+        Ok(_) => Err(DataError::NotRegular { path: path.to_owned() }),
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => {
             Err(DataError::Missing { path: path.to_owned() })
         }
@@ -69,7 +74,7 @@ fn search(
     }
     let matcher = glob.compile_matcher();
     let walk = WalkBuilder::new(non_empty(start))
-        // What a run reads must follow from the folder alone, not from settings of the user or of folders around it.
+        // What a run reads depends on the folder only, not on settings of the user or of folders above it.
         .parents(false)
         .git_global(false)
         .git_exclude(false)
@@ -91,7 +96,7 @@ fn search(
     Ok(())
 }
 
-/// Whether an earlier pattern's find is this pattern's as well.
+/// Whether a file that an earlier pattern found matches this pattern too.
 fn matches(pattern: &Pattern, path: &Path) -> bool {
     match (&pattern.glob, path.strip_prefix(&pattern.start)) {
         (Some(glob), Ok(below)) => glob.compile_matcher().is_match(below),
@@ -160,6 +165,8 @@ mod tests {
         let files = ["b.md", "a/z.md", "a/old/d.md"];
         check(&files, &["**/*.md", "!**/old/**"], &["a/z.md", "b.md"]);
         check(&files, &["**/*.md", "!a/**"], &["b.md"]);
+        let excluded = "/b.md: this file is named, and a pattern with `!` excludes it; remove one of the two";
+        check(&files, &["b.md", "!**/*.md"], &[excluded]);
     }
 
     #[test]

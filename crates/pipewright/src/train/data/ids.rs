@@ -1,4 +1,4 @@
-//! Token ids in as few bytes as the vocabulary allows, so that several gigabytes of text stay that size.
+//! Token ids in as few bytes as the vocabulary allows, so that the ids of a text take no more memory than the text.
 
 /// Token ids in one, two or four bytes each.
 #[derive(Debug)]
@@ -30,6 +30,15 @@ impl Ids {
         }
     }
 
+    /// Bytes that an id takes.
+    pub(super) fn width(&self) -> usize {
+        match self {
+            Self::One(_) => 1,
+            Self::Two(_) => 2,
+            Self::Four(_) => 4,
+        }
+    }
+
     /// How many ids there are.
     pub(super) fn len(&self) -> usize {
         match self {
@@ -50,6 +59,24 @@ impl Ids {
         hasher.finalize().to_hex().to_string()
     }
 
+    /// How often each id occurs that occurs at all, in the order of the ids.
+    pub(super) fn counts(&self) -> Vec<u64> {
+        let mut counts: Vec<u64> = Vec::new();
+        let mut count = |id: usize| {
+            if id >= counts.len() {
+                counts.resize(id + 1, 0);
+            }
+            counts[id] += 1;
+        };
+        match self {
+            Self::One(ids) => ids.iter().for_each(|id| count(usize::from(*id))),
+            Self::Two(ids) => ids.iter().for_each(|id| count(usize::from(*id))),
+            Self::Four(ids) => ids.iter().for_each(|id| count(*id as usize)),
+        }
+        counts.retain(|count| *count > 0);
+        counts
+    }
+
     /// Appends `count` ids from `start` on to `into`.
     pub(super) fn copy(&self, start: usize, count: usize, into: &mut Vec<i32>) {
         let range = start..start + count;
@@ -62,7 +89,7 @@ impl Ids {
     }
 }
 
-/// Hashes little-endian ids, a piece of them at a time: hashing is quick on long pieces alone.
+/// Hashes little-endian ids in pieces, because hashing is fast only on long pieces.
 fn hash_pieces<T: Copy, const N: usize>(hasher: &mut blake3::Hasher, ids: &[T], bytes: fn(T) -> [u8; N]) {
     for piece in ids.chunks(1 << 16) {
         hasher.update(&piece.iter().copied().flat_map(bytes).collect::<Vec<u8>>());
@@ -80,12 +107,7 @@ mod tests {
         let mut copied = Vec::new();
         ids.copy(1, 2, &mut copied);
         assert_eq!((copied.as_slice(), ids.len()), (&[last as i32, 1][..], 3));
-        let size = match ids {
-            Ids::One(_) => 1,
-            Ids::Two(_) => 2,
-            Ids::Four(_) => 4,
-        };
-        assert_eq!(size, bytes);
+        assert_eq!(ids.width(), bytes);
     }
 
     #[test]

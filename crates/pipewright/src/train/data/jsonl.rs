@@ -1,37 +1,56 @@
-//! Reads a `.jsonl` file whose lines are arrays of token ids, one row each. Lines of white space alone are passed over.
+//! Reads a `.jsonl` file whose lines are arrays of token ids, one row each. Lines of white space are skipped.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
+use crate::bounded_file::require_regular;
 use crate::train::data::error::{DataError, TokenPlace};
 use crate::train::data::ids::Ids;
+use crate::train::data::memory_budget::MemoryBudget;
 
-/// The ids of all rows, one after another; each row has `seq_len + 1`.
-pub(super) fn read(path: &Path, seq_len: usize, vocab_size: usize) -> Result<Ids, DataError> {
+/// Returns the ids of all rows, one row after another; each row has `seq_len + 1` ids.
+pub(super) fn read(
+    path: &Path,
+    seq_len: usize,
+    vocab_size: usize,
+    budget: &mut MemoryBudget,
+) -> Result<Ids, DataError> {
     let unreadable = |source| DataError::Read { path: path.to_owned(), source };
+    require_regular(path).map_err(unreadable)?;
     let mut reader = BufReader::new(File::open(path).map_err(unreadable)?);
     let mut ids = Ids::new(vocab_size);
     let mut text = Vec::new();
+    let limit = longest_line(seq_len);
     for line in 1.. {
         text.clear();
-        if reader.read_until(b'\n', &mut text).map_err(unreadable)? == 0 {
+        let read = reader.by_ref().take(limit + 1).read_until(b'\n', &mut text).map_err(unreadable)?;
+        if read == 0 {
             break;
+        }
+        if read as u64 > limit {
+            return Err(DataError::LongLine { path: path.to_owned(), line, limit, seq_len });
         }
         if !text.iter().all(u8::is_ascii_whitespace) {
             let row = parse(path, line, &text)?;
             check_row(path, line, &row, seq_len, vocab_size)?;
-            // Below vocab_size, which fits, so the conversion loses nothing.
+            budget.take(path, (row.len() * ids.width()) as u64)?;
+            // Every id is below vocab_size, which fits, so the conversion loses nothing.
             row.into_iter().for_each(|id| ids.push(id as u32));
         }
     }
     Ok(ids)
 }
 
+/// Room for every id with its comma and plenty of white space, in bytes.
+fn longest_line(seq_len: usize) -> u64 {
+    (1 << 20) + 64 * seq_len as u64
+}
+
 fn parse(path: &Path, line: u64, text: &[u8]) -> Result<Vec<u64>, DataError> {
     serde_json::from_slice(text).map_err(|error| {
         let reason = error.to_string();
-        // The parser's own place counts from the start of the line that it was given.
+        // The parser's place counts from the beginning of the line that it received.
         let place = format!(" at line {} column {}", error.line(), error.column());
         let reason = reason.strip_suffix(&place).unwrap_or(&reason).to_owned();
         DataError::Line { path: path.to_owned(), line, column: error.column().max(1), reason }

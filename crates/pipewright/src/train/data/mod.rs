@@ -1,8 +1,8 @@
 //! Training data: text or token files become rows of token ids, and rows become batches.
 //!
-//! The road: patterns name `files`, a reader for each kind of file (`text`, `jsonl`, `tokenizer`) turns them into
-//! compact `ids`, and [`TokenRows`] deals rows out in an `order` that a [`Cursor`] can resume. Not for tensors: a
-//! [`Batch`] is plain numbers, and whoever trains puts them on a device.
+//! Patterns name `files`. A reader for each kind of file (`text`, `jsonl`, `tokenizer`) turns them into compact `ids`, and
+//! [`TokenRows`] returns rows in an `order` that a [`Cursor`] can resume. There are no tensors here: a [`Batch`] is plain
+//! numbers, and the caller copies them to a device.
 //!
 //! ```
 //! use pipewright::train::data::{DataConfig, Tokenizer};
@@ -30,6 +30,7 @@ mod error;
 mod files;
 mod ids;
 mod jsonl;
+mod memory_budget;
 mod order;
 mod pattern;
 mod rows;

@@ -1,7 +1,7 @@
-//! The order of rows in an epoch: a permutation that follows from the seed and the epoch's number alone.
+//! The order of rows in an epoch: a permutation that depends only on the seed and the number of the epoch.
 //!
-//! Fisher and Yates's shuffle (Knuth, The Art of Computer Programming, volume 2, algorithm P) over ChaCha8. Both are
-//! spelt out here, because a resumed run must find the same order under any version of any library.
+//! The shuffle of Fisher and Yates (Knuth, The Art of Computer Programming, volume 2, algorithm P) over ChaCha8. The
+//! shuffle is written out here, because a resumed run must find the same order with any version of any library.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -11,7 +11,7 @@ pub(super) fn permutation(seed: u64, epoch: u64, rows: u32) -> Vec<u32> {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
     key[8..16].copy_from_slice(&epoch.to_le_bytes());
-    // Sets this stream apart from others that may be drawn from the same seed.
+    // Distinguishes this stream from other streams of the same seed.
     key[16..24].copy_from_slice(b"data row");
     let mut random = ChaCha8Rng::from_seed(key);
     let mut order: Vec<u32> = (0..rows).collect();

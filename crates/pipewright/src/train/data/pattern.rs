@@ -1,4 +1,4 @@
-//! A pattern of paths, cut into the folder where the search starts and what must match below it.
+//! A pattern of paths, split into the folder where the search starts and the glob that paths below it must match.
 //!
 //! ```text
 //! src/**/*.rs   ->  start src, glob **/*.rs

@@ -1,4 +1,4 @@
-//! Rows of token ids, dealt out in batches, epoch after epoch.
+//! Rows of token ids, returned in batches, epoch after epoch.
 
 use serde::Serialize;
 
@@ -19,18 +19,18 @@ pub struct TokenRows {
     /// The seed of the order, when there is one.
     shuffle: Option<u64>,
     cursor: Cursor,
-    /// The order of the cursor's epoch, once it is drawn.
+    /// The number of an epoch and its order, from the first row of that epoch on.
     order: Option<(u64, Vec<u32>)>,
 }
 
-/// What makes two data sources deal out the same rows in the same order.
+/// Two data sources with the same identity return the same rows in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DataIdentity {
     /// How many token ids there are.
     pub tokens: usize,
     /// How many rows an epoch has.
     pub rows: usize,
-    /// Tokens a row.
+    /// Tokens per row.
     pub seq_len: usize,
     /// The seed of the order, when there is one.
     pub shuffle_seed: Option<u64>,
@@ -38,7 +38,7 @@ pub struct DataIdentity {
     pub hash: String,
 }
 
-/// Rows for one step: what the model is fed, and what it should say.
+/// Rows for one step: the inputs of the model and their targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Token ids of shape `[rows, seq_len]`, row by row.
@@ -47,14 +47,14 @@ pub struct Batch {
     pub targets: Vec<i32>,
     /// How many rows there are.
     pub rows: usize,
-    /// Tokens a row.
+    /// Tokens per row.
     pub seq_len: usize,
 }
 
-/// How rows lie in the stream of ids.
+/// How rows are cut from the stream of ids.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Stride {
-    /// Each row has ids of its own.
+    /// No two rows share an id.
     Disjoint,
     /// A row's last id is the next one's first.
     Overlapping,
@@ -72,9 +72,9 @@ impl TokenRows {
         Ok(Self { ids, seq_len, stride, rows, shuffle, cursor: Cursor::default(), order: None })
     }
 
-    /// The next `rows` rows; behind the last row of an epoch comes the first of the next.
+    /// Returns the next `rows` rows; the first row of the next epoch follows the last row of an epoch.
     ///
-    /// Data without a single row, which [`DataConfig::open`] lets pass only for batches of none, gives an empty batch.
+    /// Returns an empty batch if there are no rows, which [`DataConfig::open`] accepts only for empty batches.
     pub fn next_batch(&mut self, rows: usize) -> Batch {
         let rows = if self.rows == 0 { 0 } else { rows };
         let mut inputs = Vec::with_capacity(rows * self.seq_len);
@@ -97,7 +97,7 @@ impl TokenRows {
         self.ids.len()
     }
 
-    /// What a run that goes on with a cursor must find again. Reads all ids.
+    /// Returns what must not change when a run resumes at a cursor. Reads all ids.
     pub fn identity(&self) -> DataIdentity {
         DataIdentity {
             tokens: self.tokens(),
@@ -108,12 +108,36 @@ impl TokenRows {
         }
     }
 
-    /// The place of the row that comes next.
+    /// The entropy of the tokens' frequencies, in nats: the loss of a guess that knows how often each token occurs and
+    /// nothing else. Reads all ids.
+    pub fn frequency_entropy(&self) -> f64 {
+        let all = self.tokens() as f64;
+        let part = |count: u64| {
+            let share = count as f64 / all;
+            -share * share.ln()
+        };
+        self.ids.counts().into_iter().map(part).sum()
+    }
+
+    /// Tokens that were fed to the model since the beginning of the first epoch.
+    pub fn tokens_seen(&self) -> u64 {
+        let Cursor { epoch, index } = self.cursor;
+        let rows = epoch.saturating_mul(self.rows.into()).saturating_add(index);
+        rows.saturating_mul(self.seq_len as u64)
+    }
+
+    /// How often all rows were dealt out, with the part of the epoch that is under way.
+    pub fn epochs_seen(&self) -> f64 {
+        let Cursor { epoch, index } = self.cursor;
+        epoch as f64 + index as f64 / f64::from(self.rows.max(1))
+    }
+
+    /// Returns the position of the next row.
     pub fn cursor(&self) -> Cursor {
         self.cursor
     }
 
-    /// Goes on at another place.
+    /// Continues at another position.
     ///
     /// # Errors
     /// When an epoch has fewer rows.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::train::data::memory_budget::MemoryBudget;
 use crate::train::data::{Cursor, DataConfig, TokenRows, Tokenizer};
 
 /// Opens one file of that name and content; an error comes as its message, without the folder.
@@ -63,6 +64,40 @@ fn rows_of_ids_come_in_order() {
     assert_eq!(rows.next_batch(1).inputs, [0, 255], "the next epoch begins");
 }
 
+#[test]
+fn a_text_in_memory_gives_the_rows_of_a_file() {
+    let text = "abcdefghijklm";
+    let mut of_file = open("a.txt", text.as_bytes(), 4, 256).expect("good data");
+    let config =
+        DataConfig { path: Vec::new(), tokenizer: Tokenizer::Bytes, seq_len: 4, shuffle: false, seed: 1 };
+    let mut of_text = config.open_text(text, 256, 2).expect("good data");
+    assert_eq!(of_text.identity().hash, of_file.identity().hash);
+    assert_eq!(of_text.next_batch(5), of_file.next_batch(5));
+    let error = config.open_text("abcde", 256, 2).expect_err("two rows are asked for").to_string();
+    assert!(error.starts_with("the data has 1 rows of seq_len 4"), "{error}");
+    let error = config.open_text("ab\u{e9}d", 128, 1).expect_err("a small vocabulary").to_string();
+    assert!(error.starts_with("the text in memory: byte 2: token id 195"), "{error}");
+}
+
+#[test]
+fn what_was_dealt_out_is_counted() {
+    let mut rows = open("a.txt", b"abcdefghijklm", 4, 256).expect("good data");
+    assert_eq!((rows.tokens_seen(), rows.epochs_seen()), (0, 0.0));
+    rows.next_batch(3);
+    assert_eq!((rows.tokens_seen(), rows.epochs_seen()), (12, 1.0));
+    rows.next_batch(4);
+    assert_eq!(rows.tokens_seen(), 28);
+    assert!((rows.epochs_seen() - 7.0 / 3.0).abs() < 1e-12);
+}
+
+#[test]
+fn the_entropy_of_the_frequencies() {
+    let entropy = |text: &[u8]| open("a.txt", text, 2, 256).expect("good data").frequency_entropy();
+    assert_eq!(entropy(b"aaaaaaaa"), 0.0);
+    assert!((entropy(b"abababab") - 2f64.ln()).abs() < 1e-12);
+    assert!((entropy(b"aabcaabc") - 1.5 * 2f64.ln()).abs() < 1e-12);
+}
+
 /// The first id of each of the next rows.
 fn firsts(rows: &mut TokenRows, count: usize) -> Vec<i32> {
     let batch = rows.next_batch(count);
@@ -107,6 +142,45 @@ fn a_cursor_resumes() {
     let message =
         "row 21 of an epoch is asked for, and the data has 20; resume with the data of the first run";
     assert_eq!(error.to_string(), message);
+}
+
+/// Opens one sparse file of that name and size with this much memory for data.
+fn open_within(budget: u64, name: &str, size: u64) -> String {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let path = folder.path().join(name);
+    std::fs::File::create(&path).and_then(|file| file.set_len(size)).expect("a file");
+    let path = path.to_str().expect("UTF-8").to_owned();
+    let config =
+        DataConfig { path: vec![path], tokenizer: Tokenizer::Bytes, seq_len: 4, shuffle: false, seed: 1 };
+    let error = config.open_within(MemoryBudget::of(budget), 256, 1).expect_err("too much data");
+    error.to_string().replace(&format!("{}/", folder.path().display()), "")
+}
+
+#[test]
+fn more_data_than_memory_is_refused_before_it_is_read() {
+    let words =
+        "(half of what this machine has available); give less data, or use a machine with more memory";
+    assert_eq!(
+        open_within(1 << 20, "a.txt", 100 << 30),
+        format!("a.txt: reading this file takes 100 GiB, and 1 MiB of the memory for data are left {words}")
+    );
+    assert_eq!(
+        open_within(1 << 20, "a.jsonl", 100 << 30),
+        "a.jsonl:1: the line has more than 1 MiB, too long for a row of seq_len 4; write one array per line"
+    );
+    let budget = MemoryBudget::of_machine().left();
+    assert!(budget > 1 << 20, "a machine that runs tests has more memory than {budget} bytes");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn files_without_an_end_are_refused() {
+    for path in ["/dev/zero", "/dev/null"] {
+        let path = vec![path.to_owned()];
+        let config = DataConfig { path, tokenizer: Tokenizer::Bytes, seq_len: 4, shuffle: false, seed: 1 };
+        let error = config.open(256, 1).expect_err("not a regular file");
+        assert!(error.to_string().ends_with("copy its content to a regular file and name that"), "{error}");
+    }
 }
 
 #[test]
@@ -175,5 +249,5 @@ fn a_tokenizer_file_gives_the_ids() {
     let beyond = "a.txt: token 3: token id 300 lies beyond the vocabulary of 300; raise vocab_size, or correct the data";
     assert_eq!(read(tokenizer, 300).expect_err("a small vocabulary"), beyond);
     let error = read("{}", 300).expect_err("no tokenizer");
-    assert!(error.starts_with("t.json: not a usable tokenizer: "), "{error}");
+    assert_eq!(error, "t.json: not a tokenizer.json of Hugging Face (the other choice is \"bytes\")");
 }

@@ -4,38 +4,53 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::bounded_file::require_regular;
 use crate::train::data::error::{DataError, TokenPlace};
 use crate::train::data::ids::Ids;
+use crate::train::data::memory_budget::MemoryBudget;
 
-/// The bytes of all files, one after another.
-pub(super) fn read(files: &[PathBuf], vocab_size: usize) -> Result<Ids, DataError> {
+/// Returns the bytes of all files, one file after another.
+pub(super) fn read(
+    files: &[PathBuf],
+    vocab_size: usize,
+    budget: &mut MemoryBudget,
+) -> Result<Ids, DataError> {
     let mut bytes = Vec::new();
     for path in files {
         let start = bytes.len();
-        append(path, &mut bytes)?;
+        append(path, &mut bytes, budget)?;
+        budget.take(path, (bytes.len() - start) as u64)?;
         check(path, &bytes[start..], vocab_size)?;
     }
     Ok(Ids::One(bytes))
 }
 
-/// Appends a file's bytes.
-pub(super) fn append(path: &Path, bytes: &mut Vec<u8>) -> Result<(), DataError> {
+/// The bytes of a text in memory; `name` is what errors call it.
+pub(super) fn of_text(text: &str, name: &Path, vocab_size: usize) -> Result<Ids, DataError> {
+    check(name, text.as_bytes(), vocab_size)?;
+    Ok(Ids::One(text.as_bytes().to_vec()))
+}
+
+/// Appends a file's bytes, if the budget has room for them.
+pub(super) fn append(path: &Path, bytes: &mut Vec<u8>, budget: &MemoryBudget) -> Result<(), DataError> {
     let unreadable = |source| DataError::Read { path: path.to_owned(), source };
-    let mut file = File::open(path).map_err(unreadable)?;
-    let size = file.metadata().map_err(unreadable)?.len();
-    // Growing in steps of a half keeps the whole from being copied for each of many files.
+    let size = require_regular(path).map_err(unreadable)?.len();
+    budget.require(path, size)?;
+    let file = File::open(path).map_err(unreadable)?;
+    // Growing in steps of a half keeps the bytes of earlier files from being copied for each of many files.
     let room = usize::try_from(size).ok().map(|size| size.max(bytes.len() / 2));
     if bytes.capacity() - bytes.len() < usize::try_from(size).unwrap_or(usize::MAX) {
         let reserved = room.is_some_and(|room| bytes.try_reserve_exact(room).is_ok());
         if !reserved {
-            return Err(DataError::Memory { path: path.to_owned(), bytes: size });
+            return Err(DataError::Memory { path: path.to_owned(), bytes: size, left: budget.left() });
         }
     }
-    file.read_to_end(bytes).map_err(unreadable)?;
-    Ok(())
+    // A file may be longer than the system says, as those in /proc are.
+    let read = file.take(budget.left().saturating_add(1)).read_to_end(bytes).map_err(unreadable)?;
+    budget.require(path, read as u64)
 }
 
-/// The text in a file's bytes.
+/// Returns the text in a file's bytes.
 pub(super) fn utf8<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, DataError> {
     std::str::from_utf8(bytes)
         .map_err(|error| DataError::NotUtf8 { path: path.to_owned(), offset: error.valid_up_to() as u64 })

@@ -1,0 +1,117 @@
+//! How long the schedule engine takes: generate, lower, validate and simulate, each by itself and together, and the time
+//! per action as schedules grow.
+//!
+//! The engine is judged by 64 ranks with 2 chunks each and 256 microbatches, all steps together. The allocator is the
+//! command line's, which puts large tables on huge pages. The system's allocator, here as in most programs on small
+//! pages, gives them back after each iteration; how long it takes to clear them again is the machine's, not the
+//! engine's.
+
+use std::error::Error;
+use std::hint::black_box;
+use std::time::Instant;
+
+use pipewright_schedule::simulate::{logical, timed};
+use pipewright_schedule::{
+    Costs, Level, LowerConfig, Program, Schedule, ScheduleSpec, generate, lower, validate,
+};
+
+use crate::statistics::Spread;
+
+/// Size of the measurement.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Runs of each step that count.
+    #[arg(long, default_value_t = 10)]
+    runs: usize,
+    /// Also measures 1,024 ranks with 4 chunks and 4,096 microbatches, which takes one and a half gigabytes and minutes.
+    #[arg(long)]
+    largest: bool,
+}
+
+/// Ranks, chunks of a rank, microbatches.
+type Size = (u32, u32, u32);
+
+/// The size by which the engine is judged.
+const PLANNING: Size = (64, 2, 256);
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    planning(options.runs)?;
+    let mut sizes = vec![(16, 2, 64), PLANNING, (256, 2, 1024)];
+    sizes.extend(options.largest.then_some((1024, 4, 4096)));
+    println!("nanoseconds per action for generate, lower and validate together");
+    for size in sizes {
+        let (ranks, chunks, microbatches) = size;
+        let actions = actions(&lowered(&schedule(size)?)?) as f64;
+        let times =
+            times(options.runs, || validate(lowered(&schedule(size)?)?, Level::Comms).map_err(Into::into))?;
+        let per_action = times.into_iter().map(|seconds| seconds * 1e9 / actions).collect();
+        println!(
+            "  {ranks} ranks x {chunks} chunks x {microbatches} microbatches: {}",
+            Spread::new(per_action)
+        );
+    }
+    Ok(())
+}
+
+/// Each step of the engine at the size by which it is judged.
+fn planning(runs: usize) -> Result<(), Box<dyn Error>> {
+    let made = schedule(PLANNING)?;
+    let program = lowered(&made)?;
+    let costs = Costs::default();
+    println!("milliseconds for {PLANNING:?}, {} actions", actions(&program));
+    show("generate", times(runs, || schedule(PLANNING))?);
+    show("lower", times(runs, || lowered(black_box(&made)))?);
+    show("validate", times_with(runs, || program.clone(), |program| Ok(validate(program, Level::Comms)?))?);
+    show("simulate, logical", times(runs, || Ok(logical(black_box(&program))?.steps()))?);
+    show("simulate, timed", times(runs, || Ok(timed(black_box(&program), &costs)?))?);
+    let whole = || {
+        let program = validate(lowered(&schedule(PLANNING)?)?, Level::Comms)?;
+        Ok(logical(program.as_program())?.steps())
+    };
+    show("generate, lower, validate, simulate", times(runs, whole)?);
+    Ok(())
+}
+
+fn show(name: &str, times: Vec<f64>) {
+    println!("  {name}: {}", Spread::new(times.into_iter().map(|seconds| seconds * 1e3).collect()));
+}
+
+/// The seconds of each run of `work`, after one that does not count.
+fn times<T>(
+    runs: usize,
+    mut work: impl FnMut() -> Result<T, Box<dyn Error>>,
+) -> Result<Vec<f64>, Box<dyn Error>> {
+    times_with(runs, || (), |()| work())
+}
+
+/// As [`times`], with an input whose making does not count.
+fn times_with<I, T>(
+    runs: usize,
+    mut input: impl FnMut() -> I,
+    mut work: impl FnMut(I) -> Result<T, Box<dyn Error>>,
+) -> Result<Vec<f64>, Box<dyn Error>> {
+    drop(work(input())?);
+    let timed = |_| {
+        let input = input();
+        let start = Instant::now();
+        // What is made is dropped after the clock has been read.
+        let made = black_box(work(input)?);
+        let seconds = start.elapsed().as_secs_f64();
+        drop(made);
+        Ok(seconds)
+    };
+    (0..runs).map(timed).collect()
+}
+
+fn schedule((ranks, chunks, microbatches): Size) -> Result<Schedule, Box<dyn Error>> {
+    let spec = ScheduleSpec { ranks, stages_per_rank: Some(chunks), microbatches, ..ScheduleSpec::default() };
+    Ok(generate("interleaved1f1b", &spec)?)
+}
+
+fn lowered(schedule: &Schedule) -> Result<Program, Box<dyn Error>> {
+    Ok(lower(schedule, &LowerConfig::from(Level::Comms))?)
+}
+
+fn actions(program: &Program) -> u64 {
+    program.rows().iter().map(|row| row.len() as u64).sum()
+}

@@ -1,0 +1,40 @@
+//! Gathers the text of the built-in sample: the documents and sources of the workspace, in the order of their paths.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let root = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("../..");
+    let mut files = Vec::new();
+    for start in ["README.md", "ARCHITECTURE.md", "docs", "crates"] {
+        gather(&root.join(start), &mut files)?;
+    }
+    files.sort();
+    let mut text = String::new();
+    for file in &files {
+        text.push_str(&fs::read_to_string(file)?);
+    }
+    fs::write(Path::new(&env::var("OUT_DIR")?).join("sample.txt"), text)?;
+    Ok(())
+}
+
+/// Adds the documents and sources at `path`, but no tests and benches.
+fn gather(path: &Path, files: &mut Vec<PathBuf>) -> Result<(), Box<dyn Error>> {
+    if !path.is_dir() {
+        if path.extension().is_some_and(|ending| ending == "md" || ending == "rs") {
+            println!("cargo::rerun-if-changed={}", path.display());
+            files.push(path.to_owned());
+        }
+        return Ok(());
+    }
+    // A folder changes when a file in it comes or goes.
+    println!("cargo::rerun-if-changed={}", path.display());
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if !["tests", "benches", "target"].iter().any(|left_out| entry.file_name() == *left_out) {
+            gather(&entry.path(), files)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,42 @@
+//! `pipewright man`: the manual pages, one for the program and one for each command.
+
+use std::fs;
+use std::path::PathBuf;
+
+use clap::{Args, Command, CommandFactory};
+use clap_mangen::Man;
+
+use crate::arguments::Arguments;
+use crate::failure::Failure;
+use crate::output;
+
+/// The arguments of `pipewright man`.
+#[derive(Debug, Args)]
+pub(crate) struct ManArguments {
+    /// The folder to write all pages to; without it, the page of the program goes to standard output
+    #[arg(value_name = "DIR")]
+    folder: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &ManArguments) -> Result<(), Failure> {
+    let mut program = Arguments::command();
+    // Gives each command its full name, such as `pipewright-train`.
+    program.build();
+    let Some(folder) = &arguments.folder else { return output::write(None, &page(program).1) };
+    let commands = program.get_subcommands().filter(|command| command.get_name() != "help");
+    let mut pages: Vec<(String, String)> = commands.cloned().map(page).collect();
+    pages.push(page(program));
+    fs::create_dir_all(folder).map_err(|error| {
+        Failure::input(format!("{}: cannot be created: {error}; choose another folder", folder.display()))
+    })?;
+    pages.iter().try_for_each(|(name, text)| output::write(Some(&folder.join(name)), text))
+}
+
+/// The file name and the content of a command's page.
+fn page(command: Command) -> (String, String) {
+    let name = format!("{}.1", command.get_display_name().unwrap_or(command.get_name()));
+    let mut text = Vec::new();
+    Man::new(command).render(&mut text).expect("a vector takes all bytes");
+    (name, String::from_utf8_lossy(&text).into_owned())
+}

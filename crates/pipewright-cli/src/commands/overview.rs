@@ -1,0 +1,29 @@
+//! What the display says of a run that is prepared.
+
+use std::path::Path;
+
+use crate::commands::prepare::Prepared;
+use crate::config::pipeline::ScheduleChoice;
+use crate::display::Overview;
+
+/// The overview of a run. Reads all data once.
+pub(super) fn overview(prepared: &Prepared) -> Overview {
+    let Prepared { settings, model, layers, program, rows, .. } = prepared;
+    let replicas = settings.mesh.data_parallel;
+    let file_name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    Overview {
+        model: model.to_json()["model_type"].as_str().unwrap_or("model").to_owned(),
+        layers: layers.layers.len(),
+        parameters: layers.layers.iter().map(|layer| layer.parameters).sum(),
+        ranks: program.ranks() * replicas,
+        replicas,
+        stages: program.placement().stages(),
+        schedule: match &settings.pipeline.schedule {
+            ScheduleChoice::Named(name) => name.clone(),
+            ScheduleChoice::Csv(path) => file_name(path).unwrap_or_default(),
+        },
+        microbatches: settings.pipeline.microbatches,
+        device: settings.run.device.to_string(),
+        frequency_loss: rows.frequency_entropy(),
+    }
+}

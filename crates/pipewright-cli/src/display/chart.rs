@@ -1,0 +1,112 @@
+//! Curves out of characters: one line of blocks, and a chart of a few lines with its values beside it.
+
+/// Eighths of a character's height.
+const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Lines of a chart.
+const CHART_LINES: usize = 8;
+/// Points of a Braille character: 2 columns of 4 points.
+const POINTS_ACROSS: usize = 2;
+const POINTS_DOWN: usize = 4;
+/// The first Braille character, which has no points.
+const BRAILLE: u32 = 0x2800;
+/// The bit of each point, by column and then from the top.
+const POINT_BITS: [[u32; POINTS_DOWN]; POINTS_ACROSS] = [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]];
+
+/// A curve of at most `width` characters on one line.
+pub(super) fn sparkline(values: &[f64], width: usize) -> String {
+    let means = means(values, width);
+    let Some((least, most)) = range(&means) else { return String::new() };
+    let block = |value: &f64| {
+        let height = if most > least { (value - least) / (most - least) } else { 0.5 };
+        BLOCKS[(height * (BLOCKS.len() - 1) as f64).round() as usize]
+    };
+    means.iter().map(block).collect()
+}
+
+/// A chart whose curve takes `width` characters, with its largest and smallest value to the left. The level with its
+/// name is drawn as a dotted line where it lies between them.
+pub(super) fn chart(values: &[f64], width: usize, level: Option<(f64, &str)>) -> Vec<String> {
+    let (points, rows) = (width * POINTS_ACROSS, CHART_LINES * POINTS_DOWN);
+    let means = means(values, points);
+    let Some((least, most)) = range(&means).filter(|(least, most)| most > least) else { return Vec::new() };
+    let row_of = |value: f64| ((most - value) / (most - least) * (rows - 1) as f64).round() as usize;
+    let level = level.filter(|(level, _)| (least..=most).contains(level));
+    let level_line = level.map(|(level, _)| row_of(level) / POINTS_DOWN);
+
+    let mut cells = vec![vec![0; width]; CHART_LINES];
+    // Few values are spread over the whole width, and neighbours are joined, so that the curve has no gaps.
+    let value_at = |point: usize| means[point * means.len() / points];
+    let mut before = row_of(value_at(0));
+    for point in 0..points {
+        let row = row_of(value_at(point));
+        for row in row.min(before)..=row.max(before) {
+            let bits = POINT_BITS[point % POINTS_ACROSS][row % POINTS_DOWN];
+            cells[row / POINTS_DOWN][point / POINTS_ACROSS] |= bits;
+        }
+        before = row;
+    }
+    let character = |line: usize, bits: u32| match bits {
+        0 if level_line == Some(line) => '·',
+        0 => ' ',
+        bits => char::from_u32(BRAILLE + bits).unwrap_or(' '),
+    };
+    let label = |line: usize| match line {
+        0 => format!("{most:.2}"),
+        _ if line + 1 == CHART_LINES => format!("{least:.2}"),
+        _ => String::new(),
+    };
+    let line = |(line, cells): (usize, &Vec<u32>)| {
+        let curve: String = cells.iter().map(|bits| character(line, *bits)).collect();
+        let name = level.filter(|_| level_line == Some(line)).map(|(_, name)| format!(" {name}"));
+        format!("{:>6} ┤{curve}{}", label(line), name.unwrap_or_default()).trim_end().to_owned()
+    };
+    cells.iter().enumerate().map(line).collect()
+}
+
+/// The values, or where there are more than `most`, the means of as many pieces of equal length.
+fn means(values: &[f64], most: usize) -> Vec<f64> {
+    let finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
+    let pieces = finite.len().min(most);
+    let mean = |piece: usize| {
+        let values = &finite[piece * finite.len() / pieces..(piece + 1) * finite.len() / pieces];
+        values.iter().sum::<f64>() / values.len() as f64
+    };
+    (0..pieces).map(mean).collect()
+}
+
+/// The smallest and the largest value.
+fn range(values: &[f64]) -> Option<(f64, f64)> {
+    let least = values.iter().copied().reduce(f64::min);
+    least.zip(values.iter().copied().reduce(f64::max))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sparklines() {
+        assert_eq!(sparkline(&[1.0, 2.0, 3.0, 8.0], 8), "▁▂▃█");
+        assert_eq!(sparkline(&[8.0, 8.0, 1.0, 1.0], 2), "█▁", "two values a character");
+        assert_eq!(sparkline(&[1.0, 1.0], 8), "▅▅");
+        assert_eq!(sparkline(&[f64::NAN], 8), "");
+        assert_eq!(sparkline(&[1.0], 0), "");
+    }
+
+    #[test]
+    fn charts() {
+        let falling: Vec<f64> = (0..16).map(|step| 16.0 - f64::from(step)).collect();
+        let chart = chart(&falling, 16, Some((4.0, "a level")));
+        assert_eq!(chart.len(), CHART_LINES);
+        let text = chart.join("\n");
+        assert!(text.starts_with(" 16.00 ┤") && chart[7].starts_with("  1.00 ┤"), "{text}");
+        let level: Vec<&String> = chart.iter().filter(|line| line.ends_with(" a level")).collect();
+        assert!(level.len() == 1 && level[0].contains("·"), "{text}");
+    }
+
+    #[test]
+    fn a_chart_of_one_value_says_nothing() {
+        assert!(chart(&[2.0, 2.0], 16, None).is_empty());
+        assert!(chart(&[], 16, None).is_empty());
+    }
+}

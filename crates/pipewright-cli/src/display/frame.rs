@@ -1,0 +1,313 @@
+//! The lines of the live display: what the run is, how far it is, how it learns, and how fast.
+//!
+//! A line is a list of fields. Where they are wider than the terminal, the least important field is shortened, and
+//! left out when it cannot be shortened further, until the line fits: a frame never wraps.
+
+use std::time::Duration;
+
+use anstyle::{AnsiColor, Style};
+use pipewright::train::Metrics;
+
+use crate::display::chart::sparkline;
+use crate::display::figures::{
+    bytes, clock, counted, grouped, milliseconds, per_rank, percent, remaining, short_count,
+};
+use crate::display::overview::Overview;
+use crate::display::screen::Size;
+
+/// What separates fields.
+const GAP: usize = 2;
+/// The widest bar and curve.
+const WIDEST_BAR: usize = 40;
+const WIDEST_CURVE: usize = 32;
+/// The narrowest bar and curve that say anything.
+const NARROWEST: usize = 6;
+
+/// What is known of a run while it trains.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    /// The run.
+    pub(super) overview: Overview,
+    /// Steps that were done when the display began.
+    pub(super) start: u64,
+    /// Steps of the whole run.
+    pub(super) steps: u64,
+    /// The last step that is done.
+    pub(super) last: Option<Metrics>,
+    /// The time from the start to the end of that step.
+    pub(super) until_last: Duration,
+    /// The losses of the steps since the start.
+    pub(super) losses: Vec<f64>,
+}
+
+/// A part of a line.
+struct Field {
+    /// The field's text, from the longest to the shortest.
+    texts: Vec<String>,
+    /// The most important field has 0.
+    rank: u32,
+    style: Style,
+}
+
+/// The lines for a terminal of that size, `elapsed` after the display began.
+pub(super) fn compose(state: &State, elapsed: Duration, size: Size, has_colour: bool) -> Vec<String> {
+    // The last column stays free: a character there makes some terminals wrap.
+    let width = size.columns.saturating_sub(1);
+    let mut lines = vec![header(&state.overview), progress(state, elapsed, width)];
+    if let Some(metrics) = &state.last {
+        lines.push(learning(metrics, &state.losses, width));
+        lines.push(speed(metrics));
+    }
+    lines.into_iter().map(|fields| line(fields, width, has_colour)).collect()
+}
+
+/// The header on one line of any length.
+pub(super) fn header_text(overview: &Overview) -> String {
+    line(header(overview), usize::MAX, false)
+}
+
+fn header(overview: &Overview) -> Vec<Field> {
+    let Overview {
+        model, layers, parameters, ranks, replicas, stages, schedule, microbatches, device, ..
+    } = overview;
+    let parameters =
+        [format!("{} parameters", grouped(*parameters)), format!("{} parameters", short_count(*parameters))];
+    let mut fields = vec![
+        Field::new(0, [model.clone()]).styled(Style::new().bold()),
+        Field::new(7, [counted(*layers as u64, "layer")]),
+        Field::new(2, parameters),
+        Field::new(1, [counted((*ranks).into(), "rank")]),
+        Field::new(4, [counted((*stages).into(), "stage")]),
+        Field::new(3, [schedule.clone()]),
+        Field::new(6, [counted((*microbatches).into(), "microbatch").replace("batchs", "batches")]),
+        Field::new(5, [format!("device {device}"), device.clone()]),
+    ];
+    if *replicas > 1 {
+        fields.push(Field::new(8, [counted((*replicas).into(), "replica")]));
+    }
+    fields
+}
+
+fn progress(state: &State, elapsed: Duration, width: usize) -> Vec<Field> {
+    let done = state.last.as_ref().map_or(state.start, |metrics| metrics.step);
+    let (taken, left) = (done.saturating_sub(state.start), state.steps.saturating_sub(done));
+    let share = done as f64 / state.steps.max(1) as f64;
+    let mut fields = vec![
+        Field::new(0, [format!("step {done}/{}", state.steps)]),
+        Field::new(4, [format!("{:3.0}%", (share * 100.0).floor())]),
+        Field::new(2, [format!("elapsed {}", clock(elapsed)), clock(elapsed)]),
+    ];
+    let since_last = elapsed.saturating_sub(state.until_last);
+    match remaining(state.until_last, taken, left).map(|time| time.saturating_sub(since_last)) {
+        Some(time) => fields.push(Field::new(1, [format!("remaining {}", clock(time)), clock(time)])),
+        None => fields.push(Field::new(1, ["the first step is under way"])),
+    }
+    let room = width.saturating_sub(width_of(&fields) + GAP).min(WIDEST_BAR);
+    if room >= NARROWEST {
+        let full = (share * room as f64).floor() as usize;
+        let bar = format!("{}{}", "━".repeat(full), "─".repeat(room - full));
+        fields.insert(1, Field::new(3, [bar]).styled(AnsiColor::Green.on_default()));
+    }
+    fields
+}
+
+fn learning(metrics: &Metrics, losses: &[f64], width: usize) -> Vec<Field> {
+    let rate = metrics.learning_rate;
+    let mut fields = vec![
+        Field::new(0, [format!("loss {:.4}", metrics.loss)]).styled(Style::new().bold()),
+        Field::new(
+            1,
+            [format!("grad norm {:.3}", metrics.grad_norm), format!("norm {:.3}", metrics.grad_norm)],
+        ),
+        Field::new(2, [format!("learning rate {rate:.2e}"), format!("lr {rate:.2e}")]),
+    ];
+    // The curve leaves the learning rate its short form where there is no room for both.
+    let least = width_of(&fields) + GAP + NARROWEST;
+    if least > width {
+        fields[2].texts.remove(0);
+    }
+    let room = width.saturating_sub(width_of(&fields) + GAP).min(WIDEST_CURVE);
+    if room >= NARROWEST {
+        fields.insert(1, Field::new(3, [sparkline(losses, room)]).styled(AnsiColor::Green.on_default()));
+    }
+    fields
+}
+
+fn speed(metrics: &Metrics) -> Vec<Field> {
+    let most = metrics.peak_bytes.iter().copied().max().unwrap_or(0);
+    let (bubble, step) = (percent(metrics.bubble_fraction), milliseconds(metrics.step_ms));
+    let shares = per_rank(&metrics.bubble_per_rank, percent);
+    let mut memory = vec![format!("memory {}", bytes(most)), bytes(most)];
+    let mut bubbles = vec![format!("bubble {bubble}")];
+    if metrics.peak_bytes.len() > 1 {
+        memory.insert(0, format!("memory {}", per_rank(&metrics.peak_bytes, bytes)));
+        bubbles.insert(0, format!("bubble {bubble}, by rank {shares}"));
+    }
+    vec![
+        Field::new(0, [format!("{} tokens/s", grouped(metrics.tokens_per_second.round() as u64))]),
+        Field::new(2, [format!("step time {step}"), step]),
+        Field { texts: bubbles, rank: 3, style: Style::new() },
+        Field { texts: memory, rank: 1, style: Style::new() },
+    ]
+}
+
+impl Field {
+    fn new<T: Into<String>, const N: usize>(rank: u32, texts: [T; N]) -> Self {
+        Self { texts: texts.into_iter().map(Into::into).collect(), rank, style: Style::new() }
+    }
+
+    fn styled(self, style: Style) -> Self {
+        Self { style, ..self }
+    }
+
+    fn text(&self) -> &str {
+        self.texts.first().map_or("", String::as_str)
+    }
+}
+
+/// The width of fields as they stand, with the gaps between them.
+fn width_of(fields: &[Field]) -> usize {
+    let texts: usize = fields.iter().map(|field| field.text().chars().count()).sum();
+    texts + GAP * fields.len().saturating_sub(1)
+}
+
+/// The fields on one line of at most `width` characters.
+fn line(mut fields: Vec<Field>, width: usize, has_colour: bool) -> String {
+    while width_of(&fields) > width {
+        // All fields are shortened before any is left out.
+        let shortens = fields.iter().any(|field| field.texts.len() > 1);
+        let candidates = fields.iter().enumerate().filter(|(_, field)| !shortens || field.texts.len() > 1);
+        let Some(least) = candidates.max_by_key(|(_, field)| field.rank).map(|(place, _)| place) else {
+            break;
+        };
+        match shortens {
+            true => drop(fields[least].texts.remove(0)),
+            false if fields.len() == 1 => {
+                fields[0].texts[0] = fields[0].text().chars().take(width).collect();
+            }
+            false => drop(fields.remove(least)),
+        }
+    }
+    let text = |field: &Field| match has_colour {
+        true => format!("{}{}{:#}", field.style, field.text(), field.style),
+        false => field.text().to_owned(),
+    };
+    fields.iter().map(text).collect::<Vec<_>>().join(&" ".repeat(GAP))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(last: Option<Metrics>) -> State {
+        let overview = Overview {
+            model: "llama".to_owned(),
+            layers: 6,
+            parameters: 1_049_600,
+            ranks: 2,
+            replicas: 1,
+            stages: 2,
+            schedule: "1f1b".to_owned(),
+            microbatches: 8,
+            device: "flex".to_owned(),
+            frequency_loss: 3.0,
+        };
+        State {
+            overview,
+            start: 0,
+            steps: 300,
+            last,
+            until_last: Duration::from_secs(12),
+            losses: (0..30).map(|step| 5.0 - f64::from(step) / 10.0).collect(),
+        }
+    }
+
+    fn metrics() -> Metrics {
+        Metrics {
+            step: 30,
+            loss: 2.43121,
+            grad_norm: 0.62,
+            learning_rate: 2.9e-3,
+            tokens_per_second: 31_305.2,
+            step_ms: 131.2,
+            bubble_fraction: 0.106,
+            bubble_per_rank: vec![0.12, 0.092],
+            peak_bytes: vec![28_600_000, 20_400_000],
+            ..Metrics::default()
+        }
+    }
+
+    fn check(columns: usize, last: Option<Metrics>, expected: &[&str]) {
+        let lines = compose(&state(last), Duration::from_secs(12), Size { columns, rows: 24 }, false);
+        assert_eq!(lines, expected, "at {columns} columns");
+        assert!(lines.iter().all(|line| line.chars().count() < columns), "{lines:?}");
+    }
+
+    #[test]
+    fn wide_terminals_show_everything() {
+        check(
+            120,
+            Some(metrics()),
+            &[
+                "llama  6 layers  1,049,600 parameters  2 ranks  2 stages  1f1b  8 microbatches  device flex",
+                "step 30/300  ━━━━────────────────────────────────────   10%  elapsed 0:12  remaining 1:48",
+                "loss 2.4312  ███▇▇▇▇▆▆▆▆▅▅▅▅▄▄▄▄▃▃▃▃▂▂▂▂▁▁▁  grad norm 0.620  learning rate 2.90e-3",
+                "31,305 tokens/s  step time 131 ms  bubble 10.6%, by rank 12.0%  9.2%  memory 27.3 MiB  19.5 MiB",
+            ],
+        );
+    }
+
+    #[test]
+    fn the_usual_width_keeps_every_kind_of_figure() {
+        check(
+            80,
+            Some(metrics()),
+            &[
+                "llama  1.05M parameters  2 ranks  2 stages  1f1b  8 microbatches  flex",
+                "step 30/300  ━━━───────────────────────────   10%  elapsed 0:12  remaining 1:48",
+                "loss 2.4312  ███▇▇▇▆▆▆▆▅▅▅▄▄▄▄▃▃▃▂▂▂▂▁▁  grad norm 0.620  learning rate 2.90e-3",
+                "31,305 tokens/s  step time 131 ms  bubble 10.6%  memory 27.3 MiB  19.5 MiB",
+            ],
+        );
+    }
+
+    #[test]
+    fn narrow_terminals_drop_what_matters_least() {
+        check(
+            50,
+            Some(metrics()),
+            &[
+                "llama  1.05M parameters  2 ranks  2 stages  1f1b",
+                "step 30/300   10%  elapsed 0:12  remaining 1:48",
+                "loss 2.4312  █▇▆▅▃▂▁  grad norm 0.620  lr 2.90e-3",
+                "31,305 tokens/s  131 ms  bubble 10.6%  27.3 MiB",
+            ],
+        );
+        check(
+            20,
+            Some(metrics()),
+            &["llama  2 ranks", "step 30/300  1:48", "loss 2.4312", "31,305 tokens/s"],
+        );
+        check(8, None, &["llama", "step 0/"]);
+    }
+
+    #[test]
+    fn nothing_is_foretold_before_the_first_step() {
+        let lines = compose(&state(None), Duration::ZERO, Size { columns: 80, rows: 24 }, false);
+        let expected = "step 0/300  ──────────────────    0%  elapsed 0:00  the first step is under way";
+        assert_eq!(lines[1..], [expected]);
+    }
+
+    #[test]
+    fn colour_adds_no_width() {
+        let size = Size { columns: 80, rows: 24 };
+        let [plain, coloured] = [false, true]
+            .map(|has_colour| compose(&state(Some(metrics())), Duration::ZERO, size, has_colour));
+        let stripped: Vec<String> = coloured
+            .iter()
+            .map(|line| line.replace("\x1b[1m", "").replace("\x1b[32m", "").replace("\x1b[0m", ""))
+            .collect();
+        assert_eq!(stripped, plain);
+        assert_ne!(coloured, plain);
+    }
+}

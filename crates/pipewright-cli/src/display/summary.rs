@@ -1,0 +1,214 @@
+//! What is said at the end of a run: what it learned, what that took, where the results are, and which commands go on
+//! from there.
+
+use std::path::Path;
+use std::time::Duration;
+
+use pipewright::train::Metrics;
+
+use crate::display::chart::chart;
+use crate::display::figures::{clock, grouped};
+use crate::display::overview::Overview;
+
+/// The width of the loss curve.
+const CURVE: usize = 56;
+/// The fewest steps whose losses make a curve.
+const FEWEST_STEPS: usize = 8;
+
+/// The figures of the steps that this process has taken.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    first: Option<Metrics>,
+    best: Option<(u64, f64)>,
+    last: Option<Metrics>,
+    losses: Vec<f64>,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ending<'a> {
+    /// The last step that is done.
+    pub(crate) done: u64,
+    /// Whether that is the last step of the run.
+    pub(crate) is_complete: bool,
+    /// The newest checkpoint.
+    pub(crate) saved: Option<&'a Path>,
+    /// The folder of the results.
+    pub(crate) out: &'a Path,
+}
+
+impl Tally {
+    pub(super) fn step(&mut self, metrics: &Metrics) {
+        self.first.get_or_insert_with(|| metrics.clone());
+        if self.best.is_none_or(|(_, loss)| metrics.loss < loss) {
+            self.best = Some((metrics.step, metrics.loss));
+        }
+        self.losses.push(metrics.loss);
+        self.last = Some(metrics.clone());
+    }
+}
+
+/// The words at the end of a run.
+pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>) -> String {
+    let (Tally { first: Some(first), best: Some(best), last: Some(last), losses }, done) =
+        (tally, ending.done)
+    else {
+        return format!("all {} steps were taken before; ask for more with --set run.steps=N", ending.done);
+    };
+    let mut lines = Vec::new();
+    if !ending.is_complete {
+        let saved = ending.saved.map(|saved| format!(", saved in {}", short(saved))).unwrap_or_default();
+        lines.push(format!("stopped by a signal after step {done}{saved}"));
+    }
+    lines.push(took(first, last));
+    let (step, best) = *best;
+    lines.push(format!(
+        "loss {:.4} at first, {best:.4} at best (step {step}), {:.4} at last",
+        first.loss, last.loss
+    ));
+    let by_frequency = overview.frequency_loss;
+    if by_frequency > 0.0 {
+        lines.push(format!("guessing each token by how often it occurs has a loss of {by_frequency:.4}"));
+    }
+    if losses.len() >= FEWEST_STEPS {
+        lines.extend(chart(losses, CURVE, Some((by_frequency, "by frequency"))));
+    }
+    lines.push(format!("results in {}", short(ending.out)));
+    lines.extend(next(ending));
+    lines.join("\n")
+}
+
+/// What the steps from the first to the last took.
+fn took(first: &Metrics, last: &Metrics) -> String {
+    // The figures are totals of the run; those before the first step are not this process's.
+    let steps = last.step + 1 - first.step;
+    let seconds = last.elapsed_s - first.elapsed_s + first.step_ms / 1e3;
+    let per_step = first.tokens_per_second * first.step_ms / 1e3;
+    let tokens = (last.tokens - first.tokens) as f64 + per_step;
+    format!(
+        "trained {} in {}: {} tokens at {} tokens/s",
+        crate::display::figures::counted(steps, "step"),
+        clock(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)),
+        grouped(tokens.round() as u64),
+        grouped((tokens / seconds).round() as u64),
+    )
+}
+
+/// The commands that go on from here.
+fn next(ending: &Ending<'_>) -> Vec<String> {
+    let out = quoted(&short(ending.out));
+    let more = match ending.is_complete {
+        true => format!("pipewright resume {out} --set run.steps={}", ending.done.saturating_mul(2)),
+        false => format!("pipewright resume {out}"),
+    };
+    if ending.saved.is_none() {
+        return vec!["no checkpoint was kept; --set run.checkpoint_every=N keeps some".to_owned()];
+    }
+    let commands = [
+        (more, if ending.is_complete { "trains further" } else { "goes on" }),
+        (format!("pipewright inspect {out}"), "shows the newest checkpoint"),
+        (format!("pipewright export {out} DIR"), "writes it as a Hugging Face directory"),
+    ];
+    let width = commands.iter().map(|(command, _)| command.chars().count()).max().unwrap_or(0);
+    commands.iter().map(|(command, effect)| format!("  {command:width$}  {effect}")).collect()
+}
+
+/// The path from the working folder, where it lies in that.
+fn short(path: &Path) -> String {
+    let here = std::env::current_dir().ok();
+    let below = here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned));
+    below
+        .filter(|below| below.iter().next().is_some())
+        .unwrap_or_else(|| path.to_owned())
+        .display()
+        .to_string()
+}
+
+/// The word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |character: char| character.is_alphanumeric() || "/._-+:@%".contains(character);
+    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps of a tenth of a second and 1,000 tokens each, with these losses.
+    fn tally(first: u64, losses: &[f64]) -> Tally {
+        let mut tally = Tally::default();
+        for (step, &loss) in (first..).zip(losses) {
+            tally.step(&Metrics {
+                step,
+                loss,
+                tokens_per_second: 10_000.0,
+                step_ms: 100.0,
+                elapsed_s: step as f64 / 10.0,
+                tokens: step * 1000,
+                ..Metrics::default()
+            });
+        }
+        tally
+    }
+
+    fn check(tally: &Tally, is_complete: bool, saved: Option<&str>, expected: &str) {
+        let overview = Overview { frequency_loss: 3.125, ..Overview::default() };
+        let done = tally.last.as_ref().map_or(7, |last| last.step);
+        let saved = saved.map(Path::new);
+        let ending = Ending { done, is_complete, saved, out: Path::new("/runs/a b") };
+        assert_eq!(summary(&overview, tally, &ending), expected);
+    }
+
+    #[test]
+    fn a_run_that_is_complete() {
+        let expected = "\
+trained 3 steps in 0:00: 3,000 tokens at 10,000 tokens/s
+loss 5.5000 at first, 2.0000 at best (step 2), 2.2500 at last
+guessing each token by how often it occurs has a loss of 3.1250
+results in /runs/a b
+  pipewright resume '/runs/a b' --set run.steps=6  trains further
+  pipewright inspect '/runs/a b'                   shows the newest checkpoint
+  pipewright export '/runs/a b' DIR                writes it as a Hugging Face directory";
+        check(&tally(1, &[5.5, 2.0, 2.25]), true, Some("/runs/a b/checkpoints/step-00000003"), expected);
+    }
+
+    #[test]
+    fn a_run_that_was_resumed_and_stopped() {
+        let expected = "\
+stopped by a signal after step 22, saved in /c
+trained 2 steps in 0:00: 2,000 tokens at 10,000 tokens/s
+loss 2.5000 at first, 2.2500 at best (step 22), 2.2500 at last
+guessing each token by how often it occurs has a loss of 3.1250
+results in /runs/a b
+  pipewright resume '/runs/a b'      goes on
+  pipewright inspect '/runs/a b'     shows the newest checkpoint
+  pipewright export '/runs/a b' DIR  writes it as a Hugging Face directory";
+        check(&tally(21, &[2.5, 2.25]), false, Some("/c"), expected);
+    }
+
+    #[test]
+    fn a_run_without_steps_or_checkpoints() {
+        check(
+            &Tally::default(),
+            true,
+            None,
+            "all 7 steps were taken before; ask for more with --set run.steps=N",
+        );
+        let tally = tally(1, &[3.0; 1]);
+        let overview = Overview::default();
+        let ending = Ending { done: 1, is_complete: true, saved: None, out: Path::new("/out") };
+        let text = summary(&overview, &tally, &ending);
+        assert!(text.ends_with("no checkpoint was kept; --set run.checkpoint_every=N keeps some"), "{text}");
+        assert!(!text.contains("guessing"), "{text}");
+    }
+
+    #[test]
+    fn a_long_run_has_a_curve() {
+        let falling: Vec<f64> = (0..100).map(|step| 6.0 - f64::from(step) / 25.0).collect();
+        let overview = Overview { frequency_loss: 3.0, ..Overview::default() };
+        let ending = Ending { done: 100, is_complete: true, saved: None, out: Path::new("/out") };
+        let text = summary(&overview, &tally(1, &falling), &ending);
+        assert!(text.contains("  6.00 ┤") && text.contains("· by frequency\n"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() < 80), "{text}");
+    }
+}

@@ -1,0 +1,190 @@
+//! What a person sees on a terminal while a run trains: the live display at several widths, and what is left of it when
+//! the run ends, fails or is stopped.
+#![cfg(unix)]
+
+mod pty;
+#[path = "../scratch/mod.rs"]
+mod scratch;
+
+use std::fs;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::pty::{Terminal, pipewright};
+
+const WIDTHS: [u16; 3] = [50, 80, 120];
+
+fn folder() -> TempDir {
+    scratch::folder(&scratch::small(2, 4, 40))
+}
+
+/// Starts training with these overrides.
+fn train(folder: &TempDir, columns: u16, set: &[&str]) -> Terminal {
+    let set = set.iter().flat_map(|set| ["--set", set]);
+    let arguments: Vec<&str> = ["train", "small.toml"].into_iter().chain(set).collect();
+    Terminal::start(pipewright(folder.path(), &arguments), columns, &[])
+}
+
+/// How many lines contain the word.
+fn count(lines: &[String], word: &str) -> usize {
+    lines.iter().filter(|line| line.contains(word)).count()
+}
+
+/// The lines as one, since a terminal breaks a long error where it is full.
+fn joined(lines: &[String]) -> String {
+    lines.concat()
+}
+
+#[test]
+fn the_error_of_a_failing_step_is_the_last_thing_on_the_screen() {
+    for columns in WIDTHS {
+        let folder = folder();
+        let mut terminal =
+            train(&folder, columns, &["optimizer.learning_rate=1e30", "optimizer.clip_norm=0"]);
+        let (code, lines) = terminal.wait_for_end();
+        assert_eq!(code, Some(4), "{lines:?}");
+        let text = joined(&lines);
+        assert!(text.contains("error: step 2: rank "), "at {columns} columns: {lines:?}");
+        assert!(text.ends_with("or look at the data of this step"), "{lines:?}");
+        assert_eq!(count(&lines, "step 1/40"), 1, "the last figures stand above it: {lines:?}");
+        assert!(lines[0].starts_with("llama") && count(&lines, "llama") == 1, "{lines:?}");
+    }
+}
+
+#[test]
+fn the_error_of_a_full_disk_is_the_last_thing_on_the_screen() {
+    for columns in WIDTHS {
+        let folder = folder();
+        // No file may become longer than four KiB, as if the disk were full then.
+        let mut command = Command::new("sh");
+        let binary = assert_cmd::cargo::cargo_bin!("pipewright").display().to_string();
+        let script = format!("trap '' XFSZ; ulimit -f 8; exec '{binary}' train small.toml");
+        command.current_dir(folder.path()).args(["-c", &script]);
+        let mut terminal = Terminal::start(command, columns, &[]);
+        let (code, lines) = terminal.wait_for_end();
+        assert_eq!(code, Some(2), "{lines:?}");
+        let text = joined(&lines);
+        let place = text.find("error: ").expect("an error on the screen");
+        assert!(
+            text[place..].contains("metrics.jsonl: cannot be written: "),
+            "at {columns} columns: {lines:?}"
+        );
+        assert!(text.ends_with("choose another run.out"), "{lines:?}");
+        assert_eq!(count(&lines, "tokens/s"), 1, "{lines:?}");
+    }
+}
+
+#[test]
+fn the_display_fits_every_width_that_it_is_given_in_turn() {
+    let folder = folder();
+    let mut terminal = train(&folder, 120, &["run.steps=1000000"]);
+    // The words that tell the widths apart.
+    let shown = [
+        (120, "4 layers", "by rank"),
+        (80, "4 microbatches", "memory"),
+        (50, "1f1b", "ms  bubble"),
+        (120, "4 layers", "by rank"),
+        (50, "1f1b", "ms  bubble"),
+        (80, "4 microbatches", "memory"),
+    ];
+    for (columns, header, speed) in shown {
+        terminal.resize(columns);
+        let fits = |lines: &[String]| {
+            let is_frame =
+                lines.len() == 4 && lines[0].starts_with("llama  ") && lines[1].starts_with("step ");
+            // A line that reaches the last column was cut off by the terminal, and is drawn again soon.
+            let is_whole = lines.iter().all(|line| line.chars().count() < columns.into());
+            is_frame && is_whole && lines[0].contains(header) && lines[3].contains(speed)
+        };
+        let lines = terminal.wait_until(fits);
+        assert!(lines[3].contains(" tokens/s  "), "{lines:?}");
+        assert!(lines[1].contains("/1000000  ") && lines[1].contains(':'), "{lines:?}");
+        assert!(
+            lines[2].starts_with("loss ") && lines[2].contains("norm ") && lines[2].contains(" 3.00e-4"),
+            "{lines:?}"
+        );
+        assert_eq!(terminal.cursor(), (0, 0), "what comes next takes the display's place");
+    }
+    terminal.interrupt();
+    let (code, lines) = terminal.wait_for_end();
+    assert_eq!(code, Some(5), "{lines:?}");
+    for word in ["llama", "/1000000  ", "norm ", "stopped by a signal after step "] {
+        assert_eq!(count(&lines, word), 1, "{word}: {lines:?}");
+    }
+    assert!(!joined(&lines).contains("^C"), "{lines:?}");
+    assert!(lines[0].starts_with("llama") && lines[4].starts_with("stopped by a signal"), "{lines:?}");
+    assert_eq!(count(&lines, "pipewright resume out"), 1, "{lines:?}");
+    assert_eq!(terminal.cursor(), (lines.len() as u16, 0));
+}
+
+#[test]
+fn a_run_that_is_ended_at_once_leaves_the_display_above_the_cursor() {
+    let folder = folder();
+    // Steps of many seconds: the first signal waits for the end of one.
+    fs::write(folder.path().join("text.txt"), "to be or not to be ".repeat(20_000)).expect("a file");
+    let mut terminal = train(&folder, 80, &["data.seq_len=64", "pipeline.microbatches=5000"]);
+    let lines = terminal.wait_until(|lines| joined(lines).contains("elapsed 0:01"));
+    let has_guess = ["remaining", "eta", "left"].iter().any(|word| joined(&lines).contains(word));
+    assert!(lines.len() == 2 && !has_guess, "nothing is foretold before the first step: {lines:?}");
+    assert!(lines[1].ends_with("the first step is under way"), "{lines:?}");
+    terminal.interrupt();
+    // The echo of the key is drawn over.
+    terminal.wait_until(|lines| joined(lines).contains("elapsed 0:02") && !joined(lines).contains("^C"));
+    terminal.interrupt();
+    let (code, lines) = terminal.wait_for_end();
+    assert_eq!(code, Some(130), "{lines:?}");
+    assert_eq!(terminal.cursor(), (2, 0), "the shell's prompt goes below the display: {lines:?}");
+}
+
+#[test]
+fn a_run_ends_with_its_figures_and_the_next_commands() {
+    let folder = folder();
+    let mut terminal = train(&folder, 80, &["run.checkpoint_every=20"]);
+    let (code, lines) = terminal.wait_for_end();
+    assert_eq!(code, Some(0), "{lines:?}");
+    assert!(lines[1].starts_with("step 40/40  ━━━") && lines[1].contains(" 100%  "), "{lines:?}");
+    assert!(
+        lines[4].starts_with("trained 40 steps in 0:0") && lines[4].contains(": 1,280 tokens at "),
+        "{lines:?}"
+    );
+    assert!(lines[5].starts_with("loss ") && lines[5].contains(" at first, "), "{lines:?}");
+    let last: Vec<&str> = lines[lines.len() - 4..].iter().map(|line| line.trim_start()).collect();
+    assert_eq!(last[0], "results in out");
+    assert!(last[1].starts_with("pipewright resume out --set run.steps=80 "), "{lines:?}");
+    assert!(
+        last[2].starts_with("pipewright inspect out ") && last[3].starts_with("pipewright export out DIR ")
+    );
+    for arguments in
+        [&["resume", "out", "--set", "run.steps=80"][..], &["inspect", "out"], &["export", "out", "DIR"]]
+    {
+        let output = pipewright(folder.path(), arguments).output().expect("the binary starts");
+        assert!(output.status.success(), "the next commands work as printed: {arguments:?}");
+    }
+}
+
+#[test]
+fn colour_can_be_turned_off() {
+    let folder = folder();
+    let colours = |variables: &[(&str, &str)]| {
+        let command = pipewright(folder.path(), &["train", "small.toml"]);
+        let mut terminal = Terminal::start(command, 80, variables);
+        terminal.wait_for_end();
+        terminal.written().contains("\x1b[1m")
+    };
+    assert!(colours(&[]));
+    assert!(!colours(&[("NO_COLOR", "1")]));
+    assert!(colours(&[("NO_COLOR", "")]), "an empty NO_COLOR says nothing");
+}
+
+#[test]
+fn what_is_piped_is_plain_lines() {
+    let folder = folder();
+    let output = pipewright(folder.path(), &["train", "small.toml"]).output().expect("the binary starts");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!text.contains('\x1b') && !text.contains('\r'), "{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("llama  4 layers  ") && lines[0].ends_with("  device flex"), "{text}");
+    assert!(lines[1].starts_with("step 1/40  loss "), "{text}");
+    assert!(text.contains("\nstep 40/40  loss ") && text.contains("\ntrained 40 steps in "), "{text}");
+}

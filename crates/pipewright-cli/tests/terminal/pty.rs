@@ -1,0 +1,154 @@
+//! The command in a pseudo-terminal, and the screen as a person sees it.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{ioctl_tiocsctty, setsid};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+/// How long a test waits for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Rows of the terminal: enough for everything that a test prints.
+pub(crate) const ROWS: u16 = 40;
+
+/// A command in a terminal of its own.
+pub(crate) struct Terminal {
+    child: Child,
+    /// The end that a person's terminal program holds.
+    outside: File,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// What the command has written so far.
+struct Seen {
+    emulator: vt100::Parser,
+    bytes: Vec<u8>,
+    is_over: bool,
+}
+
+impl Terminal {
+    /// Starts the command with these environment variables set, and all others that matter to colour unset.
+    pub(crate) fn start(mut command: Command, columns: u16, variables: &[(&str, &str)]) -> Self {
+        let outside = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
+        grantpt(&outside).and_then(|()| unlockpt(&outside)).expect("the terminal is ours");
+        let name = ptsname(&outside, Vec::new()).expect("it has a name");
+        let inside =
+            rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).expect("its inside");
+        set_size(&outside, columns);
+        let end = || inside.try_clone().expect("a descriptor");
+        command.stdin(end()).stdout(end()).stderr(end());
+        command.env("TERM", "xterm-256color").env_remove("NO_COLOR").envs(variables.iter().copied());
+        // SAFETY: both are system calls, which a child may make before it runs the command.
+        unsafe {
+            command.pre_exec(|| {
+                setsid()?;
+                ioctl_tiocsctty(rustix::stdio::stdin())?;
+                Ok(())
+            });
+        }
+        let child = command.spawn().expect("the binary starts");
+        drop((command, inside));
+        let emulator = vt100::Parser::new(ROWS, columns, 0);
+        let seen = Arc::new(Mutex::new(Seen { emulator, bytes: Vec::new(), is_over: false }));
+        let outside = File::from(outside);
+        let (reader, shared) = (outside.try_clone().expect("a descriptor"), seen.clone());
+        std::thread::spawn(move || read(reader, &shared));
+        Self { child, outside, seen }
+    }
+
+    /// Gives the terminal another width, as a person does who drags its window's edge.
+    pub(crate) fn resize(&self, columns: u16) {
+        let mut seen = self.seen();
+        seen.emulator.screen_mut().set_size(ROWS, columns);
+        set_size(&self.outside, columns);
+    }
+
+    /// Presses Ctrl-C.
+    pub(crate) fn interrupt(&mut self) {
+        self.outside.write_all(b"\x03").expect("the terminal takes keys");
+    }
+
+    /// The lines of the screen, without the empty ones at its end.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let text = self.seen().emulator.screen().contents();
+        text.trim_end().lines().map(|line| line.trim_end().to_owned()).collect()
+    }
+
+    /// Row and column of the cursor.
+    pub(crate) fn cursor(&self) -> (u16, u16) {
+        self.seen().emulator.screen().cursor_position()
+    }
+
+    /// All that was written, escape sequences included.
+    pub(crate) fn written(&self) -> String {
+        String::from_utf8_lossy(&self.seen().bytes).into_owned()
+    }
+
+    /// Waits until the screen is as a test expects it; returns its lines.
+    pub(crate) fn wait_until(&self, is_so: impl Fn(&[String]) -> bool) -> Vec<String> {
+        let start = Instant::now();
+        loop {
+            let lines = self.lines();
+            if is_so(&lines) {
+                return lines;
+            }
+            assert!(start.elapsed() < PATIENCE, "the screen does not come to this:\n{}", lines.join("\n"));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for the end; returns the exit code and the lines of the screen.
+    pub(crate) fn wait_for_end(&mut self) -> (Option<i32>, Vec<String>) {
+        let start = Instant::now();
+        loop {
+            let ended = self.child.try_wait().expect("it is ours to wait for");
+            if let Some(status) = ended.filter(|_| self.seen().is_over) {
+                return (status.code(), self.lines());
+            }
+            assert!(start.elapsed() < PATIENCE, "it does not end:\n{}", self.lines().join("\n"));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // A test that fails leaves no process behind.
+        let _ = self.child.kill().and_then(|()| self.child.wait());
+    }
+}
+
+/// The command `pipewright` in a folder.
+pub(crate) fn pipewright(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
+    command.current_dir(folder).args(arguments);
+    command
+}
+
+fn set_size(terminal: &impl AsFd, columns: u16) {
+    let size = Winsize { ws_row: ROWS, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(terminal, size).expect("the terminal takes a size");
+}
+
+fn read(mut outside: File, seen: &Mutex<Seen>) {
+    let mut bytes = [0; 4096];
+    // Once the command has ended, reading fails.
+    while let Ok(count @ 1..) = outside.read(&mut bytes) {
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.emulator.process(&bytes[..count]);
+        seen.bytes.extend_from_slice(&bytes[..count]);
+    }
+    seen.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
+}

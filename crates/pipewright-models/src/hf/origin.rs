@@ -1,0 +1,79 @@
+//! The files of a model's original directory that belong to the model but not to its training: the tokenizer, the
+//! settings of generation, and the keys of `config.json` that do not bear on the arithmetic.
+//!
+//! [`keep_origin`] copies them when a run starts, because the original directory may be gone when the run's model is
+//! exported; [`super::export`] puts them into the exported directory.
+
+use std::fs;
+use std::path::Path;
+
+use pipewright::bounded_file::require_regular;
+use serde_json::Value;
+
+use super::read::read_json;
+use super::{CONFIG, HfError};
+
+/// The file in which a tokenizer is.
+pub const TOKENIZER: &str = "tokenizer.json";
+
+/// The files that are copied as they are, where the directory has them.
+const COPIED: [&str; 11] = [
+    "generation_config.json",
+    TOKENIZER,
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// Keys of `config.json` that would be wrong beside other weights: the element type under its old name, how the original
+/// weights are compressed, code of the original directory, and that directory's name.
+const DROPPED: [&str; 5] =
+    ["torch_dtype", "quantization_config", "compression_config", "auto_map", "_name_or_path"];
+
+/// Copies what an export needs from the model directory `from` into the folder `to`, which is created.
+///
+/// # Errors
+/// When the system refuses.
+pub fn keep_origin(from: &Path, to: &Path) -> Result<(), HfError> {
+    fs::create_dir_all(to).map_err(HfError::io("create", to))?;
+    copy(from, to, CONFIG)?;
+    copy_files(from, to)
+}
+
+/// Copies the files that are kept as they are.
+pub(super) fn copy_files(from: &Path, to: &Path) -> Result<(), HfError> {
+    COPIED.iter().try_for_each(|name| copy(from, to, name))
+}
+
+/// Copies a file, if there is one.
+fn copy(from: &Path, to: &Path, name: &str) -> Result<(), HfError> {
+    let (source, target) = (from.join(name), to.join(name));
+    match require_regular(&source) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        result => result.map_err(HfError::io("read", &source))?,
+    };
+    fs::copy(&source, &target).map(drop).map_err(HfError::io("copy", &source))
+}
+
+/// Returns `ours`, with the keys of the `config.json` in `origin` that `ours` does not have.
+pub(super) fn with_original_keys(mut ours: Value, origin: &Path) -> Result<Value, HfError> {
+    let path = origin.join(CONFIG);
+    if !path.exists() {
+        return Ok(ours);
+    }
+    let original: serde_json::Map<String, Value> = read_json(&path)?;
+    if let Some(keys) = ours.as_object_mut() {
+        for (key, value) in original {
+            if !DROPPED.contains(&key.as_str()) {
+                keys.entry(key).or_insert(value);
+            }
+        }
+    }
+    Ok(ours)
+}

@@ -1,0 +1,145 @@
+//! Reads whole files, up to a limit: a path that a user names may lead to a device without an end, to a pipe that
+//! nobody writes to, or to far more bytes than memory holds.
+
+use std::fmt;
+use std::fs::{File, Metadata};
+use std::io::{self, ErrorKind, Read};
+use std::path::Path;
+
+/// The largest text file that a person writes or that describes a model: configurations and their like.
+pub const SMALL_TEXT: u64 = 16 << 20;
+
+/// Returns the content of a regular file of at most `limit` bytes.
+///
+/// # Errors
+/// When the path does not lead to a regular file, when the file is larger, or when the system refuses.
+pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    require_regular(path)?;
+    read(path, limit)
+}
+
+/// Returns the content of a file or pipe, up to `limit` bytes. Waits for a pipe to be closed.
+///
+/// # Errors
+/// When there are more bytes, or when the system refuses.
+pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let length = file.metadata()?.len();
+    if length > limit {
+        return Err(too_large(limit));
+    }
+    let mut content = Vec::new();
+    content.try_reserve_exact(usize::try_from(length).unwrap_or(usize::MAX))?;
+    // The length of a device or of a file in /proc says nothing about how much there is to read.
+    file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
+    if content.len() as u64 > limit {
+        return Err(too_large(limit));
+    }
+    Ok(content)
+}
+
+/// As [`read`], for text in UTF-8.
+///
+/// # Errors
+/// As [`read`], and when the content is not UTF-8.
+pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
+    let content = read(path, limit)?;
+    if let [0xff, 0xfe, ..] | [0xfe, 0xff, ..] = content.as_slice() {
+        let message = "the file is UTF-16; save it as UTF-8";
+        return Err(io::Error::new(ErrorKind::InvalidData, message));
+    }
+    String::from_utf8(content).map_err(|error| {
+        let byte = error.utf8_error().valid_up_to();
+        io::Error::new(
+            ErrorKind::InvalidData,
+            format!("byte {byte} is not valid UTF-8; save the file as UTF-8"),
+        )
+    })
+}
+
+/// Returns the metadata of a regular file, without opening it: opening a pipe waits for its writer.
+///
+/// # Errors
+/// When the path does not lead to a regular file, or when the system refuses.
+pub fn require_regular(path: &Path) -> io::Result<Metadata> {
+    let metadata = std::fs::metadata(path)?;
+    if metadata.is_file() {
+        return Ok(metadata);
+    }
+    let (kind, message) = match metadata.is_dir() {
+        true => (ErrorKind::IsADirectory, "this is a folder; name a file"),
+        false => (ErrorKind::InvalidInput, "this is a device or a pipe; copy its content to a regular file"),
+    };
+    Err(io::Error::new(kind, message))
+}
+
+fn too_large(limit: u64) -> io::Error {
+    let message = format!("it has more than {}, the limit for such a file; check the path", Size(limit));
+    io::Error::new(ErrorKind::FileTooLarge, message)
+}
+
+/// A number of bytes, in the largest binary unit that leaves at least 1.
+pub(crate) struct Size(pub(crate) u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+        match UNITS.into_iter().find(|(shift, _)| self.0 >> shift > 0) {
+            Some((shift, unit)) => {
+                let tenths = (u128::from(self.0) * 10) >> shift;
+                match tenths % 10 {
+                    0 => write!(f, "{} {unit}", tenths / 10),
+                    tenth => write!(f, "{}.{tenth} {unit}", tenths / 10),
+                }
+            }
+            None => write!(f, "{} bytes", self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_the_limit_is_read_and_a_larger_one_is_refused() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let path = folder.path().join("a");
+        std::fs::write(&path, "four").expect("a file");
+        assert_eq!(read(&path, 4).ok().as_deref(), Some(b"four".as_slice()));
+        let error = read(&path, 3).expect_err("four bytes");
+        assert_eq!(error.to_string(), "it has more than 3 bytes, the limit for such a file; check the path");
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_file_without_an_end_is_refused() {
+        let error = read(Path::new("/dev/zero"), 1 << 20).expect_err("it has no end");
+        assert_eq!(error.kind(), ErrorKind::FileTooLarge);
+        let error = read_regular(Path::new("/dev/zero"), 1 << 20).expect_err("a device");
+        assert_eq!(error.to_string(), "this is a device or a pipe; copy its content to a regular file");
+        let error = read_regular(Path::new("/dev"), 1 << 20).expect_err("a folder");
+        assert_eq!(error.to_string(), "this is a folder; name a file");
+    }
+
+    #[test]
+    fn text_in_another_encoding_is_named() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let path = folder.path().join("a");
+        let check = |content: &[u8], message: &str| {
+            std::fs::write(&path, content).expect("a file");
+            assert_eq!(read_text(&path, 99).expect_err("not UTF-8").to_string(), message);
+        };
+        check(b"\xff\xfe0\0", "the file is UTF-16; save it as UTF-8");
+        check(b"na\xefve", "byte 2 is not valid UTF-8; save the file as UTF-8");
+    }
+
+    #[test]
+    fn sizes_have_one_decimal() {
+        let check = |bytes: u64, text: &str| assert_eq!(Size(bytes).to_string(), text);
+        check(1023, "1023 bytes");
+        check(1 << 30, "1 GiB");
+        check(3 << 29, "1.5 GiB");
+        check(u64::MAX, "16777215.9 TiB");
+    }
+}
