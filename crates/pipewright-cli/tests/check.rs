@@ -1,5 +1,6 @@
 //! What `check` finds before anything runs: weights that cannot be loaded, and memory that is not there.
 
+#[expect(dead_code, reason = "much of it is for runs that are killed and resumed")]
 mod run;
 
 use std::fs;
