@@ -32,7 +32,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Data
         Some(patterns) => patterns,
         None if section.is_written("path") => Vec::new(),
         None => sample(&surroundings.working_folder).unwrap_or_else(|| {
-            section.report_missing(ProblemKind::NoData);
+            section.report("path", ProblemKind::NoData);
             Vec::new()
         }),
     };

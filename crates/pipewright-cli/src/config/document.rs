@@ -17,8 +17,6 @@ use crate::config::problem::{Problem, ProblemKind};
 /// All keys that were written, and all problems found so far.
 #[derive(Debug, Default)]
 pub(super) struct Document {
-    /// The name of the file, if there is one.
-    file: Option<String>,
     entries: BTreeMap<(String, String), Entry>,
     pub(super) problems: Vec<Problem>,
 }
@@ -37,7 +35,6 @@ impl Document {
     pub(super) fn new(file: Option<Source>, arguments: &[String]) -> Self {
         let mut document = Self::default();
         if let Some(source) = file {
-            document.file = Some(source.name.clone());
             document.add_file(source);
         }
         for argument in arguments {
@@ -56,11 +53,6 @@ impl Document {
     pub(super) fn written(&self, section: &str) -> impl Iterator<Item = (&str, &Place)> {
         let entries = self.entries.iter().filter(move |((owner, _), _)| owner == section);
         entries.map(|((_, key), entry)| (key.as_str(), &entry.place))
-    }
-
-    /// The place of a key that is missing: the file in which it could be written.
-    pub(super) fn place_of_missing(&self) -> Place {
-        self.file.clone().map_or(Place::Default, |name| Place::WholeFile { name })
     }
 
     /// Removes what was written for a key.

@@ -70,7 +70,7 @@ impl Surroundings {
                 let folder = Path::new(&source.name).parent().unwrap_or(Path::new(""));
                 self.working_folder.join(folder)
             }
-            Place::WholeFile { .. } | Place::Set { .. } | Place::Default => self.working_folder.clone(),
+            Place::Set { .. } | Place::Default => self.working_folder.clone(),
         }
     }
 

@@ -189,7 +189,7 @@ fn check_file_sizes(section: &mut Section<'_>, pipeline: &PipelineSettings, repl
     let binds = |section: &Section<'_>, key: &str| match section.place(key) {
         Place::File { .. } => !replaces_sizes,
         Place::Set { .. } => true,
-        Place::WholeFile { .. } | Place::Default => false,
+        Place::Default => false,
     };
     let sizes = [
         ("ranks", pipeline.ranks),

@@ -27,11 +27,6 @@ pub(crate) enum Place {
         /// The bytes, within the file's text.
         span: Range<usize>,
     },
-    /// A file in which a key is missing.
-    WholeFile {
-        /// The path as the user gave it.
-        name: String,
-    },
     /// An argument of the command line.
     Set {
         /// What followed `--set`.
@@ -58,7 +53,6 @@ impl fmt::Display for Place {
                 Some((line, column)) => write!(f, "{}:{line}:{column}", source.name),
                 None => f.write_str(&source.name),
             },
-            Self::WholeFile { name } => f.write_str(name),
             Self::Set { argument } => write!(f, "--set {argument}"),
             Self::Default => f.write_str("the defaults"),
         }

@@ -210,10 +210,8 @@ pub(crate) enum ProblemKind {
         /// The variable.
         variable: String,
     },
-    /// There is no text to train on.
-    #[error(
-        "`data.path` is missing, and the working folder is not in a checkout of Pipewright, whose text is the sample"
-    )]
+    /// There is no text to learn from.
+    #[error("`data.path` is missing, and the working folder is in no checkout of Pipewright to learn from")]
     NoData,
 }
 
@@ -275,11 +273,7 @@ impl ProblemKind {
             Self::NoBoundaries => "name each later stage's first layer, such as `boundaries = [4]`".into(),
             Self::UnusedBoundaries => "write `partition = \"explicit\"`, or remove `boundaries`".into(),
             Self::NoVariable { variable, .. } => format!("set {variable}, or write the path out"),
-            Self::NoData => {
-                "write `path = [\"notes/**/*.txt\"]` in the section [data] of a configuration, or give for \
-                             example --set 'data.path=\"notes/**/*.txt\"'"
-                    .into()
-            }
+            Self::NoData => "name text files, for example --set 'data.path=\"notes/**/*.txt\"'".into(),
         })
     }
 }
@@ -303,7 +297,7 @@ impl miette::Diagnostic for Problem {
     fn source_code(&self) -> Option<&dyn SourceCode> {
         match &self.place {
             Place::File { source, .. } => Some(&source.text),
-            Place::WholeFile { .. } | Place::Set { .. } | Place::Default => None,
+            Place::Set { .. } | Place::Default => None,
         }
     }
 
@@ -313,7 +307,7 @@ impl miette::Diagnostic for Problem {
                 let label = LabeledSpan::new_primary_with_span(None, (span.start, span.len()));
                 Some(Box::new(std::iter::once(label)))
             }
-            Place::WholeFile { .. } | Place::Set { .. } | Place::Default => None,
+            Place::Set { .. } | Place::Default => None,
         }
     }
 }

@@ -249,12 +249,6 @@ impl<'a> Section<'a> {
         self.document.problems.push(Problem { place, kind });
     }
 
-    /// Records the problem of a key that is missing.
-    pub(super) fn report_missing(&mut self, kind: ProblemKind) {
-        let place = self.document.place_of_missing();
-        self.document.problems.push(Problem { place, kind });
-    }
-
     /// Records a problem of several keys, at the first of them that is written.
     pub(super) fn report_at_first_of(&mut self, keys: &[&str], kind: ProblemKind) {
         let written = keys.iter().find(|key| self.is_written(key));
