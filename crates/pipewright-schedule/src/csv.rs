@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn overlaps_have_a_semicolon_of_their_own() {
         let overlap = "(0F1;0B0)OVERLAP_F_B";
-        let rows = |text: &str| parse_rows(text).map(|rows| print_rows(rows));
+        let rows = |text: &str| parse_rows(text).map(print_rows);
         assert_eq!(rows(&format!("0F0,{overlap},0B1\n")), Ok(format!("0F0,{overlap},0B1\n")));
         assert_eq!(rows(&format!("0F0; {overlap} ;0B1\n")), Ok(format!("0F0,{overlap},0B1\n")));
         assert_eq!(rows(&format!("{overlap};0B1\n")), Ok(format!("{overlap},0B1\n")));

@@ -25,7 +25,7 @@ pub(crate) fn run(arguments: &InitArguments) -> Result<(), Failure> {
     match written {
         Ok(()) => {
             display::say(&format!(
-                "wrote {name}; name your text files at `path` in its section [data], then run: pipewright train {name}"
+                "wrote {name}; to train on your own text, set `path` in its section [data]; train with: pipewright train {name}"
             ));
             Ok(())
         }
