@@ -62,10 +62,12 @@
 //! way: `g1 + (g2 + (g3 + ..))`. Stages pass sums on from the back. Inside a layer, sums are those of Burn's tape.
 
 mod builder;
+mod chain;
 mod layer;
 mod plan;
 mod route;
 
 pub use builder::{Graph, GraphBuilder, GraphError};
+pub(crate) use chain::{MixedChain, TypedChain};
 pub use layer::{GraphLayer, GraphStage};
 pub use plan::PlacedGraph;
