@@ -1,24 +1,23 @@
 //! From layers to a running pipeline in one expression, for the common way of training.
 //!
 //! [`PipelineBuilder`] makes the schedule, lowers and validates it, cuts the layers into stages, and launches ranks. It
-//! does nothing that [`generate`], [`lower()`], [`validate`], [`partition()`] and [`Pipeline::launch`] do not do; each of
-//! its methods replaces one of the choices that it makes.
+//! does nothing that [`generate`], [`lower`](pipewright_schedule::lower()), [`validate`](pipewright_schedule::validate),
+//! [`partition`](partition()) and [`Pipeline::launch`] do not do; each of its methods replaces one of the choices that it makes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Tensor;
-use pipewright_schedule::lower::{ReduceWait, UnshardConfig};
 use pipewright_schedule::{
-    Level, LowerConfig, Method, Partition, Schedule, ScheduleSpec, StageIndex, ValidatedProgram, generate,
-    lower, partition, validate,
+    LowerConfig, Method, Partition, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
 };
 
 use super::build_error::BuildError;
 use super::config::PipelineConfig;
 use super::layers::{Cut, Layers, SharedLoss};
 use super::running::Pipeline;
+use super::schedule_source::{ScheduleSource, lower_to_run};
 use crate::hook::ActionHook;
 use crate::mesh::DataParallelMode;
 use crate::stage::{StageContext, StageError};
@@ -44,42 +43,6 @@ pub struct PipelineBuilder {
     loss: Option<SharedLoss>,
     world: Option<World>,
     config: PipelineConfig,
-}
-
-/// Where a program comes from: the name of a schedule, a schedule, or a program that is lowered and proved already.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum ScheduleSource {
-    /// One of [`catalogue`](pipewright_schedule::generate::catalogue), by its name.
-    Named(String),
-    /// One that was made or read elsewhere, without communication.
-    Made(Schedule),
-    /// A program, run as it is.
-    Program(ValidatedProgram),
-}
-
-impl From<&str> for ScheduleSource {
-    fn from(name: &str) -> Self {
-        Self::Named(name.to_owned())
-    }
-}
-
-impl From<String> for ScheduleSource {
-    fn from(name: String) -> Self {
-        Self::Named(name)
-    }
-}
-
-impl From<Schedule> for ScheduleSource {
-    fn from(schedule: Schedule) -> Self {
-        Self::Made(schedule)
-    }
-}
-
-impl From<ValidatedProgram> for ScheduleSource {
-    fn from(program: ValidatedProgram) -> Self {
-        Self::Program(program)
-    }
 }
 
 /// Microbatches of a step.
@@ -166,7 +129,8 @@ impl PipelineBuilder {
         self
     }
 
-    /// Sets what the ranks compute, and in what order: a schedule's name, a [`Schedule`], or a [`ValidatedProgram`]. A
+    /// Sets what the ranks compute, and in what order: a schedule's name, a
+    /// [`Schedule`](pipewright_schedule::Schedule), or a [`ValidatedProgram`]. A
     /// schedule or program of one's own says itself how many ranks, stages and microbatches there are. Default: `1f1b`.
     pub fn schedule(mut self, schedule: impl Into<ScheduleSource>) -> Self {
         self.schedule = schedule.into();
@@ -308,9 +272,10 @@ impl PipelineBuilder {
     pub fn program(&self) -> Result<ValidatedProgram, BuildError> {
         let program = match &self.schedule {
             ScheduleSource::Named(name) => {
-                self.lowered(&generate(name, &self.size()?).map_err(BuildError::Schedule)?)?
+                let schedule = generate(name, &self.size()?).map_err(BuildError::Schedule)?;
+                lower_to_run(&schedule, self.lower, &self.config)?
             }
-            ScheduleSource::Made(schedule) => self.lowered(schedule)?,
+            ScheduleSource::Made(schedule) => lower_to_run(schedule, self.lower, &self.config)?,
             ScheduleSource::Program(program) => program.clone(),
         };
         self.check_size(&program)?;
@@ -357,18 +322,6 @@ impl PipelineBuilder {
         Ok(ScheduleSpec { ranks, stages_per_rank, microbatches, ..self.spec.clone() })
     }
 
-    fn lowered(&self, schedule: &Schedule) -> Result<ValidatedProgram, BuildError> {
-        let config = self.lower.unwrap_or_else(|| for_training(&self.config));
-        let is_full = config.reduce_grad.is_some() && config.unshard.is_some();
-        let level = match config.communicate {
-            None => Level::Compute,
-            Some(_) if is_full => Level::Full,
-            Some(_) => Level::Comms,
-        };
-        let program = lower(schedule, &config).map_err(BuildError::Lower)?;
-        validate(program, level).map_err(|violations| BuildError::Unsound(Box::new(violations)))
-    }
-
     /// Refuses a schedule of one's own with other sizes than the builder was asked for.
     fn check_size(&self, program: &ValidatedProgram) -> Result<(), BuildError> {
         let (ranks, replicas) = (program.ranks(), self.config.data_parallel);
@@ -411,15 +364,5 @@ impl PipelineBuilder {
             None => Method::Explicit { boundaries: splits.clone() },
         };
         partition(&weights, stages, &method).map_err(BuildError::Partition)
-    }
-}
-
-/// The passes that make a training program of a schedule.
-fn for_training(config: &PipelineConfig) -> LowerConfig {
-    LowerConfig {
-        send_early: true,
-        reduce_grad: (config.data_parallel > 1).then_some(ReduceWait::AtEnd),
-        unshard: config.is_sharded().then(UnshardConfig::default),
-        ..LowerConfig::from(Level::Comms)
     }
 }

@@ -12,17 +12,19 @@ mod running;
 mod replies;
 mod layers;
 mod build_error;
+mod schedule_source;
 mod builder;
 #[cfg(feature = "testing")]
 mod seeded;
 
 pub use crate::executor::NamedParameter;
 pub use build_error::BuildError;
-pub use builder::{PipelineBuilder, ScheduleSource};
+pub use builder::PipelineBuilder;
 pub use config::PipelineConfig;
 pub use error::PipelineError;
 pub use layers::Layers;
 pub use running::Pipeline;
+pub use schedule_source::ScheduleSource;
 #[cfg(feature = "testing")]
 pub use seeded::SeededPipeline;
 pub use summary::{EvalSummary, StepSummary};
