@@ -8,6 +8,11 @@
 //! The modules stand in the order in which the data meets them. The crate never depends on Burn, never reads
 //! a clock or a file, and never starts a thread: what runs a [`ValidatedProgram`] is elsewhere.
 
+/// Compiles the code in the crate's README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 // Reading order, which is not that of the alphabet: blank lines keep the formatter from sorting.
 pub mod ids;
 
