@@ -18,9 +18,14 @@ mod skip_connections;
 mod training_loop;
 
 use std::error::Error;
+use std::sync::{Mutex, PoisonError};
+
+/// Keeps examples from running at the same time: the generator of random numbers belongs to the whole process.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// What an example prints.
 fn printed(run: impl Fn(&mut Vec<u8>) -> Result<(), Box<dyn Error>>) -> String {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut out = Vec::new();
     run(&mut out).expect("it runs to its end");
     String::from_utf8(out).expect("text")
@@ -38,7 +43,7 @@ fn learns(losses: &[f64]) -> bool {
 
 #[test]
 fn own_module() {
-    let text = printed(|out| own_module::run(out));
+    let text = printed(own_module::run);
     assert!(learns(&numbers(&text, "loss")), "{text}");
     assert!(text.contains("stage 0 has layers.0.linear.weight"), "{text}");
     assert!(text.contains("stage 1 has layers.7.linear.weight"), "{text}");
@@ -46,14 +51,14 @@ fn own_module() {
 
 #[test]
 fn training_loop() {
-    let text = printed(|out| training_loop::run(out));
+    let text = printed(training_loop::run);
     assert!(text.contains("from the checkpoint of step 6:"), "{text}");
     assert!(text.ends_with("the last losses differ by 0\n"), "{text}");
 }
 
 #[test]
 fn own_optimizer() {
-    let text = printed(|out| own_optimizer::run(out));
+    let text = printed(own_optimizer::run);
     assert!(learns(&numbers(&text, "loss")), "{text}");
     let rates = numbers(&text, "learning rate");
     assert!(rates[0] < rates[2] && rates.last() < rates.get(2), "{text}");
@@ -61,7 +66,7 @@ fn own_optimizer() {
 
 #[test]
 fn skip_connections() {
-    let text = printed(|out| skip_connections::run(out));
+    let text = printed(skip_connections::run);
     let outcomes: Vec<_> =
         text.lines().filter_map(|line| line.split_once(": ")).map(|(_, loss)| loss).collect();
     assert!(outcomes.len() == 3 && outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{text}");
@@ -70,7 +75,7 @@ fn skip_connections() {
 
 #[test]
 fn auxiliary_losses() {
-    let text = printed(|out| auxiliary_losses::run(out));
+    let text = printed(auxiliary_losses::run);
     assert!(learns(&numbers(&text, "loss")), "{text}");
     assert_eq!(numbers(&text, "activations").len(), 3, "{text}");
     assert!(text.ends_with("4 microbatches of outputs make [32, 8]\n"), "{text}");
@@ -78,14 +83,14 @@ fn auxiliary_losses() {
 
 #[test]
 fn processes() {
-    let text = printed(|out| processes::run(out));
+    let text = printed(processes::run);
     assert!(text.contains("mpirun -n 2"), "{text}");
     assert!(learns(&numbers(&text, "loss")), "{text}");
 }
 
 #[test]
 fn own_schedule() {
-    let text = printed(|out| own_schedule::run(out));
+    let text = printed(own_schedule::run);
     assert!(learns(&numbers(&text, "loss")), "{text}");
     assert!(text.contains("0SEND_F0") && text.contains("1I0"), "{text}");
     assert!(text.contains("another is refused: the schedule cannot be"), "{text}");

@@ -170,8 +170,9 @@ impl PipelineBuilder {
     /// Sets the seed of the initial parameters, or `None` to leave random numbers alone. Default: 0.
     ///
     /// The CPU's generator, which belongs to the whole process, is seeded before each layer is made, from this seed and
-    /// the layer's place. So a layer starts with the same parameters on whichever rank it is and in every replica.
-    /// Without a seed, this must be the doing of whatever makes the layers.
+    /// the layer's place. So a layer starts with the same parameters on whichever rank it is and in every replica, as
+    /// long as no other thread draws random numbers while the pipeline is launched. Without a seed, whatever makes the
+    /// layers must see to it.
     pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
         self.seed = seed.into();
         self

@@ -18,7 +18,7 @@ use pipewright_schedule::{
     Level, LowerConfig, Method, ScheduleSpec, StageIndex, generate, lower, partition, validate,
 };
 
-use model::{Block, ByHand, Kind, Shared, random_block, seeded_block};
+use model::{Block, ByHand, Kind, Shared, alone, random_block, seeded_block};
 use support::{LAYERS, batch, config, loss, optimizer};
 
 /// Losses and gradient norms of some steps, and the parameters after them by path.
@@ -82,6 +82,7 @@ fn cut_as(schedule: &str, ranks: u32, method: Method) -> Run {
 
 #[test]
 fn any_cut_gives_the_same_losses_and_paths() {
+    let _alone = alone();
     let expected = cut_as("1f1b", 1, Method::Even);
     assert_eq!(expected.1[0].0, "layers.0.linear.bias");
     assert_eq!(expected.1.last().expect("parameters").0, "layers.7.linear.weight");
@@ -112,6 +113,7 @@ fn a_list_of_layers_is_a_model() {
 
 #[test]
 fn layers_of_several_kinds_take_each_others_tensors() {
+    let _alone = alone();
     let launch = |ranks| {
         let builder = Pipeline::builder(Layers::mixed(6, Kind::language_model)).ranks(ranks);
         let loss = |output: Tensor<3>, target: Tensor<3>| (output - target).square().mean();
@@ -137,6 +139,7 @@ fn layers_of_several_kinds_take_each_others_tensors() {
 
 #[test]
 fn a_graph_is_cut_like_a_list() {
+    let _alone = alone();
     let graph = |splits: &[&str]| {
         let named = Graph::builder()
             .input("image")

@@ -1,6 +1,7 @@
 //! Layers of every kind that a builder takes.
 
 use std::convert::Infallible;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
@@ -34,6 +35,12 @@ pub(crate) fn seeded_block(place: usize) -> Block {
     linear.weight = Param::from_data(numbers(place as u64, [WIDTH, WIDTH]), &device);
     linear.bias = Some(Param::from_data(numbers(1000 + place as u64, [WIDTH]), &device));
     Block { linear: linear.into() }
+}
+
+/// Keeps tests that draw random parameters from running at the same time: the generator belongs to the whole process.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A layer with random parameters.

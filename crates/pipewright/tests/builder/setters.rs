@@ -18,7 +18,7 @@ use pipewright::transport::World;
 use pipewright_schedule::csv::{parse_schedule, print_program};
 use pipewright_schedule::{Action, Level, LowerConfig, Method, Rank, ScheduleSpec, ValidatedProgram};
 
-use crate::model::{Block, random_block, seeded_block};
+use crate::model::{Block, alone, random_block, seeded_block};
 use crate::support::{LAYERS, batch, loss, optimizer};
 use crate::{MICROBATCHES, Run, train};
 
@@ -105,6 +105,7 @@ fn layers_are_cut_as_asked() {
 
 #[test]
 fn the_seed_makes_the_parameters() {
+    let _alone = alone();
     let start = |seed: Option<u64>| {
         let layers = Layers::new(LAYERS, random_block);
         let builder = Pipeline::builder(layers).ranks(2).microbatches(MICROBATCHES).seed(seed);
