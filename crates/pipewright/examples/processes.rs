@@ -75,8 +75,9 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
         }
     }
     for rank in own {
-        let stages = pipeline.program().placement().stages_of(rank);
-        writeln!(out, "process {} has rank {rank}, stages {stages:?}", std::process::id())?;
+        for stage in pipeline.program().placement().stages_of(rank) {
+            writeln!(out, "process {} has rank {rank} with stage {stage}", std::process::id())?;
+        }
     }
     Ok(())
 }

@@ -93,5 +93,8 @@ fn own_schedule() {
     let text = printed(own_schedule::run);
     assert!(learns(&numbers(&text, "loss")), "{text}");
     assert!(text.contains("0SEND_F0") && text.contains("1I0"), "{text}");
-    assert!(text.contains("another is refused: the schedule cannot be"), "{text}");
+    assert!(
+        text.contains("another is refused: the schedule cannot be run: unsound program, 1 violation"),
+        "{text}"
+    );
 }

@@ -17,7 +17,7 @@ use super::build_error::BuildError;
 use super::config::PipelineConfig;
 use super::layers::{Cut, Layers, SharedLoss};
 use super::running::Pipeline;
-use super::schedule_source::{ScheduleSource, lower_to_run};
+use super::schedule_source::{ScheduleSource, check_made, lower_to_run};
 use crate::hook::ActionHook;
 use crate::mesh::DataParallelMode;
 use crate::stage::{StageContext, StageError};
@@ -276,7 +276,10 @@ impl PipelineBuilder {
                 let schedule = generate(name, &self.size()?).map_err(BuildError::Schedule)?;
                 lower_to_run(&schedule, self.lower, &self.config)?
             }
-            ScheduleSource::Made(schedule) => lower_to_run(schedule, self.lower, &self.config)?,
+            ScheduleSource::Made(schedule) => {
+                check_made(schedule)?;
+                lower_to_run(schedule, self.lower, &self.config)?
+            }
             ScheduleSource::Program(program) => program.clone(),
         };
         self.check_size(&program)?;

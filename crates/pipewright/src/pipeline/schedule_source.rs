@@ -1,7 +1,7 @@
 //! What a builder makes its program from, and how a schedule becomes a program that trains.
 
-use pipewright_schedule::lower::{ReduceWait, UnshardConfig};
-use pipewright_schedule::{Level, LowerConfig, Schedule, ValidatedProgram, lower, validate};
+use pipewright_schedule::lower::{ReduceWait, UnshardConfig, drop_bubbles};
+use pipewright_schedule::{Level, LowerConfig, Program, Schedule, ValidatedProgram, lower, validate};
 
 use super::build_error::BuildError;
 use super::config::PipelineConfig;
@@ -56,6 +56,15 @@ pub(super) fn lower_to_run(
         Some(_) => Level::Comms,
     };
     let program = lower(schedule, &passes).map_err(BuildError::Lower)?;
+    prove(program, level)
+}
+
+/// Refuses a schedule of one's own that is unsound, whose violations are then named as they stand in it.
+pub(super) fn check_made(schedule: &Schedule) -> Result<(), BuildError> {
+    prove(drop_bubbles(schedule), Level::Compute).map(drop)
+}
+
+fn prove(program: Program, level: Level) -> Result<ValidatedProgram, BuildError> {
     validate(program, level).map_err(|violations| BuildError::Unsound(Box::new(violations)))
 }
 
