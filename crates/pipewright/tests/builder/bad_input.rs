@@ -141,5 +141,6 @@ fn layers_that_do_not_fit_each_other_are_named() {
 #[test]
 fn a_graph_error_keeps_its_cause() {
     let graph = BuildError::Graph(GraphError::Stages { graph: 1, placement: 2 });
-    assert!(graph.source().is_some_and(|source| source.is::<GraphError>()));
+    let source = graph.source().expect("it has a cause");
+    assert!(source.is::<GraphError>(), "{source:?}");
 }
