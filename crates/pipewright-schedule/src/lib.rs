@@ -9,6 +9,11 @@
 //! (`tests/layers.rs`). The crate never depends on Burn, never reads a clock or a file, and never starts a thread. The
 //! runtime that executes a [`ValidatedProgram`] is another crate.
 
+/// Compiles the code in the crate's README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 // Reading order instead of alphabetical order: blank lines keep the formatter from sorting.
 pub mod ids;
 

@@ -12,15 +12,16 @@
 //!
 //! # A model of your own
 //!
+//! A layer is a Burn module with a typed forward ([`stage::StageModule`]), and a model is a list of them
+//! ([`pipeline::Layers`]). [`Pipeline::builder`](pipeline::Pipeline::builder) cuts it into stages and starts the ranks:
+//!
 //! ```
 //! use burn::module::Module;
 //! use burn::nn::{Linear, LinearConfig};
 //! use burn::optim::AdamWConfig;
 //! use burn::tensor::{Device, Tensor, activation};
-//! use pipewright::pipeline::{Pipeline, PipelineConfig};
-//! use pipewright::stage::{Stage, StageContext, StageModule};
-//! use pipewright::transport::World;
-//! use pipewright_schedule::{Level, LowerConfig, ScheduleSpec, StageIndex, generate, lower, validate};
+//! use pipewright::pipeline::{Layers, Pipeline};
+//! use pipewright::stage::{StageContext, StageModule};
 //!
 //! #[derive(Module, Debug)]
 //! struct Block {
@@ -36,25 +37,94 @@
 //!     }
 //! }
 //!
+//! let block = |_layer| Block { linear: LinearConfig::new(8, 8).init(&Device::flex().autodiff()) };
+//! let mut pipeline = Pipeline::builder(Layers::new(4, block))
+//!     .ranks(2)
+//!     .microbatches(4)
+//!     .loss(|output: Tensor<2>, target: Tensor<2>| (output - target).square().mean())
+//!     .optimizer(AdamWConfig::new().init())
+//!     .launch()?;
+//!
+//! let device = Device::flex();
+//! let summary = pipeline.step(Tensor::<2>::ones([8, 8], &device), Tensor::<2>::zeros([8, 8], &device), 1e-2)?;
+//! assert_eq!(summary.losses.len(), 4);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The long way
+//!
+//! The builder is a front: it generates, lowers and validates a schedule, partitions the layers, and calls
+//! [`Pipeline::launch`](pipeline::Pipeline::launch). Do so yourself where stages are more than lists of layers:
+//!
+//! ```
+//! # use burn::module::Module;
+//! # use burn::nn::{Linear, LinearConfig};
+//! # use burn::tensor::{Device, Tensor, activation};
+//! use burn::optim::AdamWConfig;
+//! use pipewright::pipeline::{Pipeline, PipelineConfig};
+//! use pipewright::stage::{Stage, StageContext, StageModule};
+//! use pipewright::transport::World;
+//! use pipewright_schedule::{Level, LowerConfig, ScheduleSpec, StageIndex, generate, lower, validate};
+//!
+//! #[derive(Module, Debug)]
+//! struct Block {
+//!     linear: Linear,
+//!     #[module(skip)]
+//!     stage: StageIndex,
+//! }
+//!
+//! impl StageModule for Block {
+//! #     type Input = Tensor<2>;
+//! #     type Output = Tensor<2>;
+//! #     fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+//! #         activation::gelu(self.linear.forward(input))
+//! #     }
+//!     // Input, Output and forward are as above. A stage says itself what its parameters are called in the whole model.
+//!     fn parameter_path(&self, local: &str) -> String {
+//!         format!("layers.{}.{local}", self.stage)
+//!     }
+//! }
+//!
 //! let spec = ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() };
 //! let program = lower(&generate("1f1b", &spec)?, &LowerConfig::from(Level::Comms))?;
 //! let program = validate(program, Level::Comms)?;
 //!
 //! let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
-//!     let block = Block { linear: LinearConfig::new(8, 8).init(&Device::flex().autodiff()) };
+//!     let block = Block { linear: LinearConfig::new(8, 8).init(&Device::flex().autodiff()), stage };
 //!     Ok(match stage.get() {
-//!         1 => Stage::with_loss(block, |output: Tensor<2>, target: Tensor<2>| (output - target).powf_scalar(2.0).mean()),
+//!         1 => Stage::with_loss(block, |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean()),
 //!         _ => Stage::new(block),
 //!     })
 //! };
 //! let config = PipelineConfig { optimizer: Some(AdamWConfig::new().init()), ..PipelineConfig::default() };
-//! let mut pipeline = Pipeline::launch(program, World::local(2), &config, make)?;
-//!
-//! let device = Device::flex();
-//! let report = pipeline.step(Tensor::<2>::ones([8, 8], &device), Tensor::<2>::zeros([8, 8], &device), 1e-2)?;
-//! assert_eq!(report.losses.len(), 4);
+//! let pipeline = Pipeline::launch(program, World::local(2), &config, make)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Examples
+//!
+//! Each is one short file in the crate's `examples` folder; `cargo run -p pipewright --example NAME` runs it.
+//!
+//! - `own_module`: a model of your own, in about ten lines from layers to steps.
+//! - `training_loop`: a loop of your own with checkpoints, and a run that goes on under another cut.
+//! - `own_optimizer`: an optimizer of your own, and a learning rate that changes from step to step.
+//! - `skip_connections`: a model that is a [`graph`] of layers rather than a list.
+//! - `auxiliary_losses`: losses in the middle of the model, and evaluation.
+//! - `processes`: the same pipeline on threads of one process, or in several processes over MPI.
+//! - `own_schedule`: a schedule of your own, from a table.
+//!
+//! # Features
+//!
+//! - `x86-v4` (default): AVX-512 kernels in the CPU back end, used on machines that have them.
+//! - `mpi`: ranks as processes, over the MPI that is installed.
+//! - `tokenizers`: text data through a Hugging Face `tokenizer.json`.
+//! - `testing`: pipelines whose order of events a seed decides, for tests.
+
+/// Compiles the code in the repository's README and in the crate's.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 // In the order of the layers: a module imports only modules above it. `tests/layers.rs` checks this.
 pub mod bounded_file;

@@ -299,8 +299,23 @@ impl<C> Graph<C> {
         PlacedGraph { graph: &whole, plans }.stage(StageIndex::new(0), make)
     }
 
+    /// Returns the number of nodes.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Returns the indices of the nodes that begin the stages after stage 0, in the order in which nodes run.
+    pub(crate) fn splits(&self) -> &[usize] {
+        &self.splits
+    }
+
+    /// Returns the graph split before the nodes at these indices, which ascend from 1.
+    pub(crate) fn with_splits(self, splits: Vec<usize>) -> Self {
+        Self { splits, ..self }
+    }
+
     /// Returns the indices of the nodes of `stage`.
-    pub(super) fn range(&self, stage: StageIndex) -> std::ops::Range<usize> {
+    pub(crate) fn range(&self, stage: StageIndex) -> std::ops::Range<usize> {
         let end = self.nodes.len();
         let start = match stage.index() {
             0 => 0,

@@ -186,7 +186,7 @@ impl Live {
 }
 
 /// Returns the variant of a layer that is an enum; Burn makes it the first part of its parameters' paths.
-fn variant_of<L: Module>(layer: &L) -> Option<String> {
+pub(super) fn variant_of<L: Module>(layer: &L) -> Option<String> {
     #[derive(Default)]
     struct First {
         seen: bool,

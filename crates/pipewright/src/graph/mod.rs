@@ -62,10 +62,12 @@
 //! route: `g1 + (g2 + (g3 + ..))`. Later stages pass their partial sums to earlier ones. Inside a layer, Burn's tape adds.
 
 mod builder;
+mod chain;
 mod layer;
 mod plan;
 mod route;
 
 pub use builder::{Graph, GraphBuilder, GraphError};
+pub(crate) use chain::{MixedChain, TypedChain};
 pub use layer::{GraphLayer, GraphStage};
 pub use plan::PlacedGraph;

@@ -40,7 +40,8 @@ pub(crate) struct Skip {
     pub tensors: usize,
 }
 
-static NO_SKIPS: Skips = Skips { inputs: Vec::new(), outputs: Vec::new() };
+/// For a stage that is connected to its neighbours alone.
+pub(crate) static NO_SKIPS: Skips = Skips { inputs: Vec::new(), outputs: Vec::new() };
 
 impl<M: StageModule> StageBody for M {
     type Output = M::Output;

@@ -12,7 +12,7 @@ mod state;
 mod training;
 mod weights;
 
-pub(crate) use body::{Skip, Skips, StageBody};
+pub(crate) use body::{NO_SKIPS, Skip, Skips, StageBody};
 pub use module::{StageContext, StageModule};
 pub(crate) use runner::{ForwardTask, Runner};
 pub use runner::{Stage, StageError};

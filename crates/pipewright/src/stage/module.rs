@@ -34,8 +34,15 @@ use crate::tensor::Boundary;
 ///     fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
 ///         self.linear.forward(input)
 ///     }
+///
+///     fn parameter_path(&self, local: &str) -> String {
+///         format!("middle.{local}")
+///     }
 /// }
 /// ```
+///
+/// A layer of a [`Layers`](crate::pipeline::Layers) is one too: there, a stage is several of them, and puts the layer's
+/// place before its paths.
 pub trait StageModule: Module + 'static {
     /// Tensors that the stage takes.
     type Input: Boundary;

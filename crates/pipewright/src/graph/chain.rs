@@ -1,0 +1,124 @@
+//! A run of layers in one stage: each layer takes what the one before it returns.
+//!
+//! A chain of layers needs no names: a layer is known by its place in the model, so that a parameter has the path
+//! `layers.PLACE.PARAMETER` whatever the cut.
+
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleDisplay};
+
+use super::layer::{GraphLayer, variant_of};
+use crate::stage::{NO_SKIPS, Skips, StageBody, StageContext, StageError, StageModule};
+use crate::tensor::{Values, pack, unpack};
+
+/// Contiguous layers with a typed forward, as a stage.
+#[derive(Module, Debug)]
+pub(crate) struct TypedChain<L: Module> {
+    layers: Vec<L>,
+    #[module(skip)]
+    places: Places,
+}
+
+/// Contiguous layers that look at their tensors themselves, as a stage.
+#[derive(Module, Debug)]
+pub(crate) struct MixedChain<L: Module> {
+    layers: Vec<L>,
+    #[module(skip)]
+    places: Places,
+}
+
+/// Where the layers of a stage are in the model.
+#[derive(Clone, Debug)]
+struct Places {
+    /// What the paths of each layer begin with.
+    names: Vec<Arc<str>>,
+    /// The variant of each layer that is an enum: Burn begins the layer's own paths with it.
+    variants: Vec<Option<String>>,
+}
+
+impl<L: Module> TypedChain<L> {
+    /// The layers of a stage, the first of which is layer `first` of the model.
+    pub(crate) fn new(first: usize, layers: Vec<L>) -> Self {
+        let places = Places::of(first, &layers);
+        Self { layers, places }
+    }
+}
+
+impl<L: Module> MixedChain<L> {
+    /// As [`TypedChain::new`].
+    pub(crate) fn new(first: usize, layers: Vec<L>) -> Self {
+        let places = Places::of(first, &layers);
+        Self { layers, places }
+    }
+}
+
+impl<L: StageModule + ModuleDisplay> StageBody for TypedChain<L> {
+    type Output = Values;
+
+    fn run(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+        self.layers.iter().zip(&self.places.names).try_fold(inputs, |values, (layer, name)| {
+            let input = unpack(values).map_err(|source| StageError::Layer { layer: name.clone(), source })?;
+            Ok(pack(layer.forward(input, context)))
+        })
+    }
+
+    fn path(&self, local: &str) -> String {
+        let Some((place, rest)) = self.places.split(local) else { return local.to_owned() };
+        let layer = &self.layers[place];
+        let own = layer.parameter_path(rest);
+        // Other holders of a shared parameter are other layers: no layer's place can be part of its path.
+        match layer.shared_parameters().contains(&own) {
+            true => own,
+            false => format!("{}.{own}", self.places.names[place]),
+        }
+    }
+
+    fn shared(&self) -> Vec<String> {
+        self.layers.iter().flat_map(L::shared_parameters).collect()
+    }
+
+    fn skips(&self) -> &Skips {
+        &NO_SKIPS
+    }
+}
+
+impl<L: GraphLayer> StageBody for MixedChain<L> {
+    type Output = Values;
+
+    fn run(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+        self.layers.iter().zip(&self.places.names).try_fold(inputs, |values, (layer, name)| {
+            layer.forward(values, context).map_err(|source| StageError::Layer { layer: name.clone(), source })
+        })
+    }
+
+    fn path(&self, local: &str) -> String {
+        match self.places.split(local) {
+            Some((place, rest)) => format!("{}.{rest}", self.places.names[place]),
+            None => local.to_owned(),
+        }
+    }
+
+    fn shared(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn skips(&self) -> &Skips {
+        &NO_SKIPS
+    }
+}
+
+impl Places {
+    fn of<L: Module>(first: usize, layers: &[L]) -> Self {
+        let names = (first..first + layers.len()).map(|place| format!("layers.{place}").into());
+        Self { names: names.collect(), variants: layers.iter().map(variant_of).collect() }
+    }
+
+    /// The place of a parameter's layer in the stage, and what the layer itself calls the parameter.
+    fn split<'a>(&self, local: &'a str) -> Option<(usize, &'a str)> {
+        let (place, rest) = local.strip_prefix("layers.")?.split_once('.')?;
+        let place: usize = place.parse().ok()?;
+        let variant = self.variants.get(place)?.as_deref();
+        let own = variant.and_then(|variant| rest.strip_prefix(variant)?.strip_prefix('.'));
+        Some((place, own.unwrap_or(rest)))
+    }
+}

@@ -1,0 +1,372 @@
+//! From layers to a running pipeline in one expression, for the common way of training.
+//!
+//! [`PipelineBuilder`] makes the schedule, lowers and validates it, cuts the layers into stages, and launches ranks. It
+//! does nothing that [`generate`], [`lower`](pipewright_schedule::lower()), [`validate`](pipewright_schedule::validate),
+//! [`partition`](partition()) and [`Pipeline::launch`] do not do; each of its methods replaces one of the choices that it makes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::optim::ModuleOptimizer;
+use burn::tensor::Tensor;
+use pipewright_schedule::{
+    LowerConfig, Method, Partition, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
+};
+
+use super::build_error::BuildError;
+use super::config::PipelineConfig;
+use super::layers::{Cut, Layers, SharedLoss};
+use super::running::Pipeline;
+use super::schedule_source::{ScheduleSource, check_made, lower_to_run};
+use crate::hook::ActionHook;
+use crate::mesh::DataParallelMode;
+use crate::stage::{StageContext, StageError};
+use crate::tensor::{Boundary, Metadata, unpack};
+use crate::transport::World;
+
+/// Everything that a pipeline is launched with; [`Pipeline::builder`] begins one.
+///
+/// Without further calls it is one rank in this process that runs `1f1b`. Layers are cut evenly, and a step has two
+/// microbatches for each rank. A pipeline that trains needs a loss and an optimizer.
+#[must_use = "a builder does nothing until it launches"]
+pub struct PipelineBuilder {
+    layers: Layers,
+    schedule: ScheduleSource,
+    ranks: Option<u32>,
+    stages_per_rank: Option<u32>,
+    microbatches: Option<Microbatches>,
+    /// What a schedule may be told beside its size.
+    spec: ScheduleSpec,
+    lower: Option<LowerConfig>,
+    method: Option<Method>,
+    seed: Option<u64>,
+    loss: Option<SharedLoss>,
+    world: Option<World>,
+    config: PipelineConfig,
+}
+
+/// Microbatches of a step.
+#[derive(Clone, Copy, Debug)]
+enum Microbatches {
+    InAll(u32),
+    EachReplica(u32),
+}
+
+impl Pipeline {
+    /// Begins a pipeline of these layers: see [`Layers`], which a `Vec` of [`StageModule`](crate::stage::StageModule)s
+    /// becomes by itself.
+    ///
+    /// ```
+    /// use burn::module::Module;
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::optim::AdamWConfig;
+    /// use burn::tensor::{Device, Tensor};
+    /// use pipewright::pipeline::{Layers, Pipeline};
+    /// use pipewright::stage::{StageContext, StageModule};
+    ///
+    /// #[derive(Module, Debug)]
+    /// struct Block {
+    ///     linear: Linear,
+    /// }
+    ///
+    /// impl StageModule for Block {
+    ///     type Input = Tensor<2>;
+    ///     type Output = Tensor<2>;
+    ///
+    ///     fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+    ///         self.linear.forward(input).tanh()
+    ///     }
+    /// }
+    ///
+    /// let block = |_layer| Block { linear: LinearConfig::new(8, 8).init(&Device::flex().autodiff()) };
+    /// let mut pipeline = Pipeline::builder(Layers::new(4, block))
+    ///     .ranks(2)
+    ///     .schedule("zbvzerobubble")
+    ///     .microbatches(8)
+    ///     .loss(|output: Tensor<2>, target: Tensor<2>| (output - target).square().mean())
+    ///     .optimizer(AdamWConfig::new().init())
+    ///     .launch()?;
+    /// let data = Tensor::<2>::ones([16, 8], &Device::flex());
+    /// let summary = pipeline.step(data.clone(), data, 1e-2)?;
+    /// assert_eq!(summary.losses.len(), 8);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn builder(layers: impl Into<Layers>) -> PipelineBuilder {
+        PipelineBuilder {
+            layers: layers.into(),
+            schedule: "1f1b".into(),
+            ranks: None,
+            stages_per_rank: None,
+            microbatches: None,
+            spec: ScheduleSpec::default(),
+            lower: None,
+            method: None,
+            seed: Some(0),
+            loss: None,
+            world: None,
+            config: PipelineConfig::default(),
+        }
+    }
+}
+
+impl PipelineBuilder {
+    /// Sets the number of ranks of one pipeline: threads of this process unless [`world`](Self::world) says otherwise.
+    /// Default: 1.
+    pub fn ranks(mut self, ranks: u32) -> Self {
+        self.ranks = Some(ranks);
+        self
+    }
+
+    /// Sets the number of stages on each rank. Default: what the schedule needs.
+    pub fn stages_per_rank(mut self, stages: u32) -> Self {
+        self.stages_per_rank = Some(stages);
+        self
+    }
+
+    /// Sets the number of microbatches of a step, over all replicas. Default: two for each rank of the world.
+    pub fn microbatches(mut self, microbatches: u32) -> Self {
+        self.microbatches = Some(Microbatches::InAll(microbatches));
+        self
+    }
+
+    /// Sets what the ranks compute, and in what order: a schedule's name, a
+    /// [`Schedule`](pipewright_schedule::Schedule), or a [`ValidatedProgram`]. A
+    /// schedule or program of one's own says itself how many ranks, stages and microbatches there are. Default: `1f1b`.
+    pub fn schedule(mut self, schedule: impl Into<ScheduleSource>) -> Self {
+        self.schedule = schedule.into();
+        self
+    }
+
+    /// Sets all that a named schedule can be told. It replaces earlier calls of [`ranks`](Self::ranks),
+    /// [`stages_per_rank`](Self::stages_per_rank) and [`microbatches`](Self::microbatches); the microbatches of a spec
+    /// are those of one replica.
+    pub fn spec(mut self, spec: ScheduleSpec) -> Self {
+        self.ranks = Some(spec.ranks);
+        self.stages_per_rank = spec.stages_per_rank;
+        self.microbatches = Some(Microbatches::EachReplica(spec.microbatches));
+        self.spec = spec;
+        self
+    }
+
+    /// Sets how a schedule becomes a program. Default: a stage sends as early as it can; replicas reduce a stage's
+    /// gradients as soon as they are complete; sharded parameters are gathered before their stage computes.
+    pub fn lower(mut self, config: LowerConfig) -> Self {
+        self.lower = Some(config);
+        self
+    }
+
+    /// Sets how layers are cut into stages. Default: where a graph is split, otherwise evenly. What layers weigh is
+    /// [`Layers::with_weights`]'s to say.
+    pub fn partition(mut self, method: Method) -> Self {
+        self.method = Some(method);
+        self
+    }
+
+    /// Sets the first layer of each stage but the first.
+    pub fn boundaries(self, boundaries: impl Into<Vec<usize>>) -> Self {
+        self.partition(Method::Explicit { boundaries: boundaries.into() })
+    }
+
+    /// Sets the seed of the initial parameters, or `None` to leave random numbers alone. Default: 0.
+    ///
+    /// The CPU's generator, which belongs to the whole process, is seeded before each layer is made, from this seed and
+    /// the layer's place. So a layer starts with the same parameters on whichever rank it is and in every replica, as
+    /// long as no other thread draws random numbers while the pipeline is launched. Without a seed, whatever makes the
+    /// layers must see to it.
+    pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
+        self.seed = seed.into();
+        self
+    }
+
+    /// Sets the loss: it takes the last layer's output and the microbatch's targets, and returns the mean over the
+    /// microbatch (shape `[1]`).
+    pub fn loss<O, T, F>(self, loss: F) -> Self
+    where
+        O: Boundary,
+        T: Boundary,
+        F: Fn(O, T) -> Tensor<1> + Send + Sync + 'static,
+    {
+        self.context_loss(move |output, target, _: &StageContext| loss(output, target))
+    }
+
+    /// As [`loss`](Self::loss), for a loss that also reads what the step brought or leaves auxiliary losses.
+    pub fn context_loss<O, T, F>(mut self, loss: F) -> Self
+    where
+        O: Boundary,
+        T: Boundary,
+        F: Fn(O, T, &StageContext) -> Tensor<1> + Send + Sync + 'static,
+    {
+        self.loss = Some(Arc::new(move |output, target, context: &StageContext| {
+            let output = unpack(output).map_err(StageError::Output)?;
+            Ok(loss(output, unpack(target).map_err(StageError::Target)?, context))
+        }));
+        self
+    }
+
+    /// Sets the optimizer of every stage.
+    pub fn optimizer(mut self, optimizer: ModuleOptimizer) -> Self {
+        self.config.optimizer = Some(optimizer);
+        self
+    }
+
+    /// Scales gradients down to this global norm when theirs is greater. Default: never.
+    pub fn clip_norm(mut self, norm: f64) -> Self {
+        self.config.clip_norm = Some(norm);
+        self
+    }
+
+    /// Sets after how long without any progress a step fails. Default: a minute.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.config.deadline = deadline;
+        self
+    }
+
+    /// Sets the threads that compute for one rank. Default: 1.
+    pub fn threads_per_rank(mut self, threads: usize) -> Self {
+        self.config.threads_per_rank = threads;
+        self
+    }
+
+    /// Sets the number of replicas of the pipeline, which share the microbatches of a step. Default: 1.
+    pub fn data_parallel(mut self, replicas: u32) -> Self {
+        self.config.data_parallel = replicas;
+        self
+    }
+
+    /// Sets what each replica holds. Default: everything.
+    pub fn data_parallel_mode(mut self, mode: DataParallelMode) -> Self {
+        self.config.data_parallel_mode = mode;
+        self
+    }
+
+    /// Sets what crosses the boundaries between stages. Default: found out in the first step.
+    pub fn metadata(mut self, metadata: Metadata) -> Self {
+        self.config.metadata = metadata;
+        self
+    }
+
+    /// Sets what is called around every action. Default: nothing.
+    pub fn hook(mut self, hook: Arc<dyn ActionHook>) -> Self {
+        self.config.hook = Some(hook);
+        self
+    }
+
+    /// Sets what carries tensors between ranks. Default: threads of this process, as many as all replicas need.
+    pub fn world(mut self, world: World) -> Self {
+        self.world = Some(world);
+        self
+    }
+
+    /// Sets everything that [`Pipeline::launch`] is told. It replaces earlier calls of the methods above that set one
+    /// of its fields; those after it replace its fields.
+    pub fn config(mut self, config: PipelineConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Makes and validates the program that the pipeline would run: to draw it, to simulate it, or to see that it
+    /// exists. Nothing is started.
+    ///
+    /// # Errors
+    /// When the schedule does not exist at this size, cannot be lowered, or has other sizes than the builder was asked
+    /// for.
+    pub fn program(&self) -> Result<ValidatedProgram, BuildError> {
+        let program = match &self.schedule {
+            ScheduleSource::Named(name) => {
+                let schedule = generate(name, &self.size()?).map_err(BuildError::Schedule)?;
+                lower_to_run(&schedule, self.lower, &self.config)?
+            }
+            ScheduleSource::Made(schedule) => {
+                check_made(schedule)?;
+                lower_to_run(schedule, self.lower, &self.config)?
+            }
+            ScheduleSource::Program(program) => program.clone(),
+        };
+        self.check_size(&program)?;
+        Ok(program)
+    }
+
+    /// Starts the ranks of this process and makes their layers there.
+    ///
+    /// # Errors
+    /// When anything about the pipeline is impossible or missing, before a thread is started; or when it does not start.
+    pub fn launch(self) -> Result<Pipeline, BuildError> {
+        let program = self.program()?;
+        if !program.is_forward_only() {
+            self.loss.as_ref().ok_or(BuildError::NoLoss)?;
+            self.config.optimizer.as_ref().ok_or(BuildError::NoOptimizer)?;
+        }
+        let partition = self.cut(program.placement().stages())?;
+        let Self { layers, seed, loss, world, config, .. } = self;
+        let world =
+            world.unwrap_or_else(|| World::local(program.ranks().saturating_mul(config.data_parallel)));
+        let placement = program.placement().clone();
+        let last = placement.last_stage();
+        let make = layers.place(Cut { partition, placement, seed }).map_err(BuildError::Graph)?;
+        let make = move |stage: StageIndex| make(stage, loss.clone().filter(|_| stage == last));
+        Ok(Pipeline::launch(program, world, &config, make)?)
+    }
+
+    /// The size and the settings of a named schedule, for one replica.
+    fn size(&self) -> Result<ScheduleSpec, BuildError> {
+        let (ranks, replicas) = (self.ranks.unwrap_or(1), self.config.data_parallel);
+        let microbatches = match self.microbatches {
+            _ if replicas == 0 => return Err(BuildError::NoReplicas),
+            // So that 0 ranks are refused as such.
+            None => ranks.max(1).saturating_mul(2),
+            Some(Microbatches::EachReplica(microbatches)) => microbatches,
+            Some(Microbatches::InAll(microbatches)) if microbatches.is_multiple_of(replicas) => {
+                microbatches / replicas
+            }
+            Some(Microbatches::InAll(microbatches)) => {
+                return Err(BuildError::Microbatches { microbatches, replicas });
+            }
+        };
+        let stages_per_rank = self.stages_per_rank;
+        Ok(ScheduleSpec { ranks, stages_per_rank, microbatches, ..self.spec.clone() })
+    }
+
+    /// Refuses a schedule of one's own with other sizes than the builder was asked for.
+    fn check_size(&self, program: &ValidatedProgram) -> Result<(), BuildError> {
+        let (ranks, replicas) = (program.ranks(), self.config.data_parallel);
+        if replicas == 0 {
+            return Err(BuildError::NoReplicas);
+        }
+        let microbatches = match self.microbatches {
+            Some(Microbatches::InAll(asked)) => {
+                Some((asked, program.microbatches().saturating_mul(replicas)))
+            }
+            Some(Microbatches::EachReplica(asked)) => Some((asked, program.microbatches())),
+            None => None,
+        };
+        let stages_per_rank = program.placement().stages() / ranks.max(1);
+        let sizes = [
+            ("ranks", self.ranks.map(|asked| (asked, ranks))),
+            ("stages_per_rank", self.stages_per_rank.map(|asked| (asked, stages_per_rank))),
+            ("microbatches", microbatches),
+        ];
+        let differs = sizes.into_iter().find_map(|(what, size)| {
+            let (asked, found) = size.filter(|(asked, found)| asked != found)?;
+            Some(BuildError::Size { what, asked, found })
+        });
+        differs.map_or(Ok(()), Err)
+    }
+
+    /// Which layers each stage has.
+    fn cut(&self, stages: u32) -> Result<Partition, BuildError> {
+        let Layers { count, weights, splits, .. } = &self.layers;
+        let weights = weights.clone().unwrap_or_else(|| vec![1; *count]);
+        if *count == 0 {
+            return Err(BuildError::NoLayers);
+        }
+        if weights.len() != *count {
+            return Err(BuildError::Weights { weights: weights.len(), layers: *count });
+        }
+        let method = match &self.method {
+            Some(method) => method.clone(),
+            None if splits.is_empty() => Method::Even,
+            None => Method::Explicit { boundaries: splits.clone() },
+        };
+        partition(&weights, stages, &method).map_err(BuildError::Partition)
+    }
+}

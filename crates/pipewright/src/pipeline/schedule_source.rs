@@ -1,0 +1,79 @@
+//! What a builder makes its program from, and how a schedule becomes a program that trains.
+
+use pipewright_schedule::lower::{ReduceWait, UnshardConfig, drop_bubbles};
+use pipewright_schedule::{Level, LowerConfig, Program, Schedule, ValidatedProgram, lower, validate};
+
+use super::build_error::BuildError;
+use super::config::PipelineConfig;
+
+/// Where a program comes from: the name of a schedule, a schedule, or a program that is lowered and proved already.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum ScheduleSource {
+    /// One of [`catalogue`](pipewright_schedule::generate::catalogue), by its name.
+    Named(String),
+    /// One that was made or read elsewhere, without communication.
+    Made(Schedule),
+    /// A program, run as it is.
+    Program(ValidatedProgram),
+}
+
+impl From<&str> for ScheduleSource {
+    fn from(name: &str) -> Self {
+        Self::Named(name.to_owned())
+    }
+}
+
+impl From<String> for ScheduleSource {
+    fn from(name: String) -> Self {
+        Self::Named(name)
+    }
+}
+
+impl From<Schedule> for ScheduleSource {
+    fn from(schedule: Schedule) -> Self {
+        Self::Made(schedule)
+    }
+}
+
+impl From<ValidatedProgram> for ScheduleSource {
+    fn from(program: ValidatedProgram) -> Self {
+        Self::Program(program)
+    }
+}
+
+/// Lowers a schedule with these passes, or with those that training needs, and proves the program sound.
+pub(super) fn lower_to_run(
+    schedule: &Schedule,
+    passes: Option<LowerConfig>,
+    config: &PipelineConfig,
+) -> Result<ValidatedProgram, BuildError> {
+    let passes = passes.unwrap_or_else(|| for_training(config));
+    let is_full = passes.reduce_grad.is_some() && passes.unshard.is_some();
+    let level = match passes.communicate {
+        None => Level::Compute,
+        Some(_) if is_full => Level::Full,
+        Some(_) => Level::Comms,
+    };
+    let program = lower(schedule, &passes).map_err(BuildError::Lower)?;
+    prove(program, level)
+}
+
+/// Refuses a schedule of one's own that is unsound, whose violations are then named as they stand in it.
+pub(super) fn check_made(schedule: &Schedule) -> Result<(), BuildError> {
+    prove(drop_bubbles(schedule), Level::Compute).map(drop)
+}
+
+fn prove(program: Program, level: Level) -> Result<ValidatedProgram, BuildError> {
+    validate(program, level).map_err(|violations| BuildError::Unsound(Box::new(violations)))
+}
+
+/// The passes that make a training program of a schedule.
+fn for_training(config: &PipelineConfig) -> LowerConfig {
+    LowerConfig {
+        send_early: true,
+        reduce_grad: (config.data_parallel > 1).then_some(ReduceWait::AtEnd),
+        unshard: config.is_sharded().then(UnshardConfig::default),
+        ..LowerConfig::from(Level::Comms)
+    }
+}

@@ -1,0 +1,146 @@
+//! What cannot be built says so before a rank starts, with its cause.
+
+use std::error::Error;
+
+use burn::tensor::Tensor;
+use pipewright::graph::GraphError;
+use pipewright::pipeline::{BuildError, Layers, Pipeline, PipelineBuilder, PipelineError};
+use pipewright_schedule::csv::parse_schedule;
+use pipewright_schedule::{GenerateError, LowerConfig, PartitionError, lower::Messages, lower::ReduceWait};
+
+use crate::model::{Block, Shared, seeded_block};
+use crate::support::{LAYERS, batch, loss, optimizer};
+
+fn complete() -> PipelineBuilder {
+    Pipeline::builder(Layers::new(LAYERS, seeded_block)).ranks(2).loss(loss).optimizer(optimizer())
+}
+
+fn check(builder: PipelineBuilder, is_expected: impl Fn(&BuildError) -> bool, message: &str) {
+    let error = builder.launch().map(drop).expect_err(message);
+    assert!(is_expected(&error), "{error:?}");
+    assert!(error.to_string().contains(message), "{error}");
+}
+
+/// The cause of an error that comes from somewhere else.
+fn check_source<E: Error + 'static>(builder: PipelineBuilder, message: &str) {
+    let error = builder.launch().map(drop).expect_err(message);
+    let source = error.source().unwrap_or_else(|| panic!("`{error}` has lost its cause"));
+    assert!(source.is::<E>(), "{source:?}");
+    assert!(error.to_string().contains(message), "{error}");
+}
+
+#[test]
+fn sizes_that_do_not_exist() {
+    check_source::<GenerateError>(complete().ranks(0), "a placement of 0 ranks");
+    check_source::<GenerateError>(complete().microbatches(0), "at least one microbatch");
+    check_source::<GenerateError>(complete().stages_per_rank(2), "`1f1b` runs 1 stage(s) on each rank");
+    check_source::<PartitionError>(complete().ranks(9), "8 layers cannot fill 9 stages");
+    check_source::<PartitionError>(complete().boundaries([9]), "boundary 9 lies beyond");
+    check(complete().data_parallel(0), |error| matches!(error, BuildError::NoReplicas), "0 replicas");
+}
+
+#[test]
+fn an_unknown_schedule_is_offered_the_nearest() {
+    check_source::<GenerateError>(complete().schedule("zbvzerobuble"), "did you mean `zbvzerobubble`?");
+}
+
+#[test]
+fn microbatches_that_do_not_divide() {
+    let replicas = complete().data_parallel(2).microbatches(7);
+    let is_uneven =
+        |error: &BuildError| matches!(error, BuildError::Microbatches { microbatches: 7, replicas: 2 });
+    check(replicas, is_uneven, "use a multiple of 2");
+    let mut pipeline = complete().microbatches(4).launch().expect("it starts");
+    let rows = || batch(0, 3);
+    let error = pipeline.step(rows(), rows(), 1e-2).expect_err("9 rows are not 4 microbatches");
+    assert!(matches!(error, PipelineError::Split { .. }), "{error:?}");
+    assert!(error.to_string().contains("9 rows do not divide into 4 microbatches"), "{error}");
+}
+
+#[test]
+fn what_training_needs() {
+    let layers = || Layers::new(LAYERS, seeded_block);
+    let no_loss = Pipeline::builder(layers()).optimizer(optimizer());
+    check(no_loss, |error| matches!(error, BuildError::NoLoss), "give one with `loss`");
+    let no_optimizer = Pipeline::builder(layers()).loss(loss);
+    check(no_optimizer, |error| matches!(error, BuildError::NoOptimizer), "give one with `optimizer`");
+    let mut evaluates =
+        Pipeline::builder(layers()).schedule("forwardonly").launch().expect("it needs neither");
+    let outputs = evaluates.eval(batch(0, 2), None::<Tensor<2>>).expect("an evaluation").outputs;
+    assert_eq!(outputs.len(), 2);
+}
+
+#[test]
+fn models_that_cannot_be_cut() {
+    let no_layers = Pipeline::builder(Vec::<Block>::new()).loss(loss).optimizer(optimizer());
+    check(no_layers, |error| matches!(error, BuildError::NoLayers), "no layers");
+    let weights = Pipeline::builder(Layers::new(LAYERS, seeded_block).with_weights([1, 2]));
+    let is_short = |error: &BuildError| matches!(error, BuildError::Weights { weights: 2, layers: LAYERS });
+    check(weights.loss(loss).optimizer(optimizer()), is_short, "2 weights are given for 8 layers");
+}
+
+#[test]
+fn a_schedule_of_ones_own_has_its_own_size() {
+    let own = || parse_schedule("0F0,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n").expect("a schedule");
+    let is = |what: &'static str, asked: u32, found: u32| move |error: &BuildError| matches!(error, BuildError::Size { what: w, asked: a, found: f } if (*w, *a, *f) == (what, asked, found));
+    let builder = || Pipeline::builder(Layers::new(LAYERS, seeded_block)).loss(loss).optimizer(optimizer());
+    check(builder().schedule(own()).ranks(3), is("ranks", 3, 2), "leave `ranks` out");
+    check(builder().schedule(own()).microbatches(3), is("microbatches", 3, 2), "leave `microbatches` out");
+    check(builder().schedule(own()).stages_per_rank(2), is("stages_per_rank", 2, 1), "`stages_per_rank`");
+    builder().schedule(own()).ranks(2).microbatches(2).launch().expect("it agrees");
+}
+
+#[test]
+fn a_schedule_that_is_unsound() {
+    let own = parse_schedule("0F0,0B0\n1B0,1F0\n").expect("a schedule");
+    let builder = Pipeline::builder(Layers::new(LAYERS, seeded_block)).loss(loss).optimizer(optimizer());
+    let error = builder.schedule(own).launch().map(drop).expect_err("a backward comes before its forward");
+    assert!(matches!(error, BuildError::Unsound(_)), "{error:?}");
+    assert!(error.to_string().contains("1B0 needs 1F0"), "{error}");
+    assert!(error.source().is_some(), "{error:?}");
+}
+
+#[test]
+fn a_program_that_cannot_run_on_several_ranks() {
+    let passes = LowerConfig {
+        merge_bw: false,
+        unshard: None,
+        reduce_grad: None::<ReduceWait>,
+        send_early: false,
+        communicate: None::<Messages>,
+    };
+    let is_not_lowered =
+        |error: &BuildError| matches!(error, BuildError::Launch(PipelineError::NotLowered { .. }));
+    check(complete().lower(passes), is_not_lowered, "without communication");
+}
+
+#[test]
+fn a_layer_that_cannot_be_made_is_named() {
+    let make = |place| match place {
+        5 => Err("no such file: layer5.bin"),
+        _ => Ok(seeded_block(place)),
+    };
+    let builder = Pipeline::builder(Layers::try_new(LAYERS, make)).ranks(2).loss(loss).optimizer(optimizer());
+    let is_launch = |error: &BuildError| matches!(error, BuildError::Launch(PipelineError::Step(_)));
+    check(builder, is_launch, "layer 5: no such file: layer5.bin");
+}
+
+#[test]
+fn layers_that_do_not_fit_each_other_are_named() {
+    let builder =
+        Pipeline::builder(Layers::new(2, Shared::new)).loss(|output: Tensor<3>, _: Tensor<2>| output.mean());
+    let mut pipeline = builder.optimizer(optimizer()).launch().expect("it starts");
+    let error = pipeline.step(batch(0, 2), batch(1, 2), 1e-2).expect_err("the loss takes another rank");
+    assert!(error.to_string().contains("the loss cannot take the model's outputs"), "{error}");
+    let three = Tensor::<3>::ones([2, 2, 2], &burn::tensor::Device::flex());
+    let error = pipeline.step(three, batch(1, 2), 1e-2).expect_err("a layer takes another rank");
+    assert!(error.to_string().contains("the layer `layers.0` cannot take its inputs"), "{error}");
+}
+
+/// A builder cuts graphs to fit, so that no model brings this error about.
+#[test]
+fn a_graph_error_keeps_its_cause() {
+    let graph = BuildError::Graph(GraphError::Stages { graph: 1, placement: 2 });
+    let source = graph.source().expect("it has a cause");
+    assert!(source.is::<GraphError>(), "{source:?}");
+}
