@@ -17,6 +17,8 @@ use crate::transport::Waited;
 
 /// What a rank's thread is asked to do.
 pub(crate) enum Command {
+    /// Learn which parameters the other ranks hold.
+    Introduce,
     Step(Box<StepInput>),
     /// Collects the whole parameters, as this attempt.
     Parameters(u64),
@@ -30,6 +32,7 @@ pub(crate) enum Command {
 pub(crate) enum Reply {
     /// The rank is built, or why it is not.
     Ready(Result<(), StepError>),
+    Introduced(Result<(), StepError>),
     /// The rank's report, and across processes those of all others.
     Step {
         outcome: Result<Vec<RankReport>, StepError>,
@@ -122,6 +125,7 @@ where
             let reply = match command {
                 Command::Step(input) => step(&mut executor, *input, &watch),
                 Command::Reset => {
+                Command::Introduce => Reply::Introduced(introduce(&mut executor, &watch)),
                     executor.reset();
                     continue;
                 }
@@ -163,6 +167,12 @@ fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> Reply {
 
 fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
     loop {
+/// Learns which parameters the other ranks hold; a failure is raised for all ranks.
+fn introduce(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
+    executor.begin_introduction();
+    drive(executor, watch).inspect_err(|error| executor.endpoint().fail(error.clone()))
+}
+
         match executor.poll()? {
             Poll::Progress => {}
             Poll::Done => return Ok(()),

@@ -45,7 +45,9 @@
 //!     Ok(match stage.get() {
 //!         1 => Stage::with_loss(block, |output: Tensor<2>, target: Tensor<2>| (output - target).powf_scalar(2.0).mean()),
 //!         _ => Stage::new(block),
-//!     })
+//!     }
+//!     // The two blocks have parameters of their own, so each has paths of its own.
+//!     .with_prefix(&format!("blocks.{stage}")))
 //! };
 //! let config = PipelineConfig { optimizer: Some(AdamWConfig::new().init()), ..PipelineConfig::default() };
 //! let mut pipeline = Pipeline::launch(program, World::local(2), &config, make)?;

@@ -242,7 +242,7 @@ mod tests {
         for (tag, what) in [
             (Tag::GradientShard { stage }, "its part of the gradients of stage 0"),
             (Tag::GradientSum { stage }, "its sum of gradients of stage 0"),
-            (Tag::Parameters, "the list of its shared parameters"),
+            (Tag::Parameters, "the list of its parameters"),
             (Tag::GradientNorm, "its part of the gradient norm"),
             (Tag::Ready, "whether its replica is ready to update"),
             (Tag::Report, "its report of the step"),

@@ -48,7 +48,7 @@ pub(crate) struct Executor {
     pub(super) hook: Option<Arc<dyn ActionHook>>,
     /// Microbatches whose gradients are in the sums, before this step.
     pub(super) accumulated: u32,
-    /// Parameters with several owners; unknown before the first update, and after a step that failed.
+    /// Parameters with several owners; unknown before the ranks have told each other which they hold.
     pub(super) shared: Option<Arc<[Shared]>>,
     pub(super) step: StepState,
 }
@@ -229,8 +229,6 @@ impl Executor {
     /// Forgets a step that failed: the next one starts as if it had not been.
     pub(crate) fn reset(&mut self) {
         self.stages.iter_mut().for_each(LocalStage::reset);
-        // A step that failed in the middle of finding them out may have told some ranks and not others.
-        self.shared = None;
         self.accumulated = 0;
         self.step = StepState::idle();
         self.board.does(self.world_rank, Doing::NoStep);
