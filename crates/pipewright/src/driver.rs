@@ -93,6 +93,8 @@ where
 {
     fn run(self, inbox: &Receiver<Command>) {
         let Self { rank, settings, board, abort, memory, build, replies } = self;
+        let located = board.clone();
+        memory.locate_by(move || located.locate(rank));
         // A pool of the rank's own: its tensor operations use so many threads and no others.
         let counted = memory.clone();
         let pool = rayon::ThreadPoolBuilder::new()
@@ -123,9 +125,9 @@ where
         // The channel closes when the pipeline is dropped; a reply that nobody takes is no reason to fail then.
         for command in inbox {
             let reply = match command {
+                Command::Introduce => Reply::Introduced(introduce(&mut executor, &watch)),
                 Command::Step(input) => step(&mut executor, *input, &watch),
                 Command::Reset => {
-                Command::Introduce => Reply::Introduced(introduce(&mut executor, &watch)),
                     executor.reset();
                     continue;
                 }
@@ -165,14 +167,14 @@ fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> Reply {
     Reply::Step { outcome, has_updated }
 }
 
-fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
-    loop {
 /// Learns which parameters the other ranks hold; a failure is raised for all ranks.
 fn introduce(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
     executor.begin_introduction();
     drive(executor, watch).inspect_err(|error| executor.endpoint().fail(error.clone()))
 }
 
+fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
+    loop {
         match executor.poll()? {
             Poll::Progress => {}
             Poll::Done => return Ok(()),

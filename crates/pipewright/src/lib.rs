@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The schedule, its lowering and its proof are [`pipewright_schedule`]'s; what the layers compute is the user's.
-//! This crate never prints, keeps no global state, and never waits without a deadline.
+//! This crate never prints, keeps no global state outside the allocator of [`memory`], and never waits without a deadline.
 //!
 //! # A model of your own
 //!

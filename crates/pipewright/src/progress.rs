@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pipewright_schedule::{Action, Rank, ValidatedProgram};
 use serde::{Deserialize, Serialize};
 
+use crate::memory::RankPlace;
 use crate::message::Tag;
 
 /// Actions before a rank's place that a report shows.
@@ -100,6 +101,17 @@ impl Board {
     /// Notes what the ranks run, and in which step, for reports.
     pub(crate) fn run(&self, program: &Arc<ValidatedProgram>, step: u64) {
         *self.program.lock().unwrap_or_else(PoisonError::into_inner) = (Some(program.clone()), step);
+    }
+
+    /// Where a rank stands, without allocating: for one whose memory is at its end. The step is unknown, and 0, while
+    /// somebody changes the program.
+    pub(crate) fn locate(&self, rank: Rank) -> RankPlace {
+        let nowhere = RankPlace { rank, step: 0, action: None };
+        let Ok(running) = self.program.try_lock() else { return nowhere };
+        let (Some(program), step) = &*running else { return nowhere };
+        let row = program.row(Rank::new(rank.get() % program.ranks()));
+        let position = self.places[rank.index()].position.load(Ordering::Relaxed) as usize;
+        RankPlace { rank, step: *step, action: row.get(position).copied() }
     }
 
     /// The step under way; 0 before the first.

@@ -70,7 +70,6 @@ impl Saving {
     pub fn write_shard(&self, state: RankState) -> Result<Shard, CheckpointError> {
         check_paths(std::slice::from_ref(&state))?;
         let RankState { rank, stages, memory } = state;
-        // What the rank's own thread allocated is dropped here.
         let _counted = memory.count_this_thread();
         let name = format!("rank-{:04}.safetensors", rank.get());
         let mut texts = HashMap::from([(STEP.to_owned(), self.step.to_string())]);

@@ -14,7 +14,7 @@ use super::sharing::Shared;
 use super::step::{Phase, Poll, StepInput, StepState};
 use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
-use crate::memory::{RankMemory, bytes_of};
+use crate::memory::RankMemory;
 use crate::message::Tag;
 use crate::progress::{Board, Doing, Waiting};
 use crate::stage::Stage;
@@ -99,8 +99,6 @@ impl Executor {
         self.stages.iter_mut().for_each(|local| local.gathers = 0);
         self.step.events.reserve(self.program.row(self.rank).len());
         self.board.moved(self.world_rank, 0);
-        let arrived = bytes_of(input.inputs.iter().chain(&input.targets).flatten());
-        self.memory.take_over(arrived);
         for (place, values) in input.inputs.into_iter().enumerate() {
             let local = self.stages.first_mut().expect("every rank owns a stage");
             local.inputs[place] = Some(values);

@@ -4,8 +4,8 @@
 //! stages (executor, transports, splitting into microbatches) moves [`Values`] and never looks inside them.
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Device, Shape, Tensor, TensorData, kind::Basic};
+use burn::backend::{Dispatch, DispatchTensor, Flex, TensorMetadata};
+use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic};
 
 /// One tensor of any rank, float, integer or boolean. Cloning shares the storage.
 #[derive(Clone, Debug)]
@@ -88,6 +88,18 @@ impl Value {
         self.shape().num_elements() * self.dtype().size()
     }
 
+    /// Where the storage begins, if it lies in the host's memory and belongs to no tape.
+    pub(crate) fn address(&self) -> Option<usize> {
+        let tensor = self.tensor.clone();
+        // The rank does not matter here; 1 is arbitrary.
+        let storage = match self.kind() {
+            ValueKind::Float => Tensor::<1>::from_dispatch(tensor).try_into_primitive::<Flex>(),
+            ValueKind::Int => Tensor::<1, Int>::from_dispatch(tensor).try_into_primitive::<Flex>(),
+            ValueKind::Bool => Tensor::<1, Bool>::from_dispatch(tensor).try_into_primitive::<Flex>(),
+        };
+        Some(storage.ok()?.bytes().as_ptr().addr())
+    }
+
     /// The device that holds the elements.
     pub fn device(&self) -> Device {
         Device::new(self.tensor.device())
@@ -99,12 +111,8 @@ impl Value {
         // Rank plays no part in a move between devices, so any rank may stand in the type.
         let moved = match self.kind() {
             ValueKind::Float => Self::of(Tensor::<1>::from_dispatch(self.tensor).to_device(device)),
-            ValueKind::Int => {
-                Self::of(Tensor::<1, burn::tensor::Int>::from_dispatch(self.tensor).to_device(device))
-            }
-            ValueKind::Bool => {
-                Self::of(Tensor::<1, burn::tensor::Bool>::from_dispatch(self.tensor).to_device(device))
-            }
+            ValueKind::Int => Self::of(Tensor::<1, Int>::from_dispatch(self.tensor).to_device(device)),
+            ValueKind::Bool => Self::of(Tensor::<1, Bool>::from_dispatch(self.tensor).to_device(device)),
         };
         Self { constant, ..moved }
     }
@@ -126,8 +134,8 @@ impl Value {
         // Rank plays no part in reading, so any may stand in the type.
         match self.kind() {
             ValueKind::Float => Tensor::<1>::from_dispatch(self.tensor).into_data(),
-            ValueKind::Int => Tensor::<1, burn::tensor::Int>::from_dispatch(self.tensor).into_data(),
-            ValueKind::Bool => Tensor::<1, burn::tensor::Bool>::from_dispatch(self.tensor).into_data(),
+            ValueKind::Int => Tensor::<1, Int>::from_dispatch(self.tensor).into_data(),
+            ValueKind::Bool => Tensor::<1, Bool>::from_dispatch(self.tensor).into_data(),
         }
     }
 

@@ -56,7 +56,8 @@ fn refuse_equal_paths() {
     };
     let config = PipelineConfig { optimizer: Some(AdamWConfig::new().init()), ..PipelineConfig::default() };
     let refused = Pipeline::launch(program, world, &config, make).err().expect("the paths are equal");
-    let expected = "stages 0 and 1 each have a parameter `linear.bias`, and stage 0 does not declare it as shared";
+    let expected =
+        "stages 0 and 1 each have a parameter `linear.bias`, and stage 0 does not declare it as shared";
     assert!(refused.to_string().contains(expected), "{refused}");
     if is_first {
         mpirun::report("equal paths in two processes are refused");
