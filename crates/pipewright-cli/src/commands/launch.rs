@@ -22,6 +22,7 @@ use crate::commands::prepare::Prepared;
 use crate::config::Settings;
 use crate::config::optimizer::OptimizerSettings;
 use crate::config::pipeline::TransportChoice;
+use crate::exhaustion;
 use crate::failure::{Exit, Failure};
 use crate::signal::Interrupt;
 
@@ -45,6 +46,7 @@ pub(super) fn launch_from(
 /// Starts this process's ranks: all of them, or the one that it is among the processes of `crew`; with
 /// initial parameters.
 pub(super) fn launch(prepared: Prepared, crew: &mut Crew, interrupt: &Interrupt) -> Result<Trainer, Failure> {
+    exhaustion::watch();
     let transport = prepared.settings.pipeline.transport;
     let mesh = Mesh { pipeline: prepared.program.ranks(), data: prepared.settings.mesh.data_parallel };
     let ranks =
