@@ -1,8 +1,6 @@
 //! A run that gets no more memory says where it stood, and ends with the exit code of a failed rank.
 #![cfg(target_os = "linux")]
 
-mod scratch;
-
 use std::fs;
 use std::process::{Command, Output};
 
@@ -41,9 +39,11 @@ fn train_within(folder: &TempDir, kibibytes: u32) -> Output {
 
 #[test]
 fn a_run_out_of_memory_says_where_and_how_much() {
-    let folder = scratch::folder(LARGE);
+    let folder = tempfile::tempdir().expect("a scratch folder");
     let text = "the quick brown fox jumps over the lazy dog and runs away from it ".repeat(600);
-    fs::write(folder.path().join("text.txt"), text).expect("the scratch folder takes files");
+    for (name, content) in [("small.toml", LARGE), ("text.txt", &text)] {
+        fs::write(folder.path().join(name), content).expect("the scratch folder takes files");
+    }
     let output = train_within(&folder, LIMIT);
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(4), "{told}");
