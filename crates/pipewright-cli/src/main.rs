@@ -7,6 +7,7 @@ mod arguments;
 mod commands;
 mod config;
 mod display;
+mod exhaustion;
 mod failure;
 mod output;
 mod panic;

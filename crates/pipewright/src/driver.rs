@@ -17,6 +17,8 @@ use crate::transport::Waited;
 
 /// What a rank's thread is asked to do.
 pub(crate) enum Command {
+    /// Learn which parameters the other ranks hold.
+    Introduce,
     Step(Box<StepInput>),
     /// Collects the whole parameters, as this attempt.
     Parameters(u64),
@@ -30,6 +32,7 @@ pub(crate) enum Command {
 pub(crate) enum Reply {
     /// The rank is built, or why it is not.
     Ready(Result<(), StepError>),
+    Introduced(Result<(), StepError>),
     /// The rank's report, and across processes those of all others.
     Step {
         outcome: Result<Vec<RankReport>, StepError>,
@@ -90,6 +93,8 @@ where
 {
     fn run(self, inbox: &Receiver<Command>) {
         let Self { rank, settings, board, abort, memory, build, replies } = self;
+        let located = board.clone();
+        memory.locate_by(move || located.locate(rank));
         // A pool of the rank's own: its tensor operations use so many threads and no others.
         let counted = memory.clone();
         let pool = rayon::ThreadPoolBuilder::new()
@@ -120,6 +125,7 @@ where
         // The channel closes when the pipeline is dropped; a reply that nobody takes is no reason to fail then.
         for command in inbox {
             let reply = match command {
+                Command::Introduce => Reply::Introduced(introduce(&mut executor, &watch)),
                 Command::Step(input) => step(&mut executor, *input, &watch),
                 Command::Reset => {
                     executor.reset();
@@ -159,6 +165,12 @@ fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> Reply {
         }
     };
     Reply::Step { outcome, has_updated }
+}
+
+/// Learns which parameters the other ranks hold; a failure is raised for all ranks.
+fn introduce(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
+    executor.begin_introduction();
+    drive(executor, watch).inspect_err(|error| executor.endpoint().fail(error.clone()))
 }
 
 fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {

@@ -120,6 +120,20 @@ pub enum Cause {
         /// The first such parameter, by path.
         parameter: Arc<str>,
     },
+    /// Two parameters have one path, and a stage that holds it does not declare it as shared.
+    #[error(
+        "stages {} and {} each have a parameter `{parameter}`, and stage {undeclared} does not declare it as shared: give \
+         different parameters different paths (`StageModule::parameter_path`, or `Stage::with_prefix`); if it is one \
+         parameter, name its path in `StageModule::shared_parameters` of both", .stages.0, .stages.1
+    )]
+    EqualPaths {
+        /// The path.
+        parameter: Arc<str>,
+        /// The stages; twice the same one if it has both.
+        stages: (StageIndex, StageIndex),
+        /// The first stage that does not declare the path.
+        undeclared: StageIndex,
+    },
     /// Two stages share a parameter but hold it with different shapes.
     #[error(
         "stages {} and {} share the parameter `{parameter}`, but hold it with shapes {:?} and {:?}: give different \

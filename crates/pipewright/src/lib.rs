@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The schedule, its lowering and its proof are [`pipewright_schedule`]'s; what the layers compute is the user's.
-//! This crate never prints, keeps no global state, and never waits without a deadline.
+//! This crate never prints, keeps no global state outside the allocator of [`memory`], and never waits without a deadline.
 //!
 //! # A model of your own
 //!
@@ -94,7 +94,9 @@
 //!     Ok(match stage.get() {
 //!         1 => Stage::with_loss(block, |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean()),
 //!         _ => Stage::new(block),
-//!     })
+//!     }
+//!     // The two blocks have parameters of their own, so each has paths of its own.
+//!     .with_prefix(&format!("blocks.{stage}")))
 //! };
 //! let config = PipelineConfig { optimizer: Some(AdamWConfig::new().init()), ..PipelineConfig::default() };
 //! let pipeline = Pipeline::launch(program, World::local(2), &config, make)?;

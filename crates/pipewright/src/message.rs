@@ -40,7 +40,7 @@ pub enum Tag {
         /// Their microbatch.
         microbatch: Microbatch,
     },
-    /// The parameters of a rank's that other ranks may hold too.
+    /// The list of a rank's parameters.
     Parameters,
     /// The gradient of one copy of a shared parameter.
     SharedGradient {
@@ -112,7 +112,7 @@ impl std::fmt::Display for Tag {
                     "the gradients of microbatch {microbatch}'s skip connection from stage {source} to stage {stage}"
                 )
             }
-            Self::Parameters => f.write_str("the list of its shared parameters"),
+            Self::Parameters => f.write_str("the list of its parameters"),
             Self::SharedGradient { parameter, stage, .. } => {
                 write!(f, "the gradient of shared parameter {parameter} from stage {stage}")
             }
@@ -138,7 +138,7 @@ impl std::fmt::Display for Tag {
 /// A rank's part of the global gradient norm: the sum of squares of each parameter's gradient, by path.
 pub type Contribution = Vec<(Arc<str>, f64)>;
 
-/// A parameter of a rank's that other ranks may hold too.
+/// A parameter that a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnedParameter {
     /// The stage that holds it.
@@ -150,8 +150,8 @@ pub struct OwnedParameter {
     pub path: Arc<str>,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// A hash of its values.
-    pub hash: u64,
+    /// A hash of its values, if the stage declares the parameter as shared.
+    pub hash: Option<u64>,
 }
 
 /// A message's content.

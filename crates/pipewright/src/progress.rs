@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pipewright_schedule::{Action, Rank, ValidatedProgram};
 use serde::{Deserialize, Serialize};
 
+use crate::memory::RankPlace;
 use crate::message::Tag;
 
 /// How many of a rank's last actions a report shows.
@@ -100,6 +101,17 @@ impl Board {
     /// Records the program and the step, for reports.
     pub(crate) fn run(&self, program: &Arc<ValidatedProgram>, step: u64) {
         *self.program.lock().unwrap_or_else(PoisonError::into_inner) = (Some(program.clone()), step);
+    }
+
+    /// Returns the position of a rank without allocating, for a rank that is out of memory. The step is 0 while another
+    /// thread changes the program.
+    pub(crate) fn locate(&self, rank: Rank) -> RankPlace {
+        let nowhere = RankPlace { rank, step: 0, action: None };
+        let Ok(running) = self.program.try_lock() else { return nowhere };
+        let (Some(program), step) = &*running else { return nowhere };
+        let row = program.row(Rank::new(rank.get() % program.ranks()));
+        let position = self.places[rank.index()].position.load(Ordering::Relaxed) as usize;
+        RankPlace { rank, step: *step, action: row.get(position).copied() }
     }
 
     /// Returns the current step; 0 before the first.
@@ -242,7 +254,7 @@ mod tests {
         for (tag, what) in [
             (Tag::GradientShard { stage }, "its part of the gradients of stage 0"),
             (Tag::GradientSum { stage }, "its sum of gradients of stage 0"),
-            (Tag::Parameters, "the list of its shared parameters"),
+            (Tag::Parameters, "the list of its parameters"),
             (Tag::GradientNorm, "its part of the gradient norm"),
             (Tag::Ready, "whether its replica is ready to update"),
             (Tag::Report, "its report of the step"),

@@ -8,20 +8,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::module::ParamGroup;
+use burn::module::{Module, Param, ParamId};
+use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::{
     AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfig, momentum::MomentumConfig,
 };
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use pipewright::batch::Batch;
 use pipewright::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, TrainingState,
+    Checkpoint, CheckpointError, CheckpointFolder, CheckpointWriter, Manifest, RankState, Saving,
+    TrainingState,
 };
 use pipewright::failure::Cause;
+use pipewright::mesh::DataParallelMode;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
+use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::train::data::Cursor;
 use pipewright::transport::World;
-use support::{Step, batch, config, program, stage};
+use pipewright_schedule::StageIndex;
+use support::{Mlp, Step, batch, config, loss, program, stage};
 use tempfile::TempDir;
 
 const MICROBATCHES: u32 = 8;
@@ -427,4 +433,123 @@ fn a_full_disk_is_reported_and_loses_nothing() {
     fs::remove_dir_all(path.join("step-00000001")).expect("a folder");
     save(&mut pipeline, step, &path, 100).expect("there is room again");
     assert_eq!(newest(&path).step(), step);
+}
+
+/// Rank 0 of a pipeline that holds all layers, and rank 1 of another that has taken so many steps and holds half of them.
+fn overlapping_ranks(steps: u64) -> [RankState; 2] {
+    let (mut whole, mut halves) = (launch("1f1b", 1, adamw()), launch("1f1b", 2, adamw()));
+    take_steps(&mut halves, 0..steps);
+    let mut taken = [&mut whole, &mut halves].map(|pipeline| pipeline.state().expect("a state"));
+    taken.each_mut().map(|ranks| ranks.pop().expect("a rank"))
+}
+
+#[test]
+fn two_parameters_of_one_path_are_not_written() {
+    let scratch = folder();
+    let folder = CheckpointFolder::own(scratch.path()).expect("nobody else has it");
+    let mut writer = CheckpointWriter::start(folder, 1, 2, DEADLINE).expect("a thread");
+    let ranks = overlapping_ranks(1).into();
+    let state = TrainingState { step: 1, cursor: Cursor::default(), description: Default::default(), ranks };
+    let refused = writer.save(state).and_then(|_| writer.wait()).expect_err("layers 4 to 7 are there twice");
+    let expected = "two parameters have the path `layers.4.weight`";
+    assert!(refused.to_string().starts_with(expected), "{refused}");
+    assert_eq!(CheckpointFolder::list(scratch.path()).expect("a folder"), []);
+}
+
+/// As two processes write it that do not know of each other's parameters.
+fn written_apart(scratch: &Path, ranks: [RankState; 2]) -> Result<Checkpoint, CheckpointError> {
+    let saving = Saving::begin(scratch, 1).expect("a scratch folder");
+    let shards = ranks.map(|rank| saving.write_shard(rank).expect("it is written"));
+    let manifest = Manifest::new(1, Cursor::default(), Default::default(), shards.into());
+    Checkpoint::open(&saving.commit(&manifest).expect("it is committed"))
+}
+
+#[test]
+fn two_tensors_of_one_path_are_not_read() {
+    let scratch = folder();
+    written_apart(scratch.path(), overlapping_ranks(0)).expect("equal copies are one tensor");
+    let refused = written_apart(scratch.path(), overlapping_ranks(1)).expect_err("they differ");
+    assert!(matches!(refused, CheckpointError::Ambiguous { .. }), "{refused:?}");
+    let told = refused.to_string();
+    let words =
+        ["step-00000001: `layers.4.bias` differs between rank-0000.safetensors and rank-0001.safetensors"];
+    assert!(words.iter().all(|word| told.contains(word)), "{told}");
+}
+
+/// Layers with a running statistic, and with buffers that are no floats.
+#[derive(Module, Debug)]
+struct Buffers {
+    norm: BatchNorm,
+    layers: Mlp,
+    order: Param<Tensor<1, Int>>,
+    mask: Param<Tensor<2, Bool>>,
+}
+
+impl StageModule for Buffers {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
+        let input = input.select(1, self.order.val());
+        let input = input.clone().mask_fill(self.mask.val().expand(input.dims()), 0.0);
+        self.layers.forward(self.norm.forward(input), context)
+    }
+
+    fn parameter_path(&self, local: &str) -> String {
+        match local.strip_prefix("layers.") {
+            Some(layer) => self.layers.parameter_path(layer),
+            None => format!("{local}.{}", self.layers.parameter_path("layers.0.place")),
+        }
+    }
+}
+
+/// Two stages of such layers, with buffers that follow from `seed`.
+fn with_buffers(seed: i32, replicas: u32, mode: DataParallelMode) -> Pipeline {
+    let make = move |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let device = Device::flex().autodiff();
+        let width = support::WIDTH as i32;
+        let order: Vec<i32> = (0..width).map(|place| (place + seed) % width).collect();
+        let mask: Vec<bool> = (0..width).map(|place| place == seed).collect();
+        let module = Buffers {
+            norm: BatchNormConfig::new(support::WIDTH).init(&device),
+            layers: Mlp::of_stage(index, 2),
+            order: Param::initialized(ParamId::new(), Tensor::from_data(TensorData::from(&*order), &device)),
+            mask: Param::initialized(
+                ParamId::new(),
+                Tensor::<1, Bool>::from_data(TensorData::from(&*mask), &device).unsqueeze(),
+            ),
+        };
+        Ok(if index.get() == 1 { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    };
+    let config = PipelineConfig {
+        optimizer: Some(adamw()),
+        data_parallel: replicas,
+        data_parallel_mode: mode,
+        ..config()
+    };
+    let program = program("1f1b", 2, MICROBATCHES / replicas);
+    Pipeline::launch(program, World::local(2 * replicas), &config, make).expect("it starts")
+}
+
+#[test]
+fn buffers_of_every_kind_come_back() {
+    for (replicas, mode) in [(1, DataParallelMode::Replicated), (2, DataParallelMode::Sharded)] {
+        let scratch = folder();
+        let mut before = with_buffers(1, replicas, mode);
+        take_steps(&mut before, 0..3);
+        let folder = CheckpointFolder::own(scratch.path()).expect("nobody else has it");
+        let mut writer = CheckpointWriter::start(folder, 1, 2 * replicas, DEADLINE).expect("a thread");
+        writer.save(state(&mut before, 3)).and_then(|_| writer.wait()).expect("it is saved");
+        let mut after = with_buffers(4, replicas, mode);
+        let evaluate = |pipeline: &mut Pipeline| {
+            let evaluated = pipeline.eval(batch(9, MICROBATCHES), Some(batch(10, MICROBATCHES)));
+            // Each replica has running statistics of its own, and the first one's are stored.
+            let own = (MICROBATCHES / replicas) as usize;
+            evaluated.expect("an evaluation").losses[..own].to_vec()
+        };
+        assert_ne!(evaluate(&mut after), evaluate(&mut before), "the buffers differ");
+        after.restore(&newest(scratch.path())).expect("it fits");
+        assert_eq!(evaluate(&mut after), evaluate(&mut before), "running statistics and buffers");
+        assert_eq!(take_steps(&mut after, 3..5), take_steps(&mut before, 3..5));
+    }
 }

@@ -198,7 +198,8 @@ fn with_traces(metadata: Metadata) -> (Vec<Vec<f64>>, Vec<f64>) {
             dropout: DropoutConfig::new(0.5).init(),
             layers: Mlp::of_stage(stage, 2),
         };
-        Ok(if stage.get() == 1 { Stage::with_loss(module, loss) } else { Stage::new(module) })
+        let made = if stage.get() == 1 { Stage::with_loss(module, loss) } else { Stage::new(module) };
+        Ok(made.with_prefix(&format!("parts.{stage}")))
     };
     let config = with(metadata, CheckMetadata::Always);
     let mut pipeline =

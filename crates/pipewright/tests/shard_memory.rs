@@ -36,10 +36,6 @@ impl StageModule for Layer {
     fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
         input.clone() + self.linear.forward(input)
     }
-
-    fn parameter_path(&self, local: &str) -> String {
-        local.to_owned()
-    }
 }
 
 fn stage(index: StageIndex) -> Result<Stage, Infallible> {
@@ -49,7 +45,8 @@ fn stage(index: StageIndex) -> Result<Stage, Infallible> {
         linear: Linear { weight: weight.map(|weight| weight.autodiff().require_grad()), bias: None },
     };
     let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).powf_scalar(2.0).mean();
-    Ok(if index.get() + 1 == STAGES { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    let made = if index.get() + 1 == STAGES { Stage::with_loss(module, loss) } else { Stage::new(module) };
+    Ok(made.with_prefix(&format!("layers.{index}")))
 }
 
 /// The highest peak of any rank in the third step of `schedule`, with all stages on one rank.

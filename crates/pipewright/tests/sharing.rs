@@ -129,12 +129,91 @@ fn copies_of_different_shapes_are_named() {
             Stage::new(Scale { weight })
         })
     };
-    let mut pipeline =
-        Pipeline::launch(program("1f1b", 2, 2), World::local(2), &config(), make).expect("it starts");
-    let error = pipeline.step(batch(0, 2), batch(1, 2), 1e-2).expect_err("the shapes differ");
+    let launched = Pipeline::launch(program("1f1b", 2, 2), World::local(2), &config(), make);
+    let error = launched.err().expect("the shapes differ");
     let PipelineError::Step(step) = &error else { panic!("{error}") };
     assert!(
         matches!(step.cause, Cause::SharedShape { stages, .. } if stages.0.get() == 0 && stages.1.get() == 1)
     );
     assert!(error.to_string().contains("`weight`"), "{error}");
+}
+
+/// A module whose two parameters have the same paths in every stage, unless somebody names them.
+#[derive(Module, Debug)]
+struct Unnamed {
+    layer: Linear,
+    #[module(skip)]
+    shared: Vec<String>,
+}
+
+impl StageModule for Unnamed {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+        self.layer.forward(input)
+    }
+
+    fn shared_parameters(&self) -> Vec<String> {
+        self.shared.clone()
+    }
+}
+
+fn unnamed(index: StageIndex, shared: &[&str]) -> Stage {
+    let device = Device::flex().autodiff();
+    let weight = Param::from_data(numbers(7, [WIDTH, WIDTH]), &device);
+    let bias = Some(Param::from_data(numbers(8, [WIDTH]), &device));
+    let shared = shared.iter().map(|&path| path.to_owned()).collect();
+    let module = Unnamed { layer: Linear { weight, bias }, shared };
+    if index.get() == 1 { Stage::with_loss(module, loss) } else { Stage::new(module) }
+}
+
+/// What two stages that share `first` and `second` are told when they are launched as `program`, by threads and by a seed.
+fn refused(program: &ValidatedProgram, first: &'static [&str], second: &'static [&str]) -> Option<String> {
+    let make = move |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        Ok(unnamed(index, if index.get() == 0 { first } else { second }))
+    };
+    let launched = Pipeline::launch(program.clone(), World::local(program.ranks()), &config(), make);
+    let seeded = SeededPipeline::new(program.clone(), &config(), 0, make).err();
+    let told = launched.err().map(|error| {
+        let PipelineError::Step(step) = &error else { panic!("{error}") };
+        step.cause.to_string()
+    });
+    let PipelineError::Step(seeded) = seeded? else { panic!("both are told why") };
+    assert_eq!(told, Some(seeded.cause.to_string()));
+    told
+}
+
+#[test]
+fn equal_paths_that_nobody_declares_are_refused() {
+    let one_rank = program_of("0F0,1F0,1B0,0B0\n");
+    for program in [one_rank, program("1f1b", 2, 2)] {
+        let told = refused(&program, &[], &[]).expect("both stages have the paths");
+        let expected =
+            "stages 0 and 1 each have a parameter `layer.bias`, and stage 0 does not declare it as shared: ";
+        assert!(told.starts_with(expected), "{told}");
+        for way_out in
+            ["`StageModule::parameter_path`", "`Stage::with_prefix`", "`StageModule::shared_parameters`"]
+        {
+            assert!(told.contains(way_out), "{told}");
+        }
+        let told = refused(&program, &["layer.weight", "layer.bias"], &["layer.bias"]).expect("one does not");
+        assert!(told.contains("`layer.weight`, and stage 1 does not declare it"), "{told}");
+        assert_eq!(refused(&program, &["layer.weight", "layer.bias"], &["layer.weight", "layer.bias"]), None);
+    }
+}
+
+#[test]
+fn a_prefix_names_the_parameters_of_a_stage() {
+    let make = |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        Ok(unnamed(index, &["layer.bias"]).with_prefix(&format!("blocks.{index}")))
+    };
+    let mut pipeline =
+        Pipeline::launch(program("1f1b", 2, 2), World::local(2), &config(), make).expect("it starts");
+    pipeline.step(batch(0, 2), batch(1, 2), 1e-2).expect("a step");
+    let parameters = pipeline.parameters().expect("they are there");
+    let paths: Vec<&str> = parameters.iter().map(|parameter| &*parameter.path).collect();
+    assert_eq!(paths, ["blocks.0.layer.weight", "layer.bias", "blocks.1.layer.weight", "layer.bias"]);
+    assert_eq!(parameters[1].data, parameters[3].data, "it is shared");
+    assert_ne!(parameters[0].data, parameters[2].data);
 }

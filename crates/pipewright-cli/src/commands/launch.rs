@@ -17,6 +17,7 @@ use crate::commands::process_group::{ProcessGroup, disagreement, lost};
 use crate::config::Settings;
 use crate::config::optimizer::OptimizerSettings;
 use crate::config::pipeline::TransportChoice;
+use crate::exhaustion;
 use crate::failure::{Exit, Failure, sentence};
 use crate::signal::Interrupt;
 
@@ -43,6 +44,7 @@ pub(super) fn launch(
     processes: &mut ProcessGroup,
     interrupt: &Interrupt,
 ) -> Result<Trainer, Failure> {
+    exhaustion::watch();
     let transport = prepared.settings.pipeline.transport;
     let mesh = Mesh { pipeline: prepared.program.ranks(), data: prepared.settings.mesh.data_parallel };
     let ranks =

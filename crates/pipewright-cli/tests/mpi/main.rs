@@ -124,6 +124,27 @@ fn replicas_train_in_processes_as_in_threads_to_the_bit() {
     }
 }
 
+#[test]
+fn what_a_process_holds_does_not_drift() {
+    let folder = folder();
+    let output = processes(folder.path(), 2, &["run.steps=200"]);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let metrics =
+        fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("a run writes its metrics");
+    let peaks = |line: &str| -> Vec<u64> {
+        let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
+        value["peak_bytes"].as_array().expect("a list").iter().filter_map(|peak| peak.as_u64()).collect()
+    };
+    let peaks: Vec<Vec<u64>> = metrics.lines().map(peaks).collect();
+    let greatest = |steps: &[Vec<u64>], rank: usize| steps.iter().map(|peaks| peaks[rank]).max();
+    for rank in 0..2 {
+        let [early, late] =
+            [&peaks[10..30], &peaks[180..]].map(|steps| greatest(steps, rank).expect("steps"));
+        // Frames wait for a rank in buffers that are kept.
+        assert!(early.abs_diff(late) <= 64 << 10, "rank {rank}: {early} bytes, then {late}");
+    }
+}
+
 /// How a run that fails at once ends, and what is said, each once.
 fn check_refused(output: &Output, code: i32, expected: &[&str]) {
     let said = words(output);

@@ -135,6 +135,29 @@ pub enum CheckpointError {
         /// The parameter's global path.
         parameter: Arc<str>,
     },
+    /// Two parameters of one path.
+    #[error(
+        "two parameters have the path `{parameter}`, and a checkpoint holds one of each path: give different parameters \
+         different paths (`StageModule::parameter_path`, or `Stage::with_prefix`)"
+    )]
+    EqualPaths {
+        /// Their global path.
+        parameter: Arc<str>,
+    },
+    /// Two tensors of one name that differ, in two files.
+    #[error(
+        "{}: `{tensor}` differs between {} and {}: two parameters had this path when the checkpoint was written, and it \
+         does not say which is whose; train again with a path of its own for each parameter \
+         (`StageModule::parameter_path`, or `Stage::with_prefix`)", path.display(), .shards.0, .shards.1
+    )]
+    Ambiguous {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The files.
+        shards: (String, String),
+    },
     /// A tensor that the format cannot hold.
     #[error("`{tensor}` has elements of type {dtype}, which a checkpoint cannot hold")]
     ElementType {

@@ -33,6 +33,8 @@ struct Place {
     shape: Vec<usize>,
     /// Its rows, in order: all in one shard, or spread over the shards of replicas.
     pieces: Vec<Piece>,
+    /// Further pieces of the same rows.
+    copies: Vec<Piece>,
 }
 
 /// Rows of a tensor that lie in one shard.
@@ -76,11 +78,16 @@ impl Checkpoint {
                     Piece { part, rows, shard: index, start: header.data + info.data_offsets.0 as u64 };
                 let torn = || CheckpointError::Torn { path: path.to_owned(), tensor: name.clone() };
                 let place = tensors.entry(name.clone()).or_insert_with(|| Place::new(dtype, &info.shape));
-                place.add(piece, dtype, &info.shape).map_err(|Torn| torn())?;
+                match place.add(piece, dtype, &info.shape) {
+                    Ok(()) => {}
+                    Err(Unfit::Part) => return Err(torn()),
+                    Err(Unfit::Copy(other)) => return Err(ambiguous(path, &manifest, &name, [other, index])),
+                }
             }
             scalars.extend(header.texts.into_iter().filter(|(name, _)| name.contains(FIELD)));
         }
         for (tensor, place) in &mut tensors {
+            compare_copies(path, &manifest, tensor, place)?;
             place
                 .join()
                 .map_err(|Torn| CheckpointError::Torn { path: path.to_owned(), tensor: tensor.clone() })?;
@@ -164,7 +171,7 @@ impl Checkpoint {
     pub(super) fn read(&self, name: &str, part: RowShard) -> Result<TensorData, CheckpointError> {
         let place = &self.tensors[name];
         let wanted = part.rows(place.rows());
-        let in_a_row = place.shape.iter().skip(1).product::<usize>() * place.dtype.size();
+        let in_a_row = place.bytes_in_a_row();
         let mut bytes = vec![0; wanted.len() * in_a_row];
         let (mut first, mut filled) = (0, 0);
         for piece in &place.pieces {
@@ -193,21 +200,33 @@ impl Checkpoint {
 /// Parts of a tensor that do not make up a whole.
 struct Torn;
 
+/// Why rows do not fit the tensor that they are said to be of.
+enum Unfit {
+    /// They are not of the others' shape or type.
+    Part,
+    /// This shard has the same rows in another shape.
+    Copy(usize),
+}
+
 impl Place {
     fn new(dtype: DType, shape: &[usize]) -> Self {
-        Self { dtype, shape: shape.to_vec(), pieces: Vec::new() }
+        Self { dtype, shape: shape.to_vec(), pieces: Vec::new(), copies: Vec::new() }
     }
 
     /// Adds rows of the tensor, of this type and shape.
-    fn add(&mut self, piece: Piece, dtype: DType, shape: &[usize]) -> Result<(), Torn> {
+    fn add(&mut self, piece: Piece, dtype: DType, shape: &[usize]) -> Result<(), Unfit> {
         let is_alike = dtype == self.dtype && shape.iter().skip(1).eq(self.shape.iter().skip(1));
-        // Copies of a shared parameter are equal: the first is as good as any.
-        match self.pieces.iter().any(|other| other.part == piece.part) {
-            true => return Ok(()),
-            false if is_alike => self.pieces.push(piece),
-            false => return Err(Torn),
+        match self.pieces.iter().find(|other| other.part == piece.part) {
+            Some(other) if is_alike && other.rows == piece.rows => self.copies.push(piece),
+            Some(other) => return Err(Unfit::Copy(other.shard)),
+            None if is_alike => self.pieces.push(piece),
+            None => return Err(Unfit::Part),
         }
         Ok(())
+    }
+
+    fn bytes_in_a_row(&self) -> usize {
+        self.shape.iter().skip(1).product::<usize>() * self.dtype.size()
     }
 
     fn rows(&self) -> usize {
@@ -247,6 +266,37 @@ fn fields<'a, T>(
         .map_while(|(name, value)| name.strip_prefix(&prefix).map(|field| (field, name.as_str(), value)))
         .collect();
     found.into_iter()
+}
+
+/// Whether all copies of a tensor's rows are equal, as those of a shared parameter are: any is then as good as the others.
+fn compare_copies(
+    path: &Path,
+    manifest: &Manifest,
+    tensor: &str,
+    place: &Place,
+) -> Result<(), CheckpointError> {
+    for copy in &place.copies {
+        let first = place.pieces.iter().find(|piece| piece.part == copy.part);
+        let first = first.expect("a copy is of rows that are there");
+        let bytes = (copy.rows * place.bytes_in_a_row()) as u64;
+        let hash_of = |piece: &Piece| {
+            let path = path.join(&manifest.shards[piece.shard].name);
+            let hash = File::open(&path).and_then(|mut file| {
+                file.seek(SeekFrom::Start(piece.start))?;
+                hash(file.take(bytes))
+            });
+            hash.map_err(CheckpointError::io("read", &path))
+        };
+        if hash_of(first)? != hash_of(copy)? {
+            return Err(ambiguous(path, manifest, tensor, [first.shard, copy.shard]));
+        }
+    }
+    Ok(())
+}
+
+fn ambiguous(path: &Path, manifest: &Manifest, tensor: &str, shards: [usize; 2]) -> CheckpointError {
+    let [first, second] = shards.map(|shard| manifest.shards[shard].name.clone());
+    CheckpointError::Ambiguous { path: path.to_owned(), tensor: tensor.to_owned(), shards: (first, second) }
 }
 
 /// Reads the whole shard once; returns its header if it is as the manifest says.

@@ -3,13 +3,14 @@
 //! Shards may be written by several processes that see one folder. Each leaves a note beside its shards, the last thing
 //! that it writes; the process that began the checkpoint commits it once it has read the notes of all ranks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use burn::tensor::{BoolStore, DType};
 use pipewright_schedule::Rank;
 
 use super::error::CheckpointError;
@@ -18,6 +19,7 @@ use super::manifest::{MANIFEST, Manifest, Shard};
 use super::optimizer::{FIELD, take_apart};
 use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{self, Content, Named};
+use crate::tensor::ValueKind;
 
 /// The header text that says which step a shard belongs to.
 pub(super) const STEP: &str = "step";
@@ -64,10 +66,10 @@ impl Saving {
     /// Writes a rank's part; it is on disk afterwards, and its tensors are dropped.
     ///
     /// # Errors
-    /// When the system refuses, or a tensor's element type cannot be stored.
+    /// When the system refuses, a tensor's element type cannot be stored, or two parameters have one path.
     pub fn write_shard(&self, state: RankState) -> Result<Shard, CheckpointError> {
+        check_paths(std::slice::from_ref(&state))?;
         let RankState { rank, stages, memory } = state;
-        // What the rank's own thread allocated is dropped here.
         let _counted = memory.count_this_thread();
         let name = format!("rank-{:04}.safetensors", rank.get());
         let mut texts = HashMap::from([(STEP.to_owned(), self.step.to_string())]);
@@ -144,7 +146,22 @@ impl Drop for Saving {
     }
 }
 
-/// Adds a stage's tensors under their names. Of a parameter that several stages hold the first is taken.
+/// Whether every parameter in these parts of one checkpoint has a path of its own. Of a parameter that several stages
+/// share, the parts have one copy.
+pub(super) fn check_paths(ranks: &[RankState]) -> Result<(), CheckpointError> {
+    let mut known = HashSet::new();
+    for stage in ranks.iter().flat_map(|rank| &rank.stages) {
+        for HeldParameter { path, .. } in &stage.parameters {
+            // Sharded replicas have a part each.
+            if !known.insert((path, stage.part.map(|part| part.index))) {
+                return Err(CheckpointError::EqualPaths { parameter: path.clone() });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds a stage's tensors under their names.
 fn add_stage(
     stage: StageState,
     tensors: &mut BTreeMap<String, Content>,
@@ -154,8 +171,7 @@ fn add_stage(
     if let Some(parameter) = parameters.iter().find(|parameter| parameter.path.contains(FIELD)) {
         return Err(CheckpointError::Path { parameter: parameter.path.clone() });
     }
-    let held = parameters.iter().filter(|parameter| !tensors.contains_key(&*parameter.path));
-    let paths = held.map(|parameter| (parameter.id, parameter.path.clone())).collect();
+    let paths = parameters.iter().map(|parameter| (parameter.id, parameter.path.clone())).collect();
     if let Some(optimizer) = optimizer {
         let parts = take_apart(&optimizer, &paths)?;
         texts.extend(parts.scalars);
@@ -164,7 +180,14 @@ fn add_stage(
     // A part may have no rows of a short parameter.
     let is_there = |parameter: &HeldParameter| part.is_none() || parameter.value.shape()[0] > 0;
     for parameter in parameters.into_iter().filter(is_there) {
-        tensors.entry(parameter.path.to_string()).or_insert(Content::Live(parameter.value));
+        let content = match parameter.value.kind() {
+            // Devices hold booleans in different ways; a file holds them in one.
+            ValueKind::Bool => {
+                Content::Data(parameter.value.into_data().convert_dtype(DType::Bool(BoolStore::Native)))
+            }
+            _ => Content::Live(parameter.value),
+        };
+        tensors.insert(parameter.path.to_string(), content);
     }
     Ok(())
 }

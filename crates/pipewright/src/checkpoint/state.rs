@@ -32,7 +32,7 @@ pub struct TrainingState {
 pub struct RankState {
     pub(crate) rank: Rank,
     pub(crate) stages: Vec<StageState>,
-    /// Tensors of a rank that are dropped on another thread are taken off this count.
+    /// Copies that are made for writing are on the rank's count.
     pub(crate) memory: RankMemory,
 }
 

@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{BoolStore, DType, TensorData};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
@@ -74,6 +74,7 @@ fn to_stored(dtype: DType) -> Option<Dtype> {
         DType::U32 => Dtype::U32,
         DType::U16 => Dtype::U16,
         DType::U8 => Dtype::U8,
+        DType::Bool(BoolStore::Native) => Dtype::BOOL,
         _ => return None,
     })
 }
@@ -93,6 +94,7 @@ pub(super) fn from_stored(dtype: Dtype) -> Option<DType> {
         Dtype::U32 => DType::U32,
         Dtype::U16 => DType::U16,
         Dtype::U8 => DType::U8,
+        Dtype::BOOL => DType::Bool(BoolStore::Native),
         _ => return None,
     })
 }

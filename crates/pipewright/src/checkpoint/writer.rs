@@ -13,7 +13,7 @@ use pipewright_schedule::Rank;
 use super::error::CheckpointError;
 use super::folder::{CheckpointFolder, committed_name};
 use super::manifest::Manifest;
-use super::save::Saving;
+use super::save::{Saving, check_paths};
 use super::state::TrainingState;
 
 /// How much longer than the deadline the thread is waited for: it says better than its owner what it waits for.
@@ -225,6 +225,7 @@ fn commit(
     written: &Arc<AtomicU64>,
 ) -> Result<PathBuf, CheckpointError> {
     let TrainingState { step, cursor, description, ranks: parts } = state;
+    check_paths(&parts)?;
     let saving = Saving::begin(folder.path(), step)?.counting(written.clone());
     let own: BTreeSet<u32> = parts.iter().map(|part| part.rank().get()).collect();
     let mut missing: BTreeSet<u32> = (0..ranks).filter(|rank| !own.contains(rank)).collect();

@@ -12,7 +12,6 @@ use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 
 use super::machine::Executor;
 use crate::failure::Cause;
-use crate::memory::bytes_of;
 use crate::message::{Direction, Payload, Tag};
 use crate::progress::Waiting;
 use crate::random::StreamKey;
@@ -296,7 +295,7 @@ impl Executor {
         let message = self.endpoint.try_take_world(from, tag)?;
         let sent = message.sent();
         let Payload::Tensors(tensors) = message.into_payload() else { unreachable!("the tag says tensors") };
-        self.memory.take_over(bytes_of(tensors.iter().flatten()));
+        self.memory.take_over(tensors.iter().flatten());
         Some((sent, tensors))
     }
 

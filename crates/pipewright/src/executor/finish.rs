@@ -9,7 +9,6 @@ use pipewright_schedule::{Microbatch, Rank};
 
 use super::machine::Executor;
 use crate::failure::Cause;
-use crate::memory::bytes_of;
 use crate::message::{Contribution, Payload, Tag};
 use crate::tensor::OptionalTensor;
 
@@ -108,7 +107,7 @@ impl Executor {
     /// Takes tensors that are about to be sent off this rank's count of bytes, where their storage goes with them.
     pub(super) fn uncount(&self, tensors: &[OptionalTensor]) {
         if self.endpoint.moves_storage() {
-            self.memory.give_away(bytes_of(tensors.iter().flatten()));
+            self.memory.give_away(tensors.iter().flatten());
         }
     }
 

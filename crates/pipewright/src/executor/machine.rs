@@ -14,7 +14,7 @@ use super::sharing::Shared;
 use super::step::{Phase, Poll, StepInput, StepState};
 use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
-use crate::memory::{RankMemory, bytes_of};
+use crate::memory::RankMemory;
 use crate::message::Tag;
 use crate::progress::{Board, Doing, Waiting};
 use crate::stage::Stage;
@@ -51,7 +51,7 @@ pub(crate) struct Executor {
     pub(super) hook: Option<Arc<dyn ActionHook>>,
     /// Microbatches whose gradients are in the sums, before this step.
     pub(super) accumulated: u32,
-    /// Parameters with several owners; unknown before the first update, and after a step that failed.
+    /// Parameters with several owners; unknown before the ranks have told each other which they hold.
     pub(super) shared: Option<Arc<[Shared]>>,
     pub(super) step: StepState,
 }
@@ -103,8 +103,6 @@ impl Executor {
         self.stages.iter_mut().for_each(|local| local.gathers = 0);
         self.step.events.reserve(self.program.row(self.rank).len());
         self.board.moved(self.world_rank, 0);
-        let arrived = bytes_of(input.inputs.iter().chain(&input.targets).flatten());
-        self.memory.take_over(arrived);
         for (place, values) in input.inputs.into_iter().enumerate() {
             let local = self.stages.first_mut().expect("every rank owns a stage");
             local.inputs[place] = Some(values);
@@ -233,8 +231,6 @@ impl Executor {
     /// Forgets a step that failed: the next one starts as if it had not been.
     pub(crate) fn reset(&mut self) {
         self.stages.iter_mut().for_each(LocalStage::reset);
-        // A step that failed in the middle of finding them out may have told some ranks and not others.
-        self.shared = None;
         self.accumulated = 0;
         self.step = StepState::idle();
         self.board.does(self.world_rank, Doing::NoStep);

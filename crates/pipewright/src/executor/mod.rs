@@ -5,10 +5,11 @@
 //! up the gradients of shared parameters and the gradient norm, and each takes its optimizer step.
 //!
 //! ```text
-//! actions --> replicas --> parameters --> shared --> squares --> norm --> ready --> update --> reports --> done
-//!    ^  |     gradients    which are      their      other       other    are the             across
-//!    +--+     of all       shared? once   gradients  replicas'   ranks'   replicas?           processes
+//! actions --> replicas --> shared --> squares --> norm --> ready --> update --> reports --> done
+//!    ^  |     gradients    their      other       other    are the             across
+//!    +--+     of all       gradients  replicas'   ranks'   replicas?           processes
 //!    waiting on a message: try again when something has arrived
+//!    (before the first step, once: which parameters are shared)
 //!    (from replicas to update only where an update follows; replicas and ready only where there are some, squares only
 //!    where each has a part of the parameters)
 //! ```

@@ -28,7 +28,7 @@ impl Executor {
             stages.into_iter().try_for_each(|stage| self.start_reduction(stage))?;
             self.step.phase = Phase::Replicas;
         } else {
-            self.find_or_sum_shared();
+            self.sum_all_shared();
         }
         Ok(None)
     }
@@ -38,25 +38,20 @@ impl Executor {
         if waiting.is_none() {
             self.board.moved(self.world_rank, self.step.position);
             self.step.reductions.clear();
-            self.find_or_sum_shared();
+            self.sum_all_shared();
         }
         waiting
     }
 
-    fn find_or_sum_shared(&mut self) {
-        if self.shared.is_none() {
-            self.send_parameters();
-            self.step.phase = Phase::Parameters { next: Rank::new(0) };
-        } else {
-            self.send_shared();
-            self.step.phase = Phase::Shared { next: 0 };
-        }
+    fn sum_all_shared(&mut self) {
+        self.send_shared();
+        self.step.phase = Phase::Shared { next: 0 };
     }
 
     pub(super) fn poll_parameters(&mut self, next: Rank) -> Result<Option<Waiting>, Cause> {
         if next.get() == self.endpoint.ranks() {
             self.shared = Some(find_shared(&self.step.owned)?.into());
-            self.find_or_sum_shared();
+            self.step.phase = Phase::Done;
             return Ok(None);
         }
         if next != self.rank && !self.take_parameters(next) {

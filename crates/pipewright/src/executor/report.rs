@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 
 use super::machine::Executor;
 use crate::failure::Cause;
-use crate::memory::bytes_of;
 use crate::message::{Payload, Tag, encoded};
 use crate::tensor::Values;
 
@@ -101,7 +100,8 @@ impl Executor {
         let events = std::mem::take(&mut self.step.events);
         // What the step brought for all stages goes with it.
         self.step.side_inputs = Arc::default();
-        self.memory.give_away(events.capacity() * size_of::<Event>() + bytes_of(outputs.iter().flatten()));
+        self.memory.give_away(outputs.iter().flatten());
+        self.memory.give_away_list(&events);
         let report = RankReport {
             rank: self.world_rank,
             losses: std::mem::take(&mut self.step.losses),

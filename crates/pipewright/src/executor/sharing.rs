@@ -1,14 +1,14 @@
 //! Parameters that several stages hold: their gradients are summed over the owners before the step ends.
 //!
 //! Stages declare them ([`StageModule::shared_parameters`](crate::stage::StageModule::shared_parameters)); those of one
-//! global path are one parameter. The embedding of the first stage and the head of the last one, tied, are the usual
+//! global path are one parameter. Two parameters of one path that are not declared are refused. The embedding of the first stage and the head of the last one, tied, are the usual
 //! case. Each owner holds a copy of its own. Copies start equal, which is checked, get the same gradient sum and the
 //! same update, and so stay equal to the bit.
 //!
 //! # Protocol
 //!
-//! Before its first update each rank tells every other which it holds ([`Tag::Parameters`]); all arrive at
-//! the same list of [`Shared`] parameters. In every step a rank sends the gradients of its own copies to the other
+//! Before the first step each rank sends every other the list of its parameters ([`Tag::Parameters`]); all arrive at
+//! the same list of [`Shared`] parameters, or at the same reason to refuse. In every step a rank sends the gradients of its own copies to the other
 //! owners ([`Tag::SharedGradient`]), then takes theirs. Sends do not wait, so no order of ranks can block another. Each
 //! owner adds all gradients in the order of their stages, whatever the cut.
 
@@ -20,9 +20,10 @@ use burn::tensor::Tensor;
 use pipewright_schedule::{Rank, StageIndex};
 
 use super::machine::Executor;
+use super::step::{Phase, StepState};
 use crate::failure::Cause;
 use crate::message::{OwnedParameter, Payload, Tag};
-use crate::progress::Waiting;
+use crate::progress::{Doing, Waiting};
 use crate::tensor::Value;
 
 /// A copy of a parameter.
@@ -42,7 +43,8 @@ pub(crate) struct Shared {
     pub owners: Vec<Owner>,
 }
 
-/// The parameters that more than one place holds, by path, from what all ranks hold.
+/// The parameters that more than one place holds, by path, from what all ranks hold. Each of those places must declare
+/// the path.
 pub(super) fn find_shared(owned: &[(Rank, Vec<OwnedParameter>)]) -> Result<Vec<Shared>, Cause> {
     let mut by_path: BTreeMap<&Arc<str>, Vec<(Owner, &OwnedParameter)>> = BTreeMap::new();
     for (rank, parameters) in owned {
@@ -58,6 +60,11 @@ pub(super) fn find_shared(owned: &[(Rank, Vec<OwnedParameter>)]) -> Result<Vec<S
 /// One parameter with its owners in order, if their copies are equal.
 fn shared(path: &Arc<str>, mut owners: Vec<(Owner, &OwnedParameter)>) -> Result<Shared, Cause> {
     owners.sort_unstable_by_key(|(owner, _)| *owner);
+    if let Some(place) = owners.iter().position(|(_, parameter)| parameter.hash.is_none()) {
+        let stage_of = |place: usize| owners[place].0.stage;
+        let (stages, undeclared) = ((stage_of(0), stage_of(place.max(1))), stage_of(place));
+        return Err(Cause::EqualPaths { parameter: path.clone(), stages, undeclared });
+    }
     let (_, first) = owners[0];
     for (_, other) in &owners {
         let stages = (first.stage, other.stage);
@@ -73,8 +80,16 @@ fn shared(path: &Arc<str>, mut owners: Vec<(Owner, &OwnedParameter)>) -> Result<
 }
 
 impl Executor {
+    /// Starts to learn which parameters the other ranks hold. [`Executor::poll`] does the rest.
+    pub(crate) fn begin_introduction(&mut self) {
+        self.step = StepState::idle();
+        self.step.phase = Phase::Parameters { next: Rank::new(0) };
+        self.board.does(self.world_rank, Doing::Computes);
+        self.send_parameters();
+    }
+
     /// Tells every other rank which parameters this one holds.
-    pub(super) fn send_parameters(&mut self) {
+    fn send_parameters(&mut self) {
         let mine = self.owned();
         for to in self.other_ranks() {
             self.endpoint.send(to, Tag::Parameters, Payload::Parameters(mine.clone()));
@@ -162,14 +177,13 @@ impl Executor {
     fn owned(&self) -> Vec<OwnedParameter> {
         let mut owned = Vec::new();
         for local in &self.stages {
-            let (runner, shared) = (&local.runner, local.runner.shared());
-            let values = if shared.is_empty() { Vec::new() } else { runner.parameters() };
-            owned.extend(shared.into_iter().map(|place| OwnedParameter {
+            let held = (0..).zip(local.runner.held());
+            owned.extend(held.map(|(place, held)| OwnedParameter {
                 stage: local.stage,
                 place,
-                path: runner.paths()[place].clone(),
-                shape: runner.shapes()[place].clone(),
-                hash: hash_of(values[place].as_bytes()),
+                path: held.path,
+                shape: held.shape,
+                hash: held.shared.map(|values| hash_of(values.as_bytes())),
             }));
         }
         owned

@@ -48,7 +48,8 @@ impl Pipeline {
     /// Starts a rank for each endpoint of `world`; `make` is called on a rank's own thread for each of its stages.
     ///
     /// # Errors
-    /// When program, world and configuration do not fit together, or a stage cannot be made.
+    /// When program, world and configuration do not fit together, a stage cannot be made, or two stages have different
+    /// parameters of one path ([`Cause::EqualPaths`]).
     pub fn launch<F, E>(
         program: ValidatedProgram,
         world: World,
@@ -99,6 +100,11 @@ impl Pipeline {
         pipeline.await_ranks(|reply| match reply {
             Reply::Ready(ready) => ready,
             _ => unreachable!("the first reply of a rank says that it is ready"),
+        })?;
+        pipeline.command(|| Command::Introduce)?;
+        pipeline.await_ranks(|reply| match reply {
+            Reply::Introduced(introduced) => introduced,
+            _ => unreachable!("a rank answers what it was asked"),
         })?;
         Ok(pipeline)
     }

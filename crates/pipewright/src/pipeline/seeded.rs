@@ -52,7 +52,11 @@ impl SeededPipeline {
         let build = |endpoint| assembly.build(endpoint, RankMemory::new(), &make);
         let executors = endpoints.into_iter().map(build).collect::<Result<_, _>>()?;
         let rng = ChaCha8Rng::seed_from_u64(seed);
-        Ok(Self { assembly, executors, in_flight, abort, rng, step: 0, lose: None, lost: None })
+        let mut pipeline =
+            Self { assembly, executors, in_flight, abort, rng, step: 0, lose: None, lost: None };
+        pipeline.executors.iter_mut().for_each(Executor::begin_introduction);
+        pipeline.drive()?;
+        Ok(pipeline)
     }
 
     /// Loses the `nth` message of the next step, counted from 0 in the order of this seed's arrivals.

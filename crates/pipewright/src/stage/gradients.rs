@@ -49,6 +49,12 @@ impl GradientSums {
         &self.paths
     }
 
+    /// Changes every parameter's path.
+    pub(crate) fn rename(&mut self, path: impl Fn(&str) -> Arc<str>) {
+        let paths = self.paths.iter_mut().chain(self.duplicate.iter_mut().flat_map(|(a, b)| [a, b]));
+        paths.for_each(|old| *old = path(old));
+    }
+
     /// The parameters' ids.
     pub(crate) fn ids(&self) -> impl Iterator<Item = ParamId> {
         self.places.keys().copied()
@@ -64,14 +70,16 @@ impl GradientSums {
         &self.shapes
     }
 
-    /// The sum of the parameter at `place`.
+    /// The sum of the parameter at `place`; none where there is no float parameter.
     pub(crate) fn get(&self, place: usize) -> Option<Value> {
-        self.sums[place].clone().map(Value::from_dispatch)
+        self.sums.get(place)?.clone().map(Value::from_dispatch)
     }
 
     /// Puts another sum in the place of the parameter's.
     pub(crate) fn set(&mut self, place: usize, sum: Option<Value>) {
-        self.sums[place] = sum.map(Value::into_dispatch);
+        if let Some(place) = self.sums.get_mut(place) {
+            *place = sum.map(Value::into_dispatch);
+        }
     }
 
     /// Takes the gradients of `module`'s parameters out of `gradients` and adds them.

@@ -55,7 +55,9 @@ pub trait StageModule: Module + 'static {
     /// The global path of the parameter that this module knows as `local`.
     ///
     /// Gradient norms, reports and checkpoints are keyed by the global path, so a model must give a parameter the same
-    /// one however it is cut. A stage that holds layers 4 to 7 as `layers.0` to `layers.3` renames them here.
+    /// one however it is cut. A stage that holds layers 4 to 7 as `layers.0` to `layers.3` renames them here; see also
+    /// [`Stage::with_prefix`](super::Stage::with_prefix). A pipeline is not launched when two parameters have one path
+    /// that is not declared as shared.
     fn parameter_path(&self, local: &str) -> String {
         local.to_owned()
     }

@@ -64,6 +64,16 @@ impl Stage {
         self
     }
 
+    /// Puts `prefix` and a dot in front of every parameter's path, for a module that does not know its place in the model:
+    /// `linear.weight` becomes `blocks.1.linear.weight`. Paths that the module declares as shared stay as they are.
+    ///
+    /// Two stages must not have different parameters of one path. A prefix that follows from the part of the model, not
+    /// from the stage's number, lets a checkpoint go on under another cut.
+    pub fn with_prefix(mut self, prefix: &str) -> Self {
+        self.runner.add_prefix(prefix);
+        self
+    }
+
     pub(crate) fn of_body<M: StageBody>(body: M, loss: Option<Loss<M::Output>>) -> Self {
         Self { runner: Box::new(TrainingStage::new(body, loss)) }
     }
@@ -98,6 +108,14 @@ pub(crate) struct Forwarded {
     pub auxiliary: NamedLosses,
 }
 
+/// A parameter of a stage, as other ranks need to know it.
+pub(crate) struct Held {
+    pub path: Arc<str>,
+    pub shape: Vec<usize>,
+    /// Its values, if the stage declares it as shared.
+    pub shared: Option<TensorData>,
+}
+
 /// What the executor asks of a stage.
 pub(crate) trait Runner: Send {
     /// Runs the stage for a microbatch and keeps what its backward needs.
@@ -129,20 +147,20 @@ pub(crate) trait Runner: Send {
     /// products that were.
     fn backward_weights(&mut self, microbatch: Microbatch) -> usize;
 
-    /// Global path of each parameter, in the stage's own order.
+    /// Global path of each float parameter, in the stage's own order.
     fn paths(&self) -> &[Arc<str>];
+
+    /// Puts a prefix in front of every path but those of shared parameters.
+    fn add_prefix(&mut self, prefix: &str);
 
     /// Whether the stage can be trained at all.
     fn check(&self) -> Result<(), StageError>;
 
-    /// Places, in [`Runner::paths`], of the parameters that other stages may hold too.
-    fn shared(&self) -> Vec<usize>;
+    /// Every parameter of the stage, in the order of [`Runner::paths`], then the integer and boolean ones.
+    fn held(&self) -> Vec<Held>;
 
     /// Tensors that come from or go to stages that are not neighbours.
     fn skips(&self) -> &Skips;
-
-    /// Shape of each parameter, in the order of [`Runner::paths`].
-    fn shapes(&self) -> &[Vec<usize>];
 
     /// The gradient sum of the parameter at `place` of [`Runner::paths`].
     fn gradient(&self, place: usize) -> OptionalTensor;

@@ -50,7 +50,12 @@ impl Shards {
 
     /// Which part of the parameter at `place` the replica has: all of what is not spread.
     pub(super) fn part_of(&self, place: usize) -> RowShard {
-        if self.spread[place] { self.part } else { RowShard::WHOLE }
+        if self.is_spread(place) { self.part } else { RowShard::WHOLE }
+    }
+
+    /// Whether the parameter at `place` is spread; integer and boolean ones, which stand behind the others, are not.
+    fn is_spread(&self, place: usize) -> bool {
+        self.spread.get(place).copied().unwrap_or(false)
     }
 
     pub(super) fn part(&self) -> RowShard {
@@ -60,7 +65,7 @@ impl Shards {
     /// Whether this replica's parameter at `place` belongs to the state of all: its rows do, and of what every replica
     /// has whole the first one's.
     pub(super) fn counts(&self, place: usize) -> bool {
-        self.spread[place] || self.part.index == 0
+        self.is_spread(place) || self.part.index == 0
     }
 
     /// The replica's rows of each parameter; none where it has none, or the parameter is not spread.

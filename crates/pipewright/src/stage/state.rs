@@ -1,9 +1,10 @@
-//! A stage's parameters, out of its module and back into it.
+//! A stage's parameters and buffers, out of its module and back into it.
 
 use std::convert::Infallible;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::Tensor;
+use burn::tensor::kind::Basic;
+use burn::tensor::{Bool, Int, Tensor};
 
 use crate::tensor::{OptionalTensors, Value};
 
@@ -19,15 +20,32 @@ pub(super) struct Found {
 
 /// The float parameters of `module`, off the tape, in the order in which Burn visits them.
 pub(super) fn parameters_of<M: Module>(module: &M) -> Vec<Found> {
+    find(module).floats
+}
+
+/// The integer and boolean parameters of `module`, which no gradient reaches, in the order in which Burn visits them.
+pub(super) fn discrete_of<M: Module>(module: &M) -> Vec<Found> {
+    find(module).discrete
+}
+
+fn find<M: Module>(module: &M) -> Finder {
     let mut finder = Finder::default();
     module.visit(&mut finder);
-    finder.found
+    finder
 }
 
 #[derive(Default)]
 struct Finder {
     path: Vec<String>,
-    found: Vec<Found>,
+    floats: Vec<Found>,
+    discrete: Vec<Found>,
+}
+
+impl Finder {
+    fn add_discrete<const D: usize, K: Basic>(&mut self, id: ParamId, tensor: Tensor<D, K>) {
+        let (local, value) = (self.path.join("."), Value::of(tensor));
+        self.discrete.push(Found { id, local, value, is_trained: false });
+    }
 }
 
 impl ModuleVisitor for Finder {
@@ -35,7 +53,15 @@ impl ModuleVisitor for Finder {
         let tensor = param.val();
         let is_trained = tensor.is_require_grad();
         let (local, value) = (self.path.join("."), Value::of(tensor.inner()));
-        self.found.push(Found { id: param.id, local, value, is_trained });
+        self.floats.push(Found { id: param.id, local, value, is_trained });
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add_discrete(param.id, param.val());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add_discrete(param.id, param.val());
     }
 
     fn enter_module(&mut self, name: &str, _container_type: &str) {
@@ -98,4 +124,50 @@ fn in_place_of<const D: usize>(former: &Tensor<D>, value: Tensor<D>) -> Tensor<D
     let Some(strategy) = former.gradient_checkpointing_strategy() else { return value };
     let value = value.autodiff().with_gradient_checkpointing_strategy(strategy);
     if former.is_require_grad() { value.require_grad() } else { value }
+}
+
+/// `module` with the values that `value` returns in its integer and boolean parameters, asked for in the order of
+/// [`discrete_of`] with the place. After an error, parameters are as they were.
+pub(super) fn with_discrete<M: Module, E>(
+    module: M,
+    value: impl FnMut(usize, &Value) -> Result<Value, E>,
+) -> (M, Result<(), E>) {
+    let mut filler = DiscreteFiller { place: 0, value, outcome: Ok(()) };
+    let module = module.map(&mut filler);
+    (module, filler.outcome)
+}
+
+struct DiscreteFiller<F, E> {
+    place: usize,
+    value: F,
+    outcome: Result<(), E>,
+}
+
+impl<E, F: FnMut(usize, &Value) -> Result<Value, E>> DiscreteFiller<F, E> {
+    fn replace<const D: usize, K: Basic>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
+        let place = self.place;
+        self.place += 1;
+        if self.outcome.is_err() {
+            return tensor;
+        }
+        match (self.value)(place, &Value::of(tensor.clone())) {
+            Ok(value) => Tensor::from_dispatch(value.into_dispatch()),
+            Err(error) => {
+                self.outcome = Err(error);
+                tensor
+            }
+        }
+    }
+}
+
+impl<E, F: FnMut(usize, &Value) -> Result<Value, E>> ModuleMapper for DiscreteFiller<F, E> {
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        let (id, tensor, mapper) = param.consume();
+        Param::from_mapped_value(id, self.replace(tensor), mapper)
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        let (id, tensor, mapper) = param.consume();
+        Param::from_mapped_value(id, self.replace(tensor), mapper)
+    }
 }

@@ -17,9 +17,9 @@ use pipewright_schedule::Microbatch;
 use super::body::{Skips, StageBody};
 use super::gradients::GradientSums;
 use super::module::{Auxiliary, StageContext};
-use super::runner::{ForwardTask, Forwarded, NamedLosses, Runner, StageError, device_of};
+use super::runner::{ForwardTask, Forwarded, Held, NamedLosses, Runner, StageError, device_of};
 use super::shards::{Catches, Shards};
-use super::state::{Found, filled, parameters_of};
+use super::state::{Found, discrete_of, filled, parameters_of, with_discrete};
 use super::weights::{WeightRunner, WeightWork};
 use crate::autodiff::{GradientSlot, gradient_root};
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
@@ -39,6 +39,8 @@ pub(crate) struct TrainingStage<M: StageBody> {
     /// Weight gradients of microbatches whose input gradients are done.
     deferred: HashMap<Microbatch, Deferred>,
     sums: GradientSums,
+    /// Global path of each integer and boolean parameter.
+    discrete: Vec<Arc<str>>,
     /// The parameters whose gradients the sums take.
     parameters: Arc<HashSet<ParamId>>,
     optimizer: Option<ModuleOptimizer>,
@@ -80,6 +82,7 @@ impl<M: StageBody> TrainingStage<M> {
         let device = device_of(&module);
         let module = if device.is_autodiff() { module } else { module.train() };
         let sums = GradientSums::new(&module);
+        let discrete = discrete_of(&module).iter().map(|found| module.path(&found.local).into()).collect();
         let parameters = Arc::new(sums.ids().collect());
         let device = device.autodiff();
         Self {
@@ -89,6 +92,7 @@ impl<M: StageBody> TrainingStage<M> {
             tapes: HashMap::new(),
             deferred: HashMap::new(),
             sums,
+            discrete,
             optimizer: None,
             weight_runner: None,
             device,
@@ -102,6 +106,13 @@ impl<M: StageBody> TrainingStage<M> {
 
     fn module(&self) -> &M {
         self.module.as_ref().expect("the module is away only while it is changed")
+    }
+
+    /// The module with its running statistics as the last forward left them: Burn keeps a thread's last update apart
+    /// until somebody asks, and a visit or a change of the module does not ask.
+    fn settled(&self) -> &M {
+        drop(self.module().valid());
+        self.module()
     }
 
     fn loss_of(
@@ -227,14 +238,33 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         }
     }
 
-    fn shared(&self) -> Vec<usize> {
-        let declared = self.module().shared();
-        let is_declared = |path: &Arc<str>| declared.iter().any(|shared| **shared == **path);
-        (0..).zip(self.sums.paths()).filter(|(_, path)| is_declared(path)).map(|(place, _)| place).collect()
+    fn add_prefix(&mut self, prefix: &str) {
+        let shared = self.module().shared();
+        let path = |old: &str| match shared.iter().any(|shared| shared == old) {
+            true => old.into(),
+            false => format!("{prefix}.{old}").into(),
+        };
+        self.sums.rename(path);
+        self.discrete.iter_mut().for_each(|old| *old = path(old));
     }
 
-    fn shapes(&self) -> &[Vec<usize>] {
-        self.sums.shapes()
+    fn held(&self) -> Vec<Held> {
+        let declared = self.module().shared();
+        let shared = |path: &str, value: Value| {
+            declared.iter().any(|declared| declared == path).then(|| value.into_data())
+        };
+        let paths = self.sums.paths().iter().zip(self.sums.shapes().iter().cloned());
+        let floats = parameters_of(self.module()).into_iter().zip(paths).map(|(found, (path, shape))| Held {
+            path: path.clone(),
+            shape,
+            shared: shared(path, found.value),
+        });
+        let discrete = discrete_of(self.module()).into_iter().zip(&self.discrete).map(|(found, path)| Held {
+            path: path.clone(),
+            shape: found.value.shape().to_vec(),
+            shared: shared(path, found.value),
+        });
+        floats.chain(discrete).collect()
     }
 
     fn skips(&self) -> &Skips {
@@ -305,11 +335,12 @@ impl<M: StageBody> Runner for TrainingStage<M> {
     }
 
     fn parameters(&self) -> Vec<TensorData> {
-        parameters_of(self.module()).into_iter().map(|found| found.value.into_data()).collect()
+        parameters_of(self.settled()).into_iter().map(|found| found.value.into_data()).collect()
     }
 
     fn state(&self) -> StageState {
-        let found = parameters_of(self.module()).into_iter().zip(self.sums.paths()).enumerate();
+        let floats = parameters_of(self.settled()).into_iter().zip(self.sums.paths());
+        let found = floats.chain(discrete_of(self.module()).into_iter().zip(&self.discrete)).enumerate();
         let counts = |place| self.shards.as_ref().is_none_or(|shards| shards.counts(place));
         let parameters = found.filter(|(place, _)| counts(*place)).map(|(place, (found, path))| {
             let Found { id, value, .. } = found;
@@ -321,6 +352,7 @@ impl<M: StageBody> Runner for TrainingStage<M> {
 
     fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         self.release();
+        self.settled();
         let module = self.take_module();
         let (sums, shards) = (&self.sums, &self.shards);
         let part = |place| shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.part_of(place));
@@ -329,8 +361,14 @@ impl<M: StageBody> Runner for TrainingStage<M> {
             let data = checkpoint.part_of(path, shape, held.dtype(), part(place))?;
             Ok(Some(Value::from_data(data, &held.device())))
         });
+        let discrete = &self.discrete;
+        let (module, discrete_outcome) = with_discrete(module, |place, held| {
+            let data = checkpoint.parameter(&discrete[place], &held.shape(), held.dtype())?;
+            Ok(Value::from_data(data.convert_dtype(held.dtype()), &held.device()))
+        });
         self.module = Some(module);
         outcome?;
+        discrete_outcome?;
         if let Some(optimizer) = &self.optimizer {
             let found = parameters_of(self.module());
             // The optimizer has never seen a parameter of which this replica has no rows.

@@ -4,8 +4,8 @@
 //! stages (executor, transports, splitting into microbatches) moves [`Values`] and never reads their elements.
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Device, Shape, Tensor, TensorData, kind::Basic};
+use burn::backend::{Dispatch, DispatchTensor, Flex, TensorMetadata};
+use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic};
 
 /// A float, integer or boolean tensor with any number of dimensions. Cloning shares the storage.
 #[derive(Clone, Debug)]
@@ -88,6 +88,18 @@ impl Value {
         self.shape().num_elements() * self.dtype().size()
     }
 
+    /// Returns the address of the storage, if it is in the host's memory and the tensor is not on a tape.
+    pub(crate) fn address(&self) -> Option<usize> {
+        let tensor = self.tensor.clone();
+        // The number of dimensions does not matter here; 1 is arbitrary.
+        let storage = match self.kind() {
+            ValueKind::Float => Tensor::<1>::from_dispatch(tensor).try_into_primitive::<Flex>(),
+            ValueKind::Int => Tensor::<1, Int>::from_dispatch(tensor).try_into_primitive::<Flex>(),
+            ValueKind::Bool => Tensor::<1, Bool>::from_dispatch(tensor).try_into_primitive::<Flex>(),
+        };
+        Some(storage.ok()?.bytes().as_ptr().addr())
+    }
+
     /// Returns the device that holds the elements.
     pub fn device(&self) -> Device {
         Device::new(self.tensor.device())
@@ -99,12 +111,8 @@ impl Value {
         // The number of dimensions does not matter here; 1 is arbitrary.
         let moved = match self.kind() {
             ValueKind::Float => Self::of(Tensor::<1>::from_dispatch(self.tensor).to_device(device)),
-            ValueKind::Int => {
-                Self::of(Tensor::<1, burn::tensor::Int>::from_dispatch(self.tensor).to_device(device))
-            }
-            ValueKind::Bool => {
-                Self::of(Tensor::<1, burn::tensor::Bool>::from_dispatch(self.tensor).to_device(device))
-            }
+            ValueKind::Int => Self::of(Tensor::<1, Int>::from_dispatch(self.tensor).to_device(device)),
+            ValueKind::Bool => Self::of(Tensor::<1, Bool>::from_dispatch(self.tensor).to_device(device)),
         };
         Self { constant, ..moved }
     }
@@ -126,8 +134,8 @@ impl Value {
         // The number of dimensions does not matter here; 1 is arbitrary.
         match self.kind() {
             ValueKind::Float => Tensor::<1>::from_dispatch(self.tensor).into_data(),
-            ValueKind::Int => Tensor::<1, burn::tensor::Int>::from_dispatch(self.tensor).into_data(),
-            ValueKind::Bool => Tensor::<1, burn::tensor::Bool>::from_dispatch(self.tensor).into_data(),
+            ValueKind::Int => Tensor::<1, Int>::from_dispatch(self.tensor).into_data(),
+            ValueKind::Bool => Tensor::<1, Bool>::from_dispatch(self.tensor).into_data(),
         }
     }
 

@@ -7,13 +7,61 @@ mod mpirun;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::AdamWConfig;
+use burn::tensor::{Device, Tensor};
+use pipewright::pipeline::{Pipeline, PipelineConfig};
+use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::transport::World;
+use pipewright_schedule::{Level, LowerConfig, ScheduleSpec, StageIndex, generate, lower, validate};
 
 use checks::{CHECKS, STEPS, barrier};
 
 fn main() -> ExitCode {
-    let tasks: Vec<_> = (1..=8).map(|processes| (processes, "")).collect();
-    mpirun::run(&tasks, |_| run_checks())
+    let checks = (1..=8).map(|processes| (processes, CONFORMS));
+    let tasks: Vec<_> = checks.chain([(2, EQUAL_PATHS)]).collect();
+    mpirun::run(&tasks, |task| if task == EQUAL_PATHS { refuse_equal_paths() } else { run_checks() })
+}
+
+const CONFORMS: &str = "conforms";
+const EQUAL_PATHS: &str = "equal paths";
+
+/// A stage that does not know its place in the model.
+#[derive(Module, Debug)]
+struct Unnamed {
+    linear: Linear,
+}
+
+impl StageModule for Unnamed {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+        self.linear.forward(input)
+    }
+}
+
+/// Two processes with parameters of one path: neither starts, and each is told why.
+fn refuse_equal_paths() {
+    let world = World::mpi(Duration::from_secs(20)).expect("mpirun started this process");
+    let is_first = world.own_ranks().next().is_some_and(|rank| rank.get() == 0);
+    let spec = ScheduleSpec { ranks: 2, microbatches: 2, ..ScheduleSpec::default() };
+    let program = lower(&generate("gpipe", &spec).expect("a schedule"), &LowerConfig::from(Level::Comms));
+    let program = validate(program.expect("it lowers"), Level::Comms).expect("it is sound");
+    let make = |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let module = Unnamed { linear: LinearConfig::new(2, 2).init(&Device::flex().autodiff()) };
+        let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
+        Ok(if stage.get() == 1 { Stage::with_loss(module, loss) } else { Stage::new(module) })
+    };
+    let config = PipelineConfig { optimizer: Some(AdamWConfig::new().init()), ..PipelineConfig::default() };
+    let refused = Pipeline::launch(program, world, &config, make).err().expect("the paths are equal");
+    let expected =
+        "stages 0 and 1 each have a parameter `linear.bias`, and stage 0 does not declare it as shared";
+    assert!(refused.to_string().contains(expected), "{refused}");
+    if is_first {
+        mpirun::report("equal paths in two processes are refused");
+    }
 }
 
 fn run_checks() {

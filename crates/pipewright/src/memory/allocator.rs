@@ -1,0 +1,64 @@
+//! The allocator that counts.
+
+use std::alloc::{GlobalAlloc, Layout};
+
+use super::blocks::{self, Block};
+use super::count::of_this_thread;
+use super::exhaustion;
+
+/// An allocator that counts large blocks for the rank of the calling thread, and leaves the allocating to another.
+pub struct TrackingAllocator<A>(pub A);
+
+/// Notes what the inner allocator has returned.
+fn note(pointer: *mut u8, bytes: usize) -> *mut u8 {
+    if pointer.is_null() {
+        exhaustion::report(bytes);
+    } else if blocks::counts(bytes) {
+        blocks::add(pointer.addr(), Block { bytes, owner: of_this_thread() });
+    }
+    pointer
+}
+
+// SAFETY: every call is passed on unchanged; counting neither touches the memory nor unwinds, and what it allocates is
+// allocated past it.
+unsafe impl<A: GlobalAlloc> GlobalAlloc for TrackingAllocator<A> {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's contract is the inner allocator's.
+        note(unsafe { self.0.alloc(layout) }, layout.size())
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        note(unsafe { self.0.alloc_zeroed(layout) }, layout.size())
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // Before the address can be given to somebody else.
+        if blocks::counts(layout.size()) {
+            blocks::remove(pointer.addr());
+        }
+        // SAFETY: as above; `pointer` came from the same inner allocator.
+        unsafe { self.0.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        let earlier = blocks::counts(layout.size()).then(|| blocks::remove(pointer.addr())).flatten();
+        // SAFETY: as above.
+        let moved = unsafe { self.0.realloc(pointer, layout, new_size) };
+        match earlier {
+            Some(block) if moved.is_null() => {
+                // The block is where it was.
+                blocks::add(pointer.addr(), block);
+                note(moved, new_size)
+            }
+            // It stays on its count, whoever makes it grow.
+            Some(Block { owner, .. }) => {
+                if blocks::counts(new_size) {
+                    blocks::add(moved.addr(), Block { bytes: new_size, owner });
+                }
+                moved
+            }
+            None => note(moved, new_size),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! One rank's count of bytes, and which thread allocates for which rank.
+
+use std::cell::Cell;
+use std::ptr;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use pipewright_schedule::{Action, Rank};
+
+use super::blocks;
+use crate::tensor::Value;
+
+/// One rank's count. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RankMemory {
+    count: Arc<Count>,
+}
+
+/// Where a rank stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankPlace {
+    /// The rank.
+    pub rank: Rank,
+    /// The step, counted from 1; 0 before the first.
+    pub step: u64,
+    /// The action that it is at; none outside its program.
+    pub action: Option<Action>,
+}
+
+type Locate = Box<dyn Fn() -> RankPlace + Send + Sync>;
+
+#[derive(Default)]
+pub(super) struct Count {
+    held: AtomicI64,
+    peak: AtomicI64,
+    locate: OnceLock<Locate>,
+}
+
+impl std::fmt::Debug for Count {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Count").field("held", &self.held).field("peak", &self.peak).finish_non_exhaustive()
+    }
+}
+
+impl Count {
+    pub(super) fn add(&self, bytes: i64) {
+        let held = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if held > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(held, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed).max(0).unsigned_abs()
+    }
+
+    pub(super) fn place(&self) -> Option<RankPlace> {
+        self.locate.get().map(|locate| locate())
+    }
+}
+
+thread_local! {
+    /// The count of this thread's rank; null on threads of no rank. Plain data without a destructor, so that the
+    /// allocator may read it at any moment of a thread's life.
+    static COUNT: Cell<*const Count> = const { Cell::new(ptr::null()) };
+}
+
+/// The count of this thread's rank.
+pub(super) fn of_this_thread() -> Option<Arc<Count>> {
+    let count = COUNT.get();
+    if count.is_null() {
+        return None;
+    }
+    // SAFETY: the pointer is that of a living `Arc`, which the guard of `count_this_thread` keeps; it resets the pointer
+    // when it is dropped, and cannot outlive its thread's use of it.
+    Some(unsafe {
+        Arc::increment_strong_count(count);
+        Arc::from_raw(count)
+    })
+}
+
+/// Keeps the calling thread's allocations counted for a rank.
+pub(crate) struct Counted {
+    /// Keeps the count alive as long as the thread points at it.
+    _count: Arc<Count>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        COUNT.set(ptr::null());
+    }
+}
+
+impl RankMemory {
+    /// A count of nothing.
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Counts what the calling thread allocates, until the guard is dropped.
+    pub(crate) fn count_this_thread(&self) -> Counted {
+        COUNT.set(Arc::as_ptr(&self.count));
+        Counted { _count: self.count.clone() }
+    }
+
+    /// Has `locate` say where the rank stands when memory runs out. It must not allocate.
+    pub(crate) fn locate_by(&self, locate: impl Fn() -> RankPlace + Send + Sync + 'static) {
+        let _ = self.count.locate.set(Box::new(locate));
+    }
+
+    /// Takes storage that leaves for another thread off this rank's count.
+    pub(crate) fn give_away<'a>(&self, tensors: impl IntoIterator<Item = &'a Value>) {
+        hand_over(tensors, None);
+    }
+
+    /// As [`RankMemory::give_away`], for all elements of a list.
+    pub(crate) fn give_away_list<T>(&self, list: &[T]) {
+        blocks::hand_over(list.as_ptr().addr(), None);
+    }
+
+    /// Puts storage that came from another thread on this rank's count.
+    pub(crate) fn take_over<'a>(&self, tensors: impl IntoIterator<Item = &'a Value>) {
+        hand_over(tensors, Some(&self.count));
+    }
+
+    /// Forgets the peak so far.
+    pub(crate) fn restart_peak(&self) {
+        self.count.peak.store(self.count.held.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Most bytes held at once since [`RankMemory::restart_peak`]; 0 when nobody counts.
+    pub(crate) fn peak(&self) -> u64 {
+        self.count.peak.load(Ordering::Relaxed).max(0).unsigned_abs()
+    }
+}
+
+fn hand_over<'a>(tensors: impl IntoIterator<Item = &'a Value>, to: Option<&Arc<Count>>) {
+    if blocks::is_in_use() {
+        let addresses = tensors.into_iter().filter_map(Value::address);
+        addresses.for_each(|address| blocks::hand_over(address, to));
+    }
+}

@@ -1,0 +1,82 @@
+//! What is known when the system gives no more memory.
+//!
+//! An allocation that fails cannot unwind, and most callers then abort the process. A program may say something before:
+//! it registers a function with [`on_exhaustion`], which is called on the thread whose allocation failed.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use super::count::{RankPlace, of_this_thread};
+
+/// An allocation that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exhaustion {
+    /// Bytes that were asked for.
+    pub bytes: usize,
+    /// For which rank, and where it stood; none for what no rank has asked for.
+    pub place: Option<RankPlace>,
+    /// Bytes that the rank holds.
+    pub held: u64,
+}
+
+/// Such as `step 3: rank 1, stage 1, microbatch 0, action 1F0: no memory is left: ...`.
+impl fmt::Display for Exhaustion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(RankPlace { rank, step, action }) = self.place {
+            write!(f, "step {step}: rank {rank}")?;
+            if let Some(action) = action {
+                write!(f, ", stage {}", action.stage())?;
+                if let Some(microbatch) = action.microbatch() {
+                    write!(f, ", microbatch {microbatch}")?;
+                }
+                write!(f, ", action {action}")?;
+            }
+            f.write_str(": ")?;
+        }
+        write!(f, "no memory is left: {} bytes were asked for", self.bytes)?;
+        match self.place {
+            Some(_) => write!(f, ", and the rank holds {} bytes", self.held),
+            None => Ok(()),
+        }
+    }
+}
+
+static HANDLER: OnceLock<fn(&Exhaustion) -> !> = OnceLock::new();
+
+/// Set by the first thread whose allocation fails.
+static FIRST: OnceLock<()> = OnceLock::new();
+
+thread_local! {
+    /// Whether this thread is in the handler.
+    static REPORTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Has `handler` called when [`TrackingAllocator`](super::TrackingAllocator) gets no memory; the first one registered
+/// stays. It is called once, on the thread that asked for the memory, and ends the process. What it asks for itself may
+/// fail, so it should allocate nothing. Other threads whose allocations fail meanwhile sleep.
+///
+/// A process that is killed by the system, as one is that passes its control group's limit, is not asked before.
+pub fn on_exhaustion(handler: fn(&Exhaustion) -> !) {
+    let _ = HANDLER.set(handler);
+}
+
+/// Calls the handler, if there is one.
+pub(super) fn report(bytes: usize) {
+    let Some(handler) = HANDLER.get() else { return };
+    // What the handler itself asks for fails.
+    if REPORTING.replace(true) {
+        return;
+    }
+    if FIRST.set(()).is_err() {
+        // The thread that failed first is about to end the process.
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    }
+    let count = of_this_thread();
+    let place = count.as_ref().and_then(|count| count.place());
+    let held = count.as_ref().map_or(0, |count| count.held());
+    handler(&Exhaustion { bytes, place, held });
+}
