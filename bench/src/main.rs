@@ -6,6 +6,7 @@
 //! cargo run --release -p pipewright-bench -- memory     # peak resident size with 8 and with 64 microbatches
 //! cargo run --release -p pipewright-bench -- activations  # measured peaks of activations against the simulator's
 //! cargo run --release -p pipewright-bench -- overhead   # time an action of stages that do nothing
+//! cargo run --release -p pipewright-bench -- epilogue   # time after the program, on 2 to 128 ranks that do nothing
 //! cargo run --release -p pipewright-bench -- checkpoints # what saving costs a step
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
 //! cargo run --release -p pipewright-bench -- shards     # what a rank holds of sharded parameters
@@ -18,6 +19,7 @@
 mod activations;
 mod bound;
 mod checkpoints;
+mod epilogue;
 mod memory;
 mod model;
 mod overhead;
@@ -55,6 +57,8 @@ enum Bench {
     Activations(activations::Options),
     /// Time an action of stages that do nothing.
     Overhead(overhead::Options),
+    /// Time after the program, on ranks that do nothing.
+    Epilogue(epilogue::Options),
     /// What saving a checkpoint costs, against a step.
     Checkpoints(checkpoints::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
@@ -76,6 +80,7 @@ fn main() -> ExitCode {
         Bench::Memory(options) => memory::run(&options),
         Bench::Activations(options) => activations::run(&options),
         Bench::Overhead(options) => overhead::run(&options),
+        Bench::Epilogue(options) => epilogue::run(&options),
         Bench::Checkpoints(options) => checkpoints::run(&options),
         Bench::Schedules(options) => schedules::run(&options),
         Bench::Shards(options) => shards::run(&options),
