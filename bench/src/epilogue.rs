@@ -57,6 +57,19 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// One microbatch through all ranks and back, as CSV.
+fn one_microbatch(ranks: u32) -> String {
+    let row = |rank: u32| {
+        let cell = |time: u32| match time {
+            time if time == rank => format!("{rank}F0"),
+            time if time == 2 * ranks - 1 - rank => format!("{rank}B0"),
+            _ => String::new(),
+        };
+        (0..2 * ranks).map(cell).collect::<Vec<_>>().join(",")
+    };
+    (0..ranks).map(|rank| row(rank) + "\n").collect()
+}
+
 fn measure(ranks: u32, options: &Options) -> Result<(), Box<dyn Error>> {
     let parameters = options.parameters;
     let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
@@ -69,7 +82,7 @@ fn measure(ranks: u32, options: &Options) -> Result<(), Box<dyn Error>> {
         })
     };
     let config = PipelineConfig { optimizer: Some(SgdConfig::new().init()), ..PipelineConfig::default() };
-    let program = Setup::new("gpipe", ranks, 1).program()?;
+    let program = Setup::new(&one_microbatch(ranks), ranks, 1).program()?;
     let mut pipeline = Pipeline::launch(program, World::local(ranks), &config, make)?;
     let inputs: Vec<Values> = vec![pack(Tensor::<1>::ones([1], &Device::flex()))];
     let mut outside = || -> Result<f64, Box<dyn Error>> {

@@ -1,4 +1,4 @@
-//! What the ranks of a pipeline share, whoever drives them, and what each is handed at the start of a step.
+//! The settings that all ranks of a pipeline share, and the input of each rank at the start of a step.
 
 use std::fmt::Display;
 use std::num::NonZeroU32;
@@ -22,21 +22,22 @@ use crate::stage::Stage;
 use crate::tensor::{Metadata, Values};
 use crate::transport::{Endpoint, World};
 
-/// What a step is for.
+/// The purpose of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StepKind {
     Train { learning_rate: f64, update: bool },
     Evaluate,
 }
 
-/// Which step it is, from 1, and at which attempt: attempts never go back, where a checkpoint may take the step back.
+/// The number of a step, from 1, and of the attempt at it. Attempts never go back, while a checkpoint may take the step
+/// back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepNumber {
     pub step: u64,
     pub attempt: u64,
 }
 
-/// Each rank's forwards, in the order in which the program has them, lowered anew.
+/// The forwards of each rank in the order of the program, lowered again.
 pub(crate) fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgram, String> {
     let forwards = |rank| {
         let row = program.row(rank).iter().filter_map(|&action| match action {
@@ -53,7 +54,7 @@ pub(crate) fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgra
     let rows = placement.all_ranks().map(forwards).collect();
     let schedule =
         Schedule::new(placement.clone(), program.microbatches(), rows).map_err(|e| e.to_string())?;
-    // What gathers parameters in training does so here, as many stages at once.
+    // If training gathers parameters, evaluation does too, for as many stages at once.
     let (level, unshard) = match gathered_at_once(program) {
         None => (Level::Comms, None),
         Some(window) => (Level::Full, Some(UnshardConfig { window, lookahead: None })),
@@ -63,7 +64,7 @@ pub(crate) fn forward_part(program: &ValidatedProgram) -> Result<ValidatedProgra
     validate(lowered, level).map_err(|error| error.to_string())
 }
 
-/// How many stages of a rank have their parameters gathered at once, at most; none in a program that gathers none.
+/// The largest number of stages of a rank that have their parameters gathered at once; none in a program that gathers none.
 fn gathered_at_once(program: &ValidatedProgram) -> Option<NonZeroU32> {
     let on_rank = |rank| {
         let (mut now, mut most) = (0u32, 0);
@@ -80,12 +81,12 @@ fn gathered_at_once(program: &ValidatedProgram) -> Option<NonZeroU32> {
     NonZeroU32::new(program.placement().all_ranks().map(on_rank).max()?)
 }
 
-/// What the ranks of a pipeline have in common, whoever drives them.
+/// The settings that all ranks of a pipeline share, on threads of their own or on one thread.
 #[derive(Clone)]
 pub(crate) struct Assembly {
     pub(crate) program: Arc<ValidatedProgram>,
     pub(crate) mesh: Mesh,
-    /// The forward part of the program, once an evaluation has asked for it.
+    /// The forward part of the program; none before the first evaluation.
     pub(crate) evaluation: Option<Arc<ValidatedProgram>>,
     pub(crate) config: PipelineConfig,
     pub(crate) board: Board,
@@ -128,7 +129,7 @@ impl Assembly {
         Ok((Self { program, mesh, evaluation, config: config.clone(), board, abort }, endpoints))
     }
 
-    /// Makes a rank's stages and its executor; call it on the rank's own thread.
+    /// Makes a rank's stages and its executor. Call it on the rank's own thread.
     pub(crate) fn build<E: Display>(
         &self,
         endpoint: Endpoint,
@@ -175,8 +176,8 @@ impl Assembly {
         self.program.microbatches() * self.mesh.data
     }
 
-    /// What each of `ranks` begins the step with, in their order: each replica gets its share of the microbatches, in
-    /// it the first stage's rank the inputs, the last one's the targets.
+    /// Returns the input of each of `ranks`, in their order. Each replica gets its share of the microbatches: the rank of
+    /// the first stage gets the inputs, that of the last stage the targets.
     pub(crate) fn step_inputs(
         &self,
         ranks: impl Iterator<Item = Rank>,
