@@ -15,6 +15,9 @@ use crate::memory::RankMemory;
 use crate::progress::Board;
 use crate::transport::Waited;
 
+/// How long a rank waits before it looks whether others move.
+const SHORT_WAIT: Duration = Duration::from_millis(10);
+
 /// A request to a rank's thread. A command that is answered carries the channel for its answer.
 pub(crate) enum Command {
     Step {
@@ -204,9 +207,14 @@ fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
 
 /// Sleeps until a message arrives. The deadline starts again whenever any rank of the world moves.
 fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
+    let patience = watch.deadline + executor.endpoint().detection_lag(watch.deadline);
+    // Most waits are short, and reading the moves takes longer the more ranks there are.
+    match executor.endpoint().wait(Instant::now() + patience.min(SHORT_WAIT)) {
+        Waited::Arrived | Waited::Aborted => return Ok(()),
+        Waited::TimedOut => {}
+    }
     loop {
         let moves = watch.board.moves();
-        let patience = watch.deadline + executor.endpoint().detection_lag(watch.deadline);
         match executor.endpoint().wait(Instant::now() + patience) {
             // An abort is reported by the next poll.
             Waited::Arrived | Waited::Aborted => return Ok(()),
