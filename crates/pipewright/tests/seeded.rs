@@ -10,9 +10,9 @@ use pipewright::failure::{Cause, StepError};
 use pipewright::hook::ActionHook;
 use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::{PipelineConfig, PipelineError, SeededPipeline};
+use pipewright::stage::Stage;
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{Action, Rank, StageIndex, ValidatedProgram};
-use pipewright::stage::Stage;
 use support::{LAYERS, Mlp, Step, batch, config, lose_each, loss, program, split, stage};
 
 fn pipeline(program: ValidatedProgram, seed: u64) -> SeededPipeline {
