@@ -6,6 +6,7 @@
 //! cargo run --release -p pipewright-bench -- memory     # peak resident size with 8 and with 64 microbatches
 //! cargo run --release -p pipewright-bench -- activations  # measured peaks of activations against the simulation
 //! cargo run --release -p pipewright-bench -- overhead   # time per action with stages that do nothing
+//! cargo run --release -p pipewright-bench -- epilogue   # time after the program, on 2 to 128 ranks that do nothing
 //! cargo run --release -p pipewright-bench -- checkpoints # the cost of saving, against a step
 //! cargo run --release -p pipewright-bench -- engine     # the schedule engine's time per action
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
@@ -20,6 +21,7 @@ mod activations;
 mod bound;
 mod checkpoints;
 mod engine;
+mod epilogue;
 mod memory;
 mod model;
 mod overhead;
@@ -57,6 +59,8 @@ enum Bench {
     Activations(activations::Options),
     /// Time per action with stages that do nothing.
     Overhead(overhead::Options),
+    /// Time after the program, on ranks that do nothing.
+    Epilogue(epilogue::Options),
     /// The cost of saving a checkpoint, against a step.
     Checkpoints(checkpoints::Options),
     /// What generating, lowering, validating and simulating a schedule take.
@@ -80,6 +84,7 @@ fn main() -> ExitCode {
         Bench::Memory(options) => memory::run(&options),
         Bench::Activations(options) => activations::run(&options),
         Bench::Overhead(options) => overhead::run(&options),
+        Bench::Epilogue(options) => epilogue::run(&options),
         Bench::Checkpoints(options) => checkpoints::run(&options),
         Bench::Engine(options) => engine::run(&options),
         Bench::Schedules(options) => schedules::run(&options),

@@ -29,6 +29,8 @@ pub mod overlap;
 
 pub mod action;
 
+mod packed;
+
 pub mod notation;
 
 pub mod schedule;

@@ -35,22 +35,28 @@ impl Overlap {
             bits =
                 bits << PART_BITS | u64::from(stage.get()) << MICROBATCH_BITS | u64::from(microbatch.get());
         }
-        let [_, bytes @ ..] = bits.to_be_bytes();
-        Some(Self(bytes))
+        Some(Self::from_bits(bits))
     }
 
     /// The stage and microbatch that run forward.
     pub fn forward(self) -> (StageIndex, Microbatch) {
-        part(self.bits() >> PART_BITS)
+        part(self.to_bits() >> PART_BITS)
     }
 
     /// The stage and microbatch that run backward.
     pub fn backward(self) -> (StageIndex, Microbatch) {
-        part(self.bits())
+        part(self.to_bits())
     }
 
-    fn bits(self) -> u64 {
+    /// The numbers of both parts, in the lowest 56 bits.
+    pub(crate) fn to_bits(self) -> u64 {
         self.0.iter().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
+    }
+
+    /// The overlap that [`Overlap::to_bits`] made this number from.
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        let [_, bytes @ ..] = bits.to_be_bytes();
+        Self(bytes)
     }
 }
 

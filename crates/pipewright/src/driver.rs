@@ -1,4 +1,4 @@
-//! A thread a rank: it polls its executor, parks while nothing can be done, and watches the deadline.
+//! One thread per rank: it polls the rank's executor, sleeps while the executor waits, and watches the deadline.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,51 +15,77 @@ use crate::memory::RankMemory;
 use crate::progress::Board;
 use crate::transport::Waited;
 
-/// What a rank's thread is asked to do.
+/// How long a rank waits before it looks whether others move.
+const SHORT_WAIT: Duration = Duration::from_millis(10);
+
+/// A request to a rank's thread. A command that is answered carries the channel for its answer.
 pub(crate) enum Command {
-    /// Learn which parameters the other ranks hold.
-    Introduce,
-    Step(Box<StepInput>),
+    /// Finds out which parameters stages share, before the first step.
+    FindShared {
+        reply: Reply<Result<(), StepError>>,
+    },
+    Step {
+        input: Box<StepInput>,
+        reply: Reply<StepReply>,
+    },
     /// Collects the whole parameters, as this attempt.
-    Parameters(u64),
-    State,
-    Restore(Arc<Checkpoint>),
-    /// Forget the gradients that wait for an update; there is no answer.
+    Parameters {
+        attempt: u64,
+        reply: Reply<Result<Vec<NamedParameter>, StepError>>,
+    },
+    State {
+        reply: Reply<Box<RankState>>,
+    },
+    Restore {
+        checkpoint: Arc<Checkpoint>,
+        reply: Reply<Result<(), StepError>>,
+    },
+    /// Drops the gradients that wait for an update.
     Reset,
 }
 
-/// What a rank's thread answers.
-pub(crate) enum Reply {
-    /// The rank is built, or why it is not.
-    Ready(Result<(), StepError>),
-    Introduced(Result<(), StepError>),
+/// A rank's answer to a step.
+pub(crate) struct StepReply {
     /// The rank's report, and across processes those of all others.
-    Step {
-        outcome: Result<Vec<RankReport>, StepError>,
-        /// Whether the rank has begun to update its parameters.
-        has_updated: bool,
-    },
-    Parameters(Result<Vec<NamedParameter>, StepError>),
-    State(Box<RankState>),
-    Restored(Result<(), StepError>),
+    pub outcome: Result<Vec<RankReport>, StepError>,
+    /// Whether the rank has begun to update its parameters.
+    pub has_updated: bool,
 }
 
-/// How a rank's thread runs.
+/// The channel for one rank's answer to one command. All ranks answer a command on one channel.
+pub(crate) struct Reply<T> {
+    rank: Rank,
+    sender: Sender<(Rank, T)>,
+}
+
+impl<T> Reply<T> {
+    pub(crate) fn new(rank: Rank, sender: Sender<(Rank, T)>) -> Self {
+        Self { rank, sender }
+    }
+
+    /// Answers the command.
+    fn send(self, answer: T) {
+        // Nobody takes the answer when the pipeline was dropped, or has treated this rank as failed.
+        let _ = self.sender.send((self.rank, answer));
+    }
+}
+
+/// Settings of a rank's thread.
 #[derive(Clone)]
 pub(crate) struct ThreadSettings {
     pub threads: usize,
     pub deadline: Duration,
 }
 
-/// A running rank, as its owner sees it. Dropping it ends the thread after the command that it is at.
+/// The handle of a running rank. Dropping it ends the thread after its current command.
 pub(crate) struct RankThread {
     pub(crate) rank: Rank,
     pub(crate) commands: Sender<Command>,
     pub(crate) handle: JoinHandle<()>,
 }
 
-/// Everything that a rank's thread begins with. The executor is built on its own thread, so that a stage's parameters
-/// are allocated, counted and kept near where they are used.
+/// The input of a rank's thread. The executor is built on its own thread, so that a stage's parameters are allocated and
+/// counted where they are used.
 pub(crate) struct RankSeed<B> {
     pub rank: Rank,
     pub settings: ThreadSettings,
@@ -67,14 +93,15 @@ pub(crate) struct RankSeed<B> {
     pub abort: Abort,
     pub memory: RankMemory,
     pub build: B,
-    pub replies: Sender<(Rank, Reply)>,
+    /// Says that the rank is built, or why it is not.
+    pub ready: Reply<Result<(), StepError>>,
 }
 
 impl RankThread {
-    /// Starts a rank. Its first reply is [`Reply::Ready`].
+    /// Starts a rank.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the system cannot start a thread.
     pub(crate) fn start<B>(seed: RankSeed<B>) -> std::io::Result<Self>
     where
         B: FnOnce(RankMemory) -> Result<Executor, StepError> + Send + 'static,
@@ -92,10 +119,10 @@ where
     B: FnOnce(RankMemory) -> Result<Executor, StepError>,
 {
     fn run(self, inbox: &Receiver<Command>) {
-        let Self { rank, settings, board, abort, memory, build, replies } = self;
+        let Self { rank, settings, board, abort, memory, build, ready } = self;
         let located = board.clone();
         memory.locate_by(move || located.locate(rank));
-        // A pool of the rank's own: its tensor operations use so many threads and no others.
+        // The rank has its own pool, so that its tensor operations use this number of threads and no others.
         let counted = memory.clone();
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(settings.threads)
@@ -111,65 +138,73 @@ where
         };
         let mut executor = match built {
             Ok(executor) => {
-                let _ = replies.send((rank, Reply::Ready(Ok(()))));
+                ready.send(Ok(()));
                 executor
             }
             Err(error) => {
                 // Other processes wait for this rank.
                 abort.raise(error.clone());
-                let _ = replies.send((rank, Reply::Ready(Err(error))));
+                ready.send(Err(error));
                 return;
             }
         };
         let watch = Watch { board, deadline: settings.deadline };
-        // The channel closes when the pipeline is dropped; a reply that nobody takes is no reason to fail then.
+        // The channel closes when the pipeline is dropped.
         for command in inbox {
-            let reply = match command {
-                Command::Introduce => Reply::Introduced(introduce(&mut executor, &watch)),
-                Command::Step(input) => step(&mut executor, *input, &watch),
-                Command::Reset => {
-                    executor.reset();
-                    continue;
-                }
-                Command::Parameters(attempt) => Reply::Parameters(collect(&mut executor, attempt, &watch)),
-                Command::State => Reply::State(Box::new(executor.state())),
-                Command::Restore(checkpoint) => {
+            match command {
+                Command::FindShared { reply } => reply.send(find_shared(&mut executor, &watch)),
+                Command::Step { input, reply } => reply.send(step(&mut executor, *input, &watch)),
+                Command::Parameters { attempt, reply } => reply.send(collect(&mut executor, attempt, &watch)),
+                Command::State { reply } => reply.send(Box::new(executor.state())),
+                Command::Restore { checkpoint, reply } => {
                     let restored = caught(|| executor.restore(&checkpoint)).unwrap_or_else(Err);
-                    Reply::Restored(restored.map_err(failure))
+                    reply.send(restored.map_err(failure));
                 }
-            };
-            if replies.send((rank, reply)).is_err() {
-                return;
+                Command::Reset => executor.reset(),
             }
         }
     }
 }
 
-/// What a waiting rank watches.
+/// What a waiting rank needs to find out that it waits in vain.
 struct Watch {
     board: Board,
     deadline: Duration,
 }
 
-/// Runs one step to its end; a failure is raised for all ranks and leaves the executor clean.
-fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> Reply {
+/// Runs one step to its end.
+fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> StepReply {
     executor.begin(input);
-    let outcome = caught(|| drive(executor, watch)).unwrap_or_else(|cause| Err(executor.error(cause)));
+    let outcome = run(executor, watch);
     let has_updated = executor.has_updated();
-    let outcome = match outcome {
-        Ok(()) => Ok(executor.reports()),
-        Err(error) => {
-            executor.endpoint().fail(error.clone());
-            executor.reset();
-            Err(error)
-        }
-    };
-    Reply::Step { outcome, has_updated }
+    let outcome = settle(executor, outcome).map(|()| executor.reports());
+    StepReply { outcome, has_updated }
 }
 
-/// Learns which parameters the other ranks hold; a failure is raised for all ranks.
-fn introduce(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
-    executor.begin_introduction();
+/// Collects the whole parameters of the rank's stages.
+fn collect(executor: &mut Executor, attempt: u64, watch: &Watch) -> Result<Vec<NamedParameter>, StepError> {
+    executor.begin_collect(attempt);
+    let outcome = run(executor, watch);
+    settle(executor, outcome).map(|()| executor.collected())
+}
+
+/// Polls the executor until it is done. A panic becomes an error.
+fn run(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
+    caught(|| drive(executor, watch)).unwrap_or_else(|cause| Err(executor.error(cause)))
+}
+
+/// Raises an error for all ranks and leaves the executor clean.
+fn settle(executor: &mut Executor, outcome: Result<(), StepError>) -> Result<(), StepError> {
+    if let Err(error) = &outcome {
+        executor.endpoint().fail(error.clone());
+        executor.reset();
+    }
+    outcome
+}
+
+/// Finds out which parameters stages share. A failure is raised for all ranks.
+fn find_shared(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
+    executor.begin_finding_shared();
     drive(executor, watch).inspect_err(|error| executor.endpoint().fail(error.clone()))
 }
 
@@ -183,11 +218,16 @@ fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
     }
 }
 
-/// Sleeps until something arrives. The deadline starts anew whenever any rank of the world moves.
+/// Sleeps until a message arrives. The deadline starts again whenever any rank of the world moves.
 fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
+    let patience = watch.deadline + executor.endpoint().detection_lag(watch.deadline);
+    // Most waits are short, and reading the moves takes longer the more ranks there are.
+    match executor.endpoint().wait(Instant::now() + patience.min(SHORT_WAIT)) {
+        Waited::Arrived | Waited::Aborted => return Ok(()),
+        Waited::TimedOut => {}
+    }
     loop {
         let moves = watch.board.moves();
-        let patience = watch.deadline + executor.endpoint().detection_lag(watch.deadline);
         match executor.endpoint().wait(Instant::now() + patience) {
             // An abort is reported by the next poll.
             Waited::Arrived | Waited::Aborted => return Ok(()),
@@ -200,22 +240,8 @@ fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
     }
 }
 
-/// The whole parameters of the rank's stages; a failure is raised for all ranks.
-fn collect(executor: &mut Executor, attempt: u64, watch: &Watch) -> Result<Vec<NamedParameter>, StepError> {
-    executor.begin_collect(attempt);
-    let outcome = caught(|| drive(executor, watch)).unwrap_or_else(|cause| Err(executor.error(cause)));
-    match outcome {
-        Ok(()) => Ok(executor.collected()),
-        Err(error) => {
-            executor.endpoint().fail(error.clone());
-            executor.reset();
-            Err(error)
-        }
-    }
-}
-
 /// Runs user code; a panic becomes a cause.
 pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Result<T, Cause> {
-    // What a panic may leave half done is the executor's step state, which is reset, and the stage's own module.
+    // A panic may leave the executor's step half done, which is reset, and the stage's own module.
     catch_unwind(AssertUnwindSafe(run)).map_err(|payload| Cause::from_panic(&*payload))
 }

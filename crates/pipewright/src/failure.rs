@@ -11,6 +11,7 @@ use std::time::Duration;
 use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
 
 use crate::checkpoint::CheckpointError;
+use crate::message::MessageError;
 use crate::stage::StageError;
 use crate::tensor::MetadataError;
 
@@ -70,6 +71,9 @@ pub enum Cause {
     /// A stage sent tensors that the next stage does not expect.
     #[error(transparent)]
     Metadata(#[from] Box<MetadataError>),
+    /// A message of another rank cannot be used.
+    #[error(transparent)]
+    Message(#[from] MessageError),
     /// The stage could not be made.
     #[error("the stage cannot be made: {message}")]
     Build {

@@ -1,9 +1,13 @@
-//! What travels: a tag that says what it is, and tensors or a rank's contribution to a sum over all ranks.
+//! Messages between ranks: a tag that says what the message is for, and tensors or bytes as its content.
+//!
+//! The receiver knows from the tag what it expects. A message may come from another process, so its content can differ
+//! from that: [`Message::into_tensors`] and [`Message::read`] then return an error that names the tag and the sender.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use pipewright_schedule::{Microbatch, Rank, StageIndex};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::tensor::OptionalTensors;
@@ -17,7 +21,7 @@ pub enum Direction {
     Backward,
 }
 
-/// What a message is. With its sender it is unique within a step.
+/// What a message is for. Tag and sender together are unique within a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Tag {
     /// The tensors of one boundary for one microbatch.
@@ -33,22 +37,24 @@ pub enum Tag {
     Skip {
         /// Which way they go.
         direction: Direction,
-        /// The stage that sends them,
+        /// The stage that sends them.
         source: StageIndex,
-        /// and the stage that takes them.
+        /// The stage that takes them.
         stage: StageIndex,
         /// Their microbatch.
         microbatch: Microbatch,
     },
-    /// The list of a rank's parameters.
+    /// The parameters of some ranks, so that shared ones are found: up the tree of a pipeline, at launch.
     Parameters,
+    /// The parameters that several stages share: down the tree of a pipeline, at launch.
+    SharedParameters,
     /// The gradient of one copy of a shared parameter.
     SharedGradient {
         /// The parameter's place among the shared ones.
         parameter: u32,
-        /// The stage that holds the copy,
+        /// The stage that holds the copy.
         stage: StageIndex,
-        /// and the copy's place among that stage's parameters.
+        /// The copy's place among that stage's parameters.
         place: u32,
     },
     /// A shard of a stage's gradients, for the replica that sums that shard.
@@ -68,7 +74,8 @@ pub enum Tag {
         /// How often the stage was gathered before, in this step.
         round: u32,
     },
-    /// The sums of squares of a replica's part of the gradients, where they are sharded.
+    /// The sums of squares of the gradients' parts that replicas hold, where parameters are sharded: up the tree of the
+    /// replicas.
     SquaredNorms,
     /// A round of a communicator's collectives.
     Collective {
@@ -77,13 +84,16 @@ pub enum Tag {
         /// Its rounds before this one.
         round: u32,
     },
-    /// A rank's part of the gradient norm, which ends the step's program.
+    /// The sums of squares of the gradients of some ranks: up the tree of a pipeline.
     GradientNorm,
-    /// All ranks of a replica have contributed to the gradient norm.
+    /// Replicas have summed their gradients and found them finite: up the tree of the replicas, where parameters are not
+    /// sharded.
     Ready,
-    /// What a rank has to say about the step that it has done, for the first rank.
+    /// The gradient norm over all ranks: down both trees.
+    GlobalNorm,
+    /// The reports of some ranks on a finished step: up the tree of all ranks.
     Report,
-    /// What the first rank makes of all reports, for every other rank.
+    /// The reports of all ranks without their events: down the tree of all ranks.
     Summary,
     /// What a process is about to run, for the first rank.
     Hello,
@@ -113,6 +123,7 @@ impl std::fmt::Display for Tag {
                 )
             }
             Self::Parameters => f.write_str("the list of its parameters"),
+            Self::SharedParameters => f.write_str("the shared parameters of all ranks"),
             Self::SharedGradient { parameter, stage, .. } => {
                 write!(f, "the gradient of shared parameter {parameter} from stage {stage}")
             }
@@ -126,6 +137,7 @@ impl std::fmt::Display for Tag {
                 write!(f, "round {round} of communicator {communicator}")
             }
             Self::GradientNorm => f.write_str("its part of the gradient norm"),
+            Self::GlobalNorm => f.write_str("the gradient norm of all ranks"),
             Self::Ready => f.write_str("whether its replica is ready to update"),
             Self::Report => f.write_str("its report of the step"),
             Self::Summary => f.write_str("the summary of the step"),
@@ -135,59 +147,73 @@ impl std::fmt::Display for Tag {
     }
 }
 
-/// A rank's part of the global gradient norm: the sum of squares of each parameter's gradient, by path.
-pub type Contribution = Vec<(Arc<str>, f64)>;
-
-/// A parameter that a rank holds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OwnedParameter {
-    /// The stage that holds it.
-    pub stage: StageIndex,
-    /// Its place among the stage's parameters.
-    pub place: usize,
-    /// Its global path.
-    #[serde(with = "text")]
-    pub path: Arc<str>,
-    /// Its shape.
-    pub shape: Vec<usize>,
-    /// A hash of its values, if the stage declares the parameter as shared.
-    pub hash: Option<u64>,
-}
-
 /// A message's content.
 #[derive(Debug)]
 pub enum Payload {
-    /// A boundary's tensors; none where a tensor has no gradient.
+    /// Tensors of a boundary or of a stage's parameters; none where a tensor has no gradient.
     Tensors(OptionalTensors),
-    /// What a rank holds.
-    Parameters(Vec<OwnedParameter>),
-    /// A part of the gradient norm.
-    Contribution(Contribution),
-    /// What sender and receiver alone read. Cheap to send to many.
+    /// A value that the receiver of the tag can decode. Shared, so that sending it to many ranks copies nothing.
     Bytes(Arc<[u8]>),
 }
 
 impl Payload {
-    /// A value as bytes, for a receiver that knows its type.
-    pub(crate) fn of<T: Serialize>(value: &T) -> Self {
+    /// Encodes a value for [`Message::read`].
+    pub(crate) fn of<T: Serialize + ?Sized>(value: &T) -> Self {
         Self::Bytes(encoded(value))
     }
-
-    /// The value that [`Payload::of`] wrote.
-    pub(crate) fn read<T: for<'de> Deserialize<'de>>(self) -> Result<T, postcard::Error> {
-        match self {
-            Self::Bytes(bytes) => postcard::from_bytes(&bytes),
-            _ => Err(postcard::Error::DeserializeUnexpectedEnd),
-        }
-    }
 }
 
-/// A value as bytes.
-pub(crate) fn encoded<T: Serialize>(value: &T) -> Arc<[u8]> {
-    postcard::to_stdvec(value).expect("text and numbers can be written").into()
+/// Encodes a value.
+pub(crate) fn encoded<T: Serialize + ?Sized>(value: &T) -> Arc<[u8]> {
+    postcard::to_stdvec(value).expect("text and numbers can always be encoded").into()
 }
 
-/// A payload on its way.
+/// Decodes what [`encoded`] wrote into the content of `tag` from `from`.
+pub(crate) fn decoded<T: DeserializeOwned>(from: Rank, tag: Tag, bytes: &[u8]) -> Result<T, MessageError> {
+    postcard::from_bytes(bytes).map_err(|source| MessageError::Unreadable { from, tag, source })
+}
+
+/// Why the content of a message cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MessageError {
+    /// The message has the other kind of content.
+    #[error("rank {from} sent {tag} without {expected}: it runs another version of the program")]
+    Kind {
+        /// The sender.
+        from: Rank,
+        /// What the message is for.
+        tag: Tag,
+        /// The expected kind: tensors or bytes.
+        expected: &'static str,
+    },
+    /// The bytes are not an encoding of the expected value.
+    #[error(
+        "rank {from} sent {tag} in a form that cannot be read ({source}): it runs another version of the program"
+    )]
+    Unreadable {
+        /// The sender.
+        from: Rank,
+        /// What the message is for.
+        tag: Tag,
+        /// Why decoding failed.
+        source: postcard::Error,
+    },
+    /// The message has more or fewer numbers than the parameters that it is about.
+    #[error(
+        "{tag} has {found} numbers for {expected} parameters: the ranks run different versions of the program"
+    )]
+    Count {
+        /// What the message is for.
+        tag: Tag,
+        /// Numbers that arrived.
+        found: usize,
+        /// Parameters.
+        expected: usize,
+    },
+}
+
+/// A message that is sent or has arrived.
 #[derive(Debug)]
 pub struct Message {
     pub(crate) from: Rank,
@@ -203,23 +229,65 @@ impl Message {
         self.sent
     }
 
-    /// What it carries.
+    /// Its content, of whichever kind.
     pub fn into_payload(self) -> Payload {
         self.payload
     }
-}
 
-/// Shared text as plain text.
-mod text {
-    use std::sync::Arc;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(text)
+    /// Its tensors.
+    ///
+    /// # Errors
+    /// When it has bytes instead.
+    pub fn into_tensors(self) -> Result<OptionalTensors, MessageError> {
+        match self.payload {
+            Payload::Tensors(tensors) => Ok(tensors),
+            Payload::Bytes(_) => {
+                Err(MessageError::Kind { from: self.from, tag: self.tag, expected: "tensors" })
+            }
+        }
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
-        String::deserialize(deserializer).map(Arc::from)
+    /// Its bytes.
+    ///
+    /// # Errors
+    /// When it has tensors instead.
+    pub fn into_bytes(self) -> Result<Arc<[u8]>, MessageError> {
+        match self.payload {
+            Payload::Bytes(bytes) => Ok(bytes),
+            Payload::Tensors(_) => {
+                Err(MessageError::Kind { from: self.from, tag: self.tag, expected: "bytes" })
+            }
+        }
+    }
+
+    /// The value that [`Payload::of`] encoded.
+    pub(crate) fn read<T: DeserializeOwned>(self) -> Result<T, MessageError> {
+        let (from, tag) = (self.from, self.tag);
+        decoded(from, tag, &self.into_bytes()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(payload: Payload) -> Message {
+        Message { from: Rank::new(3), step: 1, tag: Tag::GradientNorm, payload, sent: Instant::now() }
+    }
+
+    #[test]
+    fn content_of_another_kind_or_type_is_refused_with_tag_and_sender() {
+        let squares = || message(Payload::of(&[0.5, f64::NAN][..]));
+        let errors = [
+            squares().into_tensors().map(drop).expect_err("it has bytes"),
+            message(Payload::Tensors(Vec::new())).read::<f64>().map(drop).expect_err("it has tensors"),
+            squares().read::<bool>().map(drop).expect_err("it has numbers"),
+        ];
+        for error in errors {
+            assert!(error.to_string().starts_with("rank 3 sent its part of the gradient norm "), "{error}");
+        }
+        let found: Vec<u64> =
+            squares().read::<Vec<f64>>().expect("numbers").into_iter().map(f64::to_bits).collect();
+        assert_eq!(found, [0.5f64.to_bits(), f64::NAN.to_bits()]);
     }
 }

@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use pipewright::batch::Batch;
 use pipewright::failure::{Cause, StepError};
 use pipewright::hook::ActionHook;
+use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::{PipelineConfig, PipelineError, SeededPipeline};
+use pipewright::stage::Stage;
 use pipewright_schedule::generate::catalogue;
-use pipewright_schedule::{Action, Rank, ValidatedProgram};
-use support::{Step, batch, config, lose_each, program, split, stage};
+use pipewright_schedule::{Action, Rank, StageIndex, ValidatedProgram};
+use support::{LAYERS, Mlp, Step, batch, config, lose_each, loss, program, split, stage};
 
 fn pipeline(program: ValidatedProgram, seed: u64) -> SeededPipeline {
     let stages = program.placement().stages();
@@ -166,5 +168,54 @@ fn a_report_names_what_every_rank_waits_for_after_any_loss() {
         "whether its replica is ready to update",
     ] {
         assert!(lost.contains(expected), "{expected} in {lost}");
+    }
+}
+
+#[test]
+fn a_message_lost_in_any_phase_after_the_program_is_reported() {
+    let lost_in = |mode, expected: &[&str]| {
+        let launch = || {
+            let config = PipelineConfig { data_parallel: 3, data_parallel_mode: mode, ..config() };
+            let program = program("1f1b", 3, 3);
+            SeededPipeline::new(program, &config, 0, |index| stage(index, 3)).expect("it starts")
+        };
+        let lost = lose_each(launch, || Batch::new(split(batch(0, 9), 9), split(batch(100, 9), 9)));
+        for tag in expected {
+            assert!(lost.contains(tag), "{tag} in {lost}");
+        }
+        // Trees have a message for each rank but the root: of 9 ranks in 3 pipelines, and of 3 pipelines on their own.
+        let count = |tag| lost.lines().filter(|&line| line == tag).count();
+        assert_eq!(count("the list of its shared parameters"), 6);
+        assert_eq!(count("the shared parameters of all ranks"), 6);
+        assert_eq!(count("its part of the gradient norm"), 2);
+        assert_eq!(count("the gradient norm of all ranks"), 8);
+    };
+    lost_in(DataParallelMode::Replicated, &["whether its replica is ready to update"]);
+    lost_in(DataParallelMode::Sharded, &["its part of the squares of gradients"]);
+}
+
+/// The model cut as evenly as it goes; stages beyond the layers have none.
+fn uneven(index: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
+    let first = |stage: u32| stage as usize * LAYERS / stages as usize;
+    let module = Mlp::new(first(index.get()), first(index.get() + 1) - first(index.get()));
+    Ok(match index.get() + 1 == stages {
+        true => Stage::with_loss(module, loss),
+        false => Stage::new(module),
+    })
+}
+
+#[test]
+fn any_number_of_ranks_adds_squares_in_the_order_of_their_paths() {
+    let run = |ranks: u32| {
+        let program = program("1f1b", ranks, 9);
+        let mut pipeline =
+            SeededPipeline::new(program, &config(), u64::from(ranks), |index| uneven(index, ranks))
+                .expect("it starts");
+        [0, 1].map(|number| step(&mut pipeline, number, 9).expect("a step"))
+    };
+    // One rank adds all squares itself.
+    let expected = run(1);
+    for ranks in 2..=9 {
+        assert_eq!(run(ranks), expected, "{ranks} ranks");
     }
 }

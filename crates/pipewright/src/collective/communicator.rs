@@ -1,21 +1,23 @@
-//! Collectives that block, each with a deadline: for code that has a rank's thread to itself.
+//! Collectives that block until a deadline, for code that has a rank's thread to itself.
 
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use pipewright_schedule::Rank;
 
+use super::exchange::Exchange;
 use super::group::Group;
-use super::round::{Round, sum};
-use crate::message::{Payload, Tag};
+use super::sum::sum;
+use crate::message::{MessageError, Payload, Tag};
+use crate::progress::Waiting;
 use crate::tensor::shard::{RowShard, join};
 use crate::tensor::{OptionalTensors, Value, ValueKind, Values, pack};
 use crate::transport::{Endpoint, Waited};
 
-/// The longest wait that a clock can add up to a moment.
+/// Added to the time instead of a deadline that is too long to be added.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// A rank's way to act with its group. All members call the same collectives in the same order.
+/// Runs collectives of a group for one of its members. All members call the same collectives in the same order.
 pub struct Communicator<'a> {
     endpoint: &'a mut Endpoint,
     group: Group,
@@ -24,35 +26,35 @@ pub struct Communicator<'a> {
     deadline: Duration,
 }
 
-/// Why a collective was not completed.
+/// Why a collective failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
-    /// A member has not taken part.
+    /// A member has sent nothing.
     #[error(
         "rank {rank} has not sent {tag} within {waited:?}: see whether it still runs, and calls the same collectives"
     )]
     Silent {
         /// The first such member.
         rank: Rank,
-        /// What was waited for.
+        /// The message that is missing.
         tag: Tag,
-        /// For how long.
+        /// The deadline.
         waited: Duration,
     },
-    /// A rank has failed, and with it the run.
+    /// A rank has failed, which ends the run.
     #[error("aborted because rank {rank} failed")]
     Aborted {
         /// The rank that failed first.
         rank: Rank,
     },
-    /// A broadcast from a rank that does not take part.
+    /// The root of a broadcast is not in the group.
     #[error("rank {rank} is not in the group, and cannot broadcast to it: name one of its members")]
     Root {
         /// The rank.
         rank: Rank,
     },
-    /// The members brought tensors that cannot be added.
+    /// The members' tensors have different shapes.
     #[error(
         "tensor {place} has shape {own:?} here and {other:?} on rank {rank}: tensors that are added have one shape"
     )]
@@ -66,7 +68,7 @@ pub enum CollectiveError {
         /// The other rank.
         rank: Rank,
     },
-    /// The members brought tensors of different element types.
+    /// The members' tensors have different element types.
     #[error(
         "tensor {place} is {own:?} here and {other:?} on rank {rank}: tensors that are added have one type"
     )]
@@ -80,7 +82,7 @@ pub enum CollectiveError {
         /// The other rank.
         rank: Rank,
     },
-    /// The members brought lists of different lengths.
+    /// The members' lists have different lengths.
     #[error("{own} tensor(s) here and {other} on rank {rank}: all members bring as many")]
     Count {
         /// Tensors here.
@@ -90,7 +92,7 @@ pub enum CollectiveError {
         /// The other rank.
         rank: Rank,
     },
-    /// Another number of parts than members.
+    /// The number of parts is not the number of members.
     #[error("{found} part(s) for {expected} members: bring one for each")]
     Parts {
         /// Tensors given.
@@ -98,24 +100,27 @@ pub enum CollectiveError {
         /// Members of the group.
         expected: usize,
     },
-    /// Integers and booleans are not added.
+    /// A tensor to be added is not of floats.
     #[error("tensor {place} is {kind}; sums are of floats alone")]
     Kind {
         /// Its place in the list.
         place: usize,
-        /// What it is.
+        /// Its kind.
         kind: ValueKind,
     },
+    /// A member sent something else than tensors.
+    #[error(transparent)]
+    Message(#[from] MessageError),
 }
 
 impl<'a> Communicator<'a> {
-    /// A communicator of `group`. Its `number` is the same on all members, and that of no other communicator of this
-    /// world. A collective fails when a member has not sent its part within `deadline`.
+    /// A communicator of `group`. Its `number` is the same on all members and differs from those of all other
+    /// communicators of the world. A collective fails when a member has not sent its part within `deadline`.
     pub fn new(endpoint: &'a mut Endpoint, group: Group, number: u32, deadline: Duration) -> Self {
         Self { endpoint, group, number, round: 0, deadline }
     }
 
-    /// Those who take part.
+    /// The group.
     pub fn group(&self) -> &Group {
         &self.group
     }
@@ -128,7 +133,7 @@ impl<'a> Communicator<'a> {
         self.all_gather(Values::new()).map(drop)
     }
 
-    /// The tensors of the member `root`, on every member. What the others bring is not looked at.
+    /// Returns the tensors of the member `root` on every member; those of the other members are dropped.
     ///
     /// # Errors
     /// When the root has not sent them, or a rank failed.
@@ -142,15 +147,12 @@ impl<'a> Communicator<'a> {
             others.into_iter().for_each(|to| self.send(to, tag, &tensors));
             return Ok(tensors);
         }
-        let mut received = None;
-        self.wait(tag, |endpoint| {
-            received = received.take().or_else(|| take(endpoint, root, tag).map(|(_, tensors)| tensors));
-            received.is_none().then_some(root)
-        })?;
-        Ok(received.into_iter().flatten().flatten().collect())
+        let mut received = Exchange::one(root, tag);
+        self.complete(&mut received)?;
+        Ok(received.into_parts().flatten().flatten().collect())
     }
 
-    /// The tensors of all members, in their order.
+    /// Returns the tensors of all members, in the order of the members.
     ///
     /// # Errors
     /// When a member has not sent them, or a rank failed.
@@ -176,14 +178,14 @@ impl<'a> Communicator<'a> {
                 return Err(CollectiveError::Kind { place, kind: tensor.kind() });
             }
         }
-        // All members see the types of all, and so all or none of them go on.
+        // Every member checks the types of all, so that all members go on or none does.
         let received = self.exchange(tag, parts)?;
         self.check_addable(&received)?;
         Ok(sum(received).into_iter().flatten().collect())
     }
 
-    /// The sum of float tensors over all members, on every member, to the same bits: they are added in the order of the
-    /// members.
+    /// Returns the sum of float tensors over all members, with the same bits on every member: they are added in the order
+    /// of the members.
     ///
     /// # Errors
     /// As [`Communicator::reduce_scatter`].
@@ -195,7 +197,7 @@ impl<'a> Communicator<'a> {
             .zip(&shapes)
             .map(|(tensor, shape)| tensor.reshaped(&[shape.num_elements()]))
             .collect();
-        // A tensor with fewer elements than there are members has none for the last ones, who bring an empty one.
+        // A tensor with fewer elements than there are members has no rows for the last members, which bring an empty one.
         let part = |part: RowShard| {
             rows.iter().map(move |row| {
                 let rows = part.rows(row.shape()[0]);
@@ -225,23 +227,17 @@ impl<'a> Communicator<'a> {
             self.send(to, tag, &lists[place]);
         }
         drop(lists);
-        let mut round = Round::new(tag, &group, own.into_iter().map(Some).collect());
-        self.wait(tag, |endpoint| {
-            round.poll(&group, |from, tag| take(endpoint, from, tag));
-            round.missing(&group)
-        })?;
-        Ok(round.into_parts())
+        let own = own.into_iter().map(Some).collect();
+        let mut exchange = Exchange::among(&group, tag, own);
+        self.complete(&mut exchange)?;
+        Ok(exchange.into_parts().collect())
     }
 
-    /// Waits until `missing` names nobody.
-    fn wait(
-        &mut self,
-        tag: Tag,
-        mut missing: impl FnMut(&mut Endpoint) -> Option<Rank>,
-    ) -> Result<(), CollectiveError> {
+    /// Waits until all messages of an exchange have arrived.
+    fn complete(&mut self, exchange: &mut Exchange<OptionalTensors>) -> Result<(), CollectiveError> {
         let now = Instant::now();
         let until = now.checked_add(self.deadline).unwrap_or(now + LONGEST);
-        while let Some(rank) = missing(self.endpoint) {
+        while let Some(Waiting { from: rank, tag }) = exchange.poll(|waiting| self.take(waiting))? {
             match self.endpoint.wait(until) {
                 Waited::Arrived => {}
                 Waited::TimedOut => return Err(CollectiveError::Silent { rank, tag, waited: self.deadline }),
@@ -254,8 +250,17 @@ impl<'a> Communicator<'a> {
         Ok(())
     }
 
+    fn take(
+        &mut self,
+        Waiting { from, tag }: Waiting,
+    ) -> Result<Option<(Instant, OptionalTensors)>, MessageError> {
+        let Some(message) = self.endpoint.try_take(from, tag) else { return Ok(None) };
+        let sent = message.sent();
+        message.into_tensors().map(|tensors| Some((sent, tensors)))
+    }
+
     fn send(&mut self, to: Rank, tag: Tag, tensors: &[Value]) {
-        // A float that is sent is the receiver's alone, who may write to it; nobody writes to the others.
+        // The receiver may write to a float tensor, so it gets storage of its own. Nobody writes to the other kinds.
         let own = |tensor: &Value| match tensor.kind() {
             ValueKind::Float => tensor.clone().copied(),
             _ => tensor.clone(),
@@ -289,7 +294,7 @@ impl<'a> Communicator<'a> {
         Ok(())
     }
 
-    /// Compares the shapes that all members bring, so that all or none of them go on.
+    /// Compares the shapes of all members on every member, so that all members go on or none does.
     fn check_shapes(&mut self, shapes: &[Shape]) -> Result<(), CollectiveError> {
         let dims = |shape: &Shape| {
             let dims: Vec<i64> = shape.iter().map(|&dim| dim as i64).collect();
@@ -308,14 +313,5 @@ impl<'a> Communicator<'a> {
             }
         }
         Ok(())
-    }
-}
-
-fn take(endpoint: &mut Endpoint, from: Rank, tag: Tag) -> Option<(Instant, OptionalTensors)> {
-    let message = endpoint.try_take(from, tag)?;
-    let sent = message.sent();
-    match message.into_payload() {
-        Payload::Tensors(tensors) => Some((sent, tensors)),
-        _ => unreachable!("the tag says tensors"),
     }
 }

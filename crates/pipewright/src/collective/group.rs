@@ -1,4 +1,4 @@
-//! Which ranks act together.
+//! Groups of ranks that act together.
 
 use std::sync::Arc;
 
@@ -6,24 +6,24 @@ use pipewright_schedule::Rank;
 
 use crate::transport::Endpoint;
 
-/// Ranks of the world that act together, in an order that all of them know, as one of them sees it.
+/// Ranks of the world that act together, in the same order on each of them, and which of them sees the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     members: Arc<[Rank]>,
     place: usize,
 }
 
-/// Why ranks are no group.
+/// Why a list of ranks is not a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// A group is seen by one of its members.
+    /// The rank that made the group is not a member.
     #[error("rank {own} is not among the members of the group: make a group on its members alone")]
     NotAMember {
-        /// The rank that made it.
+        /// That rank.
         own: Rank,
     },
-    /// A rank stands in it twice.
+    /// A rank is in the list twice.
     #[error("rank {rank} is in the group twice: name each member once")]
     Twice {
         /// The rank.
@@ -32,10 +32,10 @@ pub enum GroupError {
 }
 
 impl Group {
-    /// The group of `members`, the same list on each of them, as `own` sees it.
+    /// The group of `members`, which is the same list on each of them, as `own` sees it.
     ///
     /// # Errors
-    /// When `own` is no member, or a rank is named twice.
+    /// When `own` is not a member, or a rank is in the list twice.
     pub fn new(members: Vec<Rank>, own: Rank) -> Result<Self, GroupError> {
         let mut sorted = members.clone();
         sorted.sort_unstable();
@@ -62,6 +62,11 @@ impl Group {
     /// This rank's place among the members.
     pub fn place(&self) -> usize {
         self.place
+    }
+
+    /// The member that sees the group.
+    pub(crate) fn own(&self) -> Rank {
+        self.members[self.place]
     }
 
     /// The other members with their places.

@@ -1,15 +1,15 @@
-//! What several ranks do together: wait for each other, hand tensors around, add them up.
+//! Operations of several ranks together: barriers, broadcasts, gathers and sums.
 //!
-//! A [`Group`] is the ranks that take part, such as a column of the mesh; a [`Communicator`] is a rank's way to act
-//! with its group over any transport. Executors, which never block, use the rounds (`round.rs`) that these are made of.
+//! A [`Group`] is an ordered list of ranks, such as a column of the mesh; a [`Communicator`] runs collectives of a group
+//! over any transport, and blocks. Executors never block. They use the parts that collectives are made of: an exchange
+//! (`exchange.rs`) collects messages without waiting, and a tree (`tree.rs`) says from whom and to whom.
 //!
 //! # Why point to point
 //!
-//! Every collective is made of messages from each member to each other one, over MPI too. So sums are added in the
-//! order of the members on every transport, and have the same bits whatever library is installed; a member that is lost
-//! is found by the same deadlines as in a step, where a collective of the library's would wait for it for ever and
-//! cannot be cancelled. As many bytes leave a rank as in a ring, `(n - 1) / n` of the tensors for each of gathering and
-//! reducing.
+//! Every collective is made of messages from rank to rank, over MPI too. So sums are added in the order of the members on
+//! every transport, and have the same bits whatever library is installed. A lost member is found by the same deadlines as
+//! in a step; a collective of the library would wait for it forever and cannot be cancelled. A rank sends as many bytes
+//! as in a ring: `(n - 1) / n` of the tensors for gathering, and the same for reducing.
 //!
 //! ```
 //! use std::time::Duration;
@@ -34,8 +34,12 @@
 
 mod communicator;
 mod group;
-mod round;
+mod tree;
+mod exchange;
+mod sum;
 
 pub use communicator::{CollectiveError, Communicator};
+pub(crate) use exchange::{Exchange, Part};
 pub use group::{Group, GroupError};
-pub(crate) use round::{Round, sum};
+pub(crate) use sum::sum;
+pub(crate) use tree::Tree;

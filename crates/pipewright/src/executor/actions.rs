@@ -1,27 +1,26 @@
-//! One handler an action. None blocks: an action whose tensors are not there says what it waits for and is tried again.
+//! One handler for each kind of action. None blocks: an action whose tensors have not arrived says what it waits for and
+//! is tried again.
 //!
-//! A receive only announces that its message is wanted; the computation that uses the message takes it, and waits for
-//! it where it must. So a rank computes on while the message of a receive that stands early in its row is under way.
+//! A receive only announces that a message will be used. The computation that uses the message takes it, and waits if it
+//! has not arrived. So a rank goes on computing while the message of a receive that is early in its row is on its way.
 //!
 //! Between stages of one rank (the turn of a V placement) tensors are handed over in place, and the program has no
 //! communication for them.
 
-use std::time::Instant;
-
-use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
+use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use super::machine::Executor;
 use crate::failure::Cause;
-use crate::message::{Direction, Payload, Tag};
+use crate::message::{Direction, Tag};
 use crate::progress::Waiting;
 use crate::random::StreamKey;
 use crate::stage::{ForwardTask, StageContext};
 use crate::tensor::{OptionalTensors, Values};
 
-/// None when the action is done, otherwise what it waits for.
+/// None when the action is done, otherwise the message that it waits for.
 type Outcome = Result<Option<Waiting>, Cause>;
 
-/// Why a tensor that an action uses up is there.
+/// Why the tensors that an action uses are there.
 const MADE_BEFORE: &str = "in a validated program, what an action uses was made by one before it";
 
 impl Executor {
@@ -55,10 +54,10 @@ impl Executor {
         }
     }
 
-    /// Does `action` inside the hook's scope, once what it needs is here.
+    /// Does `action` inside the hook's scope, once its messages have arrived.
     pub(super) fn act_in_scope(&mut self, action: Action) -> Outcome {
         let Some(hook) = self.hook.clone() else { return self.act(action) };
-        if let Some(waiting) = self.fetch(action) {
+        if let Some(waiting) = self.fetch(action)? {
             return Ok(Some(waiting));
         }
         let (rank, mut outcome) = (self.world_rank, None);
@@ -68,22 +67,22 @@ impl Executor {
         outcome.unwrap_or(Err(Cause::LeftOut { action }))
     }
 
-    /// Takes what an action needs from other ranks, or says what is missing.
-    fn fetch(&mut self, action: Action) -> Option<Waiting> {
+    /// Takes the messages that an action needs, or says what is missing.
+    fn fetch(&mut self, action: Action) -> Outcome {
         match action {
             Action::Forward { stage, microbatch } => self.fetch_inputs(stage, microbatch),
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
                 self.fetch_gradients(stage, microbatch)
             }
-            Action::Overlap(_) => action.parts().find_map(|part| self.fetch(part)),
-            Action::WaitReduceGrad { stage } => self.awaited_reduction(stage),
-            _ => None,
+            Action::Overlap(_) => action.parts().find_map(|part| self.fetch(part).transpose()).transpose(),
+            Action::WaitReduceGrad { stage } => Ok(self.awaited_reduction(stage)),
+            _ => Ok(None),
         }
     }
 
-    /// The forward, then the backward, or as the hook has it; neither starts before both can.
+    /// Does the forward, then the backward, or both as the hook orders them. Neither starts before both can.
     fn overlap(&mut self, overlap: Action) -> Outcome {
-        if let Some(waiting) = self.fetch(overlap) {
+        if let Some(waiting) = self.fetch(overlap)? {
             return Ok(Some(waiting));
         }
         let mut left: Vec<Action> = overlap.parts().collect();
@@ -108,20 +107,20 @@ impl Executor {
     }
 
     fn forward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        if let Some(waiting) = self.fetch_inputs(stage, microbatch) {
+        if let Some(waiting) = self.fetch_inputs(stage, microbatch)? {
             return Ok(Some(waiting));
         }
         let inputs = self.take_inputs(stage, microbatch).expect(MADE_BEFORE)?;
-        let (forward_only, place) = (self.program.is_forward_only(), microbatch.index());
-        let side_inputs = self.step.side_inputs.clone();
-        let task =
-            ForwardTask { loss_weight: self.step.loss_weights[place], keep_outputs: self.step.keep_outputs };
+        let (forward_only, place) = (self.program().is_forward_only(), microbatch.index());
         let replica = self.endpoint.coord().replica;
         let random = StreamKey {
             seed: self.seed,
-            step: self.step.number,
-            microbatch: u64::from(replica * self.program.microbatches() + microbatch.get()),
+            step: self.step.input.step,
+            microbatch: u64::from(replica * self.program().microbatches() + microbatch.get()),
         };
+        let input = &self.step.input;
+        let side_inputs = input.side_inputs.clone();
+        let task = ForwardTask { loss_weight: input.loss_weights[place], keep_outputs: input.keep_outputs };
         let local = self.local_stage(stage);
         let target = local.targets[place].take();
         let context =
@@ -136,7 +135,7 @@ impl Executor {
         Ok(None)
     }
 
-    /// Input gradients, then at once the weight gradients.
+    /// Does `B`: the input gradients, then at once the weight gradients.
     fn backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
         match self.backward_inputs(stage, microbatch)? {
             None => self.backward_weights(stage, microbatch),
@@ -144,12 +143,12 @@ impl Executor {
         }
     }
 
-    /// The weight gradients that `I` put off. A stage that has none to put off still trains, but gains nothing from the
-    /// split: it says so once.
+    /// Does `W`: the weight gradients that `I` put off. A stage that puts none off still trains, but gains nothing from the
+    /// split, which is logged once.
     fn split_weights(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
         let local = self.local_stage(stage);
         let products = local.runner.backward_weights(microbatch);
-        if products == 0 && !std::mem::replace(&mut local.told, true) {
+        if products == 0 && !std::mem::replace(&mut local.logged_empty_weight_backward, true) {
             tracing::info!(
                 "stage {stage} has no layer that puts off its weight gradients: they come with `I`, and `W` does nothing; \
                  `pipewright::nn` has layers that do"
@@ -164,7 +163,7 @@ impl Executor {
     }
 
     fn backward_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        if let Some(waiting) = self.fetch_gradients(stage, microbatch) {
+        if let Some(waiting) = self.fetch_gradients(stage, microbatch)? {
             return Ok(Some(waiting));
         }
         let place = microbatch.index();
@@ -175,7 +174,7 @@ impl Executor {
         self.append_skips(Direction::Backward, stage, microbatch, &mut gradients);
         let mut gradients = self.local_stage(stage).runner.backward_inputs(microbatch, gradients)?;
         self.hand_over(Direction::Backward, stage, microbatch, &mut gradients);
-        match self.program.placement().previous(stage) {
+        match self.placement().previous(stage) {
             Some(previous) if self.elsewhere(previous).is_none() => {
                 self.local_stage(previous).output_gradients[place] = Some(gradients);
             }
@@ -188,8 +187,7 @@ impl Executor {
 
     fn send_forward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
         let outputs = self.local_stage(stage).outputs[microbatch.index()].take().expect(MADE_BEFORE);
-        let next =
-            self.program.placement().next(stage).expect("a validated program sends from no last stage");
+        let next = self.placement().next(stage).expect("a validated program sends from no last stage");
         self.send(Direction::Forward, next, microbatch, outputs.into_iter().map(Some).collect());
         Ok(None)
     }
@@ -197,51 +195,42 @@ impl Executor {
     fn send_backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
         let gradients =
             self.local_stage(stage).input_gradients[microbatch.index()].take().expect(MADE_BEFORE);
-        let previous = self.program.placement().previous(stage);
+        let previous = self.placement().previous(stage);
         let previous = previous.expect("a validated program sends no gradient from the first stage");
         self.send(Direction::Backward, previous, microbatch, gradients);
         Ok(None)
     }
 
     /// Takes a forward's inputs if another rank sends them and they are not here yet, or says what is missing.
-    fn fetch_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Option<Waiting> {
-        if let Some(waiting) = self.fetch_parameters(stage) {
-            return Some(waiting);
+    fn fetch_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        if let Some(waiting) = self.fetch_parameters(stage)? {
+            return Ok(Some(waiting));
         }
-        let source = self.program.placement().previous(stage)?;
-        if self.elsewhere(source).is_none() || self.local_stage(stage).inputs[microbatch.index()].is_some() {
-            return self.fetch_skips(Direction::Forward, stage, microbatch);
+        let Some(source) = self.placement().previous(stage) else { return Ok(None) };
+        if self.elsewhere(source).is_some() && self.local_stage(stage).inputs[microbatch.index()].is_none() {
+            let waiting = self.boundary(Direction::Forward, source, stage, microbatch);
+            let Some(tensors) = self.take_tensors(waiting, stage)? else { return Ok(Some(waiting)) };
+            let inputs: Values = tensors.into_iter().flatten().collect();
+            self.local_stage(stage).inputs[microbatch.index()] = Some(inputs);
+            self.note_received(Action::RecvForward { stage, microbatch });
         }
-        match self.receive(Direction::Forward, source, stage, microbatch) {
-            Ok(tensors) => {
-                let inputs: Values = tensors.into_iter().flatten().collect();
-                self.local_stage(stage).inputs[microbatch.index()] = Some(inputs);
-                self.note_received(Action::RecvForward { stage, microbatch });
-                self.fetch_skips(Direction::Forward, stage, microbatch)
-            }
-            Err(waiting) => Some(waiting),
-        }
+        self.fetch_skips(Direction::Forward, stage, microbatch)
     }
 
     /// As [`Executor::fetch_inputs`], for the gradients that a backward starts from.
-    fn fetch_gradients(&mut self, stage: StageIndex, microbatch: Microbatch) -> Option<Waiting> {
-        if let Some(waiting) = self.fetch_parameters(stage) {
-            return Some(waiting);
+    fn fetch_gradients(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+        if let Some(waiting) = self.fetch_parameters(stage)? {
+            return Ok(Some(waiting));
         }
-        let source = self.program.placement().next(stage)?;
-        if self.elsewhere(source).is_none()
-            || self.local_stage(stage).output_gradients[microbatch.index()].is_some()
-        {
-            return self.fetch_skips(Direction::Backward, stage, microbatch);
+        let Some(source) = self.placement().next(stage) else { return Ok(None) };
+        let is_missing = self.local_stage(stage).output_gradients[microbatch.index()].is_none();
+        if self.elsewhere(source).is_some() && is_missing {
+            let waiting = self.boundary(Direction::Backward, source, stage, microbatch);
+            let Some(gradients) = self.take_tensors(waiting, stage)? else { return Ok(Some(waiting)) };
+            self.local_stage(stage).output_gradients[microbatch.index()] = Some(gradients);
+            self.note_received(Action::RecvBackward { stage, microbatch });
         }
-        match self.receive(Direction::Backward, source, stage, microbatch) {
-            Ok(gradients) => {
-                self.local_stage(stage).output_gradients[microbatch.index()] = Some(gradients);
-                self.note_received(Action::RecvBackward { stage, microbatch });
-                self.fetch_skips(Direction::Backward, stage, microbatch)
-            }
-            Err(waiting) => Some(waiting),
-        }
+        self.fetch_skips(Direction::Backward, stage, microbatch)
     }
 
     /// Sends a boundary's tensors to the rank of `stage`.
@@ -252,57 +241,19 @@ impl Executor {
         microbatch: Microbatch,
         tensors: OptionalTensors,
     ) {
-        let to = self.endpoint.world_rank_of(self.program.placement().rank_of(stage));
+        let to = self.endpoint.world_rank_of(self.placement().rank_of(stage));
         self.send_tensors(to, Tag::Boundary { direction, stage, microbatch }, tensors);
     }
 
-    /// Sends tensors to a rank of the world; their storage goes with them.
-    pub(super) fn send_tensors(&mut self, to: Rank, tag: Tag, tensors: OptionalTensors) {
-        let start = Instant::now();
-        self.uncount(&tensors);
-        self.endpoint.send_world(to, tag, Payload::Tensors(tensors));
-        self.step.exposed += start.elapsed();
-    }
-
-    /// Takes the tensors that the rank of `source` sent to `stage`, or says what is missing.
-    fn receive(
-        &mut self,
+    /// The message of a boundary from the rank of `source` to `stage`.
+    fn boundary(
+        &self,
         direction: Direction,
         source: StageIndex,
         stage: StageIndex,
         microbatch: Microbatch,
-    ) -> Result<OptionalTensors, Waiting> {
-        let from = self.program.placement().rank_of(source);
-        self.take_tensors(from, Tag::Boundary { direction, stage, microbatch }, stage)
-    }
-
-    /// Takes tensors that `from` sent under `tag` to a stage of this rank, if they have arrived.
-    pub(super) fn take_tensors(
-        &mut self,
-        from: Rank,
-        tag: Tag,
-        stage: StageIndex,
-    ) -> Result<OptionalTensors, Waiting> {
-        let waiting = self.waiting(from, tag);
-        let (message_sent, tensors) = self.try_take_tensors(waiting.from, tag).ok_or(waiting)?;
-        self.note_exposed(message_sent);
-        let device = self.local_stage(stage).runner.device();
-        Ok(tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(&device))).collect())
-    }
-
-    /// Takes tensors that a rank of the world sent under `tag`, if they have arrived; with when they were sent.
-    pub(super) fn try_take_tensors(&mut self, from: Rank, tag: Tag) -> Option<(Instant, OptionalTensors)> {
-        let message = self.endpoint.try_take_world(from, tag)?;
-        let sent = message.sent();
-        let Payload::Tensors(tensors) = message.into_payload() else { unreachable!("the tag says tensors") };
-        self.memory.take_over(tensors.iter().flatten());
-        Some((sent, tensors))
-    }
-
-    /// The rank stood idle while a message that was `sent` then was on its way: from its sending, or from when the rank
-    /// began to wait for it if that was later, until now. Waiting for a message that was not sent yet is a bubble.
-    pub(super) fn note_exposed(&mut self, sent: Instant) {
-        let waiting_since = self.step.entered.unwrap_or_else(Instant::now);
-        self.step.exposed += waiting_since.max(sent).elapsed();
+    ) -> Waiting {
+        let from = self.placement().rank_of(source);
+        self.waiting(from, Tag::Boundary { direction, stage, microbatch })
     }
 }

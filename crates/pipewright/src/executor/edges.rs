@@ -1,4 +1,4 @@
-//! What a stage takes and gives: put together, looked at, and put where it belongs.
+//! The edges of a stage: its inputs are joined and checked, its outputs are checked and handed on.
 
 use pipewright_schedule::{Microbatch, StageIndex};
 
@@ -8,14 +8,14 @@ use crate::message::Direction;
 use crate::tensor::{Found, MetadataError, Side, Value, Values};
 
 impl Executor {
-    /// All tensors that a stage takes for a microbatch; they are here. None when the neighbour's are not.
+    /// All input tensors of a stage for a microbatch. None when those of the neighbour have not arrived.
     pub(super) fn take_inputs(
         &mut self,
         stage: StageIndex,
         microbatch: Microbatch,
     ) -> Option<Result<Values, Cause>> {
         let inputs = self.local_stage(stage).inputs[microbatch.index()].take()?;
-        let Some(previous) = self.program.placement().previous(stage) else {
+        let Some(previous) = self.placement().previous(stage) else {
             // The data needs no gradient.
             return Some(Ok(inputs.into_iter().map(Value::constant).collect()));
         };
@@ -26,8 +26,8 @@ impl Executor {
         Some(looked.map(|()| inputs).map_err(|found| self.mismatch(previous, stage, microbatch, found)))
     }
 
-    /// Hands on what a stage gives: skip connections at once, the rest to the next stage when that is here, else to the
-    /// action that sends it, or to the report.
+    /// Hands on the outputs of a stage: skip connections at once; the rest to the next stage if that is on this rank, else
+    /// to the action that sends it, or to the report.
     pub(super) fn give_outputs(
         &mut self,
         stage: StageIndex,
@@ -35,8 +35,8 @@ impl Executor {
         outputs: Values,
     ) -> Result<(), Cause> {
         let place = microbatch.index();
-        let Some(next) = self.program.placement().next(stage) else {
-            let is_wanted = self.program.is_forward_only() || self.step.keep_outputs;
+        let Some(next) = self.placement().next(stage) else {
+            let is_wanted = self.program().is_forward_only() || self.step.input.keep_outputs;
             self.local_stage(stage).outputs[place] = is_wanted.then_some(outputs);
             return Ok(());
         };
@@ -52,9 +52,9 @@ impl Executor {
         Ok(())
     }
 
-    /// A boundary between two stages whose sides differ.
+    /// The error for a boundary between two stages whose sides differ.
     fn mismatch(&self, from: StageIndex, to: StageIndex, microbatch: Microbatch, found: Found) -> Cause {
-        let rank = |stage| self.endpoint.world_rank_of(self.program.placement().rank_of(stage));
+        let rank = |stage| self.endpoint.world_rank_of(self.placement().rank_of(stage));
         let side = |stage| Side { stage, rank: rank(stage) };
         let (mismatch, sent, expected) = found;
         let (from, to) = (side(from), side(to));

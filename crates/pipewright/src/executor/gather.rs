@@ -1,27 +1,30 @@
-//! Parameters that are spread over replicas: gathered before their stage computes, given up after it.
+//! Sharded parameters: gathered from the replicas before their stage computes, dropped after it.
 //!
 //! # Protocol
 //!
-//! At `UNSHARD` a replica sends its rows of the stage's parameters to every other one ([`Tag::ParameterShard`]) and
-//! goes on. The first computation that needs the parameters takes the others' rows, puts the whole parameters together,
-//! and waits for what is missing. At `RESHARD` all but its own rows are dropped. Replicas run the same program, so what
-//! one waits for another sends at the same place of it, and earlier than it waits itself: nothing can block.
+//! At `UNSHARD` a replica sends its rows of the stage's parameters to every other replica ([`Tag::ParameterShard`]) and
+//! goes on. The first computation that needs the parameters takes the rows of the others and joins all to whole
+//! parameters; it waits for rows that are missing. At `RESHARD` the replica drops all rows but its own. Replicas run the
+//! same program, so every replica sends a message at the place of the program at which the others wait for it, and before
+//! it waits itself. So nothing can block.
 //!
-//! After the program no stage has more than its rows, which is what the optimizer sees.
+//! After the program a stage has its own rows alone, which is what the optimizer sees.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::tensor::TensorData;
 use pipewright_schedule::{Action, StageIndex};
 
 use super::machine::Executor;
 use super::reduction::joined;
-use super::step::Phase;
-use crate::collective::Round;
+use super::step::{Outcome, Phase};
+use crate::collective::Exchange;
+use crate::failure::Cause;
 use crate::message::Tag;
 use crate::progress::Waiting;
 
-/// A parameter as it stands between two steps.
+/// A parameter between two steps.
 #[derive(Clone, Debug)]
 pub struct NamedParameter {
     /// The stage that holds it.
@@ -33,91 +36,91 @@ pub struct NamedParameter {
 }
 
 impl Executor {
-    /// `UNSHARD`, where parameters are sharded. Weight gradients need no parameters, so a gathering that serves them
-    /// alone is left out, by all replicas alike.
+    /// Does `UNSHARD`, where parameters are sharded. Weight gradients need no parameters, so all replicas leave out a
+    /// gathering that serves those alone.
     pub(super) fn unshard(&mut self, stage: StageIndex) {
-        let rest = self.program.row(self.rank).iter().skip(self.step.position);
+        let rest = self.program().row(self.rank).iter().skip(self.step.position);
         if self.endpoint.part().is_some() && is_computed(stage, rest) {
             self.start_gather(stage);
         }
     }
 
     /// Sends this replica's rows of the stage's parameters to the others.
-    fn start_gather(&mut self, stage: StageIndex) {
+    fn start_gather(&mut self, index: StageIndex) {
         let replicas = self.endpoint.replicas().clone();
-        let local = self.local_stage(stage);
-        let (rows, round) = (local.runner.rows(), local.gathers);
-        local.gathers += 1;
-        let tag = Tag::ParameterShard { stage, round };
+        let stage = self.local_stage(index);
+        let (rows, round) = (stage.runner.rows(), stage.gathers);
+        stage.gathers += 1;
+        let tag = Tag::ParameterShard { stage: index, round };
         for (_, to) in replicas.others() {
             self.send_copies(to, tag, rows.clone());
         }
-        self.local_stage(stage).gathering = Some(Round::new(tag, &replicas, rows));
+        self.local_stage(index).gathering = Some(Exchange::among(&replicas, tag, rows));
     }
 
-    /// Puts a stage's parameters in place if they are being gathered, or says what is missing.
-    pub(super) fn fetch_parameters(&mut self, stage: StageIndex) -> Option<Waiting> {
-        let mut round = self.local_stage(stage).gathering.take()?;
-        if !self.poll_round(stage, &mut round) {
-            let waiting = self.awaited_round(&round);
-            self.local_stage(stage).gathering = Some(round);
-            return waiting;
+    /// Gives a stage its whole parameters if they are being gathered, or says what is missing.
+    pub(super) fn fetch_parameters(&mut self, index: StageIndex) -> Result<Option<Waiting>, Cause> {
+        let Some(mut rows) = self.local_stage(index).gathering.take() else { return Ok(None) };
+        let device = self.local_stage(index).runner.device().inner();
+        let waiting = self.receive_tensors(&mut rows, &device)?;
+        if waiting.is_some() {
+            self.local_stage(index).gathering = Some(rows);
+            return Ok(waiting);
         }
-        if let Some(latest) = round.latest() {
+        if let Some(latest) = rows.latest() {
             self.note_exposed(latest);
         }
-        self.local_stage(stage).runner.gather(joined(round.into_parts()));
-        if self.step.phase == Phase::Actions {
-            self.note_received(Action::Unshard { stage });
+        self.local_stage(index).runner.gather(joined(rows.into_parts()));
+        if matches!(self.step.phase, Phase::Actions) {
+            self.note_received(Action::Unshard { stage: index });
         }
-        None
+        Ok(None)
     }
 
-    /// Drops what the stage has more than this replica's rows.
+    /// Drops all rows of a stage's parameters but this replica's.
     pub(super) fn release(&mut self, stage: StageIndex) {
-        let local = self.local_stage(stage);
-        local.gathering = None;
-        local.runner.release();
+        let stage = self.local_stage(stage);
+        stage.gathering = None;
+        stage.runner.release();
     }
 
     /// As [`Executor::release`], for all stages.
     pub(super) fn release_all(&mut self) {
-        for local in &mut self.stages {
-            local.gathering = None;
-            local.runner.release();
+        for stage in &mut self.stages {
+            stage.gathering = None;
+            stage.runner.release();
         }
     }
 
-    /// Collects the whole parameters of one stage; all replicas do so together. What is waited for, if anything.
-    pub(super) fn poll_collect(&mut self, next: usize) -> Option<Waiting> {
+    /// Begins to collect the whole parameters of the stage in this place; all replicas do so together.
+    pub(super) fn begin_collecting(&mut self, place: usize, collected: Vec<NamedParameter>) -> Phase {
         let is_sharded = self.endpoint.part().is_some();
-        let Some(local) = self.stages.get(next) else {
-            // As a step, it ends on no process before all ranks are through.
-            match is_sharded {
-                true => self.finish(),
-                false => self.step.phase = Phase::Done,
+        match self.stages.get(place).map(|stage| stage.index) {
+            Some(stage) if is_sharded => self.start_gather(stage),
+            Some(_) => {}
+            // As in a step, no process is done before all ranks are.
+            None if is_sharded => {
+                let report = self.report(None, Duration::ZERO);
+                return self.finish(Outcome { reports: vec![report], collected });
             }
-            return None;
-        };
-        let stage = local.stage;
-        if is_sharded && local.gathers == 0 {
-            self.start_gather(stage);
+            None => return Phase::Done(Outcome { reports: Vec::new(), collected }),
         }
-        if let Some(waiting) = self.fetch_parameters(stage) {
-            return Some(waiting);
+        Phase::Collect { place, collected }
+    }
+
+    /// Keeps the whole parameters of the stage in this place and goes on with the next one.
+    pub(super) fn collect_stage(&mut self, place: usize, mut collected: Vec<NamedParameter>) -> Phase {
+        if let Some(stage) = self.stages.get(place) {
+            let (index, runner) = (stage.index, &stage.runner);
+            let named = runner.paths().iter().cloned().zip(runner.parameters());
+            collected.extend(named.map(|(path, data)| NamedParameter { stage: index, path, data }));
+            self.release(index);
         }
-        let runner = &self.stages[next].runner;
-        let named = runner.paths().iter().cloned().zip(runner.parameters());
-        let named = named.map(|(path, data)| NamedParameter { stage, path, data });
-        self.step.collected.extend(named);
-        self.release(stage);
-        self.board.moved(self.world_rank, 0);
-        self.step.phase = Phase::Collect { next: next + 1 };
-        None
+        self.begin_collecting(place + 1, collected)
     }
 }
 
-/// Whether a forward or a gradient of inputs of `stage` comes before the stage's parameters go.
+/// Whether `stage` computes a forward or a gradient of its inputs before its parameters are dropped.
 fn is_computed<'a>(stage: StageIndex, rest: impl Iterator<Item = &'a Action>) -> bool {
     let held = rest.take_while(|action| **action != Action::Reshard { stage });
     held.flat_map(|action| action.parts()).any(|action| {

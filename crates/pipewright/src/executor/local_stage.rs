@@ -1,4 +1,4 @@
-//! What a rank keeps for one of its stages: the stage, and the tensors between two actions.
+//! A stage on its rank: its runner, and the tensors between two actions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,44 +6,44 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use pipewright_schedule::{Microbatch, StageIndex};
 
-use crate::collective::Round;
+use crate::collective::Exchange;
 use crate::message::Direction;
 use crate::stage::{Runner, Skips, Stage};
 use crate::tensor::{Boundaries, OptionalTensors, Values};
 
-/// A stage on its rank. Every list has one place a microbatch; a place is full from the action that makes the tensors
-/// to the one that uses them up.
+/// A stage on its rank. Every list has one place for each microbatch, filled by the action that makes the tensors and
+/// emptied by the action that uses them.
 pub(crate) struct LocalStage {
-    pub(crate) stage: StageIndex,
+    pub(crate) index: StageIndex,
     pub(crate) runner: Box<dyn Runner>,
     pub(crate) inputs: Vec<Option<Values>>,
     pub(crate) targets: Vec<Option<Values>>,
     pub(crate) outputs: Vec<Option<Values>>,
     pub(crate) output_gradients: Vec<Option<OptionalTensors>>,
     pub(crate) input_gradients: Vec<Option<OptionalTensors>>,
-    /// What comes and goes past the neighbours.
+    /// Skip connections from and to stages that are not neighbours.
     pub(crate) routes: Arc<Skips>,
-    /// Tensors that came straight from stages that are not neighbours, and the gradients that came back.
+    /// Tensors that arrived over skip connections, and gradients that came back over them.
     pub(crate) skips: HashMap<(Direction, StageIndex, Microbatch), OptionalTensors>,
-    /// The parameters on their way here, where they are sharded.
-    pub(crate) gathering: Option<Round>,
-    /// How often they were sent for in this step.
+    /// Rows of the stage's parameters that arrive from the replicas, where parameters are sharded.
+    pub(crate) gathering: Option<Exchange<OptionalTensors>>,
+    /// How often the parameters were gathered in this step.
     pub(crate) gathers: u32,
-    /// What is known of the stage's edges.
+    /// Shapes and types of the tensors at the stage's edges.
     pub(crate) boundaries: Boundaries,
-    /// Whether the stage has said that `W` finds nothing to do.
-    pub(crate) told: bool,
+    /// Whether it was logged that `W` has nothing to do.
+    pub(crate) logged_empty_weight_backward: bool,
     pub(crate) losses: Vec<Option<Tensor<1>>>,
     pub(crate) auxiliary: Vec<Vec<(Arc<str>, Tensor<1>)>>,
 }
 
 impl LocalStage {
-    pub(crate) fn new(stage: StageIndex, runner: Stage, microbatches: u32, boundaries: Boundaries) -> Self {
+    pub(crate) fn new(index: StageIndex, stage: Stage, microbatches: u32, boundaries: Boundaries) -> Self {
         let microbatches = microbatches as usize;
         Self {
-            routes: Arc::new(runner.runner.skips().clone()),
-            stage,
-            runner: runner.runner,
+            routes: Arc::new(stage.runner.skips().clone()),
+            index,
+            runner: stage.runner,
             inputs: vec![None; microbatches],
             targets: vec![None; microbatches],
             outputs: vec![None; microbatches],
@@ -53,13 +53,13 @@ impl LocalStage {
             gathering: None,
             gathers: 0,
             boundaries,
-            told: false,
+            logged_empty_weight_backward: false,
             losses: vec![None; microbatches],
             auxiliary: vec![Vec::new(); microbatches],
         }
     }
 
-    /// Forgets everything of a step that failed.
+    /// Drops everything that a failed step left.
     pub(crate) fn reset(&mut self) {
         self.runner.reset();
         self.inputs.fill(None);

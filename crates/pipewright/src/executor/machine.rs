@@ -1,17 +1,17 @@
-//! The executor: what a rank has, and the next thing that it does.
+//! The executor: the state of a rank, and the next thing that it does.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use pipewright_schedule::{Action, Event, Rank, StageIndex, ValidatedProgram};
+use pipewright_schedule::{Action, Event, Placement, Rank, StageIndex, ValidatedProgram};
 
 use super::gather::NamedParameter;
 use super::local_stage::LocalStage;
 use super::mesh_endpoint::MeshEndpoint;
+use super::parameters::KnownParameters;
 use super::report::RankReport;
-use super::sharing::Shared;
-use super::step::{Phase, Poll, StepInput, StepState};
+use super::step::{Outcome, Phase, Poll, StepInput, StepState};
 use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
 use crate::memory::RankMemory;
@@ -20,7 +20,7 @@ use crate::progress::{Board, Doing, Waiting};
 use crate::stage::Stage;
 use crate::tensor::{Boundaries, CheckMetadata, Metadata};
 
-/// What an executor takes from its pipeline.
+/// The settings that an executor gets from its pipeline.
 pub(crate) struct ExecutorConfig {
     pub(crate) program: Arc<ValidatedProgram>,
     pub(crate) board: Board,
@@ -34,11 +34,10 @@ pub(crate) struct ExecutorConfig {
 
 /// One rank's side of a step.
 pub(crate) struct Executor {
-    /// The rank in its pipeline, whose row of the program this is.
+    /// The rank in its pipeline: the row of the program that it runs.
     pub(super) rank: Rank,
-    /// The same among all ranks of the world, as reports and errors name it.
+    /// The rank in the world, which reports and errors name.
     pub(super) world_rank: Rank,
-    pub(super) program: Arc<ValidatedProgram>,
     pub(super) stages: Vec<LocalStage>,
     pub(super) endpoint: MeshEndpoint,
     /// Of the random numbers that layers draw.
@@ -46,13 +45,13 @@ pub(crate) struct Executor {
     pub(super) clip_norm: Option<f64>,
     pub(super) memory: RankMemory,
     pub(super) board: Board,
-    /// Raised when training is to end after the step.
+    /// Raised to end training after the step.
     pub(super) interrupt: Option<Arc<AtomicBool>>,
     pub(super) hook: Option<Arc<dyn ActionHook>>,
-    /// Microbatches whose gradients are in the sums, before this step.
+    /// Microbatches of earlier steps whose gradients are in the sums.
     pub(super) accumulated: u32,
-    /// Parameters with several owners; unknown before the ranks have told each other which they hold.
-    pub(super) shared: Option<Arc<[Shared]>>,
+    /// The parameters of the pipeline; unknown before the ranks have compared theirs at launch.
+    pub(super) parameters: Option<KnownParameters>,
     pub(super) step: StepState,
 }
 
@@ -65,15 +64,14 @@ impl Executor {
         memory: RankMemory,
     ) -> Self {
         let microbatches = config.program.microbatches();
-        let stages = stages.into_iter().map(|(stage, made)| {
-            let boundaries = Boundaries::new(&config.metadata, config.check_metadata, stage, microbatches);
-            LocalStage::new(stage, made, microbatches, boundaries)
+        let stages = stages.into_iter().map(|(index, stage)| {
+            let boundaries = Boundaries::new(&config.metadata, config.check_metadata, index, microbatches);
+            LocalStage::new(index, stage, microbatches, boundaries)
         });
         Self {
             rank: endpoint.coord().rank,
             world_rank: endpoint.world_rank(),
             stages: stages.collect(),
-            program: config.program,
             endpoint,
             seed: config.seed,
             clip_norm: config.clip_norm,
@@ -82,66 +80,49 @@ impl Executor {
             hook: config.hook,
             interrupt: config.interrupt,
             accumulated: 0,
-            shared: None,
-            step: StepState::idle(),
+            parameters: None,
+            step: StepState::new(StepInput::empty(0, config.program)),
         }
     }
 
-    /// Sets out on a step.
-    pub(crate) fn begin(&mut self, input: StepInput) {
+    /// Starts a step.
+    pub(crate) fn begin(&mut self, mut input: StepInput) {
         self.endpoint.begin_step(input.attempt);
         self.memory.restart_peak();
-        self.step = StepState { number: input.step, learning_rate: input.learning_rate, ..StepState::idle() };
-        self.step.origin = input.origin;
-        self.step.update_follows = input.update;
-        self.program = input.program;
-        self.step.side_inputs = input.side_inputs;
-        self.step.loss_weights = input.loss_weights;
-        self.step.keep_outputs = input.keep_outputs;
+        let inputs = std::mem::take(&mut input.inputs);
+        let targets = std::mem::take(&mut input.targets);
+        self.step = StepState::new(input);
         self.step.phase = Phase::Actions;
+        self.step.events.reserve(self.program().row(self.rank).len());
+        self.stages.iter_mut().for_each(|stage| stage.gathers = 0);
         self.board.does(self.world_rank, Doing::Computes);
-        self.stages.iter_mut().for_each(|local| local.gathers = 0);
-        self.step.events.reserve(self.program.row(self.rank).len());
         self.board.moved(self.world_rank, 0);
-        for (place, values) in input.inputs.into_iter().enumerate() {
-            let local = self.stages.first_mut().expect("every rank owns a stage");
-            local.inputs[place] = Some(values);
-        }
-        for (place, values) in input.targets.into_iter().enumerate() {
-            let local = self.stages.last_mut().expect("every rank owns a stage");
-            local.targets[place] = Some(values);
-        }
+        let first = self.stages.first_mut().expect("every rank owns a stage");
+        inputs.into_iter().zip(&mut first.inputs).for_each(|(values, place)| *place = Some(values));
+        let last = self.stages.last_mut().expect("every rank owns a stage");
+        targets.into_iter().zip(&mut last.targets).for_each(|(values, place)| *place = Some(values));
     }
 
-    /// Does the next thing there is to do, or says what it waits for.
+    /// Does the next thing that can be done, or says what it waits for.
     pub(crate) fn poll(&mut self) -> Result<Poll, StepError> {
         if self.endpoint.abort().is_raised() {
             let first = self.endpoint.abort().first().map_or(self.world_rank, |error| error.rank);
             return Err(self.error(Cause::Aborted { first }));
         }
-        // Whoever waits is not polled, so what a report says of it holds as long as nothing arrives.
+        // A waiting executor is not polled, so its status on the board stays valid until a message arrives.
         if std::mem::take(&mut self.step.waits) {
             self.board.does(self.world_rank, Doing::Computes);
         }
         if !self.step.reductions.is_empty() {
-            self.advance_reductions();
+            self.advance_reductions().map_err(|cause| self.error(cause))?;
         }
         let waiting = match self.step.phase {
             Phase::Actions => self.poll_action(),
-            Phase::Replicas => Ok(self.poll_replicas()),
-            Phase::Parameters { next } => self.poll_parameters(next),
-            Phase::Shared { next } => Ok(self.poll_shared(next)),
-            Phase::SquaredNorms { next } => Ok(self.poll_squares(next)),
-            Phase::Norm { next } => self.poll_norm(next),
-            Phase::Ready { next } => Ok(self.poll_ready(next)),
-            Phase::Update => self.poll_update(),
-            Phase::Reports { next } => self.poll_reports(next),
-            Phase::Summary => self.poll_summary(),
-            Phase::Collect { next } => Ok(self.poll_collect(next)),
-            Phase::Done => {
+            Phase::Idle | Phase::Done(_) => {
                 self.board.does(self.world_rank, Doing::NoStep);
                 return Ok(Poll::Done);
             }
+            _ => self.poll_epilogue(),
         };
         match waiting {
             Ok(None) => Ok(Poll::Progress),
@@ -155,8 +136,8 @@ impl Executor {
     }
 
     fn poll_action(&mut self) -> Result<Option<Waiting>, Cause> {
-        let Some(&action) = self.program.row(self.rank).get(self.step.position) else {
-            return self.end_of_program();
+        let Some(&action) = self.program().row(self.rank).get(self.step.position) else {
+            return self.poll_epilogue();
         };
         if self.step.entered.is_none() {
             self.step.entered = Some(Instant::now());
@@ -167,7 +148,7 @@ impl Executor {
         if let Some(waiting) = self.act_in_scope(action)? {
             return Ok(Some(waiting));
         }
-        // What only announces is on the timeline from when its message was missed to when it was there.
+        // The event of a receive is added when its message is taken: from when it was missed to when it arrived.
         let announces = match action {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
             Action::Unshard { .. } => self.endpoint.part().is_some(),
@@ -185,9 +166,9 @@ impl Executor {
         Ok(None)
     }
 
-    /// Puts an action that has just ended on the timeline, from when it was first tried.
+    /// Adds the event of an action that has just ended: from when it was first tried until now.
     fn note_event(&mut self, action: Action) {
-        let origin = self.step.origin;
+        let origin = self.step.input.origin;
         let entered = self.step.entered.unwrap_or_else(Instant::now);
         self.step.events.push(Event {
             rank: self.world_rank,
@@ -197,24 +178,45 @@ impl Executor {
         });
     }
 
-    /// Notes that the message of a receive is here. What the rank does with it begins now.
+    /// Adds the event of a receive whose message has just been taken. The computation that uses it begins now.
     pub(super) fn note_received(&mut self, action: Action) {
         self.note_event(action);
         self.step.entered = Some(Instant::now());
     }
 
-    /// Sets out to collect the whole parameters of all stages, which takes all replicas where they are sharded.
-    pub(crate) fn begin_collect(&mut self, attempt: u64) {
-        self.endpoint.begin_step(attempt);
-        self.step = StepState { number: self.step.number, ..StepState::idle() };
-        self.stages.iter_mut().for_each(|local| local.gathers = 0);
-        self.step.phase = Phase::Collect { next: 0 };
+    /// Starts to find out which parameters the stages share; [`Executor::poll`] does the rest.
+    pub(crate) fn begin_finding_shared(&mut self) {
+        self.step = StepState::new(StepInput::empty(0, self.step.input.program.clone()));
+        self.step.phase = self.list_parameters();
         self.board.does(self.world_rank, Doing::Computes);
     }
 
-    /// What was collected. Call once, when it is done.
+    /// Starts to collect the whole parameters of all stages. Where they are sharded, all replicas do so together.
+    pub(crate) fn begin_collect(&mut self, attempt: u64) {
+        self.endpoint.begin_step(attempt);
+        let input = StepInput::empty(self.step.input.step, self.step.input.program.clone());
+        self.step = StepState::new(StepInput { attempt, ..input });
+        self.stages.iter_mut().for_each(|stage| stage.gathers = 0);
+        self.step.phase = self.begin_collecting(0, Vec::new());
+        self.board.does(self.world_rank, Doing::Computes);
+    }
+
+    /// The collected parameters. Call once, when they are collected.
     pub(crate) fn collected(&mut self) -> Vec<NamedParameter> {
-        std::mem::take(&mut self.step.collected)
+        self.take_outcome().collected
+    }
+
+    /// This rank's report on the step, and across processes those of all other ranks after it. Call once, when the step is
+    /// done.
+    pub(crate) fn reports(&mut self) -> Vec<RankReport> {
+        self.take_outcome().reports
+    }
+
+    fn take_outcome(&mut self) -> Outcome {
+        match std::mem::take(&mut self.step.phase) {
+            Phase::Done(outcome) => outcome,
+            _ => Outcome::default(),
+        }
     }
 
     /// Whether the rank has begun to update its parameters in this step.
@@ -222,53 +224,58 @@ impl Executor {
         self.step.has_updated
     }
 
-    /// What the step amounted to: this rank's report first, and across processes every other rank's. Call once, when it
-    /// is done.
-    pub(crate) fn reports(&mut self) -> Vec<RankReport> {
-        std::mem::take(&mut self.step.reports)
-    }
-
-    /// Forgets a step that failed: the next one starts as if it had not been.
+    /// Drops everything that a failed step left, so that the next step starts clean.
     pub(crate) fn reset(&mut self) {
         self.stages.iter_mut().for_each(LocalStage::reset);
         self.accumulated = 0;
-        self.step = StepState::idle();
+        self.step = StepState::new(StepInput::empty(0, self.step.input.program.clone()));
         self.board.does(self.world_rank, Doing::NoStep);
     }
 
     /// An error of this rank at its place in the step.
     pub(crate) fn error(&self, cause: Cause) -> StepError {
         let action = match self.step.phase {
-            Phase::Actions => self.program.row(self.rank).get(self.step.position).copied(),
+            Phase::Actions => self.program().row(self.rank).get(self.step.position).copied(),
             _ => None,
         };
         let cause = match cause {
-            Cause::Panic { message } if self.step.phase == Phase::Update => Cause::Update { message },
+            // The update is the last user code of a step.
+            Cause::Panic { message } if self.step.has_updated => Cause::Update { message },
             cause => cause,
         };
-        StepError { rank: self.world_rank, step: self.step.number, action, cause }
+        StepError { rank: self.world_rank, step: self.step.input.step, action, cause }
     }
 
     pub(crate) fn endpoint(&mut self) -> &mut MeshEndpoint {
         &mut self.endpoint
     }
 
+    /// The program of the step.
+    pub(super) fn program(&self) -> &ValidatedProgram {
+        &self.step.input.program
+    }
+
+    /// The placement of the stages, which is that of every program of the pipeline.
+    pub(super) fn placement(&self) -> &Placement {
+        self.program().placement()
+    }
+
     pub(super) fn local_stage(&mut self, stage: StageIndex) -> &mut LocalStage {
-        let place = self.program.placement().chunk_of(stage).index();
+        let place = self.placement().chunk_of(stage).index();
         &mut self.stages[place]
     }
 
-    /// The rank waits for what a rank of its pipeline sends.
+    /// A message from a rank of this pipeline.
     pub(super) fn waiting(&self, from: Rank, tag: Tag) -> Waiting {
         Waiting { from: self.endpoint.world_rank_of(from), tag }
     }
 
-    /// The rank of `stage`, or none when it is this one.
+    /// The rank of `stage` in this pipeline; none when it is this rank.
     pub(super) fn elsewhere(&self, stage: StageIndex) -> Option<Rank> {
-        Some(self.program.placement().rank_of(stage)).filter(|&rank| rank != self.rank)
+        Some(self.placement().rank_of(stage)).filter(|&rank| rank != self.rank)
     }
 
     pub(super) fn is_last(&self, stage: StageIndex) -> bool {
-        stage == self.program.placement().last_stage()
+        stage == self.placement().last_stage()
     }
 }

@@ -1,11 +1,11 @@
-//! A rank's end of the transport as seen from its coord in the mesh: ranks are those of its own pipeline, and beside
-//! them are the same rank of every other replica.
+//! A rank's end of the transport, with the rank's place in the mesh: its pipeline, the same rank of all replicas, and the
+//! trees over both.
 
 use std::time::{Duration, Instant};
 
 use pipewright_schedule::Rank;
 
-use crate::collective::Group;
+use crate::collective::{Group, Tree};
 use crate::failure::{Abort, StepError};
 use crate::mesh::{Mesh, MeshCoord};
 use crate::message::{Message, Payload, Tag};
@@ -19,35 +19,31 @@ pub(crate) struct MeshEndpoint {
     coord: MeshCoord,
     /// This rank of all replicas.
     replicas: Group,
-    /// Which part of its stages' parameters this replica holds, where they are sharded.
+    pipeline_tree: Tree,
+    replica_tree: Tree,
+    world_tree: Tree,
+    /// The part of its stages' parameters that this replica holds, where they are sharded.
     part: Option<RowShard>,
 }
 
 impl MeshEndpoint {
     pub(crate) fn new(endpoint: Endpoint, mesh: Mesh, is_sharded: bool) -> Self {
-        let replicas = mesh.data_group(endpoint.rank()).expect("the world has the mesh's ranks");
+        let groups = mesh.pipeline_group(endpoint.rank()).zip(mesh.data_group(endpoint.rank()));
+        let (pipeline, replicas) = groups.expect("the world has the mesh's ranks");
         let coord = mesh.coord(endpoint.rank());
         let part = is_sharded.then_some(RowShard { index: coord.replica, of: mesh.data });
-        Self { endpoint, mesh, coord, replicas, part }
+        let [pipeline_tree, replica_tree, world_tree] =
+            [&pipeline, &replicas, &Group::of_world(&endpoint)].map(Tree::over);
+        Self { endpoint, mesh, coord, replicas, pipeline_tree, replica_tree, world_tree, part }
     }
 
     pub(crate) fn coord(&self) -> MeshCoord {
         self.coord
     }
 
-    /// The rank of the world that sits here.
+    /// This rank, as a rank of the world.
     pub(crate) fn world_rank(&self) -> Rank {
         self.endpoint.rank()
-    }
-
-    /// Ranks of the world.
-    pub(crate) fn world_ranks(&self) -> u32 {
-        self.endpoint.ranks()
-    }
-
-    /// Ranks of this pipeline.
-    pub(crate) fn ranks(&self) -> u32 {
-        self.mesh.pipeline
     }
 
     /// Replicas of this pipeline, this one included.
@@ -60,7 +56,22 @@ impl MeshEndpoint {
         &self.replicas
     }
 
-    /// Which part of the parameters this replica holds; none where it holds all.
+    /// The tree over the ranks of this pipeline, as ranks of the world.
+    pub(crate) fn pipeline_tree(&self) -> &Tree {
+        &self.pipeline_tree
+    }
+
+    /// The tree over this rank of all replicas.
+    pub(crate) fn replica_tree(&self) -> &Tree {
+        &self.replica_tree
+    }
+
+    /// The tree over all ranks of the world.
+    pub(crate) fn world_tree(&self) -> &Tree {
+        &self.world_tree
+    }
+
+    /// The part of the parameters that this replica holds; none where it holds all.
     pub(crate) fn part(&self) -> Option<RowShard> {
         self.part
     }
@@ -84,16 +95,6 @@ impl MeshEndpoint {
 
     pub(crate) fn begin_step(&mut self, step: u64) {
         self.endpoint.begin_step(step);
-    }
-
-    /// Sends to a rank of this pipeline.
-    pub(crate) fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
-        self.endpoint.send(self.world_rank_of(to), tag, payload);
-    }
-
-    /// Takes what a rank of this pipeline sent.
-    pub(crate) fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
-        self.endpoint.try_take(self.world_rank_of(from), tag)
     }
 
     /// Sends to a rank of the world.

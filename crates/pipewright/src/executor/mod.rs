@@ -1,50 +1,47 @@
 //! One rank's step as a state machine: what to do next, and what it waits for.
 //!
-//! An [`Executor`] walks its rank's row of a validated program. [`Executor::poll`] does at most one action and never
-//! blocks; who polls, parks and watches the deadline is a driver ([`crate::driver`]). After the program the ranks add
-//! up the gradients of shared parameters and the gradient norm, and each takes its optimizer step.
+//! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] does at most one action and never blocks;
+//! a driver ([`crate::driver`]) polls, sleeps while the executor waits, and watches the deadline. After the program the
+//! ranks sum the gradients of replicas and of shared parameters, compute the gradient norm, and update their parameters.
+//! `README.md` beside this file has the protocol of these phases.
 //!
-//! ```text
-//! actions --> replicas --> shared --> squares --> norm --> ready --> update --> reports --> done
-//!    ^  |     gradients    their      other       other    are the             across
-//!    +--+     of all       gradients  replicas'   ranks'   replicas?           processes
-//!    waiting on a message: try again when something has arrived
-//!    (before the first step, once: which parameters are shared)
-//!    (from replicas to update only where an update follows; replicas and ready only where there are some, squares only
-//!    where each has a part of the parameters)
-//! ```
-//!
-//! | file | what it holds |
+//! | file | content |
 //! |---|---|
 //! | `machine.rs` | the executor: a poll, an action, an error in its place |
-//! | `step.rs` | where a step stands |
-//! | `phases.rs` | one function for each phase after the program |
-//! | `actions.rs` | one handler an action |
-//! | `link.rs` | the transport as seen from the rank's coord in the mesh |
-//! | `reduction.rs` | gradients summed over replicas |
-//! | `gather.rs` | parameters that are spread over replicas |
-//! | `edges.rs` | what a stage takes and gives |
+//! | `step.rs` | a step: its input, its phase, its results so far |
+//! | `actions.rs` | one handler for each kind of action |
+//! | `edges.rs` | the inputs and outputs of a stage |
 //! | `skip.rs` | skip connections that go straight to their stage |
-//! | `sharing.rs` | parameters with several owners |
-//! | `finish.rs` | losses, gradient norm, optimizer step |
-//! | `report.rs` | what a rank says of its step, and to whom |
-//! | `state.rs` | parameters and optimizer state, out and in |
-//! | `local.rs` | what a rank keeps for each of its stages |
+//! | `gather.rs` | sharded parameters, gathered before a stage computes |
+//! | `epilogue.rs` | the phases after the program, in order |
+//! | `losses.rs` | losses, read and checked |
+//! | `reduction.rs` | gradients, summed over replicas |
+//! | `parameters.rs` | which parameters are shared, and the order of the norm: found out once |
+//! | `sharing.rs` | gradients of shared parameters |
+//! | `norm.rs` | the gradient norm and the update |
+//! | `report.rs` | a rank's report, and how it gets to other processes |
+//! | `messages.rs` | sending messages and taking those that have arrived |
+//! | `mesh_endpoint.rs` | the transport, with the rank's place in the mesh |
+//! | `local_stage.rs` | a stage on its rank, with the tensors between two actions |
+//! | `state.rs` | parameters and optimizer state, read and restored |
 
 mod actions;
-mod local_stage;
 mod edges;
-mod finish;
+mod epilogue;
 mod gather;
-mod mesh_endpoint;
+mod local_stage;
+mod losses;
 mod machine;
-mod phases;
+mod mesh_endpoint;
+mod messages;
+mod norm;
+mod parameters;
 mod reduction;
 mod report;
 mod sharing;
+mod skip;
 mod state;
 mod step;
-mod skip;
 
 pub use gather::NamedParameter;
 pub(crate) use machine::{Executor, ExecutorConfig};

@@ -1,44 +1,44 @@
-//! Gradients of one stage summed over its replicas.
+//! Sums of one stage's gradients over its replicas.
 //!
 //! # Protocol
 //!
-//! Every parameter's gradient is cut into as many parts as there are replicas ([`crate::shard`]). Each replica sends
-//! every other one that one's parts ([`Tag::GradientShard`]) and adds what it gets for its own, in the order of the
+//! Every parameter's gradient is cut into as many parts as there are replicas ([`crate::tensor::shard`]). Each replica
+//! sends every other replica its parts ([`Tag::GradientShard`]) and adds the parts that it receives, in the order of the
 //! replicas: a reduce-scatter. Where parameters are sharded that is all, for a replica updates its own rows alone.
-//! Otherwise it sends the sums to all ([`Tag::GradientSum`]): an all-gather, and every replica has the same bits. Sends
-//! do not wait, so no order of replicas can block another. The rank computes on meanwhile; whenever it is polled it
-//! takes what has come.
+//! Otherwise it sends the sums to all ([`Tag::GradientSum`]): an all-gather, after which every replica has the same bits.
+//! Sends do not wait, so no order of replicas can block another. The rank computes on meanwhile, and takes what has
+//! arrived whenever it is polled.
 //!
-//! A parameter without a gradient on some replicas counts as zero there; without one on all, it stays without.
+//! A parameter without a gradient on some replicas counts as zero there; one without a gradient on all stays without.
 
-use pipewright_schedule::{Rank, StageIndex};
+use pipewright_schedule::StageIndex;
 
 use super::machine::Executor;
-use crate::collective::{Round, sum};
+use crate::collective::{Exchange, sum};
 use crate::failure::Cause;
 use crate::message::Tag;
 use crate::progress::Waiting;
 use crate::tensor::shard::{RowShard, join};
 use crate::tensor::{OptionalTensors, Value};
 
-/// The gradients of a stage on their way.
+/// The gradients of a stage that are being summed.
 pub(super) struct Reduction {
     stage: StageIndex,
     state: State,
 }
 
 enum State {
-    /// OptionalTensors for this replica come from all.
-    Scattering(Round),
-    /// The sums of all replicas come.
-    Gathering(Round),
+    /// The parts that this replica adds arrive from all replicas.
+    Scattering(Exchange<OptionalTensors>),
+    /// The sums of all replicas arrive.
+    Gathering(Exchange<OptionalTensors>),
     Done,
 }
 
 impl State {
-    fn round(&self) -> Option<&Round> {
+    fn missing(&self) -> Option<Waiting> {
         match self {
-            Self::Scattering(round) | Self::Gathering(round) => Some(round),
+            Self::Scattering(parts) | Self::Gathering(parts) => parts.missing(),
             Self::Done => None,
         }
     }
@@ -47,10 +47,10 @@ impl State {
 impl Executor {
     /// Whether gradients are summed over replicas at the end of this step.
     pub(super) fn reduces(&self) -> bool {
-        self.endpoint.replica_count() > 1 && self.step.update_follows
+        self.endpoint.replica_count() > 1 && self.step.input.update
     }
 
-    /// Sends the stage's gradients on their way, unless they are already; not those of losses that are not finite.
+    /// Starts to sum the stage's gradients, unless that has begun. Fails when a loss is not finite.
     pub(super) fn start_reduction(&mut self, stage: StageIndex) -> Result<(), Cause> {
         if !self.reduces() || self.step.reductions.iter().any(|reduction| reduction.stage == stage) {
             return Ok(());
@@ -64,14 +64,13 @@ impl Executor {
         for (place, to) in replicas.others() {
             self.send_tensors(to, tag, std::mem::take(&mut parts[place]));
         }
-        let state = State::Scattering(Round::new(tag, &replicas, own));
+        let state = State::Scattering(Exchange::among(&replicas, tag, own));
         self.step.reductions.push(Reduction { stage, state });
-        self.advance_reductions();
-        Ok(())
+        self.advance_reductions()
     }
 
-    /// Takes the stage's gradients apart, a list for each replica. Each goes as soon as its parts, in storage of their
-    /// own, are there: so they need no more memory than the gradients did.
+    /// Cuts the stage's gradients into a list for each replica. A gradient is dropped as soon as its parts have storage of
+    /// their own, so that the parts need no more memory than the gradients did.
     fn cut_gradients(&mut self, stage: StageIndex) -> Vec<OptionalTensors> {
         let replicas = self.endpoint.replica_count();
         let runner = &mut self.local_stage(stage).runner;
@@ -86,41 +85,43 @@ impl Executor {
         lists
     }
 
-    /// Takes what has come for any stage, without waiting.
-    pub(super) fn advance_reductions(&mut self) {
+    /// Takes what has arrived for any stage, without waiting.
+    pub(super) fn advance_reductions(&mut self) -> Result<(), Cause> {
         let mut reductions = std::mem::take(&mut self.step.reductions);
         for Reduction { stage, state } in &mut reductions {
             let former = std::mem::replace(state, State::Done);
-            *state = self.advance(*stage, former);
+            *state = self.advance_reduction(*stage, former)?;
         }
         self.step.reductions = reductions;
+        Ok(())
     }
 
-    fn advance(&mut self, stage: StageIndex, state: State) -> State {
+    fn advance_reduction(&mut self, stage: StageIndex, state: State) -> Result<State, Cause> {
+        let device = self.local_stage(stage).runner.device().inner();
         match state {
-            State::Scattering(mut round) => {
-                if !self.poll_round(stage, &mut round) {
-                    return State::Scattering(round);
+            State::Scattering(mut parts) => {
+                if self.receive_tensors(&mut parts, &device)?.is_some() {
+                    return Ok(State::Scattering(parts));
                 }
-                let sums = sum(round.into_parts());
+                let sums = sum(parts.into_parts());
                 if self.endpoint.part().is_some() {
                     self.set_gradients(stage, sums);
-                    return State::Done;
+                    return Ok(State::Done);
                 }
                 let (tag, replicas) = (Tag::GradientSum { stage }, self.endpoint.replicas().clone());
                 for (_, to) in replicas.others() {
                     self.send_copies(to, tag, sums.clone());
                 }
-                self.advance(stage, State::Gathering(Round::new(tag, &replicas, sums)))
+                self.advance_reduction(stage, State::Gathering(Exchange::among(&replicas, tag, sums)))
             }
-            State::Gathering(mut round) => {
-                if !self.poll_round(stage, &mut round) {
-                    return State::Gathering(round);
+            State::Gathering(mut sums) => {
+                if self.receive_tensors(&mut sums, &device)?.is_some() {
+                    return Ok(State::Gathering(sums));
                 }
-                self.set_gradients(stage, joined(round.into_parts()));
-                State::Done
+                self.set_gradients(stage, joined(sums.into_parts()));
+                Ok(State::Done)
             }
-            State::Done => State::Done,
+            State::Done => Ok(State::Done),
         }
     }
 
@@ -129,47 +130,20 @@ impl Executor {
         gradients.into_iter().enumerate().for_each(|(place, gradient)| runner.set_gradient(place, gradient));
     }
 
-    /// Sends tensors to a rank of another replica. This rank goes on with what they are parts of, so they leave in
-    /// storage of their own; encoding makes that too.
-    pub(super) fn send_copies(&mut self, to: Rank, tag: Tag, mut tensors: OptionalTensors) {
-        if self.endpoint.moves_storage() {
-            tensors = tensors.into_iter().map(|tensor| tensor.map(Value::copied)).collect();
-        }
-        self.send_tensors(to, tag, tensors);
-    }
-
-    /// Takes what has come of a round among replicas for a stage of this rank; whether all is there.
-    pub(super) fn poll_round(&mut self, stage: StageIndex, round: &mut Round) -> bool {
-        let replicas = self.endpoint.replicas().clone();
-        let device = self.local_stage(stage).runner.device().inner();
-        round.poll(&replicas, |from, tag| {
-            let (sent, tensors) = self.try_take_tensors(from, tag)?;
-            let moved = tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(&device)));
-            Some((sent, moved.collect()))
-        })
-    }
-
-    /// What the stage's reduction waits for; none when it is done, or there is none.
+    /// The message that the stage's reduction waits for; none when it is done, or there is none.
     pub(super) fn awaited_reduction(&self, stage: StageIndex) -> Option<Waiting> {
-        let reduction = self.step.reductions.iter().find(|reduction| reduction.stage == stage)?;
-        self.awaited_round(reduction.state.round()?)
+        self.step.reductions.iter().find(|reduction| reduction.stage == stage)?.state.missing()
     }
 
-    /// What a round among replicas waits for.
-    pub(super) fn awaited_round(&self, round: &Round) -> Option<Waiting> {
-        let from = round.missing(self.endpoint.replicas())?;
-        Some(Waiting { from, tag: round.tag() })
-    }
-
-    /// What any stage's reduction waits for; none when all are done.
+    /// The message that any stage's reduction waits for; none when all are done.
     pub(super) fn awaited_reductions(&self) -> Option<Waiting> {
-        self.stages.iter().find_map(|local| self.awaited_reduction(local.stage))
+        self.stages.iter().find_map(|stage| self.awaited_reduction(stage.index))
     }
 }
 
-/// The wholes of which each replica sent a part; none where nobody has any.
-pub(super) fn joined(parts: Vec<OptionalTensors>) -> OptionalTensors {
-    let places = parts.iter().map(Vec::len).max().unwrap_or(0);
-    let mut parts: Vec<_> = parts.into_iter().map(Vec::into_iter).collect();
+/// Joins the parts of each replica to whole tensors. A tensor of which no replica has a part is absent.
+pub(super) fn joined(parts: impl Iterator<Item = OptionalTensors>) -> OptionalTensors {
+    let mut parts: Vec<_> = parts.map(Vec::into_iter).collect();
+    let places = parts.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
     (0..places).map(|_| join(parts.iter_mut().filter_map(|parts| parts.next().flatten()))).collect()
 }

@@ -1,8 +1,8 @@
-//! What a rank says of a step that is done, and how ranks of several processes learn of each other's.
+//! The report of a rank on a step that is done, and how ranks of several processes get each other's.
 //!
-//! Within one process the caller collects the reports. Across processes each rank sends its own to the first one
-//! ([`Tag::Report`]); that one sends all of them, without their events, to every other ([`Tag::Summary`]). So a step
-//! ends on no process before all ranks have done it, and losses and figures are the same everywhere.
+//! Within one process the caller collects the reports. Across processes they go up a tree of all ranks ([`Tag::Report`]).
+//! Its root, the first rank, sends all of them, without their events, down the tree ([`Tag::Summary`]). So a step ends on
+//! no process before all ranks have done it, and losses and figures are the same everywhere.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,11 +13,12 @@ use pipewright_schedule::{Action, Event, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::machine::Executor;
-use crate::failure::Cause;
-use crate::message::{Payload, Tag, encoded};
+use super::step::{Outcome, Phase};
+use crate::collective::Exchange;
+use crate::message::{MessageError, Payload, Tag, decoded, encoded};
 use crate::tensor::Values;
 
-/// What a rank has to say about a step that is done.
+/// A rank's report on a step that is done.
 #[derive(Debug)]
 pub(crate) struct RankReport {
     pub rank: Rank,
@@ -30,7 +31,7 @@ pub(crate) struct RankReport {
     /// Global norm of the mean gradient before clipping; none for forward-only programs.
     pub gradient_norm: Option<f64>,
     pub events: Vec<Event>,
-    /// Time in which a message was there to be taken, or was being sent, and the rank did nothing else.
+    /// Time in which the rank did nothing but wait for a message that had been sent, or send one.
     pub exposed_communication: Duration,
     /// Time of the gradient scaling and the optimizer step.
     pub update: Duration,
@@ -39,34 +40,53 @@ pub(crate) struct RankReport {
     pub interrupted: bool,
 }
 
-/// A report as bytes: all but the outputs, which stay on their rank.
+/// A report as a message: all but the outputs, which stay on their rank.
 #[derive(Serialize, Deserialize)]
-struct Figures {
+pub(super) struct Figures {
     rank: Rank,
     losses: Vec<f64>,
     auxiliary: Vec<(String, f64)>,
     gradient_norm: Option<f64>,
-    events: Vec<(String, f64, f64)>,
+    /// Each with its start and its end.
+    events: Vec<(PackedAction, f64, f64)>,
     exposed_communication: Duration,
     update: Duration,
     peak_bytes: u64,
     interrupted: bool,
 }
 
-impl RankReport {
-    /// The report without its outputs; with its events only where they are asked for.
-    fn figures(&self, with_events: bool) -> Figures {
-        let events = self.events.iter().map(|event| (event.action.to_string(), event.start, event.end));
-        Figures {
-            rank: self.rank,
-            losses: self.losses.clone(),
-            auxiliary: self.auxiliary.iter().map(|(name, loss)| (name.to_string(), *loss)).collect(),
-            gradient_norm: self.gradient_norm,
-            events: if with_events { events.collect() } else { Vec::new() },
-            exposed_communication: self.exposed_communication,
-            update: self.update,
-            peak_bytes: self.peak_bytes,
-            interrupted: self.interrupted,
+/// An action as a number.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+struct PackedAction(Action);
+
+impl From<PackedAction> for u64 {
+    fn from(PackedAction(action): PackedAction) -> Self {
+        action.to_bits()
+    }
+}
+
+impl TryFrom<u64> for PackedAction {
+    type Error = String;
+
+    fn try_from(bits: u64) -> Result<Self, String> {
+        Action::from_bits(bits).map(Self).ok_or_else(|| format!("{bits:#x} is not an action"))
+    }
+}
+
+impl From<&RankReport> for Figures {
+    fn from(report: &RankReport) -> Self {
+        let events = report.events.iter().map(|event| (PackedAction(event.action), event.start, event.end));
+        Self {
+            rank: report.rank,
+            losses: report.losses.clone(),
+            auxiliary: report.auxiliary.iter().map(|(name, loss)| (name.to_string(), *loss)).collect(),
+            gradient_norm: report.gradient_norm,
+            events: events.collect(),
+            exposed_communication: report.exposed_communication,
+            update: report.update,
+            peak_bytes: report.peak_bytes,
+            interrupted: report.interrupted,
         }
     }
 }
@@ -74,16 +94,14 @@ impl RankReport {
 impl From<Figures> for RankReport {
     fn from(figures: Figures) -> Self {
         let rank = figures.rank;
-        let event = |(action, start, end): (String, f64, f64)| {
-            Some(Event { rank, action: action.parse::<Action>().ok()?, start, end })
-        };
+        let event = |(PackedAction(action), start, end)| Event { rank, action, start, end };
         Self {
             rank,
             losses: figures.losses,
             auxiliary: figures.auxiliary.into_iter().map(|(name, loss)| (name.into(), loss)).collect(),
             outputs: Vec::new(),
             gradient_norm: figures.gradient_norm,
-            events: figures.events.into_iter().filter_map(event).collect(),
+            events: figures.events.into_iter().map(event).collect(),
             exposed_communication: figures.exposed_communication,
             update: figures.update,
             peak_bytes: figures.peak_bytes,
@@ -93,64 +111,100 @@ impl From<Figures> for RankReport {
 }
 
 impl Executor {
-    /// Puts this rank's report together; across processes it is sent to the first rank.
-    pub(super) fn make_report(&mut self) {
+    /// Makes this rank's report.
+    pub(super) fn report(&mut self, gradient_norm: Option<f64>, update: Duration) -> RankReport {
         let last = self.stages.last_mut().expect("every rank owns a stage");
         let outputs: Vec<Values> = last.outputs.iter_mut().filter_map(Option::take).collect();
         let events = std::mem::take(&mut self.step.events);
-        // What the step brought for all stages goes with it.
-        self.step.side_inputs = Arc::default();
+        // The step is over for the side inputs too.
+        self.step.input.side_inputs = Arc::default();
         self.memory.give_away(outputs.iter().flatten());
         self.memory.give_away_list(&events);
-        let report = RankReport {
+        RankReport {
             rank: self.world_rank,
             losses: std::mem::take(&mut self.step.losses),
             auxiliary: std::mem::take(&mut self.step.auxiliary),
             outputs,
-            gradient_norm: self.step.norm,
+            gradient_norm,
             events,
             exposed_communication: self.step.exposed,
-            update: self.step.update,
+            update,
             peak_bytes: self.memory.peak(),
             interrupted: self.interrupt.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)),
-        };
-        let first = Rank::new(0);
-        if self.endpoint.is_distributed() && self.world_rank != first {
-            self.endpoint.send_world(first, Tag::Report, Payload::of(&report.figures(true)));
-        }
-        self.step.reports = vec![report];
-    }
-
-    /// Takes another rank's report; false while it has not arrived.
-    pub(super) fn take_report(&mut self, from: Rank) -> Result<bool, Cause> {
-        let Some(figures) = self.take_bytes::<Figures>(from, Tag::Report)? else { return Ok(false) };
-        self.step.reports.push(figures.into());
-        Ok(true)
-    }
-
-    /// Tells every other rank what all have reported.
-    pub(super) fn send_summary(&mut self) {
-        let figures: Vec<Figures> = self.step.reports.iter().map(|report| report.figures(false)).collect();
-        let summary = encoded(&figures);
-        for to in (1..self.endpoint.world_ranks()).map(Rank::new) {
-            self.endpoint.send_world(to, Tag::Summary, Payload::Bytes(summary.clone()));
         }
     }
 
-    /// Takes what all have reported; false while it has not arrived.
-    pub(super) fn take_summary(&mut self) -> Result<bool, Cause> {
-        let Some(figures) = self.take_bytes::<Vec<Figures>>(Rank::new(0), Tag::Summary)? else {
-            return Ok(false);
-        };
-        let own = self.world_rank;
-        let others = figures.into_iter().filter(|figures| figures.rank != own).map(RankReport::from);
-        self.step.reports.extend(others);
-        Ok(true)
+    /// The rank has done its part. Across processes it waits for the reports of its subtree; elsewhere the step is done.
+    pub(super) fn finish(&mut self, outcome: Outcome) -> Phase {
+        if !self.endpoint.is_distributed() {
+            return Phase::Done(outcome);
+        }
+        let own = outcome.reports.iter().map(Figures::from).collect();
+        let reports = Exchange::gather(own, Tag::Report, self.endpoint.world_tree().children());
+        Phase::Reports { outcome, reports }
     }
 
-    fn take_bytes<T: for<'de> Deserialize<'de>>(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, Cause> {
-        let Some(message) = self.endpoint.try_take_world(from, tag) else { return Ok(None) };
-        let unreadable = |error| Cause::Transport { message: format!("{tag} from rank {from}: {error}") };
-        message.into_payload().read().map(Some).map_err(unreadable)
+    /// Passes the reports of this rank's subtree on. The root has all of them then, and sends the summary.
+    pub(super) fn pass_reports(&mut self, mut outcome: Outcome, mut figures: Vec<Figures>) -> Phase {
+        let tree = self.endpoint.world_tree().clone();
+        if let Some(parent) = tree.parent() {
+            self.endpoint.send_world(parent, Tag::Report, Payload::of(&figures));
+            return Phase::Summary { outcome, message: Exchange::one(parent, Tag::Summary) };
+        }
+        let events: Vec<_> = figures.iter_mut().map(|figures| std::mem::take(&mut figures.events)).collect();
+        self.send_bytes(tree.children(), Tag::Summary, &encoded(&figures));
+        figures.iter_mut().zip(events).for_each(|(figures, events)| figures.events = events);
+        self.add_reports(&mut outcome, figures);
+        Phase::Done(outcome)
+    }
+
+    /// Passes the summary on and adds it to the outcome.
+    pub(super) fn pass_summary(
+        &mut self,
+        mut outcome: Outcome,
+        summary: &Arc<[u8]>,
+    ) -> Result<Phase, MessageError> {
+        let tree = self.endpoint.world_tree().clone();
+        self.send_bytes(tree.children(), Tag::Summary, summary);
+        let from = tree.parent().unwrap_or(self.world_rank);
+        self.add_reports(&mut outcome, decoded(from, Tag::Summary, summary)?);
+        Ok(Phase::Done(outcome))
+    }
+
+    fn add_reports(&self, outcome: &mut Outcome, figures: Vec<Figures>) {
+        let others = figures.into_iter().filter(|figures| figures.rank != self.world_rank);
+        outcome.reports.extend(others.map(RankReport::from));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_travel_as_numbers() {
+        let texts = ["0F3", "(1F7;2B3)OVERLAP_F_B", "4UNSHARD", "2RECV_B9"];
+        let events = texts.map(|text| {
+            let action = text.parse().expect("an action");
+            Event { rank: Rank::new(2), action, start: 0.1 + 0.2, end: f64::MIN_POSITIVE }
+        });
+        let report = RankReport {
+            rank: Rank::new(2),
+            losses: vec![0.5],
+            auxiliary: BTreeMap::from([("balance".into(), 0.25)]),
+            outputs: Vec::new(),
+            gradient_norm: Some(f64::NAN),
+            events: events.to_vec(),
+            exposed_communication: Duration::from_nanos(7),
+            update: Duration::from_nanos(8),
+            peak_bytes: 9,
+            interrupted: true,
+        };
+        let bytes = encoded(&Figures::from(&report));
+        let found: Figures = decoded(report.rank, Tag::Report, &bytes).expect("a report");
+        let found = RankReport::from(found);
+        assert_eq!(found.events, events);
+        assert_eq!((found.losses, found.auxiliary), (report.losses, report.auxiliary));
+        assert!(bytes.len() < 100 + texts.len() * 26, "{} bytes", bytes.len());
     }
 }

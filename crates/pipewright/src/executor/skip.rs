@@ -1,18 +1,18 @@
 //! Skip connections that go straight from one stage to another, and their gradients on the way back.
 //!
-//! [`Skips`](crate::stage::Skips) say how many of a stage's last inputs and outputs do. They are handed over
-//! when the action that makes them ends: in place to a stage of this rank, else in a message of their own.
+//! [`Skips`](crate::stage::Skips) say how many of a stage's last inputs and outputs are skip connections. They are handed
+//! over when the action that makes them ends: in place to a stage of this rank, else in a message of their own.
 //!
 //! # Why nothing hangs
 //!
-//! The program knows nothing of these messages, and need not. A forward that waits for one also waits for the stage
-//! before it, that one for the stage before, and so on down to the stage that sends the message; so in any order of
-//! actions in which the neighbours' messages arrive, this one has been sent. Backward it is the same from the other
-//! end.
+//! The program does not have these messages, and need not. A forward that waits for one also waits for the stage before
+//! it, that one for the stage before, and so on down to the stage that sends the message. So in any order of actions in
+//! which the messages of the neighbours arrive, this one has been sent. Backward it is the same from the other end.
 
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::machine::Executor;
+use crate::failure::Cause;
 use crate::message::{Direction, Tag};
 use crate::progress::Waiting;
 use crate::stage::{Skip, Skips};
@@ -39,13 +39,13 @@ impl Executor {
         }
     }
 
-    /// Takes what other ranks send straight to `stage` and is not here yet, or says what is missing.
+    /// Takes the skip connections of `stage` that other ranks send, or says what is missing.
     pub(super) fn fetch_skips(
         &mut self,
         direction: Direction,
         stage: StageIndex,
         microbatch: Microbatch,
-    ) -> Option<Waiting> {
+    ) -> Result<Option<Waiting>, Cause> {
         let routes = self.local_stage(stage).routes.clone();
         for &Skip { stage: source, .. } in sent(&routes, opposite(direction)) {
             let key = (direction, source, microbatch);
@@ -53,15 +53,14 @@ impl Executor {
             if self.local_stage(stage).skips.contains_key(&key) {
                 continue;
             }
-            match self.take_tensors(from, Tag::Skip { direction, source, stage, microbatch }, stage) {
-                Ok(tensors) => self.local_stage(stage).skips.insert(key, tensors),
-                Err(waiting) => return Some(waiting),
-            };
+            let waiting = self.waiting(from, Tag::Skip { direction, source, stage, microbatch });
+            let Some(tensors) = self.take_tensors(waiting, stage)? else { return Ok(Some(waiting)) };
+            self.local_stage(stage).skips.insert(key, tensors);
         }
-        None
+        Ok(None)
     }
 
-    /// Appends what came straight to `stage` to what came from its neighbour.
+    /// Appends the skip connections of `stage` to the tensors of its neighbour.
     pub(super) fn append_skips(
         &mut self,
         direction: Direction,
@@ -77,8 +76,7 @@ impl Executor {
     }
 }
 
-/// Skip connections whose sender the routes' stage is, of what goes in `direction`; it takes those of the other
-/// direction.
+/// The skip connections that a stage sends in `direction`. It receives those that it sends in the other direction.
 fn sent(routes: &Skips, direction: Direction) -> &[Skip] {
     match direction {
         Direction::Forward => &routes.outputs,

@@ -1,4 +1,4 @@
-//! What the ranks of a pipeline share, whoever drives them, and what each is handed at the start of a step.
+//! The settings that all ranks of a pipeline share, and the input of each rank at the start of a step.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -18,26 +18,27 @@ use crate::stage::Stage;
 use crate::tensor::{Metadata, Values};
 use crate::transport::{Endpoint, World};
 
-/// What a step is for.
+/// The purpose of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StepKind {
     Train { learning_rate: f64, update: bool },
     Evaluate,
 }
 
-/// Which step it is, from 1, and at which attempt: attempts never go back, where a checkpoint may take the step back.
+/// The number of a step, from 1, and of the attempt at it. Attempts never go back, while a checkpoint may take the step
+/// back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepNumber {
     pub step: u64,
     pub attempt: u64,
 }
 
-/// What the ranks of a pipeline have in common, whoever drives them.
+/// The settings that all ranks of a pipeline share, on threads of their own or on one thread.
 #[derive(Clone)]
 pub(crate) struct Assembly {
     pub(crate) program: Arc<ValidatedProgram>,
     pub(crate) mesh: Mesh,
-    /// The forward part of the program, once an evaluation has asked for it.
+    /// The forward part of the program; none before the first evaluation.
     pub(crate) evaluation: Option<Arc<ValidatedProgram>>,
     pub(crate) config: PipelineConfig,
     pub(crate) board: Board,
@@ -80,7 +81,7 @@ impl Assembly {
         Ok((Self { program, mesh, evaluation, config: config.clone(), board, abort }, endpoints))
     }
 
-    /// Makes a rank's stages and its executor; call it on the rank's own thread.
+    /// Makes a rank's stages and its executor. Call it on the rank's own thread.
     pub(crate) fn build<E: Display>(
         &self,
         endpoint: Endpoint,
@@ -128,8 +129,8 @@ impl Assembly {
         self.program.microbatches() * self.mesh.data
     }
 
-    /// What each of `ranks` begins the step with, in their order: each replica gets its share of the microbatches, in
-    /// it the first stage's rank the inputs, the last one's the targets.
+    /// Returns the input of each of `ranks`, in their order. Each replica gets its share of the microbatches: the rank of
+    /// the first stage gets the inputs, that of the last stage the targets.
     pub(crate) fn step_inputs(
         &self,
         ranks: impl Iterator<Item = Rank>,

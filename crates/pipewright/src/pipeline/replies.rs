@@ -1,8 +1,8 @@
-//! How a pipeline speaks with its ranks: commands to all, one answer of each, and what a failure leaves behind.
+//! Commands to all ranks of a pipeline, their answers, and the cleanup after a failure.
 
 use std::time::Instant;
 
-use crossbeam_channel::RecvTimeoutError;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use pipewright_schedule::Rank;
 
 use super::error::PipelineError;
@@ -10,20 +10,24 @@ use super::running::Pipeline;
 use crate::driver::{Command, Reply};
 use crate::failure::{Cause, StepError};
 
-/// How often it is looked whether anything moves, within the time in which something must.
+/// How often the pipeline checks whether any rank moves, within the time in which one must.
 const LOOKS: u32 = 8;
 
-/// What ends a pipeline for good.
+/// Why a pipeline takes no further command.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum End {
-    /// A rank no longer answers.
+    /// A rank has stopped to answer.
     Lost(Rank),
-    /// A restore failed half-way.
+    /// A restore failed after some ranks had restored their state.
     HalfRestored,
 }
 
 impl Pipeline {
-    pub(super) fn command(&mut self, mut command: impl FnMut() -> Command) -> Result<(), PipelineError> {
+    /// Sends every rank its command. Each answers on the channel that is returned.
+    pub(super) fn command<R>(
+        &mut self,
+        mut command: impl FnMut(Reply<R>) -> Command,
+    ) -> Result<Receiver<(Rank, R)>, PipelineError> {
         match self.end {
             Some(End::Lost(peer)) => return Err(self.lost_peer(peer).into()),
             Some(End::HalfRestored) => return Err(PipelineError::HalfRestored),
@@ -32,31 +36,34 @@ impl Pipeline {
         if let Some(step) = self.assembly.abort.diverged() {
             return Err(PipelineError::Diverged { step });
         }
+        let (sender, replies) = crossbeam_channel::unbounded();
         for thread in &self.ranks {
-            if thread.commands.send(command()).is_err() {
+            let reply = Reply::new(thread.rank, sender.clone());
+            if thread.commands.send(command(reply)).is_err() {
                 return Err(self.lost_peer(thread.rank).into());
             }
         }
-        Ok(())
+        Ok(replies)
     }
 
     pub(super) fn lost_peer(&self, peer: Rank) -> StepError {
         StepError { rank: peer, step: self.step, action: None, cause: Cause::LostPeer { peer } }
     }
 
-    /// One reply of every rank, in rank order; or, when any failed, the first cause. All ranks have answered then, and
-    /// the abort flag is lowered.
-    pub(super) fn await_ranks<T>(
+    /// Waits for the answers of all ranks to one command and returns their results in rank order; or, when any rank failed,
+    /// the first cause. All ranks have answered then, and the abort flag is lowered.
+    pub(super) fn await_ranks<R, T>(
         &mut self,
-        mut take: impl FnMut(Reply) -> Result<T, StepError>,
+        replies: &Receiver<(Rank, R)>,
+        mut result: impl FnMut(R) -> Result<T, StepError>,
     ) -> Result<Vec<T>, StepError> {
         let mut answers: Vec<Option<Result<T, StepError>>> = self.ranks.iter().map(|_| None).collect();
         let (mut moves, mut since) = (self.assembly.board.moves(), Instant::now());
         while let Some(silent) = answers.iter().position(Option::is_none) {
-            match self.replies.recv_timeout(self.patience / LOOKS) {
+            match replies.recv_timeout(self.patience / LOOKS) {
                 Ok((rank, reply)) => {
                     let place = self.ranks.iter().position(|thread| thread.rank == rank);
-                    answers[place.expect("only ranks of this process answer")] = Some(take(reply));
+                    answers[place.expect("only ranks of this process answer")] = Some(result(reply));
                 }
                 Err(RecvTimeoutError::Timeout) if self.assembly.board.moves() != moves => {
                     (moves, since) = (self.assembly.board.moves(), Instant::now());
@@ -68,7 +75,7 @@ impl Pipeline {
         let first = self.assembly.abort.first();
         self.assembly.abort.clear();
         let answers: Result<Vec<T>, StepError> = answers.into_iter().flatten().collect();
-        // Another process may have failed when all ranks of this one had answered.
+        // Another process may have failed after all ranks of this one had answered.
         let answers = match &first {
             Some(first) => answers.and(Err(first.clone())),
             None => answers,
@@ -82,8 +89,8 @@ impl Pipeline {
         })
     }
 
-    /// A rank has neither moved nor answered for the deadline: its stage does not come back. The others are told to
-    /// stop; the thread cannot be, and is left behind.
+    /// Treats a rank as failed that has neither moved nor answered for the deadline. The other ranks are stopped; the
+    /// thread of this one cannot be, and is left behind.
     fn give_up(&mut self, silent: Rank) -> StepError {
         self.end = Some(End::Lost(silent));
         let report = self.assembly.board.report();
@@ -92,19 +99,19 @@ impl Pipeline {
         self.assembly.abort.first().unwrap_or_else(|| self.lost_peer(silent))
     }
 
-    /// Leaves the ranks fit for the next step, where that can be had.
+    /// Prepares the ranks for the next step, if they can take one.
     pub(super) fn failed_step(&mut self, error: StepError, any_updated: bool) -> PipelineError {
-        // A step that fails drops all gradients.
+        // A failed step drops all gradients.
         self.pending = false;
         if any_updated {
             self.assembly.abort.diverge(self.step, &error);
         }
         match self.assembly.abort.diverged() {
-            // Ranks of another process had updated in that step, which is known here only since then.
+            // In an earlier step ranks of another process had updated; this process was notified after that step.
             Some(step) if step != self.step => return PipelineError::Diverged { step },
             Some(_) => {}
             None => {
-                // Ranks that finished may hold gradients of this step, the others lost those of the steps before it.
+                // Ranks that finished may hold gradients of this step; the others have dropped those of earlier steps.
                 for thread in &self.ranks {
                     let _ = thread.commands.send(Command::Reset);
                 }
@@ -145,7 +152,7 @@ mod tests {
         }
     }
 
-    /// Another process: in the middle of every step it tells that the first one failed.
+    /// Another process: in the middle of every step it notifies this one of a failure.
     #[derive(Default)]
     struct Other {
         abort: OnceLock<Abort>,

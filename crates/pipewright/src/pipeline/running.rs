@@ -1,10 +1,9 @@
-//! The pipeline itself: launching its ranks, and everything that they can be asked to do.
+//! The pipeline: launching its ranks, steps, evaluation, parameters, checkpoints.
 
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
 use pipewright_schedule::lower::forward_part;
 use pipewright_schedule::{Rank, StageIndex, ValidatedProgram};
 
@@ -15,7 +14,7 @@ use super::replies::End;
 use super::summary::{EvalSummary, StepSummary, evaluation, training};
 use crate::batch::{Batch, split};
 use crate::checkpoint::{Checkpoint, RankState};
-use crate::driver::{Command, RankSeed, RankThread, Reply, ThreadSettings};
+use crate::driver::{Command, RankSeed, RankThread, Reply, StepReply, ThreadSettings};
 use crate::executor::{NamedParameter, RankReport};
 use crate::failure::{Cause, StepError};
 use crate::memory::RankMemory;
@@ -23,24 +22,24 @@ use crate::stage::Stage;
 use crate::tensor::{Boundary, Values, pack};
 use crate::transport::World;
 
-/// Time for a rank that finds its deadline passed to say so.
+/// Time for a rank to report that its deadline has passed, before the pipeline does.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// Ranks that run, each with its stages. Dropping it ends them.
+/// Running ranks, each with its stages. Dropping the pipeline ends them.
 pub struct Pipeline {
     pub(super) assembly: Assembly,
     pub(super) ranks: Vec<RankThread>,
-    pub(super) replies: Receiver<(Rank, Reply)>,
     pub(super) step: u64,
-    /// How often the ranks were asked to run something; never goes back.
+    /// Counts what the ranks were asked to run. Never goes back.
     pub(super) attempts: u64,
     /// Whether the step under way ends with an update.
     pub(super) updates: bool,
     /// Whether gradients wait for an update.
     pub(super) pending: bool,
-    /// How long ranks that do not move are waited for: they say themselves, and better, what they wait for.
+    /// How long the pipeline waits while no rank moves. It is longer than the ranks' own deadline, because their errors say
+    /// what they wait for.
     pub(super) patience: Duration,
-    /// Why the pipeline takes no further step, when it does not.
+    /// Why the pipeline takes no further command; none while it does.
     pub(super) end: Option<End>,
 }
 
@@ -64,10 +63,10 @@ impl Pipeline {
         world.set_deadline(config.deadline);
         world.agree(Ok(identity(&program, config)), config.deadline)?;
         let (assembly, endpoints) = Assembly::new(program, world, config)?;
-        let news = endpoints.iter().map(|endpoint| endpoint.detection_lag(config.deadline)).max();
-        let patience = config.deadline + news.unwrap_or_default() + GRACE;
+        let lag = endpoints.iter().map(|endpoint| endpoint.detection_lag(config.deadline)).max();
+        let patience = config.deadline + lag.unwrap_or_default() + GRACE;
         let make = Arc::new(make);
-        let (sender, replies) = crossbeam_channel::unbounded();
+        let (sender, ready) = crossbeam_channel::unbounded();
         let mut ranks = Vec::new();
         for endpoint in endpoints {
             let rank = endpoint.rank();
@@ -81,7 +80,7 @@ impl Pipeline {
                 abort: assembly.abort.clone(),
                 memory: RankMemory::new(),
                 build: move |memory| building.build(endpoint, memory, &*make),
-                replies: sender.clone(),
+                ready: Reply::new(rank, sender.clone()),
                 rank,
             };
             ranks.push(RankThread::start(seed).map_err(|source| PipelineError::Thread { rank, source })?);
@@ -89,7 +88,6 @@ impl Pipeline {
         let mut pipeline = Self {
             assembly,
             ranks,
-            replies,
             step: 0,
             attempts: 0,
             updates: false,
@@ -97,15 +95,10 @@ impl Pipeline {
             patience,
             end: None,
         };
-        pipeline.await_ranks(|reply| match reply {
-            Reply::Ready(ready) => ready,
-            _ => unreachable!("the first reply of a rank says that it is ready"),
-        })?;
-        pipeline.command(|| Command::Introduce)?;
-        pipeline.await_ranks(|reply| match reply {
-            Reply::Introduced(introduced) => introduced,
-            _ => unreachable!("a rank answers what it was asked"),
-        })?;
+        drop(sender);
+        pipeline.await_ranks(&ready, |ready| ready)?;
+        let found = pipeline.command(|reply| Command::FindShared { reply })?;
+        pipeline.await_ranks(&found, |found| found)?;
         Ok(pipeline)
     }
 
@@ -188,29 +181,26 @@ impl Pipeline {
         Ok(evaluation(loss_weights, reports))
     }
 
-    /// The parameters of all stages of this process, as they stand. Where they are sharded over several processes, each
-    /// has only parts of them: call it on all then.
+    /// Returns the parameters of all stages of this process. Where they are sharded over several processes, each process
+    /// has only parts of them, so all processes must call it.
     ///
     /// # Errors
-    /// When a rank fails or no longer answers; gradients that wait for an update are gone then.
+    /// When a rank fails or no longer answers. Accumulated gradients are dropped then.
     pub fn parameters(&mut self) -> Result<Vec<NamedParameter>, PipelineError> {
         if self.assembly.config.is_sharded() {
             // Ranks exchange messages for this, as in a step.
             self.attempts += 1;
         }
         let attempt = self.attempts;
-        self.command(|| Command::Parameters(attempt))?;
-        let of_ranks = self.await_ranks(|reply| match reply {
-            Reply::Parameters(parameters) => parameters,
-            _ => unreachable!("a rank answers what it was asked"),
-        });
+        let replies = self.command(|reply| Command::Parameters { attempt, reply })?;
+        let of_ranks = self.await_ranks(&replies, |parameters| parameters);
         let of_ranks = of_ranks.map_err(|error| self.failed_step(error, false))?;
         Ok(of_ranks.into_iter().flatten().collect())
     }
 
-    /// The state of all ranks of this process that belong to the first replica, or to any where each has a part of it,
-    /// sharing storage with the running model: nothing is copied here. What the next update writes to is copied then,
-    /// unless the state was dropped by that time.
+    /// Returns the state of all ranks of this process: those of the first replica, or where parameters are sharded those of
+    /// all. The state shares storage with the running model, so nothing is copied here. The next update copies what it
+    /// writes to, unless the state is dropped by then.
     ///
     /// # Errors
     /// When gradients wait for an update, or a rank no longer answers.
@@ -218,27 +208,21 @@ impl Pipeline {
         if self.pending {
             return Err(PipelineError::GradientsPending);
         }
-        self.command(|| Command::State)?;
-        let mut ranks = self.await_ranks(|reply| match reply {
-            Reply::State(state) => Ok(*state),
-            _ => unreachable!("a rank answers what it was asked"),
-        })?;
+        let replies = self.command(|reply| Command::State { reply })?;
+        let mut ranks = self.await_ranks(&replies, |state| Ok(*state))?;
         ranks.retain(|rank| !rank.stages.is_empty());
         Ok(ranks)
     }
 
-    /// Takes over parameters and optimizer state from a checkpoint, whatever cut and schedule wrote it. The next step
-    /// is the one after the checkpoint's.
+    /// Restores parameters and optimizer state from a checkpoint, whatever cut and schedule wrote it. The next step is the
+    /// one after the checkpoint's.
     ///
     /// # Errors
     /// When the checkpoint lacks a parameter or has one of another shape, when the optimizer does not take its state,
     /// or when a rank no longer answers. The pipeline then takes no further step.
     pub fn restore(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<(), PipelineError> {
-        self.command(|| Command::Restore(checkpoint.clone()))?;
-        let restored = self.await_ranks(|reply| match reply {
-            Reply::Restored(restored) => restored,
-            _ => unreachable!("a rank answers what it was asked"),
-        });
+        let replies = self.command(|reply| Command::Restore { checkpoint: checkpoint.clone(), reply })?;
+        let restored = self.await_ranks(&replies, |restored| restored);
         if let Err(error) = restored {
             if !matches!(self.end, Some(End::Lost(_))) {
                 self.end = Some(End::HalfRestored);
@@ -266,21 +250,21 @@ impl Pipeline {
         StepNumber { step: self.step, attempt: self.attempts } = number;
         self.updates = matches!(kind, StepKind::Train { update: true, .. });
         let mut inputs = inputs.into_iter();
-        self.command(|| Command::Step(Box::new(inputs.next().expect("an input a rank"))))?;
+        let replies = self.command(|reply| {
+            let input = inputs.next().expect("one input for each rank");
+            Command::Step { input: Box::new(input), reply }
+        })?;
         let mut any_updated = false;
-        let reports = self.await_ranks(|reply| match reply {
-            Reply::Step { outcome, has_updated } => {
-                any_updated |= has_updated;
-                outcome
-            }
-            _ => unreachable!("a rank answers what it was asked"),
+        let reports = self.await_ranks(&replies, |StepReply { outcome, has_updated }| {
+            any_updated |= has_updated;
+            outcome
         });
         let reports = reports.map_err(|error| self.failed_step(error, any_updated))?;
         Ok(reports.into_iter().flatten().collect())
     }
 
-    /// A call that tells the ranks of other processes that this one is at work between two steps, so that they wait
-    /// longer than the deadline for it.
+    /// Returns a function that shows the ranks of other processes that this one is at work between two steps, so that they
+    /// wait for it longer than the deadline.
     pub fn keep_alive(&self) -> impl Fn() + Send + use<> {
         let (board, rank) = (self.assembly.board.clone(), self.ranks.first().map(|thread| thread.rank));
         move || {
@@ -290,7 +274,7 @@ impl Pipeline {
         }
     }
 
-    /// Tells the ranks of other processes that this one cannot go on, so that they do not wait for it.
+    /// Notifies the ranks of other processes that this one cannot go on, so that they do not wait for it.
     pub fn abandon(&self, reason: &str) {
         let rank = self.ranks.first().map_or(Rank::new(0), |thread| thread.rank);
         let cause = Cause::Abandoned { message: reason.to_owned() };
@@ -302,7 +286,7 @@ impl Drop for Pipeline {
     fn drop(&mut self) {
         for RankThread { commands, handle, .. } in self.ranks.drain(..) {
             drop(commands);
-            // A lost rank's thread may never end; the others end at their closed channel.
+            // A lost rank's thread may never end. The others end when their channel is closed.
             if !matches!(self.end, Some(End::Lost(_))) {
                 let _ = handle.join();
             }

@@ -1,7 +1,7 @@
-//! One thread, all ranks, and a seed: the order in which ranks are polled and messages arrive is drawn at random.
+//! All ranks on one thread, for tests. A seed decides in which order ranks are polled and messages arrive.
 //!
-//! A thousand seeds try a thousand interleavings, each of which can be had again. There is no clock: when every rank
-//! is blocked and no message is under way, the run is stuck, and says so at once.
+//! A thousand seeds try a thousand interleavings, each of which can be repeated. There is no clock: when every rank waits
+//! and no message is on its way, the step fails at once.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use crate::message::Tag;
 use crate::stage::Stage;
 use crate::transport::{InFlight, World};
 
-/// A pipeline on the calling thread, for tests: same executors, same results, an order of events per seed.
+/// A pipeline on the calling thread, for tests. Executors and results are those of a [`Pipeline`](super::Pipeline).
 pub struct SeededPipeline {
     assembly: Assembly,
     executors: Vec<Executor>,
@@ -54,7 +54,7 @@ impl SeededPipeline {
         let rng = ChaCha8Rng::seed_from_u64(seed);
         let mut pipeline =
             Self { assembly, executors, in_flight, abort, rng, step: 0, lose: None, lost: None };
-        pipeline.executors.iter_mut().for_each(Executor::begin_introduction);
+        pipeline.executors.iter_mut().for_each(Executor::begin_finding_shared);
         pipeline.drive()?;
         Ok(pipeline)
     }
@@ -64,7 +64,7 @@ impl SeededPipeline {
         self.lose = Some(nth);
     }
 
-    /// What [`SeededPipeline::lose_message`] has lost last.
+    /// The tag of the message that [`SeededPipeline::lose_message`] has lost last.
     pub fn lost(&self) -> Option<Tag> {
         self.lost
     }
@@ -72,7 +72,7 @@ impl SeededPipeline {
     /// As [`crate::pipeline::Pipeline::step_batch`].
     ///
     /// # Errors
-    /// When a rank fails, or nothing can move any more.
+    /// When a rank fails, or every rank waits for a message that does not come.
     pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepSummary, PipelineError> {
         if let Some(step) = self.abort.diverged() {
             return Err(PipelineError::Diverged { step });
@@ -107,9 +107,9 @@ impl SeededPipeline {
         Ok(training(self.step, loss_weights, reports, start.elapsed()))
     }
 
-    /// Polls a random rank or lets a random message arrive, until all ranks are done.
+    /// Polls a random rank or delivers a random message, until all ranks are done.
     fn drive(&mut self) -> Result<(), StepError> {
-        // Ranks that can go on as far as is known; an arrival may unblock any.
+        // Ranks that may be able to go on. A message that arrives may unblock any of the others.
         let mut ready: Vec<usize> = (0..self.executors.len()).collect();
         let mut blocked: Vec<usize> = Vec::new();
         let mut arrivals = 0;

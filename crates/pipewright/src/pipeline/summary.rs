@@ -1,4 +1,4 @@
-//! What a step amounted to, put together from what each rank has to say.
+//! The results of one step, merged from the reports of all ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use pipewright_schedule::Timeline;
 use crate::executor::RankReport;
 use crate::tensor::Values;
 
-/// A training step that is done.
+/// The results of a training step.
 #[derive(Debug)]
 pub struct StepSummary {
     /// Counted from 1.
     pub step: u64,
     /// Loss of each microbatch, in microbatch order.
     pub losses: Vec<f64>,
-    /// What each microbatch counts for, times their number: 1 unless they differ in rows.
+    /// The weight of each microbatch's loss, times their number: 1 unless microbatches differ in rows.
     pub loss_weights: Vec<f64>,
     /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
@@ -26,44 +26,44 @@ pub struct StepSummary {
     pub outputs: Vec<Values>,
     /// Global norm of the gradient of the mean loss, before clipping.
     pub gradient_norm: f64,
-    /// What each rank did and when, in seconds since the step began.
+    /// The actions of each rank with their times, in seconds since the step began.
     pub timeline: Timeline,
-    /// Time that each rank spent with the optimizer.
+    /// The time of each rank's optimizer step.
     pub update: Vec<Duration>,
-    /// Time in which each rank stood idle for a message that had been sent, or was sending one.
+    /// Time in which each rank did nothing but wait for a message that had been sent, or send one.
     pub exposed_communication: Vec<Duration>,
     /// Most bytes that each rank held at once; 0 without [`crate::memory::TrackingAllocator`].
     pub peak_bytes: Vec<u64>,
-    /// Whether any rank found [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) raised at the
-    /// end of the step: the same in every process.
+    /// Whether [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) was raised on any rank at the end of
+    /// the step. The same in every process.
     pub interrupted: bool,
-    /// From the call to its return.
+    /// Time from the call to its return.
     pub wall: Duration,
 }
 
-/// A forward-only step that is done.
+/// The results of a forward-only step.
 #[derive(Debug)]
 pub struct EvalSummary {
     /// Loss of each microbatch, in microbatch order; empty without targets.
     pub losses: Vec<f64>,
-    /// What each microbatch counts for, times their number: 1 unless they differ in rows.
+    /// The weight of each microbatch's loss, times their number: 1 unless microbatches differ in rows.
     pub loss_weights: Vec<f64>,
     /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// The last stage's outputs, of each microbatch in order; empty in a process that does not have that stage.
     pub outputs: Vec<Values>,
-    /// What each rank did and when, in seconds since the step began.
+    /// The actions of each rank with their times, in seconds since the step began.
     pub timeline: Timeline,
 }
 
 impl StepSummary {
-    /// Mean over the microbatches, each as much as its rows.
+    /// Mean of the losses, each microbatch weighted by its rows.
     pub fn loss(&self) -> f64 {
         let counted = self.losses.iter().zip(&self.loss_weights).map(|(loss, share)| loss * share);
         counted.sum::<f64>() / self.losses.len() as f64
     }
 
-    /// Share of the program's time in which ranks were held up by communication alone, as a mean over ranks.
+    /// Share of the program's time in which ranks did nothing but communicate, as a mean over ranks.
     pub fn exposed_communication_fraction(&self) -> f64 {
         let whole = self.timeline.makespan() * self.exposed_communication.len() as f64;
         let exposed: f64 = self.exposed_communication.iter().map(Duration::as_secs_f64).sum();
@@ -71,7 +71,7 @@ impl StepSummary {
     }
 }
 
-/// The reports of all ranks of this process, in rank order.
+/// Merges the reports of all ranks into the results of a training step.
 pub(crate) fn training(
     step: u64,
     loss_weights: Vec<f64>,
@@ -96,7 +96,7 @@ pub(crate) fn training(
     }
 }
 
-/// As [`training`], for a forward-only program.
+/// As [`training`], for a forward-only step.
 pub(crate) fn evaluation(loss_weights: Vec<f64>, mut reports: Vec<RankReport>) -> EvalSummary {
     let ranks = reports.len() as u32;
     reports.sort_unstable_by_key(|report| report.rank);
@@ -109,7 +109,7 @@ pub(crate) fn evaluation(loss_weights: Vec<f64>, mut reports: Vec<RankReport>) -
     }
 }
 
-/// Losses of one name are added, in rank order.
+/// Adds the auxiliary losses of one name, in rank order.
 fn auxiliary(reports: &[RankReport]) -> BTreeMap<Arc<str>, f64> {
     let mut sums = BTreeMap::new();
     for (name, loss) in reports.iter().flat_map(|report| &report.auxiliary) {

@@ -183,7 +183,7 @@ fn take<T: for<'de> Deserialize<'de>>(
     loop {
         // A message that was sent before a failure still counts.
         if let Some(message) = endpoint.try_take(from, tag) {
-            return message.into_payload().read().map_err(|_| AgreementError::Unreadable { rank: from });
+            return message.read().map_err(|_| AgreementError::Unreadable { rank: from });
         }
         match woken {
             Waited::Arrived => woken = endpoint.wait(until),

@@ -14,7 +14,7 @@ use pipewright_schedule::{Action, Rank};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Cause, StepError};
-use crate::message::{Message, OwnedParameter, Payload, Tag};
+use crate::message::{Message, Payload, Tag};
 use crate::progress::Heartbeat;
 use crate::tensor::{OptionalTensors, Value};
 
@@ -101,8 +101,6 @@ enum Head {
 #[derive(Serialize, Deserialize)]
 enum PayloadHead {
     Tensors(Vec<Option<TensorHead>>),
-    Parameters(Vec<OwnedParameter>),
-    Contribution(Vec<(String, f64)>),
     Bytes(Vec<u8>),
 }
 
@@ -163,10 +161,6 @@ pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Frame, WireError> {
                 PayloadHead::Tensors(heads) => {
                     Payload::Tensors(tensors(from, heads, bytes, end.next_multiple_of(BLOCK))?)
                 }
-                PayloadHead::Parameters(owned) => Payload::Parameters(owned),
-                PayloadHead::Contribution(parts) => {
-                    Payload::Contribution(parts.into_iter().map(|(path, part)| (path.into(), part)).collect())
-                }
                 PayloadHead::Bytes(bytes) => Payload::Bytes(bytes.into()),
             };
             Frame::Message(Message { from, step, tag, payload, sent: sent_at(sent) })
@@ -190,10 +184,6 @@ fn message_head(message: Message) -> (Head, Vec<TensorData>) {
                     Some(head)
                 })
                 .collect(),
-        ),
-        Payload::Parameters(owned) => PayloadHead::Parameters(owned),
-        Payload::Contribution(parts) => PayloadHead::Contribution(
-            parts.into_iter().map(|(path, part)| (path.to_string(), part)).collect(),
         ),
         Payload::Bytes(bytes) => PayloadHead::Bytes(bytes.to_vec()),
     };
@@ -302,7 +292,8 @@ mod tests {
                 Tag::Skip { direction: Direction::Backward, source, stage, microbatch }
             }
             Tag::Skip { direction: Direction::Backward, .. } => Tag::Parameters,
-            Tag::Parameters => Tag::SharedGradient { parameter: 3, stage, place: 4 },
+            Tag::Parameters => Tag::SharedParameters,
+            Tag::SharedParameters => Tag::SharedGradient { parameter: 3, stage, place: 4 },
             Tag::SharedGradient { .. } => Tag::GradientShard { stage },
             Tag::GradientShard { .. } => Tag::GradientSum { stage },
             Tag::GradientSum { .. } => Tag::ParameterShard { stage, round: 6 },
@@ -310,7 +301,8 @@ mod tests {
             Tag::SquaredNorms => Tag::Collective { communicator: 8, round: 9 },
             Tag::Collective { .. } => Tag::GradientNorm,
             Tag::GradientNorm => Tag::Ready,
-            Tag::Ready => Tag::Report,
+            Tag::Ready => Tag::GlobalNorm,
+            Tag::GlobalNorm => Tag::Report,
             Tag::Report => Tag::Summary,
             Tag::Summary => Tag::Hello,
             Tag::Hello => Tag::Welcome,
@@ -387,14 +379,12 @@ mod tests {
 
     #[test]
     fn sums_keep_their_bits() {
-        let parts = vec![("a".into(), 0.1 + 0.2), ("b".into(), f64::NAN), ("c".into(), f64::INFINITY)];
-        let Payload::Contribution(found) = payload(round(message(Payload::Contribution(parts.clone()))))
-        else {
-            panic!("a contribution was sent")
+        let parts = [0.1 + 0.2, f64::NAN, f64::INFINITY];
+        let Frame::Message(found) = round(message(Payload::of(&parts[..]))) else {
+            panic!("a message was sent")
         };
-        let bits = |parts: &[(std::sync::Arc<str>, f64)]| -> Vec<u64> {
-            parts.iter().map(|(_, part)| part.to_bits()).collect()
-        };
+        let found: Vec<f64> = found.read().expect("numbers");
+        let bits = |parts: &[f64]| -> Vec<u64> { parts.iter().map(|part| part.to_bits()).collect() };
         assert_eq!(bits(&found), bits(&parts));
     }
 

@@ -107,6 +107,7 @@ fn a_program_that_cannot_run_on_several_ranks() {
         unshard: None,
         reduce_grad: None::<ReduceWait>,
         send_early: false,
+        keep_overlaps: false,
         communicate: None::<Messages>,
     };
     let is_not_lowered =

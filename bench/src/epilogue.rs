@@ -1,0 +1,105 @@
+//! What a step costs after its program: ranks that compute nothing, so that only what they tell each other is left.
+
+use std::error::Error;
+
+use burn::module::{Module, Param};
+use burn::optim::SgdConfig;
+use burn::tensor::{Device, Tensor};
+use pipewright::batch::Batch;
+use pipewright::pipeline::{Pipeline, PipelineConfig};
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::tensor::{Values, pack};
+use pipewright::transport::World;
+use pipewright_schedule::{Rank, StageIndex};
+
+use crate::model::Setup;
+use crate::statistics::Spread;
+
+/// Size of the measurement.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Ranks, each with one stage.
+    #[arg(long, value_delimiter = ',', default_values_t = [2, 8, 32, 128])]
+    ranks: Vec<u32>,
+    /// Parameters of a stage, which count for the gradient norm and get no gradient.
+    #[arg(long, default_value_t = 8)]
+    parameters: usize,
+    /// Steps that count.
+    #[arg(long, default_value_t = 50)]
+    steps: usize,
+}
+
+/// A stage that does nothing.
+#[derive(Module, Debug)]
+struct Nothing {
+    parameters: Vec<Param<Tensor<1>>>,
+    #[module(skip)]
+    stage: StageIndex,
+}
+
+impl StageModule for Nothing {
+    type Input = Tensor<1>;
+    type Output = Tensor<1>;
+
+    fn forward(&self, input: Tensor<1>, _context: &StageContext) -> Tensor<1> {
+        input
+    }
+
+    fn parameter_path(&self, local: &str) -> String {
+        format!("stages.{}.{local}", self.stage)
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    for &ranks in &options.ranks {
+        measure(ranks, options)?;
+    }
+    Ok(())
+}
+
+/// One microbatch through all ranks and back, as CSV.
+fn one_microbatch(ranks: u32) -> String {
+    let row = |rank: u32| {
+        let cell = |time: u32| match time {
+            time if time == rank => format!("{rank}F0"),
+            time if time == 2 * ranks - 1 - rank => format!("{rank}B0"),
+            _ => String::new(),
+        };
+        (0..2 * ranks).map(cell).collect::<Vec<_>>().join(",")
+    };
+    (0..ranks).map(|rank| row(rank) + "\n").collect()
+}
+
+fn measure(ranks: u32, options: &Options) -> Result<(), Box<dyn Error>> {
+    let parameters = options.parameters;
+    let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let device = Device::flex().autodiff();
+        let parameters = (0..parameters).map(|_| Param::from_tensor(Tensor::ones([1], &device)));
+        let module = Nothing { parameters: parameters.collect(), stage };
+        Ok(match stage.get() + 1 == ranks {
+            true => Stage::with_loss(module, |output: Tensor<1>, _target: ()| output),
+            false => Stage::new(module),
+        })
+    };
+    let config = PipelineConfig { optimizer: Some(SgdConfig::new().init()), ..PipelineConfig::default() };
+    let program = Setup::new(&one_microbatch(ranks), ranks, 1).program()?;
+    let mut pipeline = Pipeline::launch(program, World::local(ranks), &config, make)?;
+    let inputs: Vec<Values> = vec![pack(Tensor::<1>::ones([1], &Device::flex()))];
+    let mut outside = || -> Result<f64, Box<dyn Error>> {
+        let step = pipeline.step_batch(Batch::new(inputs.clone(), vec![Values::new()]), 0.1)?;
+        // The last rank to end its program: what comes after it is what the step costs beyond the program.
+        let all = (0..ranks).flat_map(|rank| step.timeline.events_of(Rank::new(rank)));
+        let end = all.map(|event| event.end).fold(0.0, f64::max);
+        Ok((step.wall.as_secs_f64() - end) * 1e6)
+    };
+    let first = outside()?;
+    outside()?;
+    let times = (0..options.steps).map(|_| outside()).collect::<Result<Vec<f64>, _>>()?;
+    let times = Spread::new(times);
+    let growth = f64::from(ranks) * f64::from(ranks).log2();
+    println!(
+        "{ranks} ranks: {times} microseconds after the program, {:.3} for each of p log2 p = {growth:.0}; first step {first:.0}",
+        times.median() / growth
+    );
+    Ok(())
+}

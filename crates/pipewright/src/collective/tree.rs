@@ -1,0 +1,97 @@
+//! A binomial tree over a group, rooted at its first member.
+//!
+//! ```text
+//!            0
+//!     1   2     4          the tree of 7 members
+//!         3   5   6
+//! ```
+//!
+//! The subtree of the member in place `n` has the members from `n` to just before `n` plus the lowest set bit of `n`. So
+//! when every member appends the lists of its children, in their order, to its own, each list has the order of the
+//! members. Gathering to the root takes one message for each other member, and as many of them in a row as the number of
+//! members has bits; so does sending something to all.
+
+use pipewright_schedule::Rank;
+
+use super::group::Group;
+
+/// One member's neighbours in the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tree {
+    parent: Option<Rank>,
+    children: Vec<Rank>,
+}
+
+impl Tree {
+    /// The tree over `group`, as the group's own member sees it.
+    pub(crate) fn over(group: &Group) -> Self {
+        let (members, place) = (group.members(), group.place());
+        // The root has no set bit, and its subtree has all members.
+        let subtree = if place == 0 { members.len() } else { 1 << place.trailing_zeros() };
+        let distances = std::iter::successors(Some(1), |distance| Some(distance * 2));
+        let children = distances.take_while(|&distance| distance < subtree);
+        let children = children.filter_map(|distance| members.get(place + distance).copied());
+        let parent = (place > 0).then(|| members[place & (place - 1)]);
+        Self { parent, children: children.collect() }
+    }
+
+    /// The member above this one; none at the root.
+    pub(crate) fn parent(&self) -> Option<Rank> {
+        self.parent
+    }
+
+    /// The members below this one, in the order of the group.
+    pub(crate) fn children(&self) -> &[Rank] {
+        &self.children
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tree of each member of a group of so many.
+    fn trees(members: u32) -> Vec<Tree> {
+        let ranks: Vec<Rank> = (0..members).map(|rank| Rank::new(10 + rank)).collect();
+        let tree = |&own: &Rank| Tree::over(&Group::new(ranks.clone(), own).expect("a group"));
+        ranks.iter().map(tree).collect()
+    }
+
+    /// What a member has after its subtree was gathered, and the number of messages in a row before that.
+    fn gathered(trees: &[Tree], place: usize) -> (Vec<u32>, u32) {
+        let mut list = vec![place as u32];
+        let mut depth = 0;
+        for child in trees[place].children() {
+            let (below, in_a_row) = gathered(trees, child.index() - 10);
+            list.extend(below);
+            depth = depth.max(in_a_row + 1);
+        }
+        (list, depth)
+    }
+
+    #[test]
+    fn the_root_gathers_all_members_in_order() {
+        for members in 1..=33 {
+            let trees = trees(members);
+            let (list, depth) = gathered(&trees, 0);
+            assert_eq!(list, (0..members).collect::<Vec<_>>(), "{members} members");
+            assert!(
+                depth <= u32::BITS - (members - 1).leading_zeros(),
+                "{members} members: {depth} in a row"
+            );
+        }
+    }
+
+    #[test]
+    fn every_child_knows_its_parent() {
+        for members in 1..=33 {
+            let trees = trees(members);
+            assert_eq!(trees[0].parent(), None);
+            for (place, tree) in trees.iter().enumerate() {
+                for child in tree.children() {
+                    assert_eq!(trees[child.index() - 10].parent(), Some(Rank::new(10 + place as u32)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The phases after a rank's program, in order. `README.md` beside this file states their protocol.
+
+use std::time::Duration;
+
+use pipewright_schedule::StageIndex;
+
+use super::machine::Executor;
+use super::step::{Outcome, Phase};
+use crate::collective::Exchange;
+use crate::failure::Cause;
+use crate::progress::Waiting;
+
+impl Executor {
+    /// Ends the phase that is done and begins the next one. These are all phases, in order.
+    fn next_phase(&mut self, done: Phase) -> Result<Phase, Cause> {
+        Ok(match done {
+            Phase::Actions => self.end_program()?,
+            Phase::ReplicaSums => self.begin_exchanges(),
+            Phase::ParameterLists(lists) => self.find_shared(concatenated(lists))?,
+            Phase::SharedParameters { order, message } => {
+                self.learn_shared(order, &message.into_one())?;
+                Phase::Done(Outcome::default())
+            }
+            Phase::SharedGradients(sums) => {
+                self.add_shared_gradients(sums);
+                self.gather_replica_squares()
+            }
+            Phase::ReplicaSquares(squares) => self.gather_squares(concatenated(squares))?,
+            Phase::Squares(squares) => self.compute_norm(concatenated(squares))?,
+            Phase::Norm(norm) => self.send_norm(norm.into_one()),
+            Phase::Update { norm } => self.update(norm),
+            Phase::Reports { outcome, reports } => self.pass_reports(outcome, concatenated(reports)),
+            Phase::Summary { outcome, message } => self.pass_summary(outcome, &message.into_one())?,
+            Phase::Collect { place, collected } => self.collect_stage(place, collected),
+            Phase::Idle | Phase::Done(_) => done,
+        })
+    }
+
+    /// Takes what has arrived for a phase, or says what is missing.
+    fn receive_phase(&mut self, phase: &mut Phase) -> Result<Option<Waiting>, Cause> {
+        match phase {
+            Phase::ReplicaSums => Ok(self.awaited_reductions()),
+            Phase::ParameterLists(lists) => self.receive(lists),
+            Phase::SharedGradients(sums) => self.receive_shared_gradients(sums),
+            Phase::ReplicaSquares(squares) | Phase::Squares(squares) => self.receive(squares),
+            Phase::Norm(norm) => self.receive(norm),
+            Phase::Reports { reports, .. } => self.receive(reports),
+            Phase::SharedParameters { message, .. } | Phase::Summary { message, .. } => {
+                self.receive_bytes(message)
+            }
+            Phase::Collect { place, .. } => {
+                let stage = self.stages.get(*place).map(|stage| stage.index);
+                stage.map_or(Ok(None), |stage| self.fetch_parameters(stage))
+            }
+            Phase::Actions | Phase::Update { .. } | Phase::Idle | Phase::Done(_) => Ok(None),
+        }
+    }
+
+    /// Goes on with the phase after the program, or says what it waits for.
+    pub(super) fn poll_epilogue(&mut self) -> Result<Option<Waiting>, Cause> {
+        let mut phase = std::mem::take(&mut self.step.phase);
+        let waiting = self.receive_phase(&mut phase)?;
+        self.step.phase = match waiting {
+            Some(_) => phase,
+            None => {
+                self.board.moved(self.world_rank, self.step.position);
+                self.next_phase(phase)?
+            }
+        };
+        Ok(waiting)
+    }
+
+    fn end_program(&mut self) -> Result<Phase, Cause> {
+        self.release_all();
+        self.read_losses()?;
+        self.read_auxiliary()?;
+        if self.program().is_forward_only() || !self.step.input.update {
+            if !self.program().is_forward_only() {
+                self.accumulated += self.program().microbatches();
+            }
+            let report = self.report(None, Duration::ZERO);
+            return Ok(self.finish(Outcome { reports: vec![report], collected: Vec::new() }));
+        }
+        if !self.reduces() {
+            return Ok(self.begin_exchanges());
+        }
+        // The program may have started some of them.
+        let stages: Vec<StageIndex> = self.stages.iter().map(|stage| stage.index).collect();
+        stages.into_iter().try_for_each(|stage| self.start_reduction(stage))?;
+        Ok(Phase::ReplicaSums)
+    }
+
+    /// Exchanges the gradients of shared parameters, once the sums over replicas are complete.
+    fn begin_exchanges(&mut self) -> Phase {
+        self.step.reductions.clear();
+        self.exchange_shared_gradients()
+    }
+}
+
+/// The lists of an exchange as one, in the order of the exchange.
+fn concatenated<T>(lists: Exchange<Vec<T>>) -> Vec<T> {
+    lists.into_parts().flatten().collect()
+}

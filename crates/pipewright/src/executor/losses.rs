@@ -1,0 +1,53 @@
+//! Losses, read off the device at the end of the program, or earlier when gradients are about to be sent.
+//!
+//! No rank sends a gradient sum or a square before its losses are found finite. So when a loss is not finite, no rank
+//! updates, and all parameters are those before the step.
+
+use pipewright_schedule::Microbatch;
+
+use super::machine::Executor;
+use crate::failure::Cause;
+
+impl Executor {
+    /// Reads the losses in microbatch order. Training fails at one that is not finite.
+    pub(super) fn read_losses(&mut self) -> Result<(), Cause> {
+        let evaluates = self.program().is_forward_only();
+        let first = self.first_microbatch();
+        let last = self.stages.last_mut().expect("every rank owns a stage");
+        for (microbatch, loss) in (first..).map(Microbatch::new).zip(&mut last.losses) {
+            let Some(loss) = loss.take() else { continue };
+            let loss = f64::from(loss.into_scalar::<f32>());
+            if !loss.is_finite() && !evaluates {
+                return Err(Cause::LossNotFinite { microbatch, loss });
+            }
+            self.step.losses.push(loss);
+        }
+        Ok(())
+    }
+
+    /// Reads the auxiliary losses: for each name, the mean over the microbatches.
+    pub(super) fn read_auxiliary(&mut self) -> Result<(), Cause> {
+        let evaluates = self.program().is_forward_only();
+        let first = self.first_microbatch();
+        let microbatches = f64::from(self.program().microbatches() * self.endpoint.replica_count());
+        for stage in &mut self.stages {
+            for (place, losses) in stage.auxiliary.iter_mut().enumerate() {
+                let loss_weight = self.step.input.loss_weights[place] / microbatches;
+                for (name, loss) in std::mem::take(losses) {
+                    let loss = f64::from(loss.into_scalar::<f32>());
+                    if !loss.is_finite() && !evaluates {
+                        let microbatch = Microbatch::new(first + place as u32);
+                        return Err(Cause::AuxiliaryNotFinite { stage: stage.index, microbatch, name, loss });
+                    }
+                    *self.step.auxiliary.entry(name).or_default() += loss_weight * loss;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The first microbatch of this replica. The caller counts microbatches over all replicas.
+    fn first_microbatch(&self) -> u32 {
+        self.endpoint.coord().replica * self.program().microbatches()
+    }
+}

@@ -1,0 +1,146 @@
+//! The global gradient norm, and the update that follows it.
+//!
+//! The squares of a parameter's gradient are summed on the rank that holds it. The sums go up a tree of the replicas, then
+//! up the tree of the first replica's pipeline. Its root adds them in the order of the parameters' paths, so that every
+//! cut of the model gives the same bits, and sends the norm down both trees.
+
+use std::time::Instant;
+
+use super::machine::Executor;
+use super::step::{Outcome, Phase};
+use crate::collective::Exchange;
+use crate::failure::Cause;
+use crate::message::{MessageError, Payload, Tag, encoded};
+
+/// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
+const CLIP_EPSILON: f64 = 1e-6;
+
+impl Executor {
+    /// Sums the squares of this rank's gradients and waits for the other replicas in its subtree. Unless parameters are
+    /// sharded, replicas have the same gradients: then only the first one's squares count, and the others send none.
+    pub(super) fn gather_replica_squares(&mut self) -> Phase {
+        let counts = self.endpoint.part().is_some() || self.endpoint.coord().replica == 0;
+        let own = if counts { self.squares() } else { Vec::new() };
+        let tree = self.endpoint.replica_tree();
+        Phase::ReplicaSquares(Exchange::gather(own, self.replica_tag(), tree.children()))
+    }
+
+    /// Passes the squares of the replicas in this rank's subtree on. The first replica adds them and waits for the squares
+    /// of the other ranks of its pipeline.
+    pub(super) fn gather_squares(&mut self, gathered: Vec<f64>) -> Result<Phase, MessageError> {
+        if let Some(parent) = self.endpoint.replica_tree().parent() {
+            self.endpoint.send_world(parent, self.replica_tag(), Payload::of(&gathered));
+            return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
+        }
+        let parts = if self.endpoint.part().is_some() { self.endpoint.replica_count() as usize } else { 1 };
+        let squares = add_parts(&gathered, parts, self.counted_parameters(), self.replica_tag())?;
+        let tree = self.endpoint.pipeline_tree();
+        Ok(Phase::Squares(Exchange::gather(squares, Tag::GradientNorm, tree.children())))
+    }
+
+    /// Passes the squares of the ranks in this rank's subtree on. The root computes the norm.
+    pub(super) fn compute_norm(&mut self, gathered: Vec<f64>) -> Result<Phase, Cause> {
+        if let Some(parent) = self.endpoint.pipeline_tree().parent() {
+            self.endpoint.send_world(parent, Tag::GradientNorm, Payload::of(&gathered));
+            return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
+        }
+        Ok(Phase::Norm(Exchange::here(self.gradient_norm(&gathered)?)))
+    }
+
+    /// Passes the norm on. From here on no rank of the subtree waits for this one.
+    pub(super) fn send_norm(&mut self, norm: f64) -> Phase {
+        let bytes = encoded(&norm);
+        if self.endpoint.coord().replica == 0 {
+            let tree = self.endpoint.pipeline_tree().clone();
+            self.send_bytes(tree.children(), Tag::GlobalNorm, &bytes);
+        }
+        let tree = self.endpoint.replica_tree().clone();
+        self.send_bytes(tree.children(), Tag::GlobalNorm, &bytes);
+        Phase::Update { norm }
+    }
+
+    /// Scales the gradient sums to the mean over the microbatches, clips them, and takes the optimizer step.
+    pub(super) fn update(&mut self, norm: f64) -> Phase {
+        let start = Instant::now();
+        self.step.has_updated = true;
+        let clip = self.clip_norm.map_or(1.0, |clip| (clip / (norm + CLIP_EPSILON)).min(1.0));
+        let factor = clip / f64::from(self.summed_microbatches());
+        self.accumulated = 0;
+        let learning_rate = self.step.input.learning_rate;
+        self.stages.iter_mut().for_each(|stage| stage.runner.update(factor, learning_rate));
+        let report = self.report(Some(norm), start.elapsed());
+        self.finish(Outcome { reports: vec![report], collected: Vec::new() })
+    }
+
+    /// The sum of squares of each gradient sum of this rank that counts, in the order of its list of parameters.
+    fn squares(&self) -> Vec<f64> {
+        // A replica that has all rows adds within the same parts as replicas that have one part each.
+        let parts = if self.endpoint.part().is_some() { 1 } else { self.endpoint.replica_count() };
+        let of_stages = self.stages.iter().flat_map(|stage| {
+            let squares = stage.runner.gradient_squares(parts).into_iter().enumerate();
+            squares.filter(|(place, _)| self.counts(stage.index, *place)).map(|(_, square)| square)
+        });
+        of_stages.collect()
+    }
+
+    /// Parameters of this rank that count for the norm.
+    fn counted_parameters(&self) -> usize {
+        let of_stage = self.stages.iter().map(|stage| {
+            let places = 0..stage.runner.paths().len();
+            places.filter(|&place| self.counts(stage.index, place)).count()
+        });
+        of_stage.sum()
+    }
+
+    /// The norm of the mean gradient over all parameters of all ranks.
+    fn gradient_norm(&self, gathered: &[f64]) -> Result<f64, Cause> {
+        let order = self.parameters.as_ref().map_or(&[][..], |known| &known.order);
+        if order.len() != gathered.len() {
+            let (found, expected) = (gathered.len(), order.len());
+            return Err(MessageError::Count { tag: Tag::GradientNorm, found, expected }.into());
+        }
+        if let Some((path, _)) = order.iter().find(|(_, place)| !gathered[*place].is_finite()) {
+            return Err(Cause::GradientNotFinite { parameter: path.clone() });
+        }
+        let sum: f64 = order.iter().map(|(_, place)| gathered[*place]).sum();
+        Ok(sum.sqrt() / f64::from(self.summed_microbatches()))
+    }
+
+    /// Microbatches whose gradients are in the sums: those of this step and of the steps without an update before it, on
+    /// all replicas.
+    fn summed_microbatches(&self) -> u32 {
+        (self.accumulated + self.program().microbatches()) * self.endpoint.replica_count()
+    }
+
+    /// What replicas tell each other before the norm.
+    fn replica_tag(&self) -> Tag {
+        if self.endpoint.part().is_some() { Tag::SquaredNorms } else { Tag::Ready }
+    }
+}
+
+/// Adds the squares of each parameter over `parts` replicas, in their order. `gathered` has the squares of all parameters
+/// for each replica.
+fn add_parts(gathered: &[f64], parts: usize, parameters: usize, tag: Tag) -> Result<Vec<f64>, MessageError> {
+    if gathered.len() != parameters * parts {
+        return Err(MessageError::Count { tag, found: gathered.len(), expected: parameters * parts });
+    }
+    let sum = |place| gathered.iter().skip(place).step_by(parameters).sum();
+    Ok((0..parameters).map(sum).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn squares_of_replicas_are_added_in_their_order() {
+        let (a, b) = ([1e16, 1.0, 1.0], [0.1, 0.2, 0.3]);
+        let gathered = [a[0], b[0], a[1], b[1], a[2], b[2]];
+        let sums = add_parts(&gathered, 3, 2, Tag::SquaredNorms).expect("as many as there should be");
+        assert_eq!(sums, [(1e16 + 1.0) + 1.0, (0.1 + 0.2) + 0.3]);
+        assert_eq!(add_parts(&[], 3, 0, Tag::SquaredNorms), Ok(Vec::new()));
+        let error =
+            add_parts(&gathered[1..], 3, 2, Tag::SquaredNorms).expect_err("one is missing").to_string();
+        assert!(error.contains("has 5 numbers for 6 parameters"), "{error}");
+    }
+}

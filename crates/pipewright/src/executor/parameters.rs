@@ -1,0 +1,224 @@
+//! Which parameters several stages hold, and the order in which squares are added to the gradient norm.
+//!
+//! The ranks find this out at launch, before the first step. Each rank lists its parameters; the lists go up the
+//! pipeline's tree. The root refuses parameters of one path that their stages do not declare as shared, compares the
+//! copies of shared ones, and sends the list of those down. Steps exchange only numbers.
+
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::Arc;
+
+use pipewright_schedule::{Rank, StageIndex};
+use serde::{Deserialize, Serialize};
+
+use super::machine::Executor;
+use super::step::Phase;
+use crate::collective::Exchange;
+use crate::failure::Cause;
+use crate::message::{MessageError, Payload, Tag, decoded, encoded};
+
+/// One parameter of a rank, as the root of the pipeline's tree gets to know it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ListedParameter {
+    owner: Owner,
+    /// Its global path.
+    path: String,
+    /// Whether it may have a gradient: integer and boolean tensors do not.
+    has_gradient: bool,
+    /// Shape and values, if its stage declares it as shared.
+    shared: Option<Fingerprint>,
+}
+
+/// What copies of a shared parameter have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Fingerprint {
+    shape: Vec<usize>,
+    /// A hash of the values.
+    hash: u64,
+}
+
+/// A parameter's place in the pipeline. Owners are ordered by stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct Owner {
+    pub(super) stage: StageIndex,
+    /// The parameter's place among those of its stage.
+    pub(super) place: usize,
+    /// The rank in its pipeline.
+    pub(super) rank: Rank,
+}
+
+/// A parameter with at least two copies: its owners in order.
+pub(super) type Owners = Vec<Owner>;
+
+/// The order in which the root adds squares: the path of each parameter that counts, in the order of the paths, and its
+/// place among the gathered squares. Empty on ranks that add nothing.
+pub(super) type NormOrder = Vec<(Arc<str>, usize)>;
+
+/// What a rank knows of the parameters of its pipeline.
+pub(super) struct KnownParameters {
+    /// Shared parameters of which this rank has a copy, with their places in the list of all.
+    pub(super) shared: Vec<(u32, Owners)>,
+    /// Copies of this rank that another owner counts for in the norm and in checkpoints.
+    copies: HashSet<(StageIndex, usize)>,
+    pub(super) order: NormOrder,
+}
+
+impl Executor {
+    /// Lists this rank's parameters and waits for the lists of its subtree.
+    pub(super) fn list_parameters(&mut self) -> Phase {
+        let tree = self.endpoint.pipeline_tree();
+        Phase::ParameterLists(Exchange::gather(self.listed_parameters(), Tag::Parameters, tree.children()))
+    }
+
+    /// Passes the lists of this rank's subtree on. The root compares all and answers.
+    pub(super) fn find_shared(&mut self, listed: Vec<ListedParameter>) -> Result<Phase, Cause> {
+        let tree = self.endpoint.pipeline_tree().clone();
+        if let Some(parent) = tree.parent() {
+            self.endpoint.send_world(parent, Tag::Parameters, Payload::of(&listed));
+            let message = Exchange::one(parent, Tag::SharedParameters);
+            return Ok(Phase::SharedParameters { order: NormOrder::new(), message });
+        }
+        let shared = find_shared(&listed)?;
+        let order = norm_order(&listed, &shared);
+        Ok(Phase::SharedParameters { order, message: Exchange::here(encoded(&shared)) })
+    }
+
+    /// Passes the list of shared parameters on and keeps what concerns this rank.
+    pub(super) fn learn_shared(&mut self, order: NormOrder, message: &Arc<[u8]>) -> Result<(), MessageError> {
+        let tree = self.endpoint.pipeline_tree().clone();
+        let from = tree.parent().unwrap_or(self.world_rank);
+        let shared: Vec<Owners> = decoded(from, Tag::SharedParameters, message)?;
+        self.send_bytes(tree.children(), Tag::SharedParameters, message);
+        let is_own = |owners: &Owners| owners.iter().any(|owner| owner.rank == self.rank);
+        let shared: Vec<(u32, Owners)> = (0..).zip(shared).filter(|(_, owners)| is_own(owners)).collect();
+        let copies = shared.iter().flat_map(|(_, owners)| copies(owners)).collect();
+        self.parameters = Some(KnownParameters { shared, copies, order });
+        Ok(())
+    }
+
+    /// Whether this rank's copy of a parameter is the one that counts for the norm and in checkpoints.
+    pub(super) fn counts(&self, stage: StageIndex, place: usize) -> bool {
+        self.parameters.as_ref().is_none_or(|known| !known.copies.contains(&(stage, place)))
+    }
+
+    fn listed_parameters(&self) -> Vec<ListedParameter> {
+        let rank = self.rank;
+        let of_stage = self.stages.iter().map(|stage| {
+            let trained = stage.runner.paths().len();
+            let held = stage.runner.held().into_iter().enumerate();
+            held.map(|(place, held)| ListedParameter {
+                owner: Owner { stage: stage.index, place, rank },
+                path: held.path.to_string(),
+                has_gradient: place < trained,
+                shared: held.shared.map(|values| Fingerprint { shape: held.shape, hash: hash_of(values.as_bytes()) }),
+            })
+            .collect::<Vec<_>>()
+        });
+        of_stage.flatten().collect()
+    }
+}
+
+/// The owners but the first, which alone counts.
+fn copies(owners: &Owners) -> impl Iterator<Item = (StageIndex, usize)> {
+    owners.iter().skip(1).map(|owner| (owner.stage, owner.place))
+}
+
+/// The parameters that several stages share, in the order of their paths, each with its owners in order. All owners must
+/// declare the path as shared, and their copies must be equal.
+fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
+    let mut by_path: BTreeMap<&str, Vec<&ListedParameter>> = BTreeMap::new();
+    for parameter in listed {
+        by_path.entry(&parameter.path).or_default().push(parameter);
+    }
+    let several = by_path.into_iter().filter(|(_, copies)| copies.len() > 1);
+    several.map(|(path, copies)| equal_copies(path, copies)).collect()
+}
+
+/// The owners of one parameter in order, if all declare it as shared and their copies are equal.
+fn equal_copies(path: &str, mut copies: Vec<&ListedParameter>) -> Result<Owners, Cause> {
+    copies.sort_unstable_by_key(|copy| copy.owner);
+    let first = copies[0];
+    for (index, copy) in copies.iter().enumerate() {
+        let (stages, parameter) = ((first.owner.stage, copy.owner.stage), Arc::from(path));
+        let (Some(expected), Some(found)) = (&first.shared, &copy.shared) else {
+            let undeclared = if first.shared.is_none() { first } else { copy };
+            let second = copies[index.max(1)].owner.stage;
+            let stages = (first.owner.stage, second);
+            return Err(Cause::EqualPaths { parameter, stages, undeclared: undeclared.owner.stage });
+        };
+        if found.shape != expected.shape {
+            let shapes = (expected.shape.clone(), found.shape.clone());
+            return Err(Cause::SharedShape { parameter, stages, shapes });
+        }
+        if found.hash != expected.hash {
+            return Err(Cause::SharedValues { parameter, stages });
+        }
+    }
+    Ok(copies.into_iter().map(|copy| copy.owner).collect())
+}
+
+/// The order of the norm. Each rank sends the squares of its parameters that count in the order of its list, and they are
+/// gathered in the order of the ranks.
+fn norm_order(listed: &[ListedParameter], shared: &[Owners]) -> NormOrder {
+    let copies: HashSet<(StageIndex, usize)> = shared.iter().flat_map(copies).collect();
+    let is_copy = |listed: &ListedParameter| copies.contains(&(listed.owner.stage, listed.owner.place));
+    let counted = listed.iter().filter(|listed| listed.has_gradient && !is_copy(listed));
+    let mut order: NormOrder = counted.map(|listed| listed.path.as_str().into()).zip(0..).collect();
+    order.sort_by(|(a, _), (b, _)| a.cmp(b));
+    order
+}
+
+/// The same for the same bytes in every process of one build.
+fn hash_of(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(rank: u32, stage: u32, place: usize, path: &str, hash: Option<u64>) -> ListedParameter {
+        let owner = Owner { stage: StageIndex::new(stage), place, rank: Rank::new(rank) };
+        let shared = hash.map(|hash| Fingerprint { shape: vec![2], hash });
+        ListedParameter { owner, path: path.to_owned(), has_gradient: true, shared }
+    }
+
+    #[test]
+    fn the_lowest_stage_counts_and_squares_are_added_by_path() {
+        // Rank 0 has the stages 0 and 3, as in a V.
+        let listed = [
+            listed(0, 0, 0, "table", Some(1)),
+            listed(0, 3, 0, "norm", None),
+            listed(0, 3, 1, "table", Some(1)),
+            listed(1, 1, 0, "b", None),
+            listed(1, 2, 0, "a", Some(5)),
+        ];
+        let shared = find_shared(&listed).expect("equal copies");
+        let stages = shared.iter().map(|owners| owners.iter().map(|owner| owner.stage.get()).collect());
+        assert_eq!(stages.collect::<Vec<Vec<u32>>>(), [[0, 3]]);
+        let order = norm_order(&listed, &shared);
+        let order: Vec<(&str, usize)> = order.iter().map(|(path, place)| (&**path, *place)).collect();
+        assert_eq!(order, [("a", 3), ("b", 2), ("norm", 1), ("table", 0)]);
+    }
+
+    #[test]
+    fn one_path_of_two_undeclared_parameters_is_refused() {
+        for hashes in [[None, None], [Some(1), None], [None, Some(1)]] {
+            let listed = [listed(0, 0, 0, "weight", hashes[0]), listed(1, 1, 0, "weight", hashes[1])];
+            let error = find_shared(&listed).expect_err("they are different parameters").to_string();
+            assert!(error.starts_with("stages 0 and 1 each have a parameter `weight`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn copies_that_differ_are_refused() {
+        let listed = [listed(1, 1, 0, "table", Some(1)), listed(0, 0, 0, "table", Some(2))];
+        let error = find_shared(&listed).expect_err("the values differ").to_string();
+        assert!(
+            error.starts_with("stages 0 and 1 share the parameter `table`, but their copies differ"),
+            "{error}"
+        );
+    }
+}
