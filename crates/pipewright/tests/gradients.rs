@@ -129,10 +129,6 @@ impl StageModule for Watching {
         note(&self.seen.constant, &data);
         (self.linear.forward(hidden).tanh() + data.clone(), data * 2.0)
     }
-
-    fn parameter_path(&self, local: &str) -> String {
-        local.to_owned()
-    }
 }
 
 #[test]
@@ -143,7 +139,9 @@ fn inputs_that_require_no_gradient_get_none() {
         let of_stages = seen.clone();
         let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
             let module = Watching { linear: linear(u64::from(stage.get())), seen: of_stages.clone() };
-            Ok(if stage.get() == 3 { Stage::with_loss(module, pair_loss) } else { Stage::new(module) })
+            let made =
+                if stage.get() == 3 { Stage::with_loss(module, pair_loss) } else { Stage::new(module) };
+            Ok(made.with_prefix(&format!("layers.{stage}")))
         };
         let program = program(schedule, ranks, MICROBATCHES);
         let mut pipeline =
