@@ -18,7 +18,7 @@ mod signal;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use pipewright::memory::TrackingAllocator;
 
 use crate::arguments::{Arguments, Command};
@@ -66,7 +66,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Simulate(arguments) => commands::simulate::run(arguments),
         Command::Partition(arguments) => commands::partition::run(arguments),
         Command::Vpp(arguments) => commands::vpp::run(arguments),
-        Command::Completions(arguments) => commands::completions::run(arguments),
-        Command::Man(arguments) => commands::man::run(arguments),
+        Command::Completions(arguments) => commands::completions::run(arguments, Arguments::command()),
+        Command::Man(arguments) => commands::man::run(arguments, Arguments::command()),
     }
 }

@@ -1,9 +1,8 @@
 //! `pipewright completions`: a script that completes the command's arguments in a shell.
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::arguments::Arguments;
 use crate::failure::Failure;
 use crate::output::OutputFile;
 
@@ -17,9 +16,9 @@ pub(crate) struct CompletionsArguments {
     output: OutputFile,
 }
 
-/// Runs the command.
-pub(crate) fn run(arguments: &CompletionsArguments) -> Result<(), Failure> {
+/// Runs the command; `program` describes the whole command line.
+pub(crate) fn run(arguments: &CompletionsArguments, mut program: Command) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut Arguments::command(), "pipewright", &mut script);
+    clap_complete::generate(arguments.shell, &mut program, "pipewright", &mut script);
     arguments.output.write(&String::from_utf8_lossy(&script))
 }

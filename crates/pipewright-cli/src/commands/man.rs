@@ -3,10 +3,9 @@
 use std::fs;
 use std::path::PathBuf;
 
-use clap::{Args, Command, CommandFactory};
+use clap::{Args, Command};
 use clap_mangen::Man;
 
-use crate::arguments::Arguments;
 use crate::failure::Failure;
 use crate::output;
 
@@ -18,9 +17,8 @@ pub(crate) struct ManArguments {
     folder: Option<PathBuf>,
 }
 
-/// Runs the command.
-pub(crate) fn run(arguments: &ManArguments) -> Result<(), Failure> {
-    let mut program = Arguments::command();
+/// Runs the command; `program` describes the whole command line.
+pub(crate) fn run(arguments: &ManArguments, mut program: Command) -> Result<(), Failure> {
     // Gives each command its full name, such as `pipewright-train`.
     program.build();
     let Some(folder) = &arguments.folder else { return output::write(None, &page(program).1) };

@@ -110,7 +110,9 @@ impl Executor {
                 owner: Owner { stage: stage.index, place, rank },
                 path: held.path.to_string(),
                 has_gradient: place < trained,
-                shared: held.shared.map(|values| Fingerprint { shape: held.shape, hash: hash_of(values.as_bytes()) }),
+                shared: held
+                    .shared
+                    .map(|values| Fingerprint { shape: held.shape, hash: hash_of(values.as_bytes()) }),
             })
             .collect::<Vec<_>>()
         });

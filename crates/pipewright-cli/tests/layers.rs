@@ -1,0 +1,38 @@
+//! The order of the binary's modules: each imports only the modules before it. The rules are in `tools/layers`.
+
+const LAYERS: &[&str] = &[
+    "quiet",
+    "schedule_file",
+    "config",
+    "display",
+    "failure",
+    "exhaustion",
+    "panic",
+    "output",
+    "run_folder",
+    "signal",
+    // Parts that several commands share.
+    "commands::schedule_file",
+    "commands::schedule_size",
+    "commands::drawing",
+    "commands::engine",
+    "commands::simulation_text",
+    "commands::weight",
+    "commands::run_arguments",
+    "commands::prepare",
+    "commands::memory",
+    "commands::overview",
+    "commands::run_identity",
+    "commands::process_group",
+    "commands::checkpoint_path",
+    "commands::origin",
+    "commands::launch",
+    "commands::training_loop",
+    "commands",
+    "arguments",
+];
+
+#[test]
+fn no_module_imports_a_later_one() {
+    pipewright_layers::assert_layers(env!("CARGO_MANIFEST_DIR"), LAYERS);
+}
