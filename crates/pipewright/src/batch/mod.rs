@@ -7,9 +7,9 @@ mod error;
 mod split_spec;
 mod microbatch;
 mod side_inputs;
-mod batch;
+mod step_batch;
 
-pub use batch::Batch;
+pub use step_batch::Batch;
 pub use error::SplitError;
 pub use microbatch::*;
 pub use side_inputs::SideInputError;
