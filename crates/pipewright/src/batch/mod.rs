@@ -9,9 +9,9 @@ mod microbatch;
 mod side_inputs;
 mod step_batch;
 
-pub use step_batch::Batch;
 pub use error::SplitError;
 pub use microbatch::*;
 pub use side_inputs::SideInputError;
 pub(crate) use side_inputs::SideInputs;
 pub use split_spec::*;
+pub use step_batch::Batch;
