@@ -35,7 +35,7 @@ fn sizes_that_do_not_exist() {
     check_source::<GenerateError>(complete().microbatches(0), "at least one microbatch");
     check_source::<GenerateError>(complete().stages_per_rank(2), "`1f1b` runs 1 stage(s) on each rank");
     check_source::<PartitionError>(complete().ranks(9), "8 layers cannot fill 9 stages");
-    check_source::<PartitionError>(complete().boundaries([9]), "boundary 9 lies beyond");
+    check_source::<PartitionError>(complete().boundaries([9]), "boundary 9 is above the last of 8 layers");
     check(complete().data_parallel(0), |error| matches!(error, BuildError::NoReplicas), "0 replicas");
 }
 
