@@ -37,9 +37,10 @@ pub mod parameter;
 
 pub mod init;
 
+pub mod decoder;
+
 pub mod family;
 
-pub mod decoder;
 pub mod llama;
 pub mod qwen2;
 

@@ -15,6 +15,7 @@ const LAYERS: &[&str] = &[
     "vpp",
     "overlap",
     "action",
+    "packed",
     "notation",
     "schedule",
     "csv",

@@ -75,15 +75,15 @@ fn the_template_names_every_key() {
 
 #[test]
 fn settings_survive_being_written_and_read() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let schedule = folder.path().join("a.csv");
+    std::fs::write(&schedule, "0F0,0B0\n1F0,1B0\n").expect("it can be written");
+    let schedule = format!("pipeline.schedule={}", schedule.display());
     let cases: [&[&str]; 5] = [
         &[],
         &["model.architecture=qwen2", "model.tie_word_embeddings=true"],
         &["model.from=models/a", "data.path=[\"a b/*.txt\", \"!**/c/**\"]", "data.tokenizer=tokenizer.json"],
-        &[
-            "pipeline.schedule=a.csv",
-            "optimizer.learning_rate=0.1234567890123456",
-            "run.deadline_seconds=0.5",
-        ],
+        &[&schedule, "optimizer.learning_rate=0.1234567890123456", "run.deadline_seconds=0.5"],
         &["pipeline.partition=explicit", "pipeline.boundaries=[3]", "run.seed=9223372036854775807"],
     ];
     for arguments in cases {
@@ -234,10 +234,7 @@ fn sizes_that_do_not_fit_each_other() {
         &["pipeline.microbatches=16", "pipeline.ranks=11"],
         "10 layers cannot fill 11 stages; use at most 10 stages",
     );
-    refuse(
-        &["pipeline.stages_per_rank=2"],
-        "`1f1b` runs 1 stage(s) on each rank, not 2; leave the number out",
-    );
+    refuse(&["pipeline.stages_per_rank=2"], "`1f1b` runs 1 stage(s) on each rank, not 2; use 1");
 }
 
 #[test]

@@ -15,7 +15,7 @@ const OPTIMIZER: &str = "\
 [optimizer]
 learning_rate = 0.01
 schedule = \"cosine\"
-warmup_steps = 3
+warmup_steps = 1
 ";
 
 /// How long a test waits for a run.

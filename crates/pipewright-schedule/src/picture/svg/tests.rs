@@ -2,9 +2,12 @@
 
 use super::layout::{LABEL, PLOT};
 use super::*;
+use crate::costs::Costs;
 use crate::csv::parse_program;
+use crate::generate::{ScheduleSpec, generate};
+use crate::level::Level;
+use crate::lower::{LowerConfig, lower};
 use crate::simulate::{logical, timed};
-use crate::{Costs, Level, LowerConfig, ScheduleSpec, generate, lower};
 
 fn drawn_with(rows: &str, settings: &PictureSettings<'_>) -> String {
     let program = parse_program(rows).expect("a program");
