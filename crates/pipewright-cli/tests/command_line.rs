@@ -482,10 +482,8 @@ fn weights_may_have_decimals() {
     let text = ["partition", "--weights", "0.1,0.2,0.3", "--stages", "2"];
     let expected = "stage 0: layers 0 to 1, weight 0.3\nstage 1: layers 2 to 2, weight 0.3\n";
     assert_eq!(succeed(&folder, &text), expected);
-    for (weights, words) in [("1,-2", "weight 2 of 2, `-2`, is negative; write 0 or more")] {
-        let arguments = ["partition", "--weights", weights, "--stages", "1"];
-        fail(&folder, &arguments, 2, &[&format!("error: --weights: {words}")]);
-    }
+    let arguments = ["partition", "--weights", "1,-2", "--stages", "1"];
+    fail(&folder, &arguments, 2, &["error: --weights: weight 2 of 2, `-2`, is negative; write 0 or more"]);
     for weights in ["nan,1", "1,inf", "-inf", "1e3"] {
         let output = run_in(folder.path(), &["partition", "--weights", weights, "--stages", "1"]);
         assert_eq!(output.status.code(), Some(2), "{weights}");
