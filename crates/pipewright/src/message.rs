@@ -1,7 +1,7 @@
 //! Messages between ranks: a tag that says what the message is for, and tensors or bytes as its content.
 //!
 //! The receiver knows from the tag what it expects. A message may come from another process, so its content can differ
-//! from that: [`Message::into_tensors`] and [`Message::read`] then return an error that names the tag and the sender.
+//! from that: [`Message::into_tensors`] and `Message::read` then return an error that names the tag and the sender.
 
 use std::sync::Arc;
 use std::time::Instant;

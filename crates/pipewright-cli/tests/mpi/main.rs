@@ -133,7 +133,7 @@ fn what_a_process_holds_does_not_drift() {
         fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("a run writes its metrics");
     let peaks = |line: &str| -> Vec<u64> {
         let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
-        value["peak_bytes"].as_array().expect("a list").iter().filter_map(|peak| peak.as_u64()).collect()
+        value["peak_bytes"].as_array().expect("a list").iter().filter_map(serde_json::Value::as_u64).collect()
     };
     let peaks: Vec<Vec<u64>> = metrics.lines().map(peaks).collect();
     let greatest = |steps: &[Vec<u64>], rank: usize| steps.iter().map(|peaks| peaks[rank]).max();
