@@ -43,8 +43,8 @@ Example:
     /// Resume a run from its newest checkpoint, or from the named one.
     #[command(after_help = "\
 The run's own configuration applies, and --set overrides its keys: ranks, schedule, microbatches, steps and more may \
-change, model and data may not. metrics.jsonl continues after the checkpoint's step; lines and checkpoints of later steps are moved \
-aside. A finished run continues when run.steps is raised.
+change, model and data may not. metrics.jsonl continues after the checkpoint's step; lines and checkpoints of later \
+steps are moved aside. A finished run continues if run.steps is raised.
 
 Example:
   pipewright resume runs/sample --set pipeline.ranks=1")]

@@ -237,7 +237,7 @@ fn an_earlier_checkpoint_is_gone_on_from_and_what_came_later_is_kept() {
     run.train(&["run.steps=6", "run.checkpoint_every=2"]);
     let (expected, state) = (run.figures(), final_state(&run));
     let words = said(&run, &["resume", "out/checkpoints/step-00000002", "--set", "pipeline.ranks=1"]);
-    assert!(words.contains("going on from step 2"), "{words}");
+    assert!(words.contains("resuming from step 2"), "{words}");
     assert!(
         words.contains("moved the metrics of steps after 2 to ") && words.contains("metrics.1.jsonl"),
         "{words}"

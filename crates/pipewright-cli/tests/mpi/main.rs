@@ -226,7 +226,7 @@ fn check_resume(whole: (u32, &[&str]), first: (u32, &[&str]), then: &str) {
     let mut again = mpirun(folder.path());
     again.args(["-n", "2"]).arg(pipewright());
     let said = resume(again, &["pipeline.transport=mpi", then, "run.steps=6"]);
-    assert_eq!(said.matches("going on from step 4").count(), 1, "{said}");
+    assert_eq!(said.matches("resuming from step 4").count(), 1, "{said}");
     assert_eq!(figures(folder.path()), figures(undisturbed.path()));
 }
 
