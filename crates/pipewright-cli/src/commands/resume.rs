@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: &ResumeArguments) -> Result<(), Failure> {
 }
 
 fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
-    // The leader locks the folder before the other processes read it.
+    // The leader locks the folder and cleans it up before the other processes read it.
     let owned = own(arguments, processes.is_leader());
     let owned = processes.agree(owned, |_| Fields::new())?;
     let found = Found::find(arguments, owned).inspect(|found| {
