@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
 }
 
 const EXITS: &str = "\
-Exit codes: 0 done; 2 wrong input; 3 a check said no; 4 a rank failed; 5 stopped by a signal after saving a checkpoint; \
+Exit codes: 0 done; 2 wrong input; 3 a check failed; 4 a rank failed; 5 stopped by a signal after saving a checkpoint; \
 70 a bug of Pipewright.
 
 Example:

@@ -65,7 +65,7 @@ impl Failure {
         Self { lost, ..self }
     }
 
-    /// The lost rank, if the failure is the loss of a rank.
+    /// Returns the lost rank, if the failure is the loss of a rank.
     pub(crate) fn lost(&self) -> Option<Rank> {
         self.lost
     }
@@ -131,7 +131,7 @@ pub(crate) fn sentence(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Each message stays on one line, so that scripts and editors find the places in it.
+/// Returns the renderer of problems. It does not wrap messages, so that scripts and editors find the places in them.
 fn handler(is_terminal: bool, has_colour: bool) -> GraphicalReportHandler {
     let mut theme = match (is_terminal, has_colour) {
         (true, true) => GraphicalTheme::unicode(),

@@ -51,7 +51,10 @@ pub(crate) enum RunFolderError {
         path: PathBuf,
     },
     /// A file that the run would write exists and does not belong to a run.
-    #[error("{}: the file belongs to no earlier run and would be overwritten; choose another run.out", path.display())]
+    #[error(
+        "{}: the file does not belong to an earlier run and would be overwritten; choose another run.out",
+        path.display()
+    )]
     Foreign {
         /// The file.
         path: PathBuf,

@@ -172,7 +172,7 @@ fn an_output_folder_that_cannot_be_written() {
     let folder = folder();
     fs::create_dir(folder.path().join("out")).expect("a folder");
     write(&folder, "out/config.toml", "mine");
-    let message = "error: out/config.toml: the file belongs to no earlier run and would be overwritten; \
+    let message = "error: out/config.toml: the file does not belong to an earlier run and would be overwritten; \
                    choose another run.out";
     fail(&folder, &["train", "small.toml"], 2, &[message]);
     assert_eq!(fs::read_to_string(folder.path().join("out/config.toml")).ok().as_deref(), Some("mine"));
@@ -423,7 +423,7 @@ fn passes_and_costs_that_contradict_each_other() {
     refuse(&["merge-bw,merge-bw"], "--pass names merge-bw twice; a pass runs once, leave one out");
     refuse(
         &["send-recv,wait-send=2", "--budget", "3"],
-        "--budget is given, and --pass has a setting behind wait-send= as well; leave one of them out",
+        "--budget is given, and --pass has a setting after wait-send= as well; leave one of them out",
     );
     write(&folder, "comms.csv", succeed(&folder, &["lower", "s.csv", "--pass", "send-early,send-recv"]));
     let message = "error: comms.csv: the file has messages already, and the pass send-early must run before they are \

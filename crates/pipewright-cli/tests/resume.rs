@@ -39,8 +39,8 @@ const CUTS: &[&[&str]] = &[
 ];
 
 /// Trains 40 steps with kills at random moments. After each kill the run resumes with `changes(number of the kill)`.
-/// The result is compared with an undisturbed run. The last kill may happen after the run has saved its last step. In that
-/// case the next resume finds the run finished, and its state is in the shards of the last changes.
+/// The result is compared with an undisturbed run. The last kill may happen after the run has saved its last step. In
+/// that case the next resume finds the run finished, and its state is in the shards of the last changes.
 fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static str>) {
     let whole = Run::new();
     let started = std::time::Instant::now();

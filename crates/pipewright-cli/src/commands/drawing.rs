@@ -71,7 +71,7 @@ pub(super) fn check_size(program: &Program) -> Result<(), Failure> {
 pub(super) fn check_cells(cells: u64) -> Result<(), Failure> {
     if cells > MAX_DRAWN {
         return Err(Failure::input(format!(
-            "a picture of {cells} cells is too large to look at; use --format csv, or a size with at most {MAX_DRAWN}"
+            "a picture of {cells} cells is too large to draw; use --format csv, or a size with at most {MAX_DRAWN}"
         )));
     }
     Ok(())

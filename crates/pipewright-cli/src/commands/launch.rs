@@ -48,8 +48,7 @@ pub(super) fn launch(
     exhaustion::watch();
     let transport = prepared.settings.pipeline.transport;
     let mesh = Mesh { pipeline: prepared.program.ranks(), data: prepared.settings.mesh.data_parallel };
-    let ranks =
-        mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has more ranks than there can be")))?;
+    let ranks = mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has too many ranks")))?;
     let world = match transport {
         TransportChoice::Local if processes.is_several() => {
             return Err(Failure::input(

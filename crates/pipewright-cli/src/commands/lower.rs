@@ -154,7 +154,7 @@ impl PassSettings {
         };
         if let Some((flag, pass, _)) = flags.into_iter().find(without_pass) {
             return Err(Failure::input(format!(
-                "{flag} belongs to the pass {pass}, which is not asked for; leave it out or add the pass"
+                "{flag} belongs to the pass {pass}, which --pass does not name; leave it out or add the pass"
             )));
         }
         let set_twice = |&(_, pass, is_given): &(&str, &str, bool)| {
@@ -165,7 +165,7 @@ impl PassSettings {
         };
         match flags.into_iter().find(set_twice) {
             Some((flag, pass, _)) => Err(Failure::input(format!(
-                "{flag} is given, and --pass has a setting behind {pass}= as well; leave one of them out"
+                "{flag} is given, and --pass has a setting after {pass}= as well; leave one of them out"
             ))),
             None => Ok(()),
         }

@@ -120,7 +120,7 @@ fn sound_program(
     };
     if mesh.is_sharded() && program.level() != Level::Full {
         return Err(Failure::input(format!(
-            "{place}: the schedule communicates already and never gathers parameters, which are sharded \
+            "{place}: the schedule already communicates and never gathers parameters, but they are sharded \
              (`mesh.data_parallel_mode`): give one without communication, one of level `full`, or set \
              mesh.data_parallel_mode=replicated"
         )));

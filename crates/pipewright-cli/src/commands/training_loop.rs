@@ -43,7 +43,7 @@ impl TrainingLoop<'_> {
         let Self { settings, overview, description, mut folder, processes, interrupt } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
         let watched = interrupt.watch();
-        watched.map_err(|error| Failure::input(format!("signals cannot be watched for: {error}")))?;
+        watched.map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
         let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start)?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
         let display = folder.is_some().then(|| Display::new(overview, start, run.steps));

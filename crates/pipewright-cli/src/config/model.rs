@@ -96,8 +96,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
     }
 }
 
-/// `--set model.from=DIR` replaces the whole section of the file, because the sizes in the file are those of another
-/// model.
+/// Removes the section's keys that are written in the file. `--set model.from=DIR` needs this, because the sizes in the
+/// file are those of another model.
 fn forget_the_file(document: &mut Document) {
     let in_file = |(key, place): (&str, &Place)| matches!(place, Place::File { .. }).then(|| key.to_owned());
     let keys: Vec<String> = document.written("model").filter_map(in_file).collect();

@@ -89,9 +89,9 @@ pub(crate) enum ProblemKind {
     WrongType {
         /// The key.
         key: &'static str,
-        /// What is expected, with its article.
+        /// The expected type, with its article.
         expected: &'static str,
-        /// What was found, with its article.
+        /// The type that was found, with its article.
         found: &'static str,
     },
     /// The number is out of range.

@@ -180,7 +180,7 @@ impl Browser {
         self.frame();
     }
 
-    /// Presses a key; `text` is what it types.
+    /// Presses a key. `text` is the text that the key types.
     pub(crate) fn key(&mut self, key: &str, text: &str) {
         let press =
             json!({"type": if text.is_empty() { "rawKeyDown" } else { "keyDown" }, "key": key, "text": text});

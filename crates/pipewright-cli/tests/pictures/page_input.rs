@@ -1,4 +1,4 @@
-//! Wheel, mouse, keys, buttons and fingers change what the page shows.
+//! Tests that the wheel, the mouse, keys, buttons and touch change the view of the page.
 
 use crate::browser::{Browser, CTRL, SHIFT};
 use crate::made::Made;
