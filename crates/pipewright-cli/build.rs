@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Adds the documents and sources at `path`, but no tests and benches.
+/// Adds the documents and sources at `path`, except tests and benches.
 fn gather(path: &Path, files: &mut Vec<PathBuf>) -> Result<(), Box<dyn Error>> {
     if !path.is_dir() {
         if path.extension().is_some_and(|ending| ending == "md" || ending == "rs") {
@@ -28,7 +28,7 @@ fn gather(path: &Path, files: &mut Vec<PathBuf>) -> Result<(), Box<dyn Error>> {
         }
         return Ok(());
     }
-    // A folder changes when a file in it comes or goes.
+    // A folder's modification time changes when a file in it is added or removed.
     println!("cargo::rerun-if-changed={}", path.display());
     for entry in fs::read_dir(path)? {
         let entry = entry?;

@@ -1,7 +1,7 @@
-//! The commands, as clap sees them. The arguments of each command are in the command's file.
+//! The commands, as clap declares them. The arguments of each command are in the command's file.
 //!
-//! A paragraph of help is one line here, because clap wraps it to the terminal. A line of an example is short enough never
-//! to be wrapped.
+//! Each paragraph of help is one line in the source, because clap wraps it to the terminal's width. The lines of
+//! examples are short, so that clap does not wrap them.
 
 use clap::{Parser, Subcommand};
 
@@ -22,13 +22,13 @@ pub(crate) struct Arguments {
 }
 
 const EXITS: &str = "\
-Exit codes: 0 done; 2 wrong input; 3 a check said no; 4 a rank failed; 5 stopped by a signal after saving a checkpoint; \
+Exit codes: 0 done; 2 wrong input; 3 a check failed; 4 a rank failed; 5 stopped by a signal after saving a checkpoint; \
 70 a bug of Pipewright.
 
 Example:
   pipewright train --set run.steps=20";
 
-/// What to do.
+/// The command to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Train a model across pipeline ranks.
@@ -42,9 +42,9 @@ Example:
     Train(RunArguments),
     /// Resume a run from its newest checkpoint, or from the named one.
     #[command(after_help = "\
-The run's own configuration applies, with --set on top: ranks, schedule, microbatches, steps and more may change, model \
-and data may not. metrics.jsonl continues after the checkpoint's step; lines and checkpoints of later steps are moved \
-aside. A finished run continues when run.steps is raised.
+The run's own configuration applies, and --set overrides its keys: ranks, schedule, microbatches, steps and more may \
+change, model and data may not. metrics.jsonl continues after the checkpoint's step; lines and checkpoints of later \
+steps are moved aside. A finished run continues if run.steps is raised.
 
 Example:
   pipewright resume runs/sample --set pipeline.ranks=1")]
@@ -71,7 +71,7 @@ Example:
     Schedule(schedule::ScheduleArguments),
     /// Run passes over a schedule from a file.
     #[command(after_help = "\
-A pass may have its setting behind it: unshard=3:8 (window, lookahead), reduce-grad=at-end, wait-send=2. The result is \
+A pass may be followed by its setting: unshard=3:8 (window, lookahead), reduce-grad=at-end, wait-send=2. The result is \
 not proved sound: run `pipewright validate` on it.
 
 Example:

@@ -1,6 +1,6 @@
-//! Says on standard error where a run has come to the end of its memory, and ends the process.
+//! Ends the process if the run cannot allocate memory, with a report on standard error of where that happened.
 //!
-//! Nothing here allocates: the text is put together on the stack.
+//! This code does not allocate: it composes the text on the stack.
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
@@ -9,26 +9,26 @@ use pipewright::memory::{Exhaustion, on_exhaustion};
 
 use crate::failure::Exit;
 
-/// Bytes of the longest message.
+/// The length of the longest message in bytes.
 const LONGEST: usize = 1024;
 
-/// Has a run that gets no more memory end with a report.
+/// Installs the handler that reports a failed allocation and ends the process.
 pub(crate) fn watch() {
     on_exhaustion(end);
 }
 
 fn end(exhaustion: &Exhaustion) -> ! {
     let mut text = Text { bytes: [0; LONGEST], length: 0 };
-    let way_out = "make `pipeline.microbatch_size` or the model smaller, take more ranks, or give the process more memory";
-    // What does not fit is left out.
-    let _ = writeln!(text, "error: {exhaustion}; {way_out}");
-    // Nobody is left to tell when standard error is closed.
+    let advice = "make `pipeline.microbatch_size` or the model smaller, use more ranks or give the process more memory";
+    // Text that does not fit is cut off.
+    let _ = writeln!(text, "error: {exhaustion}; {advice}");
+    // If standard error is closed, the error cannot be reported anywhere.
     let _ = std::io::stderr().write_all(&text.bytes[..text.length]);
-    // Without the process's exit handlers, which may need memory or wait for other threads.
+    // The process's exit handlers are skipped, because they may need memory or wait for other threads.
     signal_hook::low_level::exit(Exit::RankFailed as i32)
 }
 
-/// Text on the stack.
+/// A text on the stack.
 struct Text {
     bytes: [u8; LONGEST],
     length: usize,

@@ -10,7 +10,7 @@ use pipewright_schedule::Rank;
 use crate::config::ConfigError;
 use crate::display::screen;
 
-/// Why the command ends with a code other than 0.
+/// The reason why the command ends with a code other than 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// Arguments, configuration, a schedule or data are wrong. Clap uses the same code.
@@ -19,7 +19,7 @@ pub(crate) enum Exit {
     CheckFailed = 3,
     /// A rank failed or a peer was lost.
     RankFailed = 4,
-    /// Stopped by a signal, after saving a checkpoint.
+    /// A signal stopped the run, after it had saved a checkpoint.
     Interrupted = 5,
     /// A bug of Pipewright.
     Bug = 70,
@@ -31,12 +31,12 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// What went wrong, and the exit code for it.
+/// The problems that ended the command, and the exit code for them.
 #[derive(Debug)]
 pub(crate) struct Failure {
     /// The exit code.
     pub(crate) exit: Exit,
-    /// Whether it has been written, or another process of the run writes it.
+    /// Whether the failure has already been written, or another process of the run writes it.
     is_told: bool,
     /// The lost rank, if the failure is the loss of a rank.
     lost: Option<Rank>,
@@ -44,18 +44,18 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A failure with one message: an error with all its causes, or a sentence.
+    /// Returns a failure with one message: an error with all its causes, or a sentence.
     pub(crate) fn new(exit: Exit, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         let message = sentence(error.into().as_ref());
         Self { exit, is_told: false, lost: None, problems: vec![Box::new(MietteDiagnostic::new(message))] }
     }
 
-    /// A failure that has been reported already.
+    /// Returns a failure that has been reported already.
     pub(crate) fn told(exit: Exit) -> Self {
         Self { exit, is_told: true, lost: None, problems: Vec::new() }
     }
 
-    /// Wrong input: an error with all its causes, or a sentence.
+    /// Returns a failure for wrong input, with one message: an error with all its causes, or a sentence.
     pub(crate) fn input(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::new(Exit::WrongInput, error)
     }
@@ -65,7 +65,7 @@ impl Failure {
         Self { lost, ..self }
     }
 
-    /// The lost rank, if the failure is the loss of a rank.
+    /// Returns the lost rank, if the failure is the loss of a rank.
     pub(crate) fn lost(&self) -> Option<Rank> {
         self.lost
     }
@@ -91,7 +91,7 @@ impl Failure {
         let mut text = String::new();
         for problem in &self.problems {
             let mut rendered = String::new();
-            // Writing to a string does not fail, but a diagnostic may refuse to be rendered.
+            // Writing to a string does not fail, but rendering a diagnostic may fail.
             if handler.render_report(&mut rendered, problem.as_ref()).is_err() {
                 rendered = format!("error: {problem}\n");
             }
@@ -115,7 +115,7 @@ impl From<ConfigError> for Failure {
     }
 }
 
-/// The message of an error, followed by those of its causes.
+/// Returns the message of an error, followed by the messages of its causes.
 ///
 /// A cause that a message already contains is not repeated.
 pub(crate) fn sentence(error: &(dyn Error + 'static)) -> String {
@@ -131,7 +131,7 @@ pub(crate) fn sentence(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Each message stays on one line, so that scripts and editors find the places in it.
+/// Returns the renderer of problems. It does not wrap messages, so that scripts and editors find the places in them.
 fn handler(is_terminal: bool, has_colour: bool) -> GraphicalReportHandler {
     let mut theme = match (is_terminal, has_colour) {
         (true, true) => GraphicalTheme::unicode(),

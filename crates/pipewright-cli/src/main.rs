@@ -29,12 +29,12 @@ use crate::failure::Failure;
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator<mimalloc::MiMalloc> = TrackingAllocator(mimalloc::MiMalloc);
 
-/// Keeps freed memory in the process. Each step allocates the same gigabytes that the previous step freed; returning them
-/// in between costs up to a sixth of the step's time, because the system clears the pages.
+/// Keeps freed memory in the process. Each step allocates the same gigabytes that the previous step freed. Returning
+/// them to the system between steps costs up to a sixth of the step's time, because the system clears the pages.
 fn keep_freed_memory() {
-    /// `mi_option_purge_delay` of mimalloc's C interface; -1 is never.
+    /// The option `mi_option_purge_delay` of mimalloc's C interface. The value -1 means never.
     const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
-    // SAFETY: no other thread runs yet.
+    // SAFETY: the process has no other threads yet.
     unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, -1) };
 }
 

@@ -22,8 +22,8 @@ impl OutputFile {
     }
 }
 
-/// Writes `text` to `file`, or to standard output if there is none or it is `-`. It is not a failure if the reader of
-/// standard output closes it early.
+/// Writes `text` to `file`, or to standard output if there is no file or its name is `-`. Succeeds even if the reader
+/// of standard output closes it early.
 pub(crate) fn write(file: Option<&Path>, text: &str) -> Result<(), Failure> {
     let Some(path) = file.filter(|path| *path != Path::new("-")) else {
         let mut out = std::io::stdout().lock();

@@ -1,17 +1,17 @@
 //! Turns a panic of the command into one sentence and an exit code.
 //!
-//! The panic of a stage is another matter: the runtime catches it on its rank's thread and reports it as that rank's
-//! failure.
+//! A panic of a stage is handled elsewhere: the runtime catches it on the rank's thread and reports it as a failure of
+//! that rank.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
 use crate::failure::{Exit, Failure};
 
-/// Where the command's own thread panicked last. There is one panic hook per process, so its memory is static.
+/// The place where the command's own thread panicked last. A process has one panic hook, so this is a static variable.
 static PLACE: Mutex<Option<String>> = Mutex::new(None);
 
-/// Runs a command; a panic in it is a [`Failure`] with [`Exit::Bug`].
+/// Runs a command and turns a panic in it into a [`Failure`] with [`Exit::Bug`].
 pub(crate) fn guard(command: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
     let own_thread = std::thread::current().id();
     let standard = std::panic::take_hook();
@@ -24,7 +24,7 @@ pub(crate) fn guard(command: impl FnOnce() -> Result<(), Failure>) -> Result<(),
             *PLACE.lock().unwrap_or_else(PoisonError::into_inner) = place;
         }
     }));
-    // After a panic, no data of the command is used again.
+    // `AssertUnwindSafe` holds because no data of the command is used after a panic.
     catch_unwind(AssertUnwindSafe(command)).unwrap_or_else(|payload| {
         let place = PLACE.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
         Err(bug(&place, payload.as_ref()))

@@ -1,6 +1,6 @@
-//! Whether `--quiet` was given: then standard error receives errors only.
+//! The `--quiet` flag: if it is given, only errors are written to standard error.
 //!
-//! The flag belongs to the process, as standard error does.
+//! The flag is global because standard error belongs to the whole process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,9 +1,10 @@
 //! The folder of a run's results: `metrics.jsonl`, `config.toml`, `timeline.json`, and its checkpoints.
 //!
-//! Nothing of an earlier run is overwritten. `train` moves the folder of an earlier run aside, to the same name with
-//! `.1`, `.2` and so on behind it. `resume` from a checkpoint before the run's last step moves the later lines of the
-//! metrics to `metrics.1.jsonl` and the later checkpoints to `checkpoints.1`. If files of the same names belong to no run,
-//! the run is refused. The folder of the checkpoints is locked while a run is at work, so two never write to one folder.
+//! Files of an earlier run are never overwritten. `train` renames the folder of an earlier run: it appends `.1`, `.2`
+//! and so on to the name. `resume` from a checkpoint before the run's last step moves the later lines of the metrics to
+//! `metrics.1.jsonl` and the later checkpoints to `checkpoints.1`. If the folder contains files of the same names that
+//! do not belong to a run, the run is refused. The folder of the checkpoints is locked during a run, so two runs never
+//! write to the same folder.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -14,7 +15,7 @@ use pipewright::checkpoint::{CheckpointError, CheckpointFolder};
 use pipewright::train::Metrics;
 use thiserror::Error;
 
-/// A line of figures for each step.
+/// The file with one line of metrics per step.
 pub(crate) const METRICS: &str = "metrics.jsonl";
 /// The folder of the checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
@@ -26,13 +27,13 @@ const TIMELINE: &str = "timeline.json";
 pub(crate) struct RunFolder {
     path: PathBuf,
     metrics: File,
-    /// A sentence on each thing that was moved aside.
+    /// One sentence for each file or folder that was moved aside.
     moved: Vec<String>,
-    /// Until the writer of checkpoints takes it.
+    /// The folder of the checkpoints, until the writer of checkpoints takes it.
     checkpoints: Option<CheckpointFolder>,
 }
 
-/// Why results cannot be kept.
+/// The reason why results cannot be written.
 #[derive(Debug, Error)]
 pub(crate) enum RunFolderError {
     /// The folder or a file in it cannot be written.
@@ -43,20 +44,23 @@ pub(crate) enum RunFolderError {
         /// The operating system's reason.
         source: io::Error,
     },
-    /// Something else has the folder's name.
+    /// The path is not a folder.
     #[error("{}: not a folder; choose another run.out", path.display())]
     NotAFolder {
-        /// What has the name.
+        /// The path.
         path: PathBuf,
     },
-    /// A file that a run would write is there and does not belong to a run.
-    #[error("{}: the file belongs to no earlier run and would be overwritten; choose another run.out", path.display())]
+    /// A file that the run would write exists and does not belong to a run.
+    #[error(
+        "{}: the file does not belong to an earlier run and would be overwritten; choose another run.out",
+        path.display()
+    )]
     Foreign {
         /// The file.
         path: PathBuf,
     },
-    /// The folder holds no run to go on with.
-    #[error("{}: there is no run to go on with in this folder: {CONFIG} is missing; train first", path.display())]
+    /// The folder does not contain a run to resume.
+    #[error("{}: there is no run to resume in this folder: {CONFIG} is missing; train first", path.display())]
     NoRun {
         /// The folder.
         path: PathBuf,
@@ -74,13 +78,13 @@ pub(crate) enum RunFolderError {
     },
 }
 
-/// Checks that a run could be kept in `path`, without leaving a trace.
+/// Checks that a run could be written to `path`, and leaves the file system unchanged.
 ///
 /// # Errors
-/// As [`RunFolder::create`].
+/// Fails if [`RunFolder::create`] would fail.
 pub(crate) fn probe(path: &Path) -> Result<(), RunFolderError> {
     refuse_foreign_files(path)?;
-    // The run's folder, or its first missing ancestor, is made in the nearest folder that exists.
+    // The run's folder, or its first missing ancestor, would be created in the nearest folder that exists.
     let existing = path.ancestors().find(|folder| fs::symlink_metadata(folder).is_ok());
     let Some(existing) = existing else { return Ok(()) };
     if !existing.is_dir() {
@@ -92,10 +96,10 @@ pub(crate) fn probe(path: &Path) -> Result<(), RunFolderError> {
 }
 
 impl RunFolder {
-    /// Makes the folder, moves an earlier run aside, and writes `config`, the effective configuration.
+    /// Creates the folder, moves an earlier run aside, and writes `config`, the effective configuration.
     ///
     /// # Errors
-    /// When the folder cannot be written, holds files that a run would overwrite, or cannot be moved.
+    /// Fails if the folder cannot be written, contains files that a run would overwrite, or cannot be moved.
     pub(crate) fn create(path: &Path, config: &str) -> Result<Self, RunFolderError> {
         refuse_foreign_files(path)?;
         let mut moved = Vec::new();
@@ -110,18 +114,18 @@ impl RunFolder {
         Ok(Self { path: path.to_owned(), metrics, moved, checkpoints })
     }
 
-    /// Goes on with the run in the folder behind step `done`: checkpoints and lines of the metrics of later steps are
-    /// moved aside, and `config` takes the place of its configuration.
+    /// Resumes the run in the folder after step `done`: moves aside the checkpoints and the metrics of later steps, and
+    /// replaces the run's configuration with `config`.
     ///
     /// # Errors
-    /// When the folder cannot be written.
+    /// Fails if the folder cannot be written.
     pub(crate) fn reopen(
         path: &Path,
         config: &str,
         done: u64,
         checkpoints: CheckpointFolder,
     ) -> Result<Self, RunFolderError> {
-        // Checkpoints go first: if this process is killed in between, the rest is still a run to go on with.
+        // Checkpoints are moved first: if this process is killed in between, the run can still be resumed.
         let mut moved: Vec<String> = move_later_checkpoints(path, done)?.into_iter().collect();
         let (metrics, cut) = cut_metrics(path, done)?;
         moved.extend(cut);
@@ -129,20 +133,20 @@ impl RunFolder {
         Ok(Self { path: path.to_owned(), metrics, moved, checkpoints: Some(checkpoints) })
     }
 
-    /// Hands out the folder of the checkpoints, once.
+    /// Takes the folder of the checkpoints. The second call panics.
     pub(crate) fn take_checkpoints(&mut self) -> CheckpointFolder {
         self.checkpoints.take().expect("one writer of checkpoints a run")
     }
 
-    /// A sentence on each thing that was moved aside.
+    /// Returns one sentence for each file or folder that was moved aside.
     pub(crate) fn moved(&self) -> &[String] {
         &self.moved
     }
 
-    /// Appends a step's figures as one line, which other programs can read at once.
+    /// Appends a step's metrics as one line, which other programs can read immediately.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub(crate) fn write_metrics(&mut self, metrics: &Metrics) -> Result<(), RunFolderError> {
         let mut line = serde_json::to_string(metrics).expect("figures can be written as JSON");
         line.push('\n');
@@ -153,37 +157,37 @@ impl RunFolder {
     /// Writes the last step's measured timeline.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub(crate) fn write_timeline(&self, trace: &str) -> Result<(), RunFolderError> {
         let path = self.path.join(TIMELINE);
         fs::write(&path, trace).map_err(write_error(&path))
     }
 }
 
-/// The configuration of the run in a folder.
+/// Returns the path of the configuration of the run in a folder.
 ///
 /// # Errors
-/// When there is none.
+/// Fails if there is no configuration.
 pub(crate) fn config_of(run: &Path) -> Result<PathBuf, RunFolderError> {
     let config = run.join(CONFIG);
     if config.is_file() { Ok(config) } else { Err(RunFolderError::NoRun { path: run.to_owned() }) }
 }
 
-/// Where the checkpoints of the run in a folder are.
+/// Returns the folder of the checkpoints of the run in a folder.
 pub(crate) fn checkpoints_of(run: &Path) -> PathBuf {
     run.join(CHECKPOINTS)
 }
 
-/// Takes a run's folder for this process.
+/// Locks a run's folder for this process.
 ///
 /// # Errors
-/// When another process has it, or the system refuses.
+/// Fails if another process has locked it, or if the system refuses.
 pub(crate) fn own_checkpoints(run: &Path) -> Result<CheckpointFolder, RunFolderError> {
     Ok(CheckpointFolder::own(&checkpoints_of(run))?)
 }
 
-/// The length of the metrics up to the line of step `done`. The first line that is incomplete or of a later step ends
-/// them.
+/// Returns the length of the metrics up to and including the line of step `done`. The metrics end before the first line
+/// that is incomplete or belongs to a later step.
 pub(crate) fn lines_to(metrics: &str, done: u64) -> usize {
     let is_kept = |line: &str| {
         let figures = serde_json::from_str::<serde_json::Value>(line).ok();
@@ -193,7 +197,7 @@ pub(crate) fn lines_to(metrics: &str, done: u64) -> usize {
     metrics.split_inclusive('\n').take_while(|line| is_kept(line)).map(str::len).sum()
 }
 
-/// Replaces the configuration in one step, so that a kill leaves the old one or the new one.
+/// Replaces the configuration atomically: if the process is killed, either the previous or the given one remains.
 fn write_config(run: &Path, config: &str) -> Result<(), RunFolderError> {
     let (path, scratch) = (run.join(CONFIG), run.join(format!(".{CONFIG}")));
     let written = File::create(&scratch).and_then(|mut file| {
@@ -204,12 +208,12 @@ fn write_config(run: &Path, config: &str) -> Result<(), RunFolderError> {
     written.map_err(write_error(&path))
 }
 
-/// For `map_err`: the system's reason, with the path.
+/// Returns a function for `map_err` that adds the path to a failed write.
 fn write_error(path: &Path) -> impl FnOnce(io::Error) -> RunFolderError {
     move |source| RunFolderError::Write { path: path.to_owned(), source }
 }
 
-/// Whether the folder holds a run: its metrics, or checkpoints if the metrics were deleted.
+/// Returns whether the folder contains a run: its metrics, or checkpoints if the metrics were deleted.
 fn is_run(path: &Path) -> bool {
     path.join(METRICS).exists() || checkpoints_of(path).exists()
 }
@@ -222,7 +226,7 @@ fn refuse_foreign_files(path: &Path) -> Result<(), RunFolderError> {
     }
 }
 
-/// Renames the folder of a run to a free name, unless a run is still at work in it.
+/// Renames the folder of a run to a free name. Fails if a run is still writing to it.
 fn move_run_aside(path: &Path) -> Result<PathBuf, RunFolderError> {
     drop(own_checkpoints(path)?);
     let aside = free_name(path, "");
@@ -230,8 +234,8 @@ fn move_run_aside(path: &Path) -> Result<PathBuf, RunFolderError> {
     Ok(aside)
 }
 
-/// Moves the checkpoints of steps after `done` to a folder of their own, and says so. Left in place, they would be
-/// taken for the newest ones of the run.
+/// Moves the checkpoints of steps after `done` to a separate folder, and returns a sentence that says so. Otherwise
+/// they would count as the newest checkpoints of the run.
 fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<String>, RunFolderError> {
     let folder = checkpoints_of(run);
     let later: Vec<(u64, PathBuf)> =
@@ -249,15 +253,15 @@ fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<String>, RunFo
     Ok(Some(format!("moved {count} checkpoint(s) of steps after {done} to {}", aside.display())))
 }
 
-/// Opens the metrics behind the line of step `done`. What follows is copied to a file of its own before it is cut off;
-/// the sentence says where.
+/// Opens the metrics for appending after the line of step `done`. Later lines are copied to a separate file before they
+/// are cut off. The returned sentence names that file.
 fn cut_metrics(run: &Path, done: u64) -> Result<(File, Option<String>), RunFolderError> {
     let path = run.join(METRICS);
     let bytes = match fs::read(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
         read => read.map_err(write_error(&path))?,
     };
-    // A character that is cut in half can only stand in an incomplete last line, which is not kept.
+    // Only an incomplete last line can contain an incomplete character, and that line is not kept.
     let kept = lines_to(&String::from_utf8_lossy(&bytes), done);
     let mut sentence = None;
     if kept < bytes.len() {
@@ -276,7 +280,7 @@ fn cut_metrics(run: &Path, done: u64) -> Result<(File, Option<String>), RunFolde
     Ok((opened.map_err(write_error(&path))?, sentence))
 }
 
-/// The first free name of `PATH.1ENDING`, `PATH.2ENDING` and so on.
+/// Returns the first free name of `PATH.1ENDING`, `PATH.2ENDING` and so on.
 fn free_name(path: &Path, ending: &str) -> PathBuf {
     let numbered = |number: u64| {
         let mut name = OsString::from(path);
@@ -287,7 +291,7 @@ fn free_name(path: &Path, ending: &str) -> PathBuf {
     free.expect("a folder has fewer entries than there are numbers")
 }
 
-/// For `map_err`: the system's reason, with the path.
+/// Returns a function for `map_err` that adds the path to a failed move.
 fn move_error(path: &Path) -> impl FnOnce(io::Error) -> RunFolderError {
     move |source| RunFolderError::MoveAside { path: path.to_owned(), source }
 }
@@ -365,7 +369,7 @@ mod tests {
         let mut folder = RunFolder::create(&path, "old").expect("the scratch folder takes files");
         (1..=3).for_each(|step| folder.write_metrics(&metrics(step)).expect("it takes lines"));
         drop(folder);
-        let checkpoints = own_checkpoints(&path).expect("nobody else has it");
+        let checkpoints = own_checkpoints(&path).expect("no other process has it");
         let mut folder = RunFolder::reopen(&path, "new", 1, checkpoints).expect("the folder takes files");
         folder.write_metrics(&metrics(2)).expect("it takes lines");
         let text = fs::read_to_string(path.join(METRICS)).expect("metrics");

@@ -1,4 +1,4 @@
-//! Schedules in files: reads their text, and locates mistakes in it.
+//! Reads the text of schedules in files, and locates mistakes in it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use thiserror::Error;
 /// The largest file that is read: enough for the largest program that can run.
 const LARGEST_SCHEDULE: u64 = 1 << 30;
 
-/// Why a file does not give a schedule.
+/// The reason why a file cannot be used as a schedule.
 #[derive(Debug, Error)]
 pub(crate) enum ScheduleFileError {
     /// The file cannot be read.
@@ -26,7 +26,7 @@ pub(crate) enum ScheduleFileError {
     Csv {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// The mistake and its place.
         source: CsvError,
     },
 }
@@ -37,7 +37,7 @@ pub(crate) fn read(file: &Path) -> Result<String, ScheduleFileError> {
         .map_err(|source| ScheduleFileError::Read { path: file.to_owned(), source })
 }
 
-/// Returns the message of an error in a schedule's file, with its place in the form that editors know.
+/// Returns the message of an error in a schedule's file, with its place in a form that editors recognize.
 pub(crate) fn locate(file: &Path, error: &CsvError) -> String {
     match error {
         CsvError::Cell { line, column, source } => format!("{}:{line}:{column}: {source}", file.display()),

@@ -1,4 +1,5 @@
-//! Signals that ask the process to end: the first is noted, the second ends it at once, below what the display shows.
+//! Signals that ask the process to end. The first signal sets a flag; the second ends the process immediately, with the
+//! cursor below the live display.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use signal_hook::{flag, low_level};
 
 use crate::display::screen;
 
-/// What a shell adds to a signal's number for the exit code of a process that it ended.
+/// The number that a shell adds to a signal's number to form the exit code of a process that the signal ended.
 const ENDED_BY_SIGNAL: i32 = 128;
 
 /// Whether the process was asked to end.
@@ -17,15 +18,15 @@ const ENDED_BY_SIGNAL: i32 = 128;
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// The flag that a signal raises.
+    /// Returns the flag that a signal sets.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         self.0.clone()
     }
 
-    /// Watches for SIGINT and SIGTERM from here on; before, they end the process.
+    /// Starts to watch for SIGINT and SIGTERM. Before this call, they end the process.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// Fails if the system refuses.
     pub(crate) fn watch(&self) -> io::Result<()> {
         for signal in [SIGINT, SIGTERM] {
             let is_raised = self.flag();
@@ -35,9 +36,9 @@ impl Interrupt {
                     low_level::exit(ENDED_BY_SIGNAL + signal);
                 }
             };
-            // In this order: the first signal finds the flag down, and raises it.
-            // SAFETY: the action reads atomics, writes to a file descriptor and ends the process at once; it takes no
-            // lock and no memory.
+            // The order of the two actions matters: the first signal finds the flag unset, and then sets it.
+            // SAFETY: the action reads atomics, writes to a file descriptor and ends the process. It does not lock or
+            // allocate.
             unsafe { low_level::register(signal, end) }?;
             flag::register(signal, self.flag())?;
         }

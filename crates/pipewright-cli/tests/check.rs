@@ -1,4 +1,4 @@
-//! What `check` finds before anything runs: weights that cannot be loaded, and memory that is not there.
+//! Tests of the problems that `check` finds: weights that cannot be loaded, and too little memory.
 
 #[expect(dead_code, reason = "much of it is for runs that are killed and resumed")]
 mod run;
@@ -10,7 +10,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{TensorView, serialize};
 use serde_json::json;
 
-/// Checks `small.toml` with overrides; returns the exit code, what it prints, and what it says.
+/// Checks `small.toml` with overrides. Returns the exit code, standard output and standard error.
 fn check(run: &Run, set: &[&str]) -> (Option<i32>, String, String) {
     let set = set.iter().flat_map(|set| ["--set", set]);
     let output = run.command(&["check", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
@@ -18,7 +18,7 @@ fn check(run: &Run, set: &[&str]) -> (Option<i32>, String, String) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// A run with a model directory beside it.
+/// Returns a run with a model directory beside it.
 fn with_model() -> Run {
     let run = Run::new();
     run.train(&["run.steps=1"]);
@@ -31,7 +31,7 @@ fn check_refused(run: &Run, words: &[&str]) {
     let (code, _, said) = check(run, &["model.from=model"]);
     assert_eq!(code, Some(2), "{said}");
     assert!(words.iter().all(|word| said.contains(word)), "{said}");
-    // Training refuses the same, before it touches the folder of the results.
+    // Training refuses the same weights before it changes the folder of the results.
     let before = fs::read(run.path("out/config.toml")).expect("the first run's");
     let output = run.command(&["train", "small.toml", "--set", "model.from=model"]);
     assert_eq!(output.status.code(), Some(2));
@@ -56,7 +56,7 @@ fn weights_that_are_cut_short_or_missing_are_found() {
     check_refused(&run, &["model holds neither model.safetensors nor model.safetensors.index.json"]);
 }
 
-/// Splits `model.safetensors` into two files with an index; tensors of `dropped` are left out of their file.
+/// Splits `model.safetensors` into two files with an index. The tensors in `dropped` are left out of their file.
 fn split(run: &Run, dropped: &str) {
     let bytes = fs::read(run.path("model/model.safetensors")).expect("weights");
     let file = SafeTensors::deserialize(&bytes).expect("a sound file");
@@ -128,7 +128,7 @@ fn a_run_that_does_not_fit_is_refused_with_what_is_short() {
         said.contains(" too little; rank 0 needs the most, ") || said.contains(" too little; rank 1 needs"),
         "{said}"
     );
-    // A process a rank may be on a machine of its own, and this is still too much for one.
+    // With one process per rank, each may run on its own machine. Even one process needs too much memory.
     let stages = ["pipeline.ranks=4", "pipeline.microbatches=4"];
     assert_eq!(check(&run, &[&large[..], &stages].concat()).0, Some(3));
 }
@@ -141,15 +141,15 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
         assert_eq!(code, Some(0), "{said}");
         let table = printed.lines().skip_while(|line| !line.starts_with("memory ")).nth(1).expect("rank 0");
         let cells: Vec<&str> = table.split_whitespace().collect();
-        // A rank, and five figures of two words.
+        // A row has a rank and five figures of two words each.
         format!("{} {}", cells[1 + 2 * column], cells[2 + 2 * column])
     };
     // Rank 0 holds the embedding of 128 x 16 and two blocks of 2208: 6464 parameters of four bytes.
     assert_eq!(column(&[], 0), "25.2 KiB");
     assert_eq!(column(&[], 1), "25.2 KiB");
     assert_eq!(column(&[], 2), "50.5 KiB");
-    // A block keeps 8 tokens x (4 x 16 + 2 scales + 4 x 16 + 2 heads + 3 x 24) floats, the embedding 8 ids of 8 bytes.
-    // 1F1B holds two microbatches on the first of two ranks, GPipe all four.
+    // A block keeps 8 tokens x (4 x 16 + 2 scales + 4 x 16 + 2 heads + 3 x 24) floats, and the embedding keeps 8 ids of
+    // 8 bytes. 1F1B holds two microbatches on the first of two ranks; GPipe holds all four.
     assert_eq!(column(&[], 3), "25.6 KiB");
     assert_eq!(column(&["pipeline.schedule=gpipe"], 3), "51.2 KiB");
     assert_eq!(column(&["pipeline.microbatch_size=2"], 3), "51.2 KiB");

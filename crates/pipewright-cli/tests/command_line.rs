@@ -1,4 +1,4 @@
-//! The command line as scripts and people meet it: what goes where, exit codes, and the words of errors.
+//! Tests of the command line for scripts and people: where output is written, exit codes, and the texts of errors.
 
 mod scratch;
 
@@ -31,14 +31,14 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a command that succeeds; returns its standard output.
+/// Runs a command that succeeds. Returns its standard output.
 fn succeed(folder: &TempDir, arguments: &[&str]) -> String {
     let output = run_in(folder.path(), arguments);
     assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
     text(&output.stdout)
 }
 
-/// Runs a command that fails with `code`, and compares the lines of its standard error that begin an error or its help.
+/// Runs a command that fails with `code`, and compares the lines of its standard error that start an error or its help.
 fn fail(folder: &TempDir, arguments: &[&str], code: i32, expected: &[&str]) {
     let output = run_in(folder.path(), arguments);
     let stderr = text(&output.stderr).replace(&format!("{}/", folder.path().display()), "");
@@ -49,7 +49,7 @@ fn fail(folder: &TempDir, arguments: &[&str], code: i32, expected: &[&str]) {
     assert!(!stderr.contains('\u{1b}'), "colour where there is no terminal: {stderr:?}");
 }
 
-/// A check of `small.toml` with one override, which is refused in one sentence and perhaps with help.
+/// Checks `small.toml` with one override, which is refused with one sentence and optional help.
 fn refuse(argument: &str, expected: &[&str]) {
     fail(&folder(), &["check", "small.toml", "--set", argument], 2, expected);
 }
@@ -172,7 +172,7 @@ fn an_output_folder_that_cannot_be_written() {
     let folder = folder();
     fs::create_dir(folder.path().join("out")).expect("a folder");
     write(&folder, "out/config.toml", "mine");
-    let message = "error: out/config.toml: the file belongs to no earlier run and would be overwritten; \
+    let message = "error: out/config.toml: the file does not belong to an earlier run and would be overwritten; \
                    choose another run.out";
     fail(&folder, &["train", "small.toml"], 2, &[message]);
     assert_eq!(fs::read_to_string(folder.path().join("out/config.toml")).ok().as_deref(), Some("mine"));
@@ -266,7 +266,7 @@ fn help_is_wrapped_once() {
             let lines: Vec<&str> = help.lines().collect();
             for pair in lines.windows(2) {
                 assert!(pair[0].chars().count() <= width, "{command} at {width}: {}", pair[0]);
-                // A line that ends a sentence or a paragraph may be short; another one is full.
+                // The last line of a paragraph may be short. Any other line must be full.
                 let next = pair[1].split_whitespace().next().unwrap_or_default();
                 let is_one_paragraph = !pair[0].trim().is_empty()
                     && !next.is_empty()
@@ -371,7 +371,7 @@ fn an_exported_model_keeps_its_tokenizer_and_settings() {
     write(&folder, "m/generation_config.json", "{\"temperature\": 0.6}");
     let arguments = ["train", "small.toml", "--set", "run.checkpoint_every=3", "--set", "model.from=m"];
     succeed(&folder, &arguments);
-    // The run does not need the folder that it started from any more.
+    // The run no longer needs the folder of its original model.
     fs::remove_dir_all(folder.path().join("m")).expect("the folder is there");
     let output = run_in(folder.path(), &["export", "out", "again"]);
     assert!(text(&output.stderr).ends_with("again, with its tokenizer\n"), "{}", text(&output.stderr));
@@ -423,7 +423,7 @@ fn passes_and_costs_that_contradict_each_other() {
     refuse(&["merge-bw,merge-bw"], "--pass names merge-bw twice; a pass runs once, leave one out");
     refuse(
         &["send-recv,wait-send=2", "--budget", "3"],
-        "--budget is given, and --pass has a setting behind wait-send= as well; leave one of them out",
+        "--budget is given, and --pass has a setting after wait-send= as well; leave one of them out",
     );
     write(&folder, "comms.csv", succeed(&folder, &["lower", "s.csv", "--pass", "send-early,send-recv"]));
     let message = "error: comms.csv: the file has messages already, and the pass send-early must run before they are \
@@ -522,7 +522,7 @@ fn the_written_configuration_trains_as_it_is_and_on_other_text() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     succeed(&folder, &["init"]);
     succeed(&folder, &["check", "pipewright.toml"]);
-    // What the file says in place: name your files.
+    // The comment in the file says: name your files.
     let template = fs::read_to_string(folder.path().join("pipewright.toml")).expect("it is written");
     write(&folder, "pipewright.toml", template.replace("\"built-in\" ", "[\"**/*.txt\", \"!**/old/**\"] "));
     write(&folder, "a.txt", "some text ".repeat(300));

@@ -1,4 +1,5 @@
-//! A run that gets no more memory says where it stood, and ends with the exit code of a failed rank.
+//! Tests that a run that cannot allocate memory reports where that happened, and ends with the exit code of a failed
+//! rank.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -6,7 +7,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// A model whose activations of all microbatches take a few gigabytes, where GPipe holds them all at once.
+/// A model whose activations of all microbatches need a few gigabytes. GPipe holds them all at the same time.
 const LARGE: &str = "\
 [model]
 vocab_size = 128
@@ -26,7 +27,7 @@ steps = 3
 out = \"out\"
 ";
 
-/// Kibibytes of address space: enough to start, and for a part of the microbatches.
+/// The limit of the address space in kibibytes: enough for the start and for a part of the microbatches.
 const LIMIT: u32 = 1 << 20;
 
 fn train_within(folder: &TempDir, kibibytes: u32) -> Output {

@@ -1,7 +1,7 @@
-//! Runs that are interrupted, killed or damaged, and what `resume`, `inspect` and `export` make of them.
+//! Tests of `resume`, `inspect` and `export` with runs that were interrupted, killed or damaged.
 //!
-//! `PIPEWRIGHT_KILLS=50` sets how often the long tests kill a run; without it they kill 15 times, or twice as often
-//! while saving.
+//! `PIPEWRIGHT_KILLS` sets how often the long tests kill a run. The default is 15. Some tests use half or
+//! twice that number.
 
 mod run;
 
@@ -10,20 +10,20 @@ use std::time::Duration;
 
 use run::{Figures, Run, seeded};
 
-/// Kills of a test that makes many of them.
+/// Returns the number of kills in a test with many kills.
 fn kills(default: u32) -> u32 {
     std::env::var("PIPEWRIGHT_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(default)
 }
 
-/// The newest checkpoint's step, as `inspect` tells it, and its parameters' shards by content.
+/// Returns the output of `inspect` for the newest checkpoint.
 fn inspected(run: &Run) -> serde_json::Value {
     let output = run.command(&["inspect", "out", "--format", "json"]);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// All parameters and the optimizer state of the newest checkpoint, whatever shards they lie in: an exported model and
-/// the losses that follow would not show the optimizer's.
+/// Returns all parameters and the optimizer state of the newest checkpoint, for any distribution over shards. An
+/// exported model or later losses would not show the optimizer state.
 fn final_state(run: &Run) -> Vec<(String, Vec<u8>)> {
     let newest = inspected(run)["checkpoint"].as_str().expect("a path").to_owned();
     run::tensors(&run.path(&newest))
@@ -38,9 +38,9 @@ const CUTS: &[&[&str]] = &[
     &["pipeline.ranks=4", "pipeline.stages_per_rank=1", "pipeline.schedule=gpipe"],
 ];
 
-/// Trains 40 steps with kills at random moments, resumed each time with `changes(number of the kill)`; compares with a
-/// run that nobody disturbs. The last kill may meet a run that has saved its last step: the resume that follows then
-/// finds the run finished, and its state is in the shards of the last changes.
+/// Trains 40 steps with kills at random moments. After each kill the run resumes with `changes(number of the kill)`.
+/// The result is compared with an undisturbed run. The last kill may happen after the run has saved its last step. In
+/// that case the next resume finds the run finished, and its state is in the shards of the last changes.
 fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static str>) {
     let whole = Run::new();
     let started = std::time::Instant::now();
@@ -58,14 +58,14 @@ fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static s
             false => killed.start("train", &["small.toml"], set),
             true => killed.start("resume", &["out"], &changes(kill)),
         };
-        // Early kills are as likely as late ones, and most runs must end before they are done.
+        // Early kills are as likely as late kills, and most kills must come before the run is finished.
         let moment = longest.mul_f64(0.6 * random());
         std::thread::sleep(moment);
         child.kill().and_then(|()| child.wait()).expect("the run is ours to kill");
         let steps = killed.figures().len();
         under_way += u32::from(steps > 0 && steps < 40);
         if steps == 40 && kill + 1 < kills {
-            // A run that got to its end is compared and starts over, so that all kills meet a run under way.
+            // A finished run is compared and deleted, so that each later kill happens during a run.
             assert_eq!(figures_after_resume(&killed, set), expected, "seed {seed}");
             fs::remove_dir_all(killed.out()).expect("a folder");
         }
@@ -109,7 +109,7 @@ fn replicas_that_are_killed_and_hold_wholes_or_parts_in_turn_end_as_if_undisturb
 fn a_kill_while_saving_loses_nothing() {
     let run = Run::new();
     let (seed, mut random) = seeded();
-    // Enough steps never to end, and a checkpoint after each: at any moment one is being written.
+    // The run has too many steps to finish and saves a checkpoint after each, so that kills often happen while saving.
     run.train(&["run.checkpoint_every=1", "run.steps=2"]);
     let (mut newest, mut half_written) = (2, 0);
     let kills = 2 * kills(15);
@@ -150,7 +150,7 @@ fn a_signal_ends_the_run_after_its_step_with_a_checkpoint() {
 #[test]
 fn a_second_signal_ends_the_run_at_once() {
     let run = Run::new();
-    // Steps of many seconds: the first signal waits for the end of one.
+    // Each step takes many seconds, and the first signal waits for the end of the step.
     fs::write(run.path("text.txt"), "to be or not to be ".repeat(20_000)).expect("a file");
     let long = ["data.seq_len=64", "pipeline.microbatches=5000"];
     let mut child = run.start("train", &["small.toml"], &long);
@@ -170,7 +170,7 @@ fn the_newest_checkpoints_are_kept() {
     assert_eq!(run.checkpoints(), ["step-00000008", "step-00000010"], "the last step has one too");
 }
 
-/// Runs a command that succeeds; returns what it says.
+/// Runs a command that succeeds. Returns its standard error.
 fn said(run: &Run, arguments: &[&str]) -> String {
     let output = run.command(arguments);
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -192,7 +192,7 @@ fn time_tokens_and_epochs_go_on_where_the_checkpoint_was_taken() {
         metrics.lines().map(figure).collect::<Vec<_>>()
     };
     let before = figures();
-    // Time that nobody trains does not count.
+    // The time between the two runs does not count.
     std::thread::sleep(Duration::from_millis(1500));
     let resumed = std::time::Instant::now();
     run.resume(&["run.steps=8"]);
@@ -201,7 +201,7 @@ fn time_tokens_and_epochs_go_on_where_the_checkpoint_was_taken() {
     assert_eq!(after.len(), 8);
     assert!(after.windows(2).all(|pair| pair[0].0 < pair[1].0), "{after:?}");
     assert!(after[7].0 < longest && after[5].0 > before[4].0, "{after:?} after {before:?}");
-    // A step takes 4 rows of 8 tokens, of 32 rows in all.
+    // A step uses 4 of the 32 rows, with 8 tokens each.
     for (step, (_, tokens, epoch)) in (1..).zip(&after) {
         assert_eq!(*tokens, Some(32 * step));
         assert!((epoch - 4.0 * step as f64 / 32.0).abs() < 1e-9, "{epoch} after step {step}");
@@ -237,7 +237,7 @@ fn an_earlier_checkpoint_is_gone_on_from_and_what_came_later_is_kept() {
     run.train(&["run.steps=6", "run.checkpoint_every=2"]);
     let (expected, state) = (run.figures(), final_state(&run));
     let words = said(&run, &["resume", "out/checkpoints/step-00000002", "--set", "pipeline.ranks=1"]);
-    assert!(words.contains("going on from step 2"), "{words}");
+    assert!(words.contains("resuming from step 2"), "{words}");
     assert!(
         words.contains("moved the metrics of steps after 2 to ") && words.contains("metrics.1.jsonl"),
         "{words}"
@@ -308,7 +308,7 @@ fn a_run_goes_on_wherever_it_was_moved() {
     assert_eq!(metrics.lines().count(), 6);
 }
 
-/// What `resume` refuses, with the words that it must say.
+/// Checks that `resume` refuses a run after `prepare` has changed it, with an error that contains `words`.
 fn check_refused(prepare: impl FnOnce(&Run), set: &[&str], words: &[&str]) {
     let run = Run::new();
     run.train(&["run.steps=4", "run.checkpoint_every=2"]);
@@ -399,7 +399,7 @@ fn an_exported_model_trains_on_where_the_run_stopped() {
         run.train(&["run.steps=3", "run.checkpoint_every=3", "pipeline.ranks=4", model]);
         let output = run.command(&["export", "out", "model"]);
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        // Under a rate near 0 the loss of the fourth step's batch shows the parameters alone.
+        // With a learning rate near 0, the loss of the fourth step depends only on the parameters.
         run.resume(&["run.steps=4", "pipeline.ranks=1"]);
         let expected = run.figures()[3].clone();
         let from = Run::new();

@@ -1,4 +1,4 @@
-//! Training through the command line: what is written, what is shown, and that the cut does not show in the figures.
+//! Tests of training through the command line: the files, the display, and figures that do not depend on the partition.
 
 mod scratch;
 
@@ -19,7 +19,7 @@ fn train(folder: &Path, arguments: &[&str]) -> Output {
     command.output().expect("the binary starts")
 }
 
-/// Trains with these overrides; returns loss and gradient norm of each step, digit for digit.
+/// Trains with these overrides. Returns the exact loss and gradient norm of each step.
 fn figures(folder: &TempDir, overrides: &[&str]) -> Vec<(String, String)> {
     let mut arguments = vec!["small.toml"];
     arguments.extend(overrides.iter().flat_map(|argument| ["--set", argument]));

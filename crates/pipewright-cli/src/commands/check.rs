@@ -1,4 +1,4 @@
-//! `pipewright check`: everything that can be checked without training, and a summary of what would run.
+//! `pipewright check`: checks everything that can be checked without training, and prints a summary of the run.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -23,14 +23,14 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     memory.require_fit()
 }
 
-/// The parameters of each stage.
+/// Returns the parameters of each stage.
 fn outlines(prepared: &Prepared) -> Result<Vec<Vec<ParameterSpec>>, Failure> {
     let stages = prepared.program.placement().all_stages();
     let outline = |stage| prepared.model.outline(prepared.partition.range(stage)).map_err(Failure::input);
     stages.map(outline).collect()
 }
 
-/// The parameters that several stages hold, each with these stages.
+/// Returns the parameters that several stages hold, each with the list of its stages.
 fn shared(stages: &[Vec<ParameterSpec>]) -> BTreeMap<&str, Vec<StageIndex>> {
     let mut holders: BTreeMap<&str, Vec<StageIndex>> = BTreeMap::new();
     for (stage, specs) in (0..).map(StageIndex::new).zip(stages) {

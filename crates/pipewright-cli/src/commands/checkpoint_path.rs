@@ -1,4 +1,5 @@
-//! Which run and which checkpoint a path names: a run's folder, its folder of checkpoints, or one checkpoint.
+//! Finds the run and the checkpoint that a path names. The path is a run's folder, its folder of checkpoints, or one
+//! checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -7,11 +8,11 @@ use pipewright::checkpoint::{Checkpoint, CheckpointError, CheckpointFolder};
 use crate::failure::Failure;
 use crate::run_folder::checkpoints_of;
 
-/// A run, and the checkpoint to go on from.
+/// A run, and the checkpoint to resume from.
 pub(super) struct RunPath {
     /// The absolute folder of the run.
     pub(super) run: PathBuf,
-    /// The checkpoint that the path names; `None` for the newest one of the run.
+    /// The checkpoint that the path names, or `None` for the newest checkpoint of the run.
     pub(super) checkpoint: Option<PathBuf>,
 }
 
@@ -39,7 +40,7 @@ impl RunPath {
     }
 }
 
-/// Opens the checkpoint that a path names, or else the newest one there, and reads every byte of it.
+/// Opens the checkpoint that a path names, or else the newest checkpoint of the run, and reads every byte of it.
 pub(super) fn open(path: &Path) -> Result<Checkpoint, Failure> {
     let of_run = checkpoints_of(path);
     let opened = if CheckpointFolder::is_checkpoint(path) {

@@ -1,4 +1,4 @@
-//! `pipewright completions`: a script that completes the command's arguments in a shell.
+//! `pipewright completions`: prints a script that completes the command's arguments in a shell.
 
 use clap::{Args, Command};
 use clap_complete::Shell;

@@ -1,4 +1,4 @@
-//! The pictures of a program, in the formats that several commands share.
+//! Draws pictures of a program, in the formats that several commands share.
 
 use clap::{Args, ValueEnum};
 use pipewright_schedule::picture::{PictureSettings, html, svg, with_whole_overlaps};
@@ -6,7 +6,8 @@ use pipewright_schedule::{Action, Program, Timeline};
 
 use crate::failure::Failure;
 
-/// The largest number of actions that is drawn. A browser gives up before, and a text of them all would fill memory.
+/// The largest number of actions that is drawn. A browser cannot show more, and the text of a larger program would fill
+/// the memory.
 const MAX_DRAWN: u64 = 1 << 20;
 
 /// A picture of a timeline.
@@ -20,16 +21,16 @@ pub(super) enum Picture {
     Trace,
 }
 
-/// The arguments that say what a picture shows.
+/// The arguments that select the contents of a picture.
 #[derive(Debug, Args)]
 pub(super) struct PictureArguments {
-    /// Draw below each rank what it holds in memory, for --format svg and html
+    /// Draw the memory of each rank below its row, for --format svg and html
     #[arg(long)]
     memory_lane: bool,
 }
 
 impl PictureArguments {
-    /// Refuses what would have no effect on the output; `picture` is what the format draws.
+    /// Refuses arguments that have no effect on the output. `picture` is the picture that the format draws, if any.
     pub(super) fn check(&self, picture: Option<Picture>) -> Result<(), Failure> {
         match picture {
             Some(Picture::Svg | Picture::Html) => Ok(()),
@@ -42,7 +43,7 @@ impl PictureArguments {
 }
 
 impl Picture {
-    /// Draws the timeline of `program`, under a title if the picture has one.
+    /// Draws the timeline of `program`, with a title if the picture has one.
     pub(super) fn draw(
         self,
         timeline: &Timeline,
@@ -60,23 +61,23 @@ impl Picture {
     }
 }
 
-/// Refuses programs that are too large to look at.
+/// Refuses programs that are too large to draw.
 pub(super) fn check_size(program: &Program) -> Result<(), Failure> {
     let actions: u64 = program.rows().iter().map(|row| row.len() as u64).sum();
     check_cells(actions)
 }
 
-/// Refuses pictures of too many cells.
+/// Refuses pictures with too many cells.
 pub(super) fn check_cells(cells: u64) -> Result<(), Failure> {
     if cells > MAX_DRAWN {
         return Err(Failure::input(format!(
-            "a picture of {cells} cells is too large to look at; use --format csv, or a size with at most {MAX_DRAWN}"
+            "a picture of {cells} cells is too large to draw; use --format csv, or a size with at most {MAX_DRAWN}"
         )));
     }
     Ok(())
 }
 
-/// Rows of cells as JSON texts, empty cells as null.
+/// Returns rows of cells as JSON strings. An empty cell is null.
 pub(super) fn json_rows<Row: IntoIterator<Item = Option<Action>>>(
     rows: impl IntoIterator<Item = Row>,
 ) -> serde_json::Value {

@@ -1,4 +1,4 @@
-//! From a name or a file to a sound program, with a clock beside each step.
+//! Turns a schedule's name or file into a sound program, and measures the time of each step.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use serde::{Serialize, Serializer};
 use crate::commands::schedule_file::{implied_level, locate, read};
 use crate::failure::{Exit, Failure};
 
-/// What a program is made of.
+/// The source of a program.
 pub(super) enum Source {
     /// A schedule by its name.
     Named(String, ScheduleSpec),
@@ -20,18 +20,18 @@ pub(super) enum Source {
     File(PathBuf),
 }
 
-/// A sound program with communication, and how long it took to make.
+/// A sound program with communication, and the times of the steps that made it.
 pub(super) struct Engine {
-    /// What the user calls the schedule.
+    /// The name by which the user refers to the schedule.
     name: String,
     pub(super) program: Program,
     pub(super) times: EngineTimes,
 }
 
-/// How long each step of the engine took, in milliseconds where it is written.
+/// The time of each step of the engine. It is written in milliseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct EngineTimes {
-    /// For a file, reading it.
+    /// The time to generate the schedule, or to parse its file.
     #[serde(serialize_with = "milliseconds")]
     pub(super) generate: Duration,
     #[serde(serialize_with = "milliseconds")]
@@ -43,7 +43,7 @@ pub(super) struct EngineTimes {
 }
 
 impl Engine {
-    /// Generates or reads, lowers, and validates.
+    /// Generates or reads a schedule, lowers it, and validates the program.
     pub(super) fn of(source: Source) -> Result<Self, Failure> {
         let mut times = EngineTimes::default();
         let (name, program) = match &source {
@@ -59,7 +59,7 @@ impl Engine {
         Ok(Self { name, program, times })
     }
 
-    /// The schedule and its size, in a line.
+    /// Returns the name of the schedule and its size, on one line.
     pub(super) fn title(&self) -> String {
         let (program, name) = (&self.program, &self.name);
         let (ranks, microbatches) = (program.ranks(), program.microbatches());
@@ -68,18 +68,18 @@ impl Engine {
 }
 
 impl EngineTimes {
-    /// Runs a simulation beside its clock.
+    /// Runs a simulation and measures its time.
     pub(super) fn simulate<T>(&mut self, simulation: impl FnOnce() -> T) -> T {
         clocked(&mut self.simulate, simulation)
     }
 
-    /// All steps together.
+    /// Returns the time of all steps together.
     pub(super) fn total(&self) -> Duration {
         self.generate + self.lower + self.validate + self.simulate
     }
 }
 
-/// The program of a file, to which communication is added where the file has none.
+/// Returns the program of a file. Communication is added if the file does not contain any.
 fn from_file(file: &Path, times: &mut EngineTimes) -> Result<Program, Failure> {
     let located = |error| Failure::input(locate(file, &error));
     let text = read(file)?;

@@ -13,7 +13,7 @@ use crate::failure::{Failure, sentence};
 /// The arguments of `pipewright export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
-    /// The folder of a run, for its newest checkpoint, or of a checkpoint
+    /// A run's folder, for its newest checkpoint, or a checkpoint's folder
     #[arg(value_name = "CHECKPOINT_OR_RUN")]
     from: PathBuf,
     /// The folder to write; it must be empty or not exist

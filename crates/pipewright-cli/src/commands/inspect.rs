@@ -1,4 +1,4 @@
-//! `pipewright inspect`: verifies a checkpoint and shows what is in it, and how training went up to it.
+//! `pipewright inspect`: verifies a checkpoint, and shows its contents and the losses of the run up to it.
 
 use std::fmt::Write;
 use std::fs;
@@ -16,10 +16,10 @@ use crate::run_folder::{METRICS, lines_to};
 /// The arguments of `pipewright inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct InspectArguments {
-    /// A run's folder, whose newest checkpoint is meant, or a checkpoint's
+    /// A run's folder, for its newest checkpoint, or a checkpoint's folder
     #[arg(value_name = "DIR")]
     path: PathBuf,
-    /// How to print it
+    /// The format of the output
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
 }
@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<(), Failure> {
     output::write(None, &text)
 }
 
-/// The losses of all steps up to the checkpoint's, when it lies in the folder of its run.
+/// Returns the losses of all steps up to the checkpoint's, if the checkpoint is in the folder of its run.
 fn losses_to(checkpoint: &Checkpoint) -> Vec<f64> {
     let run = checkpoint.path().parent().and_then(Path::parent).unwrap_or(Path::new(""));
     let metrics = fs::read_to_string(run.join(METRICS)).unwrap_or_default();
@@ -87,7 +87,7 @@ fn json(checkpoint: &Checkpoint, losses: &[f64]) -> Value {
         "losses": losses,
         "shards": manifest.shards,
         "parameters": parameters.collect::<Vec<_>>(),
-        // An error ends the command otherwise.
+        // Opening the checkpoint verified it; a damaged checkpoint ends the command with an error.
         "verified": true,
     })
 }

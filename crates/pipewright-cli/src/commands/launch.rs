@@ -1,4 +1,5 @@
-//! From a prepared run to a trainer: stages with their parameters, an optimizer, ranks that wait for the first step.
+//! Turns a prepared run into a trainer: stages with their parameters, an optimizer, and ranks that wait for the first
+//! step.
 
 use std::sync::Arc;
 
@@ -21,14 +22,14 @@ use crate::exhaustion;
 use crate::failure::{Exit, Failure, sentence};
 use crate::signal::Interrupt;
 
-/// Starts this process's ranks where a checkpoint left them.
+/// Starts this process's ranks with the state of a checkpoint.
 pub(super) fn launch_from(
     mut prepared: Prepared,
     checkpoint: &Arc<Checkpoint>,
     processes: &mut ProcessGroup,
     interrupt: &Interrupt,
 ) -> Result<Trainer, Failure> {
-    // Every parameter comes from the checkpoint, so those of a model directory need not be read.
+    // The checkpoint contains all parameters, so the weights of a model directory need not be read.
     prepared.initial = InitialParameters::Seed(prepared.settings.run.seed);
     let mut trainer = launch(prepared, processes, interrupt)?;
     match trainer.resume(checkpoint) {
@@ -38,7 +39,7 @@ pub(super) fn launch_from(
     }
 }
 
-/// Starts this process's ranks with initial parameters: all ranks, or, with several processes, the one that it is.
+/// Starts this process's ranks with initial parameters: all ranks or, if there are several processes, one rank.
 pub(super) fn launch(
     prepared: Prepared,
     processes: &mut ProcessGroup,
@@ -47,8 +48,7 @@ pub(super) fn launch(
     exhaustion::watch();
     let transport = prepared.settings.pipeline.transport;
     let mesh = Mesh { pipeline: prepared.program.ranks(), data: prepared.settings.mesh.data_parallel };
-    let ranks =
-        mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has more ranks than there can be")))?;
+    let ranks = mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has too many ranks")))?;
     let world = match transport {
         TransportChoice::Local if processes.is_several() => {
             return Err(Failure::input(
@@ -60,7 +60,7 @@ pub(super) fn launch(
         TransportChoice::Mpi => processes.take_world()?,
     };
     if world.ranks() != ranks {
-        // Reported while the processes are still together: a launcher ends all as soon as one has failed.
+        // The failure is reported before any process ends, because a launcher ends all processes when one fails.
         return processes.settle(Err(Failure::input(format!(
             "{} process(es) were started for {ranks} ranks: start `mpirun -n {ranks} pipewright ...`, or set \
              pipeline.ranks or mesh.data_parallel",
@@ -69,7 +69,7 @@ pub(super) fn launch(
     }
     let Prepared { settings, model, initial, program, partition, rows, .. } = prepared;
     let config = PipelineConfig { interrupt: Some(interrupt.flag()), ..pipeline_config(&settings) };
-    // Every stage is made on the thread of its rank.
+    // Each stage is made on the thread of its rank.
     let make_stage = move |stage| {
         let device = Device::flex().autodiff();
         let made = model.training_stage(partition.range(stage), &initial, &device);
@@ -100,12 +100,12 @@ fn pipeline_config(settings: &Settings) -> PipelineConfig {
     }
 }
 
-/// The failure of the command for an error of the pipeline. Settings and program are checked before, so most others are
-/// bugs.
+/// Returns the command's failure for an error of the pipeline. The settings and the program are already checked, so
+/// most errors without their own exit code are bugs.
 pub(super) fn failure(error: &PipelineError) -> Failure {
     let exit = match error {
         PipelineError::Agreement(error) => return disagreement(error),
-        // A stage is made of the user's files.
+        // A stage is made from the user's files, so a failure to make it is wrong input.
         PipelineError::Step(step) if matches!(step.cause, Cause::Build { .. } | Cause::Restore { .. }) => {
             Exit::WrongInput
         }
@@ -118,7 +118,7 @@ pub(super) fn failure(error: &PipelineError) -> Failure {
     Failure::new(exit, sentence(error)).loss_of(lost)
 }
 
-/// Notifies the other processes of a failure that only this one knows of, so that they do not wait for it.
+/// Notifies the other processes of a failure that only this process knows of, so that they do not wait for it.
 pub(super) fn abandon(trainer: &mut Trainer, failure: Failure) -> Failure {
     trainer.pipeline().abandon(&failure.text());
     failure

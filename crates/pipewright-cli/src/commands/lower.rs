@@ -23,10 +23,10 @@ pub(crate) struct LowerArguments {
     /// send-recv, defer-recv and wait-send (both after send-recv)
     #[arg(long = "pass", value_name = "PASS,..", value_delimiter = ',', required = true)]
     passes: Vec<Pass>,
-    /// The rank of each stage, where it does not follow from the rows
+    /// The rank of each stage, if it does not follow from the rows
     #[arg(long, value_name = "RANK,..", value_delimiter = ',')]
     stage_to_rank: Vec<u32>,
-    /// Microbatches in a step, where the rows do not show all of them
+    /// The number of microbatches in a step, if the rows do not show all of them
     #[arg(long, value_name = "M")]
     microbatches: Option<u32>,
     #[command(flatten)]
@@ -38,28 +38,28 @@ pub(crate) struct LowerArguments {
     output: OutputFile,
 }
 
-/// The settings of single passes.
+/// The settings of individual passes.
 #[derive(Debug, Args)]
 struct PassSettings {
-    /// Stages of a rank that are gathered at once, for unshard
+    /// The number of stages of a rank that are gathered at the same time, for unshard
     #[arg(long, value_name = "STAGES")]
     window: Option<NonZeroU32>,
-    /// Compute actions within which a gathered stage must be used, for unshard; without it, any number
+    /// The number of compute actions within which a gathered stage must be used, for unshard; by default, any number
     #[arg(long, value_name = "ACTIONS")]
     lookahead: Option<NonZeroU32>,
-    /// Wait for reductions at the end of the row, for reduce-grad; without it, directly after each
+    /// Wait for reductions at the end of the row, for reduce-grad; by default, directly after each reduction
     #[arg(long)]
     defer_wait: bool,
-    /// Sends of a rank that may be pending, for wait-send; without it, any number
+    /// The number of sends of a rank that may be pending, for wait-send; by default, any number
     #[arg(long, value_name = "SENDS")]
     budget: Option<NonZeroU32>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
-    /// One row per rank, which PyTorch reads too
+    /// One row per rank, in a format that PyTorch can read
     Csv,
-    /// A table to read
+    /// A table for people
     Grid,
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: &LowerArguments) -> Result<(), Failure> {
     arguments.output.write(&print(&program, arguments.format)?)
 }
 
-/// Refuses fewer microbatches than the rows show.
+/// Refuses a number of microbatches that is smaller than the rows show.
 fn require_microbatches(rows: &[Vec<Option<Action>>], given: Option<u32>) -> Result<(), String> {
     let parts = rows.iter().flatten().flatten().flat_map(|action| action.parts());
     let last = parts.filter_map(Action::microbatch).max();
@@ -104,7 +104,7 @@ fn require_microbatches(rows: &[Vec<Option<Action>>], given: Option<u32>) -> Res
     }
 }
 
-/// Refuses a list with a pass twice, or with passes in an order in which one of them has no effect.
+/// Refuses a list that contains a pass twice, or that has an order in which a pass would have no effect.
 fn check_order(passes: &[Pass]) -> Result<(), Failure> {
     const BEFORE_AND_AFTER: [(&str, &str); 3] =
         [("send-early", "send-recv"), ("send-recv", "defer-recv"), ("send-recv", "wait-send")];
@@ -141,7 +141,7 @@ impl PassSettings {
         Ok(passes.iter().copied().map(with).collect())
     }
 
-    /// Refuses a setting whose pass is not in the list, or whose pass in the list has that setting already.
+    /// Refuses a setting whose pass is not in the list, or whose pass already has that setting in the list.
     fn check(&self, passes: &[Pass]) -> Result<(), Failure> {
         let flags = [
             ("--window", "unshard", self.window.is_some()),
@@ -154,18 +154,18 @@ impl PassSettings {
         };
         if let Some((flag, pass, _)) = flags.into_iter().find(without_pass) {
             return Err(Failure::input(format!(
-                "{flag} belongs to the pass {pass}, which is not asked for; leave it out or add the pass"
+                "{flag} belongs to the pass {pass}, which --pass does not name; leave it out or add the pass"
             )));
         }
         let set_twice = |&(_, pass, is_given): &(&str, &str, bool)| {
             let listed = passes.iter().find(|listed| listed.name() == pass);
-            // A pass is printed with the settings that differ from those of its plain name.
+            // A pass is printed with the settings that differ from its defaults.
             let plain = pass.parse::<Pass>().ok();
             is_given && listed.is_some_and(|listed| Some(listed) != plain.as_ref())
         };
         match flags.into_iter().find(set_twice) {
             Some((flag, pass, _)) => Err(Failure::input(format!(
-                "{flag} is given, and --pass has a setting behind {pass}= as well; leave one of them out"
+                "{flag} is given, and --pass has a setting after {pass}= as well; leave one of them out"
             ))),
             None => Ok(()),
         }

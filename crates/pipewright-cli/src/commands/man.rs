@@ -12,7 +12,7 @@ use crate::output;
 /// The arguments of `pipewright man`.
 #[derive(Debug, Args)]
 pub(crate) struct ManArguments {
-    /// The folder to write all pages to; without it, the page of the program goes to standard output
+    /// The folder to write all pages to; by default, the page of the program is written to standard output
     #[arg(value_name = "DIR")]
     folder: Option<PathBuf>,
 }
@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &ManArguments, mut program: Command) -> Result<(), 
     pages.iter().try_for_each(|(name, text)| output::write(Some(&folder.join(name)), text))
 }
 
-/// The file name and the content of a command's page.
+/// Returns the file name and the content of a command's page.
 fn page(command: Command) -> (String, String) {
     let name = format!("{}.1", command.get_display_name().unwrap_or(command.get_name()));
     let mut text = Vec::new();

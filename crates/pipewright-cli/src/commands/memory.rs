@@ -1,10 +1,10 @@
-//! What each rank of a run will hold, against what the machine has.
+//! Compares the memory that each rank of a run needs with the memory of the machine.
 //!
 //! Parameters, gradients and the optimizer's state are counted exactly. Activations are the peak of the schedule's
-//! simulation at the bytes that the model family states for its layers. The sum of the columns is a little more than a
-//! rank ever holds where the peak of the activations comes before the first gradient, as under GPipe. What is not
-//! counted: the tensors of the operation that runs, messages on their way, data, and a checkpoint that is being
-//! written. ARCHITECTURE.md has measurements.
+//! simulation, with the sizes in bytes that the model family gives for its layers. If the activations have their peak
+//! before the first gradient exists, as in GPipe, the sum of the columns is a little more than a rank ever holds. The
+//! plan does not include the temporary tensors of an operation, messages in transit, data, and a checkpoint that is
+//! being written. ARCHITECTURE.md has measurements.
 
 use std::fmt::Write;
 
@@ -19,14 +19,14 @@ use crate::config::pipeline::TransportChoice;
 use crate::display::bytes;
 use crate::failure::{Exit, Failure};
 
-/// Bytes of a parameter or of its gradient.
+/// The size of a parameter or of its gradient in bytes.
 const NUMBER: u64 = 4;
-/// Bytes of AdamW's two moments of a parameter.
+/// The size of AdamW's two moments of a parameter in bytes.
 const MOMENTS: u64 = 8;
-/// Ranks that the table shows; of more, those that need the most.
+/// The largest number of ranks in the table. If there are more ranks, the table shows those that need the most memory.
 const ROWS: usize = 16;
 
-/// What a rank holds at most, in bytes.
+/// The most memory that a rank holds, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct RankMemory {
     parameters: u64,
@@ -42,14 +42,14 @@ impl RankMemory {
     }
 }
 
-/// What a run needs, and what there is.
+/// The memory that a run needs and the memory of the machine.
 pub(super) struct MemoryPlan {
-    /// Of one replica; all replicas need the same.
+    /// The ranks of one replica. All replicas need the same memory.
     ranks: Vec<RankMemory>,
     replicas: u32,
     /// Whether all ranks are in one process of this machine.
     is_local: bool,
-    /// Bytes of this machine, or of the part of it that the process may use; `None` if the system does not say.
+    /// The memory of this machine that the process may use, in bytes; `None` if the system does not report it.
     machine: Option<u64>,
 }
 
@@ -75,19 +75,19 @@ impl MemoryPlan {
         Ok(Self { ranks, replicas: settings.mesh.data_parallel, is_local, machine: machine_bytes() })
     }
 
-    /// What all ranks of one process hold together.
+    /// Returns the memory of all ranks together.
     fn total(&self) -> u64 {
         let one_replica = self.ranks.iter().fold(0, |sum: u64, rank| sum.saturating_add(rank.total()));
         one_replica.saturating_mul(u64::from(self.replicas))
     }
 
-    /// The rank that needs the most.
+    /// Returns the rank that needs the most memory.
     fn largest(&self) -> (usize, RankMemory) {
         let ranks = self.ranks.iter().copied().enumerate();
         ranks.max_by_key(|(index, rank)| (rank.total(), usize::MAX - index)).unwrap_or_default()
     }
 
-    /// The table, and what the machine has.
+    /// Returns the table, and a line about the memory of the machine.
     pub(super) fn table(&self) -> String {
         let mut shown: Vec<usize> = (0..self.ranks.len()).collect();
         shown.sort_by_key(|&rank| u64::MAX - self.ranks[rank].total());
@@ -131,8 +131,8 @@ impl MemoryPlan {
         format!("{has} on this one; {needed}")
     }
 
-    /// Fails with [`Exit::CheckFailed`] if the run needs more than the machine has. Of processes on machines that are
-    /// not known here, each alone must fit this one.
+    /// Fails with [`Exit::CheckFailed`] if the run needs more memory than the machine has. If the run has several
+    /// processes, they may run on other machines, so each process alone must fit into this machine.
     pub(super) fn require_fit(&self) -> Result<(), Failure> {
         let Some(has) = self.machine else { return Ok(()) };
         let (rank, most) = self.largest();
@@ -174,16 +174,17 @@ impl MemoryPlan {
     }
 }
 
-/// How replicas share parameters.
+/// The distribution of parameters over replicas.
 #[derive(Clone, Copy)]
 struct Sharding {
     replicas: u64,
-    /// Stages of a rank whose parameters are gathered at once.
+    /// The number of stages of a rank whose parameters are gathered at the same time.
     window: usize,
 }
 
-/// What a rank holds whose stages have so many numbers, without activations. Gradients are whole until they are reduced,
-/// after a stage's last microbatch, so sharding takes nothing off their peak.
+/// Returns the memory of a rank without activations. `stages` contains the number of elements of each stage's
+/// parameters. Gradients are not sharded until they are reduced after a stage's last microbatch, so sharding does not
+/// lower their peak.
 fn held_always(mut stages: Vec<u64>, sharding: Option<Sharding>) -> RankMemory {
     let sum = |stages: &[u64]| stages.iter().fold(0, |sum: u64, stage| sum.saturating_add(*stage));
     let whole = sum(&stages);
@@ -203,7 +204,7 @@ fn held_always(mut stages: Vec<u64>, sharding: Option<Sharding>) -> RankMemory {
     }
 }
 
-/// The numbers in these parameters.
+/// Returns the number of elements in these parameters.
 pub(super) fn numbers_of(specs: &[ParameterSpec]) -> u64 {
     let numbers = |spec: &ParameterSpec| {
         spec.shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size as u64))
@@ -211,7 +212,7 @@ pub(super) fn numbers_of(specs: &[ParameterSpec]) -> u64 {
     specs.iter().map(numbers).fold(0, u64::saturating_add)
 }
 
-/// The peak of each rank's activations, by the simulation of the program.
+/// Returns the peak of each rank's activations in bytes, from a simulation of the program.
 fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
     let Prepared { settings, program, partition, layers, .. } = prepared;
     let rows = u64::from(settings.pipeline.microbatch_size);
@@ -219,16 +220,17 @@ fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
         let layers = &layers.layers[partition.range(stage)];
         let of_row = layers.iter().fold(0, |sum: u64, layer| sum.saturating_add(layer.activation_bytes));
         let activation = of_row.saturating_mul(rows);
-        // `I` leaves inputs and output gradients of the products for `W`, which are about as large.
+        // `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as
+        // large as the activations.
         StageSizes { activation, stash: activation, ..StageSizes::default() }
     };
-    // A rank runs its actions in the order of its row, whatever they cost, so unit costs give the same peaks.
+    // A rank runs its actions in the order of its row for any costs, so unit costs give the same peaks.
     let costs = Costs { sizes: program.placement().all_stages().map(size).collect(), ..Costs::default() };
     let run = timed(program.as_program(), &costs).map_err(|error| Failure::new(Exit::Bug, error))?;
     Ok(peak_memory(run.timeline(), &costs.sizes))
 }
 
-/// The bytes of memory that this process may use: those of the machine, or the limit of its control group.
+/// Returns the memory that this process may use, in bytes: that of the machine, or the limit of its control group.
 fn machine_bytes() -> Option<u64> {
     let mut system = System::new();
     system.refresh_memory();

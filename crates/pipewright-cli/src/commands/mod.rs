@@ -1,4 +1,4 @@
-//! One file per command: its arguments, and the calls that it makes into the libraries.
+//! The commands, one file each: the arguments of a command and its calls into the libraries.
 
 pub(crate) mod check;
 mod checkpoint_path;

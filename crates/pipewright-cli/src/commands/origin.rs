@@ -1,6 +1,7 @@
-//! The folder `model` of a run: what an exported model needs from the directory that the run's model was taken from.
+//! The folder `model` of a run. It contains the files that an exported model needs from the directory of the original
+//! model.
 //!
-//! It is filled when the run starts, because that directory may have changed or be gone when the model is exported.
+//! The files are copied when the run starts, because that directory may have changed or be deleted before the export.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,12 +14,12 @@ use crate::config::data::BYTES;
 use crate::config::model::ModelSettings;
 use crate::failure::Failure;
 
-/// The folder's name.
+/// The name of the folder.
 const MODEL: &str = "model";
 
 /// Copies the model's original configuration and the tokenizer into the folder of a run that starts.
 ///
-/// The tokenizer is the one that turned the data into tokens, or else the one of the model's directory.
+/// The tokenizer is the one that encoded the data, or else the one in the model's directory.
 pub(super) fn keep(settings: &Settings) -> Result<(), Failure> {
     let folder = settings.run.out.join(MODEL);
     if let ModelSettings::From { from } = &settings.model {

@@ -1,4 +1,4 @@
-//! What the display says of a run that is prepared.
+//! Makes the overview of a prepared run for the display.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use crate::commands::prepare::Prepared;
 use crate::config::pipeline::ScheduleChoice;
 use crate::display::Overview;
 
-/// The overview of a run. Reads all data once.
+/// Returns the overview of a run. Reads all data once.
 pub(super) fn overview(prepared: &Prepared) -> Overview {
     let Prepared { settings, model, layers, program, rows, .. } = prepared;
     let replicas = settings.mesh.data_parallel;

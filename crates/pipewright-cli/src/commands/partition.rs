@@ -22,13 +22,13 @@ pub(crate) struct PartitionArguments {
         allow_hyphen_values = true
     )]
     weights: Vec<String>,
-    /// How many stages to make
+    /// The number of stages
     #[arg(long, value_name = "N", required_unless_present = "boundaries")]
     stages: Option<u32>,
-    /// How to cut
+    /// The method of distribution
     #[arg(long, value_enum, default_value = "optimal")]
     method: MethodName,
-    /// The first layer of each stage but the first, for `--method explicit`
+    /// The first layer of each stage except stage 0, for `--method explicit`
     #[arg(long, value_name = "LAYER,..", value_delimiter = ',', required_if_eq("method", "explicit"))]
     boundaries: Vec<usize>,
     /// What to print
@@ -42,23 +42,23 @@ pub(crate) struct PartitionArguments {
 enum MethodName {
     /// The same number of layers for each stage
     Even,
-    /// A greedy cut by weight, as PyTorch makes it
+    /// The greedy distribution by weight that PyTorch uses
     Weighted,
-    /// The smallest possible weight of the heaviest stage
+    /// The distribution whose heaviest stage is as light as possible
     Optimal,
-    /// At --boundaries
+    /// The distribution that --boundaries gives
     Explicit,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
-    /// A line for each stage
+    /// One line for each stage
     Text,
     /// Inclusive layer ranges and stage weights
     Json,
 }
 
-/// What `--format json` prints.
+/// The output of `--format json`.
 #[derive(Serialize)]
 struct Stages {
     stages: Vec<[usize; 2]>,

@@ -1,6 +1,7 @@
-//! What `train`, `resume` and `check` have in common: from arguments to everything that is needed before a rank starts.
+//! Prepares a run for `train`, `resume` and `check`: turns the arguments into everything that is needed before a rank
+//! starts.
 //!
-//! Nothing is written here, no parameter is made or read, and the settings are not changed.
+//! This module does not write files, does not create or read parameters, and does not change the settings.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -24,26 +25,26 @@ use crate::config::pipeline::{FoundSchedule, PipelineSettings, ScheduleChoice};
 use crate::config::{Loaded, Settings, Surroundings, sample};
 use crate::failure::{Exit, Failure};
 
-/// A run, checked as far as it can be without training.
+/// A run, with all checks done that do not need training.
 pub(super) struct Prepared {
     /// The settings.
     pub(super) settings: Settings,
     /// The model's configuration.
     pub(super) model: ModelConfig,
-    /// The parameters that the model starts with.
+    /// The model's initial parameters.
     pub(super) initial: InitialParameters,
     /// The model's layers.
     pub(super) layers: ModelDesc,
-    /// What each rank runs.
+    /// The program that the ranks run.
     pub(super) program: ValidatedProgram,
-    /// Which layers each stage has.
+    /// The layers of each stage.
     pub(super) partition: Partition,
     /// The data.
     pub(super) rows: TokenRows,
 }
 
-/// What must not differ between the processes of a run with this `description`. Files may lie in different places on
-/// different machines.
+/// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ, because
+/// files may be in different folders on different machines.
 pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
     const MAY_DIFFER: [&str; 6] =
         ["data.path", "data.tokenizer", "model.from", "pipeline.threads_per_rank", "run.out", "run.device"];
@@ -54,7 +55,8 @@ pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
     fields
 }
 
-/// The files that initial parameters come from, with their sizes. Comparing their content would mean to read gigabytes.
+/// Returns the names and sizes of the files that contain the initial parameters. Their content is not compared, because
+/// that would mean reading gigabytes.
 fn weights(initial: &InitialParameters) -> String {
     let InitialParameters::Directory(folder) = initial else { return String::new() };
     let files = folder.read_dir().into_iter().flatten().flatten();
@@ -69,7 +71,7 @@ fn weights(initial: &InitialParameters) -> String {
     files.join(", ")
 }
 
-/// Prepares the run that the arguments ask for, and checks the files that its parameters come from.
+/// Prepares the run that the arguments specify, and checks the files that contain its parameters.
 pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
     let prepared = prepare_settings(load_settings(arguments.config.as_deref(), &arguments.set)?)?;
     if let InitialParameters::Directory(directory) = &prepared.initial {
@@ -79,7 +81,7 @@ pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
     Ok(prepared)
 }
 
-/// The settings in a file, or the built-in sample's, with `--set` arguments on top.
+/// Loads the settings from a file, or those of the built-in sample. `--set` arguments override them.
 pub(super) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Loaded, Failure> {
     let surroundings = Surroundings::of_process().map_err(|error| {
         Failure::input(format!("the working folder cannot be found: {error}; go to another"))
@@ -87,7 +89,7 @@ pub(super) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Loade
     Ok(Settings::load(file, set, &surroundings)?)
 }
 
-/// Prepares the run that the settings ask for. The weights of a model directory are not looked at.
+/// Prepares the run that the settings specify. The weights of a model directory are not checked.
 pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<Prepared, Failure> {
     let program = sound_program(schedule, &settings.pipeline, &settings.mesh)?;
     let model = read_model(&settings.model)?;
@@ -103,7 +105,7 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
     Ok(Prepared { settings, model, initial, layers, program, partition, rows })
 }
 
-/// Returns the sound program of the schedule that the settings found, for one of the replicas.
+/// Returns the sound program of the schedule that was found with the settings, for one replica.
 fn sound_program(
     schedule: FoundSchedule,
     pipeline: &PipelineSettings,
@@ -118,7 +120,7 @@ fn sound_program(
     };
     if mesh.is_sharded() && program.level() != Level::Full {
         return Err(Failure::input(format!(
-            "{place}: the schedule communicates already and never gathers parameters, which are sharded \
+            "{place}: the schedule already communicates and never gathers parameters, but they are sharded \
              (`mesh.data_parallel_mode`): give one without communication, one of level `full`, or set \
              mesh.data_parallel_mode=replicated"
         )));
@@ -131,8 +133,8 @@ fn sound_program(
     Ok(program)
 }
 
-/// Returns the program of a schedule's file. A program that communicates or gathers parameters runs as it is; any other
-/// is lowered.
+/// Returns the program of a schedule's file. A program that already contains communication or gathers parameters is not
+/// changed. Any other program is lowered.
 fn lower_file(
     place: &ScheduleChoice,
     text: &str,
@@ -155,7 +157,7 @@ fn lower_file(
     for_training(&schedule, &lowering(mesh)).map_err(|error| unsound(&error))
 }
 
-/// Returns how the program of a replica is lowered.
+/// Returns the configuration that lowers the program of a replica.
 fn lowering(mesh: &MeshSettings) -> TrainingLowering {
     TrainingLowering {
         replicas: mesh.data_parallel,

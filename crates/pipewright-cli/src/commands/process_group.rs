@@ -1,5 +1,5 @@
-//! The processes of a run: one alone, or those that `mpirun` started. Decides which of them writes files and reports
-//! to the user, and makes sure that all are about to do the same.
+//! The processes of a run: a single process, or those that `mpirun` started. Decides which process writes files and
+//! reports to the user, and checks that all processes have prepared the same run.
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ use pipewright_schedule::Rank;
 
 use crate::failure::{Exit, Failure, sentence};
 
-/// How long processes wait for each other before the configuration's own deadline is known.
+/// The time that processes wait for each other before the configuration's own deadline is known.
 const START: Duration = Duration::from_secs(60);
 
-/// How long the other processes wait before they end with a failure. A launcher ends all processes as soon as one of
-/// them has failed, and the leader must have reported the failure by then.
+/// The time that the other processes wait before they end with a failure. A launcher ends all processes when one of
+/// them fails, and the leader must report the failure before that.
 const TIME_TO_REPORT: Duration = Duration::from_millis(300);
 
 /// The rank of the leader.
 const FIRST: Rank = Rank::new(0);
 
-/// Variables that launchers set for their processes: Open MPI and PRRTE, MPICH and Intel MPI.
+/// The variables that launchers set for their processes: Open MPI and PRRTE, MPICH and Intel MPI.
 const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
 
-/// The failure of processes that do not agree. It is wrong input, unless one of them is gone.
+/// Returns the failure for processes that do not agree. It is wrong input, unless one of the processes is lost.
 pub(super) fn disagreement(error: &AgreementError) -> Failure {
     match (error, error.silent()) {
         (AgreementError::Failed(step), _) => {
@@ -33,7 +33,7 @@ pub(super) fn disagreement(error: &AgreementError) -> Failure {
     }
 }
 
-/// The rank whose loss ended a step.
+/// Returns the rank whose loss ended a step.
 pub(super) fn lost(error: &StepError) -> Option<Rank> {
     match error.cause {
         Cause::SilentPeer { peer, .. } | Cause::LostPeer { peer } => Some(peer),
@@ -41,20 +41,20 @@ pub(super) fn lost(error: &StepError) -> Option<Rank> {
     }
 }
 
-/// This process among those of the run.
+/// This process and the other processes of the run.
 pub(crate) struct ProcessGroup {
-    /// The processes, until ranks are made of them.
+    /// The connection to all processes, until the ranks take it.
     world: Option<World>,
-    /// This process's place among them.
+    /// The rank of this process.
     rank: Rank,
     is_leader: bool,
-    /// How long it waits for the others at the start.
+    /// The time that this process waits for the others at the start.
     deadline: Duration,
 }
 
 impl ProcessGroup {
-    /// Joins the other processes if a launcher started this one. A launcher that is unknown here is joined later, when
-    /// the configuration asks for MPI.
+    /// Joins the other processes if a launcher started this one. If the launcher sets none of the variables in
+    /// `LAUNCHERS`, the process joins later, when the configuration selects MPI.
     pub(crate) fn gather() -> Result<Self, Failure> {
         let is_launched = LAUNCHERS.iter().any(|name| std::env::var_os(name).is_some());
         let mut group = Self { world: None, rank: FIRST, is_leader: true, deadline: START };
@@ -64,17 +64,17 @@ impl ProcessGroup {
         Ok(group)
     }
 
-    /// Whether this process writes files and reports to the user.
+    /// Returns whether this process writes files and reports to the user.
     pub(crate) fn is_leader(&self) -> bool {
         self.is_leader
     }
 
-    /// Whether it is one of several processes.
+    /// Returns whether it is one of several processes.
     pub(crate) fn is_several(&self) -> bool {
         self.world.as_ref().is_some_and(World::is_distributed)
     }
 
-    /// The processes as ranks.
+    /// Takes the connection to all processes, for the ranks to use.
     pub(crate) fn take_world(&mut self) -> Result<World, Failure> {
         if self.world.is_none() {
             self.join()?;
@@ -90,12 +90,12 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Sets how long it waits for the others, as the configuration says.
+    /// Sets the time that this process waits for the others, to the value in the configuration.
     pub(crate) fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }
 
-    /// Returns `prepared` once all processes have prepared the same; `fields` names what must not differ.
+    /// Returns `prepared` after all processes have prepared the same. `fields` returns the values that must be equal.
     pub(crate) fn agree<T>(
         &mut self,
         prepared: Result<T, Failure>,
@@ -106,14 +106,14 @@ impl ProcessGroup {
         let agreed = world.agree(hello, self.deadline);
         match (prepared, agreed) {
             (prepared, Ok(())) => prepared,
-            // Its own error says more than the others' report of it.
+            // The process's own error is more detailed than the report that the others receive.
             (Err(own), Err(_)) => Err(own),
             (Ok(_), Err(error)) => Err(disagreement(&error)),
         }
     }
 
-    /// Reports a failure if this process is the leader, and passes the outcome on. If the leader is lost, the next
-    /// process takes its place; the lost one reports nothing if it was only stopped and goes on.
+    /// Reports a failure if this process is the leader, and returns the outcome. If the leader is lost, the next
+    /// process becomes the leader. A lost process that was only paused and continues reports nothing.
     pub(crate) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         outcome.map_err(|mut failure| {
             match failure.lost() {

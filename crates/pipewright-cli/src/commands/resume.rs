@@ -1,5 +1,5 @@
-//! `pipewright resume`: goes on with a run from a checkpoint, the newest one unless a path names another, under its
-//! own settings or changed ones.
+//! `pipewright resume`: resumes a run from its newest checkpoint, or from the checkpoint that a path names. The
+//! settings may be changed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::signal::Interrupt;
 /// The arguments of `pipewright resume`.
 #[derive(Debug, Args)]
 pub(crate) struct ResumeArguments {
-    /// The folder of the run, which goes on from its newest checkpoint, or one of its checkpoints
+    /// The folder of the run, to resume from its newest checkpoint, or one of its checkpoints
     #[arg(value_name = "RUN_DIR")]
     run: PathBuf,
     /// Override a key of the run's configuration
@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: &ResumeArguments) -> Result<(), Failure> {
 }
 
 fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
-    // The leader owns the folder and puts it in order before the others look at it.
+    // The leader locks the folder and cleans it up before the other processes read it.
     let owned = own(arguments, processes.is_leader());
     let owned = processes.agree(owned, |_| Fields::new())?;
     let found = Found::find(arguments, owned).inspect(|found| {
@@ -73,19 +73,19 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
         .run(trainer)
 }
 
-/// Makes the run's folder this process's own, if it is the one that writes: from here on nobody else trains in it.
+/// Locks the run's folder if this process writes to it, so that no other run can write to it.
 fn own(arguments: &ResumeArguments, owns: bool) -> Result<Option<CheckpointFolder>, Failure> {
     let out = RunPath::of(&arguments.run)?.run;
     run_folder::config_of(&out).map_err(Failure::input)?;
     owns.then(|| run_folder::own_checkpoints(&out)).transpose().map_err(Failure::input)
 }
 
-/// A run to go on with.
+/// A run to resume.
 struct Found {
     prepared: Prepared,
     description: Map<String, Value>,
     checkpoint: Option<Arc<Checkpoint>>,
-    /// In the process that writes the run's folder.
+    /// The locked folder of the checkpoints, in the process that writes to it.
     owned: Option<CheckpointFolder>,
 }
 
@@ -96,7 +96,7 @@ impl Found {
         let mut set = arguments.set.clone();
         if set.iter().any(|argument| argument.trim_start().starts_with("run.out")) {
             return Err(Failure::input(format!(
-                "a run goes on in its own folder, {}; leave out run.out",
+                "a run is resumed in its own folder, {}; leave out run.out",
                 path.run.display()
             )));
         }
@@ -113,7 +113,7 @@ impl Found {
         Ok(Self { prepared, description, checkpoint, owned })
     }
 
-    /// What must not differ between processes.
+    /// Returns the fields that must be equal in all processes.
     fn identity(&self) -> Fields {
         let mut fields = identity(&self.prepared, &self.description);
         let shards = self.checkpoint.iter().flat_map(|checkpoint| &checkpoint.manifest().shards);
@@ -122,14 +122,14 @@ impl Found {
         fields
     }
 
-    /// Whether the checkpoint is that of the run's last step.
+    /// Returns whether the checkpoint is the one of the run's last step.
     fn is_finished(&self) -> bool {
         self.checkpoint
             .as_ref()
             .is_some_and(|checkpoint| checkpoint.step() == self.prepared.settings.run.steps)
     }
 
-    /// Says from where the run goes on, or why it does not.
+    /// Returns a sentence that says from which step the run resumes, or why it does not.
     fn introduction(&self) -> String {
         let run = &self.prepared.settings.run;
         let out = run.out.display();
@@ -142,14 +142,15 @@ impl Found {
                 run.steps.saturating_mul(2)
             ),
             Some(checkpoint) => {
-                format!("going on from step {}, {}", checkpoint.step(), checkpoint.path().display())
+                format!("resuming from step {}, {}", checkpoint.step(), checkpoint.path().display())
             }
             None => "the run has no checkpoint: starting again from step 1, with the same seed".to_owned(),
         }
     }
 }
 
-/// The checkpoint that the path names, or else the newest one of the run; none where the run has none.
+/// Opens the checkpoint that the path names, or else the newest checkpoint of the run. Returns `None` if the run has no
+/// checkpoint.
 fn open(path: &RunPath) -> Result<Option<Arc<Checkpoint>>, Failure> {
     let opened = match &path.checkpoint {
         Some(checkpoint) => Checkpoint::open(checkpoint),
@@ -162,7 +163,7 @@ fn open(path: &RunPath) -> Result<Option<Arc<Checkpoint>>, Failure> {
     }
 }
 
-/// Refuses fewer steps than the checkpoint has.
+/// Refuses settings with fewer steps than the checkpoint.
 fn require_no_more_steps(prepared: &Prepared, checkpoint: &Checkpoint) -> Result<(), Failure> {
     let (done, steps) = (checkpoint.step(), prepared.settings.run.steps);
     if done <= steps {

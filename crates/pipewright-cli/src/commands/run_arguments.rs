@@ -1,4 +1,4 @@
-//! The arguments that say which run is meant, shared by the commands that prepare one.
+//! The arguments that specify a run. The commands that prepare a run share them.
 
 use std::path::PathBuf;
 
@@ -7,10 +7,10 @@ use clap::Args;
 /// The configuration of a run.
 #[derive(Debug, Args)]
 pub(crate) struct RunArguments {
-    /// The configuration; without it, the built-in sample
+    /// The configuration file; by default, the built-in sample
     #[arg(value_name = "CONFIG.toml")]
     pub(crate) config: Option<PathBuf>,
-    /// Override a key with a TOML value, or with a text where the value is no TOML
+    /// Override a key with a TOML value; a value that is not TOML is taken as text
     #[arg(long, value_name = "section.key=value")]
     pub(crate) set: Vec<String>,
 }

@@ -1,4 +1,5 @@
-//! What identifies a run in its checkpoints: the model and the data. Everything else may change on resuming.
+//! The description that identifies a run in its checkpoints: the model and the data. Everything else may change when
+//! the run is resumed.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +9,10 @@ use serde_json::{Map, Value, json};
 use crate::commands::prepare::Prepared;
 use crate::failure::Failure;
 
-/// The member of a description that is the content of the model's `config.json`.
+/// The key of the description that holds the content of the model's `config.json`.
 pub(super) const MODEL: &str = "model";
 const DATA: &str = "data";
-/// The member with the last step's loss.
+/// The key of the description that holds the last step's loss.
 pub(super) const LOSS: &str = "loss";
 
 /// Returns the description of a run. Reads all data once.
@@ -20,7 +21,7 @@ pub(super) fn describe(prepared: &Prepared) -> Map<String, Value> {
     Map::from_iter([(MODEL.to_owned(), model), (DATA.to_owned(), data)])
 }
 
-/// Refuses a checkpoint of another model or other data than `run` describes.
+/// Refuses a checkpoint whose model or data differs from those that `run` describes.
 pub(super) fn require_same(run: &Map<String, Value>, checkpoint: &Checkpoint) -> Result<(), Failure> {
     let stored = &checkpoint.manifest().description;
     let differences: Vec<String> =
@@ -30,13 +31,13 @@ pub(super) fn require_same(run: &Map<String, Value>, checkpoint: &Checkpoint) ->
     }
     let place = checkpoint.path().display();
     Err(Failure::input(format!(
-        "{place}: the checkpoint is of another model or of other data, so the run cannot go on from it: {}; resume \
+        "{place}: the checkpoint is of another model or of other data, so the run cannot resume from it: {}; resume \
          without that change, or start a new run",
         differences.join(", ")
     )))
 }
 
-/// Returns a phrase for each key whose values differ.
+/// Returns one phrase for each key whose values differ.
 fn differences(part: &str, run: Option<&Value>, stored: Option<&Value>) -> Vec<String> {
     let members = |value: Option<&Value>| value.and_then(Value::as_object).cloned().unwrap_or_default();
     let (run, stored) = (members(run), members(stored));

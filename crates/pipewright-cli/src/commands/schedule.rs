@@ -21,15 +21,15 @@ pub(crate) struct ScheduleArguments {
     /// The schedule, without regard to case
     #[arg(required_unless_present = "list")]
     name: Option<String>,
-    /// Print the names of all schedules, each with a description
+    /// Print the names and descriptions of all schedules
     #[arg(long, exclusive = true)]
     list: bool,
     #[command(flatten)]
     size: ScheduleSize,
-    /// What actions cost, for zb-greedy and for the pictures; what is left out takes 1, and a hop 0
+    /// The costs of actions, for zb-greedy and for the pictures; the default is 1, but 0 for a hop
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
-    /// How far to lower: compute, comms (adds sends and receives) or full (adds sharding and reduction)
+    /// The level to lower to: compute, comms (adds sends and receives) or full (adds sharding and reduction)
     #[arg(long, default_value = "compute")]
     level: Level,
     /// What to print
@@ -43,11 +43,11 @@ pub(crate) struct ScheduleArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// One row per rank, which PyTorch reads too
+    /// One row per rank, in a format that PyTorch can read
     Csv,
-    /// A table to read
+    /// A table for people
     Grid,
-    /// The same rows, with the rank of each stage
+    /// The same rows as JSON, with the rank of each stage
     Json,
     /// A drawing of the predicted run, to scale
     Svg,
@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), Failure> {
 }
 
 impl Format {
-    /// Returns the picture of a run, if the format is one.
+    /// Returns the picture of a run, if the format is a picture.
     fn picture(self) -> Option<Picture> {
         match self {
             Self::Csv | Self::Grid | Self::Json => None,
@@ -104,7 +104,8 @@ fn list() -> String {
 fn print(schedule: &Schedule, arguments: &ScheduleArguments, name: &str) -> Result<String, Failure> {
     let ScheduleArguments { level, format, .. } = *arguments;
     if let Some(picture) = format.picture() {
-        // When a rank can go on depends on messages, so the run is that of the program with communication at any level.
+        // The time at which a rank can continue depends on messages, so a program with communication is simulated at
+        // any level.
         let program = program(schedule, level.max(Level::Comms))?;
         let timeline = timeline(&program, level, arguments.cost.as_ref())?;
         let name = name.to_ascii_lowercase();
@@ -129,7 +130,7 @@ fn print(schedule: &Schedule, arguments: &ScheduleArguments, name: &str) -> Resu
     Ok(print_rows(rows, program.placement(), arguments))
 }
 
-/// Rows as a table or as JSON.
+/// Returns rows as a table or as JSON.
 fn print_rows<Row: IntoIterator<Item = Option<Action>>>(
     rows: impl IntoIterator<Item = Row>,
     placement: &Placement,
@@ -148,7 +149,7 @@ fn program(schedule: &Schedule, level: Level) -> Result<Program, Failure> {
     lower(schedule, &LowerConfig::from(level)).map_err(|error| Failure::new(Exit::Bug, error))
 }
 
-/// The predicted run; at the level `compute` its computation alone.
+/// Returns the timeline of the predicted run. At the level `compute`, it contains only the computation.
 fn timeline(program: &Program, level: Level, costs: Option<&Costs>) -> Result<Timeline, Failure> {
     check_size(program)?;
     let run =

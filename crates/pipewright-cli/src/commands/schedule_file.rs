@@ -1,4 +1,4 @@
-//! Schedules in files, as commands read them.
+//! Reads schedules from files, for several commands.
 
 use std::path::Path;
 

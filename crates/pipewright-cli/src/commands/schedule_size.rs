@@ -1,4 +1,4 @@
-//! The arguments that specify a schedule: its size, and the settings of single schedules.
+//! The arguments that specify a schedule: its size, and the settings of particular schedules.
 
 use std::path::Path;
 
@@ -11,28 +11,30 @@ use crate::failure::Failure;
 /// The size and the settings of a schedule.
 #[derive(Debug, Args)]
 pub(super) struct ScheduleSize {
-    /// Workers in the pipeline
+    /// The number of ranks in the pipeline
     #[arg(long, value_name = "P")]
     ranks: Option<u32>,
-    /// Stages on each rank; without it, what the schedule needs
+    /// The number of stages on each rank; by default, the number that the schedule needs
     #[arg(long, value_name = "V")]
     stages_per_rank: Option<u32>,
-    /// Microbatches in a step
+    /// The number of microbatches in a step
     #[arg(long, value_name = "M")]
     microbatches: Option<u32>,
-    /// Microbatches that a chunk runs before the next chunk's turn, for group-interleaved; without it, the ranks
+    /// The number of microbatches that a chunk runs before the next chunk, for group-interleaved; by default, the
+    /// number of ranks
     #[arg(long, value_name = "G")]
     group: Option<u32>,
-    /// Warm up with two more forwards for each rank that follows, for interleaved-zb-h1
+    /// Warm up with two more forwards for each later rank, for interleaved-zb-h1
     #[arg(long)]
     wide_warmup: bool,
-    /// Activations that a stage may hold, one number for all stages or one each, for zb-greedy; without it, the ranks
+    /// The number of activations that a stage may hold, one for all stages or one for each, for zb-greedy; by default,
+    /// the number of ranks
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     memory_limit: Vec<u32>,
 }
 
 impl ScheduleSize {
-    /// Returns the specification for the schedule called `name`. `costs` are part of it if the schedule depends on them.
+    /// Returns the specification for the schedule called `name`. It includes `costs` if the schedule depends on them.
     pub(super) fn spec(&self, name: &str, costs: Option<&Costs>) -> Result<ScheduleSpec, Failure> {
         let missing = |flag: &str| {
             Failure::input(format!("{flag} is missing; give a size, such as --ranks 4 --microbatches 8"))
@@ -52,7 +54,7 @@ impl ScheduleSize {
         })
     }
 
-    /// Returns a flag that is given, if any: a schedule from a file takes none.
+    /// Returns a flag that is given, if any. A schedule from a file does not accept these flags.
     pub(super) fn any_flag(&self) -> Option<&'static str> {
         let flags = [
             ("--ranks", self.ranks.is_some()),
@@ -66,12 +68,12 @@ impl ScheduleSize {
     }
 }
 
-/// Whether a schedule's name is that of a file.
+/// Returns whether a schedule's name is the name of a file.
 pub(super) fn is_file_name(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv"))
 }
 
-/// Whether the schedule called `name` depends on what its actions cost.
+/// Returns whether the schedule called `name` depends on the costs of its actions.
 pub(super) fn is_made_to_measure(name: &str) -> bool {
     find(name).is_ok_and(|generator| generator.settings.contains(&Setting::Costs))
 }

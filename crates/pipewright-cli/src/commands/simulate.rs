@@ -1,4 +1,4 @@
-//! `pipewright simulate`: predicts when each rank does what, and prints how long the prediction took.
+//! `pipewright simulate`: predicts when each rank runs each action, and prints how long the prediction took.
 
 use std::path::PathBuf;
 
@@ -20,16 +20,16 @@ pub(crate) struct SimulateArguments {
     /// The schedule, without regard to case
     #[arg(required_unless_present = "csv", conflicts_with = "csv")]
     name: Option<String>,
-    /// A schedule from a file, in place of a name: one row per rank, with or without communication
+    /// A schedule from a file, instead of a name: one row per rank, with or without communication
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     #[command(flatten)]
     size: ScheduleSize,
-    /// Count every action, messages too, as one tick
+    /// Count every action, including messages, as one tick
     #[arg(long, conflicts_with = "cost")]
     logical: bool,
-    /// What actions cost, in seconds; what is left out takes 1, B as long as I and W, and a hop 0; F=1:1:2 gives each
-    /// stage its own
+    /// The costs of actions in seconds; the default is 1, but I + W for B and 0 for a hop; F=1:1:2 gives each stage its
+    /// own cost
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
     /// What to print
@@ -45,7 +45,7 @@ pub(crate) struct SimulateArguments {
 enum Format {
     /// Bubbles, memory, and how long the engine took
     Text,
-    /// The same numbers
+    /// The same numbers as JSON
     Json,
     /// Every event with its start and end; with --logical, one row per rank and one cell per tick
     Csv,
@@ -60,7 +60,7 @@ enum Format {
 }
 
 impl Format {
-    /// The picture of a run, where the format is one.
+    /// Returns the picture of a run, if the format is a picture.
     fn picture(self) -> Option<Picture> {
         match self {
             Self::Text | Self::Json | Self::Csv | Self::Grid => None,
@@ -117,7 +117,7 @@ fn source(arguments: &SimulateArguments) -> Result<Source, Failure> {
     Ok(Source::Named(name, spec))
 }
 
-/// Only costs for another number of stages are a mistake of the user.
+/// Returns the failure for an error of the simulation. Only costs for another number of stages are a user's mistake.
 fn refused(error: SimulateError) -> Failure {
     match error {
         SimulateError::Costs(error) => Failure::input(error),
@@ -125,7 +125,7 @@ fn refused(error: SimulateError) -> Failure {
     }
 }
 
-/// A sound program runs to its end, so an error is a bug.
+/// Returns the failure for an error that is a bug, because a sound program always runs to its end.
 fn bug(error: SimulateError) -> Failure {
     Failure::new(Exit::Bug, error)
 }

@@ -1,4 +1,4 @@
-//! A simulation as text, as JSON, and as a list of events.
+//! Prints a simulation as text, as JSON, or as a list of events.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::commands::engine::{Engine, EngineTimes};
 
-/// What `--format json` prints: the summary's keys, and how long the engine took.
+/// The output of `--format json`: the keys of the summary and the times of the engine.
 #[derive(Serialize)]
 struct Report<'a> {
     #[serde(flatten)]
@@ -61,7 +61,7 @@ pub(super) fn events(timeline: &Timeline) -> String {
     text
 }
 
-/// Joins entries with blanks. A long list is shortened.
+/// Joins entries with spaces. A long list is shortened.
 fn list(entries: impl ExactSizeIterator<Item = String>) -> String {
     const SHOWN: usize = 16;
     let more = entries.len().saturating_sub(SHOWN);
@@ -72,7 +72,7 @@ fn list(entries: impl ExactSizeIterator<Item = String>) -> String {
     shown.join(" ")
 }
 
-/// Rounds to six decimals.
+/// Rounds a number to six decimals.
 fn rounded(value: f64) -> f64 {
     let scaled = (value * 1e6).round() / 1e6;
     if scaled.is_finite() { scaled } else { value }

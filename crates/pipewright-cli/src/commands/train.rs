@@ -1,4 +1,4 @@
-//! `pipewright train`: prepares a run and trains from its first step.
+//! `pipewright train`: prepares a run and trains it from the first step.
 
 use crate::commands::launch::{abandon, launch};
 use crate::commands::origin;
@@ -33,7 +33,7 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
         processes.agree(prepared, |(prepared, description)| identity(prepared, description))?;
     let (settings, overview) = (prepared.settings.clone(), overview(&prepared));
     let interrupt = Interrupt::default();
-    // The folder comes last: a run that cannot start leaves the one before it where it is.
+    // The folder is created last, so that a run that cannot start does not move an earlier run.
     let mut trainer = launch(prepared, processes, &interrupt)?;
     let mut folder = None;
     if processes.is_leader() {

@@ -1,7 +1,8 @@
-//! The steps of a run, for `train` and `resume`: each step is shown and written, checkpoints are saved between steps
-//! and always at the end.
+//! Runs the steps for `train` and `resume`: shows and writes the metrics of each step, and saves checkpoints between
+//! steps and always at the end.
 //!
-//! Of several processes the leader shows and writes; all save their ranks' parts after the same steps.
+//! If there are several processes, only the leader shows and writes metrics. All processes save their ranks' parts of a
+//! checkpoint after the same steps.
 
 use std::path::PathBuf;
 
@@ -21,28 +22,28 @@ use crate::failure::{Exit, Failure};
 use crate::run_folder::{self, RunFolder};
 use crate::signal::Interrupt;
 
-/// What the steps of a run need beside the ranks.
+/// Everything that the steps of a run need besides the ranks.
 pub(super) struct TrainingLoop<'a> {
     pub(super) settings: &'a Settings,
     /// The overview of the run for its display.
     pub(super) overview: Overview,
     /// The description of the run for its checkpoints.
     pub(super) description: Map<String, Value>,
-    /// Where the results go; `None` in a process that writes none.
+    /// The folder of the results; `None` in a process that does not write results.
     pub(super) folder: Option<RunFolder>,
     /// The processes of the run.
     pub(super) processes: &'a mut ProcessGroup,
-    /// Raised by a signal that asks the run to end early.
+    /// The flag that a signal sets to end the run early.
     pub(super) interrupt: &'a Interrupt,
 }
 
 impl TrainingLoop<'_> {
-    /// Takes the steps that are left, all or until a signal, and saves a checkpoint of the last one.
+    /// Runs the remaining steps, or stops early at a signal, and saves a checkpoint of the last step.
     pub(super) fn run(self, mut trainer: Trainer) -> Result<(), Failure> {
         let Self { settings, overview, description, mut folder, processes, interrupt } = self;
         let (run, start) = (&settings.run, trainer.steps_done());
         let watched = interrupt.watch();
-        watched.map_err(|error| Failure::input(format!("signals cannot be watched for: {error}")))?;
+        watched.map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
         let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start)?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
         let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
@@ -52,10 +53,10 @@ impl TrainingLoop<'_> {
             Stop::Rank(error) => failure(&error),
             Stop::Other(failure) => abandon(&mut trainer, failure),
         });
-        // The display ends first, so that it does not paint over the error.
+        // The display ends first, so that it does not draw over the error.
         let traced = log.finish();
         let taken = processes.settle(taken);
-        // A failed step is reported in preference to a timeline that cannot be written.
+        // If a step failed and the timeline cannot be written, the failed step is reported.
         taken?;
         traced?;
         let done = trainer.steps_done();
@@ -68,15 +69,15 @@ impl TrainingLoop<'_> {
     }
 }
 
-/// Why steps end early.
+/// The reason why the steps end early.
 enum Stop {
     /// A rank failed.
     Rank(PipelineError),
-    /// Something else.
+    /// Another failure.
     Other(Failure),
 }
 
-/// Takes steps until there are none left or one was interrupted.
+/// Runs steps until all are finished or one is interrupted.
 fn steps(
     trainer: &mut Trainer,
     steps: u64,
@@ -96,11 +97,11 @@ fn steps(
     Ok(())
 }
 
-/// What the leader shows and writes of the steps.
+/// The leader's output: the display, the metrics and the timeline.
 struct Log {
     folder: Option<RunFolder>,
     display: Option<Display>,
-    /// The timeline of the last step that succeeded.
+    /// The timeline of the last successful step.
     timeline: Option<Timeline>,
 }
 
@@ -152,7 +153,7 @@ impl Checkpoints {
         done: u64,
     ) -> Result<Self, Failure> {
         let run = &settings.run;
-        // Of replicas that hold the same, one writes; sharded replicas each write their part.
+        // If all replicas hold the same parameters, one of them writes. Sharded replicas each write their part.
         let replicas = if settings.mesh.is_sharded() { settings.mesh.data_parallel } else { 1 };
         let ranks = settings.pipeline.ranks * replicas;
         let writer = match folder {
@@ -162,22 +163,22 @@ impl Checkpoints {
             }
             None => CheckpointWriter::join(&run_folder::checkpoints_of(&run.out), run.deadline()),
         };
-        // A run that goes on has the checkpoint that it came from.
+        // A resumed run already has the checkpoint of the step that it resumes from.
         let requested = (done > 0).then_some(done);
         let (writer, every) = (writer.map_err(Failure::input)?, run.checkpoint_every);
         Ok(Self { writer, every, requested, description, newest: None, run: run.out.clone() })
     }
 
-    /// Takes the outcome of earlier checkpoints from the writer.
+    /// Checks the outcome of earlier checkpoints, and records the loss for the next checkpoint.
     fn poll(&mut self, metrics: &Metrics) -> Result<(), Failure> {
         self.description.insert(LOSS.to_owned(), metrics.loss.into());
         let outcome = self.writer.poll();
         self.note(outcome)
     }
 
-    /// Saves after every `run.checkpoint_every` steps.
+    /// Saves a checkpoint after every `run.checkpoint_every` steps.
     fn after_step(&mut self, trainer: &mut Trainer) -> Result<(), Failure> {
-        // Steps count from 1, so none is a multiple of 0.
+        // Steps are counted from 1, so no step is a multiple of 0.
         if trainer.steps_done().is_multiple_of(self.every) { self.save(trainer) } else { Ok(()) }
     }
 
@@ -188,7 +189,8 @@ impl Checkpoints {
         self.note(outcome)
     }
 
-    /// Saves the state of the last step, unless that was done, and waits; returns where the newest checkpoint is.
+    /// Saves the state of the last step unless it is already saved, and waits for the writer. Returns the path of the
+    /// newest checkpoint.
     fn finish(mut self, trainer: &mut Trainer) -> Result<Option<PathBuf>, Failure> {
         if self.requested != Some(trainer.steps_done()) {
             self.save(trainer)?;
@@ -205,10 +207,10 @@ impl Checkpoints {
             Err(error) => {
                 let run = self.run.display();
                 let mut failure = Failure::input(format!(
-                    "{error}; earlier checkpoints are complete: free some space, then go on with: pipewright resume \
+                    "{error}; earlier checkpoints are complete: free some space, then resume with: pipewright resume \
                      {run}"
                 ));
-                // No other process knows of it, so this one reports it whether it is the leader or not.
+                // Only this process knows of the failure, so it reports the failure even if it is not the leader.
                 failure.report();
                 return Err(failure);
             }

@@ -1,4 +1,4 @@
-//! `pipewright validate`: proves a schedule from a file sound, or lists everything that is wrong with it.
+//! `pipewright validate`: proves that a schedule from a file is sound, or lists all its violations.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub(crate) struct ValidateArguments {
     /// The schedule: one row per rank
     #[arg(value_name = "FILE.csv")]
     file: PathBuf,
-    /// What the file must have: compute, comms or full; without it, comms if the file sends or receives, else compute
+    /// The level of the file: compute, comms or full; by default, comms if the file sends or receives, else compute
     #[arg(long)]
     level: Option<Level>,
     /// How to print violations
@@ -28,7 +28,7 @@ pub(crate) struct ValidateArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// A line for each violation
+    /// One line for each violation
     Text,
     /// A table of the schedule with an exclamation mark at each violation, then the same lines
     Grid,
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &ValidateArguments) -> Result<(), Failure> {
         Err(error @ (CsvError::Cell { .. } | CsvError::Quote { .. })) => {
             return Err(Failure::input(locate(file, &error)));
         }
-        // The cells are actions that do not make up a program: the schedule is unsound.
+        // The cells are valid actions, but together they are not a program, so the schedule is unsound.
         Err(error @ CsvError::Rows(_)) => {
             output::write(None, &format!("{error}\n"))?;
             return Err(unsound(file, 1));

@@ -1,4 +1,4 @@
-//! `pipewright vpp`: the tables of an interleaved pipeline.
+//! `pipewright vpp`: prints the tables of an interleaved pipeline.
 
 use std::fmt::Write;
 
@@ -11,16 +11,16 @@ use crate::output::OutputFile;
 /// The arguments of `pipewright vpp`.
 #[derive(Debug, Args)]
 pub(crate) struct VppArguments {
-    /// Workers in the pipeline
+    /// The number of ranks in the pipeline
     #[arg(long, value_name = "P")]
     ranks: u32,
-    /// Stages on each rank
+    /// The number of stages on each rank
     #[arg(long, value_name = "V")]
     chunks: u32,
-    /// Microbatches in a step
+    /// The number of microbatches in a step
     #[arg(long, value_name = "M")]
     microbatches: u32,
-    /// Microbatches that a chunk runs before the next chunk's turn; without it, the ranks
+    /// The number of microbatches that a chunk runs before the next chunk; by default, the number of ranks
     #[arg(long, value_name = "G")]
     group: Option<u32>,
     /// What to print
@@ -32,9 +32,9 @@ pub(crate) struct VppArguments {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
-    /// Lines to read
+    /// Lines of text
     Text,
-    /// All tables
+    /// All tables as JSON
     Json,
 }
 

@@ -1,13 +1,13 @@
-//! Weights of layers as a user writes them: decimal numbers, computed with exactly.
+//! Weights of layers as a user writes them: decimal numbers, with exact arithmetic.
 //!
-//! All weights of a list are multiplied by the same power of ten, so that they become the whole numbers that a partition
-//! compares: `1.5,2` becomes `15,20`. Sums are divided by that power again.
+//! A partition compares whole numbers. All weights of a list are therefore multiplied by the same power of ten: `1.5,2`
+//! becomes `15,20`. Sums are divided by that power again.
 
 use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
 
-/// Decimal numbers as whole numbers of the same smallest decimal place.
+/// Decimal numbers, stored as whole numbers with a common number of decimals.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Weights {
     /// The numbers, multiplied by ten to the power of `decimals`.
@@ -26,7 +26,7 @@ impl Weights {
     /// Reads the weights of all layers.
     ///
     /// # Errors
-    /// At the first that is not a number from 0, or has more digits than can be computed with.
+    /// Fails at the first weight that is not a number of at least 0, or that has too many digits.
     pub(super) fn parse(texts: &[String]) -> Result<Self, Failure> {
         let refused = |index: usize, why: &str| {
             let (text, position, count) = (&texts[index], index + 1, texts.len());
@@ -42,7 +42,7 @@ impl Weights {
         let decimals = parts.iter().map(|(_, fraction)| fraction.len()).max().unwrap_or(0);
         let scaled = parts.iter().enumerate().map(|(index, (whole, fraction))| {
             let digits = format!("{whole}{fraction:0<decimals$}");
-            // Zeros in front do not count.
+            // Leading zeros are not counted.
             digits.trim_start_matches('0').parse().or_else(|_| match digits.contains(|c| c != '0') {
                 false => Ok(0),
                 true => Err(refused(
@@ -57,14 +57,14 @@ impl Weights {
         Ok(Self { scaled: scaled.collect::<Result<_, _>>()?, decimals })
     }
 
-    /// A sum of these weights from the sum of the scaled ones.
+    /// Returns a sum of these weights, given the sum of the scaled weights.
     pub(super) fn sum(&self, scaled: u128) -> Sum {
         Sum { scaled, decimals: self.decimals }
     }
 }
 
-/// The digits before and behind the point of a number without sign or exponent. Zeros at the end of the fraction do not
-/// count.
+/// Returns the digits before and after the decimal point of a number without sign or exponent. Zeros at the end of the
+/// fraction are dropped.
 fn split(text: &str) -> Option<(&str, &str)> {
     let (whole, fraction) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
     let are_digits = [whole, fraction].iter().all(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
@@ -72,7 +72,7 @@ fn split(text: &str) -> Option<(&str, &str)> {
     (are_digits && has_digits).then(|| (whole, fraction.trim_end_matches('0')))
 }
 
-/// The largest weight with this many decimals.
+/// Returns the largest weight with this many decimals.
 fn largest(decimals: usize) -> String {
     Sum { scaled: u128::from(u64::MAX), decimals }.to_string()
 }
@@ -90,7 +90,7 @@ impl std::fmt::Display for Sum {
 }
 
 impl Serialize for Sum {
-    /// A whole number where the sum is one, else the nearest number that JSON readers represent.
+    /// Writes a whole number if the sum is whole, otherwise the nearest number that JSON readers can represent.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let text = self.to_string();
         match text.parse::<u128>() {

@@ -1,4 +1,4 @@
-//! The `[data]` section: the training data, and the length of a row.
+//! The `[data]` section: the training data and the length of a row.
 
 use serde::Serialize;
 
@@ -13,7 +13,7 @@ pub(crate) struct DataSettings {
     pub(crate) path: Vec<String>,
     /// `bytes`, or the absolute path of a `tokenizer.json`.
     pub(crate) tokenizer: String,
-    /// Tokens per row that the model receives.
+    /// The number of tokens per row that the model receives.
     pub(crate) seq_len: u32,
     /// Whether rows come in a seeded random order.
     pub(crate) shuffle: bool,
@@ -22,11 +22,11 @@ pub(crate) struct DataSettings {
 /// The name of the tokenizer whose tokens are bytes.
 pub(crate) const BYTES: &str = "bytes";
 
-/// In place of patterns of files: the text in the binary, [`crate::config::sample::TEXT`].
+/// The word that selects the text in the binary, [`crate::config::sample::TEXT`], instead of patterns of files.
 pub(crate) const BUILT_IN: &str = "built-in";
 
 impl DataSettings {
-    /// Whether the data is the text in the binary.
+    /// Returns whether the data is the text in the binary.
     pub(crate) fn is_built_in(&self) -> bool {
         matches!(self.path.as_slice(), [only] if only == BUILT_IN)
     }

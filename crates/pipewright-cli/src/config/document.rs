@@ -1,6 +1,6 @@
 //! The raw configuration: every key as it was written, in the file or after `--set`, with its place.
 //!
-//! Arguments win over the file. [`crate::config::section`] decides what a key may hold.
+//! Arguments override the file. [`crate::config::section`] checks the values of the keys.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub(super) struct Entry {
 }
 
 impl Document {
-    /// The keys of a file and of `--set` arguments.
+    /// Collects the keys of a file and of `--set` arguments.
     pub(super) fn new(file: Option<Source>, arguments: &[String]) -> Self {
         let mut document = Self::default();
         if let Some(source) = file {
@@ -43,7 +43,7 @@ impl Document {
         document
     }
 
-    /// Returns what was written for a key.
+    /// Returns the entry that was written for a key.
     pub(super) fn entry(&self, section: &str, key: &str) -> Option<&Entry> {
         // The map's key is a pair of owned strings. There are few look-ups, so copying the strings does not matter.
         self.entries.get(&(section.to_owned(), key.to_owned()))
@@ -55,7 +55,7 @@ impl Document {
         entries.map(|((_, key), entry)| (key.as_str(), &entry.place))
     }
 
-    /// Removes what was written for a key.
+    /// Removes the entry that was written for a key.
     pub(super) fn remove(&mut self, section: &str, key: &str) {
         self.entries.remove(&(section.to_owned(), key.to_owned()));
     }

@@ -1,6 +1,6 @@
 //! The sections and keys of a configuration, and the known name that is nearest to a misspelt one.
 //!
-//! Types, ranges and defaults are in the file of each section.
+//! The types, ranges and defaults are in the file of each section.
 
 use crate::config::problem::Suggestion;
 
@@ -45,18 +45,18 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
     ("run", &["steps", "seed", "out", "checkpoint_every", "keep_checkpoints", "deadline_seconds", "device"]),
 ];
 
-/// The keys of `section`, when there is such a section.
+/// Returns the keys of `section`, if there is such a section.
 pub(super) fn keys_of(section: &str) -> Option<&'static [&'static str]> {
     SECTIONS.iter().find(|(name, _)| *name == section).map(|(_, keys)| *keys)
 }
 
-/// What the writer of an unknown section probably meant.
+/// Returns the section that the user probably meant by an unknown name.
 pub(super) fn suggest_section(section: &str) -> Option<Suggestion> {
     nearest(section, SECTIONS.iter().map(|(name, _)| *name)).map(|name| Suggestion::Name(name.to_owned()))
 }
 
-/// What the writer of an unknown key probably meant: a key of another section spelt exactly so, else a key of this
-/// section spelt nearly so, else one of another section.
+/// Returns the key that the user probably meant by an unknown key. The first match of these counts: the same key in
+/// another section, a similar key in this section, a similar key in another section.
 pub(super) fn suggest_key(section: &str, key: &str) -> Option<Suggestion> {
     let elsewhere = |wanted: &str| {
         let owner = SECTIONS.iter().find(|(name, keys)| *name != section && keys.contains(&wanted));
@@ -69,7 +69,7 @@ pub(super) fn suggest_key(section: &str, key: &str) -> Option<Suggestion> {
         .or_else(|| nearest(key, others).and_then(elsewhere))
 }
 
-/// The candidate that `name` is a likely misspelling of: at most a third of its letters differ.
+/// Returns the candidate that `name` probably misspells: at most a third of the letters differ.
 pub(super) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let name = name.to_lowercase();
     let distance = |candidate: &str| strsim::damerau_levenshtein(&name, candidate);

@@ -1,4 +1,5 @@
-//! The `[mesh]` section: how many replicas of the pipeline train together, each on its share of the batch.
+//! The `[mesh]` section: the number of replicas of the pipeline. The replicas train together, each on its share of the
+//! batch.
 
 use pipewright::mesh::DataParallelMode;
 use pipewright_schedule::lower::UnshardConfig;
@@ -11,16 +12,16 @@ use crate::config::section::Section;
 /// The replicas of the pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct MeshSettings {
-    /// Replicas of the pipeline.
+    /// The number of replicas of the pipeline.
     pub(crate) data_parallel: u32,
-    /// What each replica holds.
+    /// Whether each replica holds all parameters or only its part.
     pub(crate) data_parallel_mode: DataParallelMode,
-    /// Stages of a rank whose parameters are gathered at once, where they are sharded.
+    /// The number of stages of a rank whose parameters are gathered at the same time, if they are sharded.
     pub(crate) unshard_window: u32,
 }
 
 impl MeshSettings {
-    /// Whether each replica holds a part of the parameters.
+    /// Returns whether each replica holds only a part of the parameters.
     pub(crate) fn is_sharded(&self) -> bool {
         self.data_parallel_mode.shards(self.data_parallel)
     }

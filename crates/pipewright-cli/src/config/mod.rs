@@ -1,8 +1,8 @@
-//! The configuration of a run: strict TOML, with every mistake located and reported at once.
+//! The configuration of a run: strict TOML. All mistakes are reported together, each with its place.
 //!
 //! A file and `--set` arguments become a raw [`document`] of keys with their places. The file of each section reads its
 //! keys through a [`section`] reader, which records mistakes and continues. The result is [`Settings`], which is not
-//! checked again later. Whether data, model and schedule fit each other is checked in `commands/`.
+//! checked again later. `commands/` checks that data, model and schedule fit together.
 
 pub(crate) mod data;
 mod document;
@@ -25,5 +25,5 @@ pub(crate) use paths::Surroundings;
 pub(crate) use problem::ConfigError;
 pub(crate) use settings::{Loaded, Settings};
 
-/// A configuration with every key at its default and a word on each.
+/// A configuration with every key at its default and a comment on each.
 pub(crate) const TEMPLATE: &str = include_str!("template.toml");

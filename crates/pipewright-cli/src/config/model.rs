@@ -1,6 +1,6 @@
 //! The `[model]` section: the sizes of a model with random parameters, or a Hugging Face folder.
 //!
-//! Keys and meaning are those of Hugging Face's `config.json`.
+//! The keys have the same names and meaning as in Hugging Face's `config.json`.
 
 use std::path::PathBuf;
 
@@ -33,17 +33,17 @@ pub(crate) enum ModelSettings {
 pub(crate) struct FreshModel {
     /// The model family, one of [`ModelConfig::MODEL_TYPES`].
     pub(crate) architecture: &'static str,
-    /// How many token ids there are.
+    /// The number of token ids.
     pub(crate) vocab_size: u32,
-    /// Channels between layers.
+    /// The number of channels between layers.
     pub(crate) hidden_size: u32,
-    /// Channels inside a feed-forward block.
+    /// The number of channels inside a feed-forward block.
     pub(crate) intermediate_size: u32,
-    /// Decoder layers.
+    /// The number of decoder layers.
     pub(crate) num_hidden_layers: u32,
-    /// Query heads.
+    /// The number of query heads.
     pub(crate) num_attention_heads: u32,
-    /// Key and value heads; each serves a group of query heads.
+    /// The number of key and value heads. Each serves a group of query heads.
     pub(crate) num_key_value_heads: u32,
     /// The number that RMSNorm adds to the mean square.
     pub(crate) rms_norm_eps: f64,
@@ -54,7 +54,7 @@ pub(crate) struct FreshModel {
 }
 
 impl FreshModel {
-    /// The model's configuration.
+    /// Returns the model's configuration.
     pub(crate) fn config(&self) -> ModelConfig {
         ModelConfig::of_sizes(self.architecture, self.decoder()).expect("the family is one of the list")
     }
@@ -96,8 +96,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
     }
 }
 
-/// `--set model.from=DIR` replaces the whole section of the file, because the sizes in the file are those of another
-/// model.
+/// Removes the section's keys that are written in the file. `--set model.from=DIR` needs this, because the sizes in the
+/// file are those of another model.
 fn forget_the_file(document: &mut Document) {
     let in_file = |(key, place): (&str, &Place)| matches!(place, Place::File { .. }).then(|| key.to_owned());
     let keys: Vec<String> = document.written("model").filter_map(in_file).collect();
@@ -133,7 +133,7 @@ fn read_sizes(section: &mut Section<'_>) -> FreshModel {
     model
 }
 
-/// The keys that an error of the model's configuration is about.
+/// Returns the keys that an error of the model's configuration is about.
 fn culprits(error: &ConfigError) -> Vec<&'static str> {
     match error {
         ConfigError::OutOfRange { key: "head_dim", .. } => vec!["hidden_size", "num_attention_heads"],

@@ -14,21 +14,21 @@ pub(crate) struct OptimizerSettings {
     pub(crate) name: OptimizerName,
     /// The highest learning rate.
     pub(crate) learning_rate: f64,
-    /// Decay of the first and second moment.
+    /// The decay rates of the first and second moment.
     pub(crate) betas: [f64; 2],
-    /// What is added to the root of the second moment.
+    /// The number that is added to the square root of the second moment.
     pub(crate) eps: f64,
-    /// Decoupled weight decay, on every parameter.
+    /// The decoupled weight decay, applied to every parameter.
     pub(crate) weight_decay: f64,
     /// The largest global gradient norm over all ranks; 0 turns clipping off.
     pub(crate) clip_norm: f64,
     /// How the learning rate falls after the warm-up.
     pub(crate) schedule: Decay,
-    /// Steps over which the learning rate rises.
+    /// The number of steps over which the learning rate rises.
     pub(crate) warmup_steps: u64,
 }
 
-/// The optimizers.
+/// The name of an optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OptimizerName {

@@ -1,23 +1,24 @@
-//! Where relative paths start, and what `~` and `$NAME` at the beginning of a path mean.
+//! Turns relative paths and paths that begin with `~` or `$NAME` into absolute paths.
 //!
-//! A relative path in a file starts at that file's folder; one after `--set`, and `run.out` anywhere, starts at the
-//! working folder. Settings hold absolute paths, so that the effective configuration means the same in any folder.
+//! A relative path in a file is relative to that file's folder. A path after `--set`, and `run.out` in all cases, is
+//! relative to the working folder. Settings hold absolute paths, so that the effective configuration means the same in
+//! any folder.
 
 use std::path::{Path, PathBuf};
 
 use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 
-/// What the meaning of a path depends on besides its text.
+/// The parts of the environment that a path depends on besides its text.
 pub(crate) struct Surroundings {
     /// The absolute folder that the command runs in.
     pub(crate) working_folder: PathBuf,
-    /// The environment variable of that name.
+    /// Looks up an environment variable by name.
     pub(crate) variable: fn(&str) -> Option<String>,
 }
 
 impl Surroundings {
-    /// The process's working folder and environment.
+    /// Reads the process's working folder and environment.
     pub(crate) fn of_process() -> std::io::Result<Self> {
         let working_folder = std::env::current_dir()?;
         if working_folder.to_str().is_none() {
@@ -31,7 +32,7 @@ impl Surroundings {
         })
     }
 
-    /// The absolute path that `text`, written at `place`, stands for.
+    /// Returns the absolute path for `text` written at `place`.
     pub(super) fn path(&self, key: &'static str, text: &str, place: &Place) -> Result<PathBuf, ProblemKind> {
         Ok(match self.expand(key, text)? {
             Some((start, rest)) => Path::new(&start).join(rest),
@@ -39,8 +40,8 @@ impl Surroundings {
         })
     }
 
-    /// The absolute pattern that `text`, written at `place`, stands for. `!` in front is kept, and so is `!**/`, which
-    /// excludes wherever it matches.
+    /// Returns the absolute pattern for `text` written at `place`. A leading `!` is kept. A pattern that begins with
+    /// `!**/` is not changed, because it excludes files in any folder.
     pub(super) fn pattern(
         &self,
         key: &'static str,
@@ -63,7 +64,7 @@ impl Surroundings {
         })
     }
 
-    /// The folder at which relative paths written at `place` start.
+    /// Returns the folder that relative paths written at `place` are relative to.
     fn base(&self, place: &Place) -> PathBuf {
         match place {
             Place::File { source, .. } => {
@@ -74,7 +75,7 @@ impl Surroundings {
         }
     }
 
-    /// The value of a leading `~` or `$NAME`, and what follows it without the slash between them.
+    /// Returns the value of a leading `~` or `$NAME`, and the rest of the path without the slash between them.
     fn expand(&self, key: &'static str, text: &str) -> Result<Option<(String, String)>, ProblemKind> {
         let (first, rest) = text.split_once('/').unwrap_or((text, ""));
         let name = match first.strip_prefix('$') {

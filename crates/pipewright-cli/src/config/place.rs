@@ -20,7 +20,7 @@ pub(crate) struct Source {
 /// Where a setting was written.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// Bytes of a file.
+    /// A range of bytes of a file.
     File {
         /// The file.
         source: Arc<Source>,
@@ -29,7 +29,7 @@ pub(crate) enum Place {
     },
     /// An argument of the command line.
     Set {
-        /// What followed `--set`.
+        /// The text after `--set`.
         argument: String,
     },
     /// Nowhere: the value is a default.
@@ -37,7 +37,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Line and column of a file's place, counted from 1; columns count characters.
+    /// Returns the line and the column of a place in a file, counted from 1. Columns count characters.
     pub(crate) fn line_and_column(&self) -> Option<(usize, usize)> {
         let Self::File { source, span } = self else { return None };
         let before = source.text.get(..span.start.min(source.text.len()))?;

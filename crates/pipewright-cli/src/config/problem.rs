@@ -1,6 +1,6 @@
-//! The problems of a configuration, each tied to the place where it was written.
+//! The problems of a configuration, each with its place.
 //!
-//! A configuration is read to its end, so that all problems are reported together ([`ConfigError`]).
+//! Reading continues after a problem, so that all problems are reported together ([`ConfigError`]).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use thiserror::Error;
 use crate::config::place::Place;
 use crate::schedule_file::ScheduleFileError;
 
-/// Why there are no settings.
+/// The reason why there are no settings.
 #[derive(Debug, Error)]
 pub(crate) enum ConfigError {
     /// The file cannot be read.
@@ -23,7 +23,7 @@ pub(crate) enum ConfigError {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// The file or the arguments hold mistakes.
+    /// The file or the arguments contain mistakes.
     #[error("{} problems in the configuration", .0.len())]
     Problems(Vec<Problem>),
 }
@@ -32,13 +32,13 @@ pub(crate) enum ConfigError {
 #[derive(Debug, Error)]
 #[error("{place}: {kind}")]
 pub(crate) struct Problem {
-    /// Where it was written.
+    /// The place where it was written.
     pub(crate) place: Place,
-    /// What is wrong there.
+    /// The kind of mistake.
     pub(crate) kind: ProblemKind,
 }
 
-/// What is wrong in one place of a configuration.
+/// The kind of a mistake.
 #[derive(Debug, Error)]
 pub(crate) enum ProblemKind {
     /// The text is not TOML.
@@ -89,12 +89,12 @@ pub(crate) enum ProblemKind {
     WrongType {
         /// The key.
         key: &'static str,
-        /// What is expected, with its article.
+        /// The expected type, with its article.
         expected: &'static str,
-        /// What was found, with its article.
+        /// The type that was found, with its article.
         found: &'static str,
     },
-    /// The number is outside of its range.
+    /// The number is out of range.
     #[error("`{key}` is {value}, where {range} is expected")]
     OutOfRange {
         /// The key.
@@ -104,7 +104,7 @@ pub(crate) enum ProblemKind {
         /// The range in words.
         range: String,
     },
-    /// The word is not one of those that are known.
+    /// The word is not one of the known ones.
     #[error("`{key}` is \"{value}\", where {} is expected", known.join(", "))]
     UnknownValue {
         /// The key.
@@ -116,7 +116,7 @@ pub(crate) enum ProblemKind {
         /// The word that was probably meant.
         suggestion: Option<Suggestion>,
     },
-    /// The word is known, but what it names is a feature that this binary was built without.
+    /// The word names a feature that this binary was built without.
     #[error("`{key}` is \"{value}\", which is not compiled into this binary")]
     NotCompiledIn {
         /// The key.
@@ -126,7 +126,7 @@ pub(crate) enum ProblemKind {
         /// A word that this binary knows.
         instead: &'static str,
     },
-    /// The word is known elsewhere, but no build of this version has what it names.
+    /// The word names a feature that no build of this version has.
     #[error("`{key}` is \"{value}\", which this version of Pipewright does not support")]
     NotSupported {
         /// The key.
@@ -136,7 +136,7 @@ pub(crate) enum ProblemKind {
         /// The words that are supported.
         supported: &'static str,
     },
-    /// A size differs from that of the schedule's file, which decides it.
+    /// A size differs from the size in the schedule's file.
     #[error("`{key}` is {value}, and the schedule in {} has {found}", file.display())]
     NotOfFile {
         /// The key.
@@ -153,9 +153,9 @@ pub(crate) enum ProblemKind {
         "`warmup_steps` is {warmup_steps}, and the run has {steps} steps: the learning rate never reaches its highest"
     )]
     LongWarmup {
-        /// Steps over which the learning rate rises.
+        /// The number of steps over which the learning rate rises.
         warmup_steps: u64,
-        /// Steps of the run.
+        /// The number of steps of the run.
         steps: u64,
     },
     /// The replicas cannot share the microbatches evenly.
@@ -163,9 +163,9 @@ pub(crate) enum ProblemKind {
         "`microbatches` is {microbatches}, which {replicas} replicas (`mesh.data_parallel`) cannot share evenly"
     )]
     UnevenShare {
-        /// Microbatches a step.
+        /// The number of microbatches per step.
         microbatches: u32,
-        /// Replicas of the pipeline.
+        /// The number of replicas of the pipeline.
         replicas: u32,
     },
     /// The text is empty.
@@ -174,16 +174,16 @@ pub(crate) enum ProblemKind {
         /// The key.
         key: &'static str,
     },
-    /// A key is written beside `from`, which decides it.
+    /// A key is written beside `from`, which determines its value.
     #[error("`{key}` is written beside `from`, and with `from` the model follows from its config.json")]
     BesideFrom {
         /// The key.
         key: String,
     },
-    /// There is no model of these sizes.
+    /// No model has these sizes.
     #[error(transparent)]
     Model(#[from] pipewright_models::ConfigError),
-    /// There is no schedule of these sizes.
+    /// No schedule has these sizes.
     #[error(transparent)]
     Schedule(#[from] GenerateError),
     /// The schedule's file cannot be used.
@@ -200,10 +200,10 @@ pub(crate) enum ProblemKind {
     /// The layers cannot be distributed over the stages.
     #[error(transparent)]
     Partition(#[from] PartitionError),
-    /// `partition = "explicit"` without `boundaries`.
+    /// `partition` is `"explicit"`, but `boundaries` is missing.
     #[error("`partition` is \"explicit\", and there are no `boundaries`")]
     NoBoundaries,
-    /// `boundaries` without `partition = "explicit"`.
+    /// `boundaries` is given, but `partition` is not `"explicit"`.
     #[error("`boundaries` are given, and `partition` is not \"explicit\"")]
     UnusedBoundaries,
     /// A path begins with a variable that is not set.
@@ -216,7 +216,7 @@ pub(crate) enum ProblemKind {
     },
 }
 
-/// What the writer probably meant.
+/// The word that the user probably meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Suggestion {
     /// Another name in the same place.
@@ -240,7 +240,7 @@ impl fmt::Display for Suggestion {
 }
 
 impl ProblemKind {
-    /// Returns what to do about it, unless the message says so itself.
+    /// Returns what to do about the mistake, unless the message already says so.
     fn advice(&self) -> Option<String> {
         Some(match self {
             Self::Schedule(GenerateError::StagesPerRank { supported, .. }) => {

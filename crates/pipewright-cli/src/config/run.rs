@@ -12,33 +12,34 @@ use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
 use crate::config::section::{Bound, Section};
 
-/// The longest deadline, about three years. A longer one is a mistake, and adding it to an instant could overflow.
+/// The longest deadline in seconds, about three years. A longer one is a mistake, and adding it to an instant could
+/// overflow.
 const LONGEST_DEADLINE: f64 = 1e8;
 
-/// How long to train, and where the results go.
+/// The length of the training and the folder of the results.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct RunSettings {
-    /// Optimizer steps.
+    /// The number of optimizer steps.
     pub(crate) steps: u64,
     /// The seed of the initial parameters and of the order of the data.
     pub(crate) seed: u64,
     /// The absolute folder of the results.
     pub(crate) out: PathBuf,
-    /// Steps between two checkpoints; 0 writes one at the end alone.
+    /// The number of steps between two checkpoints. With 0, only the checkpoint at the end is written.
     pub(crate) checkpoint_every: u64,
-    /// How many of the newest checkpoints are kept.
+    /// The number of newest checkpoints that are kept.
     pub(crate) keep_checkpoints: u32,
     /// How long a rank waits for another before the run fails.
     pub(crate) deadline_seconds: f64,
-    /// What each rank computes on.
+    /// The device that each rank computes on.
     pub(crate) device: DeviceChoice,
 }
 
-/// What each rank computes on.
+/// The device that each rank computes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum DeviceChoice {
-    /// The processor, with Burn's `flex` back end.
+    /// The CPU, with Burn's `flex` backend.
     Flex,
 }
 
@@ -51,7 +52,7 @@ impl fmt::Display for DeviceChoice {
 }
 
 impl RunSettings {
-    /// How long a rank waits for another before the run fails.
+    /// Returns how long a rank waits for another before the run fails.
     pub(crate) fn deadline(&self) -> Duration {
         Duration::from_secs_f64(self.deadline_seconds)
     }
@@ -71,7 +72,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
     }
 }
 
-/// The results go below the working folder, wherever the configuration is.
+/// Reads the folder of the results. It is relative to the working folder, wherever the configuration is.
 fn read_out(section: &mut Section<'_>, surroundings: &Surroundings) -> PathBuf {
     let text = section.text("out").unwrap_or_else(|| "runs/sample".into());
     surroundings.path("out", &text, &Place::Default).unwrap_or_else(|kind| {

@@ -1,7 +1,8 @@
-//! Reads the keys of one section by type. Every getter returns a value, and records a problem if what is written is wrong.
+//! Reads the keys of one section by type. Every getter returns a value and records a problem if the written value is
+//! wrong.
 //!
-//! After a problem the getter returns the default, so that one command reports all problems. Checks that compare several
-//! keys are skipped once there is a problem, because they would compare defaults that the user did not write.
+//! After a problem the getter returns the default, so that one command reports all problems. Checks that compare
+//! several keys are skipped if there is a problem, because they would compare defaults that the user did not write.
 
 use std::path::PathBuf;
 
@@ -14,7 +15,7 @@ use crate::config::paths::Surroundings;
 use crate::config::place::Place;
 use crate::config::problem::{Problem, ProblemKind, Suggestion};
 
-/// The largest count that a configuration may ask for: what a token id, and every index of the engine, can hold.
+/// The largest count that a configuration may contain: the largest value of a token id and of the engine's indices.
 const LARGEST_COUNT: u32 = i32::MAX as u32;
 
 /// One section of a document.
@@ -54,7 +55,7 @@ impl Bound {
 }
 
 impl<'a> Section<'a> {
-    /// The section of that name.
+    /// Returns the section named `name`.
     pub(super) fn new(
         document: &'a mut Document,
         surroundings: &'a Surroundings,
@@ -63,18 +64,18 @@ impl<'a> Section<'a> {
         Self { name, document, surroundings }
     }
 
-    /// A whole number from 1 up.
+    /// Reads a whole number of at least 1.
     pub(super) fn count(&mut self, key: &'static str, default: u32) -> u32 {
         self.count_to(key, default, LARGEST_COUNT)
     }
 
-    /// A whole number from 1 to `most`.
+    /// Reads a whole number from 1 to `most`.
     pub(super) fn count_to(&mut self, key: &'static str, default: u32, most: u32) -> u32 {
         let count = self.whole(key, u64::from(default), 1, u64::from(most));
         u32::try_from(count).expect("whole() keeps to its range, which u32 holds")
     }
 
-    /// A whole number within `least..=most`.
+    /// Reads a whole number within `least..=most`.
     pub(super) fn whole(&mut self, key: &'static str, default: u64, least: u64, most: u64) -> u64 {
         let Some(value) = self.value(key) else { return default };
         let Value::Integer(number) = value else {
@@ -91,7 +92,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A list of whole numbers from 1 up.
+    /// Reads a list of whole numbers of at least 1.
     pub(super) fn counts(&mut self, key: &'static str) -> Option<Vec<u32>> {
         const EXPECTED: &str = "a list of whole numbers, such as [4, 8]";
         let value = self.value(key)?;
@@ -117,7 +118,7 @@ impl<'a> Section<'a> {
         Some(counts)
     }
 
-    /// A number with or without a fraction.
+    /// Reads a number with or without a fraction.
     pub(super) fn number(&mut self, key: &'static str, default: f64, bound: &Bound) -> f64 {
         let Some(value) = self.value(key) else { return default };
         match as_number(&value) {
@@ -134,7 +135,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Two numbers.
+    /// Reads two numbers.
     pub(super) fn pair(&mut self, key: &'static str, default: [f64; 2], bound: &Bound) -> [f64; 2] {
         let Some(value) = self.value(key) else { return default };
         let numbers = match &value {
@@ -155,7 +156,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// `true` or `false`.
+    /// Reads `true` or `false`.
     pub(super) fn flag(&mut self, key: &'static str, default: bool) -> bool {
         match self.value(key) {
             None => default,
@@ -167,7 +168,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Text that is not empty.
+    /// Reads a text that is not empty.
     pub(super) fn text(&mut self, key: &'static str) -> Option<String> {
         match self.value(key)? {
             Value::String(text) if text.is_empty() => self.report(key, ProblemKind::Empty { key }),
@@ -177,7 +178,7 @@ impl<'a> Section<'a> {
         None
     }
 
-    /// One text or a list of texts, none of them empty.
+    /// Reads one text or a list of texts, none of them empty.
     pub(super) fn texts(&mut self, key: &'static str) -> Option<Vec<String>> {
         let value = self.value(key)?;
         let texts = match &value {
@@ -195,7 +196,7 @@ impl<'a> Section<'a> {
         None
     }
 
-    /// One of the words in `options`.
+    /// Reads one of the words in `options`.
     pub(super) fn choice<T: Copy>(&mut self, key: &'static str, default: T, options: &[(&str, T)]) -> T {
         let Some(text) = self.text(key) else { return default };
         match options.iter().find(|(name, _)| *name == text) {
@@ -207,7 +208,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A path, made absolute: relative to the file's folder, or to the working folder after `--set`.
+    /// Reads a path and makes it absolute: relative to the file's folder, or to the working folder after `--set`.
     pub(super) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
         let text = self.text(key)?;
         match self.surroundings.path(key, &text, &self.place(key)) {
@@ -219,7 +220,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Patterns of paths, made absolute as by [`Section::path`], or the word for the text in the binary.
+    /// Reads patterns of paths, made absolute as in [`Section::path`], or the word that selects the text in the binary.
     pub(super) fn patterns(&mut self, key: &'static str) -> Option<Vec<String>> {
         let texts = self.texts(key)?;
         if texts == [BUILT_IN] {
@@ -235,7 +236,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Records a word that is not one of those known.
+    /// Records a word that is not one of the known ones.
     pub(super) fn report_unknown_word<'w>(
         &mut self,
         key: &'static str,
@@ -253,23 +254,23 @@ impl<'a> Section<'a> {
         self.document.problems.push(Problem { place, kind });
     }
 
-    /// Records a problem of several keys, at the first of them that is written.
+    /// Records a problem of several keys, at the first key that is written.
     pub(super) fn report_at_first_of(&mut self, keys: &[&str], kind: ProblemKind) {
         let written = keys.iter().find(|key| self.is_written(key));
         self.report(written.or(keys.first()).copied().unwrap_or_default(), kind);
     }
 
-    /// Whether no problem was found so far.
+    /// Returns whether no problem has been found so far.
     pub(super) fn is_sound(&self) -> bool {
         self.document.problems.is_empty()
     }
 
-    /// Whether the key is written.
+    /// Returns whether the key is written.
     pub(super) fn is_written(&self, key: &str) -> bool {
         self.document.entry(self.name, key).is_some()
     }
 
-    /// Where the key was written.
+    /// Returns the place where the key was written.
     pub(super) fn place(&self, key: &str) -> Place {
         self.document.entry(self.name, key).map_or(Place::Default, |entry| entry.place.clone())
     }

@@ -1,4 +1,4 @@
-//! The validated settings of a run, and the way to them from a file and `--set` arguments.
+//! The validated settings of a run, made from a file and `--set` arguments.
 //!
 //! Settings can be written as TOML; reading that TOML gives equal settings.
 
@@ -21,37 +21,38 @@ use crate::config::run::{self, RunSettings};
 use crate::config::sample;
 use crate::config::section::Section;
 
-/// Everything that a run depends on, checked and with defaults filled in.
+/// Everything that a run depends on. It is checked, and missing keys have their defaults.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Settings {
-    /// Which model to train.
+    /// The model to train.
     pub(crate) model: ModelSettings,
     /// The training data.
     pub(crate) data: DataSettings,
     /// How the model is distributed over ranks, and how a step runs.
     pub(crate) pipeline: PipelineSettings,
-    /// How many replicas of the pipeline train together.
+    /// The replicas of the pipeline that train together.
     pub(crate) mesh: MeshSettings,
     /// How gradients update parameters.
     pub(crate) optimizer: OptimizerSettings,
-    /// How long to train, and where the results go.
+    /// The length of the training and the folder of the results.
     pub(crate) run: RunSettings,
 }
 
-/// Settings, and the schedule that was generated or read to check them.
+/// The settings, and the schedule that was generated or read to check them.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    /// The settings, which nothing changes later.
+    /// The settings, which do not change later.
     pub(crate) settings: Settings,
-    /// What the settings' `pipeline.schedule` names.
+    /// The schedule that the setting `pipeline.schedule` names.
     pub(crate) schedule: FoundSchedule,
 }
 
 impl Settings {
-    /// Reads the settings of `file`, or the built-in sample's, with `arguments` of the form `section.key=value` on top.
+    /// Reads the settings of `file`, or those of the built-in sample. `arguments`, of the form `section.key=value`,
+    /// override them.
     ///
     /// # Errors
-    /// When the file cannot be read, or with every mistake that is found in it and in the arguments.
+    /// Fails if the file cannot be read, or with every mistake in the file and in the arguments.
     pub(crate) fn load(
         file: Option<&Path>,
         arguments: &[String],
@@ -100,7 +101,7 @@ impl Settings {
     }
 }
 
-/// Refuses a warm-up that is longer than the run, at the key that was written last.
+/// Refuses a warm-up that is longer than the run. The problem is reported at the key that was written last.
 fn check_warmup(
     document: &mut Document,
     surroundings: &Surroundings,
@@ -122,7 +123,7 @@ fn check_warmup(
     Section::new(document, surroundings, "optimizer").report("warmup_steps", kind);
 }
 
-/// Inserts the values of `table` and of the tables in it into `into`, by dotted key.
+/// Inserts the values of `table` and of its nested tables into `into`, by dotted key.
 fn flatten(prefix: &str, table: &toml::Table, into: &mut BTreeMap<String, String>) {
     for (key, value) in table {
         let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
@@ -133,7 +134,7 @@ fn flatten(prefix: &str, table: &toml::Table, into: &mut BTreeMap<String, String
     }
 }
 
-/// Refuses a path that is not UTF-8: the effective configuration holds paths that begin with it.
+/// Refuses a path that is not UTF-8, because the effective configuration contains paths that begin with it.
 fn require_utf8(path: &Path) -> std::io::Result<()> {
     match path.to_str() {
         Some(_) => Ok(()),

@@ -1,11 +1,12 @@
-//! Tests of the whole road from text to settings. How the errors look on a terminal is tested through the binary.
+//! Tests that turn text into settings. Tests of the binary check how the errors look on a terminal.
 
 use std::path::Path;
 
 use crate::config::model::ModelSettings;
 use crate::config::{ConfigError, Settings, Surroundings, TEMPLATE};
 
-/// The settings of a file's text below some scratch folder, or its problems, one a line, without the folder.
+/// Loads the settings from a file's text in a scratch folder. On failure, returns the problems, one per line, without
+/// the path of the folder.
 fn load(text: Option<&str>, arguments: &[&str]) -> Result<Settings, String> {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let file = folder.path().join("a.toml");

@@ -1,10 +1,10 @@
-//! Curves out of characters: one line of blocks, and a chart of a few lines with its values beside it.
+//! Curves drawn with characters: one line of blocks, or a chart of several lines with labelled values.
 
-/// Eighths of a character's height.
+/// The block characters, from one eighth to the full height of a line.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Lines of a chart.
+/// The number of lines of a chart.
 const CHART_LINES: usize = 8;
-/// Points of a Braille character: 2 columns of 4 points.
+/// The number of points in a Braille character: 2 columns of 4 points.
 const POINTS_ACROSS: usize = 2;
 const POINTS_DOWN: usize = 4;
 /// The first Braille character, which has no points.
@@ -12,7 +12,7 @@ const BRAILLE: u32 = 0x2800;
 /// The bit of each point, by column and then from the top.
 const POINT_BITS: [[u32; POINTS_DOWN]; POINTS_ACROSS] = [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]];
 
-/// A curve of at most `width` characters on one line.
+/// Returns a curve of at most `width` characters on one line.
 pub(super) fn sparkline(values: &[f64], width: usize) -> String {
     let means = means(values, width);
     let Some((least, most)) = range(&means) else { return String::new() };
@@ -23,8 +23,8 @@ pub(super) fn sparkline(values: &[f64], width: usize) -> String {
     means.iter().map(block).collect()
 }
 
-/// A chart whose curve takes `width` characters, with its largest and smallest value to the left. The level with its
-/// name is drawn as a dotted line where it lies between them.
+/// Returns a chart whose curve is `width` characters wide, with its largest and smallest value to the left. If `level`
+/// lies between them, it is drawn as a dotted line with its name.
 pub(super) fn chart(values: &[f64], width: usize, level: Option<(f64, &str)>) -> Vec<String> {
     let (points, rows) = (width * POINTS_ACROSS, CHART_LINES * POINTS_DOWN);
     let means = means(values, points);
@@ -34,7 +34,7 @@ pub(super) fn chart(values: &[f64], width: usize, level: Option<(f64, &str)>) ->
     let level_line = level.map(|(level, _)| row_of(level) / POINTS_DOWN);
 
     let mut cells = vec![vec![0; width]; CHART_LINES];
-    // Few values are spread over the whole width, and neighbours are joined, so that the curve has no gaps.
+    // If there are fewer values than points, each value is repeated. Neighbours are joined, so the curve has no gaps.
     let value_at = |point: usize| means[point * means.len() / points];
     let mut before = row_of(value_at(0));
     for point in 0..points {
@@ -63,7 +63,7 @@ pub(super) fn chart(values: &[f64], width: usize, level: Option<(f64, &str)>) ->
     cells.iter().enumerate().map(line).collect()
 }
 
-/// The values, or where there are more than `most`, the means of as many pieces of equal length.
+/// Returns the finite values. If there are more than `most`, returns the means of `most` pieces of about equal length.
 fn means(values: &[f64], most: usize) -> Vec<f64> {
     let finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
     let pieces = finite.len().min(most);
@@ -74,7 +74,7 @@ fn means(values: &[f64], most: usize) -> Vec<f64> {
     (0..pieces).map(mean).collect()
 }
 
-/// The smallest and the largest value.
+/// Returns the smallest and the largest value.
 fn range(values: &[f64]) -> Option<(f64, f64)> {
     let least = values.iter().copied().reduce(f64::min);
     least.zip(values.iter().copied().reduce(f64::max))

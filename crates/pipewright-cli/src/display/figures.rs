@@ -1,11 +1,11 @@
-//! Figures as people read them.
+//! Formats numbers for people.
 
 use std::time::Duration;
 
-/// How many ranks are shown one by one; of more, the range is shown.
+/// The largest number of ranks that are shown one by one. For more ranks, the range is shown.
 const RANKS_SHOWN: usize = 8;
 
-/// One word a rank, or the range of all where there are many.
+/// Returns one word per rank, or the range of all values if there are many ranks.
 pub(super) fn per_rank<T: Copy + PartialOrd>(values: &[T], word: impl Fn(T) -> String) -> String {
     if values.len() <= RANKS_SHOWN {
         return values.iter().map(|value| word(*value)).collect::<Vec<_>>().join("  ");
@@ -16,12 +16,12 @@ pub(super) fn per_rank<T: Copy + PartialOrd>(values: &[T], word: impl Fn(T) -> S
     range.unwrap_or_default()
 }
 
-/// A share of one in percent.
+/// Formats a fraction as a percentage.
 pub(super) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-/// Bytes in the unit that leaves one to three digits in front of the point.
+/// Formats a number of bytes in the unit that leaves one to three digits before the decimal point.
 pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let (mut size, mut unit) = (bytes as f64, 0);
@@ -32,7 +32,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{size:.1} {}", UNITS[unit]) }
 }
 
-/// A count with three significant digits or more, as `950`, `1.05M` or `70.6B`.
+/// Formats a count with at least three significant digits, such as `950`, `1.05M` or `70.6B`.
 pub(super) fn short_count(count: u64) -> String {
     const UNITS: [&str; 4] = ["", "k", "M", "B"];
     let (mut size, mut unit) = (count as f64, 0);
@@ -48,7 +48,7 @@ pub(super) fn short_count(count: u64) -> String {
     format!("{size:.decimals$}{}", UNITS[unit])
 }
 
-/// A count with commas between groups of three digits.
+/// Formats a count with commas between groups of three digits.
 pub(super) fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let groups: Vec<&str> = digits
@@ -60,12 +60,12 @@ pub(super) fn grouped(count: u64) -> String {
     groups.join(",")
 }
 
-/// A count and its noun, which takes an `s` unless the count is 1.
+/// Formats a count and its noun, with an `s` unless the count is 1.
 pub(super) fn counted(count: u64, noun: &str) -> String {
     if count == 1 { format!("{count} {noun}") } else { format!("{count} {noun}s") }
 }
 
-/// A number of milliseconds in the unit that suits it.
+/// Formats a number of milliseconds in a suitable unit.
 pub(super) fn milliseconds(milliseconds: f64) -> String {
     match milliseconds {
         ..9.95 => format!("{milliseconds:.2} ms"),
@@ -74,15 +74,15 @@ pub(super) fn milliseconds(milliseconds: f64) -> String {
     }
 }
 
-/// A span of time, as `1:02:03` or `2:03`.
+/// Formats a duration, such as `1:02:03` or `2:03`.
 pub(super) fn clock(span: Duration) -> String {
     let seconds = span.as_secs();
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
 }
 
-/// How long the steps that are left take, if each takes as long as those that `taken` steps took in `elapsed` on
-/// average. None before the first step.
+/// Returns the expected time of the `left` remaining steps, from the average time of the `taken` finished steps.
+/// Returns `None` before the first step.
 pub(super) fn remaining(elapsed: Duration, taken: u64, left: u64) -> Option<Duration> {
     let seconds = elapsed.as_secs_f64() / taken as f64 * left as f64;
     (taken > 0).then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))

@@ -1,7 +1,7 @@
-//! The lines of the live display: what the run is, how far it is, how it learns, and how fast.
+//! The lines of the live display: the header, the progress, the loss, and the speed.
 //!
-//! A line is a list of fields. Where they are wider than the terminal, the least important field is shortened, and
-//! left out when it cannot be shortened further, until the line fits: a frame never wraps.
+//! A line is a list of fields. If a line is wider than the terminal, its least important fields are shortened. If that
+//! is not enough, they are left out until the line fits. A frame therefore never wraps.
 
 use std::time::Duration;
 
@@ -15,26 +15,26 @@ use crate::display::figures::{
 use crate::display::overview::Overview;
 use crate::display::screen::Size;
 
-/// What separates fields.
+/// The number of spaces between two fields.
 const GAP: usize = 2;
-/// The widest bar and curve.
+/// The largest width of the bar and of the curve.
 const WIDEST_BAR: usize = 40;
 const WIDEST_CURVE: usize = 32;
-/// The narrowest bar and curve that say anything.
+/// The smallest useful width of the bar and of the curve.
 const NARROWEST: usize = 6;
 
-/// What is known of a run while it trains.
+/// The state of a run during training.
 #[derive(Clone, Debug)]
 pub(super) struct State {
-    /// The run.
+    /// The data in the header.
     pub(super) overview: Overview,
-    /// Steps that were done when the display began.
+    /// The number of steps that were finished when the display started.
     pub(super) start: u64,
-    /// Steps of the whole run.
+    /// The number of steps of the whole run.
     pub(super) steps: u64,
-    /// The last step that is done.
+    /// The metrics of the last finished step.
     pub(super) last: Option<Metrics>,
-    /// The time from the start to the end of that step.
+    /// The time from the start of the display to the end of that step.
     pub(super) until_last: Duration,
     /// The losses of the steps since the start.
     pub(super) losses: Vec<f64>,
@@ -44,14 +44,14 @@ pub(super) struct State {
 struct Field {
     /// The field's text, from the longest to the shortest.
     texts: Vec<String>,
-    /// The most important field has 0.
+    /// The importance of the field; 0 is the most important.
     rank: u32,
     style: Style,
 }
 
-/// The lines for a terminal of that size, `elapsed` after the display began.
+/// Returns the lines for a terminal of the given size, `elapsed` after the display started.
 pub(super) fn compose(state: &State, elapsed: Duration, size: Size, has_colour: bool) -> Vec<String> {
-    // The last column stays free: a character there makes some terminals wrap.
+    // The last column stays empty, because a character there makes some terminals wrap.
     let width = size.columns.saturating_sub(1);
     let mut lines = vec![header(&state.overview), progress(state, elapsed, width)];
     if let Some(metrics) = &state.last {
@@ -61,7 +61,7 @@ pub(super) fn compose(state: &State, elapsed: Duration, size: Size, has_colour: 
     lines.into_iter().map(|fields| line(fields, width, has_colour)).collect()
 }
 
-/// The header on one line of any length.
+/// Returns the header as one line of any length.
 pub(super) fn header_text(overview: &Overview) -> String {
     line(header(overview), usize::MAX, false)
 }
@@ -121,7 +121,7 @@ fn learning(metrics: &Metrics, losses: &[f64], width: usize) -> Vec<Field> {
         ),
         Field::new(2, [format!("learning rate {rate:.2e}"), format!("lr {rate:.2e}")]),
     ];
-    // The curve leaves the learning rate its short form where there is no room for both.
+    // If there is no room for the curve otherwise, the learning rate takes its short form.
     let least = width_of(&fields) + GAP + NARROWEST;
     if least > width {
         fields[2].texts.remove(0);
@@ -165,13 +165,13 @@ impl Field {
     }
 }
 
-/// The width of fields as they stand, with the gaps between them.
+/// Returns the width of the fields in their present form, with the gaps between them.
 fn width_of(fields: &[Field]) -> usize {
     let texts: usize = fields.iter().map(|field| field.text().chars().count()).sum();
     texts + GAP * fields.len().saturating_sub(1)
 }
 
-/// The fields on one line of at most `width` characters.
+/// Returns the fields on one line of at most `width` characters.
 fn line(mut fields: Vec<Field>, width: usize, has_colour: bool) -> String {
     while width_of(&fields) > width {
         // All fields are shortened before any is left out.

@@ -1,6 +1,6 @@
-//! Plain lines for logs: the first step, the last, and at most one step a second between them.
+//! Plain lines for logs: the first step, the last step, and at most one step per second between them.
 //!
-//! Every step is in `metrics.jsonl`; a log of millions of lines would serve nobody.
+//! `metrics.jsonl` contains every step, so the log does not need to repeat them all.
 
 use std::time::{Duration, Instant};
 
@@ -8,25 +8,25 @@ use pipewright::train::Metrics;
 
 use crate::display::figures::{bytes, clock, milliseconds, per_rank, percent, remaining};
 
-/// The least time between two lines.
+/// The shortest time between two lines.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The lines of one run.
 pub(crate) struct Lines {
     steps: u64,
-    /// Steps that were done when the display began.
+    /// The number of steps that were finished when the display started.
     done: u64,
     start: Instant,
     last: Option<Instant>,
 }
 
 impl Lines {
-    /// Lines for a run of `steps` steps, of which the first `done` are behind it.
+    /// Returns the lines for a run of `steps` steps, of which the first `done` are finished.
     pub(super) fn new(done: u64, steps: u64) -> Self {
         Self { steps, done, start: Instant::now(), last: None }
     }
 
-    /// The line for a step, when it is time for one.
+    /// Returns the line for a step if one is due.
     pub(super) fn step(&mut self, metrics: &Metrics) -> Option<String> {
         let now = Instant::now();
         let is_due = self.last.is_none_or(|last| now - last >= PAUSE);

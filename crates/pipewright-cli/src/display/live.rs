@@ -1,5 +1,5 @@
-//! The live display of a terminal. A thread of its own draws it, so that a slow terminal does not hold up the training,
-//! time goes on in the display during a long step, and a resized terminal is drawn anew.
+//! The live display on a terminal. A separate thread draws it. A slow terminal therefore does not delay the training,
+//! the clock in the display advances during a long step, and the display is redrawn after the terminal is resized.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,11 +18,11 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The display of one run.
 pub(crate) struct Live {
     picture: Arc<Picture>,
-    /// Its end stops the thread. None once the thread has stopped.
+    /// Dropping the sender stops the thread. `None` after the thread has stopped, or if it could not be started.
     painter: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-/// What there is to draw.
+/// The data of the display.
 struct Picture {
     state: Mutex<State>,
     began: Instant,
@@ -30,7 +30,7 @@ struct Picture {
 }
 
 impl Live {
-    /// A display for a run of `steps` steps, of which the first `done` are behind it.
+    /// Returns a display for a run of `steps` steps, of which the first `done` are finished.
     pub(super) fn new(overview: &Overview, done: u64, steps: u64) -> Self {
         let overview = overview.clone();
         let state = Mutex::new(State {
@@ -47,12 +47,12 @@ impl Live {
         let (sender, receiver) = channel();
         let painted = picture.clone();
         let thread = std::thread::Builder::new().name("display".to_owned());
-        // Without the thread, the picture is drawn after each step.
+        // If the thread cannot be started, the picture is drawn after each step.
         let painter = thread.spawn(move || paint(&painted, &receiver)).ok().map(|thread| (sender, thread));
         Self { picture, painter }
     }
 
-    /// Shows a step that is done.
+    /// Shows a finished step.
     pub(super) fn step(&mut self, metrics: &Metrics) {
         let mut state = self.picture.state();
         state.losses.push(metrics.loss);
@@ -64,7 +64,7 @@ impl Live {
         }
     }
 
-    /// Leaves the last state where it is.
+    /// Draws the last state and leaves it on the terminal.
     pub(super) fn finish(&mut self) {
         self.stop();
         self.picture.draw();
@@ -74,7 +74,7 @@ impl Live {
     fn stop(&mut self) {
         if let Some((sender, thread)) = self.painter.take() {
             drop(sender);
-            // A panic of the thread has been reported where it happened.
+            // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
     }

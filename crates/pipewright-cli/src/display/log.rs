@@ -1,4 +1,5 @@
-//! What the libraries log, on standard error. `PIPEWRIGHT_LOG` chooses what, as in `PIPEWRIGHT_LOG=pipewright=debug`.
+//! Writes the libraries' log messages to standard error. The variable `PIPEWRIGHT_LOG` selects the messages, as in
+//! `PIPEWRIGHT_LOG=pipewright=debug`.
 
 use std::io::{self, Write};
 
@@ -10,12 +11,12 @@ use crate::display::screen;
 
 use crate::quiet::is_quiet;
 
-/// Warnings, without those that a command's own error repeats.
+/// The default filter: warnings, without those that a command's own error repeats.
 const STANDARD: &str = "warn,pipewright::failure=off";
 
-/// Starts to show the log.
+/// Starts to write log messages.
 pub(crate) fn start() {
-    // Warnings are not errors.
+    // With `--quiet`, warnings are not written, because they are not errors.
     let standard = if is_quiet() { "error,pipewright::failure=off" } else { STANDARD };
     let chosen = std::env::var("PIPEWRIGHT_LOG").ok().and_then(|chosen| chosen.parse::<Targets>().ok());
     let filter = chosen.unwrap_or_else(|| standard.parse().expect("the standard filter is sound"));
@@ -23,11 +24,11 @@ pub(crate) fn start() {
         .with_writer(|| Line(Vec::new()))
         .with_ansi(screen::has_colour())
         .without_time();
-    // It fails only where somebody started a log before, which then serves as well.
+    // This fails only if a log was started before. That log is used then.
     let _ = tracing_subscriber::registry().with(filter).with(lines).try_init();
 }
 
-/// Gathers an event's text, and writes it above the live display in one piece.
+/// Collects an event's text, and writes it above the live display at once.
 struct Line(Vec<u8>);
 
 impl Write for Line {

@@ -1,8 +1,7 @@
-//! What a person sees on standard error: words, and while a run trains a live display on a terminal or plain lines
-//! elsewhere.
+//! The output on standard error: messages and, during training, a live display on a terminal or plain lines elsewhere.
 //!
-//! [`screen`] is the only writer of standard error; everything else composes text. The road: [`Display`] takes the
-//! figures of each step, `frame` or `lines` turn them into text, and `summary` says at the end what became of the run.
+//! [`screen`] is the only writer of standard error; everything else composes text. [`Display`] receives the metrics of
+//! each step, `frame` or `lines` turns them into text, and `summary` composes the text at the end of the run.
 
 mod chart;
 mod figures;

@@ -1,26 +1,26 @@
-//! What a run is, in the words of its header: model, parameters, ranks, stages, schedule and device.
+//! The data in the header of a run: model, parameters, ranks, stages, schedule and device.
 
-/// What the header of a run says.
+/// The data in the header of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Overview {
     /// The model's architecture.
     pub(crate) model: String,
-    /// The model's layers, embedding and head included.
+    /// The number of the model's layers, including the embedding and the head.
     pub(crate) layers: usize,
-    /// The model's parameters.
+    /// The number of the model's parameters.
     pub(crate) parameters: u64,
-    /// Ranks of all replicas.
+    /// The number of ranks of all replicas together.
     pub(crate) ranks: u32,
-    /// Replicas of the pipeline.
+    /// The number of replicas of the pipeline.
     pub(crate) replicas: u32,
-    /// Stages of one pipeline.
+    /// The number of stages of one replica.
     pub(crate) stages: u32,
     /// The schedule's name, or the name of its file.
     pub(crate) schedule: String,
-    /// Microbatches of a step, over all replicas.
+    /// The number of microbatches per step, over all replicas.
     pub(crate) microbatches: u32,
-    /// What the ranks compute on.
+    /// The device that the ranks compute on.
     pub(crate) device: String,
-    /// The loss of guessing each token by its frequency in the data, in nats.
+    /// The loss, in nats, of a model that predicts each token by its frequency in the data.
     pub(crate) frequency_loss: f64,
 }

@@ -1,4 +1,4 @@
-//! The choice between live display, plain lines and silence.
+//! The display of a run: a live display, plain lines, or nothing.
 
 use pipewright::train::Metrics;
 
@@ -18,16 +18,16 @@ pub(crate) struct Display {
 }
 
 enum Kind {
-    /// On a terminal.
+    /// The live display, on a terminal.
     Live(Live),
-    /// In a log.
+    /// Plain lines, in a log.
     Lines(Lines),
-    /// Nowhere.
+    /// No output.
     Silent,
 }
 
 impl Display {
-    /// A display for a run of `steps` steps, of which the first `done` are behind it.
+    /// Returns a display for a run of `steps` steps, of which the first `done` are finished.
     pub(crate) fn new(overview: Overview, done: u64, steps: u64) -> Self {
         let kind = if is_quiet() {
             Kind::Silent
@@ -40,7 +40,7 @@ impl Display {
         Self { kind, overview, tally: Tally::default() }
     }
 
-    /// Shows a step that is done.
+    /// Shows a finished step.
     pub(crate) fn step(&mut self, metrics: &Metrics) {
         self.tally.step(metrics);
         match &mut self.kind {
@@ -54,14 +54,14 @@ impl Display {
         }
     }
 
-    /// Leaves the last state where it is: the steps are over.
+    /// Ends the live display after the last step. Its last frame stays on the terminal.
     pub(crate) fn finish(&mut self) {
         if let Kind::Live(live) = &mut self.kind {
             live.finish();
         }
     }
 
-    /// Says what became of the run.
+    /// Prints the summary of the run.
     pub(crate) fn summarize(&self, ending: &Ending<'_>) {
         say(&summary(&self.overview, &self.tally, ending));
     }

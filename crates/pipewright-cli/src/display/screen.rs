@@ -1,13 +1,13 @@
-//! The one writer of standard error: words that stay, and on a terminal a frame of a few lines that is drawn again in
-//! place, always below the words.
+//! The only writer of standard error. It writes permanent text and, on a terminal, a frame of a few lines below the
+//! text. The frame is redrawn in place.
 //!
-//! Between two writes the cursor stands in the first column of the frame's first line. The frame is then erased by
-//! clearing from the cursor to the end of the screen. That is right after any resizing: some terminals cut long lines
-//! off and others wrap them, so how many rows the frame takes up cannot be known, but all of them keep the cursor at
-//! its character.
+//! Between two writes the cursor is in the first column of the frame's first line. Clearing from the cursor to the end
+//! of the screen therefore erases the frame. This also works after the terminal is resized: some terminals cut off long
+//! lines and others wrap them, so the number of rows of the frame is unknown, but all of them keep the cursor at the
+//! same character.
 //!
-//! The screen belongs to the process, as standard error does. A frame is left where it is when an error is printed,
-//! and nothing is drawn over the error afterwards.
+//! The screen is global because standard error belongs to the whole process. When an error is printed, the frame stays
+//! on the terminal, and no frame is drawn after it.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
@@ -18,7 +18,7 @@ use rustix::termios::{Winsize, tcgetwinsize};
 
 use crate::quiet::is_quiet;
 
-/// The size where the terminal does not tell its own.
+/// The size if the terminal does not report its own.
 const STANDARD: Size = Size { columns: 80, rows: 24 };
 /// Clears from the cursor to the end of the screen.
 const CLEAR: &str = "\r\x1b[J";
@@ -26,38 +26,38 @@ const CLEAR: &str = "\r\x1b[J";
 const MOST_LINES: usize = 16;
 
 static SCREEN: Mutex<Screen> = Mutex::new(Screen { frame: Vec::new(), takes_frames: false });
-/// The lines of the frame on the terminal, for the handler of a signal, which must not take a lock.
+/// The number of lines of the frame on the terminal, for the signal handler, which must not take a lock.
 static LINES_DRAWN: AtomicUsize = AtomicUsize::new(0);
 
 /// The size of a terminal in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
-    /// Characters of a line.
+    /// The number of characters in a line.
     pub(crate) columns: usize,
-    /// Lines.
+    /// The number of lines.
     pub(crate) rows: usize,
 }
 
 struct Screen {
     /// The lines that are drawn, without line ends.
     frame: Vec<String>,
-    /// Whether frames are drawn at all.
+    /// Whether frames are drawn.
     takes_frames: bool,
 }
 
-/// Writes words on lines of their own, above the frame, unless `--quiet` was given.
+/// Writes text on separate lines above the frame, unless `--quiet` was given.
 pub(crate) fn say(words: &str) {
     if !is_quiet() {
         screen().write_above(&format!("{words}\n"));
     }
 }
 
-/// Writes what a library logs, above the frame. `text` ends its lines itself.
+/// Writes a library's log messages above the frame. `text` must end with a line end.
 pub(crate) fn log(text: &str) {
     screen().write_above(text);
 }
 
-/// Writes an error. The frame stays where it is, and there are no frames after it. `text` ends its lines itself.
+/// Writes an error. The frame stays on the terminal, and no frames follow it. `text` must end with a line end.
 pub(crate) fn print_error(text: &str) {
     let mut screen = screen();
     screen.leave_frame();
@@ -65,13 +65,13 @@ pub(crate) fn print_error(text: &str) {
     write(text);
 }
 
-/// Lets frames be drawn.
+/// Allows frames to be drawn.
 pub(crate) fn open() {
     screen().takes_frames = true;
 }
 
-/// Draws a frame in place of the one before. `compose` makes its lines for the terminal's size; a line must be shorter
-/// than the terminal is wide.
+/// Replaces the frame. `compose` returns its lines for the terminal's size. Each line must be shorter than the
+/// terminal's width.
 pub(crate) fn draw(compose: impl FnOnce(Size) -> Vec<String>) {
     let mut screen = screen();
     if !screen.takes_frames {
@@ -86,29 +86,29 @@ pub(crate) fn draw(compose: impl FnOnce(Size) -> Vec<String>) {
     LINES_DRAWN.store(screen.frame.len(), Ordering::Relaxed);
 }
 
-/// Leaves the last frame on the terminal, with the cursor below it, and draws no more.
+/// Leaves the last frame on the terminal, moves the cursor below it, and draws no further frames.
 pub(crate) fn close() {
     let mut screen = screen();
     screen.leave_frame();
     screen.takes_frames = false;
 }
 
-/// Whether standard error is a terminal that frames can be drawn on.
+/// Returns whether standard error is a terminal that frames can be drawn on.
 pub(crate) fn is_terminal() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Whether text may be coloured.
+/// Returns whether text may be coloured.
 pub(crate) fn has_colour() -> bool {
     is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Moves the cursor below the frame. It takes no lock and no memory, so the handler of a signal may call it before it
-/// ends the process.
+/// Moves the cursor below the frame. Does not lock or allocate, so a signal handler may call it before it ends the
+/// process.
 pub(crate) fn leave_from_signal_handler() {
     const LINE_ENDS: [u8; MOST_LINES] = [b'\n'; MOST_LINES];
     let lines = LINES_DRAWN.load(Ordering::Relaxed).min(MOST_LINES);
-    // The process ends in any case.
+    // The process ends even if this write fails.
     let _ = rustix::io::write(rustix::stdio::stderr(), &LINE_ENDS[..lines]);
 }
 
@@ -117,7 +117,7 @@ fn screen() -> MutexGuard<'static, Screen> {
 }
 
 impl Screen {
-    /// Writes text where the frame begins, and the frame below it.
+    /// Writes text at the start of the frame, and the frame below the text.
     fn write_above(&self, text: &str) {
         match self.frame.is_empty() {
             true => write(text),
@@ -134,7 +134,7 @@ impl Screen {
     }
 }
 
-/// The lines, and the way back to the first of them.
+/// Returns the lines, followed by the codes that move the cursor back to the first line.
 fn frame_text(lines: &[String]) -> String {
     let mut text = lines.join("\n");
     text.push('\r');
@@ -153,8 +153,8 @@ fn size() -> Size {
     }
 }
 
-/// Writes everything in one piece, so that no half of a frame is shown.
+/// Writes everything at once, so that the terminal never shows a part of a frame.
 fn write(text: &str) {
-    // Nobody is left to tell when standard error is closed.
+    // If standard error is closed, the error cannot be reported anywhere.
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }

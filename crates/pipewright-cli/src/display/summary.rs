@@ -1,5 +1,4 @@
-//! What is said at the end of a run: what it learned, what that took, where the results are, and which commands go on
-//! from there.
+//! The summary at the end of a run: the losses, the time, the folder of the results, and the commands to run next.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,9 +9,9 @@ use crate::display::chart::chart;
 use crate::display::figures::{clock, grouped};
 use crate::display::overview::Overview;
 
-/// The width of the loss curve.
+/// The width of the loss curve in characters.
 const CURVE: usize = 56;
-/// The fewest steps whose losses make a curve.
+/// The smallest number of steps for which a curve is drawn.
 const FEWEST_STEPS: usize = 8;
 
 /// The figures of the steps that this process has taken.
@@ -27,9 +26,9 @@ pub(super) struct Tally {
 /// How a run ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ending<'a> {
-    /// The last step that is done.
+    /// The last finished step.
     pub(crate) done: u64,
-    /// Whether that is the last step of the run.
+    /// Whether it is the last step of the run.
     pub(crate) is_complete: bool,
     /// The newest checkpoint.
     pub(crate) saved: Option<&'a Path>,
@@ -48,7 +47,7 @@ impl Tally {
     }
 }
 
-/// The words at the end of a run.
+/// Returns the text at the end of a run.
 pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>) -> String {
     let (Tally { first: Some(first), best: Some(best), last: Some(last), losses }, done) =
         (tally, ending.done)
@@ -78,9 +77,9 @@ pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>) -
     lines.join("\n")
 }
 
-/// What the steps from the first to the last took.
+/// Returns a sentence with the time and the tokens of the steps from `first` to `last`.
 fn took(first: &Metrics, last: &Metrics) -> String {
-    // The figures are totals of the run; those before the first step are not this process's.
+    // The figures are totals of the whole run, so the part before this process's first step is subtracted.
     let steps = last.step + 1 - first.step;
     let seconds = last.elapsed_s - first.elapsed_s + first.step_ms / 1e3;
     let per_step = first.tokens_per_second * first.step_ms / 1e3;
@@ -94,7 +93,7 @@ fn took(first: &Metrics, last: &Metrics) -> String {
     )
 }
 
-/// The commands that go on from here.
+/// Returns the commands that the user may run next.
 fn next(ending: &Ending<'_>) -> Vec<String> {
     let out = quoted(&short(ending.out));
     let more = match ending.is_complete {
@@ -105,7 +104,7 @@ fn next(ending: &Ending<'_>) -> Vec<String> {
         return vec!["no checkpoint was kept; --set run.checkpoint_every=N keeps some".to_owned()];
     }
     let commands = [
-        (more, if ending.is_complete { "trains further" } else { "goes on" }),
+        (more, if ending.is_complete { "trains further" } else { "resumes the run" }),
         (format!("pipewright inspect {out}"), "shows the newest checkpoint"),
         (format!("pipewright export {out} DIR"), "writes it as a Hugging Face directory"),
     ];
@@ -113,7 +112,7 @@ fn next(ending: &Ending<'_>) -> Vec<String> {
     commands.iter().map(|(command, effect)| format!("  {command:width$}  {effect}")).collect()
 }
 
-/// The path from the working folder, where it lies in that.
+/// Returns the path relative to the working folder if it is inside that folder.
 fn short(path: &Path) -> String {
     let here = std::env::current_dir().ok();
     let below = here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned));
@@ -124,7 +123,7 @@ fn short(path: &Path) -> String {
         .to_string()
 }
 
-/// The word as a shell takes it.
+/// Returns the word, quoted for a shell if necessary.
 fn quoted(word: &str) -> String {
     let is_plain = |character: char| character.is_alphanumeric() || "/._-+:@%".contains(character);
     if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
@@ -180,7 +179,7 @@ trained 2 steps in 0:00: 2,000 tokens at 10,000 tokens/s
 loss 2.5000 at first, 2.2500 at best (step 22), 2.2500 at last
 guessing each token by how often it occurs has a loss of 3.1250
 results in /runs/a b
-  pipewright resume '/runs/a b'      goes on
+  pipewright resume '/runs/a b'      resumes the run
   pipewright inspect '/runs/a b'     shows the newest checkpoint
   pipewright export '/runs/a b' DIR  writes it as a Hugging Face directory";
         check(&tally(21, &[2.5, 2.25]), false, Some("/c"), expected);

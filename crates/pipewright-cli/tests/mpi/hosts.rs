@@ -1,6 +1,8 @@
-//! Two machines: network namespaces of this one, joined by a virtual cable, with two ranks each.
+//! Tests of two machines with two ranks each. The machines are network namespaces of this machine, joined by a virtual
+//! cable.
 //!
-//! `mpirun` reaches the second one through a remote shell of the test's own, and nothing but TCP joins their ranks.
+//! `mpirun` reaches the second machine through a remote shell that the test writes. The ranks communicate only over
+//! TCP.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,16 +11,16 @@ use std::process::{Command, Output};
 
 use super::{figures, folder, mpirun, pipewright, with_overrides, words};
 
-/// Addresses of the two hosts.
+/// The addresses of the two hosts.
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
-/// Two namespaces and the cable between them; they go with it.
+/// Two namespaces and the cable between them. Both are deleted when the value is dropped.
 struct Hosts {
     names: [String; 2],
 }
 
 impl Hosts {
-    /// None where namespaces are not allowed.
+    /// Makes the namespaces. Returns `None` if namespaces are not allowed.
     fn new() -> Option<Self> {
         let number = std::process::id();
         let hosts = Self { names: [format!("pwa{number}"), format!("pwb{number}")] };
@@ -36,7 +38,7 @@ impl Hosts {
         made.then_some(hosts)
     }
 
-    /// Bytes that the first host has sent over the cable.
+    /// Returns the number of bytes that the first host has sent over the cable.
     fn sent_bytes(&self) -> u64 {
         let cable = format!("va{}", std::process::id());
         let file = format!("/sys/class/net/{cable}/statistics/tx_bytes");
@@ -57,12 +59,12 @@ fn ip(arguments: &[&str]) -> bool {
     Command::new("ip").args(arguments).output().is_ok_and(|output| output.status.success())
 }
 
-/// A shell's words that run `command` on a host, under the host's own name, with the shell's own arguments.
+/// Returns shell code that runs `command` on a host, with the host's own name and the arguments of the shell.
 fn on_host(namespace: &str, command: &str) -> String {
     format!("exec ip netns exec {namespace} unshare --uts sh -c 'hostname {namespace}; {command}' sh \"$@\"")
 }
 
-/// Writes what `mpirun` calls to reach the second host: its arguments are a host's name and a command.
+/// Writes the script that `mpirun` calls to reach the second host. Its arguments are a host's name and a command.
 fn write_remote_shell(path: &Path, namespace: &str) {
     let command = on_host(namespace, r#"exec sh -c "$*""#);
     fs::write(path, format!("#!/bin/sh\nshift\n{command}\n")).expect("a file");
@@ -104,6 +106,6 @@ fn two_hosts_train_as_one_does() {
     let output = train(folder.path(), &hosts);
     assert_eq!(output.status.code(), Some(0), "{}", words(&output));
     assert_eq!(figures(folder.path()), expected);
-    // Two steps of 8 microbatches of 8 x 16 numbers of four bytes.
+    // The first host sends at least two steps x 8 microbatches x 8 x 16 numbers of four bytes.
     assert!(hosts.sent_bytes() > 2 * 8 * 8 * 16 * 4, "{} bytes crossed the cable", hosts.sent_bytes());
 }

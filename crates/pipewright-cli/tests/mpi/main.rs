@@ -1,4 +1,5 @@
-//! The same training in several processes: same figures, one voice, and an end when one of them is lost.
+//! Tests of training in several processes: they compute the same figures as threads, only one process reports, and all
+//! end when one is lost.
 
 #![cfg(feature = "mpi")]
 
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// Layers for eight ranks of two stages.
+/// Returns a folder with a model that has enough layers for eight ranks with two stages each.
 fn folder() -> TempDir {
     scratch::folder(&(scratch::small(16, 8, 2) + "deadline_seconds = 20\n"))
 }
@@ -27,15 +28,15 @@ fn with_overrides(command: &mut Command, overrides: &[&str]) {
     command.args(overrides.iter().flat_map(|argument| ["--set", argument]));
 }
 
-/// `mpirun`, on a machine with fewer cores than processes, whose only user may be root.
+/// Returns `mpirun`, set up for a machine with fewer cores than processes, and for the user root.
 fn mpirun(folder: &Path) -> Command {
     let mut command = Command::new("mpirun");
     command.current_dir(folder);
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    // Each test's `mpirun` has its own place for session files: they clean up after each other otherwise.
+    // The `mpirun` of each test has its own folder for session files. Otherwise one would delete those of another.
     command.env("OMPI_MCA_orte_tmpdir_base", folder);
     command.env("OMPI_MCA_rmaps_base_oversubscribe", "1").stdin(Stdio::null());
-    // Seconds after which processes that do not end fail their test.
+    // The number of seconds after which processes that have not ended fail their test.
     command.env("MPIEXEC_TIMEOUT", "150");
     command
 }
@@ -51,7 +52,7 @@ fn words(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Loss and gradient norm of each step, digit for digit.
+/// Returns the exact loss and gradient norm of each step.
 fn figures(folder: &Path) -> Vec<(String, String)> {
     let metrics = fs::read_to_string(folder.join("out/metrics.jsonl")).expect("a run writes its metrics");
     let figure = |line: &str| {
@@ -61,7 +62,7 @@ fn figures(folder: &Path) -> Vec<(String, String)> {
     metrics.lines().map(figure).collect()
 }
 
-/// The schedules that train, with their fewest stages a rank.
+/// Returns the names of the schedules that can train.
 fn schedules() -> Vec<String> {
     let output = Command::new(pipewright()).args(["schedule", "--list"]).output().expect("it starts");
     let list = String::from_utf8(output.stdout).expect("text");
@@ -69,7 +70,7 @@ fn schedules() -> Vec<String> {
     names.filter(|name| name != "forwardonly").collect()
 }
 
-/// Trains with threads and with processes; returns how many schedules were compared.
+/// Trains with threads and with processes, and compares the figures. Returns the number of compared schedules.
 fn compare(ranks: u32) -> usize {
     let folder = folder();
     let mut compared = 0;
@@ -81,7 +82,7 @@ fn compare(ranks: u32) -> usize {
         with_overrides(alone.current_dir(folder.path()), &overrides);
         let output = alone.output().expect("it starts");
         if output.status.code() == Some(2) {
-            // A schedule that does not exist for so many ranks.
+            // The schedule does not exist for this number of ranks.
             continue;
         }
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
@@ -140,12 +141,12 @@ fn what_a_process_holds_does_not_drift() {
     for rank in 0..2 {
         let [early, late] =
             [&peaks[10..30], &peaks[180..]].map(|steps| greatest(steps, rank).expect("steps"));
-        // Frames wait for a rank in buffers that are kept.
+        // Buffers for frames that wait for a rank are reused, so the peak stays about the same.
         assert!(early.abs_diff(late) <= 64 << 10, "rank {rank}: {early} bytes, then {late}");
     }
 }
 
-/// How a run that fails at once ends, and what is said, each once.
+/// Checks the exit code of a run that fails at the start, and that standard error contains each part once.
 fn check_refused(output: &Output, code: i32, expected: &[&str]) {
     let said = words(output);
     assert_eq!(output.status.code(), Some(code), "{said}");
@@ -178,7 +179,7 @@ fn processes_that_would_run_different_things_are_named() {
 #[test]
 fn a_process_that_does_not_get_to_the_start_is_named() {
     let folder = folder();
-    // Its data are a pipe that nobody writes to: it gives signs of life and reads for ever.
+    // The process's data is a pipe without a writer: the process sends signs of life, and its read never ends.
     let pipe = Command::new("mkfifo").arg(folder.path().join("pipe")).status();
     assert!(pipe.expect("mkfifo is everywhere").success());
     let mut command = mpirun(folder.path());
@@ -203,8 +204,9 @@ fn several_processes_do_not_each_run_all_ranks() {
     check_refused(&output, 2, &["error:", "set pipeline.transport=mpi"]);
 }
 
-/// A run of six steps in as many processes as `first` says, saved after two, resumed in one process with threads, and
-/// after four in two processes with `then`; against `whole` run without a break.
+/// Checks that a run of six steps that is resumed twice has the same figures as the uninterrupted run `whole`. The run
+/// starts in the processes of `first`, is saved after two steps, resumes in one process with threads, and resumes after
+/// four steps in two processes with `then`.
 fn check_resume(whole: (u32, &[&str]), first: (u32, &[&str]), then: &str) {
     let run = |folder: &Path, (count, set): (u32, &[&str]), more: &[&str]| {
         let output = processes(folder, count, &[set, more].concat());
@@ -226,7 +228,7 @@ fn check_resume(whole: (u32, &[&str]), first: (u32, &[&str]), then: &str) {
     let mut again = mpirun(folder.path());
     again.args(["-n", "2"]).arg(pipewright());
     let said = resume(again, &["pipeline.transport=mpi", then, "run.steps=6"]);
-    assert_eq!(said.matches("going on from step 4").count(), 1, "{said}");
+    assert_eq!(said.matches("resuming from step 4").count(), 1, "{said}");
     assert_eq!(figures(folder.path()), figures(undisturbed.path()));
 }
 
@@ -268,7 +270,7 @@ fn endless(folder: &Path, deadline: u32) -> Child {
     command.stderr(Stdio::piped()).spawn().expect("mpirun is installed with MPI")
 }
 
-/// The process of a rank among the descendants of `mpirun`, once it trains.
+/// Waits until the run trains. Returns the number of the process of a rank.
 fn process_of(rank: u32, folder: &Path) -> u32 {
     let start = Instant::now();
     loop {
@@ -294,13 +296,13 @@ fn signal(number: u32, name: &str) {
     assert!(sent.expect("kill is everywhere").success());
 }
 
-/// Processes that still run in the folder.
+/// Returns the number of processes that still run in the folder.
 fn left_running(folder: &Path) -> usize {
     let numbers = fs::read_dir("/proc").expect("Linux").flatten();
     numbers.filter(|entry| fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd == folder)).count()
 }
 
-/// What is said when the rank is lost.
+/// Sends a signal to a rank, and checks that the run ends with one report. Returns its standard error.
 fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) -> String {
     let folder = folder();
     let path = folder.path().canonicalize().expect("it exists");
@@ -317,9 +319,10 @@ fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) -> String 
     said
 }
 
-/// Of three ranks one is stopped: the report has its last place, and what each of the others waits for.
+/// Stops one of three ranks. Checks that the report contains the last known place of that rank, and what each of the
+/// others waits for.
 fn check_stopped(stopped: u32) {
-    // The deadline, a second, and what mpirun takes to end a stopped process.
+    // The time limit is the deadline, one second, and the time that mpirun needs to end a stopped process.
     let expected = format!("rank {stopped} has not been heard of for 3.0 s");
     let said = check_lost(stopped, "STOP", Duration::from_secs(8), &expected);
     let lines = said.lines().filter_map(|line| line.strip_prefix("  | "));
@@ -342,7 +345,7 @@ fn a_rank_that_is_stopped_is_missed_at_the_deadline() {
 
 #[test]
 fn a_rank_that_is_killed_is_missed_at_once() {
-    // The deadline is a minute.
+    // The deadline is one minute, but the loss is noticed much earlier.
     check_lost(1, "KILL", Duration::from_secs(6), "rank 1 is gone");
     check_lost(0, "KILL", Duration::from_secs(6), "rank 0 is gone");
 }

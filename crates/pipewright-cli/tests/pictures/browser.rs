@@ -1,8 +1,8 @@
-//! Headless Chromium, driven over its DevTools protocol. What it is told to do are real inputs, not calls of the
-//! page's own functions.
+//! Controls headless Chromium over its DevTools protocol. The tests send input events instead of calling the page's own
+//! functions.
 //!
-//! The protocol runs over two pipes that Chromium has as descriptors 3 and 4. Messages are JSON, each ended by a
-//! zero byte.
+//! The protocol uses two pipes, which are descriptors 3 and 4 of Chromium. Messages are JSON, each followed by a zero
+//! byte.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -15,33 +15,33 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How long a test waits for an answer.
+/// The longest time that a test waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Chromium is large, so one runs at a time.
+/// Held while Chromium runs. Chromium needs much memory, so only one instance runs at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
-/// Modifier keys, as the protocol numbers them.
+/// The protocol's numbers of modifier keys.
 pub(crate) const CTRL: u32 = 2;
 pub(crate) const SHIFT: u32 = 8;
 
-/// One page in a browser of its own.
+/// One page in its own browser.
 pub(crate) struct Browser {
     child: Child,
     requests: ChildStdin,
     answers: Receiver<Value>,
     last_id: u64,
     session: Option<String>,
-    /// What the page did wrong.
+    /// The errors of the page.
     exceptions: Vec<String>,
     _profile: TempDir,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Browser {
-    /// Opens a file in a window of this size. `None` if there is no Chromium, and none is required.
+    /// Opens a file in a window of this size. Returns `None` if Chromium is neither installed nor required.
     pub(crate) fn open(file: &Path, width: u32, height: u32) -> Option<Self> {
         let program = program()?;
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,7 +74,7 @@ impl Browser {
         self.session = attached["sessionId"].as_str().map(str::to_owned);
         self.call("Runtime.enable", json!({}));
         self.call("Page.enable", json!({}));
-        // Canvases cannot be asked for their texts, so the texts are written down as they are drawn.
+        // A canvas cannot return its texts, so the texts are recorded when they are drawn.
         let record = "const write = CanvasRenderingContext2D.prototype.fillText; window.texts = [];
             CanvasRenderingContext2D.prototype.fillText = function (text, ...at) { texts.push(text); write.call(this, text, ...at); };";
         self.call("Page.addScriptToEvaluateOnNewDocument", json!({"source": record}));
@@ -85,7 +85,7 @@ impl Browser {
         self.call("Emulation.setDeviceMetricsOverride", size);
     }
 
-    /// Chooses the colour scheme that the page is told the reader prefers.
+    /// Sets the preferred colour scheme that the browser reports to the page.
     pub(crate) fn prefer(&mut self, scheme: &str) {
         let features = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
         self.call("Emulation.setEmulatedMedia", features);
@@ -102,14 +102,14 @@ impl Browser {
         self.frame();
     }
 
-    /// Waits until what was asked for is drawn.
+    /// Waits until the page has drawn the requested state.
     pub(crate) fn frame(&mut self) {
         self.value(
             "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))",
         );
     }
 
-    /// The value of a JavaScript expression. Exceptions of the page fail the test.
+    /// Returns the value of a JavaScript expression. Exceptions in the page fail the test.
     pub(crate) fn value(&mut self, expression: &str) -> Value {
         let settings = json!({"expression": expression, "awaitPromise": true, "returnByValue": true});
         let answer = self.call("Runtime.evaluate", settings);
@@ -126,13 +126,13 @@ impl Browser {
         self.value(expression) == json!(true)
     }
 
-    /// The texts of all canvases, as of the last drawing.
+    /// Returns the texts of all canvases in the last drawing.
     pub(crate) fn texts(&mut self) -> Vec<String> {
         let texts = self.value("window.texts = [], draw(), window.texts");
         texts.as_array().expect("a list").iter().filter_map(Value::as_str).map(str::to_owned).collect()
     }
 
-    /// Turns the wheel over a point of the window.
+    /// Turns the mouse wheel over a point of the window.
     pub(crate) fn wheel(&mut self, [x, y]: [f64; 2], [across, down]: [f64; 2], modifiers: u32) {
         let wheel = json!({"type": "mouseWheel", "x": x, "y": y, "deltaX": across, "deltaY": down, "modifiers": modifiers});
         self.call("Input.dispatchMouseEvent", wheel);
@@ -180,7 +180,7 @@ impl Browser {
         self.frame();
     }
 
-    /// Presses a key; `text` is what it types.
+    /// Presses a key. `text` is the text that the key types.
     pub(crate) fn key(&mut self, key: &str, text: &str) {
         let press =
             json!({"type": if text.is_empty() { "rawKeyDown" } else { "keyDown" }, "key": key, "text": text});
@@ -189,7 +189,7 @@ impl Browser {
         self.frame();
     }
 
-    /// The roles and names that a screen reader meets.
+    /// Returns the roles and names that a screen reader finds.
     pub(crate) fn accessible(&mut self) -> Vec<(String, String)> {
         let tree = self.call("Accessibility.getFullAXTree", json!({}));
         let nodes = tree["nodes"].as_array().expect("nodes").iter().filter(|node| node["ignored"] != true);
@@ -222,7 +222,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It ends by itself when asked; what does not is killed.
+        // Chromium ends on request. If it does not, it is killed.
         let _closed = write!(self.requests, "{}\0", json!({"id": 0, "method": "Browser.close"}));
         let deadline = Instant::now() + Duration::from_secs(10);
         while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
@@ -233,7 +233,7 @@ impl Drop for Browser {
     }
 }
 
-/// The name of a Chromium that is installed.
+/// Returns the name of an installed Chromium.
 fn program() -> Option<&'static str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_installed = |name: &&&str| std::env::split_paths(&path).any(|folder| folder.join(name).is_file());
@@ -247,7 +247,7 @@ fn program() -> Option<&'static str> {
     found
 }
 
-/// Starts Chromium. A shell gives it its pipes as descriptors 3 and 4, which `Command` cannot.
+/// Starts Chromium. A shell sets its pipes to descriptors 3 and 4, because `Command` cannot do that.
 fn start(program: &str, profile: &Path) -> Child {
     let script = "exec \"$@\" 3<&0 4>&1 </dev/null >/dev/null";
     Command::new("sh")
@@ -268,7 +268,7 @@ fn start(program: &str, profile: &Path) -> Child {
         .expect("a shell starts")
 }
 
-/// Reads messages on a thread of its own, so that waiting for one can have a deadline.
+/// Reads messages on a separate thread, so that waiting for a message can have a deadline.
 fn listen(from: ChildStdout) -> Receiver<Value> {
     let (sender, receiver) = channel();
     thread::spawn(move || {

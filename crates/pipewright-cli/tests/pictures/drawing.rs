@@ -1,11 +1,11 @@
-//! The drawing, opened in a browser as a file of its own.
+//! Tests of the drawing, opened as a file in a browser.
 
 use std::fs;
 
 use crate::browser::Browser;
 use crate::made::Made;
 
-/// A browser shows a broken document as an error; this drawing it shows whole.
+/// Checks that a browser shows the drawing without an error, and that the file is not larger than `largest`.
 fn check(arguments: &str, largest: usize, expression: &str) {
     let made = Made::new(arguments, "svg");
     let size = fs::metadata(made.path()).expect("the drawing").len() as usize;

@@ -1,4 +1,4 @@
-//! Pictures that the binary makes, in a scratch folder.
+//! Runs the binary to make pictures in a scratch folder.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

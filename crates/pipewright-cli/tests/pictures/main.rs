@@ -1,7 +1,7 @@
-//! The pictures of `schedule` and `simulate`, made by the binary and opened in headless Chromium.
+//! Tests of the pictures of `schedule` and `simulate`, made by the binary and opened in headless Chromium.
 //!
-//! Without Chromium these tests say so on standard error and pass. With `PIPEWRIGHT_REQUIRE_CHROMIUM=1` they fail
-//! then; that is for continuous integration.
+//! If Chromium is not installed, these tests print a note to standard error and pass. Continuous integration sets
+//! `PIPEWRIGHT_REQUIRE_CHROMIUM=1`, so that they fail instead.
 
 mod browser;
 mod made;

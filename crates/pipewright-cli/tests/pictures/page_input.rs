@@ -1,4 +1,4 @@
-//! Wheel, mouse, keys, buttons and fingers change what the page shows.
+//! Tests that the wheel, the mouse, keys, buttons and touch change the view of the page.
 
 use crate::browser::{Browser, CTRL, SHIFT};
 use crate::made::Made;
@@ -7,7 +7,7 @@ const LARGE: &str = "simulate 1f1b --ranks 64 --microbatches 256";
 /// A point of the plot.
 const POINT: [f64; 2] = [500.0, 400.0];
 
-/// What of the timeline is in sight.
+/// The visible part of the timeline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct View {
     zoom: f64,
@@ -21,7 +21,7 @@ impl Browser {
         View { zoom, left, top }
     }
 
-    /// The time and the rank at a point of the window.
+    /// Returns the time and the rank at a point of the window.
     fn under(&mut self, [x, y]: [f64; 2]) -> [f64; 2] {
         let [plot_x, plot_y] =
             ["x", "y"].map(|side| self.number(&format!("plot.getBoundingClientRect().{side}")));
@@ -40,7 +40,7 @@ impl Browser {
     }
 }
 
-/// The page of the large schedule, zoomed in so that it can be moved in every direction.
+/// Opens the page of the large schedule and zooms in, so that the page can be moved in every direction.
 fn zoomed() -> Option<(Made, Browser)> {
     let made = Made::page(LARGE);
     let mut browser = Browser::open(&made.path(), 1000, 800)?;
@@ -88,7 +88,7 @@ fn the_wheel_moves_through_time_if_all_ranks_are_in_sight() {
 fn the_wheel_scrolls_a_page_that_the_window_cannot_hold() {
     let made = Made::page("simulate 1f1b --ranks 4 --microbatches 8");
     let Some(mut browser) = Browser::open(&made.path(), 800, 150) else { return };
-    // Over the plot, which has nothing to scroll.
+    // The pointer is over the plot, which does not scroll itself.
     browser.wheel([400.0, 140.0], [0.0, 60.0], 0);
     browser.value("new Promise((done) => setTimeout(done, 500))");
     assert!(browser.number("scrollY") > 0.0);

@@ -1,4 +1,4 @@
-//! What the page shows, at first and after zooming.
+//! Tests of the page's contents, at first and after zooming.
 
 use crate::browser::{Browser, CTRL};
 use crate::made::Made;
@@ -6,8 +6,8 @@ use crate::made::Made;
 const LARGE: &str = "simulate 1f1b --ranks 64 --microbatches 256";
 
 impl Browser {
-    /// The colour of the plot at a time and a share of the height of a rank's lane, such as `#7db3e8`. Labels are in
-    /// the middle of the height.
+    /// Returns the colour of the plot, such as `#7db3e8`, at a time and a fraction of the height of a rank's lane.
+    /// Labels are in the middle of the lane.
     fn colour(&mut self, seconds: f64, rank: u32, share: f64) -> String {
         let x = format!("gutter + xOf({seconds} / data.quantum)");
         let y =
@@ -18,7 +18,7 @@ impl Browser {
         self.value(&hex).as_str().expect("a colour").to_owned()
     }
 
-    /// The colour that a theme gives a sort and a chunk.
+    /// Returns the colour of a sort of action and a chunk in a theme.
     fn fill(&mut self, theme: u32, sort: u32, chunk: u32) -> String {
         let fill = self.value(&format!("data.themes[{theme}].fills[{sort}][{chunk}][0]"));
         fill.as_str().expect("a colour").to_owned()
@@ -34,12 +34,12 @@ fn everything_fits_at_first() {
         assert!(browser.holds("ranks.length * rowHeight() <= plotHeight() + 0.01 && rowHeight() > 3"));
         assert!(browser.holds("document.documentElement.scrollHeight <= innerHeight"));
         assert!(browser.holds("document.documentElement.scrollWidth <= innerWidth"));
-        // The first forward and the last backward are in sight.
+        // The first forward and the last backward are visible.
         let (forward, backward) = (browser.fill(0, 0, 0), browser.fill(0, 1, 0));
         assert_eq!(browser.colour(30.0, 0, 0.5), forward);
         let last = browser.colour(956.0, 0, 0.5);
         assert!(last == backward, "{last}, not {backward}");
-        // The overview has the colours of the timeline in it.
+        // The overview contains the colours of the timeline.
         let overview = "new Set(new Uint32Array(paintOverview.getImageData(0, 0, overview.width, overview.height).data.buffer)).size";
         assert!(browser.number(overview) > 20.0);
     }
@@ -82,13 +82,13 @@ fn chunks_have_shades_and_narrow_cells_tell_the_stage() {
     let Some(mut browser) = Browser::open(&made.path(), 1000, 500) else { return };
     let (first, second) = (browser.fill(0, 0, 0), browser.fill(0, 0, 1));
     assert_ne!(first, second);
-    // Rank 0 runs the forwards of stage 0 and, as soon as the first is back, of stage 7.
+    // Rank 0 runs the forwards of stage 0 and, when the first microbatch returns, those of stage 7.
     assert_eq!(browser.colour(0.2, 0, 0.9), first);
     assert_eq!(browser.colour(7.2, 0, 0.9), second);
-    // A label on two lines: stage and sort, then the microbatch.
+    // The label has two lines: the stage and the sort, then the microbatch.
     let texts = browser.texts();
     assert!(texts.contains(&"7F".to_owned()) && !texts.contains(&"7F0".to_owned()), "{texts:?}");
-    // In less room, the stage without the sort, which the hue tells.
+    // With less room, the label omits the sort, which the hue shows.
     let label = "labelOf({ stage: 7, letter: 'F', microbatch: 3 }, 11, 36, true, [11, 9].map((size) => widthsOf(paint, size)))";
     assert_eq!(browser.value(label), serde_json::json!([["7", "3"], 9]));
     assert!(browser.holds("document.getElementById('legend').textContent.includes('shades: chunks 0 to 1')"));

@@ -1,15 +1,15 @@
-//! How long the page takes to draw itself anew, with software rendering.
+//! Measures how long the page takes to redraw itself, with software rendering.
 
 use std::io::Write;
 
 use crate::browser::Browser;
 use crate::made::Made;
 
-/// A frame at 60 Hz, in milliseconds.
+/// The time of a frame at 60 Hz, in milliseconds.
 const FRAME: f64 = 16.0;
 
-/// Draws at one zoom after the other. Reading a pixel waits until all is on the canvas. For each zoom the result
-/// has the fastest and the median of several times in milliseconds.
+/// A script that draws the page at several zooms. Reading a pixel waits until the canvas is complete. The result
+/// contains the fastest and the median time in milliseconds for each zoom.
 const SWEEP: &str = "(() => {
     const timed = () => {
         const start = performance.now();
@@ -27,7 +27,7 @@ const SWEEP: &str = "(() => {
     return results;
 })()";
 
-/// Zooms, each with the fastest and the median time.
+/// Returns the zooms, each with the fastest and the median time.
 fn sweep(browser: &mut Browser) -> Vec<[f64; 3]> {
     let rows = browser.value(SWEEP);
     let row = |row: &serde_json::Value| [0, 1, 2].map(|at| row[at].as_f64().unwrap_or(f64::NAN));
@@ -37,10 +37,10 @@ fn sweep(browser: &mut Browser) -> Vec<[f64; 3]> {
 fn check(name: &str) {
     let made = Made::page(&format!("simulate {name} --ranks 64 --microbatches 256"));
     let Some(mut browser) = Browser::open(&made.path(), 1400, 800) else { return };
-    // The first sweep gives the browser's compiler its chance.
+    // During the first sweep the browser compiles the page's script, so its times do not count.
     sweep(&mut browser);
     let mut rows = sweep(&mut browser);
-    // Other programs may have the processor meanwhile, so what is slow is measured again.
+    // Other programs may use the processor at the same time, so slow results are measured again.
     for _ in 0..5 {
         if rows.iter().all(|row| row[1] <= FRAME) {
             break;

@@ -1,4 +1,4 @@
-//! A training run of a moment in a scratch folder, and the command that trains it.
+//! A very short training run in a scratch folder, and the command that trains it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,10 +18,10 @@ schedule = \"cosine\"
 warmup_steps = 1
 ";
 
-/// How long a test waits for a run.
+/// The longest time that a test waits for a run.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Loss and gradient norm of a step, digit for digit.
+/// The number of a step, and its exact loss and gradient norm.
 pub(crate) type Figures = (u64, String, String);
 
 pub(crate) struct Run(TempDir);
@@ -49,12 +49,12 @@ impl Run {
         command
     }
 
-    /// Runs a command to its end.
+    /// Runs a command and waits for its end.
     pub(crate) fn command(&self, arguments: &[&str]) -> Output {
         self.process(arguments).output().expect("the binary starts")
     }
 
-    /// Starts a command with overrides and does not wait for it.
+    /// Starts a command with overrides, without waiting for it.
     pub(crate) fn start(&self, command: &str, arguments: &[&str], set: &[&str]) -> Child {
         let set = set.iter().flat_map(|set| ["--set", set]);
         let all: Vec<&str> = [command].into_iter().chain(arguments.iter().copied()).chain(set).collect();
@@ -76,7 +76,7 @@ impl Run {
         assert_eq!(output.status.code(), Some(0), "{words}");
     }
 
-    /// What every whole line of the metrics says, which must be of steps 1, 2, 3 and so on.
+    /// Returns the figures of all complete lines of the metrics. Checks that the steps are 1, 2, 3 and so on.
     pub(crate) fn figures(&self) -> Vec<Figures> {
         let metrics = fs::read_to_string(self.path("out/metrics.jsonl")).unwrap_or_default();
         let whole = &metrics[..metrics.rfind('\n').map_or(0, |end| end + 1)];
@@ -100,7 +100,7 @@ impl Run {
         names
     }
 
-    /// Waits until the metrics show this step.
+    /// Waits until the metrics contain this step.
     pub(crate) fn wait_for_step(&self, step: u64) {
         self.wait_until(|| self.figures().len() as u64 >= step);
     }
@@ -118,7 +118,7 @@ impl Run {
     }
 }
 
-/// Every tensor of a checkpoint by name. The rows that sharded replicas store in files of their own are put together.
+/// Returns all tensors of a checkpoint by name. The rows that sharded replicas store in separate files are joined.
 pub(crate) fn tensors(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
     let manifest = fs::read(checkpoint.join("manifest.json")).expect("a manifest");
     let manifest: serde_json::Value = serde_json::from_slice(&manifest).expect("JSON");
@@ -140,7 +140,7 @@ pub(crate) fn signal(child: &Child, name: &str) {
     assert!(status.is_ok_and(|status| status.success()), "the signal is sent");
 }
 
-/// A seed, which is `PIPEWRIGHT_SEED` where that is set, and numbers from 0 to 1 that follow from it.
+/// Returns a seed, which is `PIPEWRIGHT_SEED` if that is set, and a generator of numbers from 0 to 1 with that seed.
 pub(crate) fn seeded() -> (u64, impl FnMut() -> f64) {
     let given = std::env::var("PIPEWRIGHT_SEED").ok().and_then(|seed| seed.parse().ok());
     let clock = || std::time::UNIX_EPOCH.elapsed().map_or(1, |now| now.subsec_nanos().into());

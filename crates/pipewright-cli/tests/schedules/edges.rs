@@ -1,10 +1,10 @@
-//! What scripts meet at the edges: where data goes, exit codes, and sizes that nobody has.
+//! Edge cases that matter to scripts: where data is written, exit codes, and impossible sizes.
 
 use std::fs;
 
 use crate::{folder, refuse, run, succeed, text, write};
 
-/// A schedule of the smallest size that most have.
+/// The smallest size that most schedules support.
 const SMALL: [&str; 4] = ["--ranks", "2", "--microbatches", "4"];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Every case of the reference's data, one process each.
+//! Checks every case of the reference's data, with one process for each case.
 
 use serde_json::Value;
 
@@ -28,12 +28,12 @@ fn string(value: &Value) -> &str {
     value.as_str().expect("a text")
 }
 
-/// Numbers as a flag takes them.
+/// Returns a list of numbers in the form that flags accept.
 fn commas(value: &Value) -> String {
     list(value).iter().map(Value::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// The arguments that name the schedule of a case.
+/// Returns the arguments that specify the schedule of a case.
 fn size(case: &Value) -> Vec<String> {
     let flags =
         [("--ranks", "ranks"), ("--stages-per-rank", "stages_per_rank"), ("--microbatches", "microbatches")];
@@ -41,7 +41,7 @@ fn size(case: &Value) -> Vec<String> {
     [string(&case["schedule"]).to_owned()].into_iter().chain(sizes).collect()
 }
 
-/// Runs `command` on each case that has `key`, with further arguments, and compares what it prints.
+/// Runs `command` on each case that has `key`, with further arguments, and compares its output.
 fn check_schedules(command: &str, key: &str, further: &[&str], at_least: usize) {
     let folder = folder();
     let mut judged = 0;
@@ -127,7 +127,7 @@ fn virtual_pipelines_agree() {
     }
 }
 
-/// Rows of blank-separated cells, `.` being a bubble, as CSV.
+/// Returns rows as CSV. The cells are separated by spaces, and `.` is a bubble.
 fn csv(rows: &[Value]) -> String {
     let row = |row: &Value| {
         let cells: Vec<&str> =
@@ -137,7 +137,7 @@ fn csv(rows: &[Value]) -> String {
     rows.iter().map(row).collect()
 }
 
-/// Runs a pass over rows and compares what it prints.
+/// Runs a pass over rows and compares its output.
 fn check_pass(pass: &str, further: &[&str], rows: &[Value], expected: &[Value]) {
     let folder = folder();
     write(&folder, "rows.csv", csv(rows));

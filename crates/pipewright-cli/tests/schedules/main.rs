@@ -1,4 +1,4 @@
-//! The commands about schedules, through the binary: agreement with the reference, and the edges that scripts meet.
+//! Tests of the schedule commands through the binary: agreement with the reference, and edge cases for scripts.
 
 mod edges;
 mod golden;
@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use assert_cmd::Command;
 use tempfile::TempDir;
 
-/// A scratch folder.
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a scratch folder")
 }
@@ -30,15 +29,15 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a command that succeeds and has nothing to say but its data; returns its standard output.
+/// Runs a command that succeeds with an empty standard error. Returns its standard output.
 fn succeed(folder: &TempDir, arguments: &[&str]) -> String {
     let output = run(folder, arguments);
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""), "{arguments:?}");
     text(&output.stdout)
 }
 
-/// Runs a command that is refused with `code` and, at the start of standard error, these words. No data comes with
-/// wrong input, and no refusal takes long.
+/// Checks that a command is refused with `code`, and that standard error starts with `words`. Also checks that wrong
+/// input leaves standard output empty and that the refusal is fast.
 fn refuse(folder: &TempDir, arguments: &[&str], code: i32, words: &str) {
     let start = Instant::now();
     let output = run(folder, arguments);

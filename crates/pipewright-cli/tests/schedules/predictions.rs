@@ -1,4 +1,4 @@
-//! What `simulate` says: the published figures, the formats, and the engine's own clock.
+//! The output of `simulate`: the published figures, the formats, and the times of the engine.
 
 use serde_json::Value;
 
@@ -9,8 +9,8 @@ fn simulated(arguments: &[&str]) -> Value {
     serde_json::from_str(&succeed(&folder(), &arguments)).expect("JSON")
 }
 
-/// At 8 ranks, 32 microbatches and `F = I = W`: the bubble from barrier to barrier, and the largest peak in units of
-/// what 1F1B holds, to the digits in which they are published.
+/// Simulates a schedule with 8 ranks, 32 microbatches and `F = I = W`. Compares the bubble from barrier to barrier and
+/// the largest peak, relative to that of 1F1B, with the published figures, to their precision.
 fn check_published(name: &str, chunks: u32, bubble: f64, peak: f64) {
     let stages_per_rank = chunks.to_string();
     let size = ["--ranks", "8", "--microbatches", "32", "--stages-per-rank", &stages_per_rank];
@@ -39,9 +39,10 @@ fn each_stage_may_cost_its_own() {
         let found = simulated(&["1f1b", "--ranks", "2", "--microbatches", "2", "--cost", cost]);
         found["makespan"].as_f64().expect("a number")
     };
-    // The second rank is never idle once it has begun: 1 + 2 x (3 + 4), and the first one's last backward.
+    // The second rank starts after 1 and is then never idle: 1 + 2 x (3 + 4). The last backward of the first rank
+    // follows and takes 2.
     assert_eq!(makespan("F=1:3,B=2:4"), 17.0);
-    assert_eq!(makespan("F=1:3"), 13.0, "what is left out is one for all");
+    assert_eq!(makespan("F=1:3"), 13.0, "costs that are left out have their defaults on all stages");
     let arguments = ["simulate", "gpipe", "--ranks", "2", "--microbatches", "2", "--cost", "F=1:2:3"];
     refuse(&folder(), &arguments, 2, "error: 3 entries for the costs of 2 stages");
 }
@@ -49,7 +50,7 @@ fn each_stage_may_cost_its_own() {
 #[test]
 fn the_keys_of_the_contract_are_there() {
     let found = simulated(&["1f1b", "--ranks", "2", "--microbatches", "2", "--cost", "F=2,I=2,W=2,hop=1"]);
-    // Forward and backward of a microbatch, both ways over the link, and what the second one adds.
+    // The forward and the backward of one microbatch on both ranks, two hops, and the time that the second one adds.
     assert_eq!(found["makespan"], 20.0);
     assert_eq!(found["steps"], 10);
     assert_eq!(found["peak_activations"], serde_json::json!([2, 1]));

@@ -1,10 +1,11 @@
-//! A scratch folder with a configuration and a text to train on.
+//! Makes a scratch folder with a configuration and a text to train on.
 
 use std::fs;
 
 use tempfile::TempDir;
 
-/// A configuration that trains in a moment. It ends with `[run]`, so that more keys of that section may follow.
+/// Returns a configuration that trains very quickly. It ends with `[run]`, so that more keys of that section may
+/// follow.
 pub(crate) fn small(layers: u32, microbatches: u32, steps: u32) -> String {
     format!(
         "\
@@ -26,7 +27,7 @@ out = \"out\"
     )
 }
 
-/// `small.toml` with this content, and `text.txt`.
+/// Makes a scratch folder with `text.txt` and with `config` as `small.toml`.
 pub(crate) fn folder(config: &str) -> TempDir {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let text = "the quick brown fox jumps over the lazy dog and runs away from it ".repeat(4);

@@ -1,5 +1,5 @@
-//! What a person sees on a terminal while a run trains: the live display at several widths, and what is left of it when
-//! the run ends, fails or is stopped.
+//! Tests of the output on a terminal: the live display at several widths, and the screen after a run has ended, failed
+//! or been stopped.
 #![cfg(unix)]
 
 mod pty;
@@ -26,12 +26,12 @@ fn train(folder: &TempDir, columns: u16, set: &[&str]) -> Terminal {
     Terminal::start(pipewright(folder.path(), &arguments), columns, &[])
 }
 
-/// How many lines contain the word.
+/// Returns the number of lines that contain the word.
 fn count(lines: &[String], word: &str) -> usize {
     lines.iter().filter(|line| line.contains(word)).count()
 }
 
-/// The lines as one, since a terminal breaks a long error where it is full.
+/// Joins the lines, because a terminal wraps a long error.
 fn joined(lines: &[String]) -> String {
     lines.concat()
 }
@@ -56,7 +56,7 @@ fn the_error_of_a_failing_step_is_the_last_thing_on_the_screen() {
 fn the_error_of_a_full_disk_is_the_last_thing_on_the_screen() {
     for columns in WIDTHS {
         let folder = folder();
-        // No file may become longer than four KiB, as if the disk were full then.
+        // A limit of four KiB on the size of files simulates a full disk.
         let mut command = Command::new("sh");
         let binary = assert_cmd::cargo::cargo_bin!("pipewright").display().to_string();
         let script = format!("trap '' XFSZ; ulimit -f 8; exec '{binary}' train small.toml");
@@ -79,7 +79,7 @@ fn the_error_of_a_full_disk_is_the_last_thing_on_the_screen() {
 fn the_display_fits_every_width_that_it_is_given_in_turn() {
     let folder = folder();
     let mut terminal = train(&folder, 120, &["run.steps=1000000"]);
-    // The words that tell the widths apart.
+    // The words that differ between the widths.
     let shown = [
         (120, "4 layers", "by rank"),
         (80, "4 microbatches", "memory"),
@@ -93,7 +93,7 @@ fn the_display_fits_every_width_that_it_is_given_in_turn() {
         let fits = |lines: &[String]| {
             let is_frame =
                 lines.len() == 4 && lines[0].starts_with("llama  ") && lines[1].starts_with("step ");
-            // A line that reaches the last column was cut off by the terminal, and is drawn again soon.
+            // The terminal has cut off a line that reaches the last column. The display draws it again soon.
             let is_whole = lines.iter().all(|line| line.chars().count() < columns.into());
             is_frame && is_whole && lines[0].contains(header) && lines[3].contains(speed)
         };
@@ -121,7 +121,7 @@ fn the_display_fits_every_width_that_it_is_given_in_turn() {
 #[test]
 fn a_run_that_is_ended_at_once_leaves_the_display_above_the_cursor() {
     let folder = folder();
-    // Steps of many seconds: the first signal waits for the end of one.
+    // Each step takes many seconds, and the first signal waits for the end of the step.
     fs::write(folder.path().join("text.txt"), "to be or not to be ".repeat(20_000)).expect("a file");
     let mut terminal = train(&folder, 80, &["data.seq_len=64", "pipeline.microbatches=5000"]);
     let lines = terminal.wait_until(|lines| joined(lines).contains("elapsed 0:01"));
@@ -129,7 +129,7 @@ fn a_run_that_is_ended_at_once_leaves_the_display_above_the_cursor() {
     assert!(lines.len() == 2 && !has_guess, "nothing is foretold before the first step: {lines:?}");
     assert!(lines[1].ends_with("the first step is under way"), "{lines:?}");
     terminal.interrupt();
-    // The echo of the key is drawn over.
+    // The display draws over the echo of the key.
     terminal.wait_until(|lines| joined(lines).contains("elapsed 0:02") && !joined(lines).contains("^C"));
     terminal.interrupt();
     let (code, lines) = terminal.wait_for_end();

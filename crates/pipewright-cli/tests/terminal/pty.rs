@@ -1,4 +1,4 @@
-//! The command in a pseudo-terminal, and the screen as a person sees it.
+//! Runs the command in a pseudo-terminal, and emulates the screen that a person sees.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,20 +14,20 @@ use rustix::process::{ioctl_tiocsctty, setsid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-/// How long a test waits for anything.
+/// The longest time that a test waits.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Rows of the terminal: enough for everything that a test prints.
+/// The number of rows of the terminal: enough for all output of a test.
 pub(crate) const ROWS: u16 = 40;
 
-/// A command in a terminal of its own.
+/// A command in its own terminal.
 pub(crate) struct Terminal {
     child: Child,
-    /// The end that a person's terminal program holds.
+    /// The side of the pseudo-terminal that a terminal emulator holds.
     outside: File,
     seen: Arc<Mutex<Seen>>,
 }
 
-/// What the command has written so far.
+/// The output of the command so far.
 struct Seen {
     emulator: vt100::Parser,
     bytes: Vec<u8>,
@@ -35,7 +35,7 @@ struct Seen {
 }
 
 impl Terminal {
-    /// Starts the command with these environment variables set, and all others that matter to colour unset.
+    /// Starts the command with these environment variables, and without others that affect colour.
     pub(crate) fn start(mut command: Command, columns: u16, variables: &[(&str, &str)]) -> Self {
         let outside = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
         grantpt(&outside).and_then(|()| unlockpt(&outside)).expect("the terminal is ours");
@@ -46,7 +46,7 @@ impl Terminal {
         let end = || inside.try_clone().expect("a descriptor");
         command.stdin(end()).stdout(end()).stderr(end());
         command.env("TERM", "xterm-256color").env_remove("NO_COLOR").envs(variables.iter().copied());
-        // SAFETY: both are system calls, which a child may make before it runs the command.
+        // SAFETY: both functions are system calls, which a child process may make between fork and exec.
         unsafe {
             command.pre_exec(|| {
                 setsid()?;
@@ -64,7 +64,7 @@ impl Terminal {
         Self { child, outside, seen }
     }
 
-    /// Gives the terminal another width, as a person does who drags its window's edge.
+    /// Changes the width of the terminal, as if a person resized its window.
     pub(crate) fn resize(&self, columns: u16) {
         let mut seen = self.seen();
         seen.emulator.screen_mut().set_size(ROWS, columns);
@@ -76,23 +76,23 @@ impl Terminal {
         self.outside.write_all(b"\x03").expect("the terminal takes keys");
     }
 
-    /// The lines of the screen, without the empty ones at its end.
+    /// Returns the lines of the screen, without the empty lines at the end.
     pub(crate) fn lines(&self) -> Vec<String> {
         let text = self.seen().emulator.screen().contents();
         text.trim_end().lines().map(|line| line.trim_end().to_owned()).collect()
     }
 
-    /// Row and column of the cursor.
+    /// Returns the row and the column of the cursor.
     pub(crate) fn cursor(&self) -> (u16, u16) {
         self.seen().emulator.screen().cursor_position()
     }
 
-    /// All that was written, escape sequences included.
+    /// Returns all output, including escape sequences.
     pub(crate) fn written(&self) -> String {
         String::from_utf8_lossy(&self.seen().bytes).into_owned()
     }
 
-    /// Waits until the screen is as a test expects it; returns its lines.
+    /// Waits until the screen meets a condition. Returns its lines.
     pub(crate) fn wait_until(&self, is_so: impl Fn(&[String]) -> bool) -> Vec<String> {
         let start = Instant::now();
         loop {
@@ -105,7 +105,7 @@ impl Terminal {
         }
     }
 
-    /// Waits for the end; returns the exit code and the lines of the screen.
+    /// Waits for the command to end. Returns the exit code and the lines of the screen.
     pub(crate) fn wait_for_end(&mut self) -> (Option<i32>, Vec<String>) {
         let start = Instant::now();
         loop {
@@ -125,12 +125,12 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // A test that fails leaves no process behind.
+        // The process must also end if the test fails.
         let _ = self.child.kill().and_then(|()| self.child.wait());
     }
 }
 
-/// The command `pipewright` in a folder.
+/// Returns the command `pipewright` with a working folder.
 pub(crate) fn pipewright(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
     command.current_dir(folder).args(arguments);
@@ -144,7 +144,7 @@ fn set_size(terminal: &impl AsFd, columns: u16) {
 
 fn read(mut outside: File, seen: &Mutex<Seen>) {
     let mut bytes = [0; 4096];
-    // Once the command has ended, reading fails.
+    // Reading fails after the command has ended.
     while let Ok(count @ 1..) = outside.read(&mut bytes) {
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.emulator.process(&bytes[..count]);
