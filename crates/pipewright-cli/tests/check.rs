@@ -46,14 +46,17 @@ fn weights_that_are_cut_short_or_missing_are_found() {
     let whole = fs::read(&path).expect("weights");
     for length in [whole.len() - 1, whole.len() / 2, 100, 3, 0] {
         fs::write(&path, &whole[..length]).expect("a file");
-        check_refused(&run, &["model/model.safetensors is ", "copy or download it again"]);
+        check_refused(&run, &["model/model.safetensors: the file has ", "copy or download it again"]);
     }
     let mut garbled = whole.clone();
     garbled[12] = b'!';
     fs::write(&path, garbled).expect("a file");
-    check_refused(&run, &["model.safetensors does not start with a safetensors header"]);
+    check_refused(&run, &["model.safetensors: the file does not begin with a safetensors header"]);
     fs::remove_file(&path).expect("a file");
-    check_refused(&run, &["model holds neither model.safetensors nor model.safetensors.index.json"]);
+    check_refused(
+        &run,
+        &["model: the folder has neither model.safetensors nor model.safetensors.index.json"],
+    );
 }
 
 /// Splits `model.safetensors` into two files with an index. The tensors in `dropped` are left out of their file.
@@ -85,7 +88,7 @@ fn every_file_of_an_index_is_looked_at() {
     assert_eq!(check(&run, &["model.from=model"]).0, Some(0));
     let whole = fs::read(run.path(LAST)).expect("weights");
     fs::write(run.path(LAST), &whole[..whole.len() - 4]).expect("a file");
-    check_refused(&run, &[LAST, "bytes long"]);
+    check_refused(&run, &[LAST, "its header asks for"]);
     fs::remove_file(run.path(LAST)).expect("a file");
     check_refused(&run, &[LAST, "is missing, and the index beside it names it"]);
 }
@@ -95,7 +98,7 @@ fn a_tensor_that_is_missing_or_has_another_shape_is_found() {
     let run = with_model();
     split(&run, "model.norm.weight");
     fs::remove_file(run.path("model/model.safetensors")).expect("a file");
-    check_refused(&run, &["lacks tensor `model.norm.weight`"]);
+    check_refused(&run, &["tensor `model.norm.weight` is missing"]);
 
     let run = with_model();
     let config = fs::read_to_string(run.path("model/config.json")).expect("a configuration");
