@@ -36,13 +36,13 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// The folder is not a checkpoint, or its manifest is missing.
-    #[error("{}: the manifest is missing: this is no complete checkpoint; use another", path.display())]
+    #[error("{}: the manifest is missing: this is not a complete checkpoint; use another", path.display())]
     NoManifest {
         /// The path of the missing manifest.
         path: PathBuf,
     },
     /// The manifest differs from the one that was written.
-    #[error("{}: the manifest is damaged: {reason}; delete the checkpoint's folder to go on from the one before", path.display())]
+    #[error("{}: the manifest is damaged: {reason}; delete the checkpoint's folder to resume from the previous one", path.display())]
     DamagedManifest {
         /// The manifest.
         path: PathBuf,
@@ -50,7 +50,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// Parts of a tensor are missing.
-    #[error("{}: the parts of `{tensor}` do not make up a whole; delete the folder to go on from the one before", path.display())]
+    #[error("{}: the parts of `{tensor}` do not make up the whole tensor; delete the folder to resume from the previous one", path.display())]
     Torn {
         /// The checkpoint.
         path: PathBuf,
@@ -68,13 +68,13 @@ pub enum CheckpointError {
         known: u32,
     },
     /// A file that the manifest names does not exist.
-    #[error("{}: the shard is missing; delete the checkpoint's folder to go on from the one before", path.display())]
+    #[error("{}: the shard is missing; delete the checkpoint's folder to resume from the previous one", path.display())]
     MissingShard {
         /// The file.
         path: PathBuf,
     },
     /// A file has another length than the one that was written.
-    #[error("{}: the shard has {found} bytes of {expected}; delete the checkpoint's folder to go on from the one before", path.display())]
+    #[error("{}: the shard has {found} bytes of {expected}; delete the checkpoint's folder to resume from the previous one", path.display())]
     ShardLength {
         /// The file.
         path: PathBuf,
@@ -94,7 +94,7 @@ pub enum CheckpointError {
         found: u64,
     },
     /// A file has other content than the one that was written.
-    #[error("{}: the shard is damaged: its content has another hash than was written; delete the checkpoint's folder to go on from the one before", path.display())]
+    #[error("{}: the shard is damaged: its content has another hash than was written; delete the checkpoint's folder to resume from the previous one", path.display())]
     DamagedShard {
         /// The file.
         path: PathBuf,
@@ -129,7 +129,7 @@ pub enum CheckpointError {
     },
     /// A parameter's path has a character that separates optimizer state in a shard.
     #[error(
-        "the parameter `{parameter}` has an @ in its path, which sets optimizer state apart: give it another path"
+        "the parameter `{parameter}` has an @ in its path, which separates optimizer state: give it another path"
     )]
     Path {
         /// The parameter's global path.
@@ -147,7 +147,7 @@ pub enum CheckpointError {
     /// Two files have tensors of the same name that differ.
     #[error(
         "{}: `{tensor}` differs between {} and {}: two parameters had this path when the checkpoint was written, and it \
-         does not say which is whose; train again with a path of its own for each parameter \
+         does not say which tensor belongs to which parameter; train again with a different path for each parameter \
          (`StageModule::parameter_path`, or `Stage::with_prefix`)", path.display(), .shards.0, .shards.1
     )]
     Ambiguous {
@@ -186,7 +186,7 @@ pub enum CheckpointError {
         waited: Duration,
     },
     /// The disk accepts no data.
-    #[error("{}: nothing of the checkpoint has been written for {:.0} s; see whether the disk is well", path.display(), waited.as_secs_f64())]
+    #[error("{}: nothing of the checkpoint has been written for {:.0} s; check the disk", path.display(), waited.as_secs_f64())]
     Stuck {
         /// The folder of the checkpoints.
         path: PathBuf,
