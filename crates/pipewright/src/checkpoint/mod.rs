@@ -7,7 +7,7 @@
 //! generator, gradients that wait for an update, or a model's own fields that are not parameters.
 //!
 //! ```text
-//! Pipeline::state -----RankState a rank--> CheckpointWriter (a thread) --> Saving: shards, manifest, rename
+//! Pipeline::state ---RankState per rank--> CheckpointWriter (a thread) --> Saving: shards, manifest, rename
 //! Pipeline::restore <-------------------- Checkpoint <-- CheckpointFolder::newest
 //! ```
 //!
