@@ -65,7 +65,7 @@ impl<T> Reply<T> {
 
     /// Answers the command.
     fn send(self, answer: T) {
-        // If the pipeline was dropped or treats this rank as failed, nobody receives the answer.
+        // If the pipeline was dropped or treats this rank as failed, the answer has no receiver.
         let _ = self.sender.send((self.rank, answer));
     }
 }
