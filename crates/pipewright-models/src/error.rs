@@ -3,7 +3,7 @@
 /// An error of configuring a model, or of cutting it into stages.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// There is no family of this name.
+    /// No family has this name.
     #[error(
         "{}: set `model_type` (or `architectures`) to one of {}",
         if found.is_empty() { "no model family is named".to_owned() } else { format!("unknown model family `{found}`") },
@@ -26,27 +26,27 @@ pub enum ConfigError {
         /// What is wrong with its value.
         source: serde_json::Error,
     },
-    /// A value that the family does not support.
+    /// The family does not support a value.
     #[error("`{key} = {value}` is not supported: only {supported} is")]
     NotSupported {
         /// The key.
         key: &'static str,
-        /// The value that was asked for.
+        /// The value.
         value: String,
         /// The value or values that work.
         supported: &'static str,
     },
-    /// A value outside its range.
+    /// A value is outside its range.
     #[error("`{key} = {value}` is out of range: it must be {range}")]
     OutOfRange {
         /// The key.
         key: &'static str,
-        /// The value that was asked for.
+        /// The value.
         value: String,
         /// The range of the value.
         range: &'static str,
     },
-    /// Two values that do not fit together.
+    /// Two values do not fit together.
     #[error("`{key} = {value}` is not divisible by `{by} = {divisor}`")]
     NotDivisible {
         /// The key of the dividend.
@@ -58,20 +58,20 @@ pub enum ConfigError {
         /// The divisor.
         divisor: usize,
     },
-    /// A range of layers that is not a stage of the model.
+    /// The range of layers is not a stage of the model.
     #[error("layers {start}..{end} are not a stage of a model of {layers} layers")]
     LayerRange {
-        /// First layer.
+        /// The first layer.
         start: usize,
-        /// Layer after the last.
+        /// The layer after the last one.
         end: usize,
-        /// Layers of the model.
+        /// The number of layers of the model.
         layers: usize,
     },
 }
 
 impl ConfigError {
-    /// The key of `config.json` that the error is about, if it is about one that may be written there.
+    /// Returns the key of `config.json` that caused the error; `None` if no key of that file did.
     pub fn key(&self) -> Option<String> {
         match self {
             Self::UnknownFamily { found, .. } => (!found.is_empty()).then(|| "model_type".to_owned()),

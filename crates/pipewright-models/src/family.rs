@@ -14,7 +14,7 @@ use crate::error::ConfigError;
 use crate::init::SeededInit;
 use crate::parameter::{Outline, ParameterSource, ParameterSpec};
 
-/// A model family: its configuration, and how stages are made from it. The configuration serialises as the keys of
+/// A model family: its configuration, and the construction of its stages. The configuration serialises as the keys of
 /// `config.json` that affect the results.
 pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwned {
     /// The name of the family: `model_type` in `config.json`.
@@ -87,7 +87,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
         self.build_stage(layers, &mut source, device)
     }
 
-    /// The parameters of the stage that holds `layers`, without their values: nothing is allocated for them.
+    /// Returns the parameters of the stage that holds `layers`, without their values: nothing is allocated for them.
     ///
     /// # Errors
     /// When `layers` is empty or reaches past the last layer.
@@ -98,11 +98,11 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     }
 }
 
-/// The error with the key that it is about, where one key is at fault: without that key, the error is another.
+/// Adds the key that causes the error, if there is one. Removing that key changes the error.
 ///
 /// The parser does not name the key, because the keys of a family and those of all families are flattened into one table.
 fn parse_error<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> ConfigError {
-    /// A file with more keys than any model has is not searched.
+    /// Files with more keys than any model has are not searched.
     const MOST_KEYS: usize = 256;
     let message = source.to_string();
     let names_its_key = message.starts_with('`') || message.starts_with("missing field");

@@ -36,7 +36,7 @@ impl ParameterSource for SeededInit {
     }
 }
 
-/// Independent standard normal numbers.
+/// A source of independent standard normal numbers.
 struct Normal {
     stream: ChaCha8Rng,
     spare: Option<f64>,

@@ -20,23 +20,23 @@ use crate::loss::cross_entropy;
 use crate::parameter::ParameterSpec;
 use crate::qwen2::Qwen2Config;
 
-/// The parameters with which training starts.
+/// The source of the parameters with which training starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InitialParameters {
-    /// Random ones that follow from a seed.
+    /// Random parameters that depend on a seed.
     Seed(u64),
-    /// Those in a Hugging Face directory.
+    /// The parameters in a Hugging Face directory.
     Directory(PathBuf),
 }
 
-/// The stage of `config` that holds `layers`; the last stage computes the loss.
+/// Builds the stage of `config` that holds `layers`. The last stage computes the loss.
 fn training_stage<F: ModelFamily + 'static>(
     config: &F,
     layers: Range<usize>,
     initial: &InitialParameters,
     device: &Device,
 ) -> Result<Stage, HfError> {
-    // The sequence length bears on costs alone.
+    // The sequence length affects only costs.
     let is_last = layers.end == config.describe(1).layers.len();
     let module = match initial {
         InitialParameters::Seed(seed) => config.init_stage(layers, *seed, device)?,
@@ -58,11 +58,11 @@ macro_rules! families {
             /// The names by which [`ModelConfig::from_json`] finds a family.
             pub const MODEL_TYPES: &'static [&'static str] = &[$(<$config>::MODEL_TYPE),*];
 
-            /// The configuration in a parsed `config.json`, of the family that its `model_type`, or else its first
-            /// architecture, names.
+            /// Reads the configuration in a parsed `config.json`. The family is that of its `model_type`, or of its
+            /// first architecture if there is no `model_type`.
             ///
             /// # Errors
-            /// When the family is not among [`ModelConfig::MODEL_TYPES`], or as [`ModelFamily::from_json`].
+            /// When [`ModelConfig::MODEL_TYPES`] does not contain the family, or as [`ModelFamily::from_json`].
             pub fn from_json(json: Value) -> Result<Self, ConfigError> {
                 let name = family_name(&json).unwrap_or_default();
                 $(if name == <$config>::MODEL_TYPE || name == <$config>::ARCHITECTURE {
@@ -79,7 +79,7 @@ macro_rules! families {
                 hf::read_config(dir, Self::from_json)
             }
 
-            /// A model of the family that `model_type` names, one of [`ModelConfig::MODEL_TYPES`]; see
+            /// Makes the configuration of the family `model_type`, one of [`ModelConfig::MODEL_TYPES`]; see
             /// [`ModelFamily::of_sizes`].
             ///
             /// # Errors
@@ -91,28 +91,28 @@ macro_rules! families {
                 Err(ConfigError::UnknownFamily { found: model_type.to_owned(), known: Self::MODEL_TYPES })
             }
 
-            /// The content of `config.json`; see [`ModelFamily::to_json`].
+            /// Returns the content of `config.json`; see [`ModelFamily::to_json`].
             pub fn to_json(&self) -> Value {
                 match self {
                     $(Self::$variant(config) => config.to_json(),)*
                 }
             }
 
-            /// Token ids run from 0 to one below this.
+            /// Returns the size of the vocabulary: token ids are below it.
             pub fn vocab_size(&self) -> usize {
                 match self {
                     $(Self::$variant(config) => config.vocab_size(),)*
                 }
             }
 
-            /// The layers in order; see [`ModelFamily::describe`].
+            /// Returns the layers in order; see [`ModelFamily::describe`].
             pub fn describe(&self, sequence: usize) -> ModelDesc {
                 match self {
                     $(Self::$variant(config) => config.describe(sequence),)*
                 }
             }
 
-            /// The parameters of a stage, without their values; see [`ModelFamily::outline`].
+            /// Returns the parameters of a stage, without their values; see [`ModelFamily::outline`].
             ///
             /// # Errors
             /// As [`ModelFamily::outline`].
@@ -122,7 +122,7 @@ macro_rules! families {
                 }
             }
 
-            /// The stage that holds `layers`, for training on `device`; the last one computes the loss.
+            /// Builds the stage that holds `layers`, for training on `device`. The last stage computes the loss.
             ///
             /// # Errors
             /// As [`ModelFamily::init_stage`] and [`hf::load_stage`].

@@ -1,4 +1,4 @@
-//! Parameters by global path: where a stage gets them when it is built, and the list of those that it holds.
+//! Parameters by global path: the source of their values, and the list of a stage's parameters.
 //!
 //! A global path is the parameter's name in a Hugging Face checkpoint, such as `model.layers.3.mlp.up_proj.weight`. The
 //! modules of a stage are nested so that Burn's own parameter paths are these names, whatever the cut of the model.
@@ -21,7 +21,7 @@ pub trait ParameterSource {
     /// When the source does not have the parameter, or has it in another shape.
     fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, Self::Error>;
 
-    /// The same parameter as a stage holds it. `spec.shape` has `D` dimensions.
+    /// Returns the same parameter in the form that a stage holds. `spec.shape` has `D` dimensions.
     ///
     /// # Errors
     /// As [`ParameterSource::parameter`].
@@ -115,12 +115,11 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
     }
 }
 
-/// A source that writes down what is asked for. Its parameters have shapes and no storage, so that a model of any size
-/// can be outlined.
+/// A source that records the parameters that are asked for. Its parameters have shapes but no storage, so a model of
+/// any size can be outlined.
 #[derive(Debug, Default)]
 pub(crate) struct Outline {
-    /// The parameters so far, in the order in which they were asked for. A table that two layers of one stage hold is
-    /// there twice.
+    /// The parameters so far, in the order of the requests. A table that two layers of one stage hold is listed twice.
     pub(crate) specs: Vec<ParameterSpec>,
 }
 

@@ -1,10 +1,9 @@
 //! A timeline in the trace format that Perfetto and `chrome://tracing` open.
 //!
-//! Each rank is a process with a counter of its memory. Its first thread computes; messages and collectives that
-//! run beside the computation are on further threads, because slices of a thread may not overlap. Slices have the
-//! name of their sort (`forward`, `send`), by which viewers group and colour them; the action, its stage and its
-//! microbatch are arguments. An arrow leads from each send to its receive. The pictures that need no viewer
-//! are in [`crate::picture`].
+//! Each rank is a process with a counter of its memory. Its first thread computes. Messages and collectives that run
+//! during the computation are on further threads, because slices of a thread may not overlap. Slices have the name of
+//! their sort (`forward`, `send`), by which viewers group and colour them; the action, its stage and its microbatch are
+//! arguments. An arrow leads from each send to its receive. The pictures that need no viewer are in [`crate::picture`].
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -39,8 +38,8 @@ struct Trace {
     trace_events: Vec<TraceEvent>,
 }
 
-/// An entry of the format. `ph` says what it is: `M` a name, `X` a slice, `C` a counter, `s` and `f` an arrow's
-/// start and end.
+/// An entry of the format. `ph` is its kind: `M` is a name, `X` a slice, `C` a counter, and `s` and `f` are the start
+/// and the end of an arrow.
 #[derive(Serialize)]
 struct TraceEvent {
     name: &'static str,
@@ -55,7 +54,7 @@ struct TraceEvent {
     tid: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<usize>,
-    /// To which slice an arrow's end belongs: `e`, the one around it.
+    /// The slice that an arrow's end belongs to: `e` is the enclosing one.
     #[serde(skip_serializing_if = "Option::is_none")]
     bp: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,7 +91,7 @@ struct Backward {
     backward_microbatch: Option<u32>,
 }
 
-/// One of a rank's threads. The first computes; the others take what runs beside it.
+/// One of a rank's threads. The first one computes; the others have the messages and collectives.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Thread {
     rank: Rank,
@@ -100,12 +99,12 @@ struct Thread {
 }
 
 impl Thread {
-    /// The process, counted from 1: some viewers take process 0 for the idle one.
+    /// Returns the number of the process, from 1: some viewers treat process 0 as the idle process.
     fn process(self) -> u32 {
         self.rank.get().saturating_add(1).min(LARGEST_NUMBER)
     }
 
-    /// A number that no other thread of any process has.
+    /// Returns a number that no other thread of any process has.
     fn number(self, ranks: u32) -> u32 {
         self.place.saturating_mul(ranks).saturating_add(self.process()).min(LARGEST_NUMBER)
     }
@@ -114,13 +113,13 @@ impl Thread {
 /// A slice's thread, with the number of the thread.
 type Numbered = (Thread, u32);
 
-/// The thread of each event.
+/// Returns the thread of each event.
 fn threads(timeline: &Timeline) -> Vec<Numbered> {
     let ranks = timeline.ranks();
     let of_rank = |rank: Rank| {
         let events = timeline.events_of(rank);
         let is_sequential = events.windows(2).all(|pair| pair[0].end <= pair[1].start);
-        // When the last slice of each further thread ends.
+        // The time at which the last slice of each further thread ends.
         let mut ends: Vec<f64> = Vec::new();
         let thread = move |event: &Event| {
             if is_sequential || event.action.is_compute() {
@@ -137,7 +136,7 @@ fn threads(timeline: &Timeline) -> Vec<Numbered> {
     (0..ranks).map(Rank::new).flat_map(of_rank).map(numbered).collect()
 }
 
-/// The names of processes and threads, and their order in the viewer.
+/// Returns the names of processes and threads, and their order in the viewer.
 fn names(ranks: u32, threads: &[Numbered]) -> Vec<TraceEvent> {
     let first = |rank| Thread { rank: Rank::new(rank), place: 0 };
     let all: BTreeSet<Thread> =
@@ -178,7 +177,7 @@ fn slice(event: &Event, thread: Numbered) -> TraceEvent {
     TraceEvent { dur, args: Some(args), ..entry(name, category, "X", thread, event.start) }
 }
 
-/// The category and the name of a slice.
+/// Returns the category and the name of a slice.
 fn category_and_name(kind: ActionKind) -> (&'static str, &'static str) {
     match kind {
         ActionKind::Forward => ("forward", "forward"),
@@ -196,7 +195,7 @@ fn category_and_name(kind: ActionKind) -> (&'static str, &'static str) {
     }
 }
 
-/// What a rank holds over time, as a counter of its process.
+/// Returns the memory of a rank over time, as a counter of its process.
 fn counters(timeline: &Timeline, rank: Rank) -> Vec<TraceEvent> {
     let thread = Thread { rank, place: 0 };
     let named = (thread, thread.number(timeline.ranks()));
@@ -207,7 +206,7 @@ fn counters(timeline: &Timeline, rank: Rank) -> Vec<TraceEvent> {
     memory_curve(timeline, rank, &[UNIT]).iter().map(|step| counter(step.time, step.held)).collect()
 }
 
-/// The arrows from each send to its receive, where the timeline has both.
+/// Returns the arrows from each send to its receive, if the timeline has both.
 fn arrows(timeline: &Timeline, threads: &[Numbered]) -> Vec<TraceEvent> {
     let is_send = |kind| matches!(kind, ActionKind::SendForward | ActionKind::SendBackward);
     let events = || timeline.events().iter().zip(threads);
@@ -215,7 +214,7 @@ fn arrows(timeline: &Timeline, threads: &[Numbered]) -> Vec<TraceEvent> {
     let sends: HashMap<Action, (&Event, &Numbered)> = sends.map(|send| (send.0.action, send)).collect();
     let pairs = events().filter_map(|receive| Some((*sends.get(&sender_of(receive.0.action)?)?, receive)));
     let ends = pairs.enumerate().flat_map(|(id, ((send, &from), (receive, &to)))| {
-        // Inside the receive's slice, near its end, and never before the arrow's start.
+        // The arrow ends inside the receive's slice, near its end, and never before the arrow's start.
         let arrival = (receive.end - 0.01 * (receive.end - receive.start)).max(send.start);
         let end = |ph, bp, thread, at| TraceEvent {
             id: Some(id),
@@ -227,7 +226,7 @@ fn arrows(timeline: &Timeline, threads: &[Numbered]) -> Vec<TraceEvent> {
     ends.collect()
 }
 
-/// The send that a receive belongs to.
+/// Returns the send that a receive belongs to.
 fn sender_of(action: Action) -> Option<Action> {
     match action {
         Action::RecvForward { stage, microbatch } => {
@@ -269,7 +268,7 @@ mod tests {
     use crate::csv::parse_program;
     use crate::simulate::{logical, timed};
 
-    /// The entries of a trace.
+    /// Returns the entries of a trace.
     fn entries(timeline: &Timeline) -> Vec<Value> {
         let trace: Value = serde_json::from_str(&timeline.chrome_trace()).expect("JSON");
         trace["traceEvents"].as_array().expect("a list").clone()
@@ -350,7 +349,7 @@ mod tests {
         }
     }
 
-    /// Every action of a program in the first second.
+    /// Returns every action of a program as an event in the first second.
     fn events_at_once(program: &crate::Program) -> Vec<Event> {
         let rows = (0..).map(Rank::new).zip(program.rows());
         let event = |rank, action| Event { rank, action, start: 0.0, end: 1.0 };

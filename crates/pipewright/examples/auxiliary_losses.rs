@@ -1,7 +1,7 @@
 //! Losses in the middle of the model, and an evaluation between steps.
 //!
-//! Every layer asks for small activations with a loss of its own, whichever stage it is in. The evaluation runs the
-//! forward part of the same program on other data, with and without targets.
+//! Every layer, in any stage, adds a loss that favours small activations. The evaluation runs the forward part of the
+//! same program on other data, with and without targets.
 //!
 //! ```text
 //! cargo run -p pipewright --example auxiliary_losses
@@ -31,7 +31,7 @@ impl StageModule for Block {
 
     fn forward(&self, input: Tensor<2>, context: &StageContext) -> Tensor<2> {
         let output = self.linear.forward(input).tanh();
-        // A hundredth of it counts; the summary has the whole.
+        // The step's loss includes a hundredth of it; the summary has the whole value.
         context.auxiliary_loss("activations", 0.01, output.clone().square().mean());
         output
     }
@@ -60,7 +60,7 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
         writeln!(out, "after {steps} steps: loss {loss:.4} on unseen rows, activations {activations:.4}")?;
     }
 
-    // Without targets there is no loss; the outputs come back, a microbatch each.
+    // Without targets there is no loss, and the outputs are returned per microbatch.
     let outputs = pipeline.eval(unseen.clone(), None::<Tensor<2>>)?.outputs;
     let microbatches = outputs.len();
     let whole: Tensor<2> = unpack(merge_by(outputs, Merge::Along(0))?.concat())?;

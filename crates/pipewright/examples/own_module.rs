@@ -30,7 +30,7 @@ impl StageModule for Block {
 }
 
 pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
-    // Called on the rank that the layer is on, with the layer's place in the model.
+    // Called on the rank of the layer, with the layer's place in the model.
     let block = |_layer| Block { linear: LinearConfig::new(16, 16).init(&Device::flex().autodiff()) };
     let mut pipeline = Pipeline::builder(Layers::new(8, block))
         .ranks(2)

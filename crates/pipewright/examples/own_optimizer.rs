@@ -21,12 +21,12 @@ use pipewright::train::{Decay, LearningRate};
 /// Moves by the sign of the gradients' moving average.
 #[derive(Clone, Debug)]
 struct SignDescent {
-    /// How much of the average stays at each step.
+    /// The share of the average that each step keeps.
     keep: f32,
 }
 
 impl Optimizer for SignDescent {
-    // Burn's type for one average: a state of your own derives `RecordState`.
+    // Burn's type for one average. A state of your own derives `RecordState`.
     type State<const D: usize> = LionState<D>;
 
     fn step<const D: usize>(
@@ -72,7 +72,7 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
         .optimizer(ModuleOptimizer::from(SignDescent { keep: 0.9 }))
         .launch()?;
 
-    // Any function of the step will do; this one rises over three steps and then falls to 0 along half a cosine.
+    // Any function of the step works. This one rises over three steps and then falls to 0 along half a cosine.
     let steps = 30;
     let rate = LearningRate { peak: 0.01, decay: Decay::Cosine, warmup_steps: 3, steps };
     let inputs = Tensor::<2>::random([32, 8], Distribution::Default, &Device::flex());

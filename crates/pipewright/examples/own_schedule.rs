@@ -1,8 +1,8 @@
-//! A schedule of your own, written as a table: one line for each rank, one cell for each action.
+//! A schedule of your own, written as a table: one line per rank, one cell per action.
 //!
-//! `0F1` is the forward of stage 0 for microbatch 1, `B` a backward, `I` and `W` its halves for inputs and weights. An
-//! empty cell is an idle one. The table has no communication: lowering adds it, and validation proves the outcome sound
-//! before a rank starts. PyTorch writes and reads the same format.
+//! `0F1` is the forward of stage 0 for microbatch 1, `B` is a backward, and `I` and `W` are its halves for inputs and
+//! weights. In an empty cell the rank is idle. The table has no communication: lowering adds it, and validation checks
+//! the result before a rank starts. PyTorch writes and reads the same format.
 //!
 //! ```text
 //! cargo run -p pipewright --example own_schedule
@@ -20,7 +20,7 @@ use pipewright::pipeline::{Layers, Pipeline};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright_schedule::csv::{parse_schedule, print_program};
 
-/// Rank 1 puts off its weight gradients, so that rank 0 gets the gradients that it waits for early.
+/// Rank 1 defers its weight gradients, so that rank 0 gets the gradients that it waits for early.
 const SCHEDULE: &str = "\
 0F0,0F1,   ,   ,0B0,   ,0B1
    ,1F0,1I0,1F1,1I1,1W0,1W1
@@ -32,7 +32,7 @@ const UNSOUND: &str = "\
 1B0,1F0,1F1,1B1
 ";
 
-/// A layer of the model. `pipewright::nn::Linear` can put off its weight gradients; Burn's computes all at once.
+/// A layer of the model. `pipewright::nn::Linear` can defer its weight gradients; Burn's `Linear` computes all at once.
 #[derive(Module, Debug)]
 struct Block {
     linear: Linear,

@@ -1,4 +1,4 @@
-//! The same pipeline on threads of one process or in several processes, one rank each, over MPI.
+//! The same pipeline on threads of one process, or in several processes over MPI with one rank each.
 //!
 //! ```text
 //! cargo run -p pipewright --example processes
@@ -6,7 +6,7 @@
 //! mpirun -n 2 target/debug/examples/processes
 //! ```
 //!
-//! The losses are the same to the bit. MPI needs `libopenmpi-dev openmpi-bin libclang-dev` on Debian.
+//! The losses have the same bits. MPI needs `libopenmpi-dev openmpi-bin libclang-dev` on Debian.
 
 use std::error::Error;
 use std::io::{Write, stdout};
@@ -39,9 +39,9 @@ impl StageModule for Block {
     }
 }
 
-/// All ranks as threads of this process; or its one, when a launcher started it with others.
+/// Returns all ranks as threads of this process, or only this process's rank if a launcher started it with others.
 fn world(out: &mut impl Write) -> Result<World, Box<dyn Error>> {
-    // What Open MPI, PRRTE, MPICH and Intel MPI tell their processes.
+    // Environment variables that Open MPI, PRRTE, MPICH and Intel MPI set for their processes.
     let launchers = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
     if launchers.iter().any(|name| std::env::var_os(name).is_some()) {
         return Ok(World::mpi(DEADLINE)?);
@@ -64,12 +64,12 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
         .deadline(DEADLINE)
         .launch()?;
 
-    // Every process calls the same methods with the same data; each uses what its rank needs.
+    // Every process calls the same methods with the same data. Each uses the data that its rank needs.
     let places = Tensor::arange(0..128, &Device::flex()).float().reshape([16, 8]);
     let rows = (places * 0.7).sin();
     for _ in 0..5 {
         let summary = pipeline.step(rows.clone(), rows.clone() * 0.5, 1e-2)?;
-        // Every process knows the losses; one says them.
+        // Every process knows the losses; only one prints them.
         if own.contains(&Rank::new(0)) {
             writeln!(out, "step {}  loss {:.6}", summary.step, summary.loss())?;
         }

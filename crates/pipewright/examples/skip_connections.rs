@@ -1,7 +1,7 @@
 //! A model with skip connections, as a graph of named layers.
 //!
-//! `up` takes what `down` returns, two stages before it. Where the graph is cut decides which way the tensor goes; the
-//! losses are the same to the bit.
+//! `up` takes the output of `down`, two stages before it. The cut of the graph decides how the tensor is sent. The
+//! losses have the same bits for every cut.
 //!
 //! ```text
 //! cargo run -p pipewright --example skip_connections
@@ -19,7 +19,7 @@ use pipewright::pipeline::{Layers, Pipeline};
 use pipewright::stage::StageContext;
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 
-/// A layer of the model: a linear map of the sum of what comes in.
+/// A layer of the model: a linear map of the sum of its inputs.
 #[derive(Module, Debug)]
 struct Sum {
     linear: Linear,
@@ -35,7 +35,7 @@ impl GraphLayer for Sum {
     }
 }
 
-/// Nodes with the numbers of features that come in and go out, and the names of what they take.
+/// Returns nodes with the numbers of features of their inputs and outputs, and the names of their inputs.
 fn graph() -> Result<Graph<[usize; 2]>, GraphError> {
     Graph::builder()
         .input("image")

@@ -1,7 +1,7 @@
-//! A training loop of your own: batches, a checkpoint every few steps, and a run that goes on under another cut.
+//! A training loop of your own: batches, a checkpoint every few steps, and a run that resumes under another cut.
 //!
-//! The run is stopped after six steps. A second pipeline, with other ranks and another schedule, goes on from the newest
-//! checkpoint and ends with the same loss as a run that was never stopped.
+//! The run is stopped after six steps. A second pipeline, with other ranks and another schedule, resumes from the
+//! newest checkpoint and ends with the same loss as a run that was never stopped.
 //!
 //! ```text
 //! cargo run -p pipewright --example training_loop
@@ -49,14 +49,14 @@ fn launch(ranks: u32, schedule: &str) -> Result<Pipeline, BuildError> {
         .launch()
 }
 
-/// The rows of a step: they depend on its number alone, so that a run can go on at any step.
+/// Returns the rows of a step. They depend on the step's number alone, so that a run can resume at any step.
 fn rows(step: u64) -> Tensor<2> {
     let angles = Tensor::<1>::from_data([step as f32], &Device::flex()).unsqueeze::<2>();
     let places = Tensor::arange(0..128, &Device::flex()).float().reshape([16, 8]);
     (places * 0.7 + angles).sin()
 }
 
-/// Takes steps from `first` to `last`, and saves every third; returns the last loss.
+/// Takes steps from `first` to `last`, and saves every third step. Returns the last loss.
 fn train(
     pipeline: &mut Pipeline,
     first: u64,
@@ -64,7 +64,7 @@ fn train(
     checkpoints: &Path,
     out: &mut impl Write,
 ) -> Result<f64, Box<dyn Error>> {
-    // A thread writes the files while training goes on. One rank's part of the state is one file.
+    // A thread writes the files while training continues. One rank's part of the state is one file.
     let (keep, ranks) = (2, pipeline.program().ranks());
     let folder = CheckpointFolder::own(checkpoints)?;
     let mut writer = CheckpointWriter::start(folder, keep, ranks, Duration::from_secs(60))?;
@@ -74,7 +74,7 @@ fn train(
         loss = summary.loss();
         writeln!(out, "step {step:2}  loss {loss:.6}")?;
         if step % 3 == 0 {
-            // The data's place after this step, and whatever you want to find in the manifest again.
+            // The data's place after this step, and your own entries for the manifest.
             let cursor = Cursor { epoch: 0, index: step };
             let (description, ranks) = (Default::default(), pipeline.state()?);
             writer.save(TrainingState { step, cursor, description, ranks })?;

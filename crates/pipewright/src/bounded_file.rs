@@ -1,18 +1,18 @@
-//! Reads whole files, up to a limit: a path that a user names may lead to a device without an end, to a pipe that
-//! nobody writes to, or to far more bytes than memory holds.
+//! Reads whole files up to a limit: a path that a user names may lead to an endless device, to a pipe without a writer,
+//! or to a file that is larger than the memory.
 
 use std::fmt;
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
-/// The largest text file that a person writes or that describes a model: configurations and their like.
+/// The limit for text files that people write or that describe a model, such as configurations.
 pub const SMALL_TEXT: u64 = 16 << 20;
 
 /// Returns the content of a regular file of at most `limit` bytes.
 ///
 /// # Errors
-/// When the path does not lead to a regular file, when the file is larger, or when the system refuses.
+/// When the path does not lead to a regular file, when the file is larger, or when the system reports an error.
 pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     require_regular(path)?;
     read(path, limit)
@@ -21,7 +21,7 @@ pub fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 /// Returns the content of a file or pipe, up to `limit` bytes. Waits for a pipe to be closed.
 ///
 /// # Errors
-/// When there are more bytes, or when the system refuses.
+/// When there are more bytes, or when the system reports an error.
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let length = file.metadata()?.len();
@@ -30,7 +30,7 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     }
     let mut content = Vec::new();
     content.try_reserve_exact(usize::try_from(length).unwrap_or(usize::MAX))?;
-    // The length of a device or of a file in /proc says nothing about how much there is to read.
+    // The length of a device or of a file in /proc is not the number of bytes that can be read.
     file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
     if content.len() as u64 > limit {
         return Err(too_large(limit));
@@ -60,7 +60,7 @@ pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
 /// Returns the metadata of a regular file, without opening it: opening a pipe waits for its writer.
 ///
 /// # Errors
-/// When the path does not lead to a regular file, or when the system refuses.
+/// When the path does not lead to a regular file, or when the system reports an error.
 pub fn require_regular(path: &Path) -> io::Result<Metadata> {
     let metadata = std::fs::metadata(path)?;
     if metadata.is_file() {

@@ -15,7 +15,7 @@ use crate::memory::RankMemory;
 use crate::progress::Board;
 use crate::transport::Waited;
 
-/// How long a rank waits before it looks whether others move.
+/// How long a rank waits before it checks whether other ranks make progress.
 const SHORT_WAIT: Duration = Duration::from_millis(10);
 
 /// A request to a rank's thread. A command that is answered carries the channel for its answer.
@@ -28,7 +28,7 @@ pub(crate) enum Command {
         input: Box<StepInput>,
         reply: Reply<StepReply>,
     },
-    /// Collects the whole parameters, as this attempt.
+    /// Collects the whole parameters, under this attempt number.
     Parameters {
         attempt: u64,
         reply: Reply<Result<Vec<NamedParameter>, StepError>>,
@@ -65,7 +65,7 @@ impl<T> Reply<T> {
 
     /// Answers the command.
     fn send(self, answer: T) {
-        // Nobody takes the answer when the pipeline was dropped, or has treated this rank as failed.
+        // If the pipeline was dropped or treats this rank as failed, the answer has no receiver.
         let _ = self.sender.send((self.rank, answer));
     }
 }
@@ -84,8 +84,8 @@ pub(crate) struct RankThread {
     pub(crate) handle: JoinHandle<()>,
 }
 
-/// The input of a rank's thread. The executor is built on its own thread, so that a stage's parameters are allocated and
-/// counted where they are used.
+/// The input of a rank's thread. The executor is built on that thread, so that a stage's parameters are allocated and
+/// counted on the rank that uses them.
 pub(crate) struct RankSeed<B> {
     pub rank: Rank,
     pub settings: ThreadSettings,
@@ -93,7 +93,7 @@ pub(crate) struct RankSeed<B> {
     pub abort: Abort,
     pub memory: RankMemory,
     pub build: B,
-    /// Says that the rank is built, or why it is not.
+    /// Reports that the rank is built, or why it cannot be built.
     pub ready: Reply<Result<(), StepError>>,
 }
 
@@ -166,7 +166,7 @@ where
     }
 }
 
-/// What a waiting rank needs to find out that it waits in vain.
+/// The data with which a waiting rank detects that no message will arrive.
 struct Watch {
     board: Board,
     deadline: Duration,
@@ -221,7 +221,7 @@ fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
 /// Sleeps until a message arrives. The deadline starts again whenever any rank of the world moves.
 fn park(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
     let patience = watch.deadline + executor.endpoint().detection_lag(watch.deadline);
-    // Most waits are short, and reading the moves takes longer the more ranks there are.
+    // Reading the progress of all ranks takes longer the more ranks there are, and most waits are short.
     match executor.endpoint().wait(Instant::now() + patience.min(SHORT_WAIT)) {
         Waited::Arrived | Waited::Aborted => return Ok(()),
         Waited::TimedOut => {}

@@ -1,14 +1,14 @@
-//! Pipeline-parallel training on [Burn](burn): a model too large for one device is cut into stages, the stages are
-//! placed on ranks, and the ranks run a program that was proved sound before anything started.
+//! Pipeline-parallel training on [Burn](burn): a model that is too large for one device is cut into stages, the stages
+//! are placed on ranks, and the ranks run a program that was validated before the first step.
 //!
 //! ```text
-//! batch --split--> microbatches --ValidatedProgram--> Executor (one a rank) <--Transport--> its neighbours
+//! batch --split--> microbatches --ValidatedProgram--> Executor (one per rank) <--Transport--> its neighbours
 //!                                                        |
 //!                              optimizer step, losses, Timeline (measured)
 //! ```
 //!
-//! The schedule, its lowering and its proof are [`pipewright_schedule`]'s; what the layers compute is the user's.
-//! This crate never prints, keeps no global state outside the allocator of [`memory`], and never waits without a deadline.
+//! The schedule, its lowering and its validation are in [`pipewright_schedule`]; the layers are the user's. This crate
+//! never prints, keeps no global state except in the allocator of [`memory`], and never waits without a deadline.
 //!
 //! # A model of your own
 //!
@@ -51,10 +51,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # The long way
+//! # Without the builder
 //!
-//! The builder is a front: it generates, lowers and validates a schedule, partitions the layers, and calls
-//! [`Pipeline::launch`](pipeline::Pipeline::launch). Do so yourself where stages are more than lists of layers:
+//! The builder generates, lowers and validates a schedule, partitions the layers, and calls
+//! [`Pipeline::launch`](pipeline::Pipeline::launch). Call these functions yourself if stages are more than lists of
+//! layers:
 //!
 //! ```
 //! # use burn::module::Module;
@@ -79,7 +80,7 @@
 //! #     fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
 //! #         activation::gelu(self.linear.forward(input))
 //! #     }
-//!     // Input, Output and forward are as above. A stage says itself what its parameters are called in the whole model.
+//!     // Input, Output and forward are as above. A stage returns the paths of its parameters in the whole model.
 //!     fn parameter_path(&self, local: &str) -> String {
 //!         format!("layers.{}.{local}", self.stage)
 //!     }
@@ -108,7 +109,7 @@
 //! Each is one short file in the crate's `examples` folder; `cargo run -p pipewright --example NAME` runs it.
 //!
 //! - `own_module`: a model of your own, in about ten lines from layers to steps.
-//! - `training_loop`: a loop of your own with checkpoints, and a run that goes on under another cut.
+//! - `training_loop`: a loop of your own with checkpoints, and a run that resumes under another cut.
 //! - `own_optimizer`: an optimizer of your own, and a learning rate that changes from step to step.
 //! - `skip_connections`: a model that is a [`graph`] of layers rather than a list.
 //! - `auxiliary_losses`: losses in the middle of the model, and evaluation.
@@ -118,9 +119,9 @@
 //! # Features
 //!
 //! - `x86-v4` (default): AVX-512 kernels in the CPU back end, used on machines that have them.
-//! - `mpi`: ranks as processes, over the MPI that is installed.
+//! - `mpi`: ranks as processes, over the installed MPI library.
 //! - `tokenizers`: text data through a Hugging Face `tokenizer.json`.
-//! - `testing`: pipelines whose order of events a seed decides, for tests.
+//! - `testing`: pipelines in which a seed decides the order of events, for tests.
 
 /// Compiles the code in the repository's README and in the crate's.
 #[cfg(doctest)]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::tensor::OptionalTensors;
 
-/// Which way a message goes through the model.
+/// The direction of a message through the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Direction {
     /// Activations, towards the loss.
@@ -26,25 +26,25 @@ pub enum Direction {
 pub enum Tag {
     /// The tensors of one boundary for one microbatch.
     Boundary {
-        /// Which way they go.
+        /// The direction of the tensors.
         direction: Direction,
-        /// The stage that takes them.
+        /// The stage that receives them.
         stage: StageIndex,
-        /// Their microbatch.
+        /// The microbatch of the tensors.
         microbatch: Microbatch,
     },
-    /// Tensors of a skip connection that go straight from one stage to another, or their gradients on the way back.
+    /// Tensors of a skip connection that go directly from one stage to another, or their gradients on the way back.
     Skip {
-        /// Which way they go.
+        /// The direction of the tensors.
         direction: Direction,
         /// The stage that sends them.
         source: StageIndex,
-        /// The stage that takes them.
+        /// The stage that receives them.
         stage: StageIndex,
-        /// Their microbatch.
+        /// The microbatch of the tensors.
         microbatch: Microbatch,
     },
-    /// The parameters of some ranks, so that shared ones are found: up the tree of a pipeline, at launch.
+    /// The parameter lists of some ranks, from which shared parameters are found: up the tree of a pipeline, at launch.
     Parameters,
     /// The parameters that several stages share: down the tree of a pipeline, at launch.
     SharedParameters,
@@ -71,7 +71,7 @@ pub enum Tag {
     ParameterShard {
         /// The stage.
         stage: StageIndex,
-        /// How often the stage was gathered before, in this step.
+        /// The number of times that the stage was gathered before in this step.
         round: u32,
     },
     /// The sums of squares of the gradients' parts that replicas hold, where parameters are sharded: up the tree of the
@@ -81,7 +81,7 @@ pub enum Tag {
     Collective {
         /// The communicator's number.
         communicator: u32,
-        /// Its rounds before this one.
+        /// The number of earlier rounds of the communicator.
         round: u32,
     },
     /// The sums of squares of the gradients of some ranks: up the tree of a pipeline.
@@ -95,9 +95,9 @@ pub enum Tag {
     Report,
     /// The reports of all ranks without their events: down the tree of all ranks.
     Summary,
-    /// What a process is about to run, for the first rank.
+    /// The program and the settings of a process, for the first rank.
     Hello,
-    /// Whether all processes are about to run the same, from the first rank.
+    /// Whether all processes have the same program and settings, from the first rank.
     Welcome,
 }
 
@@ -150,14 +150,15 @@ impl std::fmt::Display for Tag {
 /// A message's content.
 #[derive(Debug)]
 pub enum Payload {
-    /// Tensors of a boundary or of a stage's parameters; none where a tensor has no gradient.
+    /// Tensors of a boundary or of a stage's parameters; `None` for a tensor without a gradient.
     Tensors(OptionalTensors),
-    /// A value that the receiver of the tag can decode. Shared, so that sending it to many ranks copies nothing.
+    /// An encoded value, which the receiver decodes by its tag. The bytes are shared, so sending them to many ranks
+    /// copies nothing.
     Bytes(Arc<[u8]>),
 }
 
 impl Payload {
-    /// Encodes a value for [`Message::read`].
+    /// Encodes a value, which [`Message::read`] decodes.
     pub(crate) fn of<T: Serialize + ?Sized>(value: &T) -> Self {
         Self::Bytes(encoded(value))
     }
@@ -173,7 +174,7 @@ pub(crate) fn decoded<T: DeserializeOwned>(from: Rank, tag: Tag, bytes: &[u8]) -
     postcard::from_bytes(bytes).map_err(|source| MessageError::Unreadable { from, tag, source })
 }
 
-/// Why the content of a message cannot be used.
+/// An error in the content of a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
@@ -199,16 +200,16 @@ pub enum MessageError {
         /// Why decoding failed.
         source: postcard::Error,
     },
-    /// The message has more or fewer numbers than the parameters that it is about.
+    /// The number of values in the message differs from the number of parameters that it belongs to.
     #[error(
         "{tag} has {found} numbers for {expected} parameters: the ranks run different versions of the program"
     )]
     Count {
         /// What the message is for.
         tag: Tag,
-        /// Numbers that arrived.
+        /// The number of values that arrived.
         found: usize,
-        /// Parameters.
+        /// The number of parameters.
         expected: usize,
     },
 }
@@ -224,20 +225,20 @@ pub struct Message {
 }
 
 impl Message {
-    /// When it was sent.
+    /// Returns the time at which the message was sent.
     pub fn sent(&self) -> Instant {
         self.sent
     }
 
-    /// Its content, of whichever kind.
+    /// Returns the content, of either kind.
     pub fn into_payload(self) -> Payload {
         self.payload
     }
 
-    /// Its tensors.
+    /// Returns the tensors.
     ///
     /// # Errors
-    /// When it has bytes instead.
+    /// When the message has bytes instead.
     pub fn into_tensors(self) -> Result<OptionalTensors, MessageError> {
         match self.payload {
             Payload::Tensors(tensors) => Ok(tensors),
@@ -247,10 +248,10 @@ impl Message {
         }
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     ///
     /// # Errors
-    /// When it has tensors instead.
+    /// When the message has tensors instead.
     pub fn into_bytes(self) -> Result<Arc<[u8]>, MessageError> {
         match self.payload {
             Payload::Bytes(bytes) => Ok(bytes),
@@ -260,7 +261,7 @@ impl Message {
         }
     }
 
-    /// The value that [`Payload::of`] encoded.
+    /// Decodes the value that [`Payload::of`] encoded.
     pub(crate) fn read<T: DeserializeOwned>(self) -> Result<T, MessageError> {
         let (from, tag) = (self.from, self.tag);
         decoded(from, tag, &self.into_bytes()?)

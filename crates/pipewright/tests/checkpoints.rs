@@ -54,7 +54,7 @@ fn take_steps(pipeline: &mut Pipeline, steps: std::ops::Range<u64>) -> Vec<Step>
     steps.map(step).collect()
 }
 
-/// All parameters by path, to the bit.
+/// Returns the bits of all parameters by path.
 fn parameters(pipeline: &mut Pipeline) -> Vec<(Arc<str>, Vec<u32>)> {
     let named = pipeline.parameters().expect("every rank answers");
     let bits = |parameter: pipewright::pipeline::NamedParameter| {
@@ -165,7 +165,7 @@ fn a_checkpoint_lists_its_tensors() {
     assert_eq!(names, ["rank-0000.safetensors", "rank-0001.safetensors"]);
 }
 
-/// Two replicas of two ranks.
+/// Launches two replicas of two ranks.
 fn launch_replicas() -> Pipeline {
     let config = PipelineConfig { optimizer: Some(adamw()), data_parallel: 2, ..config() };
     let program = program("1f1b", 2, MICROBATCHES / 2);
@@ -242,7 +242,6 @@ fn accumulated_gradients_are_not_left_behind_in_silence() {
     pipeline.state().expect("nothing waits");
 }
 
-/// Makes two checkpoints of one pipeline and applies `damage` to the newer one's folder.
 /// Restores in the middle of other work, successful or failed, which must not affect the following steps.
 #[test]
 fn a_restored_state_discards_later_steps() {
@@ -261,6 +260,7 @@ fn a_restored_state_discards_later_steps() {
     state(&mut pipeline, 4);
 }
 
+/// Makes two checkpoints of one pipeline, applies `damage` to the newer one's folder, and checks the error.
 fn check_damage(
     damage: impl FnOnce(&Path, &Path),
     expected: impl Fn(&CheckpointError) -> bool,
@@ -387,7 +387,7 @@ fn a_folder_has_one_owner() {
     CheckpointFolder::own(scratch.path()).expect("nobody has it");
 }
 
-/// A mounted file system of `size` bytes, where mounting is allowed.
+/// A mounted file system of limited size, where mounting is allowed.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -435,7 +435,8 @@ fn a_full_disk_is_reported_and_loses_nothing() {
     assert_eq!(newest(&path).step(), step);
 }
 
-/// Rank 0 of a pipeline that holds all layers, and rank 1 of another that has taken so many steps and holds half of them.
+/// Returns rank 0 of a pipeline that holds all layers, and rank 1 of another that has taken `steps` steps and holds
+/// half of them.
 fn overlapping_ranks(steps: u64) -> [RankState; 2] {
     let (mut whole, mut halves) = (launch("1f1b", 1, adamw()), launch("1f1b", 2, adamw()));
     take_steps(&mut halves, 0..steps);
@@ -456,7 +457,7 @@ fn two_parameters_of_one_path_are_not_written() {
     assert_eq!(CheckpointFolder::list(scratch.path()).expect("a folder"), []);
 }
 
-/// As two processes write it that do not know of each other's parameters.
+/// Writes the states as two processes do that do not know each other's parameters.
 fn written_apart(scratch: &Path, ranks: [RankState; 2]) -> Result<Checkpoint, CheckpointError> {
     let saving = Saving::begin(scratch, 1).expect("a scratch folder");
     let shards = ranks.map(|rank| saving.write_shard(rank).expect("it is written"));
@@ -476,7 +477,7 @@ fn two_tensors_of_one_path_are_not_read() {
     assert!(words.iter().all(|word| told.contains(word)), "{told}");
 }
 
-/// Layers with a running statistic, and with buffers that are no floats.
+/// Layers with a running statistic, and with buffers that are not floats.
 #[derive(Module, Debug)]
 struct Buffers {
     norm: BatchNorm,
@@ -503,7 +504,7 @@ impl StageModule for Buffers {
     }
 }
 
-/// Two stages of such layers, with buffers that follow from `seed`.
+/// Launches two stages of such layers, with buffers that depend on `seed`.
 fn with_buffers(seed: i32, replicas: u32, mode: DataParallelMode) -> Pipeline {
     let make = move |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
         let device = Device::flex().autodiff();

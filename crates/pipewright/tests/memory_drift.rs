@@ -1,4 +1,4 @@
-//! What a rank is said to hold stays the same however many steps it takes.
+//! The reported memory of a rank does not grow with the number of steps.
 
 mod support;
 
@@ -25,11 +25,12 @@ use support::{loss, numbers, program};
 static ALLOCATOR: TrackingAllocator<std::alloc::System> = TrackingAllocator(std::alloc::System);
 
 const WIDTH: usize = 64;
-/// Rows of a microbatch: a boundary's tensor has 1024 bytes.
+/// Rows of a microbatch. The tensor of a boundary has 1024 bytes.
 const ROWS: usize = 4;
-/// Steps after which a run holds all that it keeps between steps.
+/// Steps after which a run has allocated all that it keeps between steps.
 const WARM_UP: u64 = 10;
-/// By how much a peak may differ from step to step: by messages that wait for a rank, and the lists that they stand in.
+/// The largest difference between the peaks of two steps. It comes from messages that wait for a rank, and from their
+/// lists.
 const SLACK: u64 = 32 << 10;
 
 #[derive(Module, Debug)]
@@ -85,7 +86,7 @@ impl Saves {
     }
 }
 
-/// Each rank's peak in the step after the warm-up, and in the last of `steps`.
+/// Compares each rank's peak in the step after the warm-up with its peak in the last of `steps`.
 fn check(what: &str, mut pipeline: Pipeline, microbatches: usize, steps: u64, mut saves: Option<Saves>) {
     let mut peaks_of = |step| {
         let [inputs, targets] = [0, 1].map(|seed| numbers(seed, [ROWS * microbatches, WIDTH]));

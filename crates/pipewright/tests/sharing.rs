@@ -1,4 +1,4 @@
-//! Parameters that several stages share have one gradient and stay equal to the bit.
+//! Parameters that several stages share have one gradient sum and stay equal to the bit.
 
 mod support;
 
@@ -15,7 +15,7 @@ use pipewright::transport::World;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 use support::{Step, WIDTH, batch, config, lose_each, loss, numbers, program, program_of, split};
 
-/// `x + tanh(x w + b)` with a weight that all stages share and a bias for each stage.
+/// `x + tanh(x w + b)` with a weight that all stages share and one bias per stage.
 #[derive(Module, Debug)]
 struct Sharing {
     layer: Linear,
@@ -75,7 +75,7 @@ fn train(program: ValidatedProgram) -> (Vec<Step>, Vec<NamedParameter>) {
 
 #[test]
 fn copies_stay_equal_and_the_cut_changes_no_bit() {
-    // The same four stages: on one rank, in a V on two, and on four.
+    // The same four stages: on one rank, in a V placement on two ranks, and on four ranks.
     let one = "0F0,1F0,2F0,3F0,3B0,2B0,1B0,0B0,0F1,1F1,2F1,3F1,3B1,2B1,1B1,0B1\n";
     let v = "0F0,,,3F0,3B0,0F1,,,3F1,3B1,,,0B0,,0B1\n,1F0,2F0,,,2B0,1F1,2F1,1B0,,2B1,1B1,,,\n";
     let (expected, parameters) = train(program_of(one));
@@ -138,7 +138,7 @@ fn copies_of_different_shapes_are_named() {
     assert!(error.to_string().contains("`weight`"), "{error}");
 }
 
-/// A module whose two parameters have the same paths in every stage, unless somebody names them.
+/// A module whose two parameters have the same paths in every stage. A test may declare them as shared.
 #[derive(Module, Debug)]
 struct Unnamed {
     layer: Linear,
@@ -168,7 +168,8 @@ fn unnamed(index: StageIndex, shared: &[&str]) -> Stage {
     if index.get() == 1 { Stage::with_loss(module, loss) } else { Stage::new(module) }
 }
 
-/// What two stages that share `first` and `second` are told when they are launched as `program`, by threads and by a seed.
+/// Returns the error of launching `program` with two stages that share `first` and `second`, on threads and with a
+/// seed.
 fn refused(program: &ValidatedProgram, first: &'static [&str], second: &'static [&str]) -> Option<String> {
     let make = move |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
         Ok(unnamed(index, if index.get() == 0 { first } else { second }))

@@ -1,9 +1,9 @@
-//! The paths into the own crate that a file has in its code.
+//! The paths into its own crate in the code of a file.
 
 use crate::source::SourceFile;
 use crate::tokens::{Token, tokens};
 
-/// A path into the own crate.
+/// A path into the file's own crate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Import {
     /// The path without `crate::`.
@@ -11,7 +11,7 @@ pub(crate) struct Import {
     pub(crate) line: usize,
 }
 
-/// Every path of `source` that begins with `crate`, or with `super` at the top level of the file.
+/// Returns every path of `source` that begins with `crate`, or with `super` at the top level of the file.
 pub(crate) fn imports(source: &SourceFile) -> Vec<Import> {
     let all = tokens(&source.text);
     let mut reader = Reader { source, tokens: &all, at: 0, imports: Vec::new() };
@@ -41,7 +41,7 @@ impl Reader<'_> {
         self.tokens.get(self.at + ahead).is_some_and(|token| token.text == text)
     }
 
-    /// Moves past a module under `#[cfg(test)]`, if one begins here.
+    /// Moves past a module under `#[cfg(test)]`, if one begins here. Returns whether it did.
     fn skip_tests(&mut self) -> bool {
         let attribute = ["#", "[", "cfg", "(", "test", ")", "]", "mod"];
         if !attribute.iter().enumerate().all(|(ahead, text)| self.is_at(text, ahead)) {
@@ -63,7 +63,7 @@ impl Reader<'_> {
         true
     }
 
-    /// Reads a path behind `prefix`, with the groups of a `use`, and notes each path that it holds.
+    /// Reads a path behind `prefix`, with the groups of a `use`, and records each path in it.
     fn path(&mut self, prefix: &str) {
         let mut path = prefix.to_owned();
         let line = self.tokens[self.at].line;
@@ -88,7 +88,7 @@ impl Reader<'_> {
         while self.at < self.tokens.len() && !self.is_at("}", 0) {
             match self.tokens[self.at].text {
                 "," => self.at += 1,
-                // The other name of an import.
+                // The alias of an import.
                 "as" => self.at += 2,
                 _ => self.path(prefix),
             }
@@ -96,7 +96,7 @@ impl Reader<'_> {
         self.at += 1;
     }
 
-    /// `path` with a further segment.
+    /// Returns `path` with one more segment.
     fn joined(&self, path: &str, segment: &str) -> String {
         match segment {
             "crate" => String::new(),

@@ -38,9 +38,9 @@ use crate::source::{SourceFile, read_sources};
 /// One breach of the order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// The file below the crate's folder, and its line; the whole file where the line is `None`.
+    /// The file below the crate's folder, and its line; `None` stands for the whole file.
     pub place: (String, Option<usize>),
-    /// What is wrong, and what to do.
+    /// The breach, and how to fix it.
     pub message: String,
 }
 
@@ -63,7 +63,7 @@ pub fn assert_layers(crate_dir: &str, layers: &[&str]) {
     assert!(violations.is_empty(), "modules out of their layers:\n{}", violations.join("\n"));
 }
 
-/// All breaches of the order in `sources`.
+/// Returns all breaches of the order in `sources`.
 fn violations(sources: &[SourceFile], layers: &[&str]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for entry in layers {
@@ -102,7 +102,7 @@ fn check_imports(source: &SourceFile, own: usize, layers: &[&str], violations: &
     violations.dedup();
 }
 
-/// The place in `layers` of the longest entry that `path` is equal to or begins with.
+/// Returns the place in `layers` of the longest entry that `path` is equal to or begins with.
 fn layer_of(layers: &[&str], path: &str) -> Option<usize> {
     let is_within =
         |entry: &str| path.strip_prefix(entry).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"));
@@ -116,7 +116,7 @@ mod tests {
 
     const LAYERS: &[&str] = &["ids", "lower::error", "lower::send", "lower", "run"];
 
-    /// The breaches in a crate of which one file has this text; the other listed modules have empty files.
+    /// Checks the breaches in a crate in which one file has this text; the other listed modules have empty files.
     fn check(file: &str, text: &str, expected: &[&str]) {
         let mut sources: Vec<SourceFile> =
             ["src/ids.rs", "src/lower/error.rs", "src/lower/send.rs", "src/lower/mod.rs", "src/run.rs"]

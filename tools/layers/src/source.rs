@@ -1,4 +1,4 @@
-//! The source files of a crate, and the modules that they are.
+//! The source files of a crate, and their modules.
 
 use std::path::Path;
 use std::{fs, io};

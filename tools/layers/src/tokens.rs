@@ -1,16 +1,16 @@
 //! Splits Rust code into names and punctuation, without comments and without the contents of strings.
 //!
-//! It knows as much of the language as paths need. A lifetime is read as a quote and a name, which does no harm.
+//! It handles only as much of the language as paths need. A lifetime is read as a quote and a name, which does no harm.
 
 /// A name or a punctuation mark, and its line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token<'a> {
     pub(crate) text: &'a str,
-    /// Counted from 1.
+    /// The line, counted from 1.
     pub(crate) line: usize,
 }
 
-/// The tokens of `text`; `::` is one token.
+/// Returns the tokens of `text`; `::` is one token.
 pub(crate) fn tokens(text: &str) -> Vec<Token<'_>> {
     let (mut tokens, mut rest, mut line) = (Vec::new(), text, 1);
     while let Some(first) = rest.chars().next() {
@@ -25,7 +25,7 @@ pub(crate) fn tokens(text: &str) -> Vec<Token<'_>> {
     tokens
 }
 
-/// The bytes of the next piece of code, and whether it is a token.
+/// Returns the length in bytes of the next piece of code, and whether it is a token.
 fn next_length(rest: &str, first: char) -> (usize, bool) {
     let is_name = |letter: char| letter.is_alphanumeric() || letter == '_';
     if rest.starts_with("//") {
@@ -46,7 +46,7 @@ fn next_length(rest: &str, first: char) -> (usize, bool) {
     (first.len_utf8(), !first.is_whitespace())
 }
 
-/// The bytes of the block comment with which `rest` begins. Block comments nest.
+/// Returns the length in bytes of the block comment with which `rest` begins. Block comments nest.
 fn block_comment(rest: &str) -> usize {
     let (mut depth, mut at) = (0, 0);
     while at < rest.len() {
@@ -62,7 +62,8 @@ fn block_comment(rest: &str) -> usize {
     rest.len()
 }
 
-/// The bytes of the string or character with which `rest` begins, if it begins with one.
+/// Returns the length in bytes of the string or character with which `rest` begins; `None` if it does not begin with
+/// one.
 fn string(rest: &str) -> Option<usize> {
     let prefix = ["br", "cr", "r", "b", "c"].into_iter().find(|prefix| {
         let behind = rest.strip_prefix(prefix).unwrap_or_default().trim_start_matches('#');
@@ -87,7 +88,7 @@ fn string(rest: &str) -> Option<usize> {
     character(rest)
 }
 
-/// The bytes of the character literal with which `rest` begins; `None` for a lifetime.
+/// Returns the length in bytes of the character literal with which `rest` begins; `None` for a lifetime.
 fn character(rest: &str) -> Option<usize> {
     let inner = rest.strip_prefix('\'')?;
     let first = inner.chars().next()?;
@@ -95,7 +96,7 @@ fn character(rest: &str) -> Option<usize> {
     is_literal.then(|| closing_quote(inner, b'\'').map_or(rest.len(), |at| 1 + at))
 }
 
-/// The bytes up to and with the next `quote` that is not escaped.
+/// Returns the number of bytes up to and including the next `quote` that is not escaped.
 fn closing_quote(text: &str, quote: u8) -> Option<usize> {
     let mut is_escaped = false;
     for (at, byte) in text.bytes().enumerate() {

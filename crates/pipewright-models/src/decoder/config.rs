@@ -29,7 +29,7 @@ pub struct DecoderConfig {
     pub rope_theta: f64,
     /// Standard deviation of initial matrices and embeddings.
     pub initializer_range: f64,
-    /// The longest sequence for which the model is meant. It does not affect the results.
+    /// The longest sequence that the model is meant for. It does not affect the results.
     pub max_position_embeddings: Option<usize>,
     /// Whether the head uses the embedding's table instead of its own matrix.
     pub tie_word_embeddings: bool,
@@ -37,7 +37,7 @@ pub struct DecoderConfig {
 
 impl DecoderConfig {
     /// Makes the configuration of a small model (hidden 64, intermediate 176, 2 blocks) with as many key heads as query
-    /// heads and Hugging Face's default constants. It is meant to be completed with `..`.
+    /// heads and Hugging Face's default constants. Use it as the base of a struct update (`..`).
     pub fn new(vocab_size: usize, num_attention_heads: usize) -> Self {
         Self {
             vocab_size,

@@ -49,7 +49,7 @@ impl DecoderConfig {
     }
 }
 
-/// Bytes of a number, and of a token id as the embedding keeps it for its backward.
+/// Bytes of a number, and of a token id that the embedding keeps for its backward.
 const FLOAT: u64 = 4;
 const TOKEN_ID: u64 = 8;
 
@@ -94,9 +94,9 @@ fn block_weight(config: &DecoderConfig, bias: AttentionBias, sequence: u64) -> u
     products + ELEMENT * element_wise
 }
 
-/// Numbers that a block keeps of each token until its backward. An operation keeps its inputs, and tensors that several
-/// operations keep are stored once. In order: the input and the output of both norms with the scale of the row; queries,
-/// keys, values and the attention's output with a normaliser for each head; gate, up and their product.
+/// Returns the numbers that a block keeps per token until its backward. An operation keeps its inputs, and tensors that
+/// several operations keep are stored once. In order: the input and the output of both norms with the scale of the row;
+/// queries, keys, values and the attention's output with a normaliser for each head; gate, up and their product.
 fn block_activations(config: &DecoderConfig) -> u64 {
     let (queries, keys) = head_widths(config);
     let norms = 2 * norm_activations(config.hidden_size as u64);
@@ -104,12 +104,13 @@ fn block_activations(config: &DecoderConfig) -> u64 {
     norms + attention + 3 * config.intermediate_size as u64
 }
 
-/// As [`block_activations`]: input and output of the norm, and the logits with a normaliser, which the loss keeps.
+/// As [`block_activations`]: the input and the output of the norm, and the logits with a normaliser, which the loss
+/// keeps.
 fn head_activations(config: &DecoderConfig) -> u64 {
     norm_activations(config.hidden_size as u64) + config.vocab_size as u64 + 1
 }
 
-/// Numbers that a norm of this width keeps of each row: input, output and scale.
+/// Returns the numbers that a norm of this width keeps per row: input, output and scale.
 fn norm_activations(width: u64) -> u64 {
     2 * width + 1
 }

@@ -1,8 +1,8 @@
-//! The configuration in the form of Hugging Face's `config.json`, in old and new versions. Absent keys get defaults,
-//! and settings that change the results and are not implemented are refused.
+//! The configuration in the form of Hugging Face's `config.json`, in old and new versions. Absent keys get defaults.
+//! Settings that change the results but are not implemented are errors.
 //!
-//! Some of the refused keys belong to a single family. They are refused for all, because files of other families do not
-//! set them.
+//! Some of the rejected keys belong to a single family. They are rejected for all families, because files of other
+//! families do not set them.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -27,7 +27,7 @@ struct RawConfig {
     rms_norm_eps: f64,
     /// The base of the rotary frequencies, in files of transformers up to version 4.
     rope_theta: Option<f64>,
-    /// The same in files of transformers from version 5.
+    /// The settings of the rotary positions, in files of transformers from version 5.
     rope_parameters: Option<RopeParameters>,
     #[serde(skip_serializing)]
     rope_scaling: Option<Value>,

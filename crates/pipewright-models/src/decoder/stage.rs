@@ -17,9 +17,9 @@ use crate::parameter::{Builder, ParameterSource};
 
 /// A contiguous range of layers.
 ///
-/// Parameters of every stage have the global paths of the checkpoint, such as `model.layers.3.mlp.up_proj.weight`. To
-/// this end the fields of layers that belong to other stages are `None`, and so is the head that the model does not
-/// have.
+/// Parameters of every stage have the global paths of the checkpoint, such as `model.layers.3.mlp.up_proj.weight`. For
+/// this reason the struct has fields for the whole model. The fields of layers that belong to other stages are `None`,
+/// and so is the kind of head that the model does not have.
 #[derive(Module, Debug)]
 pub struct DecoderStage {
     model: DecoderModel,
@@ -94,7 +94,7 @@ impl StageModule for DecoderStage {
         self.run(input)
     }
 
-    /// The table of a tied head has the path of the embedding's table.
+    /// Gives the table of a tied head the path of the embedding's table.
     fn parameter_path(&self, local: &str) -> String {
         match local {
             "tied_head.weight" => format!("{EMBEDDING}.weight"),
@@ -102,7 +102,7 @@ impl StageModule for DecoderStage {
         }
     }
 
-    /// The embedding's table, of which a tied head on another stage holds a copy.
+    /// Returns the path of the embedding's table, of which a tied head on another stage holds a copy.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight")]
     }

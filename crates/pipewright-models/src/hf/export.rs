@@ -15,7 +15,7 @@ use crate::parameter::{ParameterSource, ParameterSpec, parameter_specs};
 /// written too.
 ///
 /// # Errors
-/// When the checkpoint is not of `config`'s model, or as [`Writer`]'s functions.
+/// When the checkpoint does not belong to `config`'s model, or as [`Writer`]'s functions.
 pub fn export<F: ModelFamily>(
     checkpoint: &Checkpoint,
     config: &F,
@@ -40,7 +40,7 @@ pub fn export<F: ModelFamily>(
     writer.finish()
 }
 
-/// A checkpoint's parameters as a stage asks for them: paths and layouts are the same in both.
+/// The parameters of a checkpoint as a source for a stage: paths and layouts are the same in both.
 struct Stored<'a>(&'a Checkpoint);
 
 impl ParameterSource for Stored<'_> {

@@ -15,7 +15,7 @@ use safetensors::tensor::Metadata;
 
 use super::HfError;
 
-/// The longest header; the format has the same limit.
+/// The longest header that is read; the format has the same limit.
 const MAX_HEADER: u64 = 100_000_000;
 /// Bytes of the header's length field.
 const LENGTH_FIELD: u64 = 8;
@@ -25,7 +25,7 @@ pub(super) struct SafetensorsFile {
     path: PathBuf,
     file: File,
     metadata: Metadata,
-    /// Where the first tensor starts.
+    /// The offset of the first tensor.
     data: u64,
 }
 
@@ -70,7 +70,7 @@ impl SafetensorsFile {
         Ok(Self { path, file, metadata, data })
     }
 
-    /// The elements of `tensor`, which must have `shape`.
+    /// Reads the elements of `tensor`, which must have `shape`.
     pub(super) fn read(&mut self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, HfError> {
         let (convert, (start, end)) = self.find(tensor, shape)?;
         let mut bytes = vec![0; end - start];
@@ -80,12 +80,12 @@ impl SafetensorsFile {
         Ok(convert(&bytes))
     }
 
-    /// Checks that `tensor` is there with `shape` and an element type that can be read.
+    /// Checks that `tensor` exists with `shape` and an element type that can be read.
     pub(super) fn check(&self, tensor: &str, shape: &[usize]) -> Result<(), HfError> {
         self.find(tensor, shape).map(drop)
     }
 
-    /// How the elements of `tensor` become floats, and where they are.
+    /// Finds the conversion of `tensor`'s elements to floats, and their place in the file.
     fn find(&self, tensor: &str, shape: &[usize]) -> Result<(Convert, (usize, usize)), HfError> {
         let (path, tensor) = (|| self.path.clone(), || tensor.to_owned());
         let Some(info) = self.metadata.info(&tensor()) else {

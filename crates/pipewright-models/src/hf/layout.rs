@@ -1,9 +1,9 @@
-//! The one difference between parameters here and in a checkpoint: the weight of a linear layer is `[inputs, outputs]`
-//! in Burn and `[outputs, inputs]` in a file.
+//! The layout of parameters in a checkpoint. It differs from the layout here only for the weight of a linear layer,
+//! which is `[inputs, outputs]` in Burn and `[outputs, inputs]` in a file.
 
 use crate::parameter::{ParameterKind, ParameterSpec};
 
-/// The parameter's shape in a file.
+/// Returns the parameter's shape in a file.
 pub(super) fn file_shape(spec: &ParameterSpec) -> Vec<usize> {
     match spec.kind {
         ParameterKind::Matrix => spec.shape.iter().rev().copied().collect(),
@@ -11,7 +11,7 @@ pub(super) fn file_shape(spec: &ParameterSpec) -> Vec<usize> {
     }
 }
 
-/// A parameter's elements as they stand in a file, from Burn's order.
+/// Converts a parameter's elements from Burn's order to the file's.
 pub(super) fn to_file(spec: &ParameterSpec, values: &[f32]) -> Vec<f32> {
     match (spec.kind, spec.shape.as_slice()) {
         (ParameterKind::Matrix, &[inputs, outputs]) => transposed(values, inputs, outputs),
@@ -19,7 +19,7 @@ pub(super) fn to_file(spec: &ParameterSpec, values: &[f32]) -> Vec<f32> {
     }
 }
 
-/// A parameter's elements in Burn's order, from a file's.
+/// Converts a parameter's elements from the file's order to Burn's.
 pub(super) fn from_file(spec: &ParameterSpec, values: Vec<f32>) -> Vec<f32> {
     match (spec.kind, spec.shape.as_slice()) {
         (ParameterKind::Matrix, &[inputs, outputs]) => transposed(&values, outputs, inputs),
@@ -27,7 +27,7 @@ pub(super) fn from_file(spec: &ParameterSpec, values: Vec<f32>) -> Vec<f32> {
     }
 }
 
-/// `[rows, columns]` to `[columns, rows]`, in squares that stay in cache.
+/// Transposes `[rows, columns]` to `[columns, rows]`, in squares that stay in the cache.
 fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     const SIDE: usize = 32;
     let mut result = vec![0.0; values.len()];

@@ -1,10 +1,10 @@
 //! Hugging Face model directories: `config.json` with `model.safetensors`, or with several files and
 //! `model.safetensors.index.json`.
 //!
-//! [`check_weights`] checks headers and lengths; [`load_stage`] reads only what one stage needs. [`Writer`] lays out a
-//! directory that transformers reads and that loads here again with the same bits; the directory appears when it is
-//! complete, or not at all. Tokenizers and generation settings are not read, but an exported directory has those of the
-//! directory that the model was taken from ([`keep_origin`]).
+//! [`check_weights`] checks headers and lengths; [`load_stage`] reads only the tensors of one stage. [`Writer`] writes
+//! a directory that transformers can read, and that this crate loads again with the same bits. The directory appears
+//! only when it is complete. Tokenizers and generation settings are not read, but an exported directory has those of
+//! the directory that the model was taken from ([`keep_origin`]).
 
 mod error;
 mod export;

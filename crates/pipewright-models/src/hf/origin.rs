@@ -1,5 +1,5 @@
 //! The files of a model's original directory that belong to the model but not to its training: the tokenizer, the
-//! settings of generation, and the keys of `config.json` that do not bear on the arithmetic.
+//! settings of generation, and the keys of `config.json` that do not affect the results.
 //!
 //! [`keep_origin`] copies them when a run starts, because the original directory may be gone when the run's model is
 //! exported; [`super::export`] puts them into the exported directory.
@@ -13,10 +13,10 @@ use serde_json::Value;
 use super::read::read_json;
 use super::{CONFIG, HfError};
 
-/// The file in which a tokenizer is.
+/// The file name of a tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";
 
-/// The files that are copied as they are, where the directory has them.
+/// The files that are copied unchanged if the directory has them.
 const COPIED: [&str; 11] = [
     "generation_config.json",
     TOKENIZER,
@@ -31,27 +31,27 @@ const COPIED: [&str; 11] = [
     "chat_template.json",
 ];
 
-/// Keys of `config.json` that would be wrong beside other weights: the element type under its old name, how the original
-/// weights are compressed, code of the original directory, and that directory's name.
+/// Keys of `config.json` that would be wrong with other weights: the element type under its old name, the compression
+/// of the original weights, code of the original directory, and that directory's name.
 const DROPPED: [&str; 5] =
     ["torch_dtype", "quantization_config", "compression_config", "auto_map", "_name_or_path"];
 
-/// Copies what an export needs from the model directory `from` into the folder `to`, which is created.
+/// Copies the files that an export needs from the model directory `from` into the folder `to`, which is created.
 ///
 /// # Errors
-/// When the system refuses.
+/// When the system reports an error.
 pub fn keep_origin(from: &Path, to: &Path) -> Result<(), HfError> {
     fs::create_dir_all(to).map_err(HfError::io("create", to))?;
     copy(from, to, CONFIG)?;
     copy_files(from, to)
 }
 
-/// Copies the files that are kept as they are.
+/// Copies the files that are kept unchanged.
 pub(super) fn copy_files(from: &Path, to: &Path) -> Result<(), HfError> {
     COPIED.iter().try_for_each(|name| copy(from, to, name))
 }
 
-/// Copies a file, if there is one.
+/// Copies a file if it exists.
 fn copy(from: &Path, to: &Path, name: &str) -> Result<(), HfError> {
     let (source, target) = (from.join(name), to.join(name));
     match require_regular(&source) {

@@ -35,14 +35,14 @@ pub(crate) fn read_config<T>(
     })
 }
 
-/// The line of the first mention of a key, counted from 1. A nested key is given as `outer.inner`.
+/// Returns the line of the first mention of a key, counted from 1. A nested key is given as `outer.inner`.
 fn line_of(json: &[u8], key: &str) -> Option<usize> {
     let text = std::str::from_utf8(json).ok()?;
     let quoted = format!("\"{}\"", key.split('.').next_back()?);
     Some(text[..text.find(&quoted)?].matches('\n').count() + 1)
 }
 
-/// The stage of `config`'s model that holds `layers`, with the weights in `dir`, on `device`.
+/// Builds the stage of `config`'s model that holds `layers`, with the weights in `dir`, on `device`.
 ///
 /// Only the tensors of these layers are read, and converted to `f32` from `F32`, `BF16` or `F16`. Tensors that the model
 /// does not know are not read.
@@ -59,8 +59,8 @@ pub fn load_stage<F: ModelFamily>(
     config.build_stage(layers, &mut Weights::open(dir)?, device)
 }
 
-/// Checks that `dir` has weights for the `parameters` of a model, by the headers and lengths of its files: no tensor is
-/// read. Every file that an index names must be there and whole, whether the model needs it or not.
+/// Checks that `dir` has weights for the `parameters` of a model. It reads the headers and lengths of the files, but no
+/// tensors. Every file that an index names must exist and be complete, whether the model needs it or not.
 ///
 /// # Errors
 /// When a file is missing, cut short or not a safetensors file, or when a tensor is missing or has another shape or an
@@ -80,14 +80,14 @@ pub fn check_weights(dir: &Path, parameters: &[ParameterSpec]) -> Result<(), HfE
 /// The largest index that is read. An index has about a hundred bytes for each tensor.
 const LARGEST_INDEX: u64 = 1 << 28;
 
-/// The weights of a directory; files are opened when first needed.
+/// The weights of a directory. Files are opened when they are first needed.
 struct Weights {
     dir: PathBuf,
     place: Place,
     open: HashMap<String, SafetensorsFile>,
 }
 
-/// Which file a tensor is in.
+/// The file of each tensor.
 enum Place {
     Single,
     Indexed(BTreeMap<String, String>),
@@ -119,14 +119,14 @@ impl Weights {
         Ok(file)
     }
 
-    /// All files with weights.
+    /// Returns the names of all files with weights.
     fn file_names(&self) -> Result<BTreeSet<String>, HfError> {
         let Place::Indexed(map) = &self.place else { return Ok(BTreeSet::from([SINGLE.to_owned()])) };
         map.iter().try_for_each(|(tensor, file)| self.require_plain_name(tensor, file))?;
         Ok(map.values().cloned().collect())
     }
 
-    /// Refuses a name that leads out of the directory.
+    /// Returns an error if a name leads out of the directory.
     fn require_plain_name(&self, tensor: &str, file: &str) -> Result<(), HfError> {
         if Path::new(file).file_name() == Some(file.as_ref()) {
             return Ok(());
@@ -135,7 +135,7 @@ impl Weights {
         Err(HfError::IndexFile { path, tensor, file })
     }
 
-    /// The file of this name, opened.
+    /// Opens the file of this name, unless it is open already.
     fn file(&mut self, name: String) -> Result<&mut SafetensorsFile, HfError> {
         let path = self.dir.join(&name);
         match self.open.entry(name) {
@@ -155,7 +155,7 @@ impl ParameterSource for Weights {
     }
 }
 
-/// The content of a small JSON file.
+/// Reads and parses a small JSON file.
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, HfError> {
     parse(path, &read_bytes(path, SMALL_TEXT)?)
 }

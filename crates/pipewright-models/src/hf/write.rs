@@ -1,7 +1,7 @@
 //! Writes stages as a model directory.
 //!
-//! Everything is written into a scratch folder next to the target, which is renamed when it is complete and on disk. A
-//! failure at any moment leaves no incomplete model and does not change what was there before.
+//! Everything is written into a scratch folder next to the target. The folder is renamed when it is complete and on
+//! disk. A failure at any moment leaves no incomplete model and does not change existing files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ use crate::parameter::{ParameterSpec, parameter_specs, visit_parameters};
 /// Weights above this size are split into several files, as Hugging Face does.
 pub const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
 
-/// Writes the model that `stages` make up, all at once, into `dir`, which must not exist or be empty.
+/// Writes the model that consists of `stages` into `dir`, which must not exist or must be empty.
 ///
 /// # Errors
 /// As [`Writer`]'s functions.
@@ -42,7 +42,7 @@ pub struct Writer {
     target: PathBuf,
     scratch: Scratch,
     files: Vec<(PathBuf, File)>,
-    /// What is still to be written.
+    /// The tensors that are not written yet.
     pending: BTreeMap<String, Slot>,
 }
 
@@ -59,7 +59,7 @@ impl Writer {
     /// is larger.
     ///
     /// # Errors
-    /// When `dir` has content already, when a tensor is announced twice, or when the system refuses.
+    /// When `dir` has content, when a tensor is announced twice, or when the system reports an error.
     pub fn create<F: ModelFamily>(
         dir: &Path,
         config: &F,
@@ -100,7 +100,7 @@ impl Writer {
     /// Adds the files of a folder that [`super::keep_origin`] filled, and the keys of its `config.json` that `config`
     /// does not have.
     ///
-    /// # Errors
+    /// When a file of the folder cannot be read, or when the system reports an error.
     /// When a file of the folder cannot be read, or when the system refuses.
     pub fn add_origin<F: ModelFamily>(&mut self, config: &F, origin: &Path) -> Result<(), HfError> {
         copy_files(origin, &self.scratch.path)?;
@@ -133,7 +133,7 @@ impl Writer {
     ///
     /// # Errors
     /// When the tensor was not announced, is written already, or has another number of elements, or when the system
-    /// refuses.
+    /// reports an error.
     pub fn write(&mut self, path: &str, values: &[f32]) -> Result<(), HfError> {
         let slot = self.pending.get(path).ok_or_else(|| HfError::Unexpected { tensor: path.to_owned() })?;
         let expected = slot.spec.shape.iter().product();
@@ -163,10 +163,10 @@ impl Writer {
         result
     }
 
-    /// Makes the directory visible.
+    /// Gives the complete directory its final name.
     ///
     /// # Errors
-    /// When an announced tensor was not written, when the target has got content meanwhile, or when the system refuses.
+    /// When an announced tensor was not written, when the target has content, or when the system reports an error.
     pub fn finish(mut self) -> Result<(), HfError> {
         if let Some(tensor) = self.pending.pop_first().map(|(path, _)| path) {
             return Err(HfError::Unwritten { tensor });
@@ -203,7 +203,7 @@ fn bytes(spec: &ParameterSpec) -> u64 {
     spec.shape.iter().product::<usize>() as u64 * size_of::<f32>() as u64
 }
 
-/// The length field and header of a file with these tensors, and the bytes of the tensors.
+/// Returns the length field and header of a file with these tensors, and the number of bytes of the tensors.
 fn header(specs: &[ParameterSpec]) -> Result<(Vec<u8>, u64), serde_json::Error> {
     let mut offset = 0;
     let tensors = specs.iter().map(|spec| {
@@ -215,7 +215,7 @@ fn header(specs: &[ParameterSpec]) -> Result<(Vec<u8>, u64), serde_json::Error> 
         )
     });
     let tensors = tensors.collect();
-    // Other readers refuse a file that does not say which framework's layout it has.
+    // Other readers reject a file that does not name the framework of its layout.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let metadata = Metadata::new(Some(format), tensors).map_err(serde::ser::Error::custom)?;
     let mut json = serde_json::to_vec(&metadata)?;
@@ -235,7 +235,7 @@ fn require_vacant(dir: &Path) -> Result<(), HfError> {
     }
 }
 
-/// A folder that disappears unless it is renamed.
+/// A folder that is removed unless it is renamed.
 #[derive(Debug)]
 struct Scratch {
     path: PathBuf,
@@ -243,7 +243,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// A fresh folder next to `target`, so that the rename stays within one file system.
+    /// Creates a folder next to `target`, so that the rename stays within one file system.
     fn create(target: &Path) -> Result<Self, HfError> {
         let parent = target.parent().unwrap_or(target);
         fs::create_dir_all(parent).map_err(HfError::io("create", parent))?;
@@ -283,7 +283,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if !self.renamed {
-            // Best effort: the name of a folder that stays says that it is partial.
+            // Best effort: the name of a remaining folder shows that it is incomplete.
             let _ = fs::remove_dir_all(&self.path);
         }
     }

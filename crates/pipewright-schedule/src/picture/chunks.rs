@@ -1,4 +1,4 @@
-//! The chunks of each rank, as far as a timeline shows them.
+//! The chunks of each rank that a timeline shows.
 //!
 //! A timeline does not hold the placement, so a rank's chunks are the stages that its events name, ascending.
 
@@ -26,17 +26,17 @@ impl Chunks {
         Self { stages: (0..timeline.ranks()).map(Rank::new).map(stages).collect() }
     }
 
-    /// The stages of `rank`, in the order of its chunks.
+    /// Returns the stages of `rank`, in the order of its chunks.
     pub(super) fn stages_of(&self, rank: Rank) -> &[StageIndex] {
         self.stages.get(rank.index()).map_or(&[], Vec::as_slice)
     }
 
-    /// The place of `stage` among the stages of `rank`; 0 for a stage of another rank.
+    /// Returns the place of `stage` among the stages of `rank`; 0 for a stage of another rank.
     pub(super) fn chunk(&self, rank: Rank, stage: StageIndex) -> usize {
         self.stages_of(rank).binary_search(&stage).unwrap_or(0)
     }
 
-    /// The largest number of chunks on one rank; at least 1.
+    /// Returns the largest number of chunks on one rank; at least 1.
     pub(super) fn most(&self) -> usize {
         self.stages.iter().map(Vec::len).max().unwrap_or(1).max(1)
     }

@@ -1,4 +1,4 @@
-//! The grid: one line a rank, one column a tick or position, in plain text.
+//! The grid: one line per rank and one column per tick or position, in plain text.
 //!
 //! ```
 //! use pipewright_schedule::{Rank, csv, picture};
@@ -15,8 +15,8 @@ use crate::ids::Rank;
 
 /// Draws rows of cells, such as those of a schedule, a program or a simulation. Bubbles are dots.
 ///
-/// The `marked` places, such as those of violations, get an exclamation mark. A mark behind a row's last
-/// cell, where something is missing, stands alone; marks further off are drawn there too.
+/// The `marked` places, such as those of violations, get an exclamation mark. A mark after a row's last cell, where
+/// something is missing, has no cell in front of it. Marks that are further right are drawn at the same place.
 pub fn grid<Row: IntoIterator<Item = Option<Action>>>(
     rows: impl IntoIterator<Item = Row>,
     marked: &[(Rank, usize)],
@@ -45,8 +45,7 @@ pub fn grid<Row: IntoIterator<Item = Option<Action>>>(
     picture
 }
 
-/// The cells of one rank, with their marks. Every cell keeps a place for a mark, so that marks do not shift
-/// columns.
+/// Returns the cells of one rank, with their marks. Every cell has room for a mark, so that marks do not shift columns.
 fn texts(rank: Rank, row: impl IntoIterator<Item = Option<Action>>, marked: &[(Rank, usize)]) -> Vec<String> {
     let is_marked = |position| marked.binary_search(&(rank, position)).is_ok();
     let text = |(position, cell): (usize, Option<Action>)| {

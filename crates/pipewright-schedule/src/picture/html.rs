@@ -1,9 +1,9 @@
-//! The page: a timeline to explore in a browser, in one file that loads nothing.
+//! The page: a timeline to explore in a browser, in one file that loads no other file.
 //!
-//! It draws what [`super::svg()`] draws, to scale, and on request what each rank holds in memory. The wheel
-//! scrolls and zooms, dragging moves, hovering names the action and lights up its microbatch. For screen
-//! readers there is a table. The page's markup, style and scripts are in the folder `page`; here they are joined
-//! with the colours, the legend, the table and the data.
+//! It draws the same as [`super::svg()`], to scale, and on request each rank's memory. The wheel scrolls and zooms,
+//! dragging moves, and hovering names the action and highlights its microbatch. A table has the same content for screen
+//! readers. The page's markup, style and scripts are in the folder `page`; this file joins them with the colours, the
+//! legend, the table and the data.
 
 use std::fmt::Write;
 
@@ -35,7 +35,8 @@ pub fn html(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
         .replace("{{light}}", &variables(&LIGHT, chunks.most()))
         .replace("{{dark}}", &variables(&DARK, chunks.most()));
     let script = SCRIPTS.concat().replace("\"{{data}}\"", &page_data(timeline, &chunks, settings));
-    // The title comes last but one, so that nothing in it is replaced; the script holds no title.
+    // The title is inserted after everything else but the script, so that nothing in it is replaced. The script has no
+    // title.
     include_str!("page/page.html")
         .replace("{{style}}", &style)
         .replace("{{legend}}", &legend(timeline, &chunks))
@@ -44,7 +45,7 @@ pub fn html(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
         .replace("{{script}}", &script)
 }
 
-/// The colours as variables of the style sheet.
+/// Returns the colours as variables of the style sheet.
 fn variables(theme: &Theme, chunks: usize) -> String {
     let named = [
         ("page", theme.page),
@@ -64,7 +65,7 @@ fn variables(theme: &Theme, chunks: usize) -> String {
     named + &fills.collect::<String>()
 }
 
-/// The sorts that occur with their shades, what the shades mean, and how much is bubble.
+/// Returns the sorts that occur with their shades, the meaning of the shades, and the share of bubbles.
 fn legend(timeline: &Timeline, chunks: &Chunks) -> String {
     let drawn = timeline.events().iter().filter(|event| event.end > event.start);
     let mut occurring: Vec<Sort> = Vec::new();
@@ -100,7 +101,7 @@ fn legend(timeline: &Timeline, chunks: &Chunks) -> String {
     legend
 }
 
-/// The rows of the table that stands for the picture where it cannot be seen: one for each rank.
+/// Returns the rows of the table that replaces the picture for screen readers: one row per rank.
 fn table(timeline: &Timeline, chunks: &Chunks, settings: &PictureSettings<'_>) -> String {
     let peaks = peak_memory(timeline, settings.counted_sizes());
     let bubbles = timeline.bubble_per_rank();
@@ -121,7 +122,7 @@ fn table(timeline: &Timeline, chunks: &Chunks, settings: &PictureSettings<'_>) -
     rows
 }
 
-/// The computation of a rank, in order.
+/// Returns the computation of a rank, in order.
 fn order(timeline: &Timeline, rank: Rank) -> String {
     let compute = || timeline.events_of(rank).iter().filter(|event| event.action.is_compute());
     let listed: Vec<String> = compute().take(MOST_LISTED).map(|event| event.action.to_string()).collect();

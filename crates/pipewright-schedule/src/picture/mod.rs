@@ -1,8 +1,8 @@
-//! Pictures of schedules and timelines: [`grid()`] for a terminal, [`svg()`] for a document, [`html()`] to
-//! explore in a browser.
+//! Pictures of schedules and timelines: [`grid()`] for a terminal, [`svg()`] for a document, and [`html()`] to explore
+//! in a browser.
 //!
-//! All return text, and what they return needs nothing else to be looked at. Colour on a terminal, files and
-//! viewers are the caller's business.
+//! All return text that needs no other files to be displayed. The caller handles colours of a terminal, files and
+//! viewers.
 
 mod grid;
 mod chunks;
@@ -20,21 +20,21 @@ pub use svg::svg;
 use crate::costs::StageSizes;
 use crate::simulate::UNIT;
 
-/// What a picture shows besides the timeline.
+/// The content of a picture in addition to the timeline.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PictureSettings<'a> {
     /// The heading.
     pub title: &'a str,
-    /// Bytes of each stage, one entry for each stage or one for all. Empty: memory is counted in activations
-    /// of one stage and microbatch.
+    /// The bytes of each stage, one entry per stage or one for all. If empty, memory is counted in activations of one
+    /// stage and microbatch.
     pub sizes: &'a [StageSizes],
-    /// Whether each rank has a memory lane below its actions. The page can show and hide it; without this
-    /// setting it shows it at first if there is room.
+    /// Whether each rank has a memory lane below its actions. The page can show and hide it. Without this setting the
+    /// page shows it at first if there is room.
     pub memory_lane: bool,
 }
 
 impl PictureSettings<'_> {
-    /// The sizes by which memory is counted.
+    /// Returns the sizes by which memory is counted.
     fn counted_sizes(&self) -> &[StageSizes] {
         if self.sizes.is_empty() { &[UNIT] } else { self.sizes }
     }

@@ -7,9 +7,9 @@ use crate::ids::Rank;
 use crate::schedule::Program;
 use crate::timeline::{Event, Timeline};
 
-/// The timeline of `program` with one event for each overlap, so that a picture shows it as one cell.
+/// Returns the timeline of `program` with one event per overlap, so that a picture shows it as one cell.
 ///
-/// Halves with idle time between them stay as they are: one cell would hide the wait.
+/// Halves with idle time between them do not change: one cell would hide the wait.
 pub fn with_whole_overlaps(timeline: &Timeline, program: &Program) -> Timeline {
     let mut events = Vec::with_capacity(timeline.events().len());
     for rank in (0..timeline.ranks()).map(Rank::new) {
@@ -31,7 +31,7 @@ pub fn with_whole_overlaps(timeline: &Timeline, program: &Program) -> Timeline {
     Timeline::new(timeline.ranks(), events)
 }
 
-/// The overlaps of a row by their forwards, each with its backward.
+/// Returns the overlaps of a row by their forwards, each with its backward.
 fn overlaps_of(row: &[Action]) -> HashMap<Action, (Action, Action)> {
     let halves = |&action: &Action| {
         let mut parts = action.parts();
@@ -40,7 +40,7 @@ fn overlaps_of(row: &[Action]) -> HashMap<Action, (Action, Action)> {
     row.iter().filter_map(halves).collect()
 }
 
-/// Whether `second` runs `backward`, and begins as soon as `first` ends.
+/// Returns whether `second` runs `backward`, and begins as soon as `first` ends.
 fn follows(second: &Event, first: &Event, backward: Action) -> bool {
     let tolerance = (second.end - first.start) * 1e-6;
     second.action == backward && second.start - first.end <= tolerance

@@ -1,7 +1,7 @@
-//! The timeline as a JavaScript value, as small as plain text allows.
+//! The timeline as a compact JavaScript value.
 //!
-//! Times are whole multiples of one quantum, each relative to the one before it. Each property of a rank's
-//! events is a list of its own, so that no name is repeated. The script `page/data.js` reads it.
+//! Times are whole multiples of one quantum, each relative to the previous one. Each property of a rank's events is a
+//! separate list, so that no name is repeated. The script `page/data.js` reads it.
 
 use serde::Serialize;
 
@@ -14,19 +14,19 @@ use crate::picture::palette::{Sort, ink_on};
 use crate::simulate::memory_curve;
 use crate::timeline::{Event, Timeline};
 
-/// Times are exact to this share of the makespan.
+/// The precision of times, as a share of the makespan.
 const RESOLUTION: f64 = 1e-9;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PageData {
-    /// Name, meaning, and sort of each kind of action.
+    /// The name, the meaning, and the sort of each kind of action.
     kinds: Vec<(&'static str, &'static str, u8)>,
     themes: [ThemeData; 2],
-    /// What times are multiples of, in seconds.
+    /// The quantum of times, in seconds.
     quantum: f64,
     makespan: u64,
-    /// What memory is counted in.
+    /// The unit of memory.
     unit: &'static str,
     memory_lane: bool,
     ranks: Vec<RankData>,
@@ -43,7 +43,7 @@ struct ThemeData {
     hatch: &'static str,
     memory: &'static str,
     memory_edge: &'static str,
-    /// For each sort the fill and the ink of each chunk.
+    /// The fill and the ink of each chunk, for each sort.
     fills: Vec<Vec<(String, &'static str)>>,
 }
 
@@ -52,20 +52,20 @@ struct RankData {
     stages: Vec<u32>,
     /// The kind of each event, as a letter from `A`.
     kinds: String,
-    /// From the start of the event before.
+    /// The start of each event, relative to the start of the previous event.
     starts: Vec<u64>,
     lengths: Vec<u64>,
-    /// For each event its chunk; empty if the rank has one chunk.
+    /// The chunk of each event; empty if the rank has one chunk.
     chunks: Vec<usize>,
-    /// For each event its microbatch, or -1.
+    /// The microbatch of each event, or -1.
     microbatches: Vec<i64>,
-    /// For each overlap the chunk and the microbatch of its backward.
+    /// The chunk and the microbatch of the backward of each overlap.
     backwards: Vec<(usize, i64)>,
-    /// For each change of what the rank holds, the time since the change before, and the amount.
+    /// The changes of the rank's memory: the time since the previous change, and the amount.
     memory: Vec<(u64, u64)>,
 }
 
-/// The data of the page. It holds numbers, and texts that are made here, so nothing in it can end the script.
+/// Returns the data of the page. It has only numbers and texts of this program, so nothing in it can end the script.
 pub(super) fn page_data(timeline: &Timeline, chunks: &Chunks, settings: &PictureSettings<'_>) -> String {
     let clock = Clock::of(timeline);
     let ranks =
@@ -102,7 +102,7 @@ fn rank_data(
     clock: &Clock,
     settings: &PictureSettings<'_>,
 ) -> RankData {
-    // What takes no time cannot be seen.
+    // An event that takes no time cannot be seen.
     let takes_time = |event: &&Event| event.action.is_compute() || event.end > event.start;
     let events: Vec<&Event> = timeline.events_of(rank).iter().filter(takes_time).collect();
     let starts: Vec<u64> = events.iter().map(|event| clock.quanta(event.start)).collect();
@@ -129,13 +129,14 @@ fn rank_data(
     }
 }
 
-/// Each number as its distance from the one before; the numbers ascend.
+/// Returns the difference of each number from the previous one; the numbers ascend.
 fn differences(ascending: &[u64]) -> Vec<u64> {
     let before = std::iter::once(0).chain(ascending.iter().copied());
     before.zip(ascending).map(|(before, &number)| number.saturating_sub(before)).collect()
 }
 
-/// Counts times from the start of a timeline, in the largest quantum of which all times are multiples.
+/// Converts times to multiples of a quantum since the start of a timeline. The quantum is the largest that divides all
+/// times.
 struct Clock {
     start: f64,
     tick: f64,

@@ -1,7 +1,7 @@
 //! All colours of the drawing and the page, for a light and a dark background.
 //!
-//! Each sort of computation has a hue, and each chunk of a rank a shade of it. Any two sorts differ in every
-//! shade for readers who do not see all hues; the tests simulate how they see. Bubbles are hatched.
+//! Each sort of computation has a hue, and each chunk of a rank a shade of it. Any two sorts differ in every shade for
+//! readers with colour blindness; the tests simulate their vision. Bubbles are hatched.
 
 use crate::action::{Action, ActionKind};
 
@@ -27,7 +27,7 @@ impl Sort {
         Self::Collective,
     ];
 
-    /// The sort of actions of one kind. The halves of an overlap have sorts of their own; see [`Action::parts`].
+    /// Returns the sort of actions of one kind. The halves of an overlap have separate sorts; see [`Action::parts`].
     pub(super) fn of(kind: ActionKind) -> Self {
         match kind {
             ActionKind::Forward => Self::Forward,
@@ -39,7 +39,7 @@ impl Sort {
         }
     }
 
-    /// The text of the legend.
+    /// Returns the text of the legend.
     pub(super) fn meaning(self) -> &'static str {
         match self {
             Self::Forward => "F forward",
@@ -51,7 +51,7 @@ impl Sort {
         }
     }
 
-    /// Whether the chunks of a rank have shades of their own.
+    /// Returns whether the chunks of a rank have different shades.
     pub(super) fn has_shades(self) -> bool {
         self < Self::Message
     }
@@ -72,7 +72,7 @@ pub(super) struct Theme {
     /// The area and the edge of the memory lane.
     pub(super) memory: &'static str,
     pub(super) memory_edge: &'static str,
-    /// For each [`Sort`], the shade of a rank's first chunk and that of its last.
+    /// The shades of a rank's first and last chunk, for each [`Sort`].
     fills: [[&'static str; 2]; 6],
 }
 
@@ -115,32 +115,32 @@ pub(super) const DARK: Theme = Theme {
 };
 
 impl Theme {
-    /// The fill of chunk `chunk` of a rank that has at most `chunks`.
+    /// Returns the fill of chunk `chunk` of a rank that has at most `chunks`.
     pub(super) fn fill(&self, sort: Sort, chunk: usize, chunks: usize) -> String {
         let [first, last] = self.fills[sort as usize];
         let share = chunk as f64 / (chunks.max(2) - 1) as f64;
         mixed(first, last, share.min(1.0))
     }
 
-    /// The fills of a sort, from the first chunk to the last; one for a sort without shades.
+    /// Returns the fills of a sort, from the first chunk to the last; one for a sort without shades.
     pub(super) fn shades(&self, sort: Sort, chunks: usize) -> Vec<String> {
         let chunks = if sort.has_shades() { chunks.max(1) } else { 1 };
         (0..chunks).map(|chunk| self.fill(sort, chunk, chunks)).collect()
     }
 }
 
-/// The sort of `part`, which is not an overlap.
+/// Returns the sort of `part`, which is not an overlap.
 pub(super) fn sort(part: Action) -> Sort {
     Sort::of(part.kind())
 }
 
-/// The colour of text on a fill: black or white, the one that has more contrast.
+/// Returns the colour of text on a fill: black or white, whichever has more contrast.
 pub(super) fn ink_on(fill: &str) -> &'static str {
     let luminance = luminance(linear(fill));
     if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) { "#000000" } else { "#ffffff" }
 }
 
-/// The red, green and blue of a colour, from 0 to 255.
+/// Returns the red, green and blue of a colour, from 0 to 255.
 fn channels(colour: &str) -> [f64; 3] {
     [1, 3, 5].map(|at| f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap_or(0)))
 }
@@ -152,7 +152,7 @@ fn mixed(from: &str, to: &str, share: f64) -> String {
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
-/// The intensities of red, green and blue light (IEC 61966-2-1), from 0 to 1.
+/// Returns the intensities of red, green and blue light (IEC 61966-2-1), from 0 to 1.
 fn linear(colour: &str) -> [f64; 3] {
     let intensity = |value: f64| {
         let value = value / 255.0;
@@ -165,7 +165,7 @@ fn luminance([red, green, blue]: [f64; 3]) -> f64 {
     0.2126 * red + 0.7152 * green + 0.0722 * blue
 }
 
-/// A time in the unit that suits the longest on the page.
+/// Formats a time in a unit that suits the longest time on the page.
 pub(super) fn duration(seconds: f64, longest: f64) -> String {
     match longest {
         _ if longest >= 1.0 => format!("{} s", rounded(seconds)),
@@ -174,7 +174,7 @@ pub(super) fn duration(seconds: f64, longest: f64) -> String {
     }
 }
 
-/// With three decimals at most, and without needless zeros.
+/// Rounds to three decimals, without trailing zeros.
 fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
@@ -183,8 +183,8 @@ fn rounded(value: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// What eyes make of the three lights: all of them, without red, without green, without blue (Machado, Oliveira
-    /// and Fernandes, 2009, at full severity).
+    /// How eyes perceive the three lights: normal vision, then without red, without green and without blue (Machado,
+    /// Oliveira and Fernandes, 2009, at full severity).
     const EYES: [[[f64; 3]; 3]; 4] = [
         [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
         [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -192,7 +192,7 @@ mod tests {
         [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
     ];
 
-    /// The colour as `eye` sees it, in CIELAB.
+    /// Returns the colour as `eye` sees it, in CIELAB.
     fn seen(colour: &str, eye: [[f64; 3]; 3]) -> [f64; 3] {
         let light = linear(colour);
         let [red, green, blue] =

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The place of the row that comes next. Together with the data and the seed it is all that resuming needs.
+/// The place of the next row. Resuming needs only the cursor, the data and the seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
-    /// How often all rows have been dealt out.
+    /// The number of complete passes over the data.
     pub epoch: u64,
     /// The place in the epoch's order, counted from 0; the number of rows at an epoch's very end.
     pub index: u64,

@@ -1,4 +1,4 @@
-//! What can be wrong with a checkpoint, or keeps one from being written: always with the folder, file or parameter.
+//! The errors of writing and reading checkpoints. Each names the folder, file or parameter.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,74 +7,74 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// Why a checkpoint cannot be written, read or taken over.
+/// Why a checkpoint cannot be written, read or restored.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The system refuses.
+    /// The system reported an error.
     #[error("{}: cannot {action}: {source}", path.display())]
     Io {
-        /// What was tried, as in "cannot write".
+        /// The action that failed, as in "cannot write".
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// Another process has the folder.
+    /// Another process owns the folder.
     #[error("{}: process {} is at work in this folder; wait until it has ended", path.display(), owner.as_deref().unwrap_or("of unknown id"))]
     Locked {
         /// The folder.
         path: PathBuf,
-        /// The owner's process id, as far as it can be read.
+        /// The owner's process id, if it can be read.
         owner: Option<String>,
     },
-    /// No complete checkpoint in a folder of checkpoints.
+    /// A folder of checkpoints has no complete checkpoint.
     #[error("{}: there is no complete checkpoint in this folder", path.display())]
     NoneComplete {
         /// The folder.
         path: PathBuf,
     },
-    /// The folder is no checkpoint, or one without its manifest.
-    #[error("{}: the manifest is missing: this is no complete checkpoint; use another", path.display())]
+    /// The folder is not a checkpoint, or its manifest is missing.
+    #[error("{}: the manifest is missing: this is not a complete checkpoint; use another", path.display())]
     NoManifest {
-        /// The manifest that is not there.
+        /// The path of the missing manifest.
         path: PathBuf,
     },
-    /// The manifest is not what was written.
-    #[error("{}: the manifest is damaged: {reason}; delete the checkpoint's folder to go on from the one before", path.display())]
+    /// The manifest differs from the one that was written.
+    #[error("{}: the manifest is damaged: {reason}; delete the checkpoint's folder to resume from the previous one", path.display())]
     DamagedManifest {
         /// The manifest.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
     },
-    /// A tensor that is spread over shards, and not all of it.
-    #[error("{}: the parts of `{tensor}` do not make up a whole; delete the folder to go on from the one before", path.display())]
+    /// Parts of a tensor are missing.
+    #[error("{}: the parts of `{tensor}` do not make up the whole tensor; delete the folder to resume from the previous one", path.display())]
     Torn {
         /// The checkpoint.
         path: PathBuf,
         /// The tensor.
         tensor: String,
     },
-    /// A manifest of a later version of this crate.
+    /// A later version of this crate wrote the manifest.
     #[error("{}: the checkpoint has format {found}, and this program reads up to {known}; use a later version", path.display())]
     TooNew {
         /// The manifest.
         path: PathBuf,
         /// Its format.
         found: u32,
-        /// The newest format that is known.
+        /// The newest format that this version reads.
         known: u32,
     },
-    /// A file that the manifest names is not there.
-    #[error("{}: the shard is missing; delete the checkpoint's folder to go on from the one before", path.display())]
+    /// A file that the manifest names does not exist.
+    #[error("{}: the shard is missing; delete the checkpoint's folder to resume from the previous one", path.display())]
     MissingShard {
         /// The file.
         path: PathBuf,
     },
-    /// A file of another length than was written.
-    #[error("{}: the shard has {found} bytes of {expected}; delete the checkpoint's folder to go on from the one before", path.display())]
+    /// A file has another length than the one that was written.
+    #[error("{}: the shard has {found} bytes of {expected}; delete the checkpoint's folder to resume from the previous one", path.display())]
     ShardLength {
         /// The file.
         path: PathBuf,
@@ -83,23 +83,23 @@ pub enum CheckpointError {
         /// Bytes that are there.
         found: u64,
     },
-    /// A file of another checkpoint.
+    /// A file belongs to another checkpoint.
     #[error("{}: the shard is of step {found}, the checkpoint of step {expected}; put the right file back", path.display())]
     ForeignShard {
         /// The file.
         path: PathBuf,
         /// The checkpoint's step.
         expected: u64,
-        /// The step that the file says.
+        /// The step in the file's header.
         found: u64,
     },
-    /// A file with other content than was written.
-    #[error("{}: the shard is damaged: its content has another hash than was written; delete the checkpoint's folder to go on from the one before", path.display())]
+    /// A file has other content than the one that was written.
+    #[error("{}: the shard is damaged: its content has another hash than was written; delete the checkpoint's folder to resume from the previous one", path.display())]
     DamagedShard {
         /// The file.
         path: PathBuf,
     },
-    /// A parameter that the checkpoint does not have.
+    /// The checkpoint does not have a parameter.
     #[error("{}: the checkpoint has no parameter `{parameter}`; resume with the model that it was made of", path.display())]
     MissingParameter {
         /// The checkpoint.
@@ -107,7 +107,7 @@ pub enum CheckpointError {
         /// The parameter's global path.
         parameter: Arc<str>,
     },
-    /// A parameter of another shape or element type.
+    /// A parameter has another shape or element type.
     #[error("{}: `{parameter}` is {found} in the checkpoint and {expected} in the model; resume with the model that it was made of", path.display())]
     Mismatch {
         /// The checkpoint.
@@ -119,23 +119,23 @@ pub enum CheckpointError {
         /// Element type and shape in the checkpoint.
         found: String,
     },
-    /// State that the optimizer does not take.
+    /// The optimizer does not accept the stored state.
     #[error("{}: the optimizer does not take the state that is stored for it: {reason}; resume with the optimizer that wrote it", path.display())]
     Optimizer {
         /// The checkpoint.
         path: PathBuf,
-        /// What does not fit.
+        /// The reason.
         reason: String,
     },
-    /// A parameter whose name means something else in a shard.
+    /// A parameter's path has a character that separates optimizer state in a shard.
     #[error(
-        "the parameter `{parameter}` has an @ in its path, which sets optimizer state apart: give it another path"
+        "the parameter `{parameter}` has an @ in its path, which separates optimizer state: give it another path"
     )]
     Path {
         /// The parameter's global path.
         parameter: Arc<str>,
     },
-    /// Two parameters of one path.
+    /// Two parameters have the same path.
     #[error(
         "two parameters have the path `{parameter}`, and a checkpoint holds one of each path: give different parameters \
          different paths (`StageModule::parameter_path`, or `Stage::with_prefix`)"
@@ -144,10 +144,10 @@ pub enum CheckpointError {
         /// Their global path.
         parameter: Arc<str>,
     },
-    /// Two tensors of one name that differ, in two files.
+    /// Two files have tensors of the same name that differ.
     #[error(
         "{}: `{tensor}` differs between {} and {}: two parameters had this path when the checkpoint was written, and it \
-         does not say which is whose; train again with a path of its own for each parameter \
+         does not say which tensor belongs to which parameter; train again with a different path for each parameter \
          (`StageModule::parameter_path`, or `Stage::with_prefix`)", path.display(), .shards.0, .shards.1
     )]
     Ambiguous {
@@ -158,7 +158,7 @@ pub enum CheckpointError {
         /// The files.
         shards: (String, String),
     },
-    /// A tensor that the format cannot hold.
+    /// The format cannot hold a tensor.
     #[error("`{tensor}` has elements of type {dtype}, which a checkpoint cannot hold")]
     ElementType {
         /// The tensor.
@@ -166,13 +166,13 @@ pub enum CheckpointError {
         /// Its element type.
         dtype: String,
     },
-    /// Optimizer state that cannot be taken apart.
+    /// The optimizer's state cannot be read.
     #[error("the optimizer's state cannot be read: {reason}")]
     Record {
-        /// What Burn says.
+        /// Burn's reason.
         reason: String,
     },
-    /// Other processes have not written their part.
+    /// Other processes have not written their parts.
     #[error(
         "{}: the shards of ranks {ranks:?} are not there, and nothing has moved for {:.0} s: every process of the run must \
          see this folder", path.display(), waited.as_secs_f64()
@@ -182,18 +182,18 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The ranks.
         ranks: Vec<u32>,
-        /// How long they were waited for.
+        /// The time without a further part.
         waited: Duration,
     },
-    /// The disk takes nothing.
-    #[error("{}: nothing of the checkpoint has been written for {:.0} s; see whether the disk is well", path.display(), waited.as_secs_f64())]
+    /// The disk accepts no data.
+    #[error("{}: nothing of the checkpoint has been written for {:.0} s; check the disk", path.display(), waited.as_secs_f64())]
     Stuck {
         /// The folder of the checkpoints.
         path: PathBuf,
-        /// How long nothing moved.
+        /// The time without progress.
         waited: Duration,
     },
-    /// The writing thread is gone.
+    /// The writing thread has ended.
     #[error("{}: the thread that writes checkpoints has ended early", path.display())]
     WriterGone {
         /// The folder of the checkpoints.
@@ -202,7 +202,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// For `map_err`: the system's reason, with what was tried on which path.
+    /// Returns a function for `map_err` that adds the action and the path to the system's reason.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { action, path: path.to_owned(), source }
     }

@@ -1,6 +1,7 @@
-//! A folder of checkpoints: which are complete, which is the newest, and who may write.
+//! A folder of checkpoints: which ones are complete, which one is the newest, and which process may write.
 //!
-//! Names begin with what they are: `step-00000040` is complete, `.saving-...` is not yet, `.removing-...` is no longer.
+//! The prefix of a name says its state: `step-00000040` is complete, `.saving-...` is being written, and
+//! `.removing-...` is being removed.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
@@ -21,28 +22,28 @@ pub(super) fn committed_name(step: u64) -> String {
     format!("{COMMITTED}{step:08}")
 }
 
-/// The name under which it is written.
+/// The name of the folder while the checkpoint of `step` is written.
 pub(super) fn scratch_name(step: u64) -> String {
     format!("{SAVING}{step:08}")
 }
 
 /// A folder of checkpoints that no other process writes to.
 ///
-/// The folder's `lock` file holds the owner's process id and is locked by the system, which unlocks it when the process
-/// ends in whatever way: a lock is never left behind.
+/// The folder's `lock` file holds the owner's process id. The system locks it, and unlocks it when the process ends for
+/// any reason, so a lock never remains.
 #[derive(Debug)]
 pub struct CheckpointFolder {
     path: PathBuf,
-    /// Locked as long as it is open.
+    /// Locked while it is open.
     _lock: File,
 }
 
 impl CheckpointFolder {
-    /// Takes the folder, which is made where it does not exist, and removes what an earlier owner left half-written.
-    /// What lacks nothing but its final name gets it.
+    /// Takes ownership of the folder, creates it if it does not exist, and removes incomplete checkpoints of an earlier
+    /// owner. A checkpoint that is complete except for its final name gets that name.
     ///
     /// # Errors
-    /// When another process has it, or the system refuses.
+    /// When another process owns it, or the system reports an error.
     pub fn own(path: &Path) -> Result<Self, CheckpointError> {
         fs::create_dir_all(path).map_err(CheckpointError::io("create", path))?;
         let folder = Self { path: path.to_owned(), _lock: lock(path)? };
@@ -57,7 +58,7 @@ impl CheckpointFolder {
         Ok(folder)
     }
 
-    /// Where it is.
+    /// Returns the folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -65,14 +66,14 @@ impl CheckpointFolder {
     /// Removes all checkpoints but the `keep` newest.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the system reports an error.
     pub fn keep_newest(&self, keep: usize) -> Result<(), CheckpointError> {
         let all = Self::list(&self.path)?;
         let old = all.len().saturating_sub(keep);
         all[..old].iter().try_for_each(|(_, checkpoint)| remove_committed(checkpoint))
     }
 
-    /// The complete checkpoints in a folder with their steps, oldest first. Nothing in them is looked at. A folder that
+    /// Returns the complete checkpoints in a folder with their steps, oldest first, without reading them. A folder that
     /// does not exist has none.
     ///
     /// # Errors
@@ -86,10 +87,10 @@ impl CheckpointFolder {
         Ok(found)
     }
 
-    /// The newest complete checkpoint in a folder, opened.
+    /// Opens the newest complete checkpoint in a folder.
     ///
     /// # Errors
-    /// As [`Checkpoint::open`], and when there is none.
+    /// As [`Checkpoint::open`], or when there is no complete checkpoint.
     pub fn newest(path: &Path) -> Result<Checkpoint, CheckpointError> {
         match Self::list(path)?.pop() {
             Some((_, checkpoint)) => Checkpoint::open(&checkpoint),
@@ -97,14 +98,14 @@ impl CheckpointFolder {
         }
     }
 
-    /// Whether this folder is a checkpoint rather than a folder of them.
+    /// Returns whether this folder is a checkpoint and not a folder of checkpoints.
     pub fn is_checkpoint(path: &Path) -> bool {
         path.join(MANIFEST).exists()
             || path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(COMMITTED))
     }
 }
 
-/// Names in a folder; none in one that does not exist.
+/// Returns the names in a folder; none if it does not exist.
 fn names(path: &Path) -> Result<Vec<String>, CheckpointError> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,

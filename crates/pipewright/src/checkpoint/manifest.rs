@@ -1,4 +1,4 @@
-//! The manifest: which files make up a checkpoint, and what they hold. It is written last and hashes itself.
+//! The manifest: the files of a checkpoint and their contents. It is written last and contains its own hash.
 //!
 //! The file is a JSON object whose last member is the hash of all text before it.
 
@@ -19,22 +19,22 @@ pub const MANIFEST: &str = "manifest.json";
 /// The format of checkpoints whose tensors are whole.
 const WHOLE: u32 = 1;
 
-/// The format of those whose tensors lie in parts, and the newest that this crate reads.
+/// The newest format that this crate reads, of checkpoints whose tensors are stored in parts.
 const IN_PARTS: u32 = 2;
 
-/// What stands between the manifest's content and its hash, and behind the hash.
+/// The text between the manifest's content and its hash, and the text after the hash.
 const BEFORE_HASH: &str = ",\n  \"hash\": \"";
 const BEHIND_HASH: &str = "\"\n}\n";
 
-/// What a checkpoint consists of.
+/// The content of a manifest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     format: u32,
     /// Optimizer steps taken.
     pub step: u64,
-    /// The row of the data that comes next.
+    /// The place of the next row of the data.
     pub cursor: Cursor,
-    /// What the run's owner put down: nothing here reads it.
+    /// The run's own entries, which this crate does not read.
     pub description: Map<String, Json>,
     /// The files with the tensors.
     pub shards: Vec<Shard>,
@@ -49,19 +49,19 @@ pub struct Shard {
     pub bytes: u64,
     /// The BLAKE3 hash of its content, in hexadecimal.
     pub hash: String,
-    /// Which rows of its tensors it has; all of them where it does not say.
+    /// The rows of its tensors that the file has; all rows if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) part: Option<RowShard>,
 }
 
 impl Manifest {
-    /// A manifest of the oldest format that can hold these shards.
+    /// Makes a manifest in the oldest format that can hold these shards.
     pub fn new(step: u64, cursor: Cursor, description: Map<String, Json>, shards: Vec<Shard>) -> Self {
         let in_parts = shards.iter().any(|shard| shard.part.is_some());
         Self { format: if in_parts { IN_PARTS } else { WHOLE }, step, cursor, description, shards }
     }
 
-    /// The manifest in a checkpoint's folder; the files that it names are not looked at.
+    /// Reads the manifest in a checkpoint's folder, but not the files that it names.
     ///
     /// # Errors
     /// When it is missing, damaged, or of a later format.
@@ -80,7 +80,7 @@ impl Manifest {
         })
     }
 
-    /// The file's text.
+    /// Returns the file's text.
     pub(super) fn to_text(&self) -> String {
         let json = serde_json::to_string_pretty(self).expect("a manifest is plain data");
         let body = json.strip_suffix("\n}").expect("pretty JSON closes an object on a line of its own");
@@ -97,7 +97,7 @@ impl Manifest {
         }
         let json: Json =
             serde_json::from_str(&format!("{body}\n}}")).map_err(|error| damaged(&error.to_string()))?;
-        // A later format may have other members: its number is looked at first.
+        // A later format may have other members, so the number is checked first.
         match json.get("format").and_then(Json::as_u64).and_then(|format| u32::try_from(format).ok()) {
             Some(found) if found > IN_PARTS => return Err(Flaw::TooNew(found)),
             _ => {}
@@ -111,7 +111,7 @@ impl Manifest {
     }
 }
 
-/// What is wrong with a manifest's text.
+/// The error of a manifest's text.
 #[derive(Debug, PartialEq)]
 enum Flaw {
     TooNew(u32),

@@ -1,8 +1,9 @@
 //! Optimizer state by parameter path, for any of Burn's optimizers.
 //!
-//! Burn keeps the state of a module's parameters under their ids, which differ from run to run, and shows it only as a
-//! burnpack record. A record's names are `ID.FIELD`; here they become `PATH@FIELD`, and back. Numbers of the state (the
-//! count of steps, the tensor's rank) are texts such as `uint 7`, floating point ones by their bits.
+//! Burn stores the state of a module's parameters under their ids, which differ from run to run, and gives access to it
+//! only as a burnpack record. A record's names are `ID.FIELD`; this file converts them to `PATH@FIELD` and back.
+//! Numbers of the state (the count of steps, the tensor's rank) are texts such as `uint 7`; floating point numbers are
+//! stored as their bits.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,27 +17,27 @@ use super::error::CheckpointError;
 use super::read::Checkpoint;
 use crate::tensor::shard::RowShard;
 
-/// Stands between a parameter's path and the field of its state.
+/// Separates a parameter's path from the field of its state.
 pub(super) const FIELD: char = '@';
 
-/// An optimizer's state, taken apart.
+/// An optimizer's state as separate tensors and numbers.
 #[derive(Default)]
 pub(super) struct Parts {
-    /// By `PATH@FIELD`.
+    /// The tensors by `PATH@FIELD`.
     pub(super) tensors: BTreeMap<String, TensorData>,
-    /// By `PATH@FIELD`.
+    /// The numbers by `PATH@FIELD`.
     pub(super) scalars: BTreeMap<String, String>,
 }
 
-/// A parameter as the optimizer that takes a state over knows it.
+/// A parameter of the optimizer that a state is restored into.
 pub(crate) struct Target<'a> {
     pub(crate) id: ParamId,
     pub(crate) path: &'a Arc<str>,
-    /// The path inside the stage's module, by which Burn chooses among several optimizers.
+    /// The path inside the stage's module, which Burn uses to choose among several optimizers.
     pub(crate) local: &'a str,
 }
 
-/// The state of the parameters in `paths`, by id.
+/// Returns the state of the parameters in `paths`, whose keys are parameter ids.
 pub(super) fn take_apart(
     optimizer: &ModuleOptimizer,
     paths: &HashMap<ParamId, Arc<str>>,
@@ -65,7 +66,7 @@ fn by_path(name: &str, paths: &HashMap<ParamId, Arc<str>>) -> Option<String> {
     Some(format!("{path}{FIELD}{field}"))
 }
 
-/// `optimizer` with the state that the checkpoint has for a part of these parameters, in place of its own.
+/// Replaces the state of `optimizer` with the checkpoint's state for a part of these parameters.
 pub(crate) fn put_together(
     optimizer: ModuleOptimizer,
     targets: &[Target<'_>],
@@ -96,7 +97,7 @@ pub(crate) fn put_together(
     let bytes = writer.into_bytes().map_err(|error| unfit(error.to_string()))?;
     let record = OptimizerRecord::from_bytes(bytes).map_err(|error| unfit(error.to_string()))?;
     let optimizer = optimizer.load_record(record);
-    // Burn passes over state that it cannot use, and would start that parameter's anew.
+    // Burn ignores state that it cannot use, and would start that parameter without state.
     match optimizer.to_record().len() {
         taken if taken == expected => Ok(optimizer),
         taken => Err(unfit(format!("it takes {taken} tensors of {expected}"))),

@@ -16,7 +16,7 @@ use super::save::STEP;
 use super::tensor_file::{Header, from_stored, hash, read_header};
 use crate::tensor::shard::RowShard;
 
-/// A complete checkpoint whose files are as they were written.
+/// A complete checkpoint whose files have been verified.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -26,43 +26,43 @@ pub struct Checkpoint {
     parameters: BTreeSet<String>,
 }
 
-/// Where a tensor is, and what it is.
+/// The place of a tensor in the shards, with its type and shape.
 #[derive(Debug)]
 struct Place {
     dtype: DType,
     shape: Vec<usize>,
-    /// Its rows, in order: all in one shard, or spread over the shards of replicas.
+    /// Its rows, in order: all in one shard, or divided among the shards of replicas.
     pieces: Vec<Piece>,
-    /// Further pieces of the same rows.
+    /// Further copies of the same rows.
     copies: Vec<Piece>,
 }
 
-/// Rows of a tensor that lie in one shard.
+/// Rows of a tensor that are stored in one shard.
 #[derive(Debug)]
 struct Piece {
     part: RowShard,
     rows: usize,
     shard: usize,
-    /// Where they begin in the file.
+    /// The place of their first byte in the file.
     start: u64,
 }
 
-/// A parameter as it is stored.
+/// A parameter in a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredTensor<'a> {
     /// Its global path.
     pub path: &'a str,
-    /// Its shape, as the model holds it.
+    /// Its shape in the model.
     pub shape: &'a [usize],
     /// Its element type.
     pub dtype: DType,
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint's folder and reads every byte of it once, to see that it is what was written.
+    /// Opens a checkpoint's folder and reads every byte once to verify it.
     ///
     /// # Errors
-    /// When the manifest or a shard is missing, damaged, cut short or of another step: the error names the file.
+    /// When the manifest or a shard is missing, damaged, cut short or of another step. The error names the file.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let manifest = Manifest::read(path)?;
         let (mut tensors, mut scalars) = (BTreeMap::new(), BTreeMap::new());
@@ -96,22 +96,22 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), manifest, tensors, scalars, parameters })
     }
 
-    /// Its folder.
+    /// Returns the checkpoint's folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the manifest says.
+    /// Returns the manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Optimizer steps taken.
+    /// Returns the number of optimizer steps taken.
     pub fn step(&self) -> u64 {
         self.manifest.step
     }
 
-    /// The parameters, by path.
+    /// Returns the parameters, by path.
     pub fn parameters(&self) -> impl Iterator<Item = StoredTensor<'_>> {
         self.parameters.iter().map(|path| {
             let place = &self.tensors[path];
@@ -119,10 +119,10 @@ impl Checkpoint {
         })
     }
 
-    /// The values of a parameter, which must have this shape and element type.
+    /// Reads the values of a parameter, which must have this shape and element type.
     ///
     /// # Errors
-    /// When there is no such parameter, it is another, or the file cannot be read.
+    /// When there is no such parameter, its shape or type differs, or the file cannot be read.
     pub fn parameter(
         &self,
         parameter: &Arc<str>,
@@ -132,7 +132,7 @@ impl Checkpoint {
         self.part_of(parameter, shape, dtype, RowShard::WHOLE)
     }
 
-    /// As [`Checkpoint::parameter`], for the rows of one part; `shape` is that of the whole.
+    /// As [`Checkpoint::parameter`], for the rows of one part; `shape` is the shape of the whole parameter.
     pub(crate) fn part_of(
         &self,
         parameter: &Arc<str>,
@@ -157,17 +157,17 @@ impl Checkpoint {
         self.read(parameter, part)
     }
 
-    /// The tensors of a parameter's optimizer state: field and full name of each.
+    /// Returns the tensors of a parameter's optimizer state: the field and the full name of each.
     pub(super) fn state_of(&self, parameter: &str) -> impl Iterator<Item = (&str, &str)> {
         fields(&self.tensors, parameter).map(|(field, name, _)| (field, name))
     }
 
-    /// The numbers of a parameter's optimizer state, as text by field.
+    /// Returns the numbers of a parameter's optimizer state: the field and the text of each.
     pub(super) fn scalars_of(&self, parameter: &str) -> impl Iterator<Item = (&str, &str)> {
         fields(&self.scalars, parameter).map(|(field, _, text)| (field, text.as_str()))
     }
 
-    /// A part of a tensor that is there.
+    /// Reads a part of a tensor, which must be in the checkpoint.
     pub(super) fn read(&self, name: &str, part: RowShard) -> Result<TensorData, CheckpointError> {
         let place = &self.tensors[name];
         let wanted = part.rows(place.rows());
@@ -197,12 +197,12 @@ impl Checkpoint {
     }
 }
 
-/// Parts of a tensor that do not make up a whole.
+/// The error for parts of a tensor that do not make up the whole.
 struct Torn;
 
-/// Why rows do not fit the tensor that they are said to be of.
+/// The reason why rows do not fit the tensor that they belong to.
 enum Unfit {
-    /// They are not of the others' shape or type.
+    /// Their shape or type differs from that of the other rows.
     Part,
     /// This shard has the same rows in another shape.
     Copy(usize),
@@ -233,12 +233,12 @@ impl Place {
         self.shape.first().copied().unwrap_or(1)
     }
 
-    /// Puts the pieces in order and the shape of the whole in place.
+    /// Puts the pieces in order and sets the shape of the whole tensor.
     fn join(&mut self) -> Result<(), Torn> {
         self.pieces.sort_unstable_by_key(|piece| piece.part.index);
         let rows = self.pieces.iter().map(|piece| piece.rows).sum();
         let RowShard { index, of } = self.pieces[0].part;
-        // What every replica has whole is stored by the first alone.
+        // A tensor that every replica has whole is stored by the first replica only.
         if index == 0 && self.pieces.len() == 1 {
             return Ok(());
         }
@@ -255,7 +255,7 @@ impl Place {
     }
 }
 
-/// The entries named `PARAMETER@FIELD`, with their fields.
+/// Returns the entries named `PARAMETER@FIELD`, with their fields.
 fn fields<'a, T>(
     map: &'a BTreeMap<String, T>,
     parameter: &str,
@@ -268,7 +268,7 @@ fn fields<'a, T>(
     found.into_iter()
 }
 
-/// Whether all copies of a tensor's rows are equal, as those of a shared parameter are: any is then as good as the others.
+/// Checks that all copies of a tensor's rows are equal, as those of a shared parameter are. Then any copy may be read.
 fn compare_copies(
     path: &Path,
     manifest: &Manifest,
@@ -299,7 +299,7 @@ fn ambiguous(path: &Path, manifest: &Manifest, tensor: &str, shards: [usize; 2])
     CheckpointError::Ambiguous { path: path.to_owned(), tensor: tensor.to_owned(), shards: (first, second) }
 }
 
-/// Reads the whole shard once; returns its header if it is as the manifest says.
+/// Reads the whole shard once and returns its header if the content matches the manifest.
 fn verify(checkpoint: &Path, shard: &Shard, step: u64) -> Result<Header, CheckpointError> {
     let path = checkpoint.join(&shard.name);
     let mut file = match File::open(&path) {

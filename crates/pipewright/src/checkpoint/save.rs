@@ -1,7 +1,7 @@
-//! Writing a checkpoint: shards into a scratch folder, the manifest last, one rename.
+//! Writes a checkpoint: the shards into a scratch folder, then the manifest, then one rename.
 //!
-//! Shards may be written by several processes that see one folder. Each leaves a note beside its shards, the last thing
-//! that it writes; the process that began the checkpoint commits it once it has read the notes of all ranks.
+//! Several processes that share one folder may write shards. Each process writes a note for every shard, after the
+//! shard. The process that began the checkpoint commits it when it has read the notes of all ranks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
@@ -24,13 +24,14 @@ use crate::tensor::ValueKind;
 /// The header text that says which step a shard belongs to.
 pub(super) const STEP: &str = "step";
 
-/// A checkpoint in the making. Dropped before [`Saving::commit`], it leaves nothing in the process that began it.
+/// A checkpoint that is being written. If it is dropped before [`Saving::commit`], the process that began it removes
+/// the files.
 #[derive(Debug)]
 pub struct Saving {
     folder: PathBuf,
     scratch: PathBuf,
     step: u64,
-    /// Whether the scratch folder is this process's to remove.
+    /// Whether this process removes the scratch folder.
     owns_scratch: bool,
     written: Arc<AtomicU64>,
 }
@@ -40,40 +41,40 @@ impl Saving {
     /// ([`CheckpointFolder::own`](super::CheckpointFolder::own)).
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the system reports an error.
     pub fn begin(folder: &Path, step: u64) -> Result<Self, CheckpointError> {
         let mut saving = Self::join(folder, step)?;
         saving.owns_scratch = true;
         Ok(saving)
     }
 
-    /// Takes part in a checkpoint that another process begins, earlier or later.
+    /// Takes part in a checkpoint that another process has begun or will begin.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the system reports an error.
     pub fn join(folder: &Path, step: u64) -> Result<Self, CheckpointError> {
         let scratch = folder.join(scratch_name(step));
         fs::create_dir_all(&scratch).map_err(CheckpointError::io("create", &scratch))?;
         Ok(Self { folder: folder.to_owned(), scratch, step, owns_scratch: false, written: Arc::default() })
     }
 
-    /// Counts bytes in `written` as they are handed to the system.
+    /// Counts in `written` the bytes that are passed to the system.
     pub(super) fn counting(mut self, written: Arc<AtomicU64>) -> Self {
         self.written = written;
         self
     }
 
-    /// Writes a rank's part; it is on disk afterwards, and its tensors are dropped.
+    /// Writes a rank's part and drops its tensors. The part is on disk when this returns.
     ///
     /// # Errors
-    /// When the system refuses, a tensor's element type cannot be stored, or two parameters have one path.
+    /// When the system reports an error, a tensor's element type cannot be stored, or two parameters have one path.
     pub fn write_shard(&self, state: RankState) -> Result<Shard, CheckpointError> {
         check_paths(std::slice::from_ref(&state))?;
         let RankState { rank, stages, memory } = state;
         let _counted = memory.count_this_thread();
         let name = format!("rank-{:04}.safetensors", rank.get());
         let mut texts = HashMap::from([(STEP.to_owned(), self.step.to_string())]);
-        // All stages of a rank are cut alike.
+        // All stages of a rank are sharded alike.
         let part = stages.iter().find_map(|stage| stage.part);
         let mut tensors = BTreeMap::new();
         for stage in stages {
@@ -85,10 +86,10 @@ impl Saving {
         Ok(Shard { name, bytes, hash: hash.to_hex().to_string(), part })
     }
 
-    /// Tells the process that commits that a shard of this one is on disk.
+    /// Writes a note for the process that commits: a shard of this process is on disk.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the system reports an error.
     pub fn leave_note(&self, rank: Rank, shard: &Shard) -> Result<(), CheckpointError> {
         let (path, draft) = (self.note(rank), self.note(rank).with_extension("draft"));
         let text = serde_json::to_string(shard).expect("a shard is plain data");
@@ -96,7 +97,7 @@ impl Saving {
         written.map_err(CheckpointError::io("write", &path))
     }
 
-    /// The shard that another process has told of, if it has; its note is gone then.
+    /// Returns the shard that the note of `rank` describes, and removes the note; `None` if there is no note.
     ///
     /// # Errors
     /// When the note cannot be read.
@@ -117,11 +118,11 @@ impl Saving {
         self.scratch.join(format!("rank-{:04}.note", rank.get()))
     }
 
-    /// Makes the checkpoint visible under its final name, which is returned. All shards of the manifest must have been
-    /// written; the manifest's step must be that of [`Saving::begin`].
+    /// Gives the checkpoint its final name, and returns its path. All shards of the manifest must have been written,
+    /// and the manifest's step must be that of [`Saving::begin`].
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the system reports an error.
     pub fn commit(mut self, manifest: &Manifest) -> Result<PathBuf, CheckpointError> {
         let path = self.scratch.join(MANIFEST);
         let written = File::create_new(&path).and_then(|mut file| {
@@ -130,7 +131,7 @@ impl Saving {
         });
         written.map_err(CheckpointError::io("write", &path))?;
         sync_folder(&self.scratch)?;
-        // What has a manifest lacks nothing: it is not for this process to remove any more.
+        // The checkpoint is complete except for its name, so this process must not remove it any more.
         self.owns_scratch = false;
         publish(&self.scratch, &self.folder, self.step)?;
         Ok(self.folder.join(committed_name(self.step)))
@@ -140,19 +141,19 @@ impl Saving {
 impl Drop for Saving {
     fn drop(&mut self) {
         if self.owns_scratch {
-            // Best effort: the next owner of the folder removes what is left.
+            // Best effort: the next owner of the folder removes the remaining files.
             let _ = fs::remove_dir_all(&self.scratch);
         }
     }
 }
 
-/// Whether every parameter in these parts of one checkpoint has a path of its own. Of a parameter that several stages
-/// share, the parts have one copy.
+/// Checks that every parameter in these parts of one checkpoint has a path of its own. The parts have one copy of a
+/// parameter that several stages share.
 pub(super) fn check_paths(ranks: &[RankState]) -> Result<(), CheckpointError> {
     let mut known = HashSet::new();
     for stage in ranks.iter().flat_map(|rank| &rank.stages) {
         for HeldParameter { path, .. } in &stage.parameters {
-            // Sharded replicas have a part each.
+            // Each sharded replica has its own part.
             if !known.insert((path, stage.part.map(|part| part.index))) {
                 return Err(CheckpointError::EqualPaths { parameter: path.clone() });
             }
@@ -177,11 +178,11 @@ fn add_stage(
         texts.extend(parts.scalars);
         tensors.extend(parts.tensors.into_iter().map(|(name, data)| (name, Content::Data(data))));
     }
-    // A part may have no rows of a short parameter.
+    // A part has no rows of a parameter that has fewer rows than there are parts.
     let is_there = |parameter: &HeldParameter| part.is_none() || parameter.value.shape()[0] > 0;
     for parameter in parameters.into_iter().filter(is_there) {
         let content = match parameter.value.kind() {
-            // Devices hold booleans in different ways; a file holds them in one.
+            // Devices store booleans in different ways; a file stores them in one.
             ValueKind::Bool => {
                 Content::Data(parameter.value.into_data().convert_dtype(DType::Bool(BoolStore::Native)))
             }
@@ -192,7 +193,7 @@ fn add_stage(
     Ok(())
 }
 
-/// Gives a scratch folder that lacks nothing its final name, in the place of an earlier checkpoint of the same step.
+/// Gives a complete scratch folder its final name, and removes an earlier checkpoint of the same step.
 pub(super) fn publish(scratch: &Path, folder: &Path, step: u64) -> Result<(), CheckpointError> {
     let committed = folder.join(committed_name(step));
     remove_committed(&committed)?;
@@ -200,7 +201,7 @@ pub(super) fn publish(scratch: &Path, folder: &Path, step: u64) -> Result<(), Ch
     sync_folder(folder)
 }
 
-/// Removes a checkpoint in such a way that no half of it is ever taken for a whole one.
+/// Removes a checkpoint so that an incomplete one never has the name of a complete one.
 pub(super) fn remove_committed(checkpoint: &Path) -> Result<(), CheckpointError> {
     let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
     let doomed = checkpoint.with_file_name(format!("{REMOVING}{name}"));
@@ -212,7 +213,7 @@ pub(super) fn remove_committed(checkpoint: &Path) -> Result<(), CheckpointError>
     }
 }
 
-/// Removes a folder that may not be there.
+/// Removes a folder if it exists.
 pub(super) fn remove_folder(path: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -224,7 +225,7 @@ pub(super) fn remove_folder(path: &Path) -> Result<(), CheckpointError> {
 
 /// Waits until the folder's list of files is on disk.
 fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
-    // Other systems keep a folder's list without being asked, and do not open folders as files.
+    // Other systems write a folder's list without this call, and do not open folders as files.
     if cfg!(unix) {
         File::open(path).and_then(|folder| folder.sync_all()).map_err(CheckpointError::io("write", path))?;
     }

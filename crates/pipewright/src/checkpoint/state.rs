@@ -1,7 +1,7 @@
-//! What a training state is, as it leaves the ranks: tensors that share storage with the running model.
+//! A training state: tensors that share storage with the running model.
 //!
-//! Taking a state copies nothing. Whoever writes to storage that a state still holds copies it first: the optimizer's
-//! next step does, for what is not on disk by then.
+//! Taking a state copies nothing. Code that writes to storage copies it first if a state still holds it. So the next
+//! optimizer step copies the tensors that are not on disk by then.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use crate::memory::RankMemory;
 use crate::tensor::Value;
 use crate::tensor::shard::RowShard;
 
-/// The state of a training run between two steps, as far as this process holds it.
+/// The part of a training run's state between two steps that this process holds.
 #[derive(Debug)]
 pub struct TrainingState {
     /// Optimizer steps taken.
     pub step: u64,
-    /// The row of the data that comes next.
+    /// The place of the next row of the data.
     pub cursor: Cursor,
-    /// What the run's owner wants to find in the manifest again.
+    /// The run's own entries for the manifest.
     pub description: Map<String, Json>,
-    /// Every rank's part.
+    /// The part of each rank.
     pub ranks: Vec<RankState>,
 }
 
@@ -32,19 +32,19 @@ pub struct TrainingState {
 pub struct RankState {
     pub(crate) rank: Rank,
     pub(crate) stages: Vec<StageState>,
-    /// Copies that are made for writing are on the rank's count.
+    /// The rank's memory count, which counts the copies that are made for writing.
     pub(crate) memory: RankMemory,
 }
 
-/// One stage's part.
+/// One stage's part of the state.
 pub(crate) struct StageState {
     pub(crate) parameters: Vec<HeldParameter>,
     pub(crate) optimizer: Option<ModuleOptimizer>,
-    /// Which part of each parameter it is, where they are spread over replicas.
+    /// The part of each parameter that the stage holds, if parameters are sharded.
     pub(crate) part: Option<RowShard>,
 }
 
-/// A parameter with what its optimizer state is found by.
+/// A parameter, with the keys of its optimizer state.
 pub(crate) struct HeldParameter {
     /// Its place among the stage's parameters.
     pub(crate) place: usize,
@@ -54,7 +54,7 @@ pub(crate) struct HeldParameter {
 }
 
 impl RankState {
-    /// The rank that it was taken from.
+    /// Returns the rank whose state this is.
     pub fn rank(&self) -> Rank {
         self.rank
     }

@@ -1,6 +1,6 @@
-//! A shard's bytes: tensors by name in the safetensors format, with texts by name in its header.
+//! The format of a shard: named tensors in the safetensors format, and named texts in its header.
 //!
-//! Tensors are handed over one at a time, written, hashed and dropped. Everything is little-endian.
+//! Tensors are written, hashed and dropped one at a time. Everything is little-endian.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -15,13 +15,14 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use super::error::CheckpointError;
 use crate::tensor::Value;
 
-/// Bytes that are hashed while they are warm from being written.
+/// Bytes that are written and then hashed while they are still in the cache.
 const PIECE: usize = 1 << 20;
-/// Bytes after which the disk must have what it was given: what is outstanding stays small, and progress is real.
+/// Bytes after which the file is synchronised with the disk. So little data is outstanding, and the count of written
+/// bytes shows real progress.
 const SYNC_EVERY: u64 = 64 << 20;
 /// Bytes of the header's length field.
 pub(super) const LENGTH_FIELD: u64 = 8;
-/// A longer header is no header; the format has the same limit.
+/// The longest header that is read; the format has the same limit.
 const LONGEST_HEADER: u64 = 100_000_000;
 
 /// A tensor to be stored.
@@ -30,7 +31,7 @@ pub(super) struct Named {
     pub(super) content: Content,
 }
 
-/// A tensor, wherever it is.
+/// The content of a tensor, in memory or on a device.
 pub(super) enum Content {
     Live(Value),
     Data(TensorData),
@@ -59,7 +60,7 @@ impl Content {
     }
 }
 
-/// The format's name of an element type.
+/// Returns the format's name of an element type.
 fn to_stored(dtype: DType) -> Option<Dtype> {
     Some(match dtype {
         DType::F64 => Dtype::F64,
@@ -79,7 +80,7 @@ fn to_stored(dtype: DType) -> Option<Dtype> {
     })
 }
 
-/// Burn's name of a stored element type.
+/// Returns Burn's name of a stored element type.
 pub(super) fn from_stored(dtype: Dtype) -> Option<DType> {
     Some(match dtype {
         Dtype::F64 => DType::F64,
@@ -99,7 +100,8 @@ pub(super) fn from_stored(dtype: Dtype) -> Option<DType> {
     })
 }
 
-/// Writes a file and waits until it is on disk; returns its length and hash. `written` counts bytes as they go.
+/// Writes a file, waits until it is on disk, and returns its length and hash. `written` counts the bytes during the
+/// write.
 pub(super) fn write(
     path: &Path,
     texts: HashMap<String, String>,
@@ -118,7 +120,7 @@ pub(super) fn write(
     Ok((sink.bytes, sink.hasher.finalize()))
 }
 
-/// A file that is hashed as it grows.
+/// A file that is hashed while it is written.
 struct Sink<'a> {
     file: File,
     hasher: blake3::Hasher,
@@ -144,7 +146,7 @@ impl Sink<'_> {
     }
 }
 
-/// The length field and header of a file with these tensors, in this order.
+/// Returns the length field and header of a file with these tensors, in this order.
 fn header(texts: HashMap<String, String>, tensors: &[Named]) -> Result<Vec<u8>, CheckpointError> {
     let mut offset = 0;
     let mut infos = Vec::with_capacity(tensors.len());
@@ -172,11 +174,11 @@ pub(super) struct Header {
     pub(super) texts: BTreeMap<String, String>,
     /// Tensors with their offsets from `data`.
     pub(super) tensors: Vec<(String, TensorInfo)>,
-    /// Where the first tensor starts.
+    /// The offset of the first tensor in the file.
     pub(super) data: u64,
 }
 
-/// The header at the beginning of `file`; none where there is no sound one.
+/// Reads the header at the beginning of `file`; returns `None` if it is not valid.
 pub(super) fn read_header(file: &mut impl Read) -> Option<Header> {
     let mut field = [0; LENGTH_FIELD as usize];
     file.read_exact(&mut field).ok()?;
@@ -184,7 +186,7 @@ pub(super) fn read_header(file: &mut impl Read) -> Option<Header> {
     if length > LONGEST_HEADER {
         return None;
     }
-    // Read as far as the file goes, rather than allocate what a damaged field asks for.
+    // Reads no more than the file has, because a damaged field could ask for a huge allocation.
     let mut json = Vec::new();
     file.take(length).read_to_end(&mut json).ok()?;
     let metadata: Metadata = serde_json::from_slice(&json).ok()?;
@@ -193,7 +195,7 @@ pub(super) fn read_header(file: &mut impl Read) -> Option<Header> {
     Some(Header { texts, tensors, data: LENGTH_FIELD + length })
 }
 
-/// The hash of everything that is left to read.
+/// Hashes the rest of a file.
 pub(super) fn hash(mut file: impl Read) -> io::Result<blake3::Hash> {
     let mut hasher = blake3::Hasher::new();
     let mut piece = vec![0; PIECE];

@@ -1,4 +1,4 @@
-//! A thread that writes checkpoints while training goes on.
+//! A thread that writes checkpoints while training continues.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,36 +16,36 @@ use super::manifest::Manifest;
 use super::save::{Saving, check_paths};
 use super::state::TrainingState;
 
-/// How much longer than the deadline the thread is waited for: it says better than its owner what it waits for.
+/// How much longer than the deadline its owner waits for the thread. The thread's own error at the deadline says more.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Time between two looks at how far the thread is.
+/// Time between two checks of the thread's progress.
 const WATCH: Duration = Duration::from_millis(50);
 
 /// The lowest priority of a thread on Linux.
 #[cfg(target_os = "linux")]
 const LOWEST: i32 = 19;
 
-/// Time between two looks for the parts of other processes.
+/// Time between two checks for the shards of other processes.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Writes checkpoints on a thread of its own, one after another, and keeps the newest. The thread gives way to ranks that
-/// compute.
+/// Writes checkpoints one after another on its own thread, and keeps the newest. The thread has a lower priority than
+/// ranks that compute.
 ///
-/// Nobody waits for a checkpoint but the next one: at most one is being written, so that no more than one old state is
-/// held beside the running one. What goes wrong is told by the next call.
+/// Only the next checkpoint waits for a checkpoint: at most one is being written, so that at most one old state is held
+/// in addition to the running one. The next call returns the error of a checkpoint that failed.
 #[derive(Debug)]
 pub struct CheckpointWriter {
     path: PathBuf,
-    /// Closed to end the thread.
+    /// Dropped to end the thread.
     jobs: Option<Sender<TrainingState>>,
     outcomes: Receiver<Result<PathBuf, CheckpointError>>,
     thread: Option<JoinHandle<()>>,
     under_way: bool,
-    /// Bytes given to the system so far.
+    /// Bytes written so far.
     written: Arc<AtomicU64>,
     deadline: Duration,
-    /// Called while a wait sees that writing goes on.
+    /// Called while a wait sees progress.
     progress: Option<Progress>,
 }
 
@@ -59,12 +59,12 @@ impl std::fmt::Debug for Progress {
 }
 
 impl CheckpointWriter {
-    /// Starts the thread. It keeps the `keep` newest checkpoints of `folder`, and at least one. A checkpoint has parts
-    /// of `ranks` ranks, those of one replica or, sharded, of all; those of other processes are waited for. A wait ends
-    /// with an error when nothing was written for the whole `deadline`.
+    /// Starts the thread. It keeps the `keep` newest checkpoints of `folder`, and at least one. A checkpoint has the
+    /// parts of `ranks` ranks: those of one replica, or of all replicas if parameters are sharded. The thread waits for
+    /// the parts of other processes. A wait fails if nothing was written for the whole `deadline`.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the system cannot start a thread.
     pub fn start(
         folder: CheckpointFolder,
         keep: usize,
@@ -79,17 +79,17 @@ impl CheckpointWriter {
         })
     }
 
-    /// As [`CheckpointWriter::start`], in a process that writes its ranks' parts of checkpoints that another one
-    /// commits. Where a checkpoint is becomes known when the part is written, before it is committed.
+    /// As [`CheckpointWriter::start`], in a process that writes its ranks' parts of checkpoints that another process
+    /// commits. The path of a checkpoint is returned when its part is written, before the checkpoint is committed.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the system cannot start a thread.
     pub fn join(folder: &Path, deadline: Duration) -> Result<Self, CheckpointError> {
         let path = folder.to_owned();
         Self::spawn(path.clone(), deadline, move |state, written| {
             let committed = path.join(committed_name(state.step));
             if state.ranks.is_empty() {
-                // Nobody waits for this process, and the checkpoint may be committed already.
+                // No process waits for this one, and the checkpoint may be committed already.
                 return Ok(committed);
             }
             let saving = Saving::join(&path, state.step)?.counting(written.clone());
@@ -113,7 +113,7 @@ impl CheckpointWriter {
         let run = move || {
             give_way();
             for state in inbox {
-                // Nobody is left to tell when the writer was dropped.
+                // If the writer was dropped, there is no receiver for the outcome.
                 let _ = sender.send(write(state, &counted));
             }
         };
@@ -131,16 +131,17 @@ impl CheckpointWriter {
         })
     }
 
-    /// Has `call` called whenever a wait sees that writing goes on: for those who would think otherwise that nothing
-    /// does.
+    /// Sets a function that is called whenever a wait sees progress, for example to report that the process is still
+    /// alive.
     pub fn on_progress(&mut self, call: impl Fn() + Send + 'static) {
         self.progress = Some(Progress(Box::new(call)));
     }
 
-    /// Hands a state to the thread, once the one before is written; returns where that one is, if there was one.
+    /// Waits until the previous checkpoint is written, and passes `state` to the thread. Returns the path of the
+    /// previous checkpoint, if there was one.
     ///
     /// # Errors
-    /// When the one before could not be written, or does not end.
+    /// When the previous checkpoint could not be written, or does not end.
     pub fn save(&mut self, state: TrainingState) -> Result<Option<PathBuf>, CheckpointError> {
         let earlier = self.wait()?;
         let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(state).is_ok());
@@ -148,7 +149,7 @@ impl CheckpointWriter {
         if sent { Ok(earlier) } else { Err(CheckpointError::WriterGone { path: self.path.clone() }) }
     }
 
-    /// The outcome of the checkpoint under way, if there is one and it is known by now.
+    /// Returns the outcome of the checkpoint in progress, if there is one and its outcome is known.
     ///
     /// # Errors
     /// When it could not be written.
@@ -162,10 +163,10 @@ impl CheckpointWriter {
         }
     }
 
-    /// Waits for the checkpoint under way, if there is one; returns where it is.
+    /// Waits for the checkpoint in progress, if there is one, and returns its path.
     ///
     /// # Errors
-    /// When it could not be written, or nothing of it was for the whole deadline.
+    /// When it could not be written, or nothing was written for the whole deadline.
     pub fn wait(&mut self) -> Result<Option<PathBuf>, CheckpointError> {
         let mut written = self.written.load(Ordering::Relaxed);
         let mut since = Instant::now();
@@ -200,7 +201,7 @@ impl CheckpointWriter {
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
         self.jobs = None;
-        // A checkpoint that nobody waited for is still completed, unless the disk hangs.
+        // The last checkpoint is still completed, unless the disk hangs.
         if !matches!(self.wait(), Err(CheckpointError::Stuck { .. }))
             && let Some(thread) = self.thread.take()
         {
@@ -209,9 +210,9 @@ impl Drop for CheckpointWriter {
     }
 }
 
-/// Lets the ranks' threads go first: writing takes the time that they leave.
+/// Lowers the priority of the calling thread, so that the ranks' threads run first.
 fn give_way() {
-    // Elsewhere a thread has the priority of its process. Where it is refused, the thread merely competes with the ranks.
+    // On other systems a thread has the priority of its process. If the call fails, the thread competes with the ranks.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::nice(LOWEST);
 }

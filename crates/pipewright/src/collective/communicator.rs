@@ -1,4 +1,4 @@
-//! Collectives that block until a deadline, for code that has a rank's thread to itself.
+//! Collectives that block until a deadline, for code that runs alone on a rank's thread.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::tensor::shard::{RowShard, join};
 use crate::tensor::{OptionalTensors, Value, ValueKind, Values, pack};
 use crate::transport::{Endpoint, Waited};
 
-/// Added to the time instead of a deadline that is too long to be added.
+/// Replaces a deadline that is too long to be added to the current time.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Runs collectives of a group for one of its members. All members call the same collectives in the same order.
@@ -30,7 +30,7 @@ pub struct Communicator<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
-    /// A member has sent nothing.
+    /// A member has not sent its part.
     #[error(
         "rank {rank} has not sent {tag} within {waited:?}: see whether it still runs, and calls the same collectives"
     )]
@@ -114,21 +114,21 @@ pub enum CollectiveError {
 }
 
 impl<'a> Communicator<'a> {
-    /// A communicator of `group`. Its `number` is the same on all members and differs from those of all other
-    /// communicators of the world. A collective fails when a member has not sent its part within `deadline`.
+    /// Makes a communicator of `group`. Its `number` is the same on all members and differs from those of all other
+    /// communicators of the world. A collective fails if a member has not sent its part within `deadline`.
     pub fn new(endpoint: &'a mut Endpoint, group: Group, number: u32, deadline: Duration) -> Self {
         Self { endpoint, group, number, round: 0, deadline }
     }
 
-    /// The group.
+    /// Returns the group.
     pub fn group(&self) -> &Group {
         &self.group
     }
 
-    /// Returns when all members have called it.
+    /// Waits until all members have called it.
     ///
     /// # Errors
-    /// When one has not, or a rank failed.
+    /// When a member has not called it, or a rank failed.
     pub fn barrier(&mut self) -> Result<(), CollectiveError> {
         self.all_gather(Values::new()).map(drop)
     }
@@ -178,7 +178,7 @@ impl<'a> Communicator<'a> {
                 return Err(CollectiveError::Kind { place, kind: tensor.kind() });
             }
         }
-        // Every member checks the types of all, so that all members go on or none does.
+        // Every member checks the types of all members, so that either all members continue or none does.
         let received = self.exchange(tag, parts)?;
         self.check_addable(&received)?;
         Ok(sum(received).into_iter().flatten().collect())
@@ -197,7 +197,8 @@ impl<'a> Communicator<'a> {
             .zip(&shapes)
             .map(|(tensor, shape)| tensor.reshaped(&[shape.num_elements()]))
             .collect();
-        // A tensor with fewer elements than there are members has no rows for the last members, which bring an empty one.
+        // A tensor with fewer elements than there are members has no rows for the last members, which send an empty
+        // tensor.
         let part = |part: RowShard| {
             rows.iter().map(move |row| {
                 let rows = part.rows(row.shape()[0]);
@@ -215,7 +216,7 @@ impl<'a> Communicator<'a> {
         Ok(whole.collect())
     }
 
-    /// Sends each member its list and takes what each sent here.
+    /// Sends each member its list and receives the lists of all members.
     fn exchange(
         &mut self,
         tag: Tag,
@@ -260,7 +261,7 @@ impl<'a> Communicator<'a> {
     }
 
     fn send(&mut self, to: Rank, tag: Tag, tensors: &[Value]) {
-        // The receiver may write to a float tensor, so it gets storage of its own. Nobody writes to the other kinds.
+        // The receiver may write to a float tensor, so it gets a copy. Tensors of other kinds are not written to.
         let own = |tensor: &Value| match tensor.kind() {
             ValueKind::Float => tensor.clone().copied(),
             _ => tensor.clone(),
@@ -294,7 +295,7 @@ impl<'a> Communicator<'a> {
         Ok(())
     }
 
-    /// Compares the shapes of all members on every member, so that all members go on or none does.
+    /// Compares the shapes of all members on every member, so that either all members continue or none does.
     fn check_shapes(&mut self, shapes: &[Shape]) -> Result<(), CollectiveError> {
         let dims = |shape: &Shape| {
             let dims: Vec<i64> = shape.iter().map(|&dim| dim as i64).collect();

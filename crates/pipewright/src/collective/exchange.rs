@@ -1,8 +1,8 @@
-//! An exchange: messages that a rank expects from others, and those of them that have arrived.
+//! An exchange: the messages that a rank expects from others, and those that have arrived.
 //!
-//! Sending is the caller's; an exchange collects what arrives, without waiting. Every exchange of this crate follows one
-//! rule: a rank sends its own messages before it takes any, or it sends after it has taken messages of ranks that do not
-//! wait for it. Sends never wait, so no order of ranks can block another.
+//! The caller sends; an exchange collects the messages that arrive, without waiting. Every exchange of this crate
+//! follows one rule: a rank sends its own messages before it takes any, or it sends after it has taken messages of
+//! ranks that do not wait for it. Sends never wait, so no order of ranks can block another.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::progress::Waiting;
 #[derive(Debug)]
 pub(crate) struct Exchange<T> {
     parts: Vec<Part<T>>,
-    /// When the latest message was sent of those that have arrived.
+    /// The time at which the latest of the arrived messages was sent.
     latest: Option<Instant>,
 }
 
@@ -30,13 +30,13 @@ pub(crate) enum Part<T> {
 }
 
 impl<T> Exchange<T> {
-    /// An exchange of these parts.
+    /// Makes an exchange of these parts.
     pub(crate) fn new(parts: impl IntoIterator<Item = Part<T>>) -> Self {
         Self { parts: parts.into_iter().collect(), latest: None }
     }
 
-    /// An exchange in which every member of a group sends each other one a message under `tag`; `own` is this member's
-    /// part.
+    /// Makes an exchange in which every member of a group sends each other member one message under `tag`; `own` is
+    /// this member's part.
     pub(crate) fn among(group: &Group, tag: Tag, own: T) -> Self {
         let mut own = Some(own);
         let part = |&from: &Rank| match own.take_if(|_| from == group.own()) {
@@ -46,24 +46,24 @@ impl<T> Exchange<T> {
         Self::new(group.members().iter().map(part))
     }
 
-    /// This rank's own part, then a message from each of `senders` under `tag`.
+    /// Makes an exchange of this rank's own part and then a message from each of `senders` under `tag`.
     pub(crate) fn gather(own: T, tag: Tag, senders: &[Rank]) -> Self {
         let others = senders.iter().map(|&from| Part::Expected(Waiting { from, tag }));
         Self::new(std::iter::once(Part::Here(own)).chain(others))
     }
 
-    /// One message.
+    /// Makes an exchange of one message.
     pub(crate) fn one(from: Rank, tag: Tag) -> Self {
         Self::new([Part::Expected(Waiting { from, tag })])
     }
 
-    /// A content that is here already.
+    /// Makes an exchange of a content that is already here.
     pub(crate) fn here(content: T) -> Self {
         Self::new([Part::Here(content)])
     }
 
-    /// Asks `take` for each message that is missing; it returns the content with the time of sending, or none when the
-    /// message has not arrived. Returns the first message that is still missing, or none when the exchange is complete.
+    /// Calls `take` for each missing message. It returns the content with the time of sending, or `None` if the message
+    /// has not arrived. Returns the first message that is still missing, or `None` if the exchange is complete.
     pub(crate) fn poll<E>(
         &mut self,
         mut take: impl FnMut(Waiting) -> Result<Option<(Instant, T)>, E>,
@@ -78,7 +78,7 @@ impl<T> Exchange<T> {
         Ok(self.missing())
     }
 
-    /// The first message that has not arrived.
+    /// Returns the first message that has not arrived.
     pub(crate) fn missing(&self) -> Option<Waiting> {
         self.parts.iter().find_map(|part| match part {
             Part::Expected(waiting) => Some(*waiting),
@@ -86,17 +86,17 @@ impl<T> Exchange<T> {
         })
     }
 
-    /// When the latest message was sent of those that have arrived; none before the first arrival.
+    /// Returns the time at which the latest of the arrived messages was sent; `None` before the first arrival.
     pub(crate) fn latest(&self) -> Option<Instant> {
         self.latest
     }
 
-    /// The content of a complete exchange of one message.
+    /// Returns the content of a complete exchange of one message.
     pub(crate) fn into_one(self) -> T {
         self.into_parts().next().expect("a complete exchange of one message has its content")
     }
 
-    /// All contents of a complete exchange, in order.
+    /// Returns all contents of a complete exchange, in order.
     pub(crate) fn into_parts(self) -> impl Iterator<Item = T> {
         self.parts.into_iter().filter_map(|part| match part {
             Part::Here(content) => Some(content),

@@ -1,4 +1,4 @@
-//! Groups of ranks that act together.
+//! Groups of ranks that run collectives together.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use pipewright_schedule::Rank;
 
 use crate::transport::Endpoint;
 
-/// Ranks of the world that act together, in the same order on each of them, and which of them sees the group.
+/// Ranks of the world in an order that is the same on each of them, and the member that holds this value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     members: Arc<[Rank]>,
@@ -23,7 +23,7 @@ pub enum GroupError {
         /// That rank.
         own: Rank,
     },
-    /// A rank is in the list twice.
+    /// The list contains a rank twice.
     #[error("rank {rank} is in the group twice: name each member once")]
     Twice {
         /// The rank.
@@ -32,7 +32,7 @@ pub enum GroupError {
 }
 
 impl Group {
-    /// The group of `members`, which is the same list on each of them, as `own` sees it.
+    /// Makes the group of `members`, which is the same list on each of them, for the member `own`.
     ///
     /// # Errors
     /// When `own` is not a member, or a rank is in the list twice.
@@ -48,28 +48,28 @@ impl Group {
         }
     }
 
-    /// All ranks of a world.
+    /// Makes the group of all ranks of a world.
     pub fn of_world(endpoint: &Endpoint) -> Self {
         let members = (0..endpoint.ranks()).map(Rank::new).collect();
         Self { members, place: endpoint.rank().index() }
     }
 
-    /// Its members, in their order.
+    /// Returns the members, in their order.
     pub fn members(&self) -> &[Rank] {
         &self.members
     }
 
-    /// This rank's place among the members.
+    /// Returns this rank's place among the members.
     pub fn place(&self) -> usize {
         self.place
     }
 
-    /// The member that sees the group.
+    /// Returns the member that holds this value.
     pub(crate) fn own(&self) -> Rank {
         self.members[self.place]
     }
 
-    /// The other members with their places.
+    /// Returns the other members with their places.
     pub(crate) fn others(&self) -> impl Iterator<Item = (usize, Rank)> + use<'_> {
         self.members.iter().copied().enumerate().filter(|(place, _)| *place != self.place)
     }

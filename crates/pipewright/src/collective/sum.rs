@@ -5,8 +5,9 @@ use burn::backend::ops::FloatTensorOps;
 
 use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 
-/// Adds lists of tensors, place by place, in the order of the lists. A tensor that some lists lack counts as zero there;
-/// a tensor that all lists lack is absent from the sum. Tensors of one place have the same shape.
+/// Adds lists of tensors, place by place, in the order of the lists. A tensor that is absent in some lists counts as
+/// zero there; a tensor that is absent in all lists is absent from the sum. Tensors at the same place have the same
+/// shape.
 pub(crate) fn sum(lists: impl IntoIterator<Item = OptionalTensors>) -> OptionalTensors {
     let add = |sum: OptionalTensor, part: OptionalTensor| match (sum, part) {
         (Some(sum), Some(part)) => {

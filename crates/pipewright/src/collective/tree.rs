@@ -6,10 +6,10 @@
 //!         3   5   6
 //! ```
 //!
-//! The subtree of the member in place `n` has the members from `n` to just before `n` plus the lowest set bit of `n`. So
-//! when every member appends the lists of its children, in their order, to its own, each list has the order of the
-//! members. Gathering to the root takes one message for each other member, and as many of them in a row as the number of
-//! members has bits; so does sending something to all.
+//! The subtree of the member at place `n` has the members from `n` to just before `n` plus the lowest set bit of `n`.
+//! So if every member appends the lists of its children, in their order, to its own, each list has the order of the
+//! members. Gathering to the root takes one message for each other member. At most as many messages follow each other
+//! as the number of members has bits. The same holds for sending something to all members.
 
 use pipewright_schedule::Rank;
 
@@ -23,7 +23,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// The tree over `group`, as the group's own member sees it.
+    /// Makes the tree over `group` for the group's own member.
     pub(crate) fn over(group: &Group) -> Self {
         let (members, place) = (group.members(), group.place());
         // The root has no set bit, and its subtree has all members.
@@ -35,12 +35,12 @@ impl Tree {
         Self { parent, children: children.collect() }
     }
 
-    /// The member above this one; none at the root.
+    /// Returns the member above this one; `None` at the root.
     pub(crate) fn parent(&self) -> Option<Rank> {
         self.parent
     }
 
-    /// The members below this one, in the order of the group.
+    /// Returns the members below this one, in the order of the group.
     pub(crate) fn children(&self) -> &[Rank] {
         &self.children
     }
@@ -50,14 +50,15 @@ impl Tree {
 mod tests {
     use super::*;
 
-    /// The tree of each member of a group of so many.
+    /// Returns the trees of all members of a group with `members` members.
     fn trees(members: u32) -> Vec<Tree> {
         let ranks: Vec<Rank> = (0..members).map(|rank| Rank::new(10 + rank)).collect();
         let tree = |&own: &Rank| Tree::over(&Group::new(ranks.clone(), own).expect("a group"));
         ranks.iter().map(tree).collect()
     }
 
-    /// What a member has after its subtree was gathered, and the number of messages in a row before that.
+    /// Returns the list of a member after its subtree was gathered, and the number of messages that follow each other
+    /// before.
     fn gathered(trees: &[Tree], place: usize) -> (Vec<u32>, u32) {
         let mut list = vec![place as u32];
         let mut depth = 0;

@@ -1,10 +1,10 @@
-//! One handler for each kind of action. None blocks: an action whose tensors have not arrived says what it waits for and
-//! is tried again.
+//! One handler for each kind of action. No handler blocks: if the tensors of an action have not arrived, the handler
+//! returns the message that it waits for, and the action is tried again.
 //!
-//! A receive only announces that a message will be used. The computation that uses the message takes it, and waits if it
-//! has not arrived. So a rank goes on computing while the message of a receive that is early in its row is on its way.
+//! A receive only announces that a message will be used. The computation that uses the message takes it, and waits if
+//! it has not arrived. So a rank continues to compute while the message of an early receive is in transit.
 //!
-//! Between stages of one rank (the turn of a V placement) tensors are handed over in place, and the program has no
+//! Between stages of one rank (the turn of a V placement) tensors are passed in place, and the program has no
 //! communication for them.
 
 use pipewright_schedule::{Action, Microbatch, StageIndex};
@@ -17,14 +17,14 @@ use crate::random::StreamKey;
 use crate::stage::{ForwardTask, StageContext};
 use crate::tensor::{OptionalTensors, Values};
 
-/// None when the action is done, otherwise the message that it waits for.
+/// `None` when the action is done, otherwise the message that it waits for.
 type Outcome = Result<Option<Waiting>, Cause>;
 
-/// Why the tensors that an action uses are there.
+/// The reason why the tensors of an action exist.
 const MADE_BEFORE: &str = "in a validated program, what an action uses was made by one before it";
 
 impl Executor {
-    /// Does `action`, or says what it waits for.
+    /// Runs `action`, or returns the message that it waits for.
     pub(super) fn act(&mut self, action: Action) -> Outcome {
         match action {
             Action::Forward { stage, microbatch } => self.forward(stage, microbatch),
@@ -36,7 +36,7 @@ impl Executor {
             Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
             // The computation that uses the message takes it.
             Action::RecvForward { .. } | Action::RecvBackward { .. } => Ok(None),
-            // A send hands its tensors over at once: there is nothing to wait for.
+            // A send transfers its tensors at once, so there is nothing to wait for.
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => Ok(None),
             Action::ReduceGrad { stage } => {
                 self.start_reduction(stage)?;
@@ -54,7 +54,7 @@ impl Executor {
         }
     }
 
-    /// Does `action` inside the hook's scope, once its messages have arrived.
+    /// Runs `action` inside the hook's scope. Its messages must have arrived.
     pub(super) fn act_in_scope(&mut self, action: Action) -> Outcome {
         let Some(hook) = self.hook.clone() else { return self.act(action) };
         if let Some(waiting) = self.fetch(action)? {
@@ -67,7 +67,7 @@ impl Executor {
         outcome.unwrap_or(Err(Cause::LeftOut { action }))
     }
 
-    /// Takes the messages that an action needs, or says what is missing.
+    /// Takes the messages that an action needs, or returns the first missing one.
     fn fetch(&mut self, action: Action) -> Outcome {
         match action {
             Action::Forward { stage, microbatch } => self.fetch_inputs(stage, microbatch),
@@ -80,7 +80,7 @@ impl Executor {
         }
     }
 
-    /// Does the forward, then the backward, or both as the hook orders them. Neither starts before both can.
+    /// Runs the forward and then the backward, or both as the hook orders them. Neither starts before both can run.
     fn overlap(&mut self, overlap: Action) -> Outcome {
         if let Some(waiting) = self.fetch(overlap)? {
             return Ok(Some(waiting));
@@ -135,7 +135,7 @@ impl Executor {
         Ok(None)
     }
 
-    /// Does `B`: the input gradients, then at once the weight gradients.
+    /// Runs `B`: the input gradients, then at once the weight gradients.
     fn backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
         match self.backward_inputs(stage, microbatch)? {
             None => self.backward_weights(stage, microbatch),
@@ -143,8 +143,8 @@ impl Executor {
         }
     }
 
-    /// Does `W`: the weight gradients that `I` put off. A stage that puts none off still trains, but gains nothing from the
-    /// split, which is logged once.
+    /// Runs `W`: the weight gradients that `I` deferred. A stage that defers none still trains, but gains nothing from
+    /// the split, which is logged once.
     fn split_weights(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
         let local = self.local_stage(stage);
         let products = local.runner.backward_weights(microbatch);
@@ -179,7 +179,7 @@ impl Executor {
                 self.local_stage(previous).output_gradients[place] = Some(gradients);
             }
             Some(_) => self.local_stage(stage).input_gradients[place] = Some(gradients),
-            // The data needs no gradient.
+            // The model's input data needs no gradient.
             None => {}
         }
         Ok(None)
@@ -201,7 +201,8 @@ impl Executor {
         Ok(None)
     }
 
-    /// Takes a forward's inputs if another rank sends them and they are not here yet, or says what is missing.
+    /// Takes a forward's inputs if another rank sends them and they are not here yet, or returns the first missing
+    /// message.
     fn fetch_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
         if let Some(waiting) = self.fetch_parameters(stage)? {
             return Ok(Some(waiting));

@@ -1,4 +1,4 @@
-//! The edges of a stage: its inputs are joined and checked, its outputs are checked and handed on.
+//! The edges of a stage: its inputs are joined and checked, and its outputs are checked and passed on.
 
 use pipewright_schedule::{Microbatch, StageIndex};
 
@@ -8,7 +8,7 @@ use crate::message::Direction;
 use crate::tensor::{Found, MetadataError, Side, Value, Values};
 
 impl Executor {
-    /// All input tensors of a stage for a microbatch. None when those of the neighbour have not arrived.
+    /// Returns all input tensors of a stage for a microbatch; `None` if those of the neighbour have not arrived.
     pub(super) fn take_inputs(
         &mut self,
         stage: StageIndex,
@@ -16,7 +16,7 @@ impl Executor {
     ) -> Option<Result<Values, Cause>> {
         let inputs = self.local_stage(stage).inputs[microbatch.index()].take()?;
         let Some(previous) = self.placement().previous(stage) else {
-            // The data needs no gradient.
+            // The model's input data needs no gradient.
             return Some(Ok(inputs.into_iter().map(Value::constant).collect()));
         };
         let mut inputs = inputs.into_iter().map(Some).collect();
@@ -26,8 +26,8 @@ impl Executor {
         Some(looked.map(|()| inputs).map_err(|found| self.mismatch(previous, stage, microbatch, found)))
     }
 
-    /// Hands on the outputs of a stage: skip connections at once; the rest to the next stage if that is on this rank, else
-    /// to the action that sends it, or to the report.
+    /// Passes on the outputs of a stage. Skip connections are sent at once. The other outputs go to the next stage if
+    /// it is on this rank, otherwise to the action that sends them or to the report.
     pub(super) fn give_outputs(
         &mut self,
         stage: StageIndex,
@@ -52,7 +52,7 @@ impl Executor {
         Ok(())
     }
 
-    /// The error for a boundary between two stages whose sides differ.
+    /// Returns the error for a boundary whose two stages differ in their tensors.
     fn mismatch(&self, from: StageIndex, to: StageIndex, microbatch: Microbatch, found: Found) -> Cause {
         let rank = |stage| self.endpoint.world_rank_of(self.placement().rank_of(stage));
         let side = |stage| Side { stage, rank: rank(stage) };

@@ -1,4 +1,4 @@
-//! The phases after a rank's program, in order. `README.md` beside this file states their protocol.
+//! The phases after a rank's program, in order. Their protocol is in `README.md` beside this file.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::failure::Cause;
 use crate::progress::Waiting;
 
 impl Executor {
-    /// Ends the phase that is done and begins the next one. These are all phases, in order.
+    /// Ends the phase that is done and begins the next one. The arms list all phases in order.
     fn next_phase(&mut self, done: Phase) -> Result<Phase, Cause> {
         Ok(match done {
             Phase::Actions => self.end_program()?,
@@ -36,7 +36,7 @@ impl Executor {
         })
     }
 
-    /// Takes what has arrived for a phase, or says what is missing.
+    /// Takes the messages of a phase that have arrived, or returns a missing one.
     fn receive_phase(&mut self, phase: &mut Phase) -> Result<Option<Waiting>, Cause> {
         match phase {
             Phase::ReplicaSums => Ok(self.awaited_reductions()),
@@ -56,7 +56,7 @@ impl Executor {
         }
     }
 
-    /// Goes on with the phase after the program, or says what it waits for.
+    /// Continues the current phase after the program, or returns the message that it waits for.
     pub(super) fn poll_epilogue(&mut self) -> Result<Option<Waiting>, Cause> {
         let mut phase = std::mem::take(&mut self.step.phase);
         let waiting = self.receive_phase(&mut phase)?;
@@ -97,7 +97,7 @@ impl Executor {
     }
 }
 
-/// The lists of an exchange as one, in the order of the exchange.
+/// Joins the lists of an exchange in its order.
 fn concatenated<T>(lists: Exchange<Vec<T>>) -> Vec<T> {
     lists.into_parts().flatten().collect()
 }

@@ -3,12 +3,12 @@
 //! # Protocol
 //!
 //! At `UNSHARD` a replica sends its rows of the stage's parameters to every other replica ([`Tag::ParameterShard`]) and
-//! goes on. The first computation that needs the parameters takes the rows of the others and joins all to whole
-//! parameters; it waits for rows that are missing. At `RESHARD` the replica drops all rows but its own. Replicas run the
-//! same program, so every replica sends a message at the place of the program at which the others wait for it, and before
-//! it waits itself. So nothing can block.
+//! continues. The first computation that needs the parameters takes the rows of the others and joins all rows to whole
+//! parameters; it waits for missing rows. At `RESHARD` the replica drops all rows except its own. All replicas run the
+//! same program: each sends its rows at the same place of the program, and before it waits for the rows of the others.
+//! So no replica can block another.
 //!
-//! After the program a stage has its own rows alone, which is what the optimizer sees.
+//! After the program a stage has only its own rows, which the optimizer updates.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::failure::Cause;
 use crate::message::Tag;
 use crate::progress::Waiting;
 
-/// A parameter between two steps.
+/// A parameter of the model, read between two steps.
 #[derive(Clone, Debug)]
 pub struct NamedParameter {
     /// The stage that holds it.
@@ -36,8 +36,8 @@ pub struct NamedParameter {
 }
 
 impl Executor {
-    /// Does `UNSHARD`, where parameters are sharded. Weight gradients need no parameters, so all replicas leave out a
-    /// gathering that serves those alone.
+    /// Runs `UNSHARD` if parameters are sharded. Weight gradients need no parameters, so all replicas skip a gathering
+    /// that only weight gradients follow.
     pub(super) fn unshard(&mut self, stage: StageIndex) {
         let rest = self.program().row(self.rank).iter().skip(self.step.position);
         if self.endpoint.part().is_some() && is_computed(stage, rest) {
@@ -58,7 +58,7 @@ impl Executor {
         self.local_stage(index).gathering = Some(Exchange::among(&replicas, tag, rows));
     }
 
-    /// Gives a stage its whole parameters if they are being gathered, or says what is missing.
+    /// Gives a stage its whole parameters if they are being gathered, or returns a missing message.
     pub(super) fn fetch_parameters(&mut self, index: StageIndex) -> Result<Option<Waiting>, Cause> {
         let Some(mut rows) = self.local_stage(index).gathering.take() else { return Ok(None) };
         let device = self.local_stage(index).runner.device().inner();
@@ -77,7 +77,7 @@ impl Executor {
         Ok(None)
     }
 
-    /// Drops all rows of a stage's parameters but this replica's.
+    /// Drops all rows of a stage's parameters except this replica's.
     pub(super) fn release(&mut self, stage: StageIndex) {
         let stage = self.local_stage(stage);
         stage.gathering = None;
@@ -92,13 +92,13 @@ impl Executor {
         }
     }
 
-    /// Begins to collect the whole parameters of the stage in this place; all replicas do so together.
+    /// Begins to collect the whole parameters of the stage at this place. All replicas do so together.
     pub(super) fn begin_collecting(&mut self, place: usize, collected: Vec<NamedParameter>) -> Phase {
         let is_sharded = self.endpoint.part().is_some();
         match self.stages.get(place).map(|stage| stage.index) {
             Some(stage) if is_sharded => self.start_gather(stage),
             Some(_) => {}
-            // As in a step, no process is done before all ranks are.
+            // As in a step, no process finishes before all ranks have.
             None if is_sharded => {
                 let report = self.report(None, Duration::ZERO);
                 return self.finish(Outcome { reports: vec![report], collected });
@@ -108,7 +108,7 @@ impl Executor {
         Phase::Collect { place, collected }
     }
 
-    /// Keeps the whole parameters of the stage in this place and goes on with the next one.
+    /// Keeps the whole parameters of the stage at this place and continues with the next stage.
     pub(super) fn collect_stage(&mut self, place: usize, mut collected: Vec<NamedParameter>) -> Phase {
         if let Some(stage) = self.stages.get(place) {
             let (index, runner) = (stage.index, &stage.runner);
@@ -120,7 +120,7 @@ impl Executor {
     }
 }
 
-/// Whether `stage` computes a forward or a gradient of its inputs before its parameters are dropped.
+/// Returns whether `stage` computes a forward or a gradient of its inputs before its parameters are dropped.
 fn is_computed<'a>(stage: StageIndex, rest: impl Iterator<Item = &'a Action>) -> bool {
     let held = rest.take_while(|action| **action != Action::Reshard { stage });
     held.flat_map(|action| action.parts()).any(|action| {

@@ -11,8 +11,8 @@ use crate::message::Direction;
 use crate::stage::{Runner, Skips, Stage};
 use crate::tensor::{Boundaries, OptionalTensors, Values};
 
-/// A stage on its rank. Every list has one place for each microbatch, filled by the action that makes the tensors and
-/// emptied by the action that uses them.
+/// A stage on its rank. Every list has one entry per microbatch. The action that makes the tensors fills the entry, and
+/// the action that uses them empties it.
 pub(crate) struct LocalStage {
     pub(crate) index: StageIndex,
     pub(crate) runner: Box<dyn Runner>,
@@ -25,13 +25,13 @@ pub(crate) struct LocalStage {
     pub(crate) routes: Arc<Skips>,
     /// Tensors that arrived over skip connections, and gradients that came back over them.
     pub(crate) skips: HashMap<(Direction, StageIndex, Microbatch), OptionalTensors>,
-    /// Rows of the stage's parameters that arrive from the replicas, where parameters are sharded.
+    /// Rows of the stage's parameters that other replicas send, if parameters are sharded.
     pub(crate) gathering: Option<Exchange<OptionalTensors>>,
-    /// How often the parameters were gathered in this step.
+    /// The number of times that the parameters were gathered in this step.
     pub(crate) gathers: u32,
     /// Shapes and types of the tensors at the stage's edges.
     pub(crate) boundaries: Boundaries,
-    /// Whether it was logged that `W` has nothing to do.
+    /// Whether it has been logged that `W` has nothing to compute.
     pub(crate) logged_empty_weight_backward: bool,
     pub(crate) losses: Vec<Option<Tensor<1>>>,
     pub(crate) auxiliary: Vec<Vec<(Arc<str>, Tensor<1>)>>,
@@ -59,7 +59,7 @@ impl LocalStage {
         }
     }
 
-    /// Drops everything that a failed step left.
+    /// Drops all data of a failed step.
     pub(crate) fn reset(&mut self) {
         self.runner.reset();
         self.inputs.fill(None);

@@ -1,7 +1,7 @@
-//! Losses, read off the device at the end of the program, or earlier when gradients are about to be sent.
+//! Losses, which are read from the device at the end of the program, or earlier if gradients are about to be sent.
 //!
-//! No rank sends a gradient sum or a square before its losses are found finite. So when a loss is not finite, no rank
-//! updates, and all parameters are those before the step.
+//! A rank sends gradient sums and squares only after it has checked that its losses are finite. So if a loss is not
+//! finite, no rank updates, and all parameters keep their values from before the step.
 
 use pipewright_schedule::Microbatch;
 
@@ -9,7 +9,7 @@ use super::machine::Executor;
 use crate::failure::Cause;
 
 impl Executor {
-    /// Reads the losses in microbatch order. Training fails at one that is not finite.
+    /// Reads the losses in microbatch order. Training fails if one is not finite.
     pub(super) fn read_losses(&mut self) -> Result<(), Cause> {
         let evaluates = self.program().is_forward_only();
         let first = self.first_microbatch();
@@ -46,7 +46,7 @@ impl Executor {
         Ok(())
     }
 
-    /// The first microbatch of this replica. The caller counts microbatches over all replicas.
+    /// Returns the first microbatch of this replica. Errors and reports number microbatches over all replicas.
     fn first_microbatch(&self) -> u32 {
         self.endpoint.coord().replica * self.program().microbatches()
     }

@@ -1,4 +1,4 @@
-//! The executor: the state of a rank, and the next thing that it does.
+//! The executor: the state of a rank, and the choice of its next action or phase.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -32,7 +32,7 @@ pub(crate) struct ExecutorConfig {
     pub(crate) interrupt: Option<Arc<AtomicBool>>,
 }
 
-/// One rank's side of a step.
+/// The state of one rank in a step.
 pub(crate) struct Executor {
     /// The rank in its pipeline: the row of the program that it runs.
     pub(super) rank: Rank,
@@ -40,23 +40,23 @@ pub(crate) struct Executor {
     pub(super) world_rank: Rank,
     pub(super) stages: Vec<LocalStage>,
     pub(super) endpoint: MeshEndpoint,
-    /// Of the random numbers that layers draw.
+    /// The seed of the random numbers that layers draw.
     pub(super) seed: u64,
     pub(super) clip_norm: Option<f64>,
     pub(super) memory: RankMemory,
     pub(super) board: Board,
-    /// Raised to end training after the step.
+    /// The flag that ends training after the current step.
     pub(super) interrupt: Option<Arc<AtomicBool>>,
     pub(super) hook: Option<Arc<dyn ActionHook>>,
     /// Microbatches of earlier steps whose gradients are in the sums.
     pub(super) accumulated: u32,
-    /// The parameters of the pipeline; unknown before the ranks have compared theirs at launch.
+    /// The parameters of the pipeline; `None` until the ranks have compared theirs at launch.
     pub(super) parameters: Option<KnownParameters>,
     pub(super) step: StepState,
 }
 
 impl Executor {
-    /// The executor of `endpoint`'s rank; `stages` are that rank's, in local order.
+    /// Makes the executor of `endpoint`'s rank; `stages` are that rank's, in local order.
     pub(crate) fn new(
         config: ExecutorConfig,
         endpoint: MeshEndpoint,
@@ -103,7 +103,7 @@ impl Executor {
         targets.into_iter().zip(&mut last.targets).for_each(|(values, place)| *place = Some(values));
     }
 
-    /// Does the next thing that can be done, or says what it waits for.
+    /// Runs the next action or phase that can run, or returns that it waits for a message.
     pub(crate) fn poll(&mut self) -> Result<Poll, StepError> {
         if self.endpoint.abort().is_raised() {
             let first = self.endpoint.abort().first().map_or(self.world_rank, |error| error.rank);
@@ -148,7 +148,8 @@ impl Executor {
         if let Some(waiting) = self.act_in_scope(action)? {
             return Ok(Some(waiting));
         }
-        // The event of a receive is added when its message is taken: from when it was missed to when it arrived.
+        // The event of a receive is added when its message is taken: from the first attempt to take it until its
+        // arrival.
         let announces = match action {
             Action::RecvForward { .. } | Action::RecvBackward { .. } => true,
             Action::Unshard { .. } => self.endpoint.part().is_some(),
@@ -166,7 +167,7 @@ impl Executor {
         Ok(None)
     }
 
-    /// Adds the event of an action that has just ended: from when it was first tried until now.
+    /// Adds the event of an action that has just ended: from its first attempt until the current time.
     fn note_event(&mut self, action: Action) {
         let origin = self.step.input.origin;
         let entered = self.step.entered.unwrap_or_else(Instant::now);
@@ -184,14 +185,14 @@ impl Executor {
         self.step.entered = Some(Instant::now());
     }
 
-    /// Starts to find out which parameters the stages share; [`Executor::poll`] does the rest.
+    /// Starts the comparison of parameters that finds the shared ones; [`Executor::poll`] continues it.
     pub(crate) fn begin_finding_shared(&mut self) {
         self.step = StepState::new(StepInput::empty(0, self.step.input.program.clone()));
         self.step.phase = self.list_parameters();
         self.board.does(self.world_rank, Doing::Computes);
     }
 
-    /// Starts to collect the whole parameters of all stages. Where they are sharded, all replicas do so together.
+    /// Starts to collect the whole parameters of all stages. If they are sharded, all replicas do so together.
     pub(crate) fn begin_collect(&mut self, attempt: u64) {
         self.endpoint.begin_step(attempt);
         let input = StepInput::empty(self.step.input.step, self.step.input.program.clone());
@@ -201,13 +202,13 @@ impl Executor {
         self.board.does(self.world_rank, Doing::Computes);
     }
 
-    /// The collected parameters. Call once, when they are collected.
+    /// Returns the collected parameters. Call once, when they are collected.
     pub(crate) fn collected(&mut self) -> Vec<NamedParameter> {
         self.take_outcome().collected
     }
 
-    /// This rank's report on the step, and across processes those of all other ranks after it. Call once, when the step is
-    /// done.
+    /// Returns this rank's report on the step, and across processes then those of all other ranks. Call once, when the
+    /// step is done.
     pub(crate) fn reports(&mut self) -> Vec<RankReport> {
         self.take_outcome().reports
     }
@@ -219,12 +220,12 @@ impl Executor {
         }
     }
 
-    /// Whether the rank has begun to update its parameters in this step.
+    /// Returns whether the rank has begun to update its parameters in this step.
     pub(crate) fn has_updated(&self) -> bool {
         self.step.has_updated
     }
 
-    /// Drops everything that a failed step left, so that the next step starts clean.
+    /// Drops all data of a failed step, so that the next step starts without it.
     pub(crate) fn reset(&mut self) {
         self.stages.iter_mut().for_each(LocalStage::reset);
         self.accumulated = 0;
@@ -232,7 +233,7 @@ impl Executor {
         self.board.does(self.world_rank, Doing::NoStep);
     }
 
-    /// An error of this rank at its place in the step.
+    /// Makes an error of this rank at its current position in the step.
     pub(crate) fn error(&self, cause: Cause) -> StepError {
         let action = match self.step.phase {
             Phase::Actions => self.program().row(self.rank).get(self.step.position).copied(),
@@ -250,12 +251,12 @@ impl Executor {
         &mut self.endpoint
     }
 
-    /// The program of the step.
+    /// Returns the program of the step.
     pub(super) fn program(&self) -> &ValidatedProgram {
         &self.step.input.program
     }
 
-    /// The placement of the stages, which is that of every program of the pipeline.
+    /// Returns the placement of the stages, which is the same in every program of the pipeline.
     pub(super) fn placement(&self) -> &Placement {
         self.program().placement()
     }
@@ -265,12 +266,12 @@ impl Executor {
         &mut self.stages[place]
     }
 
-    /// A message from a rank of this pipeline.
+    /// Describes a message from a rank of this pipeline.
     pub(super) fn waiting(&self, from: Rank, tag: Tag) -> Waiting {
         Waiting { from: self.endpoint.world_rank_of(from), tag }
     }
 
-    /// The rank of `stage` in this pipeline; none when it is this rank.
+    /// Returns the rank of `stage` in this pipeline; `None` if it is this rank.
     pub(super) fn elsewhere(&self, stage: StageIndex) -> Option<Rank> {
         Some(self.placement().rank_of(stage)).filter(|&rank| rank != self.rank)
     }

@@ -1,5 +1,5 @@
-//! A rank's end of the transport, with the rank's place in the mesh: its pipeline, the same rank of all replicas, and the
-//! trees over both.
+//! A rank's end of the transport, with the rank's place in the mesh: its pipeline, the same rank in all replicas, and
+//! the trees over both.
 
 use std::time::{Duration, Instant};
 
@@ -12,17 +12,17 @@ use crate::message::{Message, Payload, Tag};
 use crate::tensor::shard::RowShard;
 use crate::transport::{Endpoint, Waited};
 
-/// See the module.
+/// The transport of one rank, with its groups and trees.
 pub(crate) struct MeshEndpoint {
     endpoint: Endpoint,
     mesh: Mesh,
     coord: MeshCoord,
-    /// This rank of all replicas.
+    /// The same rank in all replicas.
     replicas: Group,
     pipeline_tree: Tree,
     replica_tree: Tree,
     world_tree: Tree,
-    /// The part of its stages' parameters that this replica holds, where they are sharded.
+    /// The part of its stages' parameters that this replica holds, if they are sharded.
     part: Option<RowShard>,
 }
 
@@ -41,37 +41,37 @@ impl MeshEndpoint {
         self.coord
     }
 
-    /// This rank, as a rank of the world.
+    /// Returns this rank as a rank of the world.
     pub(crate) fn world_rank(&self) -> Rank {
         self.endpoint.rank()
     }
 
-    /// Replicas of this pipeline, this one included.
+    /// Returns the number of replicas of this pipeline, including this one.
     pub(crate) fn replica_count(&self) -> u32 {
         self.mesh.data
     }
 
-    /// This rank of all replicas, as ranks of the world.
+    /// Returns the same rank in all replicas, as ranks of the world.
     pub(crate) fn replicas(&self) -> &Group {
         &self.replicas
     }
 
-    /// The tree over the ranks of this pipeline, as ranks of the world.
+    /// Returns the tree over the ranks of this pipeline, as ranks of the world.
     pub(crate) fn pipeline_tree(&self) -> &Tree {
         &self.pipeline_tree
     }
 
-    /// The tree over this rank of all replicas.
+    /// Returns the tree over the same rank in all replicas.
     pub(crate) fn replica_tree(&self) -> &Tree {
         &self.replica_tree
     }
 
-    /// The tree over all ranks of the world.
+    /// Returns the tree over all ranks of the world.
     pub(crate) fn world_tree(&self) -> &Tree {
         &self.world_tree
     }
 
-    /// The part of the parameters that this replica holds; none where it holds all.
+    /// Returns the part of the parameters that this replica holds; `None` if it holds all.
     pub(crate) fn part(&self) -> Option<RowShard> {
         self.part
     }
@@ -84,7 +84,7 @@ impl MeshEndpoint {
         self.endpoint.is_distributed()
     }
 
-    /// Whether what is sent keeps its storage; elsewhere the sender's is freed as soon as it is encoded.
+    /// Returns whether sent tensors keep their storage. If not, the sender frees it as soon as the message is encoded.
     pub(crate) fn moves_storage(&self) -> bool {
         !self.is_distributed()
     }
@@ -97,12 +97,12 @@ impl MeshEndpoint {
         self.endpoint.begin_step(step);
     }
 
-    /// Sends to a rank of the world.
+    /// Sends a message to a rank of the world.
     pub(crate) fn send_world(&mut self, to: Rank, tag: Tag, payload: Payload) {
         self.endpoint.send(to, tag, payload);
     }
 
-    /// Takes what a rank of the world sent.
+    /// Takes a message from a rank of the world, if it has arrived.
     pub(crate) fn try_take_world(&mut self, from: Rank, tag: Tag) -> Option<Message> {
         self.endpoint.try_take(from, tag)
     }
@@ -115,7 +115,7 @@ impl MeshEndpoint {
         self.endpoint.fail(error);
     }
 
-    /// A rank of this pipeline, as a rank of the world.
+    /// Converts a rank of this pipeline to a rank of the world.
     pub(crate) fn world_rank_of(&self, rank: Rank) -> Rank {
         self.mesh.world_rank(MeshCoord { rank, ..self.coord })
     }

@@ -1,4 +1,4 @@
-//! How a rank sends messages and takes those that have arrived. Nothing in here waits.
+//! Sending messages, and taking messages that have arrived. Nothing in this file waits.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,18 +15,18 @@ use crate::progress::Waiting;
 use crate::tensor::{OptionalTensors, Value};
 
 impl Executor {
-    /// Sends tensors to a rank of the world; their storage goes with them.
+    /// Sends tensors to a rank of the world. Their storage is transferred to the receiver.
     pub(super) fn send_tensors(&mut self, to: Rank, tag: Tag, tensors: OptionalTensors) {
         let start = Instant::now();
         if self.endpoint.moves_storage() {
-            // The receiver counts these bytes from here on.
+            // The receiver counts these bytes from this point.
             self.memory.give_away(tensors.iter().flatten());
         }
         self.endpoint.send_world(to, tag, Payload::Tensors(tensors));
         self.step.exposed += start.elapsed();
     }
 
-    /// Sends tensors that this rank keeps using. They leave in storage of their own; encoding makes that too.
+    /// Sends tensors that this rank keeps using. They are copied first, unless encoding makes a copy.
     pub(super) fn send_copies(&mut self, to: Rank, tag: Tag, mut tensors: OptionalTensors) {
         if self.endpoint.moves_storage() {
             tensors = tensors.into_iter().map(|tensor| tensor.map(Value::copied)).collect();
@@ -34,7 +34,7 @@ impl Executor {
         self.send_tensors(to, tag, tensors);
     }
 
-    /// Sends the same bytes to several ranks: the last one has the largest subtree and gets them first.
+    /// Sends the same bytes to several ranks. The last rank has the largest subtree and gets them first.
     pub(super) fn send_bytes(&mut self, to: &[Rank], tag: Tag, bytes: &Arc<[u8]>) {
         for &to in to.iter().rev() {
             self.endpoint.send_world(to, tag, Payload::Bytes(bytes.clone()));
@@ -44,12 +44,12 @@ impl Executor {
     /// Takes a message if it has arrived.
     fn take(&mut self, waiting: Waiting) -> Option<Message> {
         let message = self.endpoint.try_take_world(waiting.from, waiting.tag)?;
-        // An arrival counts as a move, so that a deadline starts again.
+        // An arrival counts as progress and restarts the deadline.
         self.board.moved(self.world_rank, self.step.position);
         Some(message)
     }
 
-    /// Takes what has arrived of an exchange of values, or says what is missing.
+    /// Takes the messages of an exchange of values that have arrived, or returns a missing one.
     pub(super) fn receive<T: DeserializeOwned>(
         &mut self,
         exchange: &mut Exchange<T>,
@@ -61,7 +61,7 @@ impl Executor {
         })
     }
 
-    /// As [`Executor::receive`], for bytes that this rank passes on as they are.
+    /// As [`Executor::receive`], for bytes that this rank passes on without decoding.
     pub(super) fn receive_bytes(
         &mut self,
         exchange: &mut Exchange<Arc<[u8]>>,
@@ -73,7 +73,7 @@ impl Executor {
         })
     }
 
-    /// As [`Executor::receive`], for tensors, which go to `device`.
+    /// As [`Executor::receive`], for tensors, which are moved to `device`.
     pub(super) fn receive_tensors(
         &mut self,
         exchange: &mut Exchange<OptionalTensors>,
@@ -108,8 +108,9 @@ impl Executor {
         Ok(Some((sent, tensors)))
     }
 
-    /// Counts the time in which the rank was idle while a message was on its way: from when it was sent, or from when the
-    /// rank began to wait if that was later, until now. Waiting for a message that is not sent yet is a bubble.
+    /// Counts the time in which the rank was idle while a message was in transit. This time starts when the message was
+    /// sent or when the rank began to wait, whichever is later, and ends at the current time. Waiting for a message
+    /// that is not sent yet is a bubble.
     pub(super) fn note_exposed(&mut self, sent: Instant) {
         let waiting_since = self.step.entered.unwrap_or_else(Instant::now);
         self.step.exposed += waiting_since.max(sent).elapsed();

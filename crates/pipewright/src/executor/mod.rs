@@ -1,25 +1,26 @@
-//! One rank's step as a state machine: what to do next, and what it waits for.
+//! One rank's step as a state machine: its next action, or the message that it waits for.
 //!
-//! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] does at most one action and never blocks;
-//! a driver ([`crate::driver`]) polls, sleeps while the executor waits, and watches the deadline. After the program the
-//! ranks sum the gradients of replicas and of shared parameters, compute the gradient norm, and update their parameters.
-//! `README.md` beside this file has the protocol of these phases.
+//! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] runs at most one action and never
+//! blocks. A driver ([`crate::driver`]) polls, sleeps while the executor waits, and watches the deadline. After the
+//! program the ranks sum the gradients of replicas and of shared parameters, compute the gradient norm, and update
+//! their parameters.
+//! The protocol of these phases is in `README.md` beside this file.
 //!
 //! | file | content |
 //! |---|---|
-//! | `machine.rs` | the executor: a poll, an action, an error in its place |
+//! | `machine.rs` | the executor: polling, running actions, errors with their position |
 //! | `step.rs` | a step: its input, its phase, its results so far |
 //! | `actions.rs` | one handler for each kind of action |
 //! | `edges.rs` | the inputs and outputs of a stage |
-//! | `skip.rs` | skip connections that go straight to their stage |
+//! | `skip.rs` | skip connections that go directly to their stage |
 //! | `gather.rs` | sharded parameters, gathered before a stage computes |
 //! | `epilogue.rs` | the phases after the program, in order |
 //! | `losses.rs` | losses, read and checked |
 //! | `reduction.rs` | gradients, summed over replicas |
-//! | `parameters.rs` | which parameters are shared, and the order of the norm: found out once |
+//! | `parameters.rs` | which parameters are shared, and the order of the norm: computed once |
 //! | `sharing.rs` | gradients of shared parameters |
 //! | `norm.rs` | the gradient norm and the update |
-//! | `report.rs` | a rank's report, and how it gets to other processes |
+//! | `report.rs` | a rank's report, and its transfer to other processes |
 //! | `messages.rs` | sending messages and taking those that have arrived |
 //! | `mesh_endpoint.rs` | the transport, with the rank's place in the mesh |
 //! | `local_stage.rs` | a stage on its rank, with the tensors between two actions |

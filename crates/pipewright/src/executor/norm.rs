@@ -1,8 +1,8 @@
 //! The global gradient norm, and the update that follows it.
 //!
-//! The squares of a parameter's gradient are summed on the rank that holds it. The sums go up a tree of the replicas, then
-//! up the tree of the first replica's pipeline. Its root adds them in the order of the parameters' paths, so that every
-//! cut of the model gives the same bits, and sends the norm down both trees.
+//! The squares of a parameter's gradient are summed on the rank that holds it. The sums go up a tree of the replicas,
+//! then up the tree of the first replica's pipeline. Its root adds them in the order of the parameters' paths, so that
+//! every cut of the model gives the same bits, and sends the norm down both trees.
 
 use std::time::Instant;
 
@@ -17,7 +17,8 @@ const CLIP_EPSILON: f64 = 1e-6;
 
 impl Executor {
     /// Sums the squares of this rank's gradients and waits for the other replicas in its subtree. Unless parameters are
-    /// sharded, replicas have the same gradients: then only the first one's squares count, and the others send none.
+    /// sharded, replicas have the same gradients: then only the squares of the first replica count, and the others send
+    /// none.
     pub(super) fn gather_replica_squares(&mut self) -> Phase {
         let counts = self.endpoint.part().is_some() || self.endpoint.coord().replica == 0;
         let own = if counts { self.squares() } else { Vec::new() };
@@ -25,8 +26,8 @@ impl Executor {
         Phase::ReplicaSquares(Exchange::gather(own, self.replica_tag(), tree.children()))
     }
 
-    /// Passes the squares of the replicas in this rank's subtree on. The first replica adds them and waits for the squares
-    /// of the other ranks of its pipeline.
+    /// Passes on the squares of the replicas in this rank's subtree. The first replica adds them and waits for the
+    /// squares of the other ranks of its pipeline.
     pub(super) fn gather_squares(&mut self, gathered: Vec<f64>) -> Result<Phase, MessageError> {
         if let Some(parent) = self.endpoint.replica_tree().parent() {
             self.endpoint.send_world(parent, self.replica_tag(), Payload::of(&gathered));
@@ -38,7 +39,7 @@ impl Executor {
         Ok(Phase::Squares(Exchange::gather(squares, Tag::GradientNorm, tree.children())))
     }
 
-    /// Passes the squares of the ranks in this rank's subtree on. The root computes the norm.
+    /// Passes on the squares of the ranks in this rank's subtree. The root computes the norm.
     pub(super) fn compute_norm(&mut self, gathered: Vec<f64>) -> Result<Phase, Cause> {
         if let Some(parent) = self.endpoint.pipeline_tree().parent() {
             self.endpoint.send_world(parent, Tag::GradientNorm, Payload::of(&gathered));
@@ -47,7 +48,7 @@ impl Executor {
         Ok(Phase::Norm(Exchange::here(self.gradient_norm(&gathered)?)))
     }
 
-    /// Passes the norm on. From here on no rank of the subtree waits for this one.
+    /// Passes on the norm. From this point no rank of the subtree waits for this one.
     pub(super) fn send_norm(&mut self, norm: f64) -> Phase {
         let bytes = encoded(&norm);
         if self.endpoint.coord().replica == 0 {
@@ -72,7 +73,8 @@ impl Executor {
         self.finish(Outcome { reports: vec![report], collected: Vec::new() })
     }
 
-    /// The sum of squares of each gradient sum of this rank that counts, in the order of its list of parameters.
+    /// Returns the sum of squares of each gradient sum of this rank that counts, in the order of its list of
+    /// parameters.
     fn squares(&self) -> Vec<f64> {
         // A replica that has all rows adds within the same parts as replicas that have one part each.
         let parts = if self.endpoint.part().is_some() { 1 } else { self.endpoint.replica_count() };
@@ -83,7 +85,7 @@ impl Executor {
         of_stages.collect()
     }
 
-    /// Parameters of this rank that count for the norm.
+    /// Returns the number of parameters of this rank that count for the norm.
     fn counted_parameters(&self) -> usize {
         let of_stage = self.stages.iter().map(|stage| {
             let places = 0..stage.runner.paths().len();
@@ -92,7 +94,7 @@ impl Executor {
         of_stage.sum()
     }
 
-    /// The norm of the mean gradient over all parameters of all ranks.
+    /// Returns the norm of the mean gradient over all parameters of all ranks.
     fn gradient_norm(&self, gathered: &[f64]) -> Result<f64, Cause> {
         let order = self.parameters.as_ref().map_or(&[][..], |known| &known.order);
         if order.len() != gathered.len() {
@@ -106,20 +108,20 @@ impl Executor {
         Ok(sum.sqrt() / f64::from(self.summed_microbatches()))
     }
 
-    /// Microbatches whose gradients are in the sums: those of this step and of the steps without an update before it, on
-    /// all replicas.
+    /// Returns the number of microbatches whose gradients are in the sums: those of this step and of the preceding
+    /// steps without an update, on all replicas.
     fn summed_microbatches(&self) -> u32 {
         (self.accumulated + self.program().microbatches()) * self.endpoint.replica_count()
     }
 
-    /// What replicas tell each other before the norm.
+    /// Returns the tag of the messages between replicas before the norm.
     fn replica_tag(&self) -> Tag {
         if self.endpoint.part().is_some() { Tag::SquaredNorms } else { Tag::Ready }
     }
 }
 
-/// Adds the squares of each parameter over `parts` replicas, in their order. `gathered` has the squares of all parameters
-/// for each replica.
+/// Adds the squares of each parameter over `parts` replicas, in their order. `gathered` has the squares of all
+/// parameters for each replica.
 fn add_parts(gathered: &[f64], parts: usize, parameters: usize, tag: Tag) -> Result<Vec<f64>, MessageError> {
     if gathered.len() != parameters * parts {
         return Err(MessageError::Count { tag, found: gathered.len(), expected: parameters * parts });

@@ -1,8 +1,9 @@
 //! Which parameters several stages hold, and the order in which squares are added to the gradient norm.
 //!
-//! The ranks find this out at launch, before the first step. Each rank lists its parameters; the lists go up the
-//! pipeline's tree. The root refuses parameters of one path that their stages do not declare as shared, compares the
-//! copies of shared ones, and sends the list of those down. Steps exchange only numbers.
+//! The ranks compare their parameters at launch, before the first step. Each rank lists its parameters, and the lists
+//! go up the pipeline's tree. The root returns an error if parameters have the same path but their stages do not
+//! declare it as shared. It compares the copies of shared parameters, and sends the list of shared parameters down.
+//! Steps exchange only numbers.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hasher};
@@ -17,19 +18,19 @@ use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::message::{MessageError, Payload, Tag, decoded, encoded};
 
-/// One parameter of a rank, as the root of the pipeline's tree gets to know it.
+/// One parameter of a rank, in the form that is sent to the root of the pipeline's tree.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct ListedParameter {
     owner: Owner,
     /// Its global path.
     path: String,
-    /// Whether it may have a gradient: integer and boolean tensors do not.
+    /// Whether it may have a gradient; integer and boolean tensors cannot.
     has_gradient: bool,
     /// Shape and values, if its stage declares it as shared.
     shared: Option<Fingerprint>,
 }
 
-/// What copies of a shared parameter have in common.
+/// The shape and the hash of a shared parameter's values, which all its copies have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Fingerprint {
     shape: Vec<usize>,
@@ -43,22 +44,22 @@ pub(super) struct Owner {
     pub(super) stage: StageIndex,
     /// The parameter's place among those of its stage.
     pub(super) place: usize,
-    /// The rank in its pipeline.
+    /// The rank, numbered within its pipeline.
     pub(super) rank: Rank,
 }
 
-/// A parameter with at least two copies: its owners in order.
+/// The owners, in order, of a parameter with at least two copies.
 pub(super) type Owners = Vec<Owner>;
 
 /// The order in which the root adds squares: the path of each parameter that counts, in the order of the paths, and its
 /// place among the gathered squares. Empty on ranks that add nothing.
 pub(super) type NormOrder = Vec<(Arc<str>, usize)>;
 
-/// What a rank knows of the parameters of its pipeline.
+/// The information about the pipeline's parameters that a rank has.
 pub(super) struct KnownParameters {
     /// Shared parameters of which this rank has a copy, with their places in the list of all.
     pub(super) shared: Vec<(u32, Owners)>,
-    /// Copies of this rank that another owner counts for in the norm and in checkpoints.
+    /// Copies on this rank that do not count for the norm and checkpoints, because another owner's copy does.
     copies: HashSet<(StageIndex, usize)>,
     pub(super) order: NormOrder,
 }
@@ -70,7 +71,7 @@ impl Executor {
         Phase::ParameterLists(Exchange::gather(self.listed_parameters(), Tag::Parameters, tree.children()))
     }
 
-    /// Passes the lists of this rank's subtree on. The root compares all and answers.
+    /// Passes on the lists of this rank's subtree. The root compares all lists and answers.
     pub(super) fn find_shared(&mut self, listed: Vec<ListedParameter>) -> Result<Phase, Cause> {
         let tree = self.endpoint.pipeline_tree().clone();
         if let Some(parent) = tree.parent() {
@@ -83,7 +84,7 @@ impl Executor {
         Ok(Phase::SharedParameters { order, message: Exchange::here(encoded(&shared)) })
     }
 
-    /// Passes the list of shared parameters on and keeps what concerns this rank.
+    /// Passes on the list of shared parameters and keeps the entries of this rank.
     pub(super) fn learn_shared(&mut self, order: NormOrder, message: &Arc<[u8]>) -> Result<(), MessageError> {
         let tree = self.endpoint.pipeline_tree().clone();
         let from = tree.parent().unwrap_or(self.world_rank);
@@ -96,7 +97,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Whether this rank's copy of a parameter is the one that counts for the norm and in checkpoints.
+    /// Returns whether this rank's copy of a parameter is the one that counts for the norm and in checkpoints.
     pub(super) fn counts(&self, stage: StageIndex, place: usize) -> bool {
         self.parameters.as_ref().is_none_or(|known| !known.copies.contains(&(stage, place)))
     }
@@ -120,13 +121,13 @@ impl Executor {
     }
 }
 
-/// The owners but the first, which alone counts.
+/// Returns all owners except the first, which is the only one that counts.
 fn copies(owners: &Owners) -> impl Iterator<Item = (StageIndex, usize)> {
     owners.iter().skip(1).map(|owner| (owner.stage, owner.place))
 }
 
-/// The parameters that several stages share, in the order of their paths, each with its owners in order. All owners must
-/// declare the path as shared, and their copies must be equal.
+/// Returns the parameters that several stages share, in the order of their paths, each with its owners in order. All
+/// owners must declare the path as shared, and their copies must be equal.
 fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
     let mut by_path: BTreeMap<&str, Vec<&ListedParameter>> = BTreeMap::new();
     for parameter in listed {
@@ -136,7 +137,7 @@ fn find_shared(listed: &[ListedParameter]) -> Result<Vec<Owners>, Cause> {
     several.map(|(path, copies)| equal_copies(path, copies)).collect()
 }
 
-/// The owners of one parameter in order, if all declare it as shared and their copies are equal.
+/// Returns the owners of one parameter in order, if all declare it as shared and their copies are equal.
 fn equal_copies(path: &str, mut copies: Vec<&ListedParameter>) -> Result<Owners, Cause> {
     copies.sort_unstable_by_key(|copy| copy.owner);
     let first = copies[0];
@@ -159,8 +160,8 @@ fn equal_copies(path: &str, mut copies: Vec<&ListedParameter>) -> Result<Owners,
     Ok(copies.into_iter().map(|copy| copy.owner).collect())
 }
 
-/// The order of the norm. Each rank sends the squares of its parameters that count in the order of its list, and they are
-/// gathered in the order of the ranks.
+/// Returns the order of the norm. Each rank sends the squares of its parameters that count in the order of its list,
+/// and they are gathered in the order of the ranks.
 fn norm_order(listed: &[ListedParameter], shared: &[Owners]) -> NormOrder {
     let copies: HashSet<(StageIndex, usize)> = shared.iter().flat_map(copies).collect();
     let is_copy = |listed: &ListedParameter| copies.contains(&(listed.owner.stage, listed.owner.place));
@@ -170,7 +171,7 @@ fn norm_order(listed: &[ListedParameter], shared: &[Owners]) -> NormOrder {
     order
 }
 
-/// The same for the same bytes in every process of one build.
+/// Returns a hash that is the same for the same bytes in every process of one build.
 fn hash_of(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     hasher.write(bytes);
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn the_lowest_stage_counts_and_squares_are_added_by_path() {
-        // Rank 0 has the stages 0 and 3, as in a V.
+        // Rank 0 has the stages 0 and 3, as in a V placement.
         let listed = [
             listed(0, 0, 0, "table", Some(1)),
             listed(0, 3, 0, "norm", None),

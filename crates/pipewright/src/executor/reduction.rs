@@ -3,13 +3,14 @@
 //! # Protocol
 //!
 //! Every parameter's gradient is cut into as many parts as there are replicas ([`crate::tensor::shard`]). Each replica
-//! sends every other replica its parts ([`Tag::GradientShard`]) and adds the parts that it receives, in the order of the
-//! replicas: a reduce-scatter. Where parameters are sharded that is all, for a replica updates its own rows alone.
-//! Otherwise it sends the sums to all ([`Tag::GradientSum`]): an all-gather, after which every replica has the same bits.
-//! Sends do not wait, so no order of replicas can block another. The rank computes on meanwhile, and takes what has
-//! arrived whenever it is polled.
+//! sends every other replica its parts ([`Tag::GradientShard`]) and adds the parts that it receives, in the order of
+//! the replicas: a reduce-scatter. If parameters are sharded, the reduction ends here, because a replica updates only
+//! its own rows. Otherwise each replica sends its sums to all others ([`Tag::GradientSum`]): an all-gather, after which
+//! every replica has the same bits. Sends do not wait, so no order of replicas can block another. The rank continues to
+//! compute meanwhile, and takes arrived messages whenever it is polled.
 //!
-//! A parameter without a gradient on some replicas counts as zero there; one without a gradient on all stays without.
+//! A parameter without a gradient on some replicas counts as zero there. One without a gradient on all replicas has no
+//! sum.
 
 use pipewright_schedule::StageIndex;
 
@@ -28,9 +29,9 @@ pub(super) struct Reduction {
 }
 
 enum State {
-    /// The parts that this replica adds arrive from all replicas.
+    /// The rank waits for the parts that this replica adds, from all replicas.
     Scattering(Exchange<OptionalTensors>),
-    /// The sums of all replicas arrive.
+    /// The rank waits for the sums of all replicas.
     Gathering(Exchange<OptionalTensors>),
     Done,
 }
@@ -45,12 +46,12 @@ impl State {
 }
 
 impl Executor {
-    /// Whether gradients are summed over replicas at the end of this step.
+    /// Returns whether gradients are summed over replicas at the end of this step.
     pub(super) fn reduces(&self) -> bool {
         self.endpoint.replica_count() > 1 && self.step.input.update
     }
 
-    /// Starts to sum the stage's gradients, unless that has begun. Fails when a loss is not finite.
+    /// Starts to sum the stage's gradients, unless the sum has begun. Fails if a loss is not finite.
     pub(super) fn start_reduction(&mut self, stage: StageIndex) -> Result<(), Cause> {
         if !self.reduces() || self.step.reductions.iter().any(|reduction| reduction.stage == stage) {
             return Ok(());
@@ -69,8 +70,8 @@ impl Executor {
         self.advance_reductions()
     }
 
-    /// Cuts the stage's gradients into a list for each replica. A gradient is dropped as soon as its parts have storage of
-    /// their own, so that the parts need no more memory than the gradients did.
+    /// Cuts the stage's gradients into one list per replica. A gradient is dropped as soon as its parts have their own
+    /// storage, so that the parts need no more memory than the gradients did.
     fn cut_gradients(&mut self, stage: StageIndex) -> Vec<OptionalTensors> {
         let replicas = self.endpoint.replica_count();
         let runner = &mut self.local_stage(stage).runner;
@@ -85,7 +86,7 @@ impl Executor {
         lists
     }
 
-    /// Takes what has arrived for any stage, without waiting.
+    /// Takes the messages that have arrived for any stage, without waiting.
     pub(super) fn advance_reductions(&mut self) -> Result<(), Cause> {
         let mut reductions = std::mem::take(&mut self.step.reductions);
         for Reduction { stage, state } in &mut reductions {
@@ -130,12 +131,12 @@ impl Executor {
         gradients.into_iter().enumerate().for_each(|(place, gradient)| runner.set_gradient(place, gradient));
     }
 
-    /// The message that the stage's reduction waits for; none when it is done, or there is none.
+    /// Returns the message that the stage's reduction waits for; `None` if it is done or there is none.
     pub(super) fn awaited_reduction(&self, stage: StageIndex) -> Option<Waiting> {
         self.step.reductions.iter().find(|reduction| reduction.stage == stage)?.state.missing()
     }
 
-    /// The message that any stage's reduction waits for; none when all are done.
+    /// Returns the message that any stage's reduction waits for; `None` if all are done.
     pub(super) fn awaited_reductions(&self) -> Option<Waiting> {
         self.stages.iter().find_map(|stage| self.awaited_reduction(stage.index))
     }

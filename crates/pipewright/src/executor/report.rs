@@ -1,8 +1,9 @@
-//! The report of a rank on a step that is done, and how ranks of several processes get each other's.
+//! The report of a rank on a finished step, and the exchange of reports between processes.
 //!
-//! Within one process the caller collects the reports. Across processes they go up a tree of all ranks ([`Tag::Report`]).
-//! Its root, the first rank, sends all of them, without their events, down the tree ([`Tag::Summary`]). So a step ends on
-//! no process before all ranks have done it, and losses and figures are the same everywhere.
+//! Within one process the caller collects the reports. Across processes they go up a tree of all ranks
+//! ([`Tag::Report`]). Its root, the first rank, sends all of them, without their events, down the tree
+//! ([`Tag::Summary`]). So no process ends a step before all ranks have finished it, and losses and figures are the same
+//! everywhere.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::collective::Exchange;
 use crate::message::{MessageError, Payload, Tag, decoded, encoded};
 use crate::tensor::Values;
 
-/// A rank's report on a step that is done.
+/// A rank's report on a finished step.
 #[derive(Debug)]
 pub(crate) struct RankReport {
     pub rank: Rank,
@@ -26,21 +27,21 @@ pub(crate) struct RankReport {
     pub losses: Vec<f64>,
     /// Auxiliary losses of this rank's stages by name, each the mean over the microbatches.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
-    /// The last stage's outputs of each microbatch; kept by forward-only programs, and where the step asks for them.
+    /// The last stage's outputs of each microbatch; kept in forward-only programs, and if the step asks for them.
     pub outputs: Vec<Values>,
-    /// Global norm of the mean gradient before clipping; none for forward-only programs.
+    /// Global norm of the mean gradient before clipping; `None` for forward-only programs.
     pub gradient_norm: Option<f64>,
     pub events: Vec<Event>,
-    /// Time in which the rank did nothing but wait for a message that had been sent, or send one.
+    /// The time in which the rank only waited for a message that had been sent, or sent one.
     pub exposed_communication: Duration,
     /// Time of the gradient scaling and the optimizer step.
     pub update: Duration,
     pub peak_bytes: u64,
-    /// Whether this rank's process was asked to end.
+    /// Whether the interrupt flag was raised in this rank's process.
     pub interrupted: bool,
 }
 
-/// A report as a message: all but the outputs, which stay on their rank.
+/// A report as a message. It does not contain the outputs, which stay on their rank.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Figures {
     rank: Rank,
@@ -116,7 +117,7 @@ impl Executor {
         let last = self.stages.last_mut().expect("every rank owns a stage");
         let outputs: Vec<Values> = last.outputs.iter_mut().filter_map(Option::take).collect();
         let events = std::mem::take(&mut self.step.events);
-        // The step is over for the side inputs too.
+        // The side inputs are dropped when the step ends.
         self.step.input.side_inputs = Arc::default();
         self.memory.give_away(outputs.iter().flatten());
         self.memory.give_away_list(&events);
@@ -134,7 +135,8 @@ impl Executor {
         }
     }
 
-    /// The rank has done its part. Across processes it waits for the reports of its subtree; elsewhere the step is done.
+    /// Ends the rank's part of the step. Across processes the rank then waits for the reports of its subtree; within
+    /// one process the step is done.
     pub(super) fn finish(&mut self, outcome: Outcome) -> Phase {
         if !self.endpoint.is_distributed() {
             return Phase::Done(outcome);
@@ -144,7 +146,7 @@ impl Executor {
         Phase::Reports { outcome, reports }
     }
 
-    /// Passes the reports of this rank's subtree on. The root has all of them then, and sends the summary.
+    /// Passes on the reports of this rank's subtree. The root then has all reports, and sends the summary.
     pub(super) fn pass_reports(&mut self, mut outcome: Outcome, mut figures: Vec<Figures>) -> Phase {
         let tree = self.endpoint.world_tree().clone();
         if let Some(parent) = tree.parent() {
@@ -158,7 +160,7 @@ impl Executor {
         Phase::Done(outcome)
     }
 
-    /// Passes the summary on and adds it to the outcome.
+    /// Passes on the summary and adds it to the outcome.
     pub(super) fn pass_summary(
         &mut self,
         mut outcome: Outcome,

@@ -1,13 +1,13 @@
 //! Gradients of parameters that several stages hold, summed over the owners before the step ends.
 //!
-//! Stages declare such parameters ([`StageModule::shared_parameters`](crate::stage::StageModule::shared_parameters));
-//! those of one global path are one parameter. Two parameters of one path that are not declared are refused at launch
-//! (`parameters.rs`). The embedding of the first stage and the tied head of the last stage are the usual case. Each owner
-//! holds a copy. Copies start equal, which is checked at launch too, get the same gradient sum and the same update, and so
-//! stay equal to the bit.
+//! Stages declare such parameters ([`StageModule::shared_parameters`](crate::stage::StageModule::shared_parameters)).
+//! Those with the same global path are one parameter. If two parameters have the same path and do not declare it,
+//! launching fails (`parameters.rs`). The usual case is the embedding of the first stage and the tied head of the last
+//! stage. Each owner holds a copy. The copies start equal, which is also checked at launch. They get the same gradient
+//! sum and the same update, and so stay equal to the bit.
 //!
-//! A rank sends the gradients of its copies to the other owners ([`Tag::SharedGradient`]), then takes theirs. Each owner
-//! adds all gradients in the order of the stages, whatever the cut.
+//! A rank sends the gradients of its copies to the other owners ([`Tag::SharedGradient`]), then takes theirs. Each
+//! owner adds all gradients in the order of the stages, so the sum does not depend on the cut.
 
 use burn::tensor::Tensor;
 use pipewright_schedule::Rank;
@@ -65,7 +65,7 @@ impl Executor {
         SharedSum { copies, gradients: Exchange::new(owners.iter().map(part)) }
     }
 
-    /// Takes the gradients that have arrived, or says whose is missing.
+    /// Takes the gradients that have arrived, or returns a missing message.
     pub(super) fn receive_shared_gradients(
         &mut self,
         sums: &mut [SharedSum],
@@ -79,7 +79,7 @@ impl Executor {
         Ok(missing)
     }
 
-    /// Gives each of this rank's copies the sum of the gradients of all.
+    /// Sets the gradient of each of this rank's copies to the sum over all copies.
     pub(super) fn add_shared_gradients(&mut self, sums: Vec<SharedSum>) {
         for SharedSum { copies, gradients } in sums {
             let gradients =

@@ -1,13 +1,15 @@
-//! Skip connections that go straight from one stage to another, and their gradients on the way back.
+//! Skip connections that go directly from one stage to another, and their gradients on the way back.
 //!
-//! [`Skips`](crate::stage::Skips) say how many of a stage's last inputs and outputs are skip connections. They are handed
-//! over when the action that makes them ends: in place to a stage of this rank, else in a message of their own.
+//! [`Skips`](crate::stage::Skips) lists which of a stage's last inputs and outputs are skip connections. They are
+//! passed on when the action that makes them ends: in place to a stage of this rank, otherwise in a message of their
+//! own.
 //!
-//! # Why nothing hangs
+//! # Why nothing blocks
 //!
-//! The program does not have these messages, and need not. A forward that waits for one also waits for the stage before
-//! it, that one for the stage before, and so on down to the stage that sends the message. So in any order of actions in
-//! which the messages of the neighbours arrive, this one has been sent. Backward it is the same from the other end.
+//! The program does not contain these messages, and need not. A forward that waits for one also waits for the previous
+//! stage, which waits for the stage before it, and so on down to the stage that sends the message. So in any order of
+//! actions in which the messages of the neighbours arrive, this message has been sent. The same holds for the backward,
+//! from the other end.
 
 use pipewright_schedule::{Microbatch, StageIndex};
 
@@ -19,7 +21,7 @@ use crate::stage::{Skip, Skips};
 use crate::tensor::OptionalTensors;
 
 impl Executor {
-    /// Takes skip connections off the end of a stage's `tensors` and hands each to its stage.
+    /// Removes skip connections from the end of a stage's `tensors` and passes each to its stage.
     pub(super) fn hand_over(
         &mut self,
         direction: Direction,
@@ -39,7 +41,7 @@ impl Executor {
         }
     }
 
-    /// Takes the skip connections of `stage` that other ranks send, or says what is missing.
+    /// Takes the skip connections of `stage` that other ranks send, or returns a missing message.
     pub(super) fn fetch_skips(
         &mut self,
         direction: Direction,
@@ -76,7 +78,8 @@ impl Executor {
     }
 }
 
-/// The skip connections that a stage sends in `direction`. It receives those that it sends in the other direction.
+/// Returns the skip connections that a stage sends in `direction`. It receives those that it sends in the other
+/// direction.
 fn sent(routes: &Skips, direction: Direction) -> &[Skip] {
     match direction {
         Direction::Forward => &routes.outputs,

@@ -1,4 +1,4 @@
-//! A rank's training state between two steps: read for a checkpoint, or restored from one.
+//! A rank's training state between two steps: reading it for a checkpoint, and restoring it from one.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use crate::checkpoint::{Checkpoint, HeldParameter, RankState, StageState};
 use crate::failure::Cause;
 
 impl Executor {
-    /// The parameters and optimizer state of all stages, sharing storage. A shared parameter is in the state of its lowest
-    /// stage alone, once the shared parameters are known. Unless parameters are sharded, replicas hold the same, and only
-    /// the first one returns its stages.
+    /// Returns the parameters and optimizer state of all stages, which share storage with the model. If the shared
+    /// parameters are known, only the lowest stage of a shared parameter returns it. Unless parameters are sharded, all
+    /// replicas hold the same state, and only the first replica returns its stages.
     pub(crate) fn state(&self) -> RankState {
         let of_stage = |stage: &LocalStage| {
             let StageState { parameters, optimizer, part } = stage.runner.state();
@@ -24,12 +24,12 @@ impl Executor {
 
     /// Restores the state of all stages. After an error some stages are restored and others are not.
     pub(crate) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), Cause> {
-        // Accumulated gradients belong to the parameters before.
+        // Accumulated gradients belong to the old parameters.
         self.reset();
         for stage in &mut self.stages {
             let restored = stage.runner.restore(checkpoint);
             restored.map_err(|error| Cause::Restore { stage: stage.index, error: Arc::new(error) })?;
-            // Reading may take longer than the deadline; this shows that the rank is at work.
+            // Reading may take longer than the deadline. This call reports progress.
             self.board.moved(self.world_rank, 0);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! One step of one rank: what it began with, its phase, and its results so far.
+//! One step of one rank: its input, its phase, and its results so far.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +15,12 @@ use crate::batch::SideInputs;
 use crate::collective::Exchange;
 use crate::tensor::Values;
 
-/// What a rank needs to begin a step.
+/// The input of a rank's step.
 pub(crate) struct StepInput {
     /// Counted from 1.
     pub step: u64,
-    /// Counts what the pipeline was asked to run. It never goes back, while a checkpoint may take the step back.
+    /// The number of commands that the pipeline was asked to run. It never decreases, while a restored checkpoint may
+    /// decrease the step.
     pub attempt: u64,
     /// The first stage's input of each microbatch; empty on other ranks.
     pub inputs: Vec<Values>,
@@ -29,20 +30,20 @@ pub(crate) struct StepInput {
     pub side_inputs: Arc<SideInputs>,
     /// The weight of each microbatch's loss, times the number of microbatches.
     pub loss_weights: Arc<[f64]>,
-    /// Whether the report has the last stage's outputs.
+    /// Whether the report contains the last stage's outputs.
     pub keep_outputs: bool,
     /// The optimizer's learning rate.
     pub learning_rate: f64,
-    /// Whether the step ends with an update; if not, its gradients stay and those of the next step are added.
+    /// Whether the step ends with an update. If not, its gradients are kept and those of the next step are added.
     pub update: bool,
     /// The program of the pipeline, or its forward part.
     pub program: Arc<ValidatedProgram>,
-    /// The zero of the timeline.
+    /// The time at which the timeline starts.
     pub origin: Instant,
 }
 
 impl StepInput {
-    /// The input of a step without data: a rank has it between two steps.
+    /// Makes the input of a step without data, which a rank has between two steps.
     pub(super) fn empty(step: u64, program: Arc<ValidatedProgram>) -> Self {
         Self {
             step,
@@ -63,9 +64,9 @@ impl StepInput {
 /// The result of a poll.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Poll {
-    /// Something was done: poll again.
+    /// An action or a message was processed: poll again.
     Progress,
-    /// Nothing can be done before a message arrives; the board says which.
+    /// The rank waits for a message, which the board names.
     Pending,
     /// The step is done.
     Done,
@@ -75,20 +76,20 @@ pub(crate) enum Poll {
 pub(super) struct StepState {
     pub(super) input: StepInput,
     pub(super) phase: Phase,
-    /// Actions of the program that are done.
+    /// The number of actions of the program that are done.
     pub(super) position: usize,
-    /// Whether the last poll found nothing to do.
+    /// Whether the last poll could not continue.
     pub(super) waits: bool,
-    /// When the current action was first tried; a waiting one is tried again.
+    /// The time at which the current action was first tried; a waiting action is tried again.
     pub(super) entered: Option<Instant>,
     pub(super) events: Vec<Event>,
     /// See [`RankReport::exposed_communication`].
     pub(super) exposed: Duration,
     pub(super) losses: Vec<f64>,
     pub(super) auxiliary: BTreeMap<Arc<str>, f64>,
-    /// Gradients that are being summed over the replicas. The program may start them before it ends.
+    /// Gradients that are being summed over the replicas. The sums may start before the program ends.
     pub(super) reductions: Vec<Reduction>,
-    /// Whether the update has begun. From then on the step cannot be taken back.
+    /// Whether the update has begun. The step can then no longer be undone.
     pub(super) has_updated: bool,
 }
 
@@ -110,35 +111,37 @@ impl StepState {
     }
 }
 
-/// A phase of a step. Those after the program own what they exchange; `README.md` beside this file has their protocol.
+/// A phase of a step. Phases after the program own their exchanges. Their protocol is in `README.md` beside this file.
 #[derive(Default)]
 pub(super) enum Phase {
-    /// No step is under way.
+    /// No step is in progress.
     #[default]
     Idle,
-    /// The rank does the actions of its row of the program.
+    /// The rank runs the actions of its row of the program.
     Actions,
     /// The rank waits for the gradient sums over the replicas ([`StepState::reductions`]).
     ReplicaSums,
-    /// The lists of the parameters of the rank's subtree arrive.
+    /// The rank waits for the parameter lists of its subtree.
     ParameterLists(Exchange<Vec<ListedParameter>>),
-    /// The parameters that stages share arrive from the root, encoded. The order of the norm is known at the root alone.
+    /// The rank waits for the encoded list of shared parameters from the root. Only the root knows the order of the
+    /// norm.
     SharedParameters { order: NormOrder, message: Exchange<Arc<[u8]>> },
-    /// Gradients of shared parameters arrive from their other owners.
+    /// The rank waits for the gradients of shared parameters from their other owners.
     SharedGradients(Vec<SharedSum>),
-    /// Squares of the gradients' parts arrive from replicas; without sharding, only that they are ready.
+    /// The rank waits for squares of the gradients' parts from replicas or, without sharding, for the message that they
+    /// are ready.
     ReplicaSquares(Exchange<Vec<f64>>),
-    /// Squares of the gradients of the rank's subtree arrive.
+    /// The rank waits for the squares of the gradients of its subtree.
     Squares(Exchange<Vec<f64>>),
-    /// The gradient norm arrives.
+    /// The rank waits for the gradient norm.
     Norm(Exchange<f64>),
     /// The rank updates its parameters.
     Update { norm: f64 },
-    /// Between processes: the reports of the rank's subtree arrive.
+    /// Across processes: the rank waits for the reports of its subtree.
     Reports { outcome: Outcome, reports: Exchange<Vec<Figures>> },
-    /// Between processes: the reports of all ranks arrive from the root, encoded.
+    /// Across processes: the rank waits for the encoded reports of all ranks from the root.
     Summary { outcome: Outcome, message: Exchange<Arc<[u8]>> },
-    /// No step: whole parameters of the rank's stages are collected, of this stage next.
+    /// Not a step: the whole parameters of the rank's stages are collected. The next stage is the one at `place`.
     Collect { place: usize, collected: Vec<NamedParameter> },
     /// The step is done.
     Done(Outcome),
@@ -147,8 +150,8 @@ pub(super) enum Phase {
 /// The results of a step, or of collecting parameters.
 #[derive(Default)]
 pub(super) struct Outcome {
-    /// This rank's report; across processes also those of all others, without their events on all ranks but the first.
+    /// This rank's report; across processes also those of all other ranks, which have events only on the first rank.
     pub(super) reports: Vec<RankReport>,
-    /// Whole parameters, if the rank was asked for them.
+    /// The whole parameters, if the rank was asked to collect them.
     pub(super) collected: Vec<NamedParameter>,
 }

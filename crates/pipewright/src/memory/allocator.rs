@@ -1,4 +1,4 @@
-//! The allocator that counts.
+//! The allocator that counts large blocks.
 
 use std::alloc::{GlobalAlloc, Layout};
 
@@ -6,10 +6,10 @@ use super::blocks::{self, Block};
 use super::count::of_this_thread;
 use super::exhaustion;
 
-/// An allocator that counts large blocks for the rank of the calling thread, and leaves the allocating to another.
+/// An allocator that counts large blocks for the rank of the calling thread. The inner allocator does the allocation.
 pub struct TrackingAllocator<A>(pub A);
 
-/// Notes what the inner allocator has returned.
+/// Records a block that the inner allocator has returned.
 fn note(pointer: *mut u8, bytes: usize) -> *mut u8 {
     if pointer.is_null() {
         exhaustion::report(bytes);
@@ -19,8 +19,8 @@ fn note(pointer: *mut u8, bytes: usize) -> *mut u8 {
     pointer
 }
 
-// SAFETY: every call is passed on unchanged; counting neither touches the memory nor unwinds, and what it allocates is
-// allocated past it.
+// SAFETY: every call is passed on unchanged. Counting neither accesses the memory nor unwinds, and its own allocations
+// are not counted.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for TrackingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's contract is the inner allocator's.
@@ -33,7 +33,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for TrackingAllocator<A> {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // Before the address can be given to somebody else.
+        // The block is removed first: afterwards another thread may get the same address.
         if blocks::counts(layout.size()) {
             blocks::remove(pointer.addr());
         }
@@ -51,7 +51,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for TrackingAllocator<A> {
                 blocks::add(pointer.addr(), block);
                 note(moved, new_size)
             }
-            // It stays on its count, whoever makes it grow.
+            // The block stays on its count, whichever thread makes it grow.
             Some(Block { owner, .. }) => {
                 if blocks::counts(new_size) {
                     blocks::add(moved.addr(), Block { bytes: new_size, owner });

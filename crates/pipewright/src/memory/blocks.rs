@@ -1,11 +1,11 @@
-//! Which rank holds each large block of memory.
+//! The table of large blocks of memory, with the rank that holds each.
 //!
-//! A block may be allocated on one rank's thread and freed on another's, and its storage may go from one rank to
-//! another. So each large block has an entry here, by address, with the count that it is on; whoever frees it takes it
-//! off that count. Small blocks have none: they are bookkeeping, which goes between threads all the time and amounts to
-//! little beside tensors.
+//! A block may be allocated on one rank's thread and freed on another's, and its storage may move from one rank to
+//! another. So each large block has an entry here, by address, with the count that includes it. The thread that frees
+//! the block subtracts it from that count. Small blocks have no entry: they often move between threads, and are small
+//! in total compared with tensors.
 //!
-//! The table is the process's, as its allocator is. What it allocates itself goes past it.
+//! There is one table per process, like the allocator. The table's own allocations are not counted.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -18,27 +18,27 @@ use super::count::Count;
 /// Bytes of the smallest block that is counted.
 pub(super) const SMALLEST: usize = 1024;
 
-/// Parts of the table, each with a lock of its own.
+/// The number of parts of the table, each of which has its own lock.
 const PARTS: usize = 64;
 
 /// A block that is in use.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) bytes: usize,
-    /// The count that it is on; none for what belongs to no rank.
+    /// The count that includes the block; `None` if it belongs to no rank.
     pub(super) owner: Option<Arc<Count>>,
 }
 
 type Blocks = HashMap<usize, Block, BuildHasherDefault<AddressHasher>>;
 
-/// A part of the table, on cache lines of its own.
+/// A part of the table. It does not share cache lines with other parts.
 #[repr(align(128))]
 struct Part(Mutex<Blocks>);
 
 static TABLE: [Part; PARTS] =
     [const { Part(Mutex::new(HashMap::with_hasher(BuildHasherDefault::new()))) }; PARTS];
 
-/// Whether any block was ever added: without the allocator there is nothing to look for.
+/// Whether any block was ever added. Without the allocator the table is empty, and lookups are skipped.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -46,12 +46,12 @@ thread_local! {
     static CHANGING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a block of so many bytes has an entry, if it is allocated or freed by this thread at this moment.
+/// Whether a block of this size has an entry if this thread allocates or frees it now.
 pub(super) fn counts(bytes: usize) -> bool {
     bytes >= SMALLEST && !CHANGING.get()
 }
 
-/// Adds a block. Where there is no memory for its entry, it is not counted.
+/// Adds a block. If there is no memory for its entry, the block is not counted.
 pub(super) fn add(address: usize, block: Block) {
     if !IN_USE.load(Ordering::Relaxed) {
         IN_USE.store(true, Ordering::Relaxed);
@@ -66,7 +66,7 @@ pub(super) fn add(address: usize, block: Block) {
     });
 }
 
-/// Removes a block and takes it off its count.
+/// Removes a block and subtracts it from its count.
 pub(super) fn remove(address: usize) -> Option<Block> {
     let block = change(address, |blocks| blocks.remove(&address))?;
     if let Some(owner) = &block.owner {
@@ -75,7 +75,7 @@ pub(super) fn remove(address: usize) -> Option<Block> {
     Some(block)
 }
 
-/// Puts a block on another count, or on none. What is not in the table is no storage that anybody counts.
+/// Moves a block to another count, or to none. An address that is not in the table has no effect.
 pub(super) fn hand_over(address: usize, to: Option<&Arc<Count>>) {
     let new = to.cloned();
     let handed = change(address, |blocks| {
@@ -83,12 +83,12 @@ pub(super) fn hand_over(address: usize, to: Option<&Arc<Count>>) {
         Some((block.bytes as i64, std::mem::replace(&mut block.owner, new)))
     });
     let Some((bytes, old)) = handed else { return };
-    // In this order, so that a block that stays where it is raises no peak.
+    // The old count is reduced first, so that a block that keeps its owner does not raise the peak.
     old.iter().for_each(|owner| owner.add(-bytes));
     to.iter().for_each(|owner| owner.add(bytes));
 }
 
-/// Whether blocks are counted in this process.
+/// Returns whether blocks are counted in this process.
 pub(super) fn is_in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
 }
@@ -96,13 +96,13 @@ pub(super) fn is_in_use() -> bool {
 fn change<T>(address: usize, change: impl FnOnce(&mut Blocks) -> T) -> T {
     CHANGING.set(true);
     let part = &TABLE[mixed(address) as usize % PARTS].0;
-    // Nothing panics under the lock, so that it is never poisoned.
+    // Nothing panics under the lock, so it is never poisoned.
     let changed = change(&mut part.lock().unwrap_or_else(PoisonError::into_inner));
     CHANGING.set(false);
     changed
 }
 
-/// Spreads addresses, whose low bits are alike.
+/// Spreads addresses over all bits, because their low bits are equal.
 fn mixed(address: usize) -> u64 {
     let product = (address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     product ^ (product >> 32)

@@ -1,4 +1,4 @@
-//! One rank's count of bytes, and which thread allocates for which rank.
+//! One rank's count of bytes, and the rank that each thread allocates for.
 
 use std::cell::Cell;
 use std::ptr;
@@ -10,20 +10,20 @@ use pipewright_schedule::{Action, Rank};
 use super::blocks;
 use crate::tensor::Value;
 
-/// One rank's count. Clones count together.
+/// One rank's count. All clones add to the same count.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RankMemory {
     count: Arc<Count>,
 }
 
-/// Where a rank stands.
+/// The current position of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankPlace {
     /// The rank.
     pub rank: Rank,
     /// The step, counted from 1; 0 before the first.
     pub step: u64,
-    /// The action that it is at; none outside its program.
+    /// The current action; `None` outside the rank's program.
     pub action: Option<Action>,
 }
 
@@ -60,28 +60,28 @@ impl Count {
 }
 
 thread_local! {
-    /// The count of this thread's rank; null on threads of no rank. Plain data without a destructor, so that the
+    /// The count of this thread's rank; null on threads of no rank. It is plain data without a destructor, so the
     /// allocator may read it at any moment of a thread's life.
     static COUNT: Cell<*const Count> = const { Cell::new(ptr::null()) };
 }
 
-/// The count of this thread's rank.
+/// Returns the count of this thread's rank.
 pub(super) fn of_this_thread() -> Option<Arc<Count>> {
     let count = COUNT.get();
     if count.is_null() {
         return None;
     }
-    // SAFETY: the pointer is that of a living `Arc`, which the guard of `count_this_thread` keeps; it resets the pointer
-    // when it is dropped, and cannot outlive its thread's use of it.
+    // SAFETY: the pointer is that of a living `Arc`, which the guard of `count_this_thread` keeps. The guard resets the
+    // pointer when it is dropped, and cannot outlive the thread's use of the pointer.
     Some(unsafe {
         Arc::increment_strong_count(count);
         Arc::from_raw(count)
     })
 }
 
-/// Keeps the calling thread's allocations counted for a rank.
+/// Counts the calling thread's allocations for a rank until it is dropped.
 pub(crate) struct Counted {
-    /// Keeps the count alive as long as the thread points at it.
+    /// Keeps the count alive while the thread points at it.
     _count: Arc<Count>,
 }
 
@@ -92,23 +92,23 @@ impl Drop for Counted {
 }
 
 impl RankMemory {
-    /// A count of nothing.
+    /// Makes an empty count.
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    /// Counts what the calling thread allocates, until the guard is dropped.
+    /// Counts the calling thread's allocations until the guard is dropped.
     pub(crate) fn count_this_thread(&self) -> Counted {
         COUNT.set(Arc::as_ptr(&self.count));
         Counted { _count: self.count.clone() }
     }
 
-    /// Has `locate` say where the rank stands when memory runs out. It must not allocate.
+    /// Sets the function that returns the rank's position when memory runs out. It must not allocate.
     pub(crate) fn locate_by(&self, locate: impl Fn() -> RankPlace + Send + Sync + 'static) {
         let _ = self.count.locate.set(Box::new(locate));
     }
 
-    /// Takes storage that leaves for another thread off this rank's count.
+    /// Removes storage that moves to another thread from this rank's count.
     pub(crate) fn give_away<'a>(&self, tensors: impl IntoIterator<Item = &'a Value>) {
         hand_over(tensors, None);
     }
@@ -118,17 +118,17 @@ impl RankMemory {
         blocks::hand_over(list.as_ptr().addr(), None);
     }
 
-    /// Puts storage that came from another thread on this rank's count.
+    /// Adds storage that came from another thread to this rank's count.
     pub(crate) fn take_over<'a>(&self, tensors: impl IntoIterator<Item = &'a Value>) {
         hand_over(tensors, Some(&self.count));
     }
 
-    /// Forgets the peak so far.
+    /// Resets the peak to the current count.
     pub(crate) fn restart_peak(&self) {
         self.count.peak.store(self.count.held.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Most bytes held at once since [`RankMemory::restart_peak`]; 0 when nobody counts.
+    /// Returns the highest count since [`RankMemory::restart_peak`]; 0 if blocks are not counted.
     pub(crate) fn peak(&self) -> u64 {
         self.count.peak.load(Ordering::Relaxed).max(0).unsigned_abs()
     }

@@ -1,7 +1,7 @@
-//! What is known when the system gives no more memory.
+//! A handler for failed allocations.
 //!
-//! An allocation that fails cannot unwind, and most callers then abort the process. A program may say something before:
-//! it registers a function with [`on_exhaustion`], which is called on the thread whose allocation failed.
+//! An allocation that fails cannot unwind, and most callers then abort the process. A program can report the failure
+//! first: it registers a function with [`on_exhaustion`], which is called on the thread whose allocation failed.
 
 use std::cell::Cell;
 use std::fmt;
@@ -15,13 +15,13 @@ use super::count::{RankPlace, of_this_thread};
 pub struct Exhaustion {
     /// Bytes that were asked for.
     pub bytes: usize,
-    /// For which rank, and where it stood; none for what no rank has asked for.
+    /// The rank that made the request, and its position; `None` if no rank made it.
     pub place: Option<RankPlace>,
     /// Bytes that the rank holds.
     pub held: u64,
 }
 
-/// Such as `step 3: rank 1, stage 1, microbatch 0, action 1F0: no memory is left: ...`.
+/// Prints, for example, `step 3: rank 1, stage 1, microbatch 0, action 1F0: no memory is left: ...`.
 impl fmt::Display for Exhaustion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(RankPlace { rank, step, action }) = self.place {
@@ -53,19 +53,20 @@ thread_local! {
     static REPORTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has `handler` called when [`TrackingAllocator`](super::TrackingAllocator) gets no memory; the first one registered
-/// stays. It is called once, on the thread that asked for the memory, and ends the process. What it asks for itself may
-/// fail, so it should allocate nothing. Other threads whose allocations fail meanwhile sleep.
+/// Registers a function that is called when [`TrackingAllocator`](super::TrackingAllocator) gets no memory. Only the
+/// first registered function is used. It is called once, on the thread that requested the memory, and ends the process.
+/// Its own allocations may fail, so it should not allocate. Other threads whose allocations fail meanwhile sleep.
 ///
-/// A process that is killed by the system, as one is that passes its control group's limit, is not asked before.
+/// If the system kills the process, for example because it exceeds its control group's limit, the function is not
+/// called.
 pub fn on_exhaustion(handler: fn(&Exhaustion) -> !) {
     let _ = HANDLER.set(handler);
 }
 
-/// Calls the handler, if there is one.
+/// Calls the handler if there is one.
 pub(super) fn report(bytes: usize) {
     let Some(handler) = HANDLER.get() else { return };
-    // What the handler itself asks for fails.
+    // The handler's own allocation has failed.
     if REPORTING.replace(true) {
         return;
     }

@@ -1,10 +1,10 @@
 //! How many bytes each rank of a process holds, measured at the allocator.
 //!
-//! A program that installs [`TrackingAllocator`] gets every block of a kibibyte or more counted for the rank whose thread
-//! allocates it, until it is freed, on whatever thread that is. A tensor that moves to another rank is taken off the
-//! sender's count and put on the receiver's, so that each count is what that rank holds; of storage that both keep,
-//! the receiver's. The batch of a step belongs to the caller and is on no rank's count. Without the allocator all counts
-//! are zero.
+//! If a program installs [`TrackingAllocator`], every block of at least one kibibyte is counted for the rank whose
+//! thread allocates it, until any thread frees it. A tensor that moves to another rank is removed from the sender's
+//! count and added to the receiver's, so each count is the number of bytes that the rank holds. Storage that both ranks
+//! keep is on the receiver's count. The batch of a step belongs to the caller and is on no rank's count. Without the
+//! allocator all counts are zero.
 //!
 //! ```
 //! use pipewright::memory::TrackingAllocator;

@@ -25,20 +25,20 @@ pub(crate) enum StepKind {
     Evaluate,
 }
 
-/// The number of a step, from 1, and of the attempt at it. Attempts never go back, while a checkpoint may take the step
-/// back.
+/// The number of a step, from 1, and of the attempt at it. Attempts never decrease, while a restored checkpoint may
+/// decrease the step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepNumber {
     pub step: u64,
     pub attempt: u64,
 }
 
-/// The settings that all ranks of a pipeline share, on threads of their own or on one thread.
+/// The settings that all ranks of a pipeline share, whether the ranks have their own threads or share one.
 #[derive(Clone)]
 pub(crate) struct Assembly {
     pub(crate) program: Arc<ValidatedProgram>,
     pub(crate) mesh: Mesh,
-    /// The forward part of the program; none before the first evaluation.
+    /// The forward part of the program; `None` before the first evaluation.
     pub(crate) evaluation: Option<Arc<ValidatedProgram>>,
     pub(crate) config: PipelineConfig,
     pub(crate) board: Board,
@@ -81,7 +81,7 @@ impl Assembly {
         Ok((Self { program, mesh, evaluation, config: config.clone(), board, abort }, endpoints))
     }
 
-    /// Makes a rank's stages and its executor. Call it on the rank's own thread.
+    /// Builds a rank's stages and its executor. Must be called on the rank's own thread.
     pub(crate) fn build<E: Display>(
         &self,
         endpoint: Endpoint,
@@ -124,13 +124,13 @@ impl Assembly {
         Ok(Executor::new(config, endpoint, stages, memory))
     }
 
-    /// Microbatches of a step, over all replicas.
+    /// Returns the number of microbatches of a step, over all replicas.
     pub(crate) fn microbatches(&self) -> u32 {
         self.program.microbatches() * self.mesh.data
     }
 
-    /// Returns the input of each of `ranks`, in their order. Each replica gets its share of the microbatches: the rank of
-    /// the first stage gets the inputs, that of the last stage the targets.
+    /// Returns the input of each of `ranks`, in their order. Each replica gets its share of the microbatches: the rank
+    /// of the first stage gets the inputs, that of the last stage the targets.
     pub(crate) fn step_inputs(
         &self,
         ranks: impl Iterator<Item = Rank>,

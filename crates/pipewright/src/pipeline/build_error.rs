@@ -9,41 +9,41 @@ use crate::graph::GraphError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A model without layers.
+    /// The model has no layers.
     #[error("the model has no layers: a pipeline needs at least one for each stage")]
     NoLayers,
-    /// Weights for another number of layers.
+    /// The number of weights differs from the number of layers.
     #[error("{weights} weights are given for {layers} layers: give one for each (`Layers::with_weights`)")]
     Weights {
-        /// Weights given.
+        /// The number of weights.
         weights: usize,
-        /// Layers of the model.
+        /// The number of layers of the model.
         layers: usize,
     },
-    /// No replica of the pipeline.
+    /// The number of replicas is 0.
     #[error("0 replicas of the pipeline have nothing to run: `data_parallel` needs at least 1")]
     NoReplicas,
-    /// Microbatches that replicas cannot share equally.
+    /// Replicas cannot share the microbatches equally.
     #[error(
         "{microbatches} microbatches cannot be shared equally by {replicas} replicas: use a multiple of {replicas}"
     )]
     Microbatches {
-        /// Microbatches of a step.
+        /// The number of microbatches of a step.
         microbatches: u32,
-        /// Replicas of the pipeline.
+        /// The number of replicas of the pipeline.
         replicas: u32,
     },
-    /// A schedule of another size than was asked for.
+    /// The schedule has another size than the builder was asked for.
     #[error("the schedule has {found} {what}, and the builder was asked for {asked}: leave `{what}` out")]
     Size {
         /// The builder's method.
         what: &'static str,
         /// Its argument.
         asked: u32,
-        /// What the schedule has.
+        /// The size of the schedule.
         found: u32,
     },
-    /// The schedule does not exist, or not at this size.
+    /// The schedule does not exist, or does not exist at this size.
     #[error("the schedule cannot be made: {0}")]
     Schedule(#[source] GenerateError),
     /// The schedule cannot be lowered.
@@ -58,12 +58,12 @@ pub enum BuildError {
     /// The graph does not fit the schedule's stages.
     #[error("the graph cannot be cut into stages: {0}")]
     Graph(#[source] GraphError),
-    /// Training without a loss.
+    /// The schedule trains, but there is no loss.
     #[error(
         "the schedule trains, and there is no loss: give one with `loss`, or use the schedule `forwardonly`"
     )]
     NoLoss,
-    /// Training without an optimizer.
+    /// The schedule trains, but there is no optimizer.
     #[error(
         "the schedule trains, and there is no optimizer: give one with `optimizer`, or use the schedule `forwardonly`"
     )]

@@ -1,8 +1,8 @@
-//! From layers to a running pipeline in one expression, for the common way of training.
+//! Makes a running pipeline from layers in one expression, for the common ways of training.
 //!
 //! [`PipelineBuilder`] makes the schedule, lowers and validates it, cuts the layers into stages, and launches ranks. It
-//! does nothing that [`generate`], [`lower`](pipewright_schedule::lower()), [`validate`](pipewright_schedule::validate),
-//! [`partition`](partition()) and [`Pipeline::launch`] do not do; each of its methods replaces one of the choices that it makes.
+//! uses only [`generate`], [`lower`](pipewright_schedule::lower()), [`validate`](pipewright_schedule::validate),
+//! [`partition`](partition()) and [`Pipeline::launch`]; each of its methods replaces one of its default choices.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,10 +24,10 @@ use crate::stage::{StageContext, StageError};
 use crate::tensor::{Boundary, Metadata, unpack};
 use crate::transport::World;
 
-/// Everything that a pipeline is launched with; [`Pipeline::builder`] begins one.
+/// The settings of a pipeline that is not launched yet; [`Pipeline::builder`] makes one.
 ///
-/// Without further calls it is one rank in this process that runs `1f1b`. Layers are cut evenly, and a step has two
-/// microbatches for each rank. A pipeline that trains needs a loss and an optimizer.
+/// By default the pipeline has one rank in this process that runs `1f1b`. Layers are cut evenly, and a step has two
+/// microbatches per rank. A pipeline that trains needs a loss and an optimizer.
 #[must_use = "a builder does nothing until it launches"]
 pub struct PipelineBuilder {
     layers: Layers,
@@ -35,7 +35,7 @@ pub struct PipelineBuilder {
     ranks: Option<u32>,
     stages_per_rank: Option<u32>,
     microbatches: Option<Microbatches>,
-    /// What a schedule may be told beside its size.
+    /// The settings of a named schedule, except its size.
     spec: ScheduleSpec,
     lower: Option<LowerConfig>,
     method: Option<Method>,
@@ -45,7 +45,7 @@ pub struct PipelineBuilder {
     config: PipelineConfig,
 }
 
-/// Microbatches of a step.
+/// The number of microbatches of a step.
 #[derive(Clone, Copy, Debug)]
 enum Microbatches {
     InAll(u32),
@@ -53,8 +53,8 @@ enum Microbatches {
 }
 
 impl Pipeline {
-    /// Begins a pipeline of these layers: see [`Layers`], which a `Vec` of [`StageModule`](crate::stage::StageModule)s
-    /// becomes by itself.
+    /// Begins a pipeline of these layers. A `Vec` of [`StageModule`](crate::stage::StageModule)s converts to
+    /// [`Layers`]; see there for other kinds of layers.
     ///
     /// ```
     /// use burn::module::Module;
@@ -110,35 +110,35 @@ impl Pipeline {
 }
 
 impl PipelineBuilder {
-    /// Sets the number of ranks of one pipeline: threads of this process unless [`world`](Self::world) says otherwise.
-    /// Default: 1.
+    /// Sets the number of ranks of one pipeline. They are threads of this process unless [`world`](Self::world) sets
+    /// another transport. Default: 1.
     pub fn ranks(mut self, ranks: u32) -> Self {
         self.ranks = Some(ranks);
         self
     }
 
-    /// Sets the number of stages on each rank. Default: what the schedule needs.
+    /// Sets the number of stages on each rank. Default: the number that the schedule needs.
     pub fn stages_per_rank(mut self, stages: u32) -> Self {
         self.stages_per_rank = Some(stages);
         self
     }
 
-    /// Sets the number of microbatches of a step, over all replicas. Default: two for each rank of the world.
+    /// Sets the number of microbatches of a step, over all replicas. Default: two per rank of the world.
     pub fn microbatches(mut self, microbatches: u32) -> Self {
         self.microbatches = Some(Microbatches::InAll(microbatches));
         self
     }
 
-    /// Sets what the ranks compute, and in what order: a schedule's name, a
-    /// [`Schedule`](pipewright_schedule::Schedule), or a [`ValidatedProgram`]. A
-    /// schedule or program of one's own says itself how many ranks, stages and microbatches there are. Default: `1f1b`.
+    /// Sets the actions of the ranks and their order: the name of a schedule, a
+    /// [`Schedule`](pipewright_schedule::Schedule), or a [`ValidatedProgram`]. The user's own schedule or program
+    /// determines the numbers of ranks, stages and microbatches itself. Default: `1f1b`.
     pub fn schedule(mut self, schedule: impl Into<ScheduleSource>) -> Self {
         self.schedule = schedule.into();
         self
     }
 
-    /// Sets all that a named schedule can be told. It replaces earlier calls of [`ranks`](Self::ranks),
-    /// [`stages_per_rank`](Self::stages_per_rank) and [`microbatches`](Self::microbatches); the microbatches of a spec
+    /// Sets all settings of a named schedule. It replaces earlier calls of [`ranks`](Self::ranks),
+    /// [`stages_per_rank`](Self::stages_per_rank) and [`microbatches`](Self::microbatches). The microbatches of a spec
     /// are those of one replica.
     pub fn spec(mut self, spec: ScheduleSpec) -> Self {
         self.ranks = Some(spec.ranks);
@@ -148,37 +148,37 @@ impl PipelineBuilder {
         self
     }
 
-    /// Sets how a schedule becomes a program. Default: a stage sends as early as it can; replicas reduce a stage's
-    /// gradients as soon as they are complete; sharded parameters are gathered before their stage computes.
+    /// Sets the passes that lower a schedule to a program. Default: a stage sends as early as it can, replicas reduce a
+    /// stage's gradients as soon as they are complete, and sharded parameters are gathered before their stage computes.
     pub fn lower(mut self, config: LowerConfig) -> Self {
         self.lower = Some(config);
         self
     }
 
-    /// Sets how layers are cut into stages. Default: where a graph is split, otherwise evenly. What layers weigh is
-    /// [`Layers::with_weights`]'s to say.
+    /// Sets the method that cuts layers into stages. Default: at the splits of a graph if it has any, otherwise evenly.
+    /// [`Layers::with_weights`] sets the weights of layers.
     pub fn partition(mut self, method: Method) -> Self {
         self.method = Some(method);
         self
     }
 
-    /// Sets the first layer of each stage but the first.
+    /// Sets the first layer of each stage except the first stage.
     pub fn boundaries(self, boundaries: impl Into<Vec<usize>>) -> Self {
         self.partition(Method::Explicit { boundaries: boundaries.into() })
     }
 
-    /// Sets the seed of the initial parameters, or `None` to leave random numbers alone. Default: 0.
+    /// Sets the seed of the initial parameters, or `None` to leave the random generator unchanged. Default: 0.
     ///
-    /// The CPU's generator, which belongs to the whole process, is seeded before each layer is made, from this seed and
-    /// the layer's place. So a layer starts with the same parameters on whichever rank it is and in every replica, as
-    /// long as no other thread draws random numbers while the pipeline is launched. Without a seed, whatever makes the
-    /// layers must see to it.
+    /// The CPU's generator belongs to the whole process. It is seeded before each layer is made, from this seed and the
+    /// layer's place. So a layer starts with the same parameters on every rank and in every replica, if no other thread
+    /// draws random numbers while the pipeline is launched. Without a seed, the function that makes the layers must
+    /// ensure this.
     pub fn seed(mut self, seed: impl Into<Option<u64>>) -> Self {
         self.seed = seed.into();
         self
     }
 
-    /// Sets the loss: it takes the last layer's output and the microbatch's targets, and returns the mean over the
+    /// Sets the loss, a function of the last layer's output and the microbatch's targets. It returns the mean over the
     /// microbatch (shape `[1]`).
     pub fn loss<O, T, F>(self, loss: F) -> Self
     where
@@ -189,7 +189,7 @@ impl PipelineBuilder {
         self.context_loss(move |output, target, _: &StageContext| loss(output, target))
     }
 
-    /// As [`loss`](Self::loss), for a loss that also reads what the step brought or leaves auxiliary losses.
+    /// As [`loss`](Self::loss), for a loss that also reads side inputs or values, or adds auxiliary losses.
     pub fn context_loss<O, T, F>(mut self, loss: F) -> Self
     where
         O: Boundary,
@@ -209,19 +209,19 @@ impl PipelineBuilder {
         self
     }
 
-    /// Scales gradients down to this global norm when theirs is greater. Default: never.
+    /// Sets the largest global norm of the gradients; greater gradients are scaled down to it. Default: no limit.
     pub fn clip_norm(mut self, norm: f64) -> Self {
         self.config.clip_norm = Some(norm);
         self
     }
 
-    /// Sets after how long without any progress a step fails. Default: a minute.
+    /// Sets the time without any progress after which a step fails. Default: a minute.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.config.deadline = deadline;
         self
     }
 
-    /// Sets the threads that compute for one rank. Default: 1.
+    /// Sets the number of threads that compute for one rank. Default: 1.
     pub fn threads_per_rank(mut self, threads: usize) -> Self {
         self.config.threads_per_rank = threads;
         self
@@ -233,39 +233,39 @@ impl PipelineBuilder {
         self
     }
 
-    /// Sets what each replica holds. Default: everything.
+    /// Sets the part of the parameters that each replica holds. Default: all.
     pub fn data_parallel_mode(mut self, mode: DataParallelMode) -> Self {
         self.config.data_parallel_mode = mode;
         self
     }
 
-    /// Sets what crosses the boundaries between stages. Default: found out in the first step.
+    /// Sets how the shapes and types of the tensors between stages are known. Default: from the first step.
     pub fn metadata(mut self, metadata: Metadata) -> Self {
         self.config.metadata = metadata;
         self
     }
 
-    /// Sets what is called around every action. Default: nothing.
+    /// Sets the hook, which is called around every action. Default: none.
     pub fn hook(mut self, hook: Arc<dyn ActionHook>) -> Self {
         self.config.hook = Some(hook);
         self
     }
 
-    /// Sets what carries tensors between ranks. Default: threads of this process, as many as all replicas need.
+    /// Sets the transport between ranks. Default: threads of this process, as many as all replicas need.
     pub fn world(mut self, world: World) -> Self {
         self.world = Some(world);
         self
     }
 
-    /// Sets everything that [`Pipeline::launch`] is told. It replaces earlier calls of the methods above that set one
-    /// of its fields; those after it replace its fields.
+    /// Sets all settings of [`Pipeline::launch`]. It replaces earlier calls of the methods above that set a field of
+    /// the configuration; later calls replace its fields.
     pub fn config(mut self, config: PipelineConfig) -> Self {
         self.config = config;
         self
     }
 
-    /// Makes and validates the program that the pipeline would run: to draw it, to simulate it, or to see that it
-    /// exists. Nothing is started.
+    /// Makes and validates the program that the pipeline would run, for example to draw or to simulate it. Starts
+    /// nothing.
     ///
     /// # Errors
     /// When the schedule does not exist at this size, cannot be lowered, or has other sizes than the builder was asked
@@ -286,10 +286,11 @@ impl PipelineBuilder {
         Ok(program)
     }
 
-    /// Starts the ranks of this process and makes their layers there.
+    /// Starts the ranks of this process and makes their layers on them.
     ///
     /// # Errors
-    /// When anything about the pipeline is impossible or missing, before a thread is started; or when it does not start.
+    /// When a setting of the pipeline is impossible or missing, which is found before a thread starts, or when the
+    /// pipeline does not start.
     pub fn launch(self) -> Result<Pipeline, BuildError> {
         let program = self.program()?;
         if !program.is_forward_only() {
@@ -307,12 +308,12 @@ impl PipelineBuilder {
         Ok(Pipeline::launch(program, world, &config, make)?)
     }
 
-    /// The size and the settings of a named schedule, for one replica.
+    /// Returns the size and the settings of a named schedule, for one replica.
     fn size(&self) -> Result<ScheduleSpec, BuildError> {
         let (ranks, replicas) = (self.ranks.unwrap_or(1), self.config.data_parallel);
         let microbatches = match self.microbatches {
             _ if replicas == 0 => return Err(BuildError::NoReplicas),
-            // So that 0 ranks are refused as such.
+            // At least 1, so that the error of 0 ranks names the ranks and not the microbatches.
             None => ranks.max(1).saturating_mul(2),
             Some(Microbatches::EachReplica(microbatches)) => microbatches,
             Some(Microbatches::InAll(microbatches)) if microbatches.is_multiple_of(replicas) => {
@@ -326,7 +327,7 @@ impl PipelineBuilder {
         Ok(ScheduleSpec { ranks, stages_per_rank, microbatches, ..self.spec.clone() })
     }
 
-    /// Refuses a schedule of one's own with other sizes than the builder was asked for.
+    /// Returns an error if the user's own schedule has other sizes than the builder was asked for.
     fn check_size(&self, program: &ValidatedProgram) -> Result<(), BuildError> {
         let (ranks, replicas) = (program.ranks(), self.config.data_parallel);
         if replicas == 0 {
@@ -352,7 +353,7 @@ impl PipelineBuilder {
         differs.map_or(Ok(()), Err)
     }
 
-    /// Which layers each stage has.
+    /// Cuts the layers into stages.
     fn cut(&self, stages: u32) -> Result<Partition, BuildError> {
         let Layers { count, weights, splits, .. } = &self.layers;
         let weights = weights.clone().unwrap_or_else(|| vec![1; *count]);

@@ -1,4 +1,4 @@
-//! How a pipeline runs, and what of it the processes of a run must agree on.
+//! The configuration of a running pipeline, and the part of it that the processes of a run must agree on.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -13,40 +13,40 @@ use crate::mesh::DataParallelMode;
 use crate::tensor::{CheckMetadata, Metadata};
 use crate::transport::Fields;
 
-/// How a pipeline runs.
+/// The configuration of a running pipeline.
 #[derive(Clone)]
 pub struct PipelineConfig {
-    /// Takes the gradients of every stage; none for a pipeline that only evaluates.
+    /// The optimizer of every stage; `None` for a pipeline that only evaluates.
     pub optimizer: Option<ModuleOptimizer>,
-    /// Gradients are scaled down to this global norm when theirs is greater.
+    /// The largest global norm of the gradients; greater gradients are scaled down to it.
     pub clip_norm: Option<f64>,
     /// Threads for the tensor operations of one rank.
     pub threads_per_rank: usize,
-    /// When no rank moves for so long, the step fails.
+    /// The time without progress on any rank after which a step fails.
     pub deadline: Duration,
-    /// Replicas of the pipeline, each with its share of every batch. The world has as many ranks as the program, times
-    /// this.
+    /// Replicas of the pipeline, each of which gets its share of every batch. The number of ranks in the world is this
+    /// number times the number of ranks of the program.
     pub data_parallel: u32,
-    /// What each replica holds. Sharded, the program must be at level `full`, and the optimizer one that works element
-    /// by element.
+    /// The part of the parameters that each replica holds. If parameters are sharded, the program must be at level
+    /// `full`, and the optimizer must work element by element.
     pub data_parallel_mode: DataParallelMode,
-    /// How it is known what crosses the boundaries between stages; the same on all ranks.
+    /// How the shapes and types of the tensors between stages are known; the same on all ranks.
     pub metadata: Metadata,
-    /// When boundaries are checked against it.
+    /// When the tensors between stages are checked against `metadata`.
     pub check_metadata: CheckMetadata,
-    /// The seed of the random numbers that layers draw in training ([`StageContext::random`](crate::stage::StageContext::random));
-    /// the same on all ranks.
+    /// The seed of the random numbers that layers draw in training
+    /// ([`StageContext::random`](crate::stage::StageContext::random)); the same on all ranks.
     pub seed: u64,
     /// Called around every action.
     pub hook: Option<Arc<dyn ActionHook>>,
-    /// Raised by whoever wants training to end: each rank looks at the end of a step, and the step's report says
-    /// whether any found it raised. So the processes of a run agree on their last step.
+    /// A flag that the caller raises to end training. Each rank reads it at the end of a step, and the step's report
+    /// says whether any rank found it raised. So the processes of a run agree on their last step.
     pub interrupt: Option<Arc<AtomicBool>>,
 }
 
 impl Default for PipelineConfig {
-    /// No optimizer, no clipping, one thread a rank, a minute, no replicas, metadata found out and checked in the first
-    /// step.
+    /// No optimizer, no clipping, one thread per rank, a deadline of a minute, no replicas, and metadata that is taken
+    /// from the first step and checked there.
     fn default() -> Self {
         Self {
             optimizer: None,
@@ -65,13 +65,13 @@ impl Default for PipelineConfig {
 }
 
 impl PipelineConfig {
-    /// Whether each replica holds a part of the parameters.
+    /// Returns whether each replica holds a part of the parameters.
     pub(crate) fn is_sharded(&self) -> bool {
         self.data_parallel_mode.shards(self.data_parallel)
     }
 }
 
-/// What must be the same on every process for its ranks to fit together.
+/// Returns the settings that must be the same in every process of a run.
 pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> Fields {
     let placement = program.placement();
     let mut rows = DefaultHasher::new();

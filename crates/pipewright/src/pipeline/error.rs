@@ -10,50 +10,50 @@ use crate::transport::AgreementError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PipelineError {
-    /// The program has no communication in it, and more than one rank.
+    /// The program has several ranks but no communication.
     #[error("the program is at level `{level}`, without communication: lower it to `comms` or `full` first")]
     NotLowered {
-        /// Its level.
+        /// The level of the program.
         level: Level,
     },
-    /// A world of another size than the program.
+    /// The world has another size than the program needs.
     #[error(
         "the transport has {world} ranks; {replicas} replica(s) of a program of {program} need as many as that makes"
     )]
     WorldSize {
-        /// Ranks of the transport.
+        /// The number of ranks of the transport.
         world: u32,
-        /// Ranks of the program.
+        /// The number of ranks of the program.
         program: u32,
-        /// Replicas of it.
+        /// The number of replicas of the program.
         replicas: u32,
     },
-    /// A training step on a pipeline that cannot train.
+    /// A training step was asked of a pipeline that cannot train.
     #[error("the program is forward-only: call `eval`, or launch the pipeline with a program that trains")]
     ForwardOnly,
-    /// The forward part of the program is not a program.
+    /// The forward part of the program cannot be run alone.
     #[error("the forward part of the program cannot be run alone: {0}")]
     NoEvaluation(#[source] LowerError),
-    /// Sharded parameters and a program that leaves them where they are.
+    /// Parameters are sharded, but the program does not gather them.
     #[error(
         "parameters are sharded, and a program at level `{level}` never gathers them: lower it to `full`, or keep \
          parameters replicated"
     )]
     NeverGathers {
-        /// Its level.
+        /// The level of the program.
         level: Level,
     },
-    /// Training without an optimizer.
+    /// The program trains, but there is no optimizer.
     #[error("a program with backward actions needs `PipelineConfig::optimizer`")]
     NoOptimizer,
-    /// Metadata for another number of boundaries than the program has.
+    /// The metadata has another number of boundaries than the program.
     #[error(
         "metadata is given for {found} boundaries, the program has {expected}: one before each stage but the first"
     )]
     Metadata {
-        /// Boundaries described.
+        /// The number of boundaries in the metadata.
         found: usize,
-        /// Boundaries of the program.
+        /// The number of boundaries of the program.
         expected: usize,
     },
     /// The last stage has no loss.
@@ -67,34 +67,34 @@ pub enum PipelineError {
     Split {
         /// Inputs or targets.
         what: &'static str,
-        /// Why.
+        /// The reason.
         source: SplitError,
     },
-    /// Another number of microbatches than the program has.
+    /// The batch has another number of microbatches than the program.
     #[error("{found} microbatches of {what}, the program has {expected}")]
     Microbatches {
         /// Inputs or targets.
         what: &'static str,
-        /// Microbatches given.
+        /// The number of microbatches in the batch.
         found: usize,
-        /// Microbatches of the program.
+        /// The number of microbatches of the program.
         expected: u32,
     },
-    /// The system gives no thread.
+    /// The system cannot start a thread.
     #[error("rank {rank} cannot be started: {source}")]
     Thread {
         /// The rank.
         rank: Rank,
-        /// What the system said.
+        /// The system's reason.
         source: std::io::Error,
     },
-    /// The processes are not about to run the same.
+    /// The processes have different programs or settings.
     #[error(transparent)]
     Agreement(#[from] AgreementError),
-    /// A step, or the making of a stage, failed.
+    /// A step or the construction of a stage failed.
     #[error(transparent)]
     Step(#[from] StepError),
-    /// An earlier step failed after some ranks had taken it.
+    /// An earlier step failed after some ranks had updated their parameters.
     #[error(
         "step {step} failed after some ranks had updated their parameters and others had not: they no longer belong \
          together; start again from a checkpoint"
@@ -103,12 +103,12 @@ pub enum PipelineError {
         /// The step that failed.
         step: u64,
     },
-    /// A state was asked for in the middle of an accumulation.
+    /// The state was asked for while accumulated gradients wait for an update.
     #[error(
         "gradients wait for an update, and a checkpoint does not hold them: take the step that updates first"
     )]
     GradientsPending,
-    /// An earlier restore failed after some stages had taken their state.
+    /// An earlier restore failed after some stages had restored their state.
     #[error(
         "a checkpoint was taken over in part: the parameters no longer belong together; launch the pipeline again"
     )]

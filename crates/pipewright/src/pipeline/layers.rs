@@ -1,7 +1,7 @@
 //! The model that a [`PipelineBuilder`](super::PipelineBuilder) cuts into stages: a list of layers, or a graph of them.
 //!
-//! [`Layers`] says how many layers there are and how each is made. Each rank makes the layers of its own stages, so no
-//! process ever holds the whole model.
+//! [`Layers`] holds the number of layers and the function that makes each. Each rank makes the layers of its own
+//! stages, so no process ever holds the whole model.
 
 use std::convert::Infallible;
 use std::fmt::Display;
@@ -17,39 +17,38 @@ use crate::tensor::Values;
 
 /// The layers of a model, before they are cut into stages.
 ///
-/// Layers are numbered from 0 in the order in which the data meets them. The parameter that layer 3 calls
-/// `linear.weight` has the path `layers.3.linear.weight`, whatever the cut, so a checkpoint resumes under any. A layer
-/// that is an enum leaves its variant out of the path. A layer's shared parameters
-/// ([`StageModule::shared_parameters`]) keep the paths that the layer gives them. A graph names its parameters after its
-/// nodes.
+/// Layers are numbered from 0 in the order of the data flow. The parameter that layer 3 calls `linear.weight` has the
+/// path `layers.3.linear.weight` under every cut, so a run can resume from a checkpoint under any cut. If a layer is an
+/// enum, the path does not contain the variant. A layer's shared parameters ([`StageModule::shared_parameters`]) keep
+/// the paths that the layer gives them. The parameters of a graph have the names of its nodes in their paths.
 pub struct Layers {
     pub(super) count: usize,
-    /// What each layer costs, in any unit.
+    /// The cost of each layer, in any unit.
     pub(super) weights: Option<Vec<u64>>,
-    /// The first layer of each stage but the first, if the model itself says where it is split.
+    /// The first layer of each stage except the first, if the model itself has splits.
     pub(super) splits: Vec<usize>,
     place: Box<dyn FnOnce(Cut) -> Result<MakeStage, GraphError> + Send>,
 }
 
-/// Where layers go.
+/// The stages of the layers, and the seed of their parameters.
 pub(super) struct Cut {
     pub(super) partition: Partition,
     pub(super) placement: Placement,
-    /// From which the initial parameters follow.
+    /// The seed of the initial parameters.
     pub(super) seed: Option<u64>,
 }
 
-/// A loss with its types erased, which several replicas use.
+/// A loss without its types, which several replicas use.
 pub(super) type SharedLoss =
     Arc<dyn Fn(Values, Values, &StageContext) -> Result<Tensor<1>, StageError> + Send + Sync>;
 
-/// Makes a stage on its rank's thread; with a loss, the last one.
+/// A function that makes a stage on its rank's thread. The last stage gets a loss.
 pub(super) type MakeStage =
     Box<dyn Fn(StageIndex, Option<SharedLoss>) -> Result<Stage, String> + Send + Sync>;
 
 impl Layers {
-    /// As many layers as `count`; `make` makes the one at a place. It is called on the thread of the rank that has the
-    /// layer, once in each replica.
+    /// Makes `count` layers; `make` returns the layer at a place. `make` is called on the thread of the rank that has
+    /// the layer, once in each replica.
     pub fn new<L, F>(count: usize, make: F) -> Self
     where
         L: StageModule + ModuleDisplay,
@@ -58,7 +57,8 @@ impl Layers {
         Self::try_new(count, move |place| Ok::<_, Infallible>(make(place)))
     }
 
-    /// As [`Layers::new`], for layers whose making may fail: because their parameters are read from a file, for example.
+    /// As [`Layers::new`], for layers whose construction may fail, for example because their parameters are read from a
+    /// file.
     pub fn try_new<L, E, F>(count: usize, make: F) -> Self
     where
         L: StageModule + ModuleDisplay,
@@ -68,8 +68,8 @@ impl Layers {
         Self::chain(count, make, TypedChain::new)
     }
 
-    /// As [`Layers::try_new`], for layers between which different kinds of tensors pass, as token ids before an
-    /// embedding and activations after it: usually an enum of all kinds of layers.
+    /// As [`Layers::try_new`], for layers with different kinds of tensors between them, such as token ids before an
+    /// embedding and activations after it. The layer type is usually an enum of all kinds of layers.
     pub fn mixed<L, E, F>(count: usize, make: F) -> Self
     where
         L: GraphLayer,
@@ -79,8 +79,8 @@ impl Layers {
         Self::chain(count, make, MixedChain::new)
     }
 
-    /// The nodes of a graph; `make` makes a layer from a node's name and what the node is made from. If the graph says
-    /// where it is split, stages begin there unless the builder is given a partition.
+    /// Makes the nodes of a graph; `make` makes a layer from a node's name and content. If the graph has splits, stages
+    /// begin there unless the builder is given a partition.
     pub fn graph<C, L, F>(graph: Graph<C>, make: F) -> Self
     where
         C: Send + Sync + 'static,
@@ -107,7 +107,7 @@ impl Layers {
         Self { count, weights: None, splits, place: Box::new(place) }
     }
 
-    /// Says what each layer costs, in any unit; without it, all cost the same.
+    /// Sets the cost of each layer, in any unit. By default all layers cost the same.
     /// [`Method::Optimal`](pipewright_schedule::Method::Optimal) and
     /// [`Method::Weighted`](pipewright_schedule::Method::Weighted) balance stages by it.
     pub fn with_weights(self, weights: impl Into<Vec<u64>>) -> Self {
@@ -118,7 +118,7 @@ impl Layers {
         (self.place)(cut)
     }
 
-    /// `join` makes a stage of its first layer's place and its layers.
+    /// Makes stages of consecutive layers; `join` makes a stage from the place of its first layer and its layers.
     fn chain<L, E, B, F>(count: usize, make: F, join: fn(usize, Vec<L>) -> B) -> Self
     where
         L: Module + 'static,
@@ -142,8 +142,8 @@ impl Layers {
 }
 
 impl<L: StageModule + ModuleDisplay> From<Vec<L>> for Layers {
-    /// Layers that exist already: for models of which every process can hold the whole. Each stage gets a copy of its
-    /// layers.
+    /// Makes layers from existing ones, for models that every process can hold as a whole. Each stage gets a copy of
+    /// its layers.
     fn from(layers: Vec<L>) -> Self {
         let count = layers.len();
         // A module may be sent to another thread, but not shared.
@@ -151,7 +151,7 @@ impl<L: StageModule + ModuleDisplay> From<Vec<L>> for Layers {
         Self::new(count, move |place| {
             let layer = layers.lock().unwrap_or_else(PoisonError::into_inner)[place].clone();
             match layer.devices().first() {
-                // Parameters of its own, which share no tape with those of other replicas.
+                // The copy has its own parameters, which share no tape with those of other replicas.
                 Some(device) => layer.fork(device),
                 None => layer,
             }
@@ -175,10 +175,10 @@ fn stage_of<B: StageBody<Output = Values>>(body: B, loss: Option<SharedLoss>) ->
     }
 }
 
-/// The layer that `make` makes, with parameters drawn from the seed and the layer's place: the same on whichever rank
-/// the layer is, in whichever order ranks make their layers, and in every replica.
+/// Returns the layer that `make` makes, with parameters drawn from the seed and the layer's place. They are the same on
+/// every rank, in every order of construction, and in every replica.
 fn drawn<L: Module, E>(seed: Option<u64>, place: usize, make: impl FnOnce() -> Result<L, E>) -> Result<L, E> {
-    /// The generator belongs to the whole process: one layer is drawn at a time.
+    /// The generator belongs to the whole process, so one layer is drawn at a time.
     static DRAWING: Mutex<()> = Mutex::new(());
     let Some(seed) = seed else { return make() };
     let _drawing = DRAWING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,7 +188,8 @@ fn drawn<L: Module, E>(seed: Option<u64>, place: usize, make: impl FnOnce() -> R
     Ok(layer)
 }
 
-/// Two numbers as one, in which every bit of both counts (the finalizer of `SplitMix64`; Steele, Lea and Flood, 2014).
+/// Mixes two numbers into one so that every bit of both matters (the finalizer of `SplitMix64`; Steele, Lea and Flood,
+/// 2014).
 fn mixed(seed: u64, place: u64) -> u64 {
     let mut bits = seed ^ place.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -196,7 +197,7 @@ fn mixed(seed: u64, place: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// Computes initial values, which Burn puts off until they are first used.
+/// Computes initial values, which Burn otherwise computes at their first use.
 struct Draw;
 
 impl ModuleVisitor for Draw {

@@ -1,8 +1,9 @@
-//! A running pipeline: ranks with their stages, and the steps they are asked to take.
+//! A running pipeline: the ranks with their stages, and the steps that they take.
 //!
-//! [`Pipeline::builder`] goes from layers to a running pipeline, and chooses what is not said. [`Pipeline::launch`] is
-//! told everything: it starts a thread for each rank of this process and makes its stages there. From then on the
-//! pipeline hands each rank its part of a step, waits for all answers, and puts them together in a summary.
+//! [`Pipeline::builder`] makes a running pipeline from layers and chooses the settings that the caller leaves out.
+//! [`Pipeline::launch`] takes all settings: it starts a thread for each rank of this process and makes its stages
+//! there. In each step the pipeline then sends each rank its part of the batch, waits for all answers, and merges them
+//! into a summary.
 
 mod config;
 mod error;

@@ -10,20 +10,20 @@ use super::running::Pipeline;
 use crate::driver::{Command, Reply};
 use crate::failure::{Cause, StepError};
 
-/// How often the pipeline checks whether any rank moves, within the time in which one must.
+/// How often the pipeline checks for progress within the time in which some rank must make progress.
 const LOOKS: u32 = 8;
 
-/// Why a pipeline takes no further command.
+/// Why a pipeline accepts no further command.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum End {
-    /// A rank has stopped to answer.
+    /// A rank has stopped answering.
     Lost(Rank),
     /// A restore failed after some ranks had restored their state.
     HalfRestored,
 }
 
 impl Pipeline {
-    /// Sends every rank its command. Each answers on the channel that is returned.
+    /// Sends every rank its command. All ranks answer on the channel that is returned.
     pub(super) fn command<R>(
         &mut self,
         mut command: impl FnMut(Reply<R>) -> Command,
@@ -50,8 +50,8 @@ impl Pipeline {
         StepError { rank: peer, step: self.step, action: None, cause: Cause::LostPeer { peer } }
     }
 
-    /// Waits for the answers of all ranks to one command and returns their results in rank order; or, when any rank failed,
-    /// the first cause. All ranks have answered then, and the abort flag is lowered.
+    /// Waits for the answers of all ranks to one command and returns their results in rank order. If any rank failed,
+    /// returns the first cause. All ranks have answered then, and the abort flag is reset.
     pub(super) fn await_ranks<R, T>(
         &mut self,
         replies: &Receiver<(Rank, R)>,
@@ -89,8 +89,8 @@ impl Pipeline {
         })
     }
 
-    /// Treats a rank as failed that has neither moved nor answered for the deadline. The other ranks are stopped; the
-    /// thread of this one cannot be, and is left behind.
+    /// Treats a rank as failed that has neither made progress nor answered before the deadline. The other ranks are
+    /// stopped. The thread of this rank cannot be stopped and is left running.
     fn give_up(&mut self, silent: Rank) -> StepError {
         self.end = Some(End::Lost(silent));
         let report = self.assembly.board.report();

@@ -22,7 +22,7 @@ use crate::stage::Stage;
 use crate::tensor::{Boundary, Values, pack};
 use crate::transport::World;
 
-/// Time for a rank to report that its deadline has passed, before the pipeline does.
+/// The additional time after a rank's deadline in which the rank itself can report it.
 const GRACE: Duration = Duration::from_millis(250);
 
 /// Running ranks, each with its stages. Dropping the pipeline ends them.
@@ -30,25 +30,25 @@ pub struct Pipeline {
     pub(super) assembly: Assembly,
     pub(super) ranks: Vec<RankThread>,
     pub(super) step: u64,
-    /// Counts what the ranks were asked to run. Never goes back.
+    /// The number of commands that the ranks were asked to run. It never decreases.
     pub(super) attempts: u64,
-    /// Whether the step under way ends with an update.
+    /// Whether the current step ends with an update.
     pub(super) updates: bool,
     /// Whether gradients wait for an update.
     pub(super) pending: bool,
-    /// How long the pipeline waits while no rank moves. It is longer than the ranks' own deadline, because their errors say
-    /// what they wait for.
+    /// How long the pipeline waits without progress on any rank. It is longer than the ranks' own deadline, because
+    /// their errors name the missing message.
     pub(super) patience: Duration,
-    /// Why the pipeline takes no further command; none while it does.
+    /// Why the pipeline accepts no further command; `None` while it accepts commands.
     pub(super) end: Option<End>,
 }
 
 impl Pipeline {
-    /// Starts a rank for each endpoint of `world`; `make` is called on a rank's own thread for each of its stages.
+    /// Starts a rank for each endpoint of `world`. `make` is called for each stage on the thread of the stage's rank.
     ///
     /// # Errors
     /// When program, world and configuration do not fit together, a stage cannot be made, or two stages have different
-    /// parameters of one path ([`Cause::EqualPaths`]).
+    /// parameters with the same path ([`Cause::EqualPaths`]).
     pub fn launch<F, E>(
         program: ValidatedProgram,
         world: World,
@@ -102,7 +102,7 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// The program that the pipeline runs.
+    /// Returns the program that the pipeline runs.
     pub fn program(&self) -> &ValidatedProgram {
         &self.assembly.program
     }
@@ -110,8 +110,8 @@ impl Pipeline {
     /// Splits a batch into the program's microbatches along dimension 0, trains on it, and takes one optimizer step.
     ///
     /// # Errors
-    /// When the batch does not divide, or a rank fails. A failed step changes no parameter and leaves the pipeline
-    /// ready for the next one; where that cannot be had, the next one says so ([`PipelineError::Diverged`],
+    /// When the batch cannot be split, or a rank fails. A failed step changes no parameter, and the pipeline can take
+    /// the next step. If this is not possible, the next step returns an error ([`PipelineError::Diverged`],
     /// [`Cause::LostPeer`]).
     pub fn step(
         &mut self,
@@ -124,7 +124,7 @@ impl Pipeline {
         self.step_batch(Batch::new(inputs, targets), learning_rate)
     }
 
-    /// As [`Pipeline::step`], with a batch that is split already and may bring side inputs.
+    /// As [`Pipeline::step`], with a batch that is split already and may have side inputs.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
@@ -132,8 +132,9 @@ impl Pipeline {
         self.train(batch, StepKind::Train { learning_rate, update: true })
     }
 
-    /// As [`Pipeline::step_batch`], without an update: the gradients stay, and the next steps' are added to them. The
-    /// step that updates takes the mean over all microbatches since the last update. A step that fails drops them.
+    /// As [`Pipeline::step_batch`], without an update. The gradients are kept, and those of the next steps are added to
+    /// them. The step that updates takes the mean over all microbatches since the last update. A step that fails drops
+    /// them.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
@@ -152,8 +153,8 @@ impl Pipeline {
         Ok(training(self.step, loss_weights, reports, start.elapsed()))
     }
 
-    /// Runs the forward part of the program on a batch, without a tape; with targets it returns losses too. Parameters
-    /// and accumulated gradients stay as they are; an evaluation that fails drops the gradients.
+    /// Runs the forward part of the program on a batch, without a tape. With targets it returns losses too. Parameters
+    /// and accumulated gradients do not change, but an evaluation that fails drops the gradients.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
@@ -167,7 +168,7 @@ impl Pipeline {
         self.eval_batch(Batch::new(inputs, targets))
     }
 
-    /// As [`Pipeline::eval`], with a batch that is split already and may bring side inputs.
+    /// As [`Pipeline::eval`], with a batch that is split already and may have side inputs.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
@@ -181,7 +182,7 @@ impl Pipeline {
         Ok(evaluation(loss_weights, reports))
     }
 
-    /// Returns the parameters of all stages of this process. Where they are sharded over several processes, each process
+    /// Returns the parameters of all stages of this process. If they are sharded over several processes, each process
     /// has only parts of them, so all processes must call it.
     ///
     /// # Errors
@@ -198,9 +199,9 @@ impl Pipeline {
         Ok(of_ranks.into_iter().flatten().collect())
     }
 
-    /// Returns the state of all ranks of this process: those of the first replica, or where parameters are sharded those of
-    /// all. The state shares storage with the running model, so nothing is copied here. The next update copies what it
-    /// writes to, unless the state is dropped by then.
+    /// Returns the state of all ranks of this process that belong to the first replica, or of all ranks if parameters
+    /// are sharded. The state shares storage with the running model, so nothing is copied here. The next update copies
+    /// the storage that it writes to, unless the state is dropped by then.
     ///
     /// # Errors
     /// When gradients wait for an update, or a rank no longer answers.
@@ -214,11 +215,11 @@ impl Pipeline {
         Ok(ranks)
     }
 
-    /// Restores parameters and optimizer state from a checkpoint, whatever cut and schedule wrote it. The next step is the
-    /// one after the checkpoint's.
+    /// Restores parameters and optimizer state from a checkpoint, which any cut and schedule may have written. The next
+    /// step is the one after the checkpoint's.
     ///
     /// # Errors
-    /// When the checkpoint lacks a parameter or has one of another shape, when the optimizer does not take its state,
+    /// When the checkpoint lacks a parameter or has one of another shape, when the optimizer does not accept its state,
     /// or when a rank no longer answers. The pipeline then takes no further step.
     pub fn restore(&mut self, checkpoint: &Arc<Checkpoint>) -> Result<(), PipelineError> {
         let replies = self.command(|reply| Command::Restore { checkpoint: checkpoint.clone(), reply })?;
@@ -263,8 +264,8 @@ impl Pipeline {
         Ok(reports.into_iter().flatten().collect())
     }
 
-    /// Returns a function that shows the ranks of other processes that this one is at work between two steps, so that they
-    /// wait for it longer than the deadline.
+    /// Returns a function that notifies the ranks of other processes that this process is busy between two steps, so
+    /// that they wait for it longer than the deadline.
     pub fn keep_alive(&self) -> impl Fn() + Send + use<> {
         let (board, rank) = (self.assembly.board.clone(), self.ranks.first().map(|thread| thread.rank));
         move || {
@@ -274,7 +275,7 @@ impl Pipeline {
         }
     }
 
-    /// Notifies the ranks of other processes that this one cannot go on, so that they do not wait for it.
+    /// Notifies the ranks of other processes that this process cannot continue, so that they do not wait for it.
     pub fn abandon(&self, reason: &str) {
         let rank = self.ranks.first().map_or(Rank::new(0), |thread| thread.rank);
         let cause = Cause::Abandoned { message: reason.to_owned() };

@@ -1,4 +1,4 @@
-//! What a builder makes its program from, and how a schedule becomes a program that trains.
+//! The sources of a builder's program, and the lowering of a schedule to a program that trains.
 
 use pipewright_schedule::lower::{ReduceWait, UnshardConfig, drop_bubbles};
 use pipewright_schedule::{Level, LowerConfig, Program, Schedule, ValidatedProgram, lower, validate};
@@ -6,15 +6,15 @@ use pipewright_schedule::{Level, LowerConfig, Program, Schedule, ValidatedProgra
 use super::build_error::BuildError;
 use super::config::PipelineConfig;
 
-/// Where a program comes from: the name of a schedule, a schedule, or a program that is lowered and proved already.
+/// The source of a program: the name of a schedule, a schedule, or a program that is already lowered and validated.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ScheduleSource {
-    /// One of [`catalogue`](pipewright_schedule::generate::catalogue), by its name.
+    /// A schedule of the [`catalogue`](pipewright_schedule::generate::catalogue), by its name.
     Named(String),
-    /// One that was made or read elsewhere, without communication.
+    /// A schedule without communication that the user made or read.
     Made(Schedule),
-    /// A program, run as it is.
+    /// A program, which is run unchanged.
     Program(ValidatedProgram),
 }
 
@@ -42,7 +42,7 @@ impl From<ValidatedProgram> for ScheduleSource {
     }
 }
 
-/// Lowers a schedule with these passes, or with those that training needs, and proves the program sound.
+/// Lowers a schedule with these passes, or with the passes that training needs, and validates the program.
 pub(super) fn lower_to_run(
     schedule: &Schedule,
     passes: Option<LowerConfig>,
@@ -59,7 +59,7 @@ pub(super) fn lower_to_run(
     prove(program, level)
 }
 
-/// Refuses a schedule of one's own that is unsound, whose violations are then named as they stand in it.
+/// Validates the user's own schedule before it is lowered, so that violations name the places in that schedule.
 pub(super) fn check_made(schedule: &Schedule) -> Result<(), BuildError> {
     prove(drop_bubbles(schedule), Level::Compute).map(drop)
 }
@@ -68,7 +68,7 @@ fn prove(program: Program, level: Level) -> Result<ValidatedProgram, BuildError>
     validate(program, level).map_err(|violations| BuildError::Unsound(Box::new(violations)))
 }
 
-/// The passes that make a training program of a schedule.
+/// Returns the passes that make a training program from a schedule.
 fn for_training(config: &PipelineConfig) -> LowerConfig {
     LowerConfig {
         send_early: true,

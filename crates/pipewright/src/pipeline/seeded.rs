@@ -1,7 +1,7 @@
-//! All ranks on one thread, for tests. A seed decides in which order ranks are polled and messages arrive.
+//! Runs all ranks on one thread, for tests. A seed decides the order in which ranks are polled and messages arrive.
 //!
-//! A thousand seeds try a thousand interleavings, each of which can be repeated. There is no clock: when every rank waits
-//! and no message is on its way, the step fails at once.
+//! Each seed gives one interleaving, which can be repeated. There is no clock: when every rank waits and no message is
+//! in transit, the step fails at once.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ impl SeededPipeline {
         self.lose = Some(nth);
     }
 
-    /// The tag of the message that [`SeededPipeline::lose_message`] has lost last.
+    /// Returns the tag of the message that [`SeededPipeline::lose_message`] lost last.
     pub fn lost(&self) -> Option<Tag> {
         self.lost
     }
@@ -72,7 +72,7 @@ impl SeededPipeline {
     /// As [`crate::pipeline::Pipeline::step_batch`].
     ///
     /// # Errors
-    /// When a rank fails, or every rank waits for a message that does not come.
+    /// When a rank fails, or when every rank waits for a message that does not arrive.
     pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepSummary, PipelineError> {
         if let Some(step) = self.abort.diverged() {
             return Err(PipelineError::Diverged { step });
@@ -109,7 +109,7 @@ impl SeededPipeline {
 
     /// Polls a random rank or delivers a random message, until all ranks are done.
     fn drive(&mut self) -> Result<(), StepError> {
-        // Ranks that may be able to go on. A message that arrives may unblock any of the others.
+        // Ranks that may be able to continue. A message that arrives may unblock any of the others.
         let mut ready: Vec<usize> = (0..self.executors.len()).collect();
         let mut blocked: Vec<usize> = Vec::new();
         let mut arrivals = 0;

@@ -30,12 +30,12 @@ pub struct StepSummary {
     pub timeline: Timeline,
     /// The time of each rank's optimizer step.
     pub update: Vec<Duration>,
-    /// Time in which each rank did nothing but wait for a message that had been sent, or send one.
+    /// The time in which each rank only waited for a message that had been sent, or sent one.
     pub exposed_communication: Vec<Duration>,
-    /// Most bytes that each rank held at once; 0 without [`crate::memory::TrackingAllocator`].
+    /// The most bytes that each rank held at once; 0 without [`crate::memory::TrackingAllocator`].
     pub peak_bytes: Vec<u64>,
-    /// Whether [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) was raised on any rank at the end of
-    /// the step. The same in every process.
+    /// Whether [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) was raised on any rank at the
+    /// end of the step. It is the same in every process.
     pub interrupted: bool,
     /// Time from the call to its return.
     pub wall: Duration,
@@ -63,7 +63,7 @@ impl StepSummary {
         counted.sum::<f64>() / self.losses.len() as f64
     }
 
-    /// Share of the program's time in which ranks did nothing but communicate, as a mean over ranks.
+    /// Returns the share of the program's time in which ranks only communicated, as a mean over ranks.
     pub fn exposed_communication_fraction(&self) -> f64 {
         let whole = self.timeline.makespan() * self.exposed_communication.len() as f64;
         let exposed: f64 = self.exposed_communication.iter().map(Duration::as_secs_f64).sum();

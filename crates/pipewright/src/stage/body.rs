@@ -1,4 +1,4 @@
-//! What a stage in training runs: a user's [`StageModule`], or the part of a graph.
+//! The module that a stage in training runs: a user's [`StageModule`], or its part of a graph.
 
 use burn::module::Module;
 use pipewright_schedule::StageIndex;
@@ -7,40 +7,40 @@ use super::module::{StageContext, StageModule};
 use super::runner::StageError;
 use crate::tensor::{Boundary, Values, unpack};
 
-/// A module that takes a boundary's tensors and looks at them itself.
+/// A module that takes the tensors of a boundary without their types and checks them itself.
 pub(crate) trait StageBody: Module + 'static {
-    /// What the loss sees.
+    /// The tensors that the loss takes.
     type Output: Boundary;
 
-    /// The tensors for one microbatch.
+    /// Runs the module for one microbatch.
     fn run(&self, inputs: Values, context: &StageContext) -> Result<Self::Output, StageError>;
 
-    /// The global path of a parameter.
+    /// Returns the global path of a parameter.
     fn path(&self, local: &str) -> String;
 
-    /// Global paths of the parameters that have other holders.
+    /// Returns the global paths of the parameters that have other holders.
     fn shared(&self) -> Vec<String>;
 
-    /// Tensors that come from or go to stages that are not neighbours.
+    /// Returns the tensors that come from or go to stages that are not neighbours.
     fn skips(&self) -> &Skips;
 }
 
-/// Tensors that go straight between stages that are not neighbours, by stage, ascending. They stand after those of the
-/// neighbour, in this order.
+/// Tensors that go directly between stages that are not neighbours, in ascending order of the stages. In a list of
+/// inputs or outputs they follow the tensors of the neighbour, in this order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Skips {
     pub inputs: Vec<Skip>,
     pub outputs: Vec<Skip>,
 }
 
-/// So many tensors from or to one stage.
+/// A number of tensors from or to one stage.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Skip {
     pub stage: StageIndex,
     pub tensors: usize,
 }
 
-/// For a stage that is connected to its neighbours alone.
+/// The skips of a stage that is connected to its neighbours only.
 pub(crate) static NO_SKIPS: Skips = Skips { inputs: Vec::new(), outputs: Vec::new() };
 
 impl<M: StageModule> StageBody for M {

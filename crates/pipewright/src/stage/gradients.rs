@@ -1,4 +1,5 @@
-//! Sums of parameter gradients over the microbatches of a step, without the parameters' ranks in the type.
+//! Sums of parameter gradients over the microbatches of a step. The number of a parameter's dimensions is not in the
+//! type.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ pub(crate) struct GradientSums {
 }
 
 impl GradientSums {
-    /// Empty sums for the parameters of `module`.
+    /// Returns empty sums for the parameters of `module`.
     pub(crate) fn new<M: StageBody>(module: &M) -> Self {
         let found = parameters_of(module);
         let paths: Vec<Arc<str>> = found.iter().map(|found| module.path(&found.local).into()).collect();
@@ -44,7 +45,7 @@ impl GradientSums {
         Self { paths, shapes, places, duplicate, sums }
     }
 
-    /// Global path of each parameter.
+    /// The global path of each parameter.
     pub(crate) fn paths(&self) -> &[Arc<str>] {
         &self.paths
     }
@@ -60,29 +61,29 @@ impl GradientSums {
         self.places.keys().copied()
     }
 
-    /// Two places that hold one parameter.
+    /// Two places that hold the same parameter, if there are any.
     pub(crate) fn duplicate(&self) -> Option<(Arc<str>, Arc<str>)> {
         self.duplicate.clone()
     }
 
-    /// Shape of each parameter.
+    /// The shape of each parameter.
     pub(crate) fn shapes(&self) -> &[Vec<usize>] {
         &self.shapes
     }
 
-    /// The sum of the parameter at `place`; none where there is no float parameter.
+    /// The sum of the parameter at `place`; `None` if no float parameter is there, or it has no sum yet.
     pub(crate) fn get(&self, place: usize) -> Option<Value> {
         self.sums.get(place)?.clone().map(Value::from_dispatch)
     }
 
-    /// Puts another sum in the place of the parameter's.
+    /// Replaces the sum of the parameter at `place`.
     pub(crate) fn set(&mut self, place: usize, sum: Option<Value>) {
         if let Some(place) = self.sums.get_mut(place) {
             *place = sum.map(Value::into_dispatch);
         }
     }
 
-    /// Takes the gradients of `module`'s parameters out of `gradients` and adds them.
+    /// Removes the gradients of `module`'s parameters from `gradients` and adds them to the sums.
     pub(crate) fn add<M: Module>(&mut self, module: &M, gradients: &mut Gradients) {
         module.visit(&mut Adder { sums: self, place: 0, gradients });
     }
@@ -103,7 +104,7 @@ impl GradientSums {
         });
     }
 
-    /// Computes the weight gradients that a backward pass put off and adds them, in place where there is a sum.
+    /// Computes the weight gradients that a backward pass deferred and adds them, in place if there is already a sum.
     pub(crate) fn add_deferred(&mut self, tasks: impl IntoIterator<Item = WeightTask>) {
         for task in tasks {
             let (WeightTask::Product { weight, .. } | WeightTask::Rows { weight, .. }) = &task;
@@ -113,8 +114,9 @@ impl GradientSums {
         }
     }
 
-    /// Sum of squares of each sum, in f64, element by element in storage order within each of `parts` parts, then over
-    /// them: the result depends on the parameter alone, never on which other parameters share its rank.
+    /// Returns the sum of squares of each gradient sum, in f64. Squares are added element by element in storage order
+    /// within each of `parts` parts, and then over the parts. So the result depends on the parameter alone, and not on
+    /// the other parameters of its rank.
     pub(crate) fn squares(&self, parts: u32) -> Vec<f64> {
         let of_parts = |sum: &DispatchTensor| {
             let sum = Value::from_dispatch(sum.clone());
@@ -124,7 +126,7 @@ impl GradientSums {
         self.sums.iter().map(|sum| sum.as_ref().map_or(0.0, of_parts)).collect()
     }
 
-    /// Hands the sums over, each multiplied by `factor`, keyed for Burn's optimizers; the sums are empty afterwards.
+    /// Takes the sums out, each multiplied by `factor`, keyed for Burn's optimizers. The sums are empty afterwards.
     pub(crate) fn take<M: Module>(&mut self, module: &M, factor: f64) -> GradientsParams {
         let mut taker = Taker { sums: self.sums.iter_mut(), factor, taken: GradientsParams::new() };
         module.visit(&mut taker);
@@ -137,7 +139,7 @@ impl GradientSums {
     }
 }
 
-/// The sum with the task's gradient in it.
+/// Returns the sum with the task's gradient added.
 fn add_task(sum: Option<CpuTensor>, task: &WeightTask, shape: &[usize]) -> CpuTensor {
     match task {
         WeightTask::Product { x, gradient, .. } => {
@@ -158,7 +160,7 @@ fn add_task(sum: Option<CpuTensor>, task: &WeightTask, shape: &[usize]) -> CpuTe
     }
 }
 
-/// A sum that may be written to: whole and in order.
+/// Returns a sum that may be written to: whole, and in storage order.
 fn into_cpu(sum: DispatchTensor) -> CpuTensor {
     let sum = Tensor::<1>::from_dispatch(sum).try_into_primitive::<Flex>();
     owned(sum.expect("weight gradients are put off on the CPU back end alone"))
@@ -169,11 +171,11 @@ fn from_cpu(sum: CpuTensor) -> DispatchTensor {
 }
 
 fn sum_of_squares(tensor: &DispatchTensor) -> f64 {
-    // Rank plays no part in a sum over all elements, so any may stand in the type.
+    // The number of dimensions does not matter for a sum over all elements; 1 is arbitrary.
     let tensor = Tensor::<1>::from_dispatch(tensor.clone());
     match tensor.clone().try_into_primitive::<Flex>() {
         Ok(flex) if flex.dtype() == burn::tensor::DType::F32 => sum_squares(elements(&row_major(flex))),
-        // Elsewhere the elements come to the host first: the sum must not depend on how a device reduces.
+        // The elements of other back ends are read first: the sum must not depend on how a device reduces.
         _ => sum_squares(&tensor.into_data().iter::<f32>().collect::<Vec<_>>()),
     }
 }

@@ -1,7 +1,7 @@
-//! Stages: a user's Burn module, and what the executor does with it.
+//! Stages: the modules that users write, and the operations that the executor runs on them.
 //!
-//! [`StageModule`] is the typed front that a user implements; [`Stage`] is the same thing with its types erased, plus
-//! what training needs beside it: the tape of every microbatch in flight, the gradient sums, the optimizer.
+//! [`StageModule`] is the typed trait that a user implements. [`Stage`] is such a module without its types, together
+//! with the state of training: the tape of every microbatch in flight, the gradient sums and the optimizer.
 
 mod body;
 mod gradients;

@@ -1,4 +1,4 @@
-//! What a user writes: a Burn module with a typed forward.
+//! The trait that a user implements: a Burn module with a typed forward.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,8 +13,8 @@ use crate::tensor::Boundary;
 
 /// A stage: a contiguous part of the model, with ordinary tensors at both edges.
 ///
-/// The first stage's input is the data of a microbatch; every other stage's input is the output of the stage before.
-/// Float outputs carry gradients back; integer and boolean ones pass without.
+/// The first stage's input is the data of a microbatch; every other stage's input is the output of the previous stage.
+/// Gradients flow back through float outputs only; integer and boolean outputs have none.
 ///
 /// ```
 /// use burn::module::Module;
@@ -41,44 +41,45 @@ use crate::tensor::Boundary;
 /// }
 /// ```
 ///
-/// A layer of a [`Layers`](crate::pipeline::Layers) is one too: there, a stage is several of them, and puts the layer's
-/// place before its paths.
+/// A layer of a [`Layers`](crate::pipeline::Layers) implements this trait too. There, a stage consists of several
+/// layers and puts the place of each layer in front of its paths.
 pub trait StageModule: Module + 'static {
     /// Tensors that the stage takes.
     type Input: Boundary;
     /// Tensors that the stage returns.
     type Output: Boundary;
 
-    /// The stage's output for one microbatch. It must depend on nothing but `self`, `input` and `context`.
+    /// Returns the stage's output for one microbatch. It must depend only on `self`, `input` and `context`.
     fn forward(&self, input: Self::Input, context: &StageContext) -> Self::Output;
 
-    /// The global path of the parameter that this module knows as `local`.
+    /// Returns the global path of the parameter that this module knows as `local`.
     ///
-    /// Gradient norms, reports and checkpoints are keyed by the global path, so a model must give a parameter the same
-    /// one however it is cut. A stage that holds layers 4 to 7 as `layers.0` to `layers.3` renames them here; see also
-    /// [`Stage::with_prefix`](super::Stage::with_prefix). A pipeline is not launched when two parameters have one path
-    /// that is not declared as shared.
+    /// Gradient norms, reports and checkpoints use the global path as the key, so a model must give a parameter the
+    /// same path however the model is cut. A stage that holds layers 4 to 7 as `layers.0` to `layers.3` renames them
+    /// here; see also [`Stage::with_prefix`](super::Stage::with_prefix). A pipeline does not launch if two parameters
+    /// have the same path and do not declare it as shared.
     fn parameter_path(&self, local: &str) -> String {
         local.to_owned()
     }
 
-    /// Global paths of the parameters that other stages, or other places of this one, hold too.
+    /// Returns the global paths of the parameters that other stages, or other places of this stage, hold too.
     ///
-    /// Each holder has a copy of its own and names the path here; copies must start equal. The pipeline sums their
-    /// gradients, and gives every copy the same update.
+    /// Each holder has its own copy and names the path here. The copies must start equal. The pipeline sums their
+    /// gradients and gives every copy the same update.
     fn shared_parameters(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Where a forward stands in the step, what it may look at beside its input, and where it leaves auxiliary losses.
+/// The stage and the microbatch of a forward, the further inputs that it may read, and the auxiliary losses that it
+/// adds.
 #[derive(Clone, Debug)]
 pub struct StageContext {
     stage: StageIndex,
     microbatch: Microbatch,
     device: Device,
     side_inputs: Arc<SideInputs>,
-    /// Absent in an evaluation.
+    /// `None` in an evaluation.
     random: Option<StreamKey>,
     auxiliary: Arc<Mutex<Vec<Auxiliary>>>,
 }
@@ -92,7 +93,7 @@ pub(crate) struct Auxiliary {
 }
 
 impl StageContext {
-    /// The context of `stage` for `microbatch`; the runtime makes them, tests and unpipelined runs may.
+    /// Makes the context of `stage` for `microbatch`. The runtime calls it; tests and code without a pipeline may too.
     pub fn new(stage: StageIndex, microbatch: Microbatch) -> Self {
         Self {
             stage,
@@ -110,7 +111,8 @@ impl StageContext {
         self
     }
 
-    /// Gives the context the random numbers of a training step. The runtime calls it; tests and unpipelined runs may.
+    /// Sets the key of the random numbers of a training step. The runtime calls it; tests and code without a pipeline
+    /// may too.
     pub fn with_random(mut self, key: StreamKey) -> Self {
         self.random = Some(key);
         self
@@ -121,48 +123,47 @@ impl StageContext {
         self.stage
     }
 
-    /// The microbatch that it runs for.
+    /// The microbatch that the stage runs for.
     pub fn microbatch(&self) -> Microbatch {
         self.microbatch
     }
 
-    /// The random numbers of the layer `name` for this microbatch and step.
+    /// Returns the random numbers of the layer `name` for this microbatch and step.
     ///
     /// Name layers as their parameters are named, by a path that does not depend on the cut (`layers.3.dropout`): the
-    /// numbers follow from the run's seed, the step, the microbatch and this name. In an evaluation the stream is
+    /// numbers depend only on the run's seed, the step, the microbatch and this name. In an evaluation the stream is
     /// [`RandomStream::evaluation`].
     pub fn random(&self, name: &str) -> RandomStream {
         self.random.map_or_else(RandomStream::evaluation, |key| RandomStream::new(key, name))
     }
 
-    /// The side input `name` of this microbatch: tensors that came with
-    /// [`Batch::with_split`](crate::batch::Batch::with_split) or
-    /// [`with_replicated`](crate::batch::Batch::with_replicated).
+    /// Returns the side input `name` of this microbatch. [`Batch::with_split`](crate::batch::Batch::with_split) and
+    /// [`with_replicated`](crate::batch::Batch::with_replicated) add side inputs to a step.
     ///
     /// # Errors
-    /// When the step brought none of that name, or other tensors than `T` names.
+    /// When the step has no side input of that name, or its tensors are not those of `T`.
     pub fn side<T: Boundary>(&self, name: &str) -> Result<T, SideInputError> {
         self.side_inputs.tensors(name, self.microbatch, &self.device)
     }
 
-    /// The value `name` that came with [`Batch::with_value`](crate::batch::Batch::with_value).
+    /// Returns the value `name` that [`Batch::with_value`](crate::batch::Batch::with_value) added to the step.
     ///
     /// # Errors
-    /// When the step brought none of that name, or one of another type.
+    /// When the step has no value of that name, or one of another type.
     pub fn value<T: Any>(&self, name: &str) -> Result<&T, SideInputError> {
         self.side_inputs.value(name)
     }
 
-    /// Adds `weight * loss` to what the step minimises; `loss` is a scalar (shape `[1]`), the mean over the microbatch.
+    /// Adds `weight * loss` to the loss of the step. `loss` is a scalar (shape `[1]`), the mean over the microbatch.
     ///
-    /// Its gradient flows through this stage and those before it, scaled as that of the main loss. The report has the
-    /// mean of `loss`, without the weight, under `name`; losses of one name are added.
+    /// Its gradient flows through this stage and those before it, with the same scale as that of the main loss. The
+    /// report has the mean of `loss`, without the weight, under `name`. Losses of the same name are added.
     pub fn auxiliary_loss(&self, name: &str, weight: f64, loss: Tensor<1>) {
         let auxiliary = Auxiliary { name: name.into(), weight, loss };
         self.auxiliary.lock().unwrap_or_else(PoisonError::into_inner).push(auxiliary);
     }
 
-    /// Takes the auxiliary losses that the forward left.
+    /// Takes out the auxiliary losses that the forward added.
     pub(crate) fn take_auxiliary(&self) -> Vec<Auxiliary> {
         std::mem::take(&mut self.auxiliary.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,4 +1,4 @@
-//! The face of a stage towards the executor: no types of the user's model in sight.
+//! The interface between a stage and the executor, without the types of the user's model.
 
 use std::sync::Arc;
 
@@ -15,21 +15,21 @@ use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
 use crate::tensor::shard::RowShard;
 use crate::tensor::{Boundary, BoundaryError, OptionalTensor, OptionalTensors, Values, unpack};
 
-/// A stage, ready to be handed to a rank.
+/// A stage that a pipeline can run on a rank.
 ///
-/// The last stage of a training pipeline has a loss; no other has.
+/// Only the last stage of a training pipeline has a loss.
 pub struct Stage {
     pub(crate) runner: Box<dyn Runner>,
 }
 
 impl Stage {
-    /// A stage whose output goes to the next stage.
+    /// Makes a stage that sends its output to the next stage.
     pub fn new<M: StageModule>(module: M) -> Self {
         Self::of_body(module, None)
     }
 
-    /// The last stage: `loss` takes its output and the microbatch's targets, and returns a scalar (shape `[1]`), the
-    /// *mean* over the microbatch. The loss of a step is the mean over its microbatches.
+    /// Makes the last stage. `loss` takes the stage's output and the microbatch's targets, and returns a scalar (shape
+    /// `[1]`), the *mean* over the microbatch. The loss of a step is the mean over its microbatches.
     pub fn with_loss<M, T, L>(module: M, loss: L) -> Self
     where
         M: StageModule,
@@ -39,8 +39,8 @@ impl Stage {
         Self::with_context_loss(module, move |output, target, _: &StageContext| loss(output, target))
     }
 
-    /// As [`Stage::with_loss`], for a loss that also reads what the step brought: side inputs
-    /// ([`StageContext::side`], [`StageContext::value`]), or the microbatch's number. It may leave auxiliary losses.
+    /// As [`Stage::with_loss`], for a loss that also reads side inputs ([`StageContext::side`]), values
+    /// ([`StageContext::value`]) or the microbatch's number. It may add auxiliary losses.
     pub fn with_context_loss<M, T, L>(module: M, loss: L) -> Self
     where
         M: StageModule,
@@ -53,9 +53,10 @@ impl Stage {
         Self::of_body(module, Some(Box::new(loss)))
     }
 
-    /// Hands weight gradients that wait for `W` to `runner` instead of computing them in order: to interleave them with
-    /// something else, to time them, to put them off further within the action. It is called once a microbatch, in `W`
-    /// or at the end of `B`; what it leaves undone is done after it.
+    /// Passes the weight gradients that wait for `W` to `runner` instead of computing them in order, for example to
+    /// interleave them with other work, to time them, or to defer them further within the action. `runner` is called
+    /// once per microbatch, in `W` or at the end of `B`. The stage then computes the weight gradients that `runner` has
+    /// not computed.
     pub fn with_weight_runner(
         mut self,
         runner: impl FnMut(Microbatch, &mut WeightWork) + Send + 'static,
@@ -64,11 +65,11 @@ impl Stage {
         self
     }
 
-    /// Puts `prefix` and a dot in front of every parameter's path, for a module that does not know its place in the model:
-    /// `linear.weight` becomes `blocks.1.linear.weight`. Paths that the module declares as shared stay as they are.
+    /// Puts `prefix` and a dot in front of every parameter's path, for a module that does not know its place in the
+    /// model: `linear.weight` becomes `blocks.1.linear.weight`. Paths that the module declares as shared do not change.
     ///
-    /// Two stages must not have different parameters of one path. A prefix that follows from the part of the model, not
-    /// from the stage's number, lets a checkpoint go on under another cut.
+    /// Two stages must not use the same path for different parameters. If the prefix depends on the part of the model
+    /// and not on the stage's number, a run can resume from a checkpoint under another cut.
     pub fn with_prefix(mut self, prefix: &str) -> Self {
         self.runner.add_prefix(prefix);
         self
@@ -85,22 +86,22 @@ impl std::fmt::Debug for Stage {
     }
 }
 
-/// Losses of a microbatch by name, off the tape.
+/// The losses of a microbatch by name, off the tape.
 pub(crate) type NamedLosses = Vec<(Arc<str>, Tensor<1>)>;
 
-/// What a forward is to do beside computing.
+/// The options of a forward.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForwardTask {
-    /// What the microbatch counts for, 1 unless microbatches differ in size: all losses are multiplied by it on the
-    /// tape.
+    /// The weight of the microbatch: all its losses are multiplied by it on the tape. It is 1 unless microbatches
+    /// differ in size.
     pub loss_weight: f64,
-    /// Whether the last stage returns its outputs beside its loss.
+    /// Whether the last stage returns its outputs in addition to its loss.
     pub keep_outputs: bool,
 }
 
-/// What a forward leaves behind for the executor. Nothing of it is held by the stage.
+/// The results of a forward. The stage keeps none of them.
 pub(crate) struct Forwarded {
-    /// The stage's outputs, off the tape; of a stage with a loss only where they are asked for.
+    /// The stage's outputs, off the tape. A stage with a loss returns them only if they are asked for.
     pub outputs: Values,
     /// The last stage's loss, off the tape (shape `[1]`).
     pub loss: Option<Tensor<1>>,
@@ -108,17 +109,17 @@ pub(crate) struct Forwarded {
     pub auxiliary: NamedLosses,
 }
 
-/// A parameter of a stage, as other ranks need to know it.
+/// A parameter of a stage, as described to other ranks.
 pub(crate) struct Held {
     pub path: Arc<str>,
     pub shape: Vec<usize>,
-    /// Its values, if the stage declares it as shared.
+    /// Its values if the stage declares it as shared, otherwise `None`.
     pub shared: Option<TensorData>,
 }
 
-/// What the executor asks of a stage.
+/// The operations of a stage that the executor uses.
 pub(crate) trait Runner: Send {
-    /// Runs the stage for a microbatch and keeps what its backward needs.
+    /// Runs the stage for a microbatch and keeps the tensors that its backward needs.
     fn forward(
         &mut self,
         context: &StageContext,
@@ -135,158 +136,162 @@ pub(crate) trait Runner: Send {
         target: Option<Values>,
     ) -> Result<Forwarded, StageError>;
 
-    /// Returns the gradients of the microbatch's inputs. Weight gradients that can wait do so until
-    /// [`Runner::backward_weights`]; the others are added to the sums.
+    /// Returns the gradients of the microbatch's inputs. Defers weight gradients until [`Runner::backward_weights`]
+    /// where possible, and adds the others to the sums.
     fn backward_inputs(
         &mut self,
         microbatch: Microbatch,
         gradients: OptionalTensors,
     ) -> Result<OptionalTensors, StageError>;
 
-    /// Adds the weight gradients that the microbatch's [`Runner::backward_inputs`] put off to the sums; how many
-    /// products that were.
+    /// Adds the weight gradients that the microbatch's [`Runner::backward_inputs`] deferred to the sums. Returns the
+    /// number of products that this took.
     fn backward_weights(&mut self, microbatch: Microbatch) -> usize;
 
-    /// Global path of each float parameter, in the stage's own order.
+    /// Returns the global path of each float parameter, in the stage's own order.
     fn paths(&self) -> &[Arc<str>];
 
-    /// Puts a prefix in front of every path but those of shared parameters.
+    /// Puts a prefix in front of every path except those of shared parameters.
     fn add_prefix(&mut self, prefix: &str);
 
-    /// Whether the stage can be trained at all.
+    /// Checks that the stage can be trained.
     fn check(&self) -> Result<(), StageError>;
 
-    /// Every parameter of the stage, in the order of [`Runner::paths`], then the integer and boolean ones.
+    /// Returns every float parameter of the stage, in the order of [`Runner::paths`], then the integer and boolean
+    /// parameters.
     fn held(&self) -> Vec<Held>;
 
-    /// Tensors that come from or go to stages that are not neighbours.
+    /// Returns the tensors that come from or go to stages that are not neighbours.
     fn skips(&self) -> &Skips;
 
-    /// The gradient sum of the parameter at `place` of [`Runner::paths`].
+    /// Returns the gradient sum of the parameter at `place` of [`Runner::paths`].
     fn gradient(&self, place: usize) -> OptionalTensor;
 
-    /// Replaces the gradient sum of the parameter at `place`; in a sharded stage by the sum of its part, in the end.
+    /// Replaces the gradient sum of the parameter at `place`. In a sharded stage the last replacement is the sum of its
+    /// part.
     fn set_gradient(&mut self, place: usize, gradient: OptionalTensor);
 
-    /// Sum of the squares of each parameter's gradient sum, in the order of [`Runner::paths`]: added up within each of
-    /// so many parts first, so that replicas arrive at the same bits whether one has all parts or each has its own.
+    /// Returns the sum of the squares of each parameter's gradient sum, in the order of [`Runner::paths`]. Squares are
+    /// added within each of `parts` parts first, so that replicas get the same bits whether each has all parts or only
+    /// its own.
     fn gradient_squares(&self, parts: u32) -> Vec<f64>;
 
-    /// From now on the stage holds its part of every parameter that is trained, and needs [`Runner::gather`] before it
-    /// computes. Give it its optimizer first.
+    /// Shards the stage: from this call on it holds only its part of every trained parameter, and needs
+    /// [`Runner::gather`] before it computes. The optimizer must be set first.
     fn shard(&mut self, part: RowShard) -> Result<(), StageError>;
 
-    /// The rows of each parameter that a sharded stage holds; none where it has none, or all.
+    /// Returns the rows of each parameter that a sharded stage holds; `None` if it holds no rows or the whole
+    /// parameter.
     fn rows(&self) -> OptionalTensors;
 
-    /// Gives a sharded stage its whole parameters, in the order of [`Runner::paths`], until [`Runner::release`]; none
-    /// for what it has whole.
+    /// Gives a sharded stage its whole parameters, in the order of [`Runner::paths`], until [`Runner::release`]. The
+    /// entry of a parameter that is not sharded is `None`.
     fn gather(&mut self, whole: OptionalTensors);
 
-    /// Leaves a sharded stage its part of the parameters.
+    /// Reduces the parameters of a sharded stage to its part again.
     fn release(&mut self);
 
     /// Multiplies the gradient sums by `factor`, takes one optimizer step with them and clears them.
     fn update(&mut self, factor: f64, learning_rate: f64);
 
-    /// Forgets every microbatch in flight and every gradient: the state before the step.
+    /// Drops every microbatch in flight and every gradient, which restores the state before the step.
     fn reset(&mut self);
 
-    /// Gives weight gradients that wait into a user's hands.
+    /// Sets the user's function that computes deferred weight gradients.
     fn set_weight_runner(&mut self, runner: WeightRunner);
 
-    /// Gives the stage its optimizer.
+    /// Sets the optimizer of the stage.
     fn set_optimizer(&mut self, optimizer: ModuleOptimizer);
 
-    /// The parameters' values, in the order of [`Runner::paths`]; of a sharded stage its part of them, unless they are
-    /// gathered.
+    /// Returns the parameters' values, in the order of [`Runner::paths`]. A sharded stage returns its part of them
+    /// unless they are gathered.
     fn parameters(&self) -> Vec<TensorData>;
 
-    /// The parameters and the optimizer as they stand, sharing storage.
+    /// Returns the current parameters and optimizer. They share storage with the stage.
     fn state(&self) -> StageState;
 
-    /// Takes over parameters and optimizer state; with an error, some of them.
+    /// Restores parameters and optimizer state. After an error, some of them are restored and others are not.
     fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError>;
 
-    /// Where the stage computes.
+    /// Returns the device on which the stage computes.
     fn device(&self) -> Device;
 
-    /// Whether the stage ends in a loss.
+    /// Returns whether the stage ends in a loss.
     fn has_loss(&self) -> bool;
 }
 
 /// Why a stage cannot run an action.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StageError {
-    /// The tensors that arrived are not those that the stage takes.
+    /// The tensors that arrived do not fit the stage's input type.
     #[error("the stage cannot take its input: {0}")]
     Input(#[source] BoundaryError),
-    /// The targets are not those that the loss takes.
+    /// The targets do not fit the type that the loss takes.
     #[error("the loss cannot take its targets: {0}")]
     Target(#[source] BoundaryError),
-    /// The model's outputs are not those that the loss takes.
+    /// The model's outputs do not fit the type that the loss takes.
     #[error("the loss cannot take the model's outputs: {0}")]
     Output(#[source] BoundaryError),
-    /// A layer of a graph was handed tensors that it does not take.
+    /// A layer of a graph received tensors that it does not take.
     #[error("the layer `{layer}` cannot take its inputs: {source}")]
     Layer {
-        /// Its node.
+        /// The layer's node.
         layer: Arc<str>,
-        /// What is wrong with them.
+        /// The error of the boundary.
         source: BoundaryError,
     },
-    /// A layer of a graph returned another number of tensors than the graph says.
+    /// A layer of a graph returned a number of tensors that differs from the graph.
     #[error(
         "the layer `{layer}` returned {found} tensor(s), and the graph says {expected}: see `node_with_outputs`"
     )]
     LayerOutputs {
-        /// Its node.
+        /// The layer's node.
         layer: Arc<str>,
-        /// Tensors that it returned.
+        /// The number of tensors that it returned.
         found: usize,
-        /// Tensors of its node.
+        /// The number of tensors that the graph declares.
         expected: usize,
     },
-    /// The stage has a loss and the step brought no targets.
+    /// The stage has a loss, but the step has no targets.
     #[error("the stage ends in a loss, and the step brought no targets for it")]
     NoTarget,
     /// A loss that is not a scalar.
     #[error("{what} has {elements} elements; a loss is one number, the mean over the microbatch (shape [1])")]
     LossShape {
-        /// The loss, or the auxiliary loss by name.
+        /// The name of the loss.
         what: String,
-        /// Its elements.
+        /// The number of its elements.
         elements: usize,
     },
-    /// One parameter at two places of a stage.
+    /// Two places of a stage hold the same parameter.
     #[error(
         "`{first}` and `{second}` are one parameter at two places of the stage: give each place a parameter of its own, \
          and the same path and `shared_parameters` if they are to stay equal"
     )]
     DuplicateParameter {
-        /// Path of the first place.
+        /// The path of the first place.
         first: Arc<str>,
-        /// Path of the second.
+        /// The path of the second place.
         second: Arc<str>,
     },
-    /// Sharded parameters and an optimizer that looks at whole ones.
+    /// Parameters are sharded, but the optimizer's update of an element depends on other elements.
     #[error(
         "the optimizer's update of an element of `{parameter}` depends on other elements, and parameters are sharded: use \
          one that works element by element, such as `AdamW`, or keep parameters replicated"
     )]
     MixesRows {
-        /// A parameter for which it does.
+        /// A parameter with such an update.
         parameter: Arc<str>,
     },
-    /// Another number of gradients than of outputs.
+    /// The number of gradients differs from the number of outputs.
     #[error("{gradients} gradient(s) arrived for {outputs} output(s)")]
     GradientCount {
-        /// Outputs that the forward returned.
+        /// The number of outputs that the forward returned.
         outputs: usize,
-        /// Gradients that arrived.
+        /// The number of gradients that arrived.
         gradients: usize,
     },
-    /// A gradient of another shape than its output.
+    /// A gradient has another shape than its output.
     #[error("the gradient of output {index} has shape {gradient:?}, the output had {output:?}")]
     GradientShape {
         /// The output's place.
@@ -298,7 +303,7 @@ pub enum StageError {
     },
 }
 
-/// The first device of a module's parameters; the default one for a module without any.
+/// Returns the device of a module's first parameter, or the default device for a module without parameters.
 pub(crate) fn device_of<M: Module>(module: &M) -> Device {
     module.devices().into_iter().next().unwrap_or_else(|| Device::flex().autodiff())
 }

@@ -1,12 +1,14 @@
-//! A stage whose parameters are spread over its replicas.
+//! A stage whose parameters are sharded over its replicas.
 //!
-//! Between two uses the module's parameters are this replica's rows of them: what the optimizer, checkpoints and
-//! reports see. [`Shards::gather`] puts the whole parameters into the module, for a stage cannot compute without them,
-//! and [`Shards::release`] the rows again. Both keep the parameters' ids. What is not trained (frozen weights, running
-//! statistics) stays whole on every replica: a module may change it by itself, and nobody here would know.
+//! While the stage does not compute, the module's parameters are this replica's rows. The optimizer, checkpoints and
+//! reports see these rows. A stage computes with whole parameters: [`Shards::gather`] puts them into the module, and
+//! [`Shards::release`] puts the rows back. Both keep the parameters' ids. Parameters that are not trained (frozen
+//! weights, running statistics) stay whole on every replica: a module may change them itself, and this file could not
+//! detect that.
 //!
-//! In between a microbatch may be in flight. So a forward leaves no large parameter behind: each stands on the tape as
-//! a [`catch`] of its own, and the matrices and tables of [`crate::nn`] are looked up when the backward comes. Burn's
+//! A microbatch may be in flight while the module has only its rows. So a forward must not keep any large parameter:
+//! each parameter is on the tape as a [`catch`] of its own, and the backward looks up the matrices and tables of
+//! [`crate::nn`]. Burn's own layers keep the weights that they need, and their memory, until their backward.
 //! own layers hold on to the weights that they need, and with them to the memory, until their backward.
 
 use std::collections::HashMap;
@@ -23,22 +25,22 @@ use crate::nn::{CpuTensor, Deferred, WeightStore, node_of, row_major};
 use crate::tensor::shard::RowShard;
 use crate::tensor::{OptionalTensors, Value};
 
-/// What a stage with sharded parameters keeps beside its module.
+/// The state of a stage with sharded parameters, in addition to its module.
 #[derive(Debug)]
 pub(super) struct Shards {
     part: RowShard,
-    /// Whether each parameter is spread.
+    /// Whether each parameter is sharded.
     spread: Vec<bool>,
-    /// The module's own rows, while it has the whole parameters; none of what is not spread.
+    /// The module's own rows while it has the whole parameters; `None` for parameters that are not sharded.
     rows: Option<OptionalTensors>,
     store: WeightStore,
 }
 
-/// The gradients that a microbatch's backward catches, with their places among the parameters.
+/// The gradients that a microbatch's backward catches, with the places of their parameters.
 pub(super) type Catches = Vec<(usize, Caught)>;
 
 impl Shards {
-    /// Leaves `module` the rows of `part`.
+    /// Reduces the parameters of `module` to the rows of `part`.
     pub(super) fn cut<M: Module>(module: M, part: RowShard) -> (M, Self) {
         let found = parameters_of(&module);
         let own = |found: &Found| found.is_trained.then(|| own_rows(part, &found.value));
@@ -48,12 +50,13 @@ impl Shards {
         (with_values(module, rows), Self { part, spread, rows: None, store: WeightStore::default() })
     }
 
-    /// Which part of the parameter at `place` the replica has: all of what is not spread.
+    /// Returns the part of the parameter at `place` that the replica has; the whole if the parameter is not sharded.
     pub(super) fn part_of(&self, place: usize) -> RowShard {
         if self.is_spread(place) { self.part } else { RowShard::WHOLE }
     }
 
-    /// Whether the parameter at `place` is spread; integer and boolean ones, which stand behind the others, are not.
+    /// Whether the parameter at `place` is sharded. Integer and boolean parameters come after the others and are not
+    /// sharded.
     fn is_spread(&self, place: usize) -> bool {
         self.spread.get(place).copied().unwrap_or(false)
     }
@@ -62,13 +65,13 @@ impl Shards {
         self.part
     }
 
-    /// Whether this replica's parameter at `place` belongs to the state of all: its rows do, and of what every replica
-    /// has whole the first one's.
+    /// Whether this replica contributes its parameter at `place` to the state of all replicas. Every replica
+    /// contributes its rows of sharded parameters; only the first one contributes those that every replica has whole.
     pub(super) fn counts(&self, place: usize) -> bool {
         self.is_spread(place) || self.part.index == 0
     }
 
-    /// The replica's rows of each parameter; none where it has none, or the parameter is not spread.
+    /// Returns the replica's rows of each parameter; `None` if it has no rows or the parameter is not sharded.
     pub(super) fn rows<M: Module>(&self, module: &M) -> OptionalTensors {
         let rows = match &self.rows {
             Some(rows) => rows.clone(),
@@ -85,7 +88,7 @@ impl Shards {
             .collect()
     }
 
-    /// Puts the whole parameters into `module`, as far as they are spread.
+    /// Puts the whole values of the sharded parameters into `module`.
     pub(super) fn gather<M: Module>(&mut self, module: M, whole: OptionalTensors) -> M {
         let found = parameters_of(&module);
         let on_cpu = |(found, whole): (&Found, &Option<Value>)| Some((found.id, cpu(whole.as_ref()?)?));
@@ -94,7 +97,7 @@ impl Shards {
         with_values(module, whole)
     }
 
-    /// Leaves `module` the replica's rows again, if it has more.
+    /// Puts the replica's rows back into `module` if it has the whole parameters.
     pub(super) fn release<M: Module>(&mut self, module: M) -> M {
         self.store.clear();
         match self.rows.take() {
@@ -103,7 +106,7 @@ impl Shards {
         }
     }
 
-    /// The module as one forward sees it, where its gradients are caught, and a collector that goes with it.
+    /// Returns the module for one forward, in which gradients are caught, and the collector that belongs to it.
     pub(super) fn forward<M: Module>(&self, module: M, deferred: Deferred) -> (M, Catches, Deferred) {
         let anchor = Tensor::zeros([1], &device_of(&module).inner()).autodiff().require_grad();
         let mut catcher = Catcher { anchor, place: 0, catches: Vec::new(), nodes: HashMap::new() };
@@ -113,13 +116,13 @@ impl Shards {
     }
 }
 
-/// A replica's rows in storage of their own; a tensor without rows where it has none.
+/// Returns a copy of a replica's rows; a tensor without rows if the replica has none.
 fn own_rows(part: RowShard, whole: &Value) -> Value {
     let rows = part.rows(whole.shape()[0]);
     whole.narrow(0, rows.start, rows.end).copied()
 }
 
-/// The tensor of the CPU back end, if it is one that layers compute with there.
+/// Returns the tensor of the CPU back end if layers compute with it there.
 fn cpu(value: &Value) -> Option<CpuTensor> {
     // The number of dimensions does not matter here; 1 is arbitrary.
     let tensor = Tensor::<1>::from_dispatch(value.clone().into_dispatch());
@@ -128,7 +131,7 @@ fn cpu(value: &Value) -> Option<CpuTensor> {
 }
 
 struct Catcher {
-    /// A scalar leaf, so that what is caught is on a tape.
+    /// A scalar leaf, which puts the catches on a tape.
     anchor: Tensor<1>,
     place: usize,
     catches: Catches,

@@ -1,4 +1,4 @@
-//! A stage's parameters and buffers, out of its module and back into it.
+//! Reads a stage's parameters and buffers from its module, and writes them back.
 
 use std::convert::Infallible;
 
@@ -8,22 +8,23 @@ use burn::tensor::{Bool, Int, Tensor};
 
 use crate::tensor::{OptionalTensors, Value};
 
-/// A parameter of a module, sharing its storage.
+/// A parameter of a module. It shares the module's storage.
 pub(super) struct Found {
     pub(super) id: ParamId,
     /// Its path inside the module.
     pub(super) local: String,
     pub(super) value: Value,
-    /// Whether anybody asks for its gradient.
+    /// Whether the parameter has a gradient.
     pub(super) is_trained: bool,
 }
 
-/// The float parameters of `module`, off the tape, in the order in which Burn visits them.
+/// Returns the float parameters of `module`, off the tape, in the order in which Burn visits them.
 pub(super) fn parameters_of<M: Module>(module: &M) -> Vec<Found> {
     find(module).floats
 }
 
-/// The integer and boolean parameters of `module`, which no gradient reaches, in the order in which Burn visits them.
+/// Returns the integer and boolean parameters of `module`, which have no gradients, in the order in which Burn visits
+/// them.
 pub(super) fn discrete_of<M: Module>(module: &M) -> Vec<Found> {
     find(module).discrete
 }
@@ -73,8 +74,9 @@ impl ModuleVisitor for Finder {
     }
 }
 
-/// `module` with the values that `value` returns in its float parameters, asked for in visiting order with the place,
-/// and on the tape as those before. Where it returns none, and after an error, parameters are as they were.
+/// Replaces the float parameters of `module` with the values that `value` returns. `value` is called with the place of
+/// each parameter in visiting order. Parameters stay on the tape if they were on it. A parameter for which it returns
+/// `None` does not change. After an error the remaining parameters do not change.
 pub(super) fn filled<M: Module, E>(
     module: M,
     value: impl FnMut(usize, &Value) -> Result<Option<Value>, E>,
@@ -84,7 +86,7 @@ pub(super) fn filled<M: Module, E>(
     (module, filler.outcome)
 }
 
-/// As [`filled`], with values that are there.
+/// As [`filled`], with a list of values.
 pub(super) fn with_values<M: Module>(module: M, values: OptionalTensors) -> M {
     let mut values = values.into_iter();
     let next = |_, _: &Value| Ok(values.next().expect("a module has the same parameters on every visit"));
@@ -119,15 +121,16 @@ impl<E, F: FnMut(usize, &Value) -> Result<Option<Value>, E>> ModuleMapper for Fi
     }
 }
 
-/// `value`, off the tape, as a leaf like `former`.
+/// Returns `value`, off the tape, as a leaf with the settings of `former`.
 fn in_place_of<const D: usize>(former: &Tensor<D>, value: Tensor<D>) -> Tensor<D> {
     let Some(strategy) = former.gradient_checkpointing_strategy() else { return value };
     let value = value.autodiff().with_gradient_checkpointing_strategy(strategy);
     if former.is_require_grad() { value.require_grad() } else { value }
 }
 
-/// `module` with the values that `value` returns in its integer and boolean parameters, asked for in the order of
-/// [`discrete_of`] with the place. After an error, parameters are as they were.
+/// Replaces the integer and boolean parameters of `module` with the values that `value` returns. `value` is called with
+/// the place of each parameter in the order of [`discrete_of`]. After an error the remaining parameters do not
+/// change.
 pub(super) fn with_discrete<M: Module, E>(
     module: M,
     value: impl FnMut(usize, &Value) -> Result<Value, E>,

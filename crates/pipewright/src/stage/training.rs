@@ -2,9 +2,9 @@
 //!
 //! # What a forward keeps
 //!
-//! The inputs become leaves of the tape; the outputs are taken off it and leave *by value*. What stays is the leaves,
-//! one gradient root for each float output (or the loss), and whatever the operations recorded for their own backward.
-//! No output storage stays unless an operation needs it.
+//! The inputs become leaves of the tape. The outputs are taken off the tape and returned *by value*. The stage keeps
+//! the leaves, one gradient root per float output (or the loss), and the tensors that the operations recorded for their
+//! own backward. It keeps no output storage unless an operation needs it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -28,52 +28,52 @@ use crate::optimizer::mixes_rows;
 use crate::tensor::shard::RowShard;
 use crate::tensor::{Boundary, OptionalTensor, OptionalTensors, Value, ValueKind, Values, pack, unpack};
 
-/// A loss with its target's type erased.
+/// A loss without the type of its target.
 pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<1>, StageError> + Send>;
 
 pub(crate) struct TrainingStage<M: StageBody> {
-    /// Empty only while it is changed: by the optimizer, or by parameters that come and go.
+    /// `None` only while the module is changed: by the optimizer, or when parameters are gathered or released.
     module: Option<M>,
     loss: Option<Loss<M::Output>>,
     tapes: HashMap<Microbatch, Tape>,
     /// Weight gradients of microbatches whose input gradients are done.
     deferred: HashMap<Microbatch, Deferred>,
     sums: GradientSums,
-    /// Global path of each integer and boolean parameter.
+    /// The global path of each integer and boolean parameter.
     discrete: Vec<Arc<str>>,
-    /// The parameters whose gradients the sums take.
+    /// The parameters whose gradients are summed.
     parameters: Arc<HashSet<ParamId>>,
     optimizer: Option<ModuleOptimizer>,
-    /// Works weight gradients off in place of the stage.
+    /// The user's function that computes weight gradients instead of the stage.
     weight_runner: Option<WeightRunner>,
     device: Device,
-    /// Where the parameters are spread over replicas.
+    /// Present if the parameters are sharded over replicas.
     shards: Option<Shards>,
 }
 
-/// Why a stage that is asked for shards has them.
+/// The reason why a stage that needs its shards has them.
 const SHARDED: &str = "a stage was cut before its parameters are gathered";
 
-/// What the backward of one microbatch starts from and ends at.
+/// The start and the end points of one microbatch's backward.
 struct Tape {
-    /// The inputs as leaves; none for inputs that carry no gradient.
+    /// The inputs as leaves; `None` for inputs that carry no gradient.
     leaves: Vec<Option<Tensor<1>>>,
-    /// The last stage starts from its loss,
+    /// The loss, from which the backward of the last stage starts.
     loss: Option<Tensor<1>>,
-    /// every other one from its outputs.
+    /// The outputs, from which the backward of every other stage starts.
     outputs: Vec<OutputRoot>,
-    /// Auxiliary losses join either.
+    /// The weighted auxiliary losses, which the backward of any stage starts from too.
     auxiliary: Option<Tensor<1>>,
-    /// Where the layers put off their weight gradients.
+    /// The weight gradients that the layers defer.
     deferred: Deferred,
-    /// Where the others are caught, if parameters are sharded.
+    /// The other gradients, which are caught if parameters are sharded.
     catches: Catches,
 }
 
-/// An output that has left.
+/// An output that the stage has returned.
 struct OutputRoot {
     shape: Vec<usize>,
-    /// None for outputs off the tape: nothing upstream asks for their gradient.
+    /// `None` for outputs off the tape, which need no gradient.
     root: Option<(Tensor<1>, GradientSlot)>,
 }
 
@@ -108,8 +108,8 @@ impl<M: StageBody> TrainingStage<M> {
         self.module.as_ref().expect("the module is away only while it is changed")
     }
 
-    /// The module with its running statistics as the last forward left them: Burn keeps a thread's last update apart
-    /// until somebody asks, and a visit or a change of the module does not ask.
+    /// Returns the module with the running statistics that the last forward left. Burn keeps a thread's last update
+    /// separate until the statistics are read, and visiting or mapping the module does not read them.
     fn settled(&self) -> &M {
         drop(self.module().valid());
         self.module()
@@ -222,7 +222,7 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         if let Some(runner) = &mut self.weight_runner {
             runner(microbatch, &mut work);
         }
-        // What a user's runner has left would be missing in the sums.
+        // Weight gradients that a user's function has not computed would be missing in the sums.
         work.run_all();
         count
     }
@@ -371,11 +371,11 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         discrete_outcome?;
         if let Some(optimizer) = &self.optimizer {
             let found = parameters_of(self.module());
-            // The optimizer has never seen a parameter of which this replica has no rows.
+            // The optimizer does not know a parameter of which this replica has no rows.
             let held = found.iter().zip(self.sums.paths()).filter(|(found, _)| found.value.shape()[0] > 0);
             let targets: Vec<Target<'_>> =
                 held.map(|(found, path)| Target { id: found.id, path, local: &found.local }).collect();
-            // What is not spread is not trained either, and has no state.
+            // A parameter that is not sharded is not trained either, so it has no optimizer state.
             let part = shards.as_ref().map_or(RowShard::WHOLE, Shards::part);
             self.optimizer = Some(put_together(optimizer.clone(), &targets, part, checkpoint)?);
         }
@@ -391,7 +391,7 @@ impl<M: StageBody> Runner for TrainingStage<M> {
     }
 }
 
-/// The losses by name as they are reported, and their weighted sum on the tape.
+/// Returns the losses by name as they are reported, and their weighted sum on the tape.
 fn split_auxiliary(
     losses: Vec<Auxiliary>,
     loss_weight: f64,
@@ -425,7 +425,7 @@ fn join(a: Option<Tensor<1>>, b: Option<Tensor<1>>) -> Option<Tensor<1>> {
     }
 }
 
-/// An input as the module sees it, and the leaf to ask for its gradient, if anybody upstream asks for it.
+/// Returns an input for the module, and the leaf that collects its gradient if an earlier stage needs it.
 fn as_leaf(input: Value) -> (Value, Option<Tensor<1>>) {
     if input.kind() != ValueKind::Float {
         return (input, None);
@@ -440,7 +440,7 @@ fn as_leaf(input: Value) -> (Value, Option<Tensor<1>>) {
     (Value::of(leaf.clone()), Some(leaf))
 }
 
-/// An output as the next stage gets it, and the root through which its gradient comes back.
+/// Returns an output for the next stage, and the root through which its gradient comes back.
 fn off_tape(output: Value) -> (Value, OutputRoot) {
     let shape = output.shape().to_vec();
     if output.kind() != ValueKind::Float {
@@ -455,7 +455,7 @@ fn off_tape(output: Value) -> (Value, OutputRoot) {
     (Value::of(tensor.inner()), OutputRoot { shape, root: Some((root, slot)) })
 }
 
-/// The output for the loss, and off the tape for whoever asked to see it.
+/// Returns the output for the loss, and a copy of it off the tape for the report.
 fn kept<O: Boundary>(output: O) -> Result<(O, Values), StageError> {
     let values = pack(output);
     let output = unpack(values.clone()).map_err(StageError::Input)?;
@@ -466,20 +466,20 @@ fn kept<O: Boundary>(output: O) -> Result<(O, Values), StageError> {
     Ok((output, values.into_iter().map(off_tape).collect()))
 }
 
-/// A tensor without the tape that it may be on.
+/// Returns a tensor without the tape that it may be on.
 fn off(tensor: Tensor<1>) -> Tensor<1> {
     if tensor.is_autodiff() { tensor.inner() } else { tensor }
 }
 
-/// Lays each gradient down at its output and joins the roots into the one that the backward pass starts from; none
-/// when no output on the tape has one.
+/// Stores each gradient at its output and joins the roots into one, from which the backward pass starts; `None` if no
+/// output on the tape has a gradient.
 fn plant(roots: Vec<OutputRoot>, gradients: OptionalTensors) -> Result<Option<Tensor<1>>, StageError> {
     if roots.len() != gradients.len() {
         return Err(StageError::GradientCount { outputs: roots.len(), gradients: gradients.len() });
     }
     let mut joined: Option<Tensor<1>> = None;
     for (index, (output, gradient)) in roots.into_iter().zip(gradients).enumerate() {
-        // An output without a gradient adds nothing, as on an unpipelined tape that never comes by it.
+        // An output without a gradient adds nothing. Without a pipeline, the tape would not reach it either.
         let (Some((root, slot)), Some(gradient)) = (output.root, gradient) else { continue };
         let shape = gradient.shape().to_vec();
         if shape != output.shape {

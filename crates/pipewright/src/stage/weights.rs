@@ -1,4 +1,4 @@
-//! The weight gradients that `W` computes, in the hands of whoever is to compute them.
+//! The weight gradients that `W` computes, in a form that a user's function can compute one by one.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,8 @@ use pipewright_schedule::Microbatch;
 use super::gradients::GradientSums;
 use crate::nn::WeightTask;
 
-/// A user's way of working weight gradients off; see [`Stage::with_weight_runner`](super::Stage::with_weight_runner).
+/// A user's function that computes weight gradients; see
+/// [`Stage::with_weight_runner`](super::Stage::with_weight_runner).
 pub(crate) type WeightRunner = Box<dyn FnMut(Microbatch, &mut WeightWork) + Send>;
 
 /// Weight gradients of one microbatch that wait to be computed and added to the stage's sums.
@@ -22,18 +23,18 @@ impl<'a> WeightWork<'a> {
         Self { tasks: tasks.into(), sums }
     }
 
-    /// Products that wait.
+    /// Returns the number of products that wait.
     pub fn len(&self) -> usize {
         self.tasks.len()
     }
 
-    /// Whether nothing waits.
+    /// Returns whether no product waits.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
 
-    /// Computes the next product, in the order in which the backward pass met the layers: the last layer first. False
-    /// when none was left.
+    /// Computes the next product, in the order in which the backward pass reached the layers: the last layer first.
+    /// Returns `false` if no product was left.
     pub fn run_next(&mut self) -> bool {
         let task = self.tasks.pop_front();
         let found = task.is_some();
@@ -41,7 +42,7 @@ impl<'a> WeightWork<'a> {
         found
     }
 
-    /// Computes all that wait.
+    /// Computes all products that wait.
     pub fn run_all(&mut self) {
         self.sums.add_deferred(self.tasks.drain(..));
     }

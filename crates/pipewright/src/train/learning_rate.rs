@@ -1,6 +1,6 @@
 //! The learning rate over time: a linear warm-up, then constant, or a linear or cosine decay to 0.
 //!
-//! A pure function of the step, so that a resumed run needs no state for it.
+//! The rate is a pure function of the step, so a resumed run needs no state for it.
 //!
 //! ```
 //! use pipewright::train::{Decay, LearningRate};
@@ -12,11 +12,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How the learning rate falls after the warm-up.
+/// The fall of the learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Decay {
-    /// It stays constant.
+    /// The rate stays constant.
     #[default]
     Constant,
     /// Half a cosine from the peak to 0.

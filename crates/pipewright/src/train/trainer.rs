@@ -26,9 +26,9 @@ pub struct Trainer {
     learning_rate: LearningRate,
     rows_per_step: usize,
     steps_done: u64,
-    /// What the run had taken up when it was stopped, if it was.
+    /// The time that the run took before it was stopped; 0 if it was not.
     earlier: Duration,
-    /// When this trainer began its first step.
+    /// The time at which this trainer began its first step.
     began: Option<Instant>,
 }
 
@@ -51,18 +51,18 @@ pub struct Metrics {
     pub elapsed_s: f64,
     /// Input tokens of all the run's steps.
     pub tokens: u64,
-    /// How often the run has been through its data, with the part of the epoch that is under way.
+    /// The number of passes over the data, with the fraction of the current epoch.
     pub epoch: f64,
     /// Share of the ranks' time in which they did not compute, from the first action to the last.
     pub bubble_fraction: f64,
-    /// Share of the ranks' time in which communication alone held them up.
+    /// Share of the ranks' time in which they only communicated.
     pub exposed_comm_fraction: f64,
-    /// Auxiliary losses by name, each the mean over the batch; left out where there is none.
+    /// Auxiliary losses by name, each the mean over the batch; left out if there is none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub auxiliary: BTreeMap<String, f64>,
     /// Most bytes that each rank held at once.
     pub peak_bytes: Vec<u64>,
-    /// As `bubble_fraction`, a rank each.
+    /// As `bubble_fraction`, for each rank.
     #[serde(skip)]
     pub bubble_per_rank: Vec<f64>,
 }
@@ -141,7 +141,7 @@ impl Trainer {
         self.rows.seek(checkpoint.manifest().cursor)?;
         self.pipeline.restore(checkpoint)?;
         self.steps_done = checkpoint.step();
-        // A checkpoint that does not tell the time begins at none.
+        // A checkpoint without the time starts at 0.
         let elapsed = checkpoint.manifest().description.get(ELAPSED).and_then(Json::as_f64).unwrap_or(0.0);
         self.earlier = Duration::try_from_secs_f64(elapsed).unwrap_or_default();
         Ok(())

@@ -1,4 +1,4 @@
-//! What cannot be built says so before a rank starts, with its cause.
+//! Impossible settings of a builder are errors before a rank starts, and the errors keep their cause.
 
 use std::error::Error;
 
@@ -21,7 +21,7 @@ fn check(builder: PipelineBuilder, is_expected: impl Fn(&BuildError) -> bool, me
     assert!(error.to_string().contains(message), "{error}");
 }
 
-/// The cause of an error that comes from somewhere else.
+/// Checks the cause of an error that comes from another module.
 fn check_source<E: Error + 'static>(builder: PipelineBuilder, message: &str) {
     let error = builder.launch().map(drop).expect_err(message);
     let source = error.source().unwrap_or_else(|| panic!("`{error}` has lost its cause"));
@@ -138,7 +138,7 @@ fn layers_that_do_not_fit_each_other_are_named() {
     assert!(error.to_string().contains("the layer `layers.0` cannot take its inputs"), "{error}");
 }
 
-/// A builder cuts graphs to fit, so that no model brings this error about.
+/// A builder cuts graphs to fit, so no model causes this error.
 #[test]
 fn a_graph_error_keeps_its_cause() {
     let graph = BuildError::Graph(GraphError::Stages { graph: 1, placement: 2 });

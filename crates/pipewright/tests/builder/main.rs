@@ -1,4 +1,4 @@
-//! The builder gives the bits of the long way, however the model is cut and whatever its layers are.
+//! A builder gives the same bits as the separate calls, for every cut of the model and every kind of layer.
 
 mod bad_input;
 mod model;
@@ -21,7 +21,7 @@ use pipewright_schedule::{
 use model::{Block, ByHand, Kind, Shared, alone, random_block, seeded_block};
 use support::{LAYERS, batch, config, loss, optimizer};
 
-/// Losses and gradient norms of some steps, and the parameters after them by path.
+/// The losses and gradient norms of some steps, and the parameters after them by path.
 pub(crate) type Run = (Vec<(Vec<f64>, f64)>, Vec<(String, Vec<f32>)>);
 
 pub(crate) const MICROBATCHES: u32 = 8;
@@ -41,7 +41,7 @@ pub(crate) fn train(mut pipeline: Pipeline) -> Run {
     (steps, parameters)
 }
 
-/// The long way, with the passes that a training run has.
+/// Trains with the separate calls that the builder replaces, with the passes of a training run.
 fn long_way(schedule: &str, ranks: u32) -> Run {
     let spec = ScheduleSpec { ranks, microbatches: MICROBATCHES, ..ScheduleSpec::default() };
     let passes = LowerConfig { send_early: true, ..LowerConfig::from(Level::Comms) };
@@ -102,7 +102,7 @@ fn a_list_of_layers_is_a_model() {
     };
     let expected = short_way("1f1b", 2);
     assert_eq!(train(launch(1).expect("it starts")), expected);
-    // Each replica has parameters of its own, and all stay equal.
+    // Each replica has its own parameters, and all stay equal.
     let (steps, parameters) = train(launch(2).expect("it starts"));
     let pairs: Vec<_> = parameters.chunks(2).collect();
     assert!(pairs.iter().all(|pair| pair[0] == pair[1]), "{pairs:?}");

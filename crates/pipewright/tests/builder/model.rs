@@ -1,4 +1,4 @@
-//! Layers of every kind that a builder takes.
+//! Layers of every kind that a builder accepts.
 
 use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -48,7 +48,7 @@ pub(crate) fn random_block(_place: usize) -> Block {
     Block { linear: LinearConfig::new(WIDTH, WIDTH).init(&Device::flex().autodiff()).into() }
 }
 
-/// The stage that a user writes who takes the long way.
+/// The stage that a user writes who does not use the builder.
 #[derive(Module, Debug)]
 pub(crate) struct ByHand {
     layers: Vec<Block>,
@@ -76,7 +76,7 @@ impl StageModule for ByHand {
     }
 }
 
-/// A layer that scales by a parameter that all layers have in common.
+/// A layer that scales by a parameter that all layers share.
 #[derive(Module, Debug)]
 pub(crate) struct Shared {
     block: Block,

@@ -1,4 +1,4 @@
-//! Each of the builder's methods changes what it says it changes.
+//! Each of the builder's methods changes the setting that it names.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -143,7 +143,7 @@ fn the_optimizer_and_the_clip_norm_update() {
     assert!(matches!(replaced, Err(BuildError::NoOptimizer)), "{replaced:?}");
 }
 
-/// A layer that waits, and says with how many threads it computes.
+/// A layer that waits, and records the number of threads with which it computes.
 #[derive(Module, Debug)]
 struct Slow {
     block: Block,

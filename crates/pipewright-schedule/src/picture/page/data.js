@@ -1,6 +1,6 @@
 "use strict";
 
-// The data of the timeline, and how they are read into lists that are quick to search.
+// The data of the timeline, which is read into lists that are fast to search.
 // Times are numbers of quanta since the start of the timeline.
 const data = "{{data}}";
 const whole = data.makespan || 1;
@@ -53,7 +53,7 @@ function readRank(rank) {
 const ranks = data.ranks.map(readRank);
 const peak = ranks.reduce((most, rank) => Math.max(most, rank.peak), 1);
 
-// The place of the first of some ascending starts that is at or after a time.
+// Returns the place of the first of the ascending starts that is at or after a time.
 function firstFrom(starts, time) {
   let low = 0, high = starts.length;
   while (low < high) {
@@ -63,7 +63,7 @@ function firstFrom(starts, time) {
   return low;
 }
 
-// The actions that an event runs: one, or both of an overlap, the upper one first.
+// Returns the actions that an event runs: one, or both of an overlap, the upper one first.
 function partsOf(rank, events, at) {
   const part = (sort, letter, chunk, microbatch) => ({ sort, letter, chunk, stage: rank.stages[chunk], microbatch });
   const kind = events.kind[at];
@@ -80,7 +80,7 @@ function nameOf(parts) {
   return parts.length === 1 ? nameOfPart(parts[0]) : `(${parts.map(nameOfPart).join(";")})OVERLAP_F_B`;
 }
 
-// A duration in the unit that suits the whole timeline.
+// Formats a duration in a unit that suits the whole timeline.
 function duration(quanta) {
   const longest = whole * data.quantum;
   const [factor, unit] = longest >= 1 ? [1, "s"] : longest >= 1e-3 ? [1e3, "ms"] : [1e6, "us"];

@@ -5,7 +5,7 @@ const paint = plot.getContext("2d", { alpha: false }), paintOverview = overview.
 const ratioOf = () => window.devicePixelRatio || 1;
 let surface = null, overviewImage = null, isDrawRequested = false;
 
-// Where a rank is in the plot, in CSS pixels below the axis.
+// Returns the position of a rank in the plot, in CSS pixels below the axis.
 function rowOf(index) {
   const height = rowHeight(), top = (index - view.top) * height, memory = height * memoryShare();
   const gap = height >= 10 ? Math.min(height * 0.15, 5) : height >= 3 ? 1 : 0;
@@ -41,7 +41,7 @@ function drawLanes(ratio, indices) {
   paint.putImageData(surface.image, Math.round(gutter * ratio), Math.round(axisHeight * ratio));
 }
 
-// Times at round numbers, with a line through the lanes. Marks are far enough apart for their texts.
+// Draws times at round numbers, with a line through the lanes. Marks are far enough apart for their texts.
 function drawAxis() {
   const most = Math.max(plotWidth() / 90, 1), power = 10 ** Math.floor(Math.log10(span() * data.quantum / most));
   const step = [1, 2, 5, 10].map((times) => times * power).find((step) => span() * data.quantum / step <= most) / data.quantum;
@@ -60,7 +60,7 @@ function drawAxis() {
   paint.stroke();
 }
 
-// The names of as many ranks as there is room for, and the peaks of their memory.
+// Draws the names of as many ranks as fit, and the peaks of their memory.
 function drawNames(indices) {
   const every = Math.ceil(13 / rowHeight());
   paint.textAlign = "right";
@@ -80,7 +80,7 @@ function drawName(text, y, size, colour) {
   paint.fillText(text, gutter - 8, axisHeight + y);
 }
 
-// Hides what a row that is in sight only in part has above the plot.
+// Covers the part of a partly visible row that is above the plot.
 function coverAxis() {
   paint.fillStyle = theme.colours.page;
   paint.fillRect(gutter, 0, plot.clientWidth - gutter, axisHeight);
@@ -102,7 +102,7 @@ function draw() {
   drawOverview();
 }
 
-// The whole timeline, painted once and kept: two rows of pixels for each rank, one for each half of its lane.
+// Paints the whole timeline on an image that is kept: two rows of pixels for each rank, one for each half of its lane.
 function paintOverviewImage(width) {
   overviewImage = document.createElement("canvas");
   Object.assign(overviewImage, { width, height: Math.max(2 * ranks.length, 1) });
@@ -114,7 +114,7 @@ function paintOverviewImage(width) {
   overviewImage.getContext("2d").putImageData(small.image, 0, 0);
 }
 
-// The overview with a frame around what the plot shows.
+// Draws the overview with a frame around the part that the plot shows.
 function drawOverview() {
   const ratio = resize(overview, paintOverview), [left, width, height] = [gutter, plotWidth(), overview.clientHeight - 8];
   const pixels = Math.max(Math.round(width * ratio), 1);
@@ -136,7 +136,7 @@ function drawOverview() {
   paintOverview.strokeRect(frame[0], frame[1], Math.max(frame[2], 2), Math.max(frame[3], 2));
 }
 
-// Draws before the next frame, once however often it is asked for.
+// Draws once before the next frame, even if it is requested several times.
 function requestDraw() {
   if (isDrawRequested) return;
   isDrawRequested = true;

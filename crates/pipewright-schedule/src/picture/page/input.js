@@ -1,4 +1,4 @@
-// What the reader does: wheel, pointers, keys, buttons.
+// Handles the reader's input: wheel, pointers, keys, buttons.
 
 const tip = document.getElementById("tip"), memoryBox = document.getElementById("memory");
 const pointers = new Map();
@@ -6,7 +6,7 @@ let travelled = 0;
 
 const inPlot = (event) => [event.offsetX - gutter, event.offsetY - axisHeight];
 
-// The wheel scrolls and, with Ctrl, zooms. What the plot does not need is left to the page.
+// The wheel scrolls and, with Ctrl, zooms. The page scrolls if the plot cannot.
 function onWheel(wheel) {
   const unit = wheel.deltaMode === WheelEvent.DOM_DELTA_LINE ? 20 : 1, [x, y] = inPlot(wheel);
   let [across, down] = [wheel.deltaX * unit, wheel.deltaY * unit];
@@ -24,7 +24,7 @@ function onWheel(wheel) {
   }
 }
 
-// The middle of the pressed pointers, and their mean distance from it.
+// Returns the middle of the pressed pointers, and their mean distance from it.
 function grip() {
   const all = [...pointers.values()], mean = (at) => all.reduce((sum, point) => sum + point[at], 0) / all.length;
   const [x, y] = [mean(0), mean(1)];
@@ -40,7 +40,7 @@ function onPointerDown(event) {
   hideTip();
 }
 
-// One pointer drags; two pinch, and drag by their middle.
+// One pointer drags. Two pointers zoom by their distance, and drag by their middle.
 function onPointerMove(event) {
   if (!pointers.has(event.pointerId)) return event.pointerType === "touch" ? undefined : showTip(event);
   const before = grip();
@@ -80,7 +80,7 @@ function onKey(event) {
   requestDraw();
 }
 
-// What is at a point of the plot: the rank, and the event with the part of it that is there.
+// Returns the rank at a point of the plot, and the event with its part at that point.
 function found([x, y]) {
   const index = Math.floor(rankAt(y)), rank = ranks[index], time = timeAt(x);
   if (!rank || x < 0 || x > plotWidth() || y < 0) return null;
@@ -94,7 +94,7 @@ function found([x, y]) {
   return { ...place, events, at, parts, part };
 }
 
-// The place of the event that runs at a time, or -1. No event is longer than `longest`, if that is not 0.
+// Returns the place of the event that runs at a time, or -1. No event is longer than `longest`, if that is not 0.
 function eventAt(events, time, longest) {
   for (let at = Math.max(firstFrom(events.start, time - longest) - 1, 0); at < events.start.length; at++) {
     if (events.start[at] > time) return -1;
@@ -133,7 +133,7 @@ function hideTip() {
   lightUp(null);
 }
 
-// The overview moves the view to where it is pressed.
+// Pressing the overview moves the view to that place.
 function onOverview(event) {
   if (event.buttons !== 1) return;
   const share = (event.offsetY - 4) / (overview.clientHeight - 8);

@@ -4,8 +4,8 @@ const fontOf = (size) => size + "px system-ui, 'Segoe UI', 'DejaVu Sans', sans-s
 const sizesOfLabels = [11, 9];
 const letterWidths = new Map();
 
-// The widths by which texts are measured: every letter counts as a digit, except W, which is wider. Measuring takes
-// time, so it happens once for each size.
+// Returns the widths by which texts are measured: every letter has the width of a digit, except W, which is wider.
+// Measuring takes time, so it happens once for each size.
 function widthsOf(paint, size) {
   if (!letterWidths.has(size)) {
     paint.font = fontOf(size);
@@ -17,7 +17,7 @@ function widthsOf(paint, size) {
 
 const widthOf = (text, { digit, more }) => text.length * digit + (text.includes("W") ? more : 0);
 
-// What to write on a part, as lines and a size: the whole name, smaller, or the microbatch alone. Where ranks have
+// Returns the label of a part, as lines and a size: the whole name, smaller, or the microbatch alone. Where ranks have
 // several chunks, the stage comes before the microbatch, on a line of its own. Nothing if there is no room.
 function labelOf(part, width, height, hasChunks, widths) {
   const [large, small] = sizesOfLabels, room = width - 3, name = nameOfPart(part);
@@ -31,7 +31,7 @@ function labelOf(part, width, height, hasChunks, widths) {
   return microbatch && fits(microbatch) ? [[microbatch], small] : null;
 }
 
-// The labels of a rank that are in sight, each given to `use` with its part and its centre in the lane.
+// Calls `use` for each visible label of a rank, with its part and its centre in the lane.
 function eachLabel(rank, lane, widths, use) {
   const { start, end } = rank.cells, hasChunks = rank.stages.length > 1;
   const width = plotWidth(), scale = width / span(), narrowest = widths[1].digit + 3, until = view.left + span();
@@ -47,7 +47,7 @@ function eachLabel(rank, lane, widths, use) {
   }
 }
 
-// Every label in sight, by size and colour, because changing either takes time.
+// Returns all visible labels by size and colour, because changing either takes time.
 function labelsInSight(paint, indices, laneOf) {
   const widths = sizesOfLabels.map((size) => widthsOf(paint, size)), groups = new Map();
   for (const index of indices) {
@@ -60,7 +60,7 @@ function labelsInSight(paint, indices, laneOf) {
   return groups.values();
 }
 
-// Labels are centred in what is in sight of their cell. `laneOf` gives the edges of a lane in CSS pixels.
+// Draws each label in the centre of the visible part of its cell. `laneOf` gives the edges of a lane in CSS pixels.
 function drawLabels(paint, indices, laneOf) {
   paint.textAlign = "center";
   for (const { size, ink, labels } of labelsInSight(paint, indices, laneOf)) {

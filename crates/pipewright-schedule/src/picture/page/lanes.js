@@ -9,7 +9,7 @@ const packed = ([red, green, blue]) => (0xff000000 | blue << 16 | green << 8 | r
 const light = ([red, green, blue]) => ({ red, green, blue, pixel: packed([red, green, blue]) });
 const towards = (from, to, share) => from.map((value, at) => Math.round(value + (to[at] - value) * share));
 
-// Reads the theme of the page. What is not lit is a pale form of the same colour.
+// Reads the theme of the page. Colours that are not highlighted are paler.
 function readTheme() {
   const colours = data.themes[isDark.matches ? 1 : 0], page = channels(colours.page);
   const lit = colours.fills.map((shades) => shades.map(([fill]) => light(channels(fill))));
@@ -63,7 +63,7 @@ class Row {
     this.add(last, to - last, colour);
   }
 
-  // The mean colours. What nothing covers is bubble.
+  // Returns the mean colours. Pixels that nothing covers are bubbles.
   finish() {
     const { red, green, blue, covered, pixels } = this, bubble = theme.bubble;
     for (let at = 0; at < this.width; at++) {
@@ -75,7 +75,7 @@ class Row {
   }
 }
 
-// The computation of a rank between two times as a row of pixels. Of an overlap it has the forward if `isUpper`,
+// Paints the computation of a rank between two times as a row of pixels. Of an overlap it has the forward if `isUpper`,
 // else the backward. Cells that are wide enough have a line of the page's colour between them.
 function paintCells(row, rank, from, to, isUpper, edge) {
   const { kind, start, end, chunk, microbatch, otherChunk, otherMicrobatch } = rank.cells;
@@ -121,7 +121,7 @@ class Surface {
   }
 }
 
-// Messages and collectives: thin bars along the lower edge of the lane.
+// Paints messages and collectives as thin bars along the lower edge of the lane.
 function paintBars(surface, rank, from, to, top, bottom) {
   const { kind, start, end, microbatch } = rank.bars, scale = surface.width / (to - from);
   for (let at = firstFrom(start, from - rank.longestBar); at < start.length && start[at] < to; at++) {
@@ -131,7 +131,7 @@ function paintBars(surface, rank, from, to, top, bottom) {
   }
 }
 
-// What the rank holds, as an area. A pixel is as high as the most that is held in it.
+// Paints the memory of the rank as an area. A pixel has the height of the most memory in its time.
 function paintMemory(surface, rank, from, to, top, bottom, edge) {
   const { width, pixels } = surface, level = surface.level.fill(bottom);
   raiseLevel(level, rank.memory, from, to, (held) => bottom - Math.max(Math.round(held / peak * (bottom - top)), 1));
@@ -140,7 +140,7 @@ function paintMemory(surface, rank, from, to, top, bottom, edge) {
       if (y >= level[x]) pixels[at] = y < level[x] + edge ? theme.memoryEdgePixel : theme.memoryPixel;
 }
 
-// Sets for each pixel of a row the upper edge of what is held in it; `edgeOf` gives the edge of an amount.
+// Sets the upper edge of the memory for each pixel of a row; `edgeOf` gives the edge of an amount.
 function raiseLevel(level, { start, held }, from, to, edgeOf) {
   const scale = level.length / (to - from);
   for (let at = Math.max(firstFrom(start, from) - 1, 0); at < start.length && start[at] < to; at++) {
@@ -151,7 +151,8 @@ function raiseLevel(level, { start, held }, from, to, edgeOf) {
   }
 }
 
-// Paints the ranks in sight. `place(index)` says where each is: the edges of its lane, its bars and its memory.
+// Paints the visible ranks. `place(index)` returns the position of each: the edges of its lane, its bars and its
+// memory.
 function paintRanks(surface, from, to, indices, place, ratio) {
   const edge = Math.max(Math.round(ratio), 1), [upperRow, lowerRow] = surface.rows;
   surface.pixels.fill(theme.pagePixel);

@@ -1,9 +1,9 @@
-// Which part of the timeline is in sight, in CSS pixels of the plot.
+// The visible part of the timeline, in CSS pixels of the plot.
 const gutter = 70, rightMargin = 16, axisHeight = 26;
 const laneMost = 38, memoryMost = 30, rowLeast = 2, zoomMost = 1e6;
 const plot = document.getElementById("plot");
 
-// `left` is the first time in sight, `top` the first rank, with a fraction. At zoom 1 everything fits.
+// `left` is the first visible time, `top` the first visible rank, with a fraction. At zoom 1 everything fits.
 const view = { zoom: 1, left: 0, top: 0, showsMemory: false };
 
 const plotWidth = () => Math.max(plot.clientWidth - gutter - rightMargin, 1);
@@ -25,7 +25,7 @@ function clampView() {
   view.top = Math.max(Math.min(view.top, ranks.length - plotHeight() / rowHeight()), 0);
 }
 
-// Zooms about a point of the plot, which keeps its time and its rank.
+// Zooms around a point of the plot, which keeps its time and its rank.
 function zoomBy(factor, x, y) {
   const time = timeAt(x), rank = rankAt(y);
   view.zoom = Math.min(Math.max(view.zoom * factor, 1), zoomMost);

@@ -1,4 +1,4 @@
-//! Actions drawn one by one, each with a title and with as much of a label as fits.
+//! Actions drawn one by one, each with a title and with as long a label as fits.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ use super::layout::text_width;
 
 /// Draws the actions of one rank.
 pub(super) fn push_cells(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
-    // Bars lie over the computation that they overlap.
+    // Bars are drawn after the computation that they overlap, and so are on top.
     for is_compute in [true, false] {
         let events = drawing.timeline.events_of(rank).iter();
         for event in events.filter(|event| event.action.is_compute() == is_compute) {
@@ -56,7 +56,7 @@ fn push_event(picture: &mut String, drawing: &Drawing<'_>, event: &Event) {
     picture.push_str("</g>\n");
 }
 
-/// One cell; that of an overlap has a half for each action.
+/// Draws one cell. The cell of an overlap has one half per action.
 fn push_cell(picture: &mut String, drawing: &Drawing<'_>, event: &Event, cell: Place) {
     let height = cell.height / event.action.parts().count() as f64;
     for (half, part) in event.action.parts().enumerate() {
@@ -82,7 +82,7 @@ fn push_rect(picture: &mut String, Place { x, y, width, height }: Place, fill: &
     .expect("writing to a string does not fail");
 }
 
-/// A thin line of the background's colour around a cell. It would hide a thin cell, which gets none.
+/// Draws a thin line of the background's colour around a cell. A thin cell gets none, because the line would hide it.
 fn push_edge(picture: &mut String, Place { x, y, width, height }: Place) {
     if width > 3.0 {
         write!(
@@ -95,14 +95,14 @@ fn push_edge(picture: &mut String, Place { x, y, width, height }: Place) {
     }
 }
 
-/// As much as fits: the whole action, smaller, on two lines, or its microbatch alone.
+/// Draws the longest label that fits: the whole action, a smaller one, one on two lines, or the microbatch alone.
 fn push_label(picture: &mut String, part: Action, place: Place, fill: &str, has_chunks: bool) {
     let whole = part.to_string();
     let microbatch = part.microbatch().map(|microbatch| microbatch.to_string()).unwrap_or_default();
     let stage = whole.strip_suffix(microbatch.as_str()).unwrap_or(&whole).to_owned();
     let mut labels = vec![(vec![whole.clone()], 11.0), (vec![whole], 9.0)];
     if has_chunks {
-        // Which chunk it is matters as much as the microbatch; the hue tells the sort of action.
+        // The chunk matters as much as the microbatch; the hue shows the sort of action.
         labels.push((vec![stage, microbatch.clone()], 9.0));
         labels.push((vec![part.stage().to_string(), microbatch.clone()], 9.0));
     }

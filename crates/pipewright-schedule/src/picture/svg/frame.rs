@@ -1,4 +1,4 @@
-//! What surrounds the lanes: title, rank names, axis and legend.
+//! The parts around the lanes: title, rank names, axis and legend.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -23,7 +23,7 @@ pub(super) fn push_title(picture: &mut String, layout: &Layout, title: &str) {
     }
 }
 
-/// The background of a lane, and the name of its rank.
+/// Draws the background of a lane, and the name of its rank.
 pub(super) fn push_lane(picture: &mut String, layout: &Layout, rank: Rank) {
     let (y, height) = (layout.top(rank), layout.lane_height());
     writeln!(
@@ -37,7 +37,7 @@ pub(super) fn push_lane(picture: &mut String, layout: &Layout, rank: Rank) {
     .expect("writing to a string does not fail");
 }
 
-/// Times at round numbers under the lanes, with lines up through them.
+/// Draws times at round numbers below the lanes, with lines up through them.
 pub(super) fn push_axis(picture: &mut String, layout: &Layout) {
     let step = round_step(layout.makespan);
     let marks = if step > 0.0 { (layout.makespan / step + 1e-9) as u32 } else { 0 };
@@ -58,7 +58,7 @@ pub(super) fn push_axis(picture: &mut String, layout: &Layout) {
     }
 }
 
-/// The distance of marks on an axis as long as `whole`: 1, 2 or 5 times a power of ten, for 5 to 12 marks.
+/// Returns the distance of marks on an axis of length `whole`: 1, 2 or 5 times a power of ten, for 5 to 12 marks.
 fn round_step(whole: f64) -> f64 {
     if whole <= 0.0 {
         return 0.0;
@@ -71,7 +71,7 @@ fn round_step(whole: f64) -> f64 {
         .unwrap_or(whole)
 }
 
-/// The sorts that occur with their shades, what the shades mean, and how much is bubble.
+/// Draws the sorts that occur with their shades, the meaning of the shades, and the share of bubbles.
 pub(super) fn push_legend(picture: &mut String, drawing: &Drawing<'_>) {
     let chunks = drawing.chunks.most();
     let y = drawing.layout.bottom() + 38.0;
@@ -91,13 +91,13 @@ pub(super) fn push_legend(picture: &mut String, drawing: &Drawing<'_>) {
     }
 }
 
-/// The sorts of the timeline, in the order of the legend.
+/// Returns the sorts of the timeline, in the order of the legend.
 fn occurring(drawing: &Drawing<'_>) -> BTreeSet<Sort> {
     let events = drawing.timeline.events().iter().filter(|event| event.end > event.start);
     events.flat_map(|event| event.action.parts()).map(sort).collect()
 }
 
-/// A swatch of one or more fills, and its meaning.
+/// Draws a swatch of one or more fills, and its meaning.
 fn push_entry(picture: &mut String, [x, y, width]: [f64; 3], fills: &[String], meaning: &str) {
     let part = width / fills.len().max(1) as f64;
     for (place, fill) in fills.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Where things are in the drawing: seconds and ranks become lengths, in the picture's own units.
+//! The positions in the drawing: converts seconds and ranks to lengths in the picture's own units.
 
 use crate::ids::Rank;
 use crate::picture::PictureSettings;
@@ -13,7 +13,7 @@ const HEAD: f64 = 12.0;
 const TITLE: f64 = 22.0;
 const FOOT: f64 = 64.0;
 
-/// About the width of a text.
+/// Returns the approximate width of a text.
 pub(super) fn text_width(text: &str, size: f64) -> f64 {
     let width = |letter| if letter == 'W' { 1.0 } else { 0.63 };
     size * text.chars().map(width).sum::<f64>()
@@ -33,7 +33,7 @@ pub(super) struct Layout {
 
 impl Layout {
     pub(super) fn of(timeline: &Timeline, settings: &PictureSettings<'_>) -> Self {
-        // Few ranks get room for labels; many still fit a screen's width and a long page.
+        // Few ranks get room for labels. Many ranks still fit the width of a screen on a long page.
         let lane = (720.0 / f64::from(timeline.ranks().max(1))).clamp(12.0, 34.0);
         Self {
             start: timeline.start(),
@@ -53,22 +53,22 @@ impl Layout {
         self.bottom() + FOOT
     }
 
-    /// The upper edge of the lanes.
+    /// Returns the upper edge of the lanes.
     pub(super) fn head(&self) -> f64 {
         self.head
     }
 
-    /// The lower edge of the lanes.
+    /// Returns the lower edge of the lanes.
     pub(super) fn bottom(&self) -> f64 {
         self.head + f64::from(self.ranks) * (self.lane + self.memory)
     }
 
-    /// A duration, from 0 to [`PLOT`].
+    /// Converts a duration to a length from 0 to [`PLOT`].
     pub(super) fn length(&self, seconds: f64) -> f64 {
         if self.makespan > 0.0 { seconds / self.makespan * PLOT } else { 0.0 }
     }
 
-    /// A moment's distance from the start of the timeline.
+    /// Converts a time to a distance from the start of the timeline.
     pub(super) fn offset(&self, time: f64) -> f64 {
         self.length(self.since_start(time))
     }
@@ -77,7 +77,7 @@ impl Layout {
         LABEL + self.offset(time)
     }
 
-    /// Seconds since the start of the timeline.
+    /// Returns the seconds since the start of the timeline.
     pub(super) fn since_start(&self, time: f64) -> f64 {
         time - self.start
     }
@@ -86,12 +86,12 @@ impl Layout {
         self.head + f64::from(rank.get()) * (self.lane + self.memory) + 1.0
     }
 
-    /// The height of what fills a lane.
+    /// Returns the height of the content of a lane.
     pub(super) fn lane_height(&self) -> f64 {
         self.lane - 2.0
     }
 
-    /// The height of the bar of a message.
+    /// Returns the height of the bar of a message.
     pub(super) fn bar_height(&self) -> f64 {
         (self.lane / 5.0).min(6.0)
     }
@@ -100,7 +100,7 @@ impl Layout {
         self.top(rank) + self.lane - 1.0
     }
 
-    /// The height of what fills a memory lane.
+    /// Returns the height of the content of a memory lane.
     pub(super) fn memory_height(&self) -> f64 {
         self.memory - 3.0
     }

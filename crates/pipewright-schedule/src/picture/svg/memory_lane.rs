@@ -1,4 +1,4 @@
-//! What a rank holds in memory over time, as an area below its lane.
+//! The memory of a rank over time, as an area below its lane.
 
 use std::fmt::Write;
 
@@ -11,15 +11,15 @@ use crate::timeline::Timeline;
 use super::Drawing;
 use super::layout::LABEL;
 
-/// The width, in units of the picture, below which steps of a lane without details are drawn as their highest.
+/// The width, in units of the picture, of the shortest step of a lane without details. Shorter steps are merged.
 const COARSE: f64 = 4.0;
-/// The same for a lane with details.
+/// The same width for a lane with details.
 const FINE: f64 = 0.5;
 
 /// Steps of one unit of the picture.
 const STEPS: f64 = 10.0;
 
-/// The most that any rank holds. It is the height of every lane, so that lanes can be compared.
+/// The most that any rank holds, which is the height of every lane, so that lanes can be compared.
 #[derive(Clone, Copy)]
 pub(super) struct HighestPeak(u64);
 
@@ -60,8 +60,8 @@ pub(super) fn push_memory(
     .expect("writing to a string does not fail");
 }
 
-/// The edge of the area, in tenths of the picture's unit, each point relative to the one before it. One activation or
-/// byte is `scale` high.
+/// Returns the edge of the area, in tenths of the picture's unit, each point relative to the previous one. One
+/// activation or byte has the height `scale`.
 fn path(steps: &[(f64, u64)], scale: f64) -> String {
     let mut path = String::new();
     let (mut across, mut up) = (0, 0);
@@ -73,7 +73,8 @@ fn path(steps: &[(f64, u64)], scale: f64) -> String {
     path
 }
 
-/// The steps, but what changes within `width` of a step is part of it; it is then as high as its highest.
+/// Returns the steps, in which changes within `width` of a step are merged with it. A merged step is as high as its
+/// highest.
 fn visible_steps(points: &[(f64, u64)], width: f64) -> Vec<(f64, u64)> {
     let mut steps: Vec<(f64, u64)> = Vec::new();
     let mut current = 0;
@@ -91,7 +92,7 @@ fn visible_steps(points: &[(f64, u64)], width: f64) -> Vec<(f64, u64)> {
     steps
 }
 
-/// Lets a step that stands for several go over to what the last of them holds.
+/// Ends a step that was merged from several: the drawing continues with the amount of the last of them.
 fn end_step(steps: &mut Vec<(f64, u64)>, held: u64, width: f64) {
     if let Some(&(x, highest)) = steps.last()
         && highest != held
@@ -100,7 +101,7 @@ fn end_step(steps: &mut Vec<(f64, u64)>, held: u64, width: f64) {
     }
 }
 
-/// An amount of memory with its unit.
+/// Formats an amount of memory with its unit.
 fn amount(held: u64, settings: &PictureSettings<'_>) -> String {
     if settings.sizes.is_empty() {
         return format!("{held} activation{}", if held == 1 { "" } else { "s" });

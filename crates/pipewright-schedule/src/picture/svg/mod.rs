@@ -1,11 +1,12 @@
 //! The drawing: a self-contained SVG of a timeline, to scale.
 //!
-//! One lane a rank. Computation fills its lane, an overlap with its two halves above each other; messages and
-//! collectives are thin bars along the lower edge, so that what they overlap stays visible. The rest of a
-//! lane is a bubble, and hatched. To zoom there is [`super::html()`].
+//! Each rank has one lane. Computation fills its lane, and an overlap has its two halves above each other. Messages and
+//! collectives are thin bars along the lower edge, so that the computation behind them stays visible. The rest of a
+//! lane is a bubble and is hatched. [`super::html()`] can zoom.
 //!
-//! Few actions are drawn one by one, each with a label and a title, which a browser shows on hovering. Many
-//! actions are drawn as one path for each lane and fill, without titles, so that the file stays small.
+//! If there are few actions, they are drawn one by one, each with a label and a title, which a browser shows on
+//! hovering. If there are many, they are drawn as one path per lane and fill, without titles, so that the file stays
+//! small.
 
 mod layout;
 mod cells;
@@ -56,7 +57,7 @@ pub fn svg(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
     picture
 }
 
-/// A timeline with what every part of the drawing asks for.
+/// A timeline with the data that all parts of the drawing use.
 struct Drawing<'a> {
     timeline: &'a Timeline,
     chunks: Chunks,
@@ -64,7 +65,8 @@ struct Drawing<'a> {
     is_detailed: bool,
 }
 
-/// The document's start: its size, its name for screen readers, the hatching of bubbles and the background.
+/// Returns the start of the document: its size, its name for screen readers, the hatching of bubbles and the
+/// background.
 fn opening(layout: &Layout, title: &str) -> String {
     let (width, height) = (layout.width(), layout.height());
     let name = if title.is_empty() { "Timeline of a pipeline schedule".to_owned() } else { escaped(title) };

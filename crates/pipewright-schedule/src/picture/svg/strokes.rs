@@ -1,7 +1,7 @@
-//! Many actions as few paths: one for each lane, height and fill.
+//! Draws many actions as few paths: one per lane, height and fill.
 //!
-//! A path is a row of horizontal strokes as thick as a lane, in tenths of the picture's unit and each relative
-//! to the one before it: `m24 0h7`. What is too fine to see is merged, so that the size of a lane has a bound.
+//! A path is a row of horizontal strokes as thick as a lane, in tenths of the picture's unit and each relative to the
+//! previous one: `m24 0h7`. Strokes that are too fine to see are merged, so that the size of a lane is bounded.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -28,7 +28,8 @@ enum Part {
     Bar,
 }
 
-/// What strokes of one path have in common: where they are and the sort and chunk that colour them.
+/// The common properties of the strokes of one path: their position, and the sort and chunk that determine their
+/// colour.
 type Path = (Part, Sort, usize);
 
 /// A stroke, in steps from the start of the timeline.
@@ -75,7 +76,7 @@ fn push_path(picture: &mut String, strokes: &[Stroke]) {
     }
 }
 
-/// The computation of a rank, both halves of an overlap by themselves.
+/// Returns the computation of a rank, with both halves of an overlap as separate strokes.
 fn cells(drawing: &Drawing<'_>, rank: Rank) -> Vec<Stroke> {
     let mut cells = Vec::new();
     let events = drawing.timeline.events_of(rank).iter();
@@ -92,7 +93,7 @@ fn cells(drawing: &Drawing<'_>, rank: Rank) -> Vec<Stroke> {
     cells
 }
 
-/// The messages and collectives of a rank. Bars of one colour that touch or nearly touch are one bar.
+/// Returns the messages and collectives of a rank. Bars of one colour that touch or nearly touch are one bar.
 fn bars(drawing: &Drawing<'_>, rank: Rank) -> Vec<Stroke> {
     let mut bars: Vec<Stroke> = Vec::new();
     let events = drawing.timeline.events_of(rank).iter();
@@ -111,7 +112,7 @@ fn stroke(drawing: &Drawing<'_>, path: Path, start: f64, end: f64) -> Stroke {
     Stroke { path, start: steps(start), end: steps(end) }
 }
 
-/// The cells themselves, or if they are too many, for each column of one unit what takes most of it.
+/// Returns the cells themselves or, if they are too many, the longest content of each column of one unit.
 fn coarse_cells(cells: Vec<Stroke>) -> Vec<Stroke> {
     if cells.len() <= MOST_CELLS {
         return cells;
@@ -140,7 +141,7 @@ fn coarse_cells(cells: Vec<Stroke>) -> Vec<Stroke> {
     coarse
 }
 
-/// What takes most of a column: a whole cell, or both halves of overlaps; nothing if that is idleness.
+/// Returns the longest content of a column: a whole cell, both halves of overlaps, or nothing if it is mostly idle.
 fn longest(column: &BTreeMap<Path, i64>, width: i64) -> Vec<Path> {
     let best_of = |part| {
         let of_part = column.iter().filter(move |(path, _)| path.0 == part);

@@ -26,7 +26,7 @@ fn predicted(name: &str, ranks: u32, microbatches: u32, costs: &str) -> Timeline
     timed(&program, &costs).expect("no deadlock").timeline().clone()
 }
 
-/// Every element is closed, and in order.
+/// Checks that every element is closed, in the right order.
 fn check_is_closed(picture: &str) {
     let mut open = Vec::new();
     for tag in picture.split('<').skip(1).map(|rest| rest.split('>').next().expect("a tag")) {

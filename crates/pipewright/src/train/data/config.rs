@@ -85,7 +85,7 @@ impl DataConfig {
         self.rows(ids, stride, batch_rows, first)
     }
 
-    /// As [`DataConfig::open`], with a text in memory in place of files: `path` is not looked at.
+    /// As [`DataConfig::open`], with a text in memory instead of files: `path` is ignored.
     ///
     /// # Errors
     /// As [`DataConfig::open`].

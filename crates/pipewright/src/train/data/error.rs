@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::bounded_file::Size;
 
-/// Why there are no rows to learn from.
+/// Why training data cannot be read.
 #[derive(Debug, Error)]
 pub enum DataError {
     /// No pattern is given, or all of them exclude.
@@ -188,7 +188,7 @@ pub enum DataError {
         path: PathBuf,
         /// The bytes that it takes, as far as they are known.
         bytes: u64,
-        /// The bytes that are left beside the files before it.
+        /// The bytes that are left after the files before it.
         left: u64,
     },
     /// A line of a `.jsonl` file is too long to be a row.
@@ -215,7 +215,7 @@ pub enum DataError {
     },
 }
 
-/// Where in a file a token stands.
+/// The place of a token in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenPlace {
     /// A byte of a text, counted from 0.

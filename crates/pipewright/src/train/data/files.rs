@@ -1,4 +1,5 @@
-//! Finds the files that patterns name. What the patterns mean is documented at [`crate::train::data::DataConfig::path`].
+//! Finds the files that patterns name. The meaning of patterns is documented at
+//! [`crate::train::data::DataConfig::path`].
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -74,7 +75,7 @@ fn search(
     }
     let matcher = glob.compile_matcher();
     let walk = WalkBuilder::new(non_empty(start))
-        // What a run reads depends on the folder only, not on settings of the user or of folders above it.
+        // The files that a run reads depend on the folder only, not on settings of the user or of folders above it.
         .parents(false)
         .git_global(false)
         .git_exclude(false)
@@ -96,7 +97,7 @@ fn search(
     Ok(())
 }
 
-/// Whether a file that an earlier pattern found matches this pattern too.
+/// Returns whether a file that an earlier pattern found matches this pattern too.
 fn matches(pattern: &Pattern, path: &Path) -> bool {
     match (&pattern.glob, path.strip_prefix(&pattern.start)) {
         (Some(glob), Ok(below)) => glob.compile_matcher().is_match(below),
@@ -134,7 +135,7 @@ mod tests {
         folder
     }
 
-    /// Compares what the patterns find among the files.
+    /// Compares the files that the patterns find.
     fn check(files: &[&str], patterns: &[&str], expected: &[&str]) {
         let folder = folder(files);
         let root = folder.path().to_str().expect("UTF-8").to_owned();

@@ -7,12 +7,12 @@ pub(super) enum Ids {
     One(Vec<u8>),
     /// Up to 65,536 different ids.
     Two(Vec<u16>),
-    /// More.
+    /// More different ids.
     Four(Vec<u32>),
 }
 
 impl Ids {
-    /// No ids, with room for ids below `vocab_size`.
+    /// Makes an empty list with room for ids below `vocab_size`.
     pub(super) fn new(vocab_size: usize) -> Self {
         match vocab_size {
             0..=0x100 => Self::One(Vec::new()),
@@ -30,7 +30,7 @@ impl Ids {
         }
     }
 
-    /// Bytes that an id takes.
+    /// Returns the number of bytes per id.
     pub(super) fn width(&self) -> usize {
         match self {
             Self::One(_) => 1,
@@ -39,7 +39,7 @@ impl Ids {
         }
     }
 
-    /// How many ids there are.
+    /// Returns the number of ids.
     pub(super) fn len(&self) -> usize {
         match self {
             Self::One(ids) => ids.len(),
@@ -48,7 +48,7 @@ impl Ids {
         }
     }
 
-    /// The BLAKE3 hash of all ids, in hexadecimal. The same ids in another width have another hash.
+    /// Returns the BLAKE3 hash of all ids, in hexadecimal. The same ids in another width have another hash.
     pub(super) fn hash(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         match self {
@@ -59,7 +59,7 @@ impl Ids {
         hasher.finalize().to_hex().to_string()
     }
 
-    /// How often each id occurs that occurs at all, in the order of the ids.
+    /// Returns the number of occurrences of each id that occurs, in the order of the ids.
     pub(super) fn counts(&self) -> Vec<u64> {
         let mut counts: Vec<u64> = Vec::new();
         let mut count = |id: usize| {

@@ -1,10 +1,10 @@
-//! How much memory training data may take, so that too much data is an error and not the end of the process.
+//! The memory that training data may take, so that too much data causes an error and does not end the process.
 
 use std::path::Path;
 
 use crate::train::data::error::DataError;
 
-/// The limit where the system does not say how much memory is available.
+/// The limit if the system does not report the available memory.
 const FALLBACK: u64 = 16 << 30;
 
 /// The memory that is left for data.
@@ -14,24 +14,24 @@ pub(super) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// Half of the memory that is available: the model, its gradients and its optimizer need the rest.
+    /// Returns half of the available memory: the model, its gradients and its optimizer need the rest.
     pub(super) fn of_machine() -> Self {
         let available = [available_to_system(), available_to_group()].into_iter().flatten().min();
         Self { left: available.unwrap_or(2 * FALLBACK) / 2 }
     }
 
-    /// A budget of `bytes`.
+    /// Returns a budget of `bytes`.
     #[cfg(test)]
     pub(super) fn of(bytes: u64) -> Self {
         Self { left: bytes }
     }
 
-    /// The bytes that are left.
+    /// Returns the number of bytes that are left.
     pub(super) fn left(&self) -> u64 {
         self.left
     }
 
-    /// Refuses `bytes` for the file `path` if fewer are left.
+    /// Returns an error if fewer than `bytes` are left for the file `path`.
     pub(super) fn require(&self, path: &Path, bytes: u64) -> Result<(), DataError> {
         if bytes <= self.left {
             return Ok(());
@@ -39,7 +39,7 @@ impl MemoryBudget {
         Err(DataError::Memory { path: path.to_owned(), bytes, left: self.left })
     }
 
-    /// Takes `bytes` for the file `path`.
+    /// Subtracts `bytes` for the file `path`.
     pub(super) fn take(&mut self, path: &Path, bytes: u64) -> Result<(), DataError> {
         self.require(path, bytes)?;
         self.left -= bytes;
@@ -47,14 +47,14 @@ impl MemoryBudget {
     }
 }
 
-/// What Linux says that processes can take without swapping.
+/// Returns the memory that processes can use without swapping, as Linux reports it.
 fn available_to_system() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1 << 10)
 }
 
-/// What the limit of a container leaves.
+/// Returns the memory that is left below the limit of a container.
 fn available_to_group() -> Option<u64> {
     let number = |name: &str| {
         std::fs::read_to_string(Path::new("/sys/fs/cgroup").join(name)).ok()?.trim().parse::<u64>().ok()

@@ -6,7 +6,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// The rows `0..rows` in the order of that epoch.
+/// Returns the rows `0..rows` in the order of that epoch.
 pub(super) fn permutation(seed: u64, epoch: u64, rows: u32) -> Vec<u32> {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -21,7 +21,8 @@ pub(super) fn permutation(seed: u64, epoch: u64, rows: u32) -> Vec<u32> {
     order
 }
 
-/// A number below `bound`, each equally likely: draws of the incomplete last round of `bound` numbers are discarded.
+/// Returns a number below `bound`, each equally likely. Draws of the incomplete last round of `bound` numbers are
+/// discarded.
 fn below(random: &mut impl Rng, bound: u32) -> u32 {
     let round = u32::MAX - u32::MAX % bound;
     loop {
@@ -47,7 +48,7 @@ mod tests {
 
     #[test]
     fn the_order_is_pinned() {
-        // A change here would send resumed runs another way.
+        // A change here would give resumed runs another order.
         assert_eq!(permutation(42, 0, 8), [1, 0, 6, 7, 2, 3, 5, 4]);
     }
 

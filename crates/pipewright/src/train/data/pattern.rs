@@ -11,12 +11,12 @@ use globset::{Glob, GlobBuilder};
 
 use crate::train::data::error::DataError;
 
-/// A pattern, ready to search with.
+/// A parsed pattern.
 #[derive(Debug)]
 pub(super) struct Pattern {
     /// The components before the first that has a wildcard.
     pub(super) start: PathBuf,
-    /// What the path below `start` must match; nothing when `start` names a file.
+    /// The glob that the path below `start` must match; `None` if `start` names a file.
     pub(super) glob: Option<Glob>,
 }
 
@@ -31,7 +31,7 @@ impl Pattern {
             let Some(name) = literal(first) else {
                 return Ok(Self { start, glob: Some(compile(text, rest)?) });
             };
-            // An empty component is the root in front, and nothing elsewhere.
+            // An empty component is the root if it comes first, and is ignored elsewhere.
             start.push(if name.is_empty() && start.as_os_str().is_empty() && tail.is_some() {
                 "/"
             } else {
@@ -45,7 +45,7 @@ impl Pattern {
     }
 }
 
-/// A glob whose wildcards other than `**` stay within one component.
+/// Compiles a glob whose wildcards other than `**` stay within one component.
 pub(super) fn compile(pattern: &str, glob: &str) -> Result<Glob, DataError> {
     GlobBuilder::new(glob)
         .literal_separator(true)
@@ -53,7 +53,7 @@ pub(super) fn compile(pattern: &str, glob: &str) -> Result<Glob, DataError> {
         .map_err(|error| DataError::Pattern { pattern: pattern.to_owned(), reason: error.kind().to_string() })
 }
 
-/// The name that a component without wildcards stands for; `[x]` and `\x` stand for the letter itself.
+/// Returns the name that a component without wildcards matches; `[x]` and `\x` match the letter itself.
 fn literal(component: &str) -> Option<String> {
     let mut name = String::with_capacity(component.len());
     let mut letters = component.chars();

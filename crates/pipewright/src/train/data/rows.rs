@@ -8,31 +8,31 @@ use crate::train::data::error::DataError;
 use crate::train::data::ids::Ids;
 use crate::train::data::order::permutation;
 
-/// All rows of a data source, and which of them comes next.
+/// All rows of a data source, and the place of the next row.
 #[derive(Debug)]
 pub struct TokenRows {
     ids: Ids,
     seq_len: usize,
-    /// Ids from one row's start to the next one's.
+    /// The number of ids from the start of one row to the start of the next.
     stride: usize,
     rows: u32,
-    /// The seed of the order, when there is one.
+    /// The seed of the order; `None` without shuffling.
     shuffle: Option<u64>,
     cursor: Cursor,
-    /// The number of an epoch and its order, from the first row of that epoch on.
+    /// The number of an epoch and its order, which is computed when a row of that epoch is first taken.
     order: Option<(u64, Vec<u32>)>,
 }
 
-/// Two data sources with the same identity return the same rows in the same order.
+/// The identity of a data source. Two sources with the same identity return the same rows in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DataIdentity {
-    /// How many token ids there are.
+    /// The number of token ids.
     pub tokens: usize,
-    /// How many rows an epoch has.
+    /// The number of rows per epoch.
     pub rows: usize,
     /// Tokens per row.
     pub seq_len: usize,
-    /// The seed of the order, when there is one.
+    /// The seed of the order; `None` without shuffling.
     pub shuffle_seed: Option<u64>,
     /// The BLAKE3 hash of the token ids, in hexadecimal.
     pub hash: String,
@@ -43,9 +43,9 @@ pub struct DataIdentity {
 pub struct Batch {
     /// Token ids of shape `[rows, seq_len]`, row by row.
     pub inputs: Vec<i32>,
-    /// For each input its successor, of the same shape.
+    /// The successor of each input, of the same shape.
     pub targets: Vec<i32>,
-    /// How many rows there are.
+    /// The number of rows.
     pub rows: usize,
     /// Tokens per row.
     pub seq_len: usize,
@@ -56,7 +56,7 @@ pub struct Batch {
 pub(super) enum Stride {
     /// No two rows share an id.
     Disjoint,
-    /// A row's last id is the next one's first.
+    /// The last id of a row is the first id of the next row.
     Overlapping,
 }
 
@@ -87,17 +87,17 @@ impl TokenRows {
         Batch { inputs, targets, rows, seq_len: self.seq_len }
     }
 
-    /// How many rows an epoch has.
+    /// Returns the number of rows per epoch.
     pub fn rows(&self) -> usize {
         self.rows as usize
     }
 
-    /// How many token ids the data holds, those that fill no row included.
+    /// Returns the number of token ids, including those that do not fill a row.
     pub fn tokens(&self) -> usize {
         self.ids.len()
     }
 
-    /// Returns what must not change when a run resumes at a cursor. Reads all ids.
+    /// Returns the properties that must not change when a run resumes at a cursor. Reads all ids.
     pub fn identity(&self) -> DataIdentity {
         DataIdentity {
             tokens: self.tokens(),
@@ -108,8 +108,8 @@ impl TokenRows {
         }
     }
 
-    /// The entropy of the tokens' frequencies, in nats: the loss of a guess that knows how often each token occurs and
-    /// nothing else. Reads all ids.
+    /// Returns the entropy of the tokens' frequencies, in nats. This is the loss of a prediction that uses only the
+    /// frequency of each token. Reads all ids.
     pub fn frequency_entropy(&self) -> f64 {
         let all = self.tokens() as f64;
         let part = |count: u64| {
@@ -119,14 +119,14 @@ impl TokenRows {
         self.ids.counts().into_iter().map(part).sum()
     }
 
-    /// Tokens that were fed to the model since the beginning of the first epoch.
+    /// Returns the number of tokens that were fed to the model since the beginning of the first epoch.
     pub fn tokens_seen(&self) -> u64 {
         let Cursor { epoch, index } = self.cursor;
         let rows = epoch.saturating_mul(self.rows.into()).saturating_add(index);
         rows.saturating_mul(self.seq_len as u64)
     }
 
-    /// How often all rows were dealt out, with the part of the epoch that is under way.
+    /// Returns the number of complete passes over the data, with the fraction of the current epoch.
     pub fn epochs_seen(&self) -> f64 {
         let Cursor { epoch, index } = self.cursor;
         epoch as f64 + index as f64 / f64::from(self.rows.max(1))

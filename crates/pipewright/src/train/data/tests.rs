@@ -1,11 +1,11 @@
-//! Tests of the whole road from files to batches, and of what is refused.
+//! Tests of reading data, from files to batches, and of invalid input.
 
 use std::path::Path;
 
 use crate::train::data::memory_budget::MemoryBudget;
 use crate::train::data::{Cursor, DataConfig, TokenRows, Tokenizer};
 
-/// Opens one file of that name and content; an error comes as its message, without the folder.
+/// Opens one file of that name and content. Returns an error as its message, without the folder.
 fn open(name: &str, content: &[u8], seq_len: usize, vocab_size: usize) -> Result<TokenRows, String> {
     open_with(name, content, vocab_size, 2, |config| config.seq_len = seq_len)
 }
@@ -98,7 +98,7 @@ fn the_entropy_of_the_frequencies() {
     assert!((entropy(b"aabcaabc") - 1.5 * 2f64.ln()).abs() < 1e-12);
 }
 
-/// The first id of each of the next rows.
+/// Returns the first id of each of the next rows.
 fn firsts(rows: &mut TokenRows, count: usize) -> Vec<i32> {
     let batch = rows.next_batch(count);
     batch.inputs.chunks(batch.seq_len).map(|row| row[0]).collect()

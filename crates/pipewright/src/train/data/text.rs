@@ -25,7 +25,7 @@ pub(super) fn read(
     Ok(Ids::One(bytes))
 }
 
-/// The bytes of a text in memory; `name` is what errors call it.
+/// Returns the bytes of a text in memory; errors call it `name`.
 pub(super) fn of_text(text: &str, name: &Path, vocab_size: usize) -> Result<Ids, DataError> {
     check(name, text.as_bytes(), vocab_size)?;
     Ok(Ids::One(text.as_bytes().to_vec()))
@@ -37,7 +37,7 @@ pub(super) fn append(path: &Path, bytes: &mut Vec<u8>, budget: &MemoryBudget) ->
     let size = require_regular(path).map_err(unreadable)?.len();
     budget.require(path, size)?;
     let file = File::open(path).map_err(unreadable)?;
-    // Growing in steps of a half keeps the bytes of earlier files from being copied for each of many files.
+    // Growing by a half at a time avoids copying the bytes of earlier files for every further file.
     let room = usize::try_from(size).ok().map(|size| size.max(bytes.len() / 2));
     if bytes.capacity() - bytes.len() < usize::try_from(size).unwrap_or(usize::MAX) {
         let reserved = room.is_some_and(|room| bytes.try_reserve_exact(room).is_ok());
@@ -45,7 +45,7 @@ pub(super) fn append(path: &Path, bytes: &mut Vec<u8>, budget: &MemoryBudget) ->
             return Err(DataError::Memory { path: path.to_owned(), bytes: size, left: budget.left() });
         }
     }
-    // A file may be longer than the system says, as those in /proc are.
+    // A file may be longer than the system reports, as those in /proc are.
     let read = file.take(budget.left().saturating_add(1)).read_to_end(bytes).map_err(unreadable)?;
     budget.require(path, read as u64)
 }
