@@ -179,13 +179,17 @@ fn processes_that_would_run_different_things_are_named() {
 #[test]
 fn a_process_that_does_not_get_to_the_start_is_named() {
     let folder = folder();
-    // The process's data is a pipe without a writer: the process sends signs of life, and its read never ends.
-    let pipe = Command::new("mkfifo").arg(folder.path().join("pipe")).status();
+    // The process's schedule is a pipe without a writer: the process sends heartbeats, and its read never ends.
+    let pipe = Command::new("mkfifo").arg(folder.path().join("pipe.csv")).status();
     assert!(pipe.expect("mkfifo is everywhere").success());
     let mut command = mpirun(folder.path());
     command.args(["-n", "2"]).arg(pipewright());
-    let overrides =
-        ["pipeline.ranks=3", "pipeline.transport=mpi", "run.deadline_seconds=3", "data.path=pipe"];
+    let overrides = [
+        "pipeline.ranks=3",
+        "pipeline.transport=mpi",
+        "run.deadline_seconds=3",
+        "pipeline.schedule=pipe.csv",
+    ];
     with_overrides(&mut command, &overrides[..3]);
     command.args([":", "-n", "1"]).arg(pipewright());
     with_overrides(&mut command, &overrides);
