@@ -255,6 +255,8 @@ struct Reasons {
     early: Option<(StepError, u64)>,
     /// A step that failed after some rank had begun to update, in this or another process.
     diverged: Option<u64>,
+    /// The failure that another process reported with it.
+    diverged_by: Option<StepError>,
 }
 
 impl std::fmt::Debug for AbortState {
@@ -287,6 +289,11 @@ impl Abort {
         }
     }
 
+    /// Returns the failure that another process reported when the parameters diverged.
+    pub(crate) fn diverged_by(&self) -> Option<StepError> {
+        self.lock().diverged_by.clone()
+    }
+
     /// Returns the step since which the ranks' parameters have diverged.
     pub(crate) fn diverged(&self) -> Option<u64> {
         self.lock().diverged
@@ -298,6 +305,9 @@ impl Abort {
     pub(crate) fn raise_told(&self, error: StepError, attempt: u64, diverged: Option<u64>) -> bool {
         let mut reasons = self.lock();
         reasons.diverged = reasons.diverged.or(diverged);
+        if diverged.is_some() {
+            reasons.diverged_by.get_or_insert_with(|| error.clone());
+        }
         // A process that has diverged takes part in no further attempt, so the current one cannot end.
         let attempt = if diverged.is_some() { attempt.max(reasons.attempt) } else { attempt };
         if reasons.over.is_some_and(|over| attempt <= over) {

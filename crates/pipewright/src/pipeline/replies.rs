@@ -34,7 +34,7 @@ impl Pipeline {
             None => {}
         }
         if let Some(step) = self.assembly.abort.diverged() {
-            return Err(PipelineError::Diverged { step });
+            return Err(self.diverged(step));
         }
         let (sender, replies) = crossbeam_channel::unbounded();
         for thread in &self.ranks {
@@ -99,6 +99,19 @@ impl Pipeline {
         self.assembly.abort.first().unwrap_or_else(|| self.lost_peer(silent))
     }
 
+    /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes treated a rank
+    /// of this process as lost, because it was paused, that is the error.
+    fn diverged(&self, step: u64) -> PipelineError {
+        let is_own = |rank: Rank| self.ranks.iter().any(|thread| thread.rank == rank);
+        match self.assembly.abort.diverged_by() {
+            Some(error) => match error.cause {
+                Cause::LostPeer { peer } | Cause::SilentPeer { peer, .. } if is_own(peer) => error.into(),
+                _ => PipelineError::Diverged { step },
+            },
+            None => PipelineError::Diverged { step },
+        }
+    }
+
     /// Prepares the ranks for the next step, if they can take one.
     pub(super) fn failed_step(&mut self, error: StepError, any_updated: bool) -> PipelineError {
         // A failed step drops all gradients.
@@ -108,7 +121,7 @@ impl Pipeline {
         }
         match self.assembly.abort.diverged() {
             // In an earlier step ranks of another process had updated; this process was notified after that step.
-            Some(step) if step != self.step => return PipelineError::Diverged { step },
+            Some(step) if step != self.step => return self.diverged(step),
             Some(_) => {}
             None => {
                 // Ranks that finished may hold gradients of this step; the others have dropped those of earlier steps.
@@ -153,24 +166,23 @@ mod tests {
     }
 
     /// Another process: in the middle of every step it notifies this one of a failure.
-    #[derive(Default)]
     struct Other {
+        cause: Cause,
         abort: OnceLock<Abort>,
         diverged: Mutex<Option<u64>>,
     }
 
     impl ActionHook for Other {
         fn before(&self, _rank: Rank, _action: Action) {
-            let cause = Cause::Told { message: "out of cheese".to_owned() };
-            let error = StepError { rank: Rank::new(1), step: 1, action: None, cause };
+            let error = StepError { rank: Rank::new(1), step: 1, action: None, cause: self.cause.clone() };
             let diverged = *self.diverged.lock().expect("nobody panics");
             self.abort.get().expect("it was launched").raise_told(error, 1, diverged);
         }
     }
 
-    #[test]
-    fn a_step_that_cannot_end_is_refused_when_another_process_has_updated() {
-        let other = Arc::new(Other::default());
+    /// Starts a pipeline of one rank beside a process that fails with `cause`.
+    fn launch(cause: Cause) -> (Pipeline, Arc<Other>) {
+        let other = Arc::new(Other { cause, abort: OnceLock::new(), diverged: Mutex::default() });
         let optimizer = Some(AdamWConfig::new().init());
         let config = PipelineConfig { hook: Some(other.clone()), optimizer, ..PipelineConfig::default() };
         let spec = ScheduleSpec { ranks: 1, microbatches: 2, ..ScheduleSpec::default() };
@@ -182,17 +194,34 @@ mod tests {
                 (output - target).square().mean()
             }))
         };
-        let mut pipeline = Pipeline::launch(program, World::local(1), &config, make).expect("it starts");
+        let pipeline = Pipeline::launch(program, World::local(1), &config, make).expect("it starts");
         let _ = other.abort.set(pipeline.assembly.abort.clone());
-        let mut step = || {
-            let batch = || Tensor::<2>::ones([4, 3], &Device::flex());
-            pipeline.step(batch(), batch(), 1e-2).expect_err("another process has failed").to_string()
-        };
-        assert_eq!(step(), "step 1: rank 1: out of cheese");
-        *other.diverged.lock().expect("nobody panics") = Some(1);
+        (pipeline, other)
+    }
+
+    fn failed_step(pipeline: &mut Pipeline) -> String {
+        let batch = || Tensor::<2>::ones([4, 3], &Device::flex());
+        pipeline.step(batch(), batch(), 1e-2).expect_err("another process has failed").to_string()
+    }
+
+    #[test]
+    fn a_step_that_cannot_end_is_refused_when_another_process_has_updated() {
+        let (mut pipeline, other) = launch(Cause::Told { message: "out of cheese".to_owned() });
+        assert_eq!(failed_step(&mut pipeline), "step 1: rank 1: out of cheese");
+        *other.diverged.lock().expect("no panic") = Some(1);
         let expected = PipelineError::Diverged { step: 1 }.to_string();
-        assert_eq!(step(), expected, "it had begun");
-        assert_eq!(step(), expected, "it does not begin");
-        assert_eq!(pipeline.parameters().expect_err("they are nobody's").to_string(), expected);
+        assert_eq!(failed_step(&mut pipeline), expected, "it had begun");
+        assert_eq!(failed_step(&mut pipeline), expected, "it does not begin");
+        assert_eq!(pipeline.parameters().expect_err("they are not usable").to_string(), expected);
+    }
+
+    #[test]
+    fn a_paused_process_that_the_others_have_updated_without_is_the_lost_one() {
+        let (mut pipeline, other) = launch(Cause::LostPeer { peer: Rank::new(0) });
+        *other.diverged.lock().expect("no panic") = Some(1);
+        for _ in 0..2 {
+            let error = failed_step(&mut pipeline);
+            assert!(error.ends_with("rank 0 is gone: its thread or process has ended"), "{error}");
+        }
     }
 }
