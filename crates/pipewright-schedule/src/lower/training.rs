@@ -52,17 +52,24 @@ impl Default for TrainingLowering {
 /// # Errors
 /// When the schedule is unsound.
 pub fn for_training(schedule: &Schedule, config: &TrainingLowering) -> Result<ValidatedProgram, LowerError> {
-    let has_replicas = config.replicas > 1;
-    let window = config.unshard_window.filter(|_| has_replicas);
-    let level = if window.is_some() { Level::Full } else { Level::Comms };
-    let passes = LowerConfig {
-        send_early: true,
-        keep_overlaps: config.keep_overlaps,
-        reduce_grad: has_replicas.then_some(ReduceWait::AtEnd),
-        unshard: window.map(|window| UnshardConfig { window, lookahead: None }),
-        ..LowerConfig::from(Level::Comms)
-    };
+    let passes = LowerConfig::from(*config);
+    let level = if passes.unshard.is_some() { Level::Full } else { Level::Comms };
     Ok(validate(lower(schedule, &passes)?, level)?)
+}
+
+impl From<TrainingLowering> for LowerConfig {
+    /// Returns the passes of [`for_training`], for callers that change some of them.
+    fn from(config: TrainingLowering) -> Self {
+        let has_replicas = config.replicas > 1;
+        let window = config.unshard_window.filter(|_| has_replicas);
+        Self {
+            send_early: true,
+            keep_overlaps: config.keep_overlaps,
+            reduce_grad: has_replicas.then_some(ReduceWait::AtEnd),
+            unshard: window.map(|window| UnshardConfig { window, lookahead: None }),
+            ..Self::from(Level::Comms)
+        }
+    }
 }
 
 #[cfg(test)]

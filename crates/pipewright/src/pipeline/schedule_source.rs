@@ -1,6 +1,6 @@
 //! The sources of a builder's program, and the lowering of a schedule to a program that trains.
 
-use pipewright_schedule::lower::{ReduceWait, UnshardConfig, drop_bubbles};
+use pipewright_schedule::lower::{TrainingLowering, UnshardConfig, drop_bubbles};
 use pipewright_schedule::{Level, LowerConfig, Program, Schedule, ValidatedProgram, lower, validate};
 
 use super::build_error::BuildError;
@@ -48,7 +48,7 @@ pub(super) fn lower_to_run(
     passes: Option<LowerConfig>,
     config: &PipelineConfig,
 ) -> Result<ValidatedProgram, BuildError> {
-    let passes = passes.unwrap_or_else(|| for_training(config));
+    let passes = passes.unwrap_or_else(|| training_passes(config));
     let is_full = passes.reduce_grad.is_some() && passes.unshard.is_some();
     let level = match passes.communicate {
         None => Level::Compute,
@@ -69,11 +69,10 @@ fn prove(program: Program, level: Level) -> Result<ValidatedProgram, BuildError>
 }
 
 /// Returns the passes that make a training program from a schedule.
-fn for_training(config: &PipelineConfig) -> LowerConfig {
-    LowerConfig {
-        send_early: true,
-        reduce_grad: (config.data_parallel > 1).then_some(ReduceWait::AtEnd),
-        unshard: config.is_sharded().then(UnshardConfig::default),
-        ..LowerConfig::from(Level::Comms)
-    }
+fn training_passes(config: &PipelineConfig) -> LowerConfig {
+    LowerConfig::from(TrainingLowering {
+        replicas: config.data_parallel,
+        unshard_window: config.is_sharded().then(|| UnshardConfig::default().window),
+        ..TrainingLowering::default()
+    })
 }
