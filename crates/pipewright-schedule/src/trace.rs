@@ -86,7 +86,7 @@ enum Arguments {
     Name {
         name: String,
     },
-    Place {
+    SortIndex {
         sort_index: u32,
     },
     Action {
@@ -209,7 +209,7 @@ fn names<'a>(ranks: u32, threads: impl Iterator<Item = &'a Numbered>) -> Vec<Tra
             |name, args| names.push(TraceEvent { args: Some(args), ..entry(name, "", "M", named, 0.0) });
         if thread.place == 0 {
             push("process_name", Arguments::Name { name: format!("rank {rank}") });
-            push("process_sort_index", Arguments::Place { sort_index: rank.get().min(LARGEST_NUMBER) });
+            push("process_sort_index", Arguments::SortIndex { sort_index: rank.get().min(LARGEST_NUMBER) });
         }
         let name = match (thread.place, thread.has_skips) {
             (0, _) => format!("rank {rank}"),
@@ -217,7 +217,7 @@ fn names<'a>(ranks: u32, threads: impl Iterator<Item = &'a Numbered>) -> Vec<Tra
             (_, true) => format!("rank {rank}, skip connections"),
         };
         push("thread_name", Arguments::Name { name });
-        push("thread_sort_index", Arguments::Place { sort_index: thread.place.min(LARGEST_NUMBER) });
+        push("thread_sort_index", Arguments::SortIndex { sort_index: thread.place.min(LARGEST_NUMBER) });
     }
     names
 }

@@ -65,7 +65,8 @@ impl<C> PlacedGraph<'_, C> {
     /// ```
     pub fn costs(&self, costs: Costs, bytes: impl Fn(&str) -> u64) -> Costs {
         let names = self.graph.value_names();
-        let sum = |parcels: &[Parcel]| parcels.iter().map(|parcel| bytes(&names[parcel.value.0 as usize])).sum();
+        let sum =
+            |parcels: &[Parcel]| parcels.iter().map(|parcel| bytes(&names[parcel.value.0 as usize])).sum();
         let last_given = costs.sizes.last().copied().unwrap_or_default();
         let (mut sizes, mut skips) = (Vec::new(), Vec::new());
         for (stage, plan) in self.plans.iter().enumerate() {
