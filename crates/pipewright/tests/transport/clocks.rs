@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use pipewright::pipeline::PipelineConfig;
 use pipewright::transport::{ClockError, World};
-use pipewright_schedule::{Action, Level, LowerConfig, ScheduleSpec, Timeline, generate, lower, validate};
+use pipewright_schedule::{
+    Action, Level, LowerConfig, ScheduleSpec, StageIndex, Timeline, generate, lower, validate,
+};
 
 use crate::linear::{launch, rows};
 use crate::mpirun;
@@ -42,7 +44,10 @@ pub(crate) fn compare_clocks() {
             check(&summary.timeline, ranks, step);
         } else {
             let events = summary.timeline.events();
-            assert!(events.iter().all(|event| event.rank.index() == rank), "each process knows its own events");
+            assert!(
+                events.iter().all(|event| event.rank.index() == rank),
+                "each process knows its own events"
+            );
         }
     }
     if rank == 0 {
@@ -60,10 +65,10 @@ fn check(timeline: &Timeline, ranks: u32, step: u32) {
     for event in timeline.events() {
         let send = match event.action {
             Action::RecvForward { stage, microbatch } => {
-                Action::SendForward { stage: stage.before().expect("it has a sender"), microbatch }
+                Action::SendForward { stage: StageIndex::new(stage.get() - 1), microbatch }
             }
             Action::RecvBackward { stage, microbatch } => {
-                Action::SendBackward { stage: stage.after().expect("it has a sender"), microbatch }
+                Action::SendBackward { stage: StageIndex::new(stage.get() + 1), microbatch }
             }
             _ => continue,
         };

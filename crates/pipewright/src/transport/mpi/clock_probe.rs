@@ -29,6 +29,11 @@ impl ClockProbe {
         Self { trips: Vec::with_capacity(TRIPS), is_waiting: false, next: at }
     }
 
+    /// Returns whether an answer is under way.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.is_waiting
+    }
+
     /// Returns whether a measurement has begun and is not complete.
     pub(super) fn is_measuring(&self) -> bool {
         self.is_waiting || !self.trips.is_empty()

@@ -48,6 +48,11 @@ impl ProcessClock {
         self.own(Instant::now())
     }
 
+    /// Returns whether the difference from the first process's clock is known.
+    pub(super) fn is_measured(&self) -> bool {
+        self.offsets().is_none_or(|offsets| offsets.line().is_some())
+    }
+
     /// Adds a measurement of the difference from the first process's clock.
     pub(super) fn add(&self, offset: ClockOffset) {
         if let Some(mut offsets) = self.offsets() {
@@ -106,7 +111,11 @@ mod tests {
         // The first process's clock has no error here and the same origin.
         for second in [1, 3] {
             let own = clock.own(clock.origin + Duration::from_secs(second));
-            clock.add(ClockOffset { at: own, offset: second as Nanos * 1_000_000_000 - own, uncertainty: 10 });
+            clock.add(ClockOffset {
+                at: own,
+                offset: second as Nanos * 1_000_000_000 - own,
+                uncertainty: 10,
+            });
         }
         assert!((clock.common_seconds(at) - 2.0).abs() < 1e-8, "{}", clock.common_seconds(at));
         let skew = clock.skew(at);

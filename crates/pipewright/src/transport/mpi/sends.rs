@@ -109,7 +109,9 @@ mod tests {
         sends.complete(&message(0));
         sends.start(message(3));
         assert_eq!(sends.peak(), 3);
-        [1, 2].map(|microbatch| sends.complete(&message(microbatch)));
+        for microbatch in [1, 2] {
+            sends.complete(&message(microbatch));
+        }
         sends.begin_attempt();
         assert_eq!(sends.peak(), 1);
     }
