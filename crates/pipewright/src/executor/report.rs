@@ -9,19 +9,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pipewright_schedule::{Action, Event, Microbatch, Rank, StageIndex};
+use pipewright_schedule::{Action, Event, Microbatch, StageIndex};
 use serde::{Deserialize, Serialize};
 
 use super::machine::Executor;
 use super::step::{Outcome, Phase};
 use crate::collective::Exchange;
+use crate::ids::WorldRank;
 use crate::message::{MessageError, Payload, Tag, decoded, encoded};
 use crate::tensor::Values;
 
 /// A rank's report on a finished step.
 #[derive(Debug)]
 pub(crate) struct RankReport {
-    pub rank: Rank,
+    pub rank: WorldRank,
     /// Loss of each microbatch, on the rank of the last stage.
     pub losses: Vec<f64>,
     /// Auxiliary losses of this rank's stages.
@@ -57,7 +58,7 @@ pub(crate) struct AuxiliaryPart {
 /// A report as a message. It does not contain the outputs, which stay on their rank.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Figures {
-    rank: Rank,
+    rank: WorldRank,
     losses: Vec<f64>,
     /// Name, stage, microbatch, weight and loss of each.
     auxiliary: Vec<(String, u32, u32, f64, f64)>,
@@ -120,7 +121,8 @@ impl From<&RankReport> for Figures {
 impl From<Figures> for RankReport {
     fn from(figures: Figures) -> Self {
         let rank = figures.rank;
-        let event = |(PackedAction(action), start, end)| Event { rank, action, start, end };
+        let row = rank.timeline_row();
+        let event = |(PackedAction(action), start, end)| Event { rank: row, action, start, end };
         Self {
             rank,
             losses: figures.losses,
@@ -208,6 +210,8 @@ impl Executor {
 
 #[cfg(test)]
 mod tests {
+    use pipewright_schedule::Rank;
+
     use super::*;
 
     #[test]
@@ -218,7 +222,7 @@ mod tests {
             Event { rank: Rank::new(2), action, start: 0.1 + 0.2, end: f64::MIN_POSITIVE }
         });
         let report = RankReport {
-            rank: Rank::new(2),
+            rank: WorldRank::new(2),
             losses: vec![0.5],
             auxiliary: vec![AuxiliaryPart {
                 name: "balance".into(),
