@@ -10,7 +10,7 @@ use pipewright_schedule::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::report::RankReport;
+use super::report::{AuxiliaryPart, RankReport};
 use crate::ids::WorldRank;
 
 /// A report as a message. It does not contain the outputs, which stay on their rank.
@@ -18,7 +18,7 @@ use crate::ids::WorldRank;
 pub(super) struct Figures {
     pub(super) rank: WorldRank,
     losses: Vec<f64>,
-    auxiliary: Vec<(String, f64)>,
+    auxiliary: Vec<PackedAuxiliary>,
     gradient_norm: Option<f64>,
     exposed_communication: Duration,
     update: Duration,
@@ -44,6 +44,9 @@ pub(super) type PackedSkew = (f64, f64);
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 struct PackedAction(Action);
+
+/// Name, stage, microbatch, weight and loss of an auxiliary loss.
+type PackedAuxiliary = (String, u32, u32, f64, f64);
 
 /// Whether a message of a skip connection is sent, its stages, and its microbatch.
 type PackedSkip = (bool, StageIndex, StageIndex, Microbatch);
@@ -72,6 +75,15 @@ fn unpacked_skip((is_send, from, to, microbatch): PackedSkip) -> SkipAction {
     if is_send { SkipAction::Send(message) } else { SkipAction::Receive(message) }
 }
 
+fn packed_auxiliary(part: &AuxiliaryPart) -> PackedAuxiliary {
+    (part.name.to_string(), part.stage.get(), part.microbatch.get(), part.weight, part.loss)
+}
+
+fn unpacked_auxiliary((name, stage, microbatch, weight, loss): PackedAuxiliary) -> AuxiliaryPart {
+    let (stage, microbatch) = (StageIndex::new(stage), Microbatch::new(microbatch));
+    AuxiliaryPart { name: name.into(), stage, microbatch, weight, loss }
+}
+
 impl Figures {
     /// Makes the message of a report; `common` converts its times to the common clock.
     pub(super) fn of(report: &RankReport, common: impl Fn(f64) -> f64) -> Self {
@@ -83,7 +95,7 @@ impl Figures {
         Self {
             rank: report.rank,
             losses: report.losses.clone(),
-            auxiliary: report.auxiliary.iter().map(|(name, loss)| (name.to_string(), *loss)).collect(),
+            auxiliary: report.auxiliary.iter().map(packed_auxiliary).collect(),
             gradient_norm: report.gradient_norm,
             exposed_communication: report.exposed_communication,
             update: report.update,
@@ -114,7 +126,7 @@ impl Figures {
         RankReport {
             rank,
             losses: self.losses,
-            auxiliary: self.auxiliary.into_iter().map(|(name, loss)| (name.into(), loss)).collect(),
+            auxiliary: self.auxiliary.into_iter().map(unpacked_auxiliary).collect(),
             outputs: Vec::new(),
             gradient_norm: self.gradient_norm,
             events: events.into_iter().map(event).collect(),
@@ -141,8 +153,6 @@ pub(super) fn unpacked_skew((uncertainty, change): PackedSkew) -> ClockSkew {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::message::{Tag, decoded, encoded};
 
@@ -150,7 +160,13 @@ mod tests {
         RankReport {
             rank: WorldRank::new(2),
             losses: vec![0.5],
-            auxiliary: BTreeMap::from([("balance".into(), 0.25)]),
+            auxiliary: vec![AuxiliaryPart {
+                name: "balance".into(),
+                stage: StageIndex::new(3),
+                microbatch: Microbatch::new(4),
+                weight: 0.01,
+                loss: 0.25,
+            }],
             outputs: Vec::new(),
             gradient_norm: Some(f64::NAN),
             events: Vec::new(),
@@ -186,14 +202,14 @@ mod tests {
         assert_eq!(found.skips, skips.map(later));
         assert_eq!((found.losses, found.auxiliary), (report.losses, report.auxiliary));
         assert_eq!((found.clock_skew, found.sends_in_flight), (report.clock_skew, 3));
-        assert!(bytes.len() < 140 + texts.len() * 26, "{} bytes", bytes.len());
+        assert!(bytes.len() < 160 + texts.len() * 26, "{} bytes", bytes.len());
     }
 
     /// Every process gets this part of every rank's report.
     #[test]
     fn figures_without_times_are_small() {
         let typical =
-            RankReport { peak_bytes: 1 << 34, auxiliary: BTreeMap::new(), losses: Vec::new(), ..report() };
+            RankReport { peak_bytes: 1 << 34, auxiliary: Vec::new(), losses: Vec::new(), ..report() };
         let figures: Vec<Figures> = (0..1024)
             .map(|_| Figures { times: Times::default(), ..Figures::of(&typical, |at| at) })
             .collect();

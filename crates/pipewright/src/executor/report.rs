@@ -5,12 +5,11 @@
 //! ([`Tag::Summary`]). So no process ends a step before all ranks have finished it, and losses and figures are the same
 //! everywhere.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{ClockSkew, Event, SkipEvent};
+use pipewright_schedule::{ClockSkew, Event, Microbatch, SkipEvent, StageIndex};
 
 use super::figures::{Figures, PackedSkew, Times, largest_skew, unpacked_skew};
 use super::machine::Executor;
@@ -26,8 +25,8 @@ pub(crate) struct RankReport {
     pub rank: WorldRank,
     /// Loss of each microbatch, on the rank of the last stage.
     pub losses: Vec<f64>,
-    /// Auxiliary losses of this rank's stages by name, each the mean over the microbatches.
-    pub auxiliary: BTreeMap<Arc<str>, f64>,
+    /// Auxiliary losses of this rank's stages.
+    pub auxiliary: Vec<AuxiliaryPart>,
     /// The last stage's outputs of each microbatch; kept in forward-only programs, and if the step asks for them.
     pub outputs: Vec<Values>,
     /// Global norm of the mean gradient before clipping; `None` for forward-only programs.
@@ -49,21 +48,37 @@ pub(crate) struct RankReport {
     pub interrupted: bool,
 }
 
+/// An auxiliary loss of one stage and microbatch. The ranks report them one by one, because their sum has the same bits
+/// for every cut only if they are added in an order that does not depend on the cut.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AuxiliaryPart {
+    pub name: Arc<str>,
+    pub stage: StageIndex,
+    /// Numbered over all replicas.
+    pub microbatch: Microbatch,
+    /// The weight of the loss in the sum that is minimised.
+    pub weight: f64,
+    /// The loss times the microbatch's share in the mean over the microbatches.
+    pub loss: f64,
+}
+
 impl Executor {
     /// Makes this rank's report.
     pub(super) fn report(&mut self, gradient_norm: Option<f64>, update: Duration) -> RankReport {
         let last = self.stages.last_mut().expect("every rank owns a stage");
         let outputs: Vec<Values> = last.outputs.iter_mut().filter_map(Option::take).collect();
         let (events, skips) = (std::mem::take(&mut self.step.events), std::mem::take(&mut self.step.skips));
+        let auxiliary = std::mem::take(&mut self.step.auxiliary);
         // The side inputs are dropped when the step ends.
         self.step.input.side_inputs = Arc::default();
         self.memory.give_away(outputs.iter().flatten());
         self.memory.give_away_list(&events);
         self.memory.give_away_list(&skips);
+        self.memory.give_away_list(&auxiliary);
         RankReport {
             rank: self.world_rank,
             losses: std::mem::take(&mut self.step.losses),
-            auxiliary: std::mem::take(&mut self.step.auxiliary),
+            auxiliary,
             outputs,
             gradient_norm,
             events,
