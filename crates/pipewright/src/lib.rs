@@ -131,15 +131,16 @@ struct Readme;
 
 // In the order of the layers: a module imports only modules above it. `tests/layers.rs` checks this.
 pub mod bounded_file;
+pub mod device;
 pub mod tensor;
 pub mod batch;
 pub mod memory;
 pub mod checkpoint;
 mod kernel;
 pub mod random;
+mod autodiff;
 pub mod nn;
 pub mod optimizer;
-mod autodiff;
 pub mod stage;
 pub mod graph;
 pub mod message;

@@ -2,6 +2,7 @@
 
 const LAYERS: &[&str] = &[
     "bounded_file",
+    "device",
     // Tensors and batches.
     "tensor",
     "batch",
@@ -11,9 +12,9 @@ const LAYERS: &[&str] = &[
     // Arithmetic.
     "kernel",
     "random",
+    "autodiff",
     "nn",
     "optimizer",
-    "autodiff",
     // Models.
     "stage",
     "graph",

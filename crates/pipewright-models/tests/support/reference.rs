@@ -44,16 +44,24 @@ impl Reference {
         self.dir.join("tokens.jsonl")
     }
 
-    /// Checks that losses agree within 5e-6 and gradient norms within 5e-5.
-    pub(crate) fn assert_close(&self, run: &[Step]) {
-        assert_eq!(run.len(), self.expected.steps.len());
+    /// Checks that losses and gradient norms agree within these relative errors. The run may be shorter than the
+    /// reference.
+    pub(crate) fn assert_close(&self, run: &[Step], Within { loss, grad_norm }: Within) {
+        assert!(!run.is_empty() && run.len() <= self.expected.steps.len());
         let close = |step: usize, what: &str, found: f64, expected: f64, tolerance: f64| {
             let error = ((found - expected) / expected).abs();
             assert!(error <= tolerance, "step {step}: {what} {found} is {error:.1e} from {expected}");
         };
         for (step, (found, expected)) in run.iter().zip(&self.expected.steps).enumerate() {
-            close(step, "loss", found.loss, expected.loss, 5e-6);
-            close(step, "gradient norm", found.grad_norm, expected.grad_norm, 5e-5);
+            close(step, "loss", found.loss, expected.loss, loss);
+            close(step, "gradient norm", found.grad_norm, expected.grad_norm, grad_norm);
         }
     }
+}
+
+/// The largest relative errors.
+#[derive(Clone, Copy)]
+pub(crate) struct Within {
+    pub(crate) loss: f64,
+    pub(crate) grad_norm: f64,
 }

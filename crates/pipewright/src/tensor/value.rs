@@ -7,6 +7,8 @@ use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic};
 
+use super::transfer::queueing;
+
 /// A float, integer or boolean tensor with any number of dimensions. Cloning shares the storage.
 #[derive(Clone, Debug)]
 pub struct Value {
@@ -107,6 +109,11 @@ impl Value {
 
     /// Moves the tensor to `device`. A tensor that is already there shares its storage.
     pub fn to_device(self, device: &Device) -> Self {
+        let from = self.device();
+        if from == *device {
+            return self;
+        }
+        let _queueing = queueing(&from, device);
         let constant = self.constant;
         // The number of dimensions does not matter here; 1 is arbitrary.
         let moved = match self.kind() {
