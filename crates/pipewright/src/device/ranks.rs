@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use pipewright_schedule::Rank;
 
 use super::choice::DeviceChoice;
 use super::error::DeviceError;
 use super::found::open;
+use crate::ids::WorldRank;
 
 /// The devices of the ranks: rank `r` of the world has entry `r` modulo their number. Without entries, each stage stays
 /// on the device on which its module was made.
@@ -24,7 +24,7 @@ impl Devices {
     }
 
     /// Returns the device of a rank of the world; `None` without entries.
-    pub fn of(&self, rank: Rank) -> Option<&Device> {
+    pub fn of(&self, rank: WorldRank) -> Option<&Device> {
         self.0.get(rank.index().checked_rem(self.0.len())?)
     }
 
@@ -78,8 +78,8 @@ mod tests {
     #[test]
     fn ranks_share_devices_in_turn_unless_each_needs_its_own() {
         let devices = Devices::open(&[DeviceChoice::FLEX]).expect("the processor is there");
-        assert_eq!(devices.of(Rank::new(5)), Some(&Device::flex()));
-        assert_eq!(Devices::default().of(Rank::new(0)), None);
+        assert_eq!(devices.of(WorldRank::new(5)), Some(&Device::flex()));
+        assert_eq!(Devices::default().of(WorldRank::new(0)), None);
         assert_eq!(devices.require_exclusive(1), Ok(()));
         let error = devices.require_exclusive(2).expect_err("one for two");
         assert!(error.to_string().starts_with("2 ranks need a device each, and there are 1:"), "{error}");

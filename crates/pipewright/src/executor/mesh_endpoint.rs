@@ -9,6 +9,7 @@ use pipewright_schedule::Rank;
 use crate::collective::{Group, Tree};
 use crate::device::Devices;
 use crate::failure::{Abort, StepError};
+use crate::ids::{Attempt, WorldRank};
 use crate::mesh::{Mesh, MeshCoord};
 use crate::message::{Message, Payload, Tag};
 use crate::tensor::shard::RowShard;
@@ -48,7 +49,7 @@ impl MeshEndpoint {
 
     /// Returns the device to which tensors for a rank of the world are moved before they are sent. `None` if it is not
     /// known, or if messages are encoded, which takes the tensors off their device.
-    pub(crate) fn device_of(&self, rank: Rank) -> Option<&Device> {
+    pub(crate) fn device_of(&self, rank: WorldRank) -> Option<&Device> {
         self.devices.of(rank).filter(|_| self.moves_storage())
     }
 
@@ -57,7 +58,7 @@ impl MeshEndpoint {
     }
 
     /// Returns this rank as a rank of the world.
-    pub(crate) fn world_rank(&self) -> Rank {
+    pub(crate) fn world_rank(&self) -> WorldRank {
         self.endpoint.rank()
     }
 
@@ -108,17 +109,17 @@ impl MeshEndpoint {
         self.endpoint.abort()
     }
 
-    pub(crate) fn begin_step(&mut self, step: u64) {
-        self.endpoint.begin_step(step);
+    pub(crate) fn begin_step(&mut self, attempt: Attempt) {
+        self.endpoint.begin_step(attempt);
     }
 
     /// Sends a message to a rank of the world.
-    pub(crate) fn send_world(&mut self, to: Rank, tag: Tag, payload: Payload) {
+    pub(crate) fn send_world(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         self.endpoint.send(to, tag, payload);
     }
 
     /// Takes a message from a rank of the world, if it has arrived.
-    pub(crate) fn try_take_world(&mut self, from: Rank, tag: Tag) -> Option<Message> {
+    pub(crate) fn try_take_world(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
         self.endpoint.try_take(from, tag)
     }
 
@@ -131,7 +132,7 @@ impl MeshEndpoint {
     }
 
     /// Converts a rank of this pipeline to a rank of the world.
-    pub(crate) fn world_rank_of(&self, rank: Rank) -> Rank {
+    pub(crate) fn world_rank_of(&self, rank: Rank) -> WorldRank {
         self.mesh.world_rank(MeshCoord { rank, ..self.coord })
     }
 }

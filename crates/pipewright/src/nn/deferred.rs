@@ -94,24 +94,24 @@ impl WeightStore {
 /// A weight that a backward pass needs.
 #[derive(Clone, Debug)]
 pub(super) enum KeptWeight {
-    Held(Tensor<2>),
-    LookedUp(WeightStore, ParamId),
+    Owned(Tensor<2>),
+    InStore(WeightStore, ParamId),
 }
 
 impl KeptWeight {
     /// Returns how an operation keeps `weight`; `deferred` is the collector if the gradient is deferred.
     pub(super) fn new(weight: Tensor<2>, id: ParamId, deferred: Option<&Deferred>) -> Self {
         match deferred.and_then(|deferred| deferred.passing.as_ref()) {
-            Some(passing) => Self::LookedUp(passing.store.clone(), id),
-            None => Self::Held(weight),
+            Some(passing) => Self::InStore(passing.store.clone(), id),
+            None => Self::Owned(weight),
         }
     }
 
     /// Returns the weight, off the tape.
     pub(super) fn get(&self) -> Tensor<2> {
         match self {
-            Self::Held(weight) => weight.clone(),
-            Self::LookedUp(store, id) => Tensor::from_dispatch(store.get(*id).into_dispatch()),
+            Self::Owned(weight) => weight.clone(),
+            Self::InStore(store, id) => Tensor::from_dispatch(store.get(*id).into_dispatch()),
         }
     }
 

@@ -17,7 +17,7 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
 
 use super::runner::device_of;
-use super::state::{Found, parameters_of, with_values};
+use super::state::{NamedTensor, parameters_of, with_values};
 use crate::autodiff::{Caught, catch};
 use crate::nn::{Deferred, WeightStore, node_of};
 use crate::tensor::shard::RowShard;
@@ -41,7 +41,7 @@ impl Shards {
     /// Reduces the parameters of `module` to the rows of `part`.
     pub(super) fn cut<M: Module>(module: M, part: RowShard) -> (M, Self) {
         let found = parameters_of(&module);
-        let own = |found: &Found| found.is_trained.then(|| own_rows(part, &found.value));
+        let own = |found: &NamedTensor| found.is_trained.then(|| own_rows(part, &found.value));
         let rows = found.iter().map(own).collect();
         let spread = found.iter().map(|found| found.is_trained).collect();
         drop(found);
@@ -78,7 +78,7 @@ impl Shards {
         rows.into_iter().map(|rows| rows.filter(|rows| rows.shape()[0] > 0)).collect()
     }
 
-    fn spread_of(&self, found: Vec<Found>) -> OptionalTensors {
+    fn spread_of(&self, found: Vec<NamedTensor>) -> OptionalTensors {
         found
             .into_iter()
             .zip(&self.spread)
@@ -89,7 +89,7 @@ impl Shards {
     /// Puts the whole values of the sharded parameters into `module`.
     pub(super) fn gather<M: Module>(&mut self, module: M, whole: OptionalTensors) -> M {
         let found = parameters_of(&module);
-        let with_id = |(found, whole): (&Found, &Option<Value>)| Some((found.id, whole.clone()?));
+        let with_id = |(found, whole): (&NamedTensor, &Option<Value>)| Some((found.id, whole.clone()?));
         self.store.fill(found.iter().zip(&whole).filter_map(with_id));
         self.rows = Some(self.spread_of(found));
         with_values(module, whole)
