@@ -3,6 +3,7 @@
 //! Runs need the feature `wgpu` and a Vulkan adapter that computes on the processor. Without such an adapter they print
 //! a message and pass, unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
 
+#[expect(dead_code, reason = "the tests of this file use a part of it")]
 mod run;
 
 use run::Run;

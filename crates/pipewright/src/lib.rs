@@ -119,6 +119,7 @@
 //! # Features
 //!
 //! - `x86-v4` (default): AVX-512 kernels in the CPU back end, used on machines that have them.
+//! - `cuda`, `rocm`, `metal`, `vulkan`, `wgpu`: devices other than the processor; see [`device`].
 //! - `mpi`: ranks as processes, over the installed MPI library.
 //! - `tokenizers`: text data through a Hugging Face `tokenizer.json`.
 //! - `testing`: pipelines in which a seed decides the order of events, for tests.

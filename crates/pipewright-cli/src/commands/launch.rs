@@ -86,7 +86,7 @@ pub(super) fn launch(
 
 /// Returns the device of the rank of this process.
 fn own_device(settings: &Settings, world: &World) -> Result<Devices, Failure> {
-    let rank = world.own_ranks().next().map_or(0, |rank| rank.index());
+    let rank = world.own_ranks().next().map_or(0, pipewright::ids::WorldRank::index);
     settings.run.devices.open_one(rank).map_err(Failure::input)
 }
 

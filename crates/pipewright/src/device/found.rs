@@ -79,6 +79,7 @@ fn adapters(back_end: BackEnd) -> Vec<Adapter> {
         BackEnd::Vulkan => kinds(&Device::enumerate(burn::tensor::DeviceType::Vulkan)),
         #[cfg(any(feature = "wgpu", feature = "vulkan", feature = "metal"))]
         BackEnd::Wgpu => kinds(&Device::enumerate(burn::tensor::DeviceType::Wgpu)),
+        #[cfg(not(all(feature = "cuda", feature = "rocm", feature = "metal", feature = "vulkan")))]
         _ => Vec::new(),
     }
 }
@@ -121,7 +122,7 @@ fn handle(choice: DeviceChoice) -> Option<Device> {
         BackEnd::Vulkan => Some(Device::vulkan(device_kind(choice.adapter))),
         #[cfg(any(feature = "wgpu", feature = "vulkan", feature = "metal"))]
         BackEnd::Wgpu => Some(Device::wgpu(device_kind(choice.adapter))),
-        #[allow(unreachable_patterns, reason = "a build may contain all back ends")]
+        #[cfg(not(all(feature = "cuda", feature = "rocm", feature = "metal", feature = "vulkan")))]
         _ => None,
     }
 }

@@ -102,11 +102,12 @@ impl Rule for ProductRule {
         });
         if for_weight {
             let (weight, x) = (*id, x.clone());
-            deferred.push(match layout {
-                Layout::Plain => WeightTask::Product { weight, x, gradient },
+            let (x, gradient) = match layout {
+                Layout::Plain => (x, gradient),
                 // The weight's gradient is `gradientᵀ x`: the same product with its two factors swapped.
-                Layout::Transposed => WeightTask::Product { weight, x: gradient, gradient: x },
-            });
+                Layout::Transposed => (gradient, x),
+            };
+            deferred.push(WeightTask::Product { weight, x: Box::new(x), gradient });
         }
         [d_x, None]
     }
@@ -121,7 +122,7 @@ struct SelectRule {
 
 impl Rule for SelectRule {
     fn backward(&self, gradient: Tensor<2>, _wanted: [bool; 2]) -> [Option<Tensor<2>>; 2] {
-        let ids = RowIds::Device(self.ids.clone());
+        let ids = RowIds::Device(Box::new(self.ids.clone()));
         self.deferred.push(WeightTask::Rows { weight: self.id, ids, gradient });
         [None, None]
     }
@@ -168,7 +169,7 @@ mod tests {
 
     fn finish_product(task: WeightTask) -> Tensor<2> {
         let WeightTask::Product { x, gradient, .. } = task else { panic!("{task:?}") };
-        add_product(None, x, gradient)
+        add_product(None, *x, gradient)
     }
 
     #[test]
@@ -199,7 +200,7 @@ mod tests {
                 let WeightTask::Rows { ids: RowIds::Device(ids), gradient, .. } = task else {
                     panic!("{task:?}")
                 };
-                add_rows(None, ids, gradient, [4, 5])
+                add_rows(None, *ids, gradient, [4, 5])
             },
         );
     }

@@ -33,7 +33,7 @@ thread_local! {
 #[derive(Clone, Debug)]
 pub(crate) enum WeightTask {
     /// `xᵀ gradient`, for `x [rows, inputs]` and `gradient [rows, outputs]`.
-    Product { weight: ParamId, x: Tensor<2>, gradient: Tensor<2> },
+    Product { weight: ParamId, x: Box<Tensor<2>>, gradient: Tensor<2> },
     /// Row `i` of the gradient is added to row `ids[i]` of the table.
     Rows { weight: ParamId, ids: RowIds, gradient: Tensor<2> },
 }
@@ -44,7 +44,7 @@ pub(crate) enum RowIds {
     /// For a gradient of the CPU back end.
     Host(Arc<[usize]>),
     /// On the device of the gradient.
-    Device(Tensor<1, Int>),
+    Device(Box<Tensor<1, Int>>),
 }
 
 /// The tasks of one stage and microbatch, in the order in which the backward pass reached the layers.
@@ -94,7 +94,7 @@ impl WeightStore {
 /// A weight that a backward pass needs.
 #[derive(Clone, Debug)]
 pub(super) enum KeptWeight {
-    Owned(Tensor<2>),
+    Owned(Box<Tensor<2>>),
     InStore(WeightStore, ParamId),
 }
 
@@ -103,14 +103,14 @@ impl KeptWeight {
     pub(super) fn new(weight: Tensor<2>, id: ParamId, deferred: Option<&Deferred>) -> Self {
         match deferred.and_then(|deferred| deferred.passing.as_ref()) {
             Some(passing) => Self::InStore(passing.store.clone(), id),
-            None => Self::Owned(weight),
+            None => Self::Owned(Box::new(weight)),
         }
     }
 
     /// Returns the weight, off the tape.
     pub(super) fn get(&self) -> Tensor<2> {
         match self {
-            Self::Owned(weight) => weight.clone(),
+            Self::Owned(weight) => weight.as_ref().clone(),
             Self::InStore(store, id) => Tensor::from_dispatch(store.get(*id).into_dispatch()),
         }
     }

@@ -89,7 +89,7 @@ impl Operation<2> for LinearBackward {
         let d_weight = match deferred {
             Some(deferred) => {
                 if for_weight {
-                    let (x, gradient) = (from_cpu(x), from_cpu(gradient));
+                    let (x, gradient) = (Box::new(from_cpu(x)), from_cpu(gradient));
                     deferred.push(WeightTask::Product { weight: id, x, gradient });
                 }
                 None

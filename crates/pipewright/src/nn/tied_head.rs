@@ -81,7 +81,7 @@ impl Operation<2> for HeadBackward {
             Some(deferred) => {
                 if for_table {
                     // The table's gradient is `gradientᵀ x`: a linear layer's task with its two factors swapped.
-                    let (x, gradient) = (from_cpu(gradient), from_cpu(x));
+                    let (x, gradient) = (Box::new(from_cpu(gradient)), from_cpu(x));
                     deferred.push(WeightTask::Product { weight: id, x, gradient });
                 }
                 None
@@ -141,7 +141,7 @@ mod tests {
         let [WeightTask::Product { weight, x, gradient }] = tasks.as_slice() else { panic!("{tasks:?}") };
         assert_eq!(*weight, id);
         // As the task is defined: `xᵀ gradient`, in the shape of the parameter.
-        let found = x.clone().transpose().matmul(gradient.clone());
+        let found = x.as_ref().clone().transpose().matmul(gradient.clone());
         found.into_data().assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-6, 1e-6));
     }
 }

@@ -129,6 +129,10 @@ impl GradientSums {
         let mut on_device = Vec::new();
         let mut of_parts = |sum: &DispatchTensor| -> Vec<PartSquares> {
             let sum = Value::from_dispatch(sum.clone());
+            if parts == 1 {
+                // A slice of the whole would be a copy on some devices.
+                return vec![PartSquares::of(sum, &mut on_device)];
+            }
             let parts = RowShard::all(parts).filter_map(|part| part.cut(&sum));
             parts.map(|part| PartSquares::of(part, &mut on_device)).collect()
         };
@@ -161,11 +165,11 @@ impl GradientSums {
 /// Returns the sum, of `shape`, with the task's gradient added.
 fn add_task(sum: Option<Tensor<2>>, task: WeightTask, shape: [usize; 2]) -> Tensor<2> {
     match task {
-        WeightTask::Product { x, gradient, .. } => match (cpu(x.clone()), cpu(gradient.clone())) {
+        WeightTask::Product { x, gradient, .. } => match (cpu(x.as_ref().clone()), cpu(gradient.clone())) {
             (Some(x), Some(gradient)) => {
                 from_cpu(add_product_on_cpu(sum.map(into_cpu), &x, &gradient, shape))
             }
-            _ => add_product_on_device(sum, x, gradient),
+            _ => add_product_on_device(sum, *x, gradient),
         },
         WeightTask::Rows { ids: RowIds::Host(ids), gradient, .. } => {
             let gradient = cpu(gradient).expect("ids are on the host if the gradient is on the CPU back end");
@@ -175,7 +179,7 @@ fn add_task(sum: Option<Tensor<2>>, task: WeightTask, shape: [usize; 2]) -> Tens
             from_cpu(sum)
         }
         WeightTask::Rows { ids: RowIds::Device(ids), gradient, .. } => {
-            add_rows_on_device(sum, ids, gradient, shape)
+            add_rows_on_device(sum, *ids, gradient, shape)
         }
     }
 }

@@ -119,7 +119,15 @@ impl Value {
         let moved = match self.kind() {
             ValueKind::Float => Self::of(Tensor::<1>::from_dispatch(self.tensor).to_device(device)),
             ValueKind::Int => Self::of(Tensor::<1, Int>::from_dispatch(self.tensor).to_device(device)),
-            ValueKind::Bool => Self::of(Tensor::<1, Bool>::from_dispatch(self.tensor).to_device(device)),
+            ValueKind::Bool => {
+                // Back ends store booleans in different types, and Burn's copy between back ends does not convert them.
+                let stored = DType::from(device.settings().bool_dtype);
+                if stored == self.dtype() {
+                    Self::of(Tensor::<1, Bool>::from_dispatch(self.tensor).to_device(device))
+                } else {
+                    Self::from_data(self.into_data().convert_dtype(stored), device)
+                }
+            }
         };
         Self { constant, ..moved }
     }
