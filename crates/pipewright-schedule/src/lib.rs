@@ -59,6 +59,8 @@ pub mod simulate;
 
 mod trace;
 
+pub mod measured;
+
 pub mod picture;
 
 pub use action::{Action, ActionKind};

@@ -33,6 +33,10 @@ pub(crate) struct RunSettings {
     pub(crate) deadline_seconds: f64,
     /// The device that each rank computes on.
     pub(crate) device: DeviceChoice,
+    /// The number of steps, spread over the run, whose timelines are kept; 0 keeps only that of the last step.
+    pub(crate) timelines: u64,
+    /// Whether the metrics are also written as TensorBoard event files.
+    pub(crate) tensorboard: bool,
 }
 
 /// The device that each rank computes on.
@@ -69,6 +73,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         keep_checkpoints: section.count("keep_checkpoints", 3),
         deadline_seconds: read_deadline(&mut section),
         device: read_device(&mut section),
+        timelines: section.whole("timelines", 8, 0, 10_000),
+        tensorboard: section.flag("tensorboard", false),
     }
 }
 
