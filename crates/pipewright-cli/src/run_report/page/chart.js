@@ -1,7 +1,8 @@
 
 // Line charts: every chart has the same axis, and the cursor of one is shown in all.
 
-const svgNames = "http" + "://www.w3.org/2000/svg";
+// The namespace of SVG, which is a name and not an address.
+const svgNames = "http://www.w3.org/2000/svg";
 const margins = { left: 52, right: 10, top: 8, bottom: 22 };
 const tip = document.getElementById("tip"), charts = [];
 

@@ -43,6 +43,7 @@ function figureRows() {
 function showFigures() {
   const head = element("tr", {}, element("td", {}), ...runs.map(({ name }) => element("th", { scope: "col" }, name)));
   const rows = figureRows().map(([name, text]) => [name, runs.map(({ figures }) => text(figures))]);
+  document.getElementById("figures").classList.toggle("single", runs.length === 1);
   const present = rows.filter(([, texts]) => texts.some((text) => text !== null));
   document.getElementById("figures").replaceChildren(element("thead", {}, head),
     element("tbody", {}, ...present.map(([name, texts]) => element("tr", {}, rowHead(name), ...texts.map((text) => cell(text ?? "\u2013", false))))));
@@ -56,7 +57,7 @@ function rankTable(title, values, text, most) {
     return element("td", { className: "bar" }, made);
   };
   const rows = values.map((value, rank) => element("tr", {}, rowHead("rank " + rank), cell(text(value)), bar(value)));
-  return element("div", {}, element("table", {}, element("caption", { className: "for-table" }, title), element("tbody", {}, ...rows)));
+  return element("div", {}, element("table", {}, element("caption", {}, title), element("tbody", {}, ...rows)));
 }
 
 // Draws the bubble of each rank over the steps: a row for each rank, the darker the more idle.
@@ -73,7 +74,7 @@ function heatMap(run) {
     paint.fillStyle = ink;
     paint.fillRect(at, rank, 1, 1);
   }));
-  const words = `Bubble of each rank, from rank 0 at the top, over the steps. White: 0 %, full colour: ${percent(most)}.`;
+  const words = `Bubble of each rank, from rank 0 at the top, over the steps. Empty: 0 %, full colour: ${percent(most)}.`;
   return element("div", { className: "heat" }, element("p", {}, words), canvas);
 }
 

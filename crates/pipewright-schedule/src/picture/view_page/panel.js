@@ -11,7 +11,6 @@ function element(tag, properties, ...children) {
 }
 
 const paragraph = (text) => element("p", {}, text);
-const time = (quanta) => duration(rounded(quanta));
 const rankOf = (lane) => `rank ${lane.rank}`;
 const goTo = (text, action) => element("button", { type: "button", className: "go", onclick: action }, text);
 const cellButton = (lane, at) => goTo(nameOfCell(lane, at), () => goToCell(lane, at));

@@ -54,6 +54,14 @@ function showSources() {
   requestDraw();
 }
 
+// Draws a line above the first lane of each rank, if ranks have several lanes.
+overlays.push((indices) => {
+  if (sourcesInSight().length < 2 || rowHeight() < 8) return;
+  paint.fillStyle = theme.colours.rule;
+  for (const index of indices)
+    if (index > 0 && ranks[index].rank !== ranks[index - 1].rank) paint.fillRect(8, Math.round(axisHeight + rowOf(index).top) - 2, plot.clientWidth - 16, 1);
+});
+
 const percentOf = (part, all) => (all > 0 ? 100 * part / all : 0).toFixed(1) + " %";
 
 // Returns the share of a timeline in which its ranks do not compute, from its start to its end.
@@ -72,10 +80,14 @@ function showFigures() {
   list.replaceChildren(...[predictedSource, measured, whatIfSource].filter(Boolean).map((source) => {
     const item = document.createElement("li"), name = document.createElement("b");
     name.textContent = source.step ? `step ${source.step}` : source.name;
-    item.append(name, ` ${duration(rounded(source.end))}${difference(source)}, bubble ${percentOf(bubbleShare(source), 1)}`);
+    item.append(name, ` ${time(source.end)}${difference(source)}, bubble ${percentOf(bubbleShare(source), 1)}`);
     return item;
   }));
 }
 
-// Rounds a time to four digits for people.
-const rounded = (quanta) => +quanta.toPrecision(4);
+// Formats a time for people, with four digits in the unit that suits it.
+function time(quanta) {
+  const seconds = quanta * data.quantum, size = Math.abs(seconds);
+  const [factor, unit] = size >= 1 || size === 0 ? [1, "s"] : size >= 1e-3 ? [1e3, "ms"] : [1e6, "us"];
+  return +(seconds * factor).toPrecision(4) + " " + unit;
+}

@@ -7,8 +7,9 @@ const whatIf = { stage: -1, factors: [], latency: data.view.costs.latency, micro
 const parsedPrograms = new Map();
 const [stageBox, hopBox, microbatchBox] = ["stage", "hop", "microbatches"].map((name) => document.getElementById("whatif-" + name));
 const factorBoxes = document.getElementById("whatif-factors"), outcome = document.getElementById("whatif-outcome");
-// The unit of the hop: the same as that of all times.
-const hopUnit = duration(1).split(" ")[1], hopFactor = { s: 1, ms: 1e3, us: 1e6 }[hopUnit];
+// The unit of the time of a message, in which it is neither tiny nor huge; without one, that of the shortest action.
+const shortest = Math.min(...data.view.costs.stages.flatMap((costs) => Object.keys(kindNames).map((kind) => costs[kind]).filter((cost) => cost > 0)));
+const hopUnit = time((data.view.costs.latency || shortest) / data.quantum).split(" ")[1], hopFactor = { s: 1, ms: 1e3, us: 1e6 }[hopUnit];
 
 function programFor(microbatches) {
   if (!parsedPrograms.has(microbatches)) {
@@ -90,14 +91,16 @@ function simulateWhatIf() {
   showPanel();
 }
 
-// Shows the factors of the chosen stage, with the times that they give.
+// Shows the factors of the chosen stage, with the times that they give: for all stages, the mean of those that have
+// such an action.
 function showFactors() {
   const stages = whatIf.stage < 0 ? whatIf.factors.map((_, stage) => stage) : [whatIf.stage], first = stages[0];
-  const costs = data.view.costs.stages, isSame = costs.length === 1 || whatIf.stage >= 0;
+  const costOf = (stage, kind) => data.view.costs.stages[Math.min(stage, data.view.costs.stages.length - 1)][kind] / data.quantum;
   factorBoxes.replaceChildren(...kindsOf(programFor(whatIf.microbatches)).map((kind) => {
     const text = element("output", {}), show = () => {
-      const cost = costs[Math.min(first, costs.length - 1)][kind] / data.quantum;
-      text.textContent = isSame ? `${time(cost)} \u2192 ${time(cost * whatIf.factors[first][kind])}` : `${stages.length} stages`;
+      const using = stages.filter((stage) => costOf(stage, kind) > 0), mean = (factor) => using.reduce((sum, stage) => sum + costOf(stage, kind) * factor(stage), 0) / using.length;
+      const [before, after] = using.length ? [mean(() => 1), mean((stage) => whatIf.factors[stage][kind])] : [0, 0];
+      text.textContent = !using.length ? "no such action" : time(before) + (after === before ? "" : ` \u2192 ${time(after)}`);
     };
     const input = element("input", { type: "number", min: 0, max: 1000, step: 5, value: +(whatIf.factors[first][kind] * 100).toFixed(3), id: "whatif-" + kind });
     input.addEventListener("input", () => {
