@@ -67,7 +67,7 @@ enum Arguments {
     Name {
         name: String,
     },
-    Place {
+    SortIndex {
         sort_index: u32,
     },
     Action {
@@ -149,14 +149,14 @@ fn names(ranks: u32, threads: &[Numbered]) -> Vec<TraceEvent> {
             |name, args| names.push(TraceEvent { args: Some(args), ..entry(name, "", "M", named, 0.0) });
         if thread.place == 0 {
             push("process_name", Arguments::Name { name: format!("rank {rank}") });
-            push("process_sort_index", Arguments::Place { sort_index: rank.get().min(LARGEST_NUMBER) });
+            push("process_sort_index", Arguments::SortIndex { sort_index: rank.get().min(LARGEST_NUMBER) });
         }
         let name = match thread.place {
             0 => format!("rank {rank}"),
             place => format!("rank {rank}, messages {place}"),
         };
         push("thread_name", Arguments::Name { name });
-        push("thread_sort_index", Arguments::Place { sort_index: thread.place.min(LARGEST_NUMBER) });
+        push("thread_sort_index", Arguments::SortIndex { sort_index: thread.place.min(LARGEST_NUMBER) });
     }
     names
 }

@@ -130,6 +130,7 @@
 struct Readme;
 
 // In the order of the layers: a module imports only modules above it. `tests/layers.rs` checks this.
+pub mod ids;
 pub mod bounded_file;
 pub mod tensor;
 pub mod batch;

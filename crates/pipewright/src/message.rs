@@ -6,10 +6,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright_schedule::{Microbatch, Rank, StageIndex};
+use pipewright_schedule::{Microbatch, StageIndex};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::ids::{Attempt, WorldRank};
 use crate::tensor::OptionalTensors;
 
 /// The direction of a message through the model.
@@ -21,7 +22,7 @@ pub enum Direction {
     Backward,
 }
 
-/// What a message is for. Tag and sender together are unique within a step.
+/// What a message is for. Tag and sender together are unique within an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Tag {
     /// The tensors of one boundary for one microbatch.
@@ -170,7 +171,11 @@ pub(crate) fn encoded<T: Serialize + ?Sized>(value: &T) -> Arc<[u8]> {
 }
 
 /// Decodes what [`encoded`] wrote into the content of `tag` from `from`.
-pub(crate) fn decoded<T: DeserializeOwned>(from: Rank, tag: Tag, bytes: &[u8]) -> Result<T, MessageError> {
+pub(crate) fn decoded<T: DeserializeOwned>(
+    from: WorldRank,
+    tag: Tag,
+    bytes: &[u8],
+) -> Result<T, MessageError> {
     postcard::from_bytes(bytes).map_err(|source| MessageError::Unreadable { from, tag, source })
 }
 
@@ -182,7 +187,7 @@ pub enum MessageError {
     #[error("rank {from} sent {tag} without {expected}: it runs another version of the program")]
     Kind {
         /// The sender.
-        from: Rank,
+        from: WorldRank,
         /// What the message is for.
         tag: Tag,
         /// The expected kind: tensors or bytes.
@@ -194,7 +199,7 @@ pub enum MessageError {
     )]
     Unreadable {
         /// The sender.
-        from: Rank,
+        from: WorldRank,
         /// What the message is for.
         tag: Tag,
         /// Why decoding failed.
@@ -217,8 +222,8 @@ pub enum MessageError {
 /// A message that is sent or has arrived.
 #[derive(Debug)]
 pub struct Message {
-    pub(crate) from: Rank,
-    pub(crate) step: u64,
+    pub(crate) from: WorldRank,
+    pub(crate) attempt: Attempt,
     pub(crate) tag: Tag,
     pub(crate) payload: Payload,
     pub(crate) sent: Instant,
@@ -273,7 +278,13 @@ mod tests {
     use super::*;
 
     fn message(payload: Payload) -> Message {
-        Message { from: Rank::new(3), step: 1, tag: Tag::GradientNorm, payload, sent: Instant::now() }
+        Message {
+            from: WorldRank::new(3),
+            attempt: Attempt::new(1),
+            tag: Tag::GradientNorm,
+            payload,
+            sent: Instant::now(),
+        }
     }
 
     #[test]

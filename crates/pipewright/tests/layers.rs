@@ -1,6 +1,7 @@
 //! The order of the crate's modules: each imports only the modules before it. The rules are in `tools/layers`.
 
 const LAYERS: &[&str] = &[
+    "ids",
     "bounded_file",
     // Tensors and batches.
     "tensor",

@@ -68,7 +68,7 @@ impl TrainingLoop<'_> {
         if processes.is_leader() {
             log.summarize(&Ending { done, is_complete, saved: saved.as_deref(), out: &run.out });
         }
-        if is_complete { Ok(()) } else { Err(Failure::told(Exit::Interrupted)) }
+        if is_complete { Ok(()) } else { Err(Failure::already_reported(Exit::Interrupted)) }
     }
 }
 

@@ -121,16 +121,16 @@ impl Executor {
         let input = &self.step.input;
         let side_inputs = input.side_inputs.clone();
         let task = ForwardTask { loss_weight: input.loss_weights[place], keep_outputs: input.keep_outputs };
-        let local = self.local_stage(stage);
-        let target = local.targets[place].take();
+        let local_stage = self.local_stage(stage);
+        let target = local_stage.targets[place].take();
         let context =
-            StageContext::new(stage, microbatch).with_side_inputs(side_inputs, local.runner.device());
+            StageContext::new(stage, microbatch).with_side_inputs(side_inputs, local_stage.runner.device());
         let forwarded = match forward_only {
-            true => local.runner.infer(&context, inputs, target)?,
-            false => local.runner.forward(&context.with_random(random), inputs, target, task)?,
+            true => local_stage.runner.infer(&context, inputs, target)?,
+            false => local_stage.runner.forward(&context.with_random(random), inputs, target, task)?,
         };
-        local.losses[place] = forwarded.loss;
-        local.auxiliary[place] = forwarded.auxiliary;
+        local_stage.losses[place] = forwarded.loss;
+        local_stage.auxiliary[place] = forwarded.auxiliary;
         self.give_outputs(stage, microbatch, forwarded.outputs)?;
         Ok(None)
     }
@@ -146,9 +146,9 @@ impl Executor {
     /// Runs `W`: the weight gradients that `I` deferred. A stage that defers none still trains, but gains nothing from
     /// the split, which is logged once.
     fn split_weights(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        let local = self.local_stage(stage);
-        let products = local.runner.backward_weights(microbatch);
-        if products == 0 && !std::mem::replace(&mut local.logged_empty_weight_backward, true) {
+        let local_stage = self.local_stage(stage);
+        let products = local_stage.runner.backward_weights(microbatch);
+        if products == 0 && !std::mem::replace(&mut local_stage.logged_empty_weight_backward, true) {
             tracing::info!(
                 "stage {stage} has no layer that puts off its weight gradients: they come with `I`, and `W` does nothing; \
                  `pipewright::nn` has layers that do"

@@ -99,5 +99,5 @@ impl Executor {
 
 /// Joins the lists of an exchange in its order.
 fn concatenated<T>(lists: Exchange<Vec<T>>) -> Vec<T> {
-    lists.into_parts().flatten().collect()
+    lists.into_contents().flatten().collect()
 }

@@ -7,6 +7,7 @@ use pipewright_schedule::Rank;
 
 use crate::collective::{Group, Tree};
 use crate::failure::{Abort, StepError};
+use crate::ids::{Attempt, WorldRank};
 use crate::mesh::{Mesh, MeshCoord};
 use crate::message::{Message, Payload, Tag};
 use crate::tensor::shard::RowShard;
@@ -42,7 +43,7 @@ impl MeshEndpoint {
     }
 
     /// Returns this rank as a rank of the world.
-    pub(crate) fn world_rank(&self) -> Rank {
+    pub(crate) fn world_rank(&self) -> WorldRank {
         self.endpoint.rank()
     }
 
@@ -93,17 +94,17 @@ impl MeshEndpoint {
         self.endpoint.abort()
     }
 
-    pub(crate) fn begin_step(&mut self, step: u64) {
-        self.endpoint.begin_step(step);
+    pub(crate) fn begin_step(&mut self, attempt: Attempt) {
+        self.endpoint.begin_step(attempt);
     }
 
     /// Sends a message to a rank of the world.
-    pub(crate) fn send_world(&mut self, to: Rank, tag: Tag, payload: Payload) {
+    pub(crate) fn send_world(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         self.endpoint.send(to, tag, payload);
     }
 
     /// Takes a message from a rank of the world, if it has arrived.
-    pub(crate) fn try_take_world(&mut self, from: Rank, tag: Tag) -> Option<Message> {
+    pub(crate) fn try_take_world(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
         self.endpoint.try_take(from, tag)
     }
 
@@ -116,7 +117,7 @@ impl MeshEndpoint {
     }
 
     /// Converts a rank of this pipeline to a rank of the world.
-    pub(crate) fn world_rank_of(&self, rank: Rank) -> Rank {
+    pub(crate) fn world_rank_of(&self, rank: Rank) -> WorldRank {
         self.mesh.world_rank(MeshCoord { rank, ..self.coord })
     }
 }

@@ -4,19 +4,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::Device;
-use pipewright_schedule::{Rank, StageIndex};
+use pipewright_schedule::StageIndex;
 use serde::de::DeserializeOwned;
 
 use super::machine::Executor;
 use crate::collective::Exchange;
 use crate::failure::Cause;
+use crate::ids::WorldRank;
 use crate::message::{Message, Payload, Tag};
 use crate::progress::Waiting;
 use crate::tensor::{OptionalTensors, Value};
 
 impl Executor {
     /// Sends tensors to a rank of the world. Their storage is transferred to the receiver.
-    pub(super) fn send_tensors(&mut self, to: Rank, tag: Tag, tensors: OptionalTensors) {
+    pub(super) fn send_tensors(&mut self, to: WorldRank, tag: Tag, tensors: OptionalTensors) {
         let start = Instant::now();
         if self.endpoint.moves_storage() {
             // The receiver counts these bytes from this point.
@@ -27,7 +28,7 @@ impl Executor {
     }
 
     /// Sends tensors that this rank keeps using. They are copied first, unless encoding makes a copy.
-    pub(super) fn send_copies(&mut self, to: Rank, tag: Tag, mut tensors: OptionalTensors) {
+    pub(super) fn send_copies(&mut self, to: WorldRank, tag: Tag, mut tensors: OptionalTensors) {
         if self.endpoint.moves_storage() {
             tensors = tensors.into_iter().map(|tensor| tensor.map(Value::copied)).collect();
         }
@@ -35,7 +36,7 @@ impl Executor {
     }
 
     /// Sends the same bytes to several ranks. The last rank has the largest subtree and gets them first.
-    pub(super) fn send_bytes(&mut self, to: &[Rank], tag: Tag, bytes: &Arc<[u8]>) {
+    pub(super) fn send_bytes(&mut self, to: &[WorldRank], tag: Tag, bytes: &Arc<[u8]>) {
         for &to in to.iter().rev() {
             self.endpoint.send_world(to, tag, Payload::Bytes(bytes.clone()));
         }

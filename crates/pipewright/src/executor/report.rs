@@ -10,19 +10,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pipewright_schedule::{Action, Event, Rank};
+use pipewright_schedule::{Action, Event};
 use serde::{Deserialize, Serialize};
 
 use super::machine::Executor;
 use super::step::{Outcome, Phase};
 use crate::collective::Exchange;
+use crate::ids::WorldRank;
 use crate::message::{MessageError, Payload, Tag, decoded, encoded};
 use crate::tensor::Values;
 
 /// A rank's report on a finished step.
 #[derive(Debug)]
 pub(crate) struct RankReport {
-    pub rank: Rank,
+    pub rank: WorldRank,
     /// Loss of each microbatch, on the rank of the last stage.
     pub losses: Vec<f64>,
     /// Auxiliary losses of this rank's stages by name, each the mean over the microbatches.
@@ -44,7 +45,7 @@ pub(crate) struct RankReport {
 /// A report as a message. It does not contain the outputs, which stay on their rank.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Figures {
-    rank: Rank,
+    rank: WorldRank,
     losses: Vec<f64>,
     auxiliary: Vec<(String, f64)>,
     gradient_norm: Option<f64>,
@@ -95,7 +96,8 @@ impl From<&RankReport> for Figures {
 impl From<Figures> for RankReport {
     fn from(figures: Figures) -> Self {
         let rank = figures.rank;
-        let event = |(PackedAction(action), start, end)| Event { rank, action, start, end };
+        let row = rank.timeline_row();
+        let event = |(PackedAction(action), start, end)| Event { rank: row, action, start, end };
         Self {
             rank,
             losses: figures.losses,
@@ -181,6 +183,8 @@ impl Executor {
 
 #[cfg(test)]
 mod tests {
+    use pipewright_schedule::Rank;
+
     use super::*;
 
     #[test]
@@ -191,7 +195,7 @@ mod tests {
             Event { rank: Rank::new(2), action, start: 0.1 + 0.2, end: f64::MIN_POSITIVE }
         });
         let report = RankReport {
-            rank: Rank::new(2),
+            rank: WorldRank::new(2),
             losses: vec![0.5],
             auxiliary: BTreeMap::from([("balance".into(), 0.25)]),
             outputs: Vec::new(),

@@ -15,7 +15,7 @@ use pipewright_schedule::Rank;
 use super::machine::Executor;
 use super::parameters::{Owner, Owners};
 use super::step::Phase;
-use crate::collective::{Exchange, Part};
+use crate::collective::{Exchange, Slot};
 use crate::failure::Cause;
 use crate::message::Tag;
 use crate::progress::Waiting;
@@ -58,11 +58,11 @@ impl Executor {
 
     fn expect_shared_gradients(&mut self, parameter: u32, owners: Owners) -> SharedSum {
         let copies = self.own_copies(&owners);
-        let part = |owner: &Owner| match owner.rank == self.rank {
-            true => Part::Here(vec![self.local_stage(owner.stage).runner.gradient(owner.place)]),
-            false => Part::Expected(self.waiting(owner.rank, tag(parameter, owner))),
+        let slot = |owner: &Owner| match owner.rank == self.rank {
+            true => Slot::Filled(vec![self.local_stage(owner.stage).runner.gradient(owner.place)]),
+            false => Slot::Expected(self.waiting(owner.rank, tag(parameter, owner))),
         };
-        SharedSum { copies, gradients: Exchange::new(owners.iter().map(part)) }
+        SharedSum { copies, gradients: Exchange::new(owners.iter().map(slot)) }
     }
 
     /// Takes the gradients that have arrived, or returns a missing message.
@@ -83,7 +83,7 @@ impl Executor {
     pub(super) fn add_shared_gradients(&mut self, sums: Vec<SharedSum>) {
         for SharedSum { copies, gradients } in sums {
             let gradients =
-                gradients.into_parts().filter_map(|gradient| gradient.into_iter().next().flatten());
+                gradients.into_contents().filter_map(|gradient| gradient.into_iter().next().flatten());
             let gradients = gradients.map(|gradient| Tensor::<1>::from_dispatch(gradient.into_dispatch()));
             let sum = gradients.reduce(|sum, gradient| sum + gradient);
             for owner in copies {

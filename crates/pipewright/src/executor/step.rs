@@ -13,15 +13,15 @@ use super::report::{Figures, RankReport};
 use super::sharing::SharedSum;
 use crate::batch::SideInputs;
 use crate::collective::Exchange;
+use crate::ids::{Attempt, StepNumber};
 use crate::tensor::Values;
 
 /// The input of a rank's step.
 pub(crate) struct StepInput {
     /// Counted from 1.
-    pub step: u64,
-    /// The number of commands that the pipeline was asked to run. It never decreases, while a restored checkpoint may
-    /// decrease the step.
-    pub attempt: u64,
+    pub step: StepNumber,
+    /// The attempt of the pipeline at it.
+    pub attempt: Attempt,
     /// The first stage's input of each microbatch; empty on other ranks.
     pub inputs: Vec<Values>,
     /// The last stage's targets of each microbatch; empty on other ranks.
@@ -44,10 +44,10 @@ pub(crate) struct StepInput {
 
 impl StepInput {
     /// Makes the input of a step without data, which a rank has between two steps.
-    pub(super) fn empty(step: u64, program: Arc<ValidatedProgram>) -> Self {
+    pub(super) fn empty(step: StepNumber, program: Arc<ValidatedProgram>) -> Self {
         Self {
             step,
-            attempt: 0,
+            attempt: Attempt::default(),
             inputs: Vec::new(),
             targets: Vec::new(),
             side_inputs: Arc::default(),

@@ -84,23 +84,23 @@ impl WeightStore {
 /// A weight that a backward pass needs.
 #[derive(Clone, Debug)]
 pub(super) enum KeptWeight {
-    Controlled(CpuTensor),
-    LookedUp(WeightStore, ParamId),
+    Owned(CpuTensor),
+    InStore(WeightStore, ParamId),
 }
 
 impl KeptWeight {
     /// Returns how an operation keeps `weight`; `deferred` is the collector if the gradient is deferred.
     pub(super) fn new(weight: CpuTensor, id: ParamId, deferred: Option<&Deferred>) -> Self {
         match deferred.and_then(|deferred| deferred.passing.as_ref()) {
-            Some(passing) => Self::LookedUp(passing.store.clone(), id),
-            None => Self::Controlled(weight),
+            Some(passing) => Self::InStore(passing.store.clone(), id),
+            None => Self::Owned(weight),
         }
     }
 
     pub(super) fn get(self) -> CpuTensor {
         match self {
-            Self::Controlled(weight) => weight,
-            Self::LookedUp(store, id) => store.get(id),
+            Self::Owned(weight) => weight,
+            Self::InStore(store, id) => store.get(id),
         }
     }
 }

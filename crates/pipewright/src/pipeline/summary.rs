@@ -7,13 +7,14 @@ use std::time::Duration;
 use pipewright_schedule::Timeline;
 
 use crate::executor::RankReport;
+use crate::ids::StepNumber;
 use crate::tensor::Values;
 
 /// The results of a training step.
 #[derive(Debug)]
 pub struct StepSummary {
     /// Counted from 1.
-    pub step: u64,
+    pub step: StepNumber,
     /// Loss of each microbatch, in microbatch order.
     pub losses: Vec<f64>,
     /// The weight of each microbatch's loss, times their number: 1 unless microbatches differ in rows.
@@ -73,7 +74,7 @@ impl StepSummary {
 
 /// Merges the reports of all ranks into the results of a training step.
 pub(crate) fn training(
-    step: u64,
+    step: StepNumber,
     loss_weights: Vec<f64>,
     mut reports: Vec<RankReport>,
     wall: Duration,

@@ -23,9 +23,10 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use burn::tensor::DType;
-use pipewright_schedule::{Microbatch, Rank, StageIndex};
+use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::value::Value;
+use crate::ids::WorldRank;
 
 /// How the shapes at the boundaries are known. All ranks of a pipeline must use the same metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -152,7 +153,7 @@ pub struct Side {
     /// The stage.
     pub stage: StageIndex,
     /// Its rank.
-    pub rank: Rank,
+    pub rank: WorldRank,
 }
 
 impl fmt::Display for Side {
@@ -240,20 +241,21 @@ impl Boundaries {
     }
 
     /// Checks the inputs of the stage: all tensors of the boundary.
-    pub(crate) fn check_inputs(&mut self, values: &[Value]) -> Result<(), Found> {
+    pub(crate) fn check_inputs(&mut self, values: &[Value]) -> Result<(), TensorMismatch> {
         let Some(specs) = self.takes.specs_to_check(values, &self.metadata, self.check, self.microbatches)
         else {
             return Ok(());
         };
         if values.len() != specs.len() {
             let count = |count: usize| format!("{count} tensor(s)");
-            return Err((Mismatch::Count, count(values.len()), count(specs.len())));
+            let (sent, expected) = (count(values.len()), count(specs.len()));
+            return Err(TensorMismatch { mismatch: Mismatch::Count, sent, expected });
         }
         compare(values, specs)
     }
 
     /// Checks the outputs for the next stage, without direct skip connections from other stages.
-    pub(crate) fn check_outputs(&mut self, values: &[Value]) -> Result<(), Found> {
+    pub(crate) fn check_outputs(&mut self, values: &[Value]) -> Result<(), TensorMismatch> {
         let specs = self.gives.specs_to_check(values, &self.metadata, self.check, self.microbatches);
         specs.map_or(Ok(()), |specs| compare(values, specs))
     }
@@ -279,14 +281,19 @@ impl Known {
     }
 }
 
-/// A mismatch without its two sides: what differs, what was sent, what was expected.
-pub(crate) type Found = (Mismatch, String, String);
+/// A [`MetadataError`] without the microbatch and the two sides.
+pub(crate) struct TensorMismatch {
+    pub(crate) mismatch: Mismatch,
+    pub(crate) sent: String,
+    pub(crate) expected: String,
+}
 
-fn compare(values: &[Value], specs: &[TensorSpec]) -> Result<(), Found> {
+fn compare(values: &[Value], specs: &[TensorSpec]) -> Result<(), TensorMismatch> {
     match values.iter().zip(specs).position(|(value, spec)| !spec.fits(value)) {
         Some(place) => {
             let sent = TensorSpec::of(&values[place], &[]).to_string();
-            Err((Mismatch::Tensor(place), sent, specs[place].to_string()))
+            let expected = specs[place].to_string();
+            Err(TensorMismatch { mismatch: Mismatch::Tensor(place), sent, expected })
         }
         None => Ok(()),
     }

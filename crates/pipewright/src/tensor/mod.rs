@@ -10,6 +10,6 @@ mod metadata;
 pub(crate) mod shard;
 
 pub use boundary::{Boundary, BoundaryError, Unpack, pack, unpack};
-pub(crate) use metadata::{Boundaries, Found};
+pub(crate) use metadata::{Boundaries, TensorMismatch};
 pub use metadata::{CheckMetadata, Dim, Metadata, MetadataError, Mismatch, Side, TensorSpec};
 pub use value::{OptionalTensor, OptionalTensors, Value, ValueKind, Values};

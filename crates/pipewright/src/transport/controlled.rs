@@ -3,22 +3,21 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use pipewright_schedule::Rank;
-
 use super::Waited;
 use super::local::{LocalEndpoint, Mailboxes};
 use crate::failure::{Abort, StepError};
+use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
 
 /// The messages that were sent and have not arrived.
 #[derive(Clone)]
 pub struct InFlight {
     mailboxes: Arc<Mailboxes>,
-    messages: Arc<Mutex<Vec<(Rank, Message)>>>,
+    messages: Arc<Mutex<Vec<(WorldRank, Message)>>>,
 }
 
 impl InFlight {
-    fn lock(&self) -> MutexGuard<'_, Vec<(Rank, Message)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(WorldRank, Message)>> {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -44,7 +43,7 @@ impl InFlight {
         self.remove(index).map(|(_, message)| message.tag)
     }
 
-    fn remove(&self, index: usize) -> Option<(Rank, Message)> {
+    fn remove(&self, index: usize) -> Option<(WorldRank, Message)> {
         let mut messages = self.lock();
         let index = index.checked_rem(messages.len())?;
         Some(messages.swap_remove(index))
@@ -62,7 +61,7 @@ pub(crate) fn world(ranks: u32) -> (Vec<ControlledEndpoint>, InFlight) {
     let in_flight = InFlight { mailboxes: mailboxes.clone(), messages: Arc::default() };
     let endpoints = (0..ranks)
         .map(|rank| ControlledEndpoint {
-            inner: LocalEndpoint::new(Rank::new(rank), mailboxes.clone()),
+            inner: LocalEndpoint::new(WorldRank::new(rank), mailboxes.clone()),
             in_flight: in_flight.clone(),
         })
         .collect();
@@ -70,7 +69,7 @@ pub(crate) fn world(ranks: u32) -> (Vec<ControlledEndpoint>, InFlight) {
 }
 
 impl ControlledEndpoint {
-    pub(crate) fn rank(&self) -> Rank {
+    pub(crate) fn rank(&self) -> WorldRank {
         self.inner.rank()
     }
 
@@ -82,16 +81,16 @@ impl ControlledEndpoint {
         self.inner.abort()
     }
 
-    pub(crate) fn begin_step(&mut self, step: u64) {
-        self.inner.begin_step(step);
+    pub(crate) fn begin_step(&mut self, attempt: Attempt) {
+        self.inner.begin_step(attempt);
     }
 
-    pub(crate) fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
+    pub(crate) fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         let message = self.inner.envelope(tag, payload);
         self.in_flight.lock().push((to, message));
     }
 
-    pub(crate) fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
+    pub(crate) fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
         self.inner.try_take(from, tag)
     }
 

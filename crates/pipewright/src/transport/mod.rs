@@ -6,7 +6,7 @@
 //!
 //! Every transport passes the suite in `tests/transport/checks.rs`.
 //!
-//! # Why nothing hangs
+//! # Waits always end
 //!
 //! Sending never blocks. A wait ends when a message arrives, at the deadline, or when the shared [`Abort`] flag is raised,
 //! whichever comes first. Raising the flag wakes every waiting rank.
@@ -23,11 +23,10 @@ mod wire;
 
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::Rank;
-
 use crate::failure::{Abort, StepError};
+use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
-use crate::progress::Board;
+use crate::progress::ProgressBoard;
 pub use agreement::{AgreementError, Differences, Fields};
 pub use controlled::{ControlledEndpoint, InFlight};
 pub use local::LocalEndpoint;
@@ -38,7 +37,7 @@ pub use mpi::{MpiEndpoint, MpiError};
 pub struct World {
     endpoints: Vec<Endpoint>,
     /// The progress of all ranks, including those of other processes.
-    board: Board,
+    board: ProgressBoard,
 }
 
 /// Why a transport is not available.
@@ -61,7 +60,7 @@ impl World {
     /// Returns a world whose ranks are threads of this process. Messages are moved, never copied.
     pub fn local(ranks: u32) -> Self {
         let endpoints = local::world(ranks).into_iter().map(Endpoint::Local).collect();
-        Self { endpoints, board: Board::new(ranks) }
+        Self { endpoints, board: ProgressBoard::new(ranks) }
     }
 
     /// Returns this process's rank in the world of the processes that `mpirun` started, one rank each. A process joins
@@ -107,7 +106,7 @@ impl World {
     }
 
     /// Returns the ranks of this process.
-    pub fn own_ranks(&self) -> impl Iterator<Item = Rank> {
+    pub fn own_ranks(&self) -> impl Iterator<Item = WorldRank> {
         self.endpoints.iter().map(Endpoint::rank)
     }
 
@@ -116,7 +115,7 @@ impl World {
     pub fn controlled(ranks: u32) -> (Self, InFlight) {
         let (endpoints, in_flight) = controlled::world(ranks);
         let endpoints = endpoints.into_iter().map(Endpoint::Controlled).collect();
-        (Self { endpoints, board: Board::new(ranks) }, in_flight)
+        (Self { endpoints, board: ProgressBoard::new(ranks) }, in_flight)
     }
 
     /// Returns one endpoint per rank of this process, in rank order.
@@ -136,7 +135,7 @@ impl World {
         let _ = deadline;
     }
 
-    pub(crate) fn into_parts(self) -> (Vec<Endpoint>, Board) {
+    pub(crate) fn into_parts(self) -> (Vec<Endpoint>, ProgressBoard) {
         (self.endpoints, self.board)
     }
 }
@@ -165,7 +164,7 @@ pub enum Waited {
 
 impl Endpoint {
     /// Returns the rank of this endpoint.
-    pub fn rank(&self) -> Rank {
+    pub fn rank(&self) -> WorldRank {
         match self {
             Self::Local(endpoint) => endpoint.rank(),
             Self::Controlled(endpoint) => endpoint.rank(),
@@ -214,18 +213,19 @@ impl Endpoint {
         }
     }
 
-    /// Starts a step. Messages that are left over from a failed step are dropped.
-    pub fn begin_step(&mut self, step: u64) {
+    /// Starts an attempt at a step. Messages that are left over from earlier attempts are dropped.
+    pub fn begin_step(&mut self, attempt: impl Into<Attempt>) {
+        let attempt = attempt.into();
         match self {
-            Self::Local(endpoint) => endpoint.begin_step(step),
-            Self::Controlled(endpoint) => endpoint.begin_step(step),
+            Self::Local(endpoint) => endpoint.begin_step(attempt),
+            Self::Controlled(endpoint) => endpoint.begin_step(attempt),
             #[cfg(feature = "mpi")]
-            Self::Mpi(endpoint) => endpoint.begin_step(step),
+            Self::Mpi(endpoint) => endpoint.begin_step(attempt),
         }
     }
 
     /// Sends a message without blocking; the payload is moved.
-    pub fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
+    pub fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         match self {
             Self::Local(endpoint) => endpoint.send(to, tag, payload),
             Self::Controlled(endpoint) => endpoint.send(to, tag, payload),
@@ -235,7 +235,7 @@ impl Endpoint {
     }
 
     /// Takes the message with `tag` from `from`, if it has arrived.
-    pub fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
+    pub fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
         match self {
             Self::Local(endpoint) => endpoint.try_take(from, tag),
             Self::Controlled(endpoint) => endpoint.try_take(from, tag),

@@ -10,10 +10,11 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use burn::tensor::{DType, Device, TensorData};
-use pipewright_schedule::{Action, Rank};
+use pipewright_schedule::Action;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{Cause, StepError};
+use crate::failure::{Cause, FailureNotice, StepError};
+use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::Heartbeat;
 use crate::tensor::{OptionalTensors, Value};
@@ -27,13 +28,7 @@ pub(crate) enum Frame {
     /// A message for a rank.
     Message(Message),
     /// A step failed.
-    Failed {
-        error: StepError,
-        /// The failed attempt of the pipeline.
-        attempt: u64,
-        /// The step since which the ranks' parameters have diverged.
-        diverged: Option<u64>,
-    },
+    Failed(FailureNotice),
     /// The progress of all ranks, as far as the sender knows.
     Heartbeats(Vec<Heartbeat>),
     /// The sender's process.
@@ -54,7 +49,7 @@ pub(crate) enum WireError {
     #[error("a frame from rank {from} has a head that cannot be decoded: {source}")]
     Head {
         /// The sender.
-        from: Rank,
+        from: WorldRank,
         /// What is wrong.
         source: postcard::Error,
     },
@@ -62,7 +57,7 @@ pub(crate) enum WireError {
     #[error("a frame from rank {from} has {found} bytes, but its head says {expected}")]
     Short {
         /// The sender.
-        from: Rank,
+        from: WorldRank,
         /// Bytes that arrived.
         found: usize,
         /// Bytes that the head says.
@@ -72,7 +67,7 @@ pub(crate) enum WireError {
     #[error("a frame from rank {from} has a tensor that cannot be decoded: {reason}")]
     Tensor {
         /// The sender.
-        from: Rank,
+        from: WorldRank,
         /// What is wrong.
         reason: String,
     },
@@ -81,16 +76,16 @@ pub(crate) enum WireError {
 #[derive(Serialize, Deserialize)]
 enum Head {
     Message {
-        step: u64,
+        attempt: Attempt,
         tag: Tag,
         sent: Duration,
         payload: PayloadHead,
     },
     Failed {
-        attempt: u64,
-        diverged: Option<u64>,
-        rank: Rank,
-        step: u64,
+        attempt: Attempt,
+        diverged: Option<StepNumber>,
+        rank: WorldRank,
+        step: StepNumber,
         action: Option<String>,
         cause: CauseHead,
     },
@@ -115,8 +110,8 @@ struct TensorHead {
 #[derive(Serialize, Deserialize)]
 enum CauseHead {
     Build(String),
-    LostPeer(Rank),
-    SilentPeer { peer: Rank, waited: Duration, report: String },
+    LostPeer(WorldRank),
+    SilentPeer { peer: WorldRank, waited: Duration, report: String },
     Other(String),
 }
 
@@ -125,7 +120,7 @@ pub(crate) fn encode(frame: Frame, into: &mut Vec<u8>) {
     into.clear();
     let (head, tensors) = match frame {
         Frame::Message(message) => message_head(message),
-        Frame::Failed { error, attempt, diverged } => (failure_head(&error, attempt, diverged), Vec::new()),
+        Frame::Failed(notice) => (failure_head(notice), Vec::new()),
         Frame::Heartbeats(heartbeats) => (Head::Heartbeats(heartbeats), Vec::new()),
         Frame::Process(process) => (Head::Process(process), Vec::new()),
     };
@@ -141,7 +136,7 @@ pub(crate) fn encode(frame: Frame, into: &mut Vec<u8>) {
 }
 
 /// Decodes a frame that [`encode`] wrote; tensors are made on the CPU.
-pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Frame, WireError> {
+pub(crate) fn decode(from: WorldRank, bytes: &[u8]) -> Result<Frame, WireError> {
     let short = |expected| WireError::Short { from, found: bytes.len(), expected };
     let length = bytes.first_chunk::<4>().ok_or(short(4))?;
     let end = 4 + u32::from_le_bytes(*length) as usize;
@@ -154,16 +149,16 @@ pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Frame, WireError> {
             // An action that cannot be decoded comes from another version; the failure itself matters more.
             let action = action.and_then(|text| text.parse::<Action>().ok());
             let error = StepError { rank, step, action, cause: cause.into() };
-            Frame::Failed { error, attempt, diverged }
+            Frame::Failed(FailureNotice { error, attempt, diverged })
         }
-        Head::Message { step, tag, sent, payload } => {
+        Head::Message { attempt, tag, sent, payload } => {
             let payload = match payload {
                 PayloadHead::Tensors(heads) => {
                     Payload::Tensors(tensors(from, heads, bytes, end.next_multiple_of(BLOCK))?)
                 }
                 PayloadHead::Bytes(bytes) => Payload::Bytes(bytes.into()),
             };
-            Frame::Message(Message { from, step, tag, payload, sent: sent_at(sent) })
+            Frame::Message(Message { from, attempt, tag, payload, sent: sent_at(sent) })
         }
     })
 }
@@ -187,10 +182,10 @@ fn message_head(message: Message) -> (Head, Vec<TensorData>) {
         ),
         Payload::Bytes(bytes) => PayloadHead::Bytes(bytes.to_vec()),
     };
-    (Head::Message { step: message.step, tag: message.tag, sent: since_epoch(), payload }, elements)
+    (Head::Message { attempt: message.attempt, tag: message.tag, sent: since_epoch(), payload }, elements)
 }
 
-fn failure_head(error: &StepError, attempt: u64, diverged: Option<u64>) -> Head {
+fn failure_head(FailureNotice { error, attempt, diverged }: FailureNotice) -> Head {
     let cause = match &error.cause {
         Cause::Build { message } => CauseHead::Build(message.clone()),
         Cause::LostPeer { peer } => CauseHead::LostPeer(*peer),
@@ -209,13 +204,13 @@ impl From<CauseHead> for Cause {
             CauseHead::Build(message) => Self::Build { message },
             CauseHead::LostPeer(peer) => Self::LostPeer { peer },
             CauseHead::SilentPeer { peer, waited, report } => Self::SilentPeer { peer, waited, report },
-            CauseHead::Other(message) => Self::Told { message },
+            CauseHead::Other(message) => Self::Remote { message },
         }
     }
 }
 
 fn tensors(
-    from: Rank,
+    from: WorldRank,
     heads: Vec<Option<TensorHead>>,
     bytes: &[u8],
     mut at: usize,
@@ -259,11 +254,11 @@ mod tests {
 
     use super::*;
     use crate::message::Direction;
-    use crate::progress::Doing;
+    use crate::progress::Activity;
     use crate::progress::Waiting;
     use crate::tensor::{pack, unpack};
 
-    const FROM: Rank = Rank::new(3);
+    const FROM: WorldRank = WorldRank::new(3);
 
     const STAGE: StageIndex = StageIndex::new(2);
     const MICROBATCH: Microbatch = Microbatch::new(5);
@@ -275,7 +270,7 @@ mod tests {
     }
 
     fn tagged(tag: Tag, payload: Payload) -> Frame {
-        Frame::Message(Message { from: FROM, step: 7, tag, payload, sent: Instant::now() })
+        Frame::Message(Message { from: FROM, attempt: Attempt::new(7), tag, payload, sent: Instant::now() })
     }
 
     /// Returns the next kind of tag, so that each is visited once. A kind that is missing here does not compile.
@@ -320,7 +315,7 @@ mod tests {
 
     fn payload(frame: Frame) -> Payload {
         let Frame::Message(message) = frame else { panic!("a message was sent") };
-        assert_eq!((message.from, message.step), (FROM, 7));
+        assert_eq!((message.from, message.attempt), (FROM, Attempt::new(7)));
         message.payload
     }
 
@@ -392,14 +387,14 @@ mod tests {
     fn a_failure_keeps_its_place_and_its_words() {
         let cause = Cause::Panic { message: "out of cheese".to_owned() };
         let action = Some("2B5".parse().expect("an action"));
-        let error = StepError { rank: Rank::new(1), step: 4, action, cause };
+        let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action, cause };
         let words = error.to_string();
-        for diverged in [None, Some(4)] {
-            let sent = Frame::Failed { error: error.clone(), attempt: 9, diverged };
-            let Frame::Failed { error, attempt, diverged: found } = round(sent) else {
-                panic!("a failure was sent")
-            };
-            assert_eq!((error.to_string(), attempt, found), (words.clone(), 9, diverged));
+        let attempt = Attempt::new(9);
+        for diverged in [None, Some(StepNumber::new(4))] {
+            let sent = Frame::Failed(FailureNotice { error: error.clone(), attempt, diverged });
+            let Frame::Failed(found) = round(sent) else { panic!("a failure was sent") };
+            let expected = (words.clone(), attempt, diverged);
+            assert_eq!((found.error.to_string(), found.attempt, found.diverged), expected);
         }
     }
 
@@ -407,8 +402,8 @@ mod tests {
     fn heartbeats_are_small_and_name_awaited_messages() {
         let (stage, microbatch) = (StageIndex::new(2000), Microbatch::new(5000));
         let tag = Tag::Boundary { direction: Direction::Forward, stage, microbatch };
-        let doing = Doing::Waits(Waiting { from: Rank::new(1000), tag });
-        let heartbeat = Heartbeat { count: 100_000, moves: 1_000_000_000, position: 10_000, doing };
+        let activity = Activity::Waits(Waiting { from: WorldRank::new(1000), tag });
+        let heartbeat = Heartbeat { count: 100_000, moves: 1_000_000_000, position: 10_000, activity };
         let mut bytes = Vec::new();
         encode(Frame::Heartbeats(vec![heartbeat; 1000]), &mut bytes);
         assert!(bytes.len() <= 24_000, "{} bytes for 1,000 ranks", bytes.len());

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use burn::tensor::{Device, Int, Tensor};
 use pipewright::collective::{CollectiveError, Communicator, Group};
 use pipewright::failure::{Cause, StepError};
+use pipewright::ids::WorldRank;
 use pipewright::message::{Direction, Payload, Tag};
 use pipewright::tensor::{Values, pack, unpack};
 use pipewright::transport::{Endpoint, Waited};
-use pipewright_schedule::{Microbatch, Rank, StageIndex};
+use pipewright_schedule::{Microbatch, StageIndex};
 
 /// A check: its name and the function that each rank runs.
 pub(crate) type Check = (&'static str, fn(&mut Endpoint, u64));
@@ -52,7 +53,7 @@ fn value(payload: Payload) -> f32 {
 }
 
 /// Waits for a message as a driver does.
-pub(crate) fn receive(end: &mut Endpoint, from: Rank, tag: Tag) -> Payload {
+pub(crate) fn receive(end: &mut Endpoint, from: WorldRank, tag: Tag) -> Payload {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         if let Some(message) = end.try_take(from, tag) {
@@ -62,14 +63,14 @@ pub(crate) fn receive(end: &mut Endpoint, from: Rank, tag: Tag) -> Payload {
     }
 }
 
-fn all_ranks(end: &Endpoint) -> impl Iterator<Item = Rank> + use<> {
-    (0..end.ranks()).map(Rank::new)
+fn all_ranks(end: &Endpoint) -> impl Iterator<Item = WorldRank> + use<> {
+    (0..end.ranks()).map(WorldRank::new)
 }
 
 /// The next and the previous rank in a ring.
-fn neighbours(end: &Endpoint) -> (Rank, Rank) {
+fn neighbours(end: &Endpoint) -> (WorldRank, WorldRank) {
     let (rank, ranks) = (end.rank().get(), end.ranks());
-    (Rank::new((rank + 1) % ranks), Rank::new((rank + ranks - 1) % ranks))
+    (WorldRank::new((rank + 1) % ranks), WorldRank::new((rank + ranks - 1) % ranks))
 }
 
 /// Returns when every rank has called it.
@@ -166,7 +167,7 @@ fn collectives_return_the_right_tensors_on_every_rank(end: &mut Endpoint, step: 
     let mut all = Communicator::new(end, group, 0, PATIENCE);
     all.barrier().expect("all come");
 
-    for root in (0..ranks).map(Rank::new) {
+    for root in (0..ranks).map(WorldRank::new) {
         let found = all.broadcast(root, floats(&[rank, 7.0])).expect("all take part");
         assert_eq!(read(found), [[root.get() as f32, 7.0]]);
     }
@@ -201,8 +202,8 @@ fn groups_act_by_themselves(end: &mut Endpoint, step: u64) {
     end.begin_step(step);
     let (rank, ranks) = (end.rank(), end.ranks());
     // Groups of even and odd ranks, the latter in reverse order.
-    let members = (0..ranks).map(Rank::new).filter(|other| other.get() % 2 == rank.get() % 2);
-    let mut members: Vec<Rank> = members.collect();
+    let members = (0..ranks).map(WorldRank::new).filter(|other| other.get() % 2 == rank.get() % 2);
+    let mut members: Vec<WorldRank> = members.collect();
     if rank.get() % 2 == 1 {
         members.reverse();
     }
@@ -217,7 +218,7 @@ fn a_collective_names_the_missing_rank(end: &mut Endpoint, step: u64) {
     end.begin_step(step);
     // All start to wait together.
     barrier(end, 0);
-    let last = Rank::new(end.ranks() - 1);
+    let last = WorldRank::new(end.ranks() - 1);
     if end.rank() != last {
         let group = Group::of_world(end);
         let waited = Duration::from_millis(500);
@@ -237,11 +238,11 @@ fn a_collective_names_the_missing_rank(end: &mut Endpoint, step: u64) {
     let shape = if own == 0 { [2, 3] } else { [3, 2] };
     let found = all.all_reduce(pack(Tensor::<2>::zeros(shape, &Device::flex())));
     assert_eq!(matches!(found, Err(CollectiveError::Shapes { .. })), several, "{found:?}");
-    let outsider = Rank::new(99);
+    let outsider = WorldRank::new(99);
     let found = all.broadcast(outsider, Values::new());
     assert!(matches!(found, Err(CollectiveError::Root { rank }) if rank == outsider), "{found:?}");
     let error = all.reduce_scatter(Vec::new()).expect_err("no part for anybody");
-    assert_eq!(error, CollectiveError::Parts { found: 0, expected });
+    assert_eq!(error, CollectiveError::MemberCount { found: 0, expected });
 }
 
 fn a_wait_ends_at_its_deadline(end: &mut Endpoint, step: u64) {
@@ -267,7 +268,7 @@ fn messages_of_another_step_are_dropped(end: &mut Endpoint, step: u64) {
 
 fn a_failure_wakes_every_rank(end: &mut Endpoint, step: u64) {
     end.begin_step(step);
-    let failing = Rank::new(end.ranks() - 1);
+    let failing = WorldRank::new(end.ranks() - 1);
     let ready = tag(Direction::Backward, 0, 0);
     end.send(failing, ready, scalar(0.0));
     if end.rank() == failing {
@@ -276,7 +277,7 @@ fn a_failure_wakes_every_rank(end: &mut Endpoint, step: u64) {
         }
         thread::sleep(Duration::from_millis(20));
         let cause = Cause::Panic { message: "out of cheese".to_owned() };
-        end.fail(StepError { rank: failing, step, action: None, cause });
+        end.fail(StepError { rank: failing, step: step.into(), action: None, cause });
     }
     let start = Instant::now();
     while end.wait(start + Duration::from_secs(8)) == Waited::Arrived {

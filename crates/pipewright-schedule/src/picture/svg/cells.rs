@@ -21,9 +21,9 @@ pub(super) fn push_cells(picture: &mut String, drawing: &Drawing<'_>, rank: Rank
     }
 }
 
-/// A place in the drawing.
+/// A rectangle of the drawing.
 #[derive(Clone, Copy)]
-struct Place {
+struct Rectangle {
     x: f64,
     y: f64,
     width: f64,
@@ -44,23 +44,23 @@ fn push_event(picture: &mut String, drawing: &Drawing<'_>, event: &Event) {
         duration(layout.since_start(event.end), layout.makespan)
     );
     write!(picture, "<g><title>{title}</title>").expect("writing to a string does not fail");
-    let lane = Place { x, y: layout.top(event.rank), width, height: layout.lane_height() };
+    let lane = Rectangle { x, y: layout.top(event.rank), width, height: layout.lane_height() };
     if event.action.is_compute() {
         push_cell(picture, drawing, event, lane);
     } else {
         let height = layout.bar_height();
         let fill = fill(drawing, event.rank, event.action);
-        push_rect(picture, Place { y: lane.y + lane.height - height, height, ..lane }, &fill);
-        push_edge(picture, Place { y: lane.y + lane.height - height, height, ..lane });
+        push_rect(picture, Rectangle { y: lane.y + lane.height - height, height, ..lane }, &fill);
+        push_edge(picture, Rectangle { y: lane.y + lane.height - height, height, ..lane });
     }
     picture.push_str("</g>\n");
 }
 
 /// Draws one cell. The cell of an overlap has one half per action.
-fn push_cell(picture: &mut String, drawing: &Drawing<'_>, event: &Event, cell: Place) {
+fn push_cell(picture: &mut String, drawing: &Drawing<'_>, event: &Event, cell: Rectangle) {
     let height = cell.height / event.action.parts().count() as f64;
     for (half, part) in event.action.parts().enumerate() {
-        let place = Place { y: cell.y + half as f64 * height, height, ..cell };
+        let place = Rectangle { y: cell.y + half as f64 * height, height, ..cell };
         let fill = fill(drawing, event.rank, part);
         push_rect(picture, place, &fill);
         push_label(picture, part, place, &fill, drawing.chunks.stages_of(event.rank).len() > 1);
@@ -74,7 +74,7 @@ fn fill(drawing: &Drawing<'_>, rank: Rank, part: Action) -> String {
     LIGHT.fill(sort, chunk, drawing.chunks.most())
 }
 
-fn push_rect(picture: &mut String, Place { x, y, width, height }: Place, fill: &str) {
+fn push_rect(picture: &mut String, Rectangle { x, y, width, height }: Rectangle, fill: &str) {
     write!(
         picture,
         "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" fill=\"{fill}\"/>"
@@ -83,7 +83,7 @@ fn push_rect(picture: &mut String, Place { x, y, width, height }: Place, fill: &
 }
 
 /// Draws a thin line of the background's colour around a cell. A thin cell gets none, because the line would hide it.
-fn push_edge(picture: &mut String, Place { x, y, width, height }: Place) {
+fn push_edge(picture: &mut String, Rectangle { x, y, width, height }: Rectangle) {
     if width > 3.0 {
         write!(
             picture,
@@ -96,7 +96,7 @@ fn push_edge(picture: &mut String, Place { x, y, width, height }: Place) {
 }
 
 /// Draws the longest label that fits: the whole action, a smaller one, one on two lines, or the microbatch alone.
-fn push_label(picture: &mut String, part: Action, place: Place, fill: &str, has_chunks: bool) {
+fn push_label(picture: &mut String, part: Action, place: Rectangle, fill: &str, has_chunks: bool) {
     let whole = part.to_string();
     let microbatch = part.microbatch().map(|microbatch| microbatch.to_string()).unwrap_or_default();
     let stage = whole.strip_suffix(microbatch.as_str()).unwrap_or(&whole).to_owned();

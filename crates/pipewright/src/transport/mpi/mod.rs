@@ -15,7 +15,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
-use pipewright_schedule::Rank;
 
 use self::calls::Calls;
 pub use self::calls::MpiError;
@@ -26,8 +25,9 @@ use super::Waited;
 use super::local::{LocalEndpoint, Mailboxes};
 use super::wire::{self, Frame};
 use crate::failure::{Abort, StepError};
+use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
-use crate::progress::Board;
+use crate::progress::ProgressBoard;
 
 /// This process's rank among those that `mpirun` started.
 pub struct MpiEndpoint {
@@ -38,7 +38,7 @@ pub struct MpiEndpoint {
 }
 
 /// The MPI thread's result of joining.
-type Joined = Result<(MpiEndpoint, Board), MpiError>;
+type Joined = Result<(MpiEndpoint, ProgressBoard), MpiError>;
 
 /// Joins MPI; returns this process's rank once all processes have joined.
 ///
@@ -65,10 +65,10 @@ fn join(deadline: Duration, commands: Sender<Command>, orders: Receiver<Command>
     };
     let (rank, ranks) = (calls.rank(), calls.ranks());
     let (mailboxes, board, shared) =
-        (Mailboxes::new(ranks), Board::new(ranks), Arc::new(ThreadShared::default()));
+        (Mailboxes::new(ranks), ProgressBoard::new(ranks), Arc::new(ThreadShared::default()));
     let fail = commands.clone();
-    mailboxes.abort().on_raise(move |error, attempt, diverged| {
-        let _ = fail.send(Command::Fail(error.clone(), attempt, diverged));
+    mailboxes.abort().on_raise(move |notice| {
+        let _ = fail.send(Command::Fail(notice));
     });
     let inner = LocalEndpoint::new(rank, mailboxes.clone());
     let endpoint = MpiEndpoint { inner, commands, shared: shared.clone(), mpi_thread: None };
@@ -91,7 +91,7 @@ fn join(deadline: Duration, commands: Sender<Command>, orders: Receiver<Command>
 }
 
 impl MpiEndpoint {
-    pub(crate) fn rank(&self) -> Rank {
+    pub(crate) fn rank(&self) -> WorldRank {
         self.inner.rank()
     }
 
@@ -103,11 +103,11 @@ impl MpiEndpoint {
         self.inner.abort()
     }
 
-    pub(crate) fn begin_step(&mut self, step: u64) {
-        self.inner.begin_step(step);
+    pub(crate) fn begin_step(&mut self, attempt: Attempt) {
+        self.inner.begin_step(attempt);
     }
 
-    pub(crate) fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
+    pub(crate) fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         if to == self.rank() {
             return self.inner.send(to, tag, payload);
         }
@@ -117,7 +117,7 @@ impl MpiEndpoint {
         let _ = self.commands.send(Command::Send(to, frame));
     }
 
-    pub(crate) fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
+    pub(crate) fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
         self.inner.try_take(from, tag)
     }
 

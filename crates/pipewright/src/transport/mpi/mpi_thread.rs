@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use pipewright_schedule::Rank;
 
 use super::calls::{Calls, MpiError, Transfer};
 use super::heartbeats::Heartbeats;
 use super::neighbours::Neighbours;
-use crate::failure::{Cause, StepError};
-use crate::progress::Board;
+use crate::failure::{Cause, FailureNotice, StepError};
+use crate::ids::WorldRank;
+use crate::progress::ProgressBoard;
 use crate::transport::local::Mailboxes;
 use crate::transport::wire::{self, Frame};
 
@@ -34,10 +34,9 @@ const PARTING: Duration = Duration::from_secs(1);
 /// A command for the MPI thread.
 pub(super) enum Command {
     /// Send a frame.
-    Send(Rank, Vec<u8>),
-    /// Report a failed step to every other process: the error, the attempt, and the step since which the parameters have
-    /// diverged.
-    Fail(StepError, u64, Option<u64>),
+    Send(WorldRank, Vec<u8>),
+    /// Report a failed step to every other process.
+    Fail(FailureNotice),
     /// Set the time without heartbeats after which a process is lost.
     SetDeadline(Duration),
     /// Send the remaining frames and leave together with the others.
@@ -72,12 +71,12 @@ pub(super) struct MpiThread {
     pub(super) calls: Calls,
     pub(super) commands: Receiver<Command>,
     pub(super) mailboxes: Arc<Mailboxes>,
-    pub(super) board: Board,
+    pub(super) board: ProgressBoard,
     pub(super) shared: Arc<ThreadShared>,
     pub(super) heartbeats: Heartbeats,
     pub(super) neighbours: Neighbours,
     /// A rank whose process had ended at the last poll.
-    pub(super) ended: Option<Rank>,
+    pub(super) ended: Option<WorldRank>,
     pub(super) deadline: Duration,
     pub(super) sending: Vec<Transfer>,
     pub(super) receiving: Vec<Transfer>,
@@ -127,9 +126,7 @@ impl MpiThread {
     fn run_command(&mut self, command: Command) -> Result<(), MpiError> {
         match command {
             Command::Send(to, frame) => self.send(to, frame),
-            Command::Fail(error, attempt, diverged) => {
-                self.send_all(|| Frame::Failed { error: error.clone(), attempt, diverged })
-            }
+            Command::Fail(notice) => self.send_all(|| Frame::Failed(notice.clone())),
             Command::SetDeadline(deadline) => {
                 self.deadline = deadline;
                 self.heartbeats.set_deadline(deadline);
@@ -194,13 +191,13 @@ impl MpiThread {
         }
     }
 
-    fn send(&mut self, to: Rank, frame: Vec<u8>) -> Result<(), MpiError> {
+    fn send(&mut self, to: WorldRank, frame: Vec<u8>) -> Result<(), MpiError> {
         let transfer = self.calls.send(to, frame)?;
         self.sending.push(transfer);
         Ok(())
     }
 
-    fn send_frame(&mut self, to: Rank, frame: Frame) -> Result<(), MpiError> {
+    fn send_frame(&mut self, to: WorldRank, frame: Frame) -> Result<(), MpiError> {
         let mut bytes = self.shared.buffer();
         wire::encode(frame, &mut bytes);
         self.send(to, bytes)
@@ -208,19 +205,17 @@ impl MpiThread {
 
     fn send_all(&mut self, frame: impl Fn() -> Frame) -> Result<(), MpiError> {
         let own = self.calls.rank();
-        for to in (0..self.calls.ranks()).map(Rank::new).filter(|&to| to != own) {
+        for to in (0..self.calls.ranks()).map(WorldRank::new).filter(|&to| to != own) {
             self.send_frame(to, frame())?;
         }
         Ok(())
     }
 
     /// Decodes a frame that has arrived and handles it.
-    fn open(&mut self, from: Rank, frame: Vec<u8>) {
+    fn open(&mut self, from: WorldRank, frame: Vec<u8>) {
         match wire::decode(from, &frame) {
             Ok(Frame::Message(message)) => self.mailboxes.deliver(self.calls.rank(), message),
-            Ok(Frame::Failed { error, attempt, diverged }) => {
-                self.mailboxes.fail_elsewhere(error, attempt, diverged);
-            }
+            Ok(Frame::Failed(notice)) => self.mailboxes.fail_from_remote(notice),
             Ok(Frame::Process(process)) => self.neighbours.add(from, &process),
             Ok(Frame::Heartbeats(lines)) => self.heartbeats.merge(&lines, &self.board, Instant::now()),
             Err(error) => self.mailboxes.fail(self.error(Cause::Transport { message: error.to_string() })),
@@ -246,7 +241,7 @@ impl MpiThread {
         // Frames that it sent before it ended are read first.
         let ended = self.neighbours.ended();
         let was_ended = std::mem::replace(&mut self.ended, ended);
-        silent.iter().for_each(|&rank| self.board.falls_silent(rank));
+        silent.iter().for_each(|&rank| self.board.mark_silent(rank));
         if let Some(&peer) = silent.first() {
             let (waited, report) = (self.deadline, self.board.report());
             self.mailboxes.fail(self.error(Cause::SilentPeer { peer, waited, report }));
