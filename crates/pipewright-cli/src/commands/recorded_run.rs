@@ -10,10 +10,10 @@ use std::path::Path;
 use pipewright_models::ModelConfig;
 use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::lower::for_training;
-use pipewright_schedule::measured::{costs_of, on_one_clock, program_of, replicas};
+use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
 use pipewright_schedule::partition::partition;
 use pipewright_schedule::picture::RecordedStep;
-use pipewright_schedule::{Costs, Event, Program, Rank, ScheduleSpec, Timeline, generate};
+use pipewright_schedule::{Costs, Program, ScheduleSpec, Timeline, generate};
 
 use crate::commands::other_sizes::other_sizes;
 use crate::commands::prepare::{load_settings, lowering};
@@ -66,24 +66,14 @@ impl RecordedRun {
         let title = title(run, &program, count, settings.as_ref());
         let sizes = settings.as_ref().and_then(|settings| sizes(settings, &program)).unwrap_or_default();
         let others = settings.as_ref().map(|settings| others(settings, &program)).unwrap_or_default();
-        let merged = |(step, replicas): (u64, Vec<Timeline>)| RecordedStep { step, timeline: merged(&replicas) };
-        let steps = steps.into_iter().map(merged).collect();
+        let joined = |(step, replicas): (u64, Vec<Timeline>)| RecordedStep { step, timeline: join_replicas(&replicas) };
+        let steps = steps.into_iter().map(joined).collect();
         Ok(Self { title, steps, program, costs, sizes, other_programs: others })
     }
 }
 
 fn same_size(one: &Program, other: &Program) -> bool {
     one.placement() == other.placement() && one.microbatches() == other.microbatches()
-}
-
-/// Joins the replicas of a step. Ranks of a replica are consecutive.
-fn merged(replicas: &[Timeline]) -> Timeline {
-    let size = replicas.first().map_or(0, Timeline::ranks);
-    let events = (0..).zip(replicas).flat_map(|(index, replica)| {
-        let first = index * size;
-        replica.events().iter().map(move |event| Event { rank: Rank::new(event.rank.get() + first), ..*event })
-    });
-    Timeline::new(size * replicas.len() as u32, events.collect())
 }
 
 fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Settings>) -> String {

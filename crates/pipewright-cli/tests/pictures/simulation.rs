@@ -79,6 +79,21 @@ fn all_events_of_all_schedules_are_equal() {
 }
 
 #[test]
+fn messages_of_skip_connections_delay_their_users() {
+    // Worked out by hand: the message of 6 bytes from stage 0 to stage 2 occupies its link for 6 s from the end of 0F0,
+    // the gradient that goes back as well.
+    let made = Made::view("1f1b --ranks 2 --microbatches 2");
+    let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
+    let costs = "{ stages: [{ F: 1, I: 1, W: 1, B: 2, unshard: 0, reduce: 0 }], outputs: [0], latency: 0.5, bandwidth: 1,
+        links: {}, skips: [[0, 2, 6]] }";
+    let program = "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0\n2RECV_F0,2F0,2B0,2SEND_B0\n";
+    let events = found(&mut browser, program, costs);
+    let of = |name: &str| events.iter().find(|event| event.1 == name).map(|event| (event.2, event.3));
+    assert_eq!((of("1F0"), of("2F0")), (Some((1.5, 2.5)), Some((7.5, 8.5))));
+    assert_eq!((of("2B0"), of("1B0"), of("0B0")), (Some((8.5, 10.5)), Some((11.0, 13.0)), Some((17.0, 19.0))));
+}
+
+#[test]
 fn memory_of_the_page_is_that_of_the_crate() {
     for name in ["1f1b", "zbvzerobubble", "forwardonly"] {
         let made = Made::view(&format!("{name} --ranks 3 --microbatches 6"));

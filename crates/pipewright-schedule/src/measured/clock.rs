@@ -1,7 +1,6 @@
 //! Puts the events of all ranks on one clock.
 //!
-//! Ranks in separate processes count time from the moment at which their own process began the step, so their clocks
-//! differ by an unknown amount. No message arrives before it is sent: where a timeline shows that, the receiver's clock
+//! The clocks of separate processes agree only to the accuracy of [`Timeline::clock_skew`]. No message arrives before it is sent: where a timeline shows that, the receiver's clock
 //! is behind. Its events are moved later by the smallest amount that puts every message in order. A timeline of one
 //! process does not change.
 //!
@@ -11,6 +10,7 @@ use std::collections::HashMap;
 
 use crate::action::Action;
 use crate::ids::Rank;
+use crate::skip_event::SkipEvent;
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
 
@@ -47,7 +47,12 @@ pub fn on_one_clock(timeline: &Timeline) -> Timeline {
         let delay = delays[event.rank.index()];
         Event { start: event.start + delay, end: event.end + delay, ..*event }
     });
-    Timeline::new(timeline.ranks(), moved.collect())
+    let skips = timeline.skips().iter().map(|skip| {
+        let delay = delays[skip.rank.index()];
+        SkipEvent { start: skip.start + delay, end: skip.end + delay, ..*skip }
+    });
+    let moved = Timeline::new(timeline.ranks(), moved.collect());
+    moved.with_skips(skips.collect()).with_clock_skew(timeline.clock_skew())
 }
 
 fn messages(timeline: &Timeline) -> Vec<Message> {

@@ -1,9 +1,9 @@
 //! The costs that measured timelines show: the median time of each action of each stage, and of a message.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::action::{Action, ActionKind};
-use crate::costs::{Costs, Link, StageCosts};
+use crate::costs::{Costs, Link, SkipTransfer, StageCosts};
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
 
@@ -11,12 +11,17 @@ use crate::transfer::Transfer;
 ///
 /// The time of a message is the median over the messages whose receiver was waiting when they were sent: only then does
 /// the end of the receive show the arrival. It is the latency of the link, because the sizes of messages are not
-/// measured. Actions that did not occur take no time; a missing `B` takes as long as `I` and `W`.
+/// measured. The messages of skip connections take as long. Actions that did not occur take no time; a missing `B` takes as long as `I` and `W`.
 pub fn costs_of(replicas: &[Timeline]) -> Costs {
     let mut times: HashMap<(u32, ActionKind), Vec<f64>> = HashMap::new();
     let mut transits = Vec::new();
     let mut stages = 1;
+    let mut skips = BTreeSet::new();
     for timeline in replicas {
+        let forward = timeline.skips().iter().map(|skip| skip.action.message());
+        skips.extend(
+            forward.filter(|message| !message.is_gradient()).map(|message| (message.from, message.to)),
+        );
         for event in timeline.events() {
             stages = stages.max(event.action.stage().get().saturating_add(1));
             let key = (event.action.stage().get(), event.action.kind());
@@ -42,6 +47,7 @@ pub fn costs_of(replicas: &[Timeline]) -> Costs {
     Costs {
         stages: (0..stages).map(stage_costs).collect(),
         link: Link { latency: median(&mut transits), bandwidth: f64::INFINITY },
+        skips: skips.into_iter().map(|(from, to)| SkipTransfer { from, to, bytes: 0 }).collect(),
         ..Costs::default()
     }
 }

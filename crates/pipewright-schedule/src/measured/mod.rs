@@ -11,4 +11,4 @@ mod costs;
 pub use clock::on_one_clock;
 pub use costs::costs_of;
 pub use read::{TraceError, read_trace};
-pub use replicas::{MeasuredError, program_of, replicas};
+pub use replicas::{MeasuredError, join_replicas, program_of, replicas};

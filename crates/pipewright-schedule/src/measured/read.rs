@@ -1,13 +1,14 @@
 //! Reads the trace format that [`Timeline::chrome_trace`] writes.
 //!
-//! Only slices with an action are read. Counters, names and arrows follow from them.
+//! Only slices with an action and the accuracy of the clocks are read. Counters, names and arrows follow from them.
 
 use serde::Deserialize;
 use thiserror::Error;
 
 use crate::action::Action;
-use crate::ids::Rank;
-use crate::timeline::{Event, Timeline};
+use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
+use crate::timeline::{ClockSkew, Event, Timeline};
 
 /// The largest number of ranks. A larger process number is a mistake, and a timeline has room for every rank.
 const MOST_RANKS: u32 = 1 << 20;
@@ -43,11 +44,23 @@ pub enum TraceError {
 struct Trace {
     #[serde(rename = "traceEvents")]
     events: Vec<Entry>,
+    #[serde(rename = "otherData")]
+    other: Option<Other>,
+}
+
+#[derive(Deserialize)]
+struct Other {
+    clock_uncertainty_us: Option<f64>,
+    clock_change_us: Option<f64>,
 }
 
 #[derive(Deserialize)]
 struct Entry {
     ph: String,
+    #[serde(default)]
+    cat: String,
+    #[serde(default)]
+    name: String,
     #[serde(default)]
     ts: f64,
     #[serde(default)]
@@ -60,6 +73,10 @@ struct Entry {
 #[derive(Deserialize)]
 struct Arguments {
     action: Option<String>,
+    stage: Option<u32>,
+    microbatch: Option<u32>,
+    /// The other end of a message of a skip connection.
+    peer_stage: Option<u32>,
 }
 
 /// Reads the timeline of a trace.
@@ -68,22 +85,40 @@ struct Arguments {
 /// When the text is not JSON, is not a trace, or contains no action.
 pub fn read_trace(text: &str) -> Result<Timeline, TraceError> {
     let trace: Trace = serde_json::from_str(text)?;
-    let mut events = Vec::new();
-    let mut ranks = 0;
+    let (mut events, mut skips, mut ranks) = (Vec::new(), Vec::new(), 0);
     for (index, entry) in trace.events.into_iter().enumerate().filter(|(_, entry)| entry.ph == "X") {
-        let Some(action) = entry.args.and_then(|arguments| arguments.action) else { continue };
+        let Some(arguments) = entry.args else { continue };
         let rank = entry.pid.checked_sub(1).filter(|rank| *rank < MOST_RANKS);
         let rank = rank.ok_or(TraceError::Process { index, process: entry.pid })?;
+        ranks = ranks.max(rank + 1);
+        let (rank, start, end) = (Rank::new(rank), entry.ts / 1e6, (entry.ts + entry.dur) / 1e6);
+        if entry.cat == "skip" {
+            skips.extend(skip(&entry.name, &arguments).map(|action| SkipEvent { rank, action, start, end }));
+            continue;
+        }
+        let Some(action) = arguments.action else { continue };
         let parsed = action.parse::<Action>();
         let action = parsed.map_err(|_not_an_action| TraceError::Action { index, action })?;
-        ranks = ranks.max(rank + 1);
-        let (start, end) = (entry.ts / 1e6, (entry.ts + entry.dur) / 1e6);
-        events.push(Event { rank: Rank::new(rank), action, start, end });
+        events.push(Event { rank, action, start, end });
     }
     if events.is_empty() {
         return Err(TraceError::Empty);
     }
-    Ok(Timeline::new(ranks, events))
+    let skew = trace.other.and_then(|other| {
+        let (uncertainty, change) = (other.clock_uncertainty_us?, other.clock_change_us?);
+        Some(ClockSkew { uncertainty: uncertainty / 1e6, change: change / 1e6 })
+    });
+    Ok(Timeline::new(ranks, events).with_skips(skips).with_clock_skew(skew))
+}
+
+/// Returns what a rank does with a message of a skip connection; nothing if an argument is missing.
+fn skip(name: &str, arguments: &Arguments) -> Option<SkipAction> {
+    let own = StageIndex::new(arguments.stage?);
+    let (peer, microbatch) = (StageIndex::new(arguments.peer_stage?), Microbatch::new(arguments.microbatch?));
+    Some(match name {
+        "send skip" => SkipAction::Send(SkipMessage { from: own, to: peer, microbatch }),
+        _ => SkipAction::Receive(SkipMessage { from: peer, to: own, microbatch }),
+    })
 }
 
 #[cfg(test)]
@@ -104,6 +139,19 @@ mod tests {
             assert!((found.start - expected.start).abs() < 1e-9 && (found.end - expected.end).abs() < 1e-9);
         }
         assert_eq!(read.events().len(), run.timeline().events().len());
+    }
+
+    #[test]
+    fn skip_connections_and_the_accuracy_of_clocks_are_read() {
+        let message =
+            SkipMessage { from: StageIndex::new(0), to: StageIndex::new(2), microbatch: Microbatch::new(3) };
+        let event =
+            Event { rank: Rank::new(0), action: "0F3".parse().expect("an action"), start: 0.0, end: 1.0 };
+        let skip = |rank, action| SkipEvent { rank: Rank::new(rank), action, start: 1.0, end: 2.0 };
+        let skips = vec![skip(0, SkipAction::Send(message)), skip(2, SkipAction::Receive(message))];
+        let skew = ClockSkew { uncertainty: 0.25, change: 0.5 };
+        let timeline = Timeline::new(3, vec![event]).with_skips(skips).with_clock_skew(Some(skew));
+        assert_eq!(read_trace(&timeline.chrome_trace()).expect("its own trace"), timeline);
     }
 
     #[test]

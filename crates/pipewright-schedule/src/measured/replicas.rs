@@ -7,6 +7,7 @@ use thiserror::Error;
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::schedule::{Program, ScheduleError};
+use crate::skip_event::SkipEvent;
 use crate::timeline::{Event, Timeline};
 
 /// Why the replicas or the program of a timeline cannot be found.
@@ -43,10 +44,29 @@ pub fn replicas(timeline: &Timeline) -> Result<Vec<Timeline>, MeasuredError> {
     let size = ranks / replicas;
     let replica = |index: u32| {
         let own = (index * size..(index + 1) * size).flat_map(|rank| timeline.events_of(Rank::new(rank)));
-        let renumbered = own.map(|event| Event { rank: Rank::new(event.rank.get() - index * size), ..*event });
-        Timeline::new(size, renumbered.collect())
+        let place = |rank: Rank| Rank::new(rank.get() - index * size);
+        let renumbered = own.map(|event| Event { rank: place(event.rank), ..*event });
+        let skips = (index * size..(index + 1) * size).flat_map(|rank| timeline.skips_of(Rank::new(rank)));
+        let skips = skips.map(|skip| SkipEvent { rank: place(skip.rank), ..*skip });
+        let replica = Timeline::new(size, renumbered.collect()).with_skips(skips.collect());
+        replica.with_clock_skew(timeline.clock_skew())
     };
     Ok((0..replicas).map(replica).collect())
+}
+
+/// Returns the timeline of all replicas together: the opposite of [`replicas`].
+pub fn join_replicas(replicas: &[Timeline]) -> Timeline {
+    let size = replicas.first().map_or(0, Timeline::ranks);
+    let place = |index: u32, rank: Rank| Rank::new(rank.get() + index * size);
+    let all = || (0..).zip(replicas);
+    let events = all().flat_map(|(index, replica)| {
+        replica.events().iter().map(move |event| Event { rank: place(index, event.rank), ..*event })
+    });
+    let skips = all().flat_map(|(index, replica)| {
+        replica.skips().iter().map(move |skip| SkipEvent { rank: place(index, skip.rank), ..*skip })
+    });
+    let joined = Timeline::new(size * replicas.len() as u32, events.collect()).with_skips(skips.collect());
+    joined.with_clock_skew(replicas.iter().find_map(Timeline::clock_skew))
 }
 
 /// Returns the program that one replica ran: the actions of each rank in the order of their starts.
@@ -73,6 +93,7 @@ mod tests {
         let both = Timeline::new(4, events.collect());
         let found = replicas(&both).expect("two replicas");
         assert_eq!(found, [one.clone(), one]);
+        assert_eq!(join_replicas(&found), both);
         assert_eq!(print_program(&program_of(&found[1]).expect("a program")), rows);
     }
 

@@ -103,6 +103,8 @@ struct CostsData {
     outputs: Vec<u64>,
     #[serde(flatten)]
     link: LinkData,
+    /// The skip connections: the stages from which and to which they lead, and the bytes.
+    skips: Vec<(u32, u32, u64)>,
     /// The links that differ, by sender and receiver with a space between them.
     links: std::collections::BTreeMap<String, LinkData>,
 }
@@ -194,6 +196,7 @@ fn costs_data(costs: &Costs) -> CostsData {
         stages: costs.stages.iter().map(stage).collect(),
         outputs: costs.sizes.iter().map(|sizes| sizes.output).collect(),
         link: link(&costs.link),
+        skips: costs.skips.iter().map(|skip| (skip.from.get(), skip.to.get(), skip.bytes)).collect(),
         links: costs.links.iter().map(|((from, to), other)| (format!("{from} {to}"), link(other))).collect(),
     }
 }

@@ -21,19 +21,33 @@ function placesOf(source) {
       source.lengths.push(cells.end[at] - cells.start[at]);
       for (const part of partsOf(lane, cells, at)) places.set(partKey(part.letter, part.stage, part.microbatch), { lane, at });
     }
+    lane.skips = skipsOf(lane);
   }
   source.lengths.sort((one, other) => one - other);
   source.slack = source.step ? noticeableGap * (source.lengths[source.lengths.length >> 1] ?? 0) : source.end * 1e-8;
   return source.places;
 }
 
-// Returns the action that makes the tensor of a part, and the tensor's name. Nothing for a part that needs none.
-function producerOf(lane, { letter, stage, microbatch }) {
-  const places = placesOf(lane.source)[lane.replica];
-  const find = (letters, stage) => letters.map((letter) => places.get(partKey(letter, stage, microbatch))).find(Boolean);
-  if (letter === "F") return stage > 0 ? { tensor: "input", ...find(["F"], stage - 1) } : null;
-  if (letter === "W") return { tensor: "saved tensors", ...find(["I"], stage) };
-  return { tensor: "output gradient", ...find(["I", "B"], stage + 1) ?? find(["F"], stage) };
+// Returns the stages that send to a lane over skip connections, by the part that uses the tensor.
+function skipsOf({ bars, stages }) {
+  const senders = new Map();
+  bars.kind.forEach((kind, at) => {
+    const direction = /^RECV_SKIP_([FB])$/.exec(data.kinds[kind][0])?.[1];
+    if (!direction) return;
+    const key = partKey(direction, stages[bars.chunk[at]], bars.microbatch[at]);
+    senders.set(key, [...senders.get(key) ?? [], +/\d+$/.exec(bars.peer[at])[0]]);
+  });
+  return senders;
+}
+
+// Returns the actions that make the tensors of a part, each with the tensor's name.
+function producersOf(lane, { letter, stage, microbatch }) {
+  const places = placesOf(lane.source)[lane.replica], isForward = letter === "F";
+  if (letter === "W") return [];
+  const find = (stage) => (isForward ? ["F"] : ["I", "B"]).map((letter) => places.get(partKey(letter, stage, microbatch))).find(Boolean);
+  const skips = (lane.skips.get(partKey(isForward ? "F" : "B", stage, microbatch)) ?? []).map(find).filter(Boolean);
+  const neighbour = find(isForward ? stage - 1 : stage + 1), tensor = isForward ? "input" : "output gradient";
+  return [...neighbour ? [{ tensor, ...neighbour }] : [], ...skips.map((place) => ({ tensor: "skip connection", ...place }))];
 }
 
 // Returns the end of the action before, or the start of the step.
@@ -48,9 +62,8 @@ function causeOf(lane, at) {
   if (gap <= slack) return at > 0 ? { via: "order", lane, at: at - 1 } : { via: "start" };
   let cause = at > 0 ? { via: "delay", lane, at: at - 1 } : { via: "start" };
   let latest = lane.source.step ? free - slack - data.view.costs.latency / data.quantum : -1;
-  for (const part of partsOf(lane, cells, at)) {
-    const producer = producerOf(lane, part);
-    if (!producer?.lane || producer.lane === lane) continue;
+  for (const producer of partsOf(lane, cells, at).flatMap((part) => producersOf(lane, part))) {
+    if (producer.lane === lane) continue;
     const made = producer.lane.cells.end[producer.at];
     if (made <= latest || made > cells.start[at] + slack) continue;
     latest = made;

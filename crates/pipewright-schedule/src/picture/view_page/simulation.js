@@ -1,6 +1,6 @@
 
 // The timed simulation of the schedule crate in JavaScript: the same rules in the same order, so that all times are
-// equal. It has no skip connections, which no program of this page has. Times are in seconds.
+// equal. Times are in seconds.
 
 const actionText = /^(?:(\d+)([A-Z_]+?)(\d*)|\((\d+)F(\d+);(\d+)B(\d+)\)OVERLAP_F_B)$/;
 
@@ -23,6 +23,8 @@ function parseProgram(text) {
 }
 
 const tensorKey = (isGradient, stage, microbatch) => (stage * 2 + (isGradient ? 1 : 0)) * 4194304 + microbatch;
+// The tensor of a skip connection has a negative key.
+const skipKey = (isGradient, skip, microbatch) => -1 - tensorKey(isGradient, skip, microbatch);
 
 class Simulation {
   constructor(program, costs) {
@@ -79,7 +81,7 @@ class Simulation {
   // Computes the parts of an action. Returns the key of a tensor that is missing, or null.
   compute(rank, action) {
     const parts = action.parts ?? [action], state = this.ranks[rank];
-    const missing = parts.map((part) => this.needs(part)).find((key) => key !== null && !this.arrivals.has(key));
+    const missing = parts.flatMap((part) => this.needs(part)).find((key) => !this.arrivals.has(key));
     if (missing !== undefined) return missing;
     let firstHalf = null;
     for (const part of parts) {
@@ -90,10 +92,13 @@ class Simulation {
     return null;
   }
 
-  // Returns the key of the tensor that a part takes from a neighbouring stage, or null.
+  // Returns the keys of the tensors that a part takes from a neighbouring stage and from skip connections.
   needs({ kind, stage, microbatch }) {
-    if (kind === "F") return stage > 0 ? tensorKey(false, stage, microbatch) : null;
-    return kind !== "W" && stage + 1 < this.program.stages ? tensorKey(true, stage, microbatch) : null;
+    if (kind === "W") return [];
+    const isGradient = kind !== "F", hasNeighbour = isGradient ? stage + 1 < this.program.stages : stage > 0;
+    const skips = (this.costs.skips ?? []).flatMap(([from, to], skip) =>
+      (isGradient ? from : to) === stage ? [skipKey(isGradient, skip, microbatch)] : []);
+    return hasNeighbour ? [tensorKey(isGradient, stage, microbatch), ...skips] : skips;
   }
 
   // Returns the tensor that a part makes for a neighbouring stage, or null.
@@ -106,13 +111,14 @@ class Simulation {
   computePart(rank, part) {
     const state = this.ranks[rank], now = state.free;
     let latest = { issued: now, at: now };
-    const arrival = this.arrivals.get(this.needs(part)), gathered = { issued: now, at: this.gathered[part.stage] ?? 0 };
-    for (const one of [arrival, gathered]) if (one && one.at > latest.at) latest = one;
+    const arrivals = this.needs(part).map((key) => this.arrivals.get(key)), gathered = { issued: now, at: this.gathered[part.stage] ?? 0 };
+    for (const one of [...arrivals, gathered]) if (one.at > latest.at) latest = one;
     const start = latest.at, end = start + this.costOf(part.stage)[part.kind];
     state.exposed += start - Math.max(latest.issued, now);
     state.free = end;
     const made = this.makes(part);
     if (made && this.program.owner[made.to] === rank) this.arrive(made.key, made.to, { issued: end, at: end });
+    this.sendSkips(rank, part, end);
     state.events.push({ ...part, start, end });
     return end;
   }
@@ -123,12 +129,28 @@ class Simulation {
     if (receiver === undefined || receiver === rank) return [now, now];
     const key = tensorKey(isGradient, to, microbatch), { firstHalf } = this.ranks[rank];
     const from = firstHalf?.key === key ? firstHalf.end : now, sizes = this.costs.outputs;
-    const bytes = sizes[Math.min(isGradient ? to : stage, sizes.length - 1)] ?? 0;
-    const link = this.costs.links?.[rank + " " + receiver] ?? this.costs, occupied = bytes / (link.bandwidth ?? Infinity);
-    const name = rank + " " + receiver, start = Math.max(this.links.get(name) ?? 0, from);
-    this.links.set(name, start + occupied);
-    this.arrive(key, to, { issued: from, at: start + occupied + link.latency });
-    return [start, start + occupied];
+    return this.transmit(rank, key, to, sizes[Math.min(isGradient ? to : stage, sizes.length - 1)] ?? 0, from);
+  }
+
+  // Sends the output of a part over the skip connections.
+  sendSkips(rank, { kind, stage, microbatch }, end) {
+    if (kind === "W") return;
+    const isGradient = kind !== "F";
+    (this.costs.skips ?? []).forEach(([from, to, bytes], skip) => {
+      if ((isGradient ? to : from) !== stage) return;
+      const user = isGradient ? from : to, key = skipKey(isGradient, skip, microbatch);
+      if (this.program.owner[user] === rank) this.arrive(key, user, { issued: end, at: end });
+      else this.transmit(rank, key, user, bytes, end);
+    });
+  }
+
+  // Puts a message on the link to the rank of a stage as soon as the link is free.
+  transmit(rank, key, stage, bytes, now) {
+    const name = rank + " " + this.program.owner[stage], link = this.costs.links?.[name] ?? this.costs;
+    const start = Math.max(this.links.get(name) ?? 0, now), end = start + bytes / (link.bandwidth ?? Infinity);
+    this.links.set(name, end);
+    this.arrive(key, stage, { issued: now, at: end + link.latency });
+    return [start, end];
   }
 
   // Returns the arrival of the message that a stage sends to its neighbour on another rank.

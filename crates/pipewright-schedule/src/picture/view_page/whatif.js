@@ -36,7 +36,7 @@ function costsOfWhatIf() {
 // Turns the events of a simulation into lanes like those of the data.
 function laneOf(events, stages, trains) {
   const toQuanta = 1 / data.quantum, kinds = new Map(data.kinds.map(([name], kind) => [name, kind]));
-  const list = () => ({ kind: [], start: [], end: [], chunk: [], microbatch: [], otherChunk: [], otherMicrobatch: [] });
+  const list = () => ({ kind: [], start: [], end: [], chunk: [], microbatch: [], otherChunk: [], otherMicrobatch: [], peer: [] });
   const cells = list(), bars = list(), memory = memoryOf(events, data.view.sizes, trains);
   for (const { kind, stage, microbatch, start, end } of events) {
     const number = kinds.get(kind), into = isCompute(number) ? cells : bars;
@@ -48,6 +48,7 @@ function laneOf(events, stages, trains) {
     into.microbatch.push(microbatch);
     into.otherChunk.push(0);
     into.otherMicrobatch.push(-1);
+    into.peer.push("");
   }
   memory.start = memory.start.map((time) => time * toQuanta);
   return completeLane({ stages, cells, bars, memory });
