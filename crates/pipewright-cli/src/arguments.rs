@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    completions, export, init, inspect, lower, man, partition, report, resume, schedule, simulate, validate, view,
-    vpp,
+    completions, export, init, inspect, lower, man, partition, report, resume, schedule, simulate, validate,
+    view, vpp,
 };
 
 /// Trains models that do not fit on one device, by pipeline parallelism.

@@ -320,7 +320,8 @@ fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<String>, RunFo
 fn move_later_timelines(run: &Path, done: u64) -> Result<Option<String>, RunFolderError> {
     let folder = timelines_of(run);
     let kept = kept_timelines(run).map_err(write_error(&folder))?;
-    let later: Vec<PathBuf> = kept.into_iter().filter(|(step, _)| *step > done).map(|(_, path)| path).collect();
+    let later: Vec<PathBuf> =
+        kept.into_iter().filter(|(step, _)| *step > done).map(|(_, path)| path).collect();
     if later.is_empty() {
         return Ok(None);
     }

@@ -151,7 +151,10 @@ pub(crate) fn timelines(run: &Path) -> Result<Vec<RecordedTimeline>, RunRecordEr
     if files.is_empty() {
         return Err(RunRecordError::NoTimeline { path: run.to_owned() });
     }
-    files.into_iter().map(|(step, path)| Ok(RecordedTimeline { step, timeline: read_timeline(&path)? })).collect()
+    files
+        .into_iter()
+        .map(|(step, path)| Ok(RecordedTimeline { step, timeline: read_timeline(&path)? }))
+        .collect()
 }
 
 /// Reads one timeline.
@@ -177,11 +180,15 @@ mod tests {
 
     #[test]
     fn lines_may_have_more_or_fewer_members() {
-        let folder = run("{\"step\":1,\"loss\":2.5,\"unknown\":[{}],\"auxiliary\":{\"moe_aux\":0.5},\"host_ms\":1}\n\
+        let folder =
+            run("{\"step\":1,\"loss\":2.5,\"unknown\":[{}],\"auxiliary\":{\"moe_aux\":0.5},\"host_ms\":1}\n\
              {\"step\":2,\"loss\":null,\"validation_loss\":3.5,\"peak_bytes\":[1,2]}\n{\"step\":3,\"lo");
         let steps = metrics(folder.path()).expect("two lines and a part of one");
         assert_eq!(steps.len(), 2);
-        assert_eq!((steps[0].loss, steps[0].auxiliary["moe_aux"], steps[0].grad_norm), (Some(2.5), Some(0.5), None));
+        assert_eq!(
+            (steps[0].loss, steps[0].auxiliary["moe_aux"], steps[0].grad_norm),
+            (Some(2.5), Some(0.5), None)
+        );
         assert_eq!((steps[1].loss, steps[1].validation_loss), (None, Some(3.5)));
         assert_eq!(steps[1].peak_bytes, [Some(1.0), Some(2.0)]);
     }

@@ -85,6 +85,7 @@ const LAYERS: &[&str] = &[
     "lower::forward_part",
     "lower::training",
     "lower",
+    "skip_event",
     "timeline",
     "simulate::error",
     "simulate::lifetimes",

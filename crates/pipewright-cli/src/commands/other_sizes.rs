@@ -14,8 +14,11 @@ pub(super) fn other_sizes(program: &Program, make: impl Fn(u32) -> Option<Progra
     let own = program.microbatches();
     let most = own.saturating_mul(4);
     let step = if most as usize <= MOST_PROGRAMS { 1 } else { (own / 8).max(1) };
-    let mut counts: Vec<u32> =
-        (1..=most).step_by(step as usize).map(|count| count - 1 + step).filter(|&count| count != own).collect();
+    let mut counts: Vec<u32> = (1..=most)
+        .step_by(step as usize)
+        .map(|count| count - 1 + step)
+        .filter(|&count| count != own)
+        .collect();
     counts.sort_by_key(|count| count.abs_diff(own));
     let length = |program: &Program| program.rows().iter().map(Vec::len).sum::<usize>();
     let mut room = MOST_ACTIONS.saturating_sub(length(program));
@@ -49,7 +52,10 @@ mod tests {
             counts
         };
         assert_eq!(counts(4, 6), [4, 5].into_iter().chain(7..=24).collect::<Vec<u32>>());
-        assert_eq!(counts(2, 64), (1..=32).map(|part| part * 8).filter(|&count| count != 64).collect::<Vec<u32>>());
+        assert_eq!(
+            counts(2, 64),
+            (1..=32).map(|part| part * 8).filter(|&count| count != 64).collect::<Vec<u32>>()
+        );
         assert_eq!(counts(64, 256), [224, 288]);
     }
 }

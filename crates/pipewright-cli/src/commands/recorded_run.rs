@@ -41,7 +41,8 @@ impl RecordedRun {
     /// Reads the folder of a run.
     pub(super) fn read(run: &Path) -> Result<Self, Failure> {
         require_run(run).map_err(Failure::input)?;
-        let located = |error| Failure::input(format!("{}: {}", run.display(), crate::failure::sentence(&error)));
+        let located =
+            |error| Failure::input(format!("{}: {}", run.display(), crate::failure::sentence(&error)));
         let recorded = timelines(run).map_err(Failure::input)?;
         let mut steps = Vec::new();
         for RecordedTimeline { step, timeline } in &recorded {
@@ -52,7 +53,8 @@ impl RecordedRun {
         let (_, last) = steps.last().expect("a run without timelines is refused");
         let program = program_of(&last[0]).map_err(located)?;
         // A resumed run may have had another cut in earlier steps. The first step also warms up caches.
-        let comparable = |replica: &&Timeline| program_of(replica).is_ok_and(|other| same_size(&other, &program));
+        let comparable =
+            |replica: &&Timeline| program_of(replica).is_ok_and(|other| same_size(&other, &program));
         let all: Vec<Timeline> = steps
             .iter()
             .filter(|(step, _)| *step > 1 || steps.len() == 1)
@@ -66,7 +68,10 @@ impl RecordedRun {
         let title = title(run, &program, count, settings.as_ref());
         let sizes = settings.as_ref().and_then(|settings| sizes(settings, &program)).unwrap_or_default();
         let others = settings.as_ref().map(|settings| others(settings, &program)).unwrap_or_default();
-        let joined = |(step, replicas): (u64, Vec<Timeline>)| RecordedStep { step, timeline: join_replicas(&replicas) };
+        let joined = |(step, replicas): (u64, Vec<Timeline>)| RecordedStep {
+            step,
+            timeline: join_replicas(&replicas),
+        };
         let steps = steps.into_iter().map(joined).collect();
         Ok(Self { title, steps, program, costs, sizes, other_programs: others })
     }
@@ -81,7 +86,10 @@ fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Setti
     let replicas = if replicas > 1 { format!("{replicas} replicas of ") } else { String::new() };
     let (ranks, stages, microbatches) =
         (program.ranks(), program.placement().stages(), program.microbatches());
-    format!("{}{schedule}: {replicas}{ranks} ranks, {stages} stages, {microbatches} microbatches", run.display())
+    format!(
+        "{}{schedule}: {replicas}{ranks} ranks, {stages} stages, {microbatches} microbatches",
+        run.display()
+    )
 }
 
 /// Returns the sizes of each stage's activations. `I` keeps for `W` about as much as the activations.
@@ -95,7 +103,8 @@ fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
     let cut = partition(&layers.weights(), stages, &settings.pipeline.method()).ok()?;
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage| {
-        let bytes = layers.layers[cut.range(stage)].iter().map(|layer| layer.activation_bytes.saturating_mul(rows));
+        let bytes =
+            layers.layers[cut.range(stage)].iter().map(|layer| layer.activation_bytes.saturating_mul(rows));
         let activation = bytes.fold(0, u64::saturating_add);
         StageSizes { activation, stash: activation, ..StageSizes::default() }
     };

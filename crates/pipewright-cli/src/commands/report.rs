@@ -55,7 +55,8 @@ fn source(run: &Path, place: &Path) -> Result<RunSource, Failure> {
 
 /// Returns the address of a file as seen from a folder.
 fn link(place: &Path, file: &Path) -> String {
-    let absolute = |path: &Path| std::path::absolute(if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    let absolute =
+        |path: &Path| std::path::absolute(if path.as_os_str().is_empty() { Path::new(".") } else { path });
     let (Ok(place), Ok(file)) = (absolute(place), absolute(file)) else { return file.display().to_string() };
     let [place, file] = [&place, &file].map(|path| path.components().collect::<Vec<Component<'_>>>());
     let shared = place.iter().zip(&file).take_while(|(one, other)| one == other).count();

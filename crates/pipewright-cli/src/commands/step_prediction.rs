@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn later_steps_are_predicted_from_the_first_ones() {
-        let program = parse_program("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n").expect("a program");
+        let program =
+            parse_program("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n").expect("a program");
         let costs: Costs = "F=0.01,B=0.02".parse().expect("costs");
         let timeline = timed(&program, &costs).expect("no deadlock").timeline().clone();
         let slower = |event: &Event| Event { start: event.start * 3.0, end: event.end * 3.0, ..*event };

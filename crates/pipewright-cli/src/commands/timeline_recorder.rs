@@ -39,8 +39,7 @@ impl TimelineRecorder {
             return Ok(());
         }
         let seconds = timeline.makespan();
-        let is_slowest =
-            step > self.cold_until && self.slowest.is_none_or(|(_, slowest)| seconds > slowest);
+        let is_slowest = step > self.cold_until && self.slowest.is_none_or(|(_, slowest)| seconds > slowest);
         if is_slowest {
             if let Some((earlier, _)) = self.slowest.replace((step, seconds))
                 && !self.is_regular(earlier)

@@ -9,9 +9,9 @@ use pipewright_schedule::{Costs, Level, LowerConfig, generate, lower};
 
 use crate::commands::drawing::check_size;
 use crate::commands::engine::{Engine, Source};
+use crate::commands::other_sizes::other_sizes;
 use crate::commands::recorded_run::RecordedRun;
 use crate::commands::schedule_size::{ScheduleSize, is_file_name};
-use crate::commands::other_sizes::other_sizes;
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 
@@ -49,7 +49,11 @@ fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
     check_size(&run.program)?;
     let predicted = timed(&run.program, &run.costs).map_err(Failure::input)?;
     Ok(view(&View {
-        settings: PictureSettings { title: &run.title, sizes: &run.sizes, memory_lane: arguments.memory_lane },
+        settings: PictureSettings {
+            title: &run.title,
+            sizes: &run.sizes,
+            memory_lane: arguments.memory_lane,
+        },
         predicted: predicted.timeline(),
         program: &run.program,
         costs: &run.costs,
@@ -68,7 +72,8 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
         Some(name) => {
             let spec = arguments.size.spec(name, arguments.cost.as_ref())?;
             other_sizes(&engine.program, |microbatches| {
-                let schedule = generate(name, &pipewright_schedule::ScheduleSpec { microbatches, ..spec.clone() });
+                let schedule =
+                    generate(name, &pipewright_schedule::ScheduleSpec { microbatches, ..spec.clone() });
                 lower(&schedule.ok()?, &LowerConfig::from(Level::Comms)).ok()
             })
         }
@@ -102,7 +107,9 @@ fn source(arguments: &ViewArguments) -> Result<Source, Failure> {
         let place = target.display();
         return Err(Failure::new(
             Exit::WrongInput,
-            format!("{place}: not a folder; name the folder of a run, a schedule's file that ends with .csv, or a schedule"),
+            format!(
+                "{place}: not a folder; name the folder of a run, a schedule's file that ends with .csv, or a schedule"
+            ),
         ));
     }
     Ok(Source::Named(name.to_owned(), arguments.size.spec(name, arguments.cost.as_ref())?))

@@ -11,7 +11,7 @@ use pipewright::train::Metrics;
 
 use crate::display::chart::{CHART_LINES, chart, sparkline};
 use crate::display::figures::{
-    bytes, clock, counted, grouped, milliseconds, per_rank, percent, remaining, short_count,
+    bytes, clock, counted, grouped, loss_parts, milliseconds, per_rank, percent, remaining, short_count,
 };
 use crate::display::overview::Overview;
 use crate::display::ranks::rank_lines;
@@ -71,8 +71,7 @@ pub(super) fn compose(state: &State, elapsed: Duration, size: Size, has_colour: 
         return lines.into_iter().map(|fields| line(fields, width, has_colour)).collect();
     };
     let is_wide = size.columns >= USUAL_COLUMNS;
-    let ranks =
-        if is_wide && size.rows >= ROWS_FOR_RANKS { rank_lines(metrics, width) } else { Vec::new() };
+    let ranks = if is_wide && size.rows >= ROWS_FOR_RANKS { rank_lines(metrics, width) } else { Vec::new() };
     let has_chart = is_wide && size.rows >= ROWS_FOR_CHART && state.losses.len() >= FEWEST_LOSSES;
     let curve = if has_chart && !state.is_final { loss_chart(state, width) } else { Vec::new() };
     lines.push(learning(metrics, if curve.is_empty() { &state.losses } else { &[] }, width));
@@ -149,6 +148,7 @@ fn learning(metrics: &Metrics, losses: &[f64], width: usize) -> Vec<Field> {
         ),
         Field::new(2, [format!("learning rate {rate:.2e}"), format!("lr {rate:.2e}")]),
     ];
+    fields.extend(loss_parts(metrics).into_iter().map(|part| Field::new(4, [part])));
     // If there is no room for the curve otherwise, the learning rate takes its short form.
     let least = width_of(&fields) + GAP + NARROWEST;
     if least > width {
@@ -341,12 +341,19 @@ mod tests {
         let lines = compose(&state, Duration::from_secs(12), size, false);
         assert_eq!(lines[2], "loss 2.4312  grad norm 0.620  learning rate 2.90e-3");
         assert_eq!(lines[3], "31,305 tokens/s  step 131 ms, predicted 128 ms  bubble 10.6%  memory 27.3 MiB");
-        assert_eq!(lines[4], "rank 0 ━━━━━━━━━─  88% busy  27.3 MiB    rank 1 ━━━━━━━━━─  91% busy  19.5 MiB");
+        assert_eq!(
+            lines[4],
+            "rank 0 ━━━━━━━━━─  88% busy  27.3 MiB    rank 1 ━━━━━━━━━─  91% busy  19.5 MiB"
+        );
         assert!(lines[5].starts_with("  5.00 ┤") && lines[12].starts_with("  2.10 ┤"), "{lines:?}");
         assert_eq!(lines.len(), 5 + CHART_LINES);
         assert!(lines.iter().all(|line| line.chars().count() < 80), "{lines:?}");
         state.is_final = true;
-        assert_eq!(compose(&state, Duration::from_secs(12), size, false).len(), 5, "the summary has the curve");
+        assert_eq!(
+            compose(&state, Duration::from_secs(12), size, false).len(),
+            5,
+            "the summary has the curve"
+        );
         let wide = compose(&state, Duration::from_secs(12), Size { columns: 120, rows: 12 }, false);
         let time = "31,305 tokens/s  step time 131 ms, predicted 128 ms (+2%)  bubble 10.6%  memory 27.3 MiB";
         assert_eq!(wide[3], time);

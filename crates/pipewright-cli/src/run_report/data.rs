@@ -125,7 +125,10 @@ fn all_series(steps: &[StepMetrics], groups: &[(usize, usize)]) -> BTreeMap<Stri
     let named = named.map(|(name, value)| (name.to_owned(), series(groups, |step| value(&steps[step]))));
     let names: BTreeSet<&String> = steps.iter().flat_map(|step| step.auxiliary.keys()).collect();
     let auxiliary = names.into_iter().map(|name| {
-        (format!("auxiliary {name}"), series(groups, |step| steps[step].auxiliary.get(name).copied().flatten()))
+        (
+            format!("auxiliary {name}"),
+            series(groups, |step| steps[step].auxiliary.get(name).copied().flatten()),
+        )
     });
     named.into_iter().chain(auxiliary).filter(|(_, series)| series.has_values()).collect()
 }
@@ -136,7 +139,8 @@ impl Figures {
         let last_of = |value: fn(&StepMetrics) -> Option<f64>| steps.iter().rev().find_map(value);
         let losses = steps.iter().filter_map(|step| Some((step.loss?, step.step)));
         // The first steps are slower than all others, so medians describe the run better than means.
-        let median_of = |value: fn(&StepMetrics) -> Option<f64>| median(steps.iter().filter_map(value).collect());
+        let median_of =
+            |value: fn(&StepMetrics) -> Option<f64>| median(steps.iter().filter_map(value).collect());
         Self {
             steps: steps.last().map_or(0, |step| step.step),
             first_loss: steps.iter().find_map(|step| step.loss),
@@ -192,9 +196,15 @@ mod tests {
     fn a_run_is_summarized() {
         let line = |text: &str| serde_json::from_str(text).expect("metrics");
         let steps = vec![
-            line("{\"step\":1,\"loss\":4.0,\"step_ms\":90,\"peak_bytes\":[1,9],\"bubble_per_rank\":[0.5,0.25]}"),
-            line("{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"validation_loss\":3.0,\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}"),
-            line("{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}"),
+            line(
+                "{\"step\":1,\"loss\":4.0,\"step_ms\":90,\"peak_bytes\":[1,9],\"bubble_per_rank\":[0.5,0.25]}",
+            ),
+            line(
+                "{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"validation_loss\":3.0,\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
+            ),
+            line(
+                "{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
+            ),
         ];
         let source = RunSource {
             name: "a".to_owned(),
@@ -206,7 +216,10 @@ mod tests {
         let data = serde_json::to_value(ReportData::of(&[source])).expect("JSON");
         let run = &data["runs"][0];
         assert_eq!(run["figures"]["best_loss"], serde_json::json!([2.0, 2]));
-        assert_eq!((run["figures"]["step_ms"].as_f64(), run["figures"]["validation_loss"].as_f64()), (Some(31.0), Some(3.0)));
+        assert_eq!(
+            (run["figures"]["step_ms"].as_f64(), run["figures"]["validation_loss"].as_f64()),
+            (Some(31.0), Some(3.0))
+        );
         assert_eq!(run["figures"]["utilisation"], serde_json::json!([0.75, 0.5]));
         assert_eq!(run["figures"]["peak_bytes"], serde_json::json!([2.0, 9.0]));
         assert_eq!(run["series"]["auxiliary moe_z"]["mean"], serde_json::json!([null, null, 0.5]));

@@ -192,7 +192,9 @@ impl Browser {
     /// Clicks in the middle of the element that a CSS selector finds, and scrolls to it if necessary.
     pub(crate) fn click_on(&mut self, selector: &str) {
         let of = |side: &str| {
-            format!("(() => {{ const box = document.querySelector({selector:?}).getBoundingClientRect(); return {side}; }})()")
+            format!(
+                "(() => {{ const box = document.querySelector({selector:?}).getBoundingClientRect(); return {side}; }})()"
+            )
         };
         self.value(&format!("document.querySelector({selector:?}).scrollIntoView({{ block: 'nearest' }})"));
         let at = ["box.x + box.width / 2", "box.y + box.height / 2"].map(|side| self.number(&of(side)));

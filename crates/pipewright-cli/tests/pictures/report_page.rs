@@ -20,7 +20,11 @@ fn write_run(folder: &Path, name: &str, steps: u64, ranks: &str) {
     let mut lines = String::new();
     for step in 1..=steps {
         let loss = 2.0 + 3.0 / step as f64;
-        let validation = if step.is_multiple_of(10) { format!(",\"validation_loss\":{}", loss + 0.1) } else { String::new() };
+        let validation = if step.is_multiple_of(10) {
+            format!(",\"validation_loss\":{}", loss + 0.1)
+        } else {
+            String::new()
+        };
         writeln!(
             lines,
             "{{\"step\":{step},\"loss\":{loss},\"grad_norm\":0.5,\"learning_rate\":0.001,\"tokens_per_second\":1000,\
@@ -35,7 +39,8 @@ fn write_run(folder: &Path, name: &str, steps: u64, ranks: &str) {
     }
     fs::create_dir(folder.join(name)).expect("a folder");
     fs::write(folder.join(name).join("metrics.jsonl"), lines).expect("a file");
-    fs::write(folder.join(name).join("config.toml"), format!("[run]\nsteps = {steps}\nseed = 42\n")).expect("a file");
+    fs::write(folder.join(name).join("config.toml"), format!("[run]\nsteps = {steps}\nseed = 42\n"))
+        .expect("a file");
 }
 
 #[test]
@@ -44,18 +49,32 @@ fn a_trained_run_has_its_charts_tables_and_links() {
     report(folder.path(), &["out"]);
     let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
     assert!(browser.requests().is_empty());
-    let titles = browser.value("[...document.querySelectorAll('figcaption')].map((title) => title.firstChild.textContent)");
-    assert_eq!(titles, serde_json::json!(["Loss", "Gradient norm", "Throughput", "Step time", "Bubble", "Learning rate"]));
+    let titles = browser
+        .value("[...document.querySelectorAll('figcaption')].map((title) => title.firstChild.textContent)");
+    assert_eq!(
+        titles,
+        serde_json::json!(["Loss", "Gradient norm", "Throughput", "Step time", "Bubble", "Learning rate"])
+    );
     let drawn = "[...document.querySelectorAll('figure svg')].every((picture) => picture.querySelector('path')?.getAttribute('d').length > 20)";
     assert!(browser.holds(drawn));
     let figures = browser.text("#figures");
-    for words in ["steps\t12", "last loss", "tokens per second", "step, predicted", "utilisation", "memory, largest rank"] {
+    for words in [
+        "steps\t12",
+        "last loss",
+        "tokens per second",
+        "step, predicted",
+        "utilisation",
+        "memory, largest rank",
+    ] {
         assert!(figures.contains(words), "{words}: {figures}");
     }
     assert!(browser.text("#ranks").contains("rank 1"), "{}", browser.text("#ranks"));
     assert!(browser.text("#config").contains("num_hidden_layers = 2"));
     let timelines = browser.text("#timelines");
-    assert!(timelines.contains("pipewright view out -o out/view.html") && timelines.contains("step 12"), "{timelines}");
+    assert!(
+        timelines.contains("pipewright view out -o out/view.html") && timelines.contains("step 12"),
+        "{timelines}"
+    );
     assert!(browser.holds("[...document.querySelectorAll('#timelines a')].some((link) => link.getAttribute('href') === 'out/timeline.json')"));
 }
 
@@ -67,15 +86,25 @@ fn runs_are_compared_side_by_side() {
     report(folder.path(), &["a", "b"]);
     let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
     let figures = browser.text("#figures");
-    assert!(figures.contains("steps\t4,000\t50") && figures.contains("memory, largest rank\t2.0 MiB\t–"), "{figures}");
+    assert!(
+        figures.contains("steps\t4,000\t50") && figures.contains("memory, largest rank\t2.0 MiB\t–"),
+        "{figures}"
+    );
     assert!(figures.contains("98.5 ms (measured +1.5 %)"), "{figures}");
     let differences = browser.text("#config");
-    assert!(differences.contains("run.steps\t4000\t50") && !differences.contains("run.seed\t"), "{differences}");
+    assert!(
+        differences.contains("run.steps\t4000\t50") && !differences.contains("run.seed\t"),
+        "{differences}"
+    );
     // Long runs are joined to groups with their ranges, and an auxiliary loss has its own chart.
-    assert!(browser.holds("runs[0].steps.length === 1500 && runs[1].steps.length === 50 && charts.length === 7"));
+    assert!(
+        browser.holds("runs[0].steps.length === 1500 && runs[1].steps.length === 50 && charts.length === 7")
+    );
     assert!(browser.holds("document.querySelectorAll('path.range').length > 3"));
     // The slow first step does not flatten the others.
-    assert!(browser.number("charts.find(({ figure }) => figure.textContent.startsWith('Step time')).top") < 200.0);
+    assert!(
+        browser.number("charts.find(({ figure }) => figure.textContent.startsWith('Step time')).top") < 200.0
+    );
     // The pointer shows the values of both runs in every chart.
     let [x, y] = ["x + 200", "y + 100"].map(|side| {
         browser.number(&format!("document.querySelector('figure svg').getBoundingClientRect().{side}"))
@@ -83,7 +112,10 @@ fn runs_are_compared_side_by_side() {
     browser.mouse("mouseMoved", [x, y], false, 0);
     browser.frame();
     let tip = browser.text("#tip");
-    assert!(tip.contains(", a, training: ") && tip.contains(", b, training: ") && tip.contains("validation"), "{tip}");
+    assert!(
+        tip.contains(", a, training: ") && tip.contains(", b, training: ") && tip.contains("validation"),
+        "{tip}"
+    );
     assert!(browser.holds("[...document.querySelectorAll('.cursor')].every((line) => line.getAttribute('visibility') === 'visible')"));
     // The controls change the axis, the scale and the smoothing.
     browser.enter("#axis", "seconds");

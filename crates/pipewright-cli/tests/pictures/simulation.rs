@@ -54,7 +54,10 @@ fn all_events_of_all_schedules_are_equal() {
     assert!(names.len() >= 16, "{names:?}");
     // Both the default costs and uneven ones, with messages that take time.
     let costs = [
-        ("F=1,I=1,W=1", "{ stages: [{ F: 1, I: 1, W: 1, B: 2, unshard: 0, reduce: 0 }], outputs: [], latency: 0, links: {} }"),
+        (
+            "F=1,I=1,W=1",
+            "{ stages: [{ F: 1, I: 1, W: 1, B: 2, unshard: 0, reduce: 0 }], outputs: [], latency: 0, links: {} }",
+        ),
         (
             "F=0.7,I=1.3,W=0.4,B=1.9,hop=0.31",
             "{ stages: [{ F: 0.7, I: 1.3, W: 0.4, B: 1.9, unshard: 0, reduce: 0 }], outputs: [], latency: 0.31, links: {} }",
@@ -86,11 +89,15 @@ fn messages_of_skip_connections_delay_their_users() {
     let Some(mut browser) = Browser::open(&made.path(), 800, 600) else { return };
     let costs = "{ stages: [{ F: 1, I: 1, W: 1, B: 2, unshard: 0, reduce: 0 }], outputs: [0], latency: 0.5, bandwidth: 1,
         links: {}, skips: [[0, 2, 6]] }";
-    let program = "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0\n2RECV_F0,2F0,2B0,2SEND_B0\n";
+    let program =
+        "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0\n2RECV_F0,2F0,2B0,2SEND_B0\n";
     let events = found(&mut browser, program, costs);
     let of = |name: &str| events.iter().find(|event| event.1 == name).map(|event| (event.2, event.3));
     assert_eq!((of("1F0"), of("2F0")), (Some((1.5, 2.5)), Some((7.5, 8.5))));
-    assert_eq!((of("2B0"), of("1B0"), of("0B0")), (Some((8.5, 10.5)), Some((11.0, 13.0)), Some((17.0, 19.0))));
+    assert_eq!(
+        (of("2B0"), of("1B0"), of("0B0")),
+        (Some((8.5, 10.5)), Some((11.0, 13.0)), Some((17.0, 19.0)))
+    );
 }
 
 #[test]

@@ -15,8 +15,11 @@ impl Browser {
     /// Clicks on the lane of a rank at a time.
     fn click_at(&mut self, rank: u32, seconds: f64) {
         let lane = format!("rowOf({rank})");
-        let y = self.number(&format!("plot.getBoundingClientRect().y + axisHeight + ({lane}.top + {lane}.bottom) / 2"));
-        let x = self.number(&format!("plot.getBoundingClientRect().x + gutter + xOf({seconds} / data.quantum)"));
+        let y = self.number(&format!(
+            "plot.getBoundingClientRect().y + axisHeight + ({lane}.top + {lane}.bottom) / 2"
+        ));
+        let x =
+            self.number(&format!("plot.getBoundingClientRect().x + gutter + xOf({seconds} / data.quantum)"));
         self.click([x, y], 1);
     }
 }
@@ -48,7 +51,9 @@ fn the_page_loads_nothing_and_fits() {
 #[test]
 fn every_bubble_names_its_cause_and_the_chain_ends_at_the_start() {
     for name in ["1f1b", "zbvzerobubble", "interleaved1f1b", "dualpipev"] {
-        let Some((_made, mut browser)) = open(&format!("{name} --ranks 4 --microbatches 8 --cost hop=0.25"), 1000) else {
+        let Some((_made, mut browser)) =
+            open(&format!("{name} --ranks 4 --microbatches 8 --cost hop=0.25"), 1000)
+        else {
             return;
         };
         // Every bubble but those at the end of a rank waits for a message, and each chain leads back to time 0.
@@ -82,7 +87,9 @@ fn clicking_a_bubble_explains_it_and_escape_returns() {
     assert!(browser.text("#why").contains("Why it takes"));
     // The end of a rank's work has its own words.
     browser.click_at(3, 34.0);
-    assert!(browser.text("#why").contains("The rank has no work left. The step ends when 0B7 on rank 0 ends."));
+    assert!(
+        browser.text("#why").contains("The rank has no work left. The step ends when 0B7 on rank 0 ends.")
+    );
 }
 
 #[test]
@@ -117,7 +124,10 @@ fn search_and_keys_find_actions_and_bubbles() {
     let longest = browser.text("#why h2");
     assert!(longest.starts_with("Bubble of "), "{longest}");
     browser.key("b", "b");
-    assert_ne!(browser.number("selected.from * 100 + selected.lane.rank"), browser.number("bubblesOf(predictedSource)[0].from * 100 + bubblesOf(predictedSource)[0].lane.rank"));
+    assert_ne!(
+        browser.number("selected.from * 100 + selected.lane.rank"),
+        browser.number("bubblesOf(predictedSource)[0].from * 100 + bubblesOf(predictedSource)[0].lane.rank")
+    );
     browser.key("0", "0");
     browser.click_at(0, 0.5);
     browser.key(".", ".");
@@ -161,5 +171,8 @@ fn screen_readers_get_names_and_the_table() {
     let nodes = browser.accessible();
     let says = |role: &str, text: &str| nodes.iter().any(|node| node.0 == role && node.1.contains(text));
     assert!(says("image", "Timeline of each rank") && says("cell", "0F0 0F1"), "{nodes:?}");
-    assert!(says("searchbox", "Search") && says("checkbox", "critical path") && says("spinbutton", "F forward"), "{nodes:?}");
+    assert!(
+        says("searchbox", "Search") && says("checkbox", "critical path") && says("spinbutton", "F forward"),
+        "{nodes:?}"
+    );
 }

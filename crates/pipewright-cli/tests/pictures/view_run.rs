@@ -20,7 +20,8 @@ fn pipewright(folder: &Path, arguments: &[&str]) -> Output {
 pub(crate) fn trained(set: &[&str]) -> TempDir {
     let folder = scratch::folder(&scratch::small(2, 4, 12));
     let set = set.iter().flat_map(|set| ["--set", set]);
-    let output = pipewright(folder.path(), &["train", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
+    let output =
+        pipewright(folder.path(), &["train", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     folder
 }
@@ -47,8 +48,13 @@ fn a_run_keeps_timelines_and_its_page_shows_them() {
     let Some(mut browser) = Browser::open(&folder.path().join("view.html"), 1400, 900) else { return };
     assert!(browser.requests().is_empty());
     let texts = browser.texts();
-    assert!(texts.iter().any(|text| text == "measured") && texts.iter().any(|text| text == "predicted"), "{texts:?}");
-    assert!(browser.holds("ranks.length === 4 && data.view.steps.at(-1).step === 12 && stepAt === data.view.steps.length - 1"));
+    assert!(
+        texts.iter().any(|text| text == "measured") && texts.iter().any(|text| text == "predicted"),
+        "{texts:?}"
+    );
+    assert!(browser.holds(
+        "ranks.length === 4 && data.view.steps.at(-1).step === 12 && stepAt === data.view.steps.length - 1"
+    ));
     // No message of a measured step arrives before it is sent, and the prediction has the measured costs.
     assert!(browser.holds("data.unit === 'bytes' && peak > 100"), "memory is counted in bytes");
     let ratio = browser.number("predictedSource.end / measuredSource().end");
@@ -84,16 +90,32 @@ fn folders_that_are_no_complete_run_are_refused() {
     let out = folder.path().join("out");
     fs::create_dir(&out).expect("a folder");
     for command in ["view", "report"] {
-        check_error(folder.path(), &[command, "out"], "out: not the folder of a run: it has neither metrics.jsonl");
+        check_error(
+            folder.path(),
+            &[command, "out"],
+            "out: not the folder of a run: it has neither metrics.jsonl",
+        );
     }
     fs::write(out.join("metrics.jsonl"), "{\"step\":1,\"loss\":2.0}\n").expect("a file");
     check_error(folder.path(), &["view", "out"], "out: the run has no timeline: timeline.json is missing");
     fs::write(out.join("timeline.json"), "{\"traceEvents\":[\n{\"ph\":}]}").expect("a file");
-    check_error(folder.path(), &["view", "out"], "out/timeline.json: not a trace of Pipewright: expected value at line 2");
+    check_error(
+        folder.path(),
+        &["view", "out"],
+        "out/timeline.json: not a trace of Pipewright: expected value at line 2",
+    );
     fs::write(out.join("metrics.jsonl"), "{\"step\":1}\n{\"step\":2,\"loss\":oops}\n").expect("a file");
-    check_error(folder.path(), &["report", "out"], "out/metrics.jsonl:2: not the metrics of a step: expected value");
+    check_error(
+        folder.path(),
+        &["report", "out"],
+        "out/metrics.jsonl:2: not the metrics of a step: expected value",
+    );
     check_error(folder.path(), &["report", "nowhere"], "nowhere: not the folder of a run");
     check_error(folder.path(), &["view", "some/where"], "some/where: not a folder; name the folder of a run");
-    check_error(folder.path(), &["view", "out", "--ranks", "2"], "--ranks is for schedules, and a run has its own");
+    check_error(
+        folder.path(),
+        &["view", "out", "--ranks", "2"],
+        "--ranks is for schedules, and a run has its own",
+    );
     check_error(folder.path(), &["view", "1f1b"], "--ranks is missing");
 }

@@ -56,8 +56,7 @@ pub fn on_one_clock(timeline: &Timeline) -> Timeline {
 }
 
 fn messages(timeline: &Timeline) -> Vec<Message> {
-    let is_send =
-        |action: Action| matches!(action, Action::SendForward { .. } | Action::SendBackward { .. });
+    let is_send = |action: Action| matches!(action, Action::SendForward { .. } | Action::SendBackward { .. });
     let sends: HashMap<Action, &Event> = timeline
         .events()
         .iter()

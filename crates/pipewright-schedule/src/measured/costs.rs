@@ -54,14 +54,12 @@ pub fn costs_of(replicas: &[Timeline]) -> Costs {
 
 /// Returns the times of the messages whose receiver was waiting when they were sent.
 fn transits_of(timeline: &Timeline) -> Vec<f64> {
-    let is_send = |event: &&Event| {
-        matches!(event.action, Action::SendForward { .. } | Action::SendBackward { .. })
-    };
+    let is_send =
+        |event: &&Event| matches!(event.action, Action::SendForward { .. } | Action::SendBackward { .. });
     let sends: HashMap<Action, &Event> =
         timeline.events().iter().filter(is_send).map(|event| (event.action, event)).collect();
-    let is_receive = |event: &&Event| {
-        matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. })
-    };
+    let is_receive =
+        |event: &&Event| matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. });
     let transit = |receive: &Event| {
         let send = sends.get(&Transfer::other_end(receive.action)?)?;
         (receive.start < send.start).then_some((receive.end - send.start).max(0.0))

@@ -28,7 +28,9 @@ pub enum TraceError {
         action: String,
     },
     /// A slice has a process number that no rank has.
-    #[error("slice {index} of the trace: process {process} is not a rank; ranks are processes 1 to {MOST_RANKS}")]
+    #[error(
+        "slice {index} of the trace: process {process} is not a rank; ranks are processes 1 to {MOST_RANKS}"
+    )]
     Process {
         /// The slice's index in the list of the trace, from 0.
         index: usize,
@@ -164,7 +166,9 @@ mod tests {
         check("[]", "not a trace of Pipewright");
         check("{\"traceEvents\":[]}", "no action of a rank");
         let slice = |pid: u32, action: &str| {
-            format!("{{\"traceEvents\":[{{\"ph\":\"X\",\"pid\":{pid},\"args\":{{\"action\":\"{action}\"}}}}]}}")
+            format!(
+                "{{\"traceEvents\":[{{\"ph\":\"X\",\"pid\":{pid},\"args\":{{\"action\":\"{action}\"}}}}]}}"
+            )
         };
         check(&slice(1, "0X0"), "slice 0 of the trace: `0X0` is not an action");
         check(&slice(0, "0F0"), "process 0 is not a rank");

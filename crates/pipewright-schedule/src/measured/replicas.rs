@@ -35,8 +35,7 @@ pub fn replicas(timeline: &Timeline) -> Result<Vec<Timeline>, MeasuredError> {
     let runs_first = |event: &&Event| {
         event.action.parts().any(|part| matches!(part, Action::Forward { stage, .. } if stage.get() == 0))
     };
-    let first: BTreeSet<Rank> =
-        timeline.events().iter().filter(runs_first).map(|event| event.rank).collect();
+    let first: BTreeSet<Rank> = timeline.events().iter().filter(runs_first).map(|event| event.rank).collect();
     let (ranks, replicas) = (timeline.ranks(), (first.len() as u32).max(1));
     if !ranks.is_multiple_of(replicas) {
         return Err(MeasuredError::Replicas { ranks, replicas });

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use crate::ids::Rank;
 use crate::picture::chunks::Chunks;
 use crate::picture::page_data::page_data;
-use crate::picture::palette::{DARK, LIGHT, Sort, Theme, duration, sort};
+use crate::picture::palette::{DARK, LIGHT, Sort, Theme, duration, occurring};
 use crate::picture::{PictureSettings, escaped};
 use crate::simulate::peak_memory;
 use crate::timeline::Timeline;
@@ -73,16 +73,8 @@ fn bubble(timeline: &Timeline) -> String {
 
 /// Returns the sorts that occur with their shades, and the meaning of the shades.
 pub(super) fn legend(timeline: &Timeline, chunks: &Chunks) -> String {
-    let drawn = timeline.events().iter().filter(|event| event.end > event.start);
-    let mut occurring: Vec<Sort> = Vec::new();
-    for sort in drawn.flat_map(|event| event.action.parts()).map(sort) {
-        if !occurring.contains(&sort) {
-            occurring.push(sort);
-        }
-    }
-    occurring.sort_unstable();
     let mut legend = String::new();
-    for sort in occurring {
+    for sort in occurring(timeline) {
         let shades = LIGHT.shades(sort, chunks.most()).len();
         let fills = (0..shades).map(|chunk| {
             let (from, to) = (chunk * 100 / shades, (chunk + 1) * 100 / shades);

@@ -7,6 +7,7 @@
 mod grid;
 mod chunks;
 mod palette;
+mod bars;
 mod overlaps;
 mod svg;
 mod page_data;

@@ -153,8 +153,10 @@ fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
     let predicted = source(None, view.predicted, &view.settings);
     let step = |step: &RecordedStep| source(Some(step.step), &step.timeline, &view.settings);
     let all_programs = std::iter::once(view.program).chain(view.other_programs);
-    let program =
-        |program: &Program| SizedProgram { microbatches: program.microbatches(), program: print_program(program) };
+    let program = |program: &Program| SizedProgram {
+        microbatches: program.microbatches(),
+        program: print_program(program),
+    };
     let sizes = view.settings.counted_sizes().iter();
     let mut page = page(&Timeline::new(0, Vec::new()), chunks, &view.settings);
     page.quantum = predicted.quantum;
@@ -209,7 +211,8 @@ mod tests {
 
     #[test]
     fn the_page_is_complete_and_loads_nothing() {
-        let program = parse_program("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n").expect("a program");
+        let program =
+            parse_program("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n").expect("a program");
         let costs = Costs::default();
         let run = timed(&program, &costs).expect("no deadlock");
         let page = view(&View {

@@ -5,19 +5,22 @@
 const data = "{{data}}";
 let whole = data.makespan || 1;
 const overlap = data.kinds.findIndex(([name]) => name === "OVERLAP_F_B");
+const firstSkip = data.kinds.findIndex(([name]) => name === "SEND_SKIP_F");
 const [forwardSort, backwardSort, messageSort] = [0, 1, 4];
 const sortOf = (kind) => data.kinds[kind][2];
 const isCompute = (kind) => sortOf(kind) < messageSort;
 
 // One list for each property of the events that `isWanted` chooses. An overlap has its forward in `chunk` and
-// `microbatch` and its backward in `otherChunk` and `otherMicrobatch`. `scale` converts times to quanta of the page.
+// `microbatch` and its backward in `otherChunk` and `otherMicrobatch`. A message of a skip connection has its other end
+// in `peer`. `scale` converts times to quanta of the page.
 function readEvents(rank, isWanted, scale) {
-  const events = { kind: [], start: [], end: [], chunk: [], microbatch: [], otherChunk: [], otherMicrobatch: [] };
-  let start = 0, overlaps = 0;
+  const events = { kind: [], start: [], end: [], chunk: [], microbatch: [], otherChunk: [], otherMicrobatch: [], peer: [] };
+  let start = 0, overlaps = 0, skips = 0;
   for (let at = 0; at < rank.kinds.length; at++) {
     start += rank.starts[at];
     const kind = rank.kinds.charCodeAt(at) - 65;
     const [otherChunk, otherMicrobatch] = kind === overlap ? rank.backwards[overlaps++] : [0, -1];
+    const peer = kind >= firstSkip ? rank.peers[skips++] : "";
     if (!isWanted(kind)) continue;
     events.kind.push(kind);
     events.start.push(start * scale);
@@ -26,6 +29,7 @@ function readEvents(rank, isWanted, scale) {
     events.microbatch.push(rank.microbatches[at]);
     events.otherChunk.push(otherChunk);
     events.otherMicrobatch.push(otherMicrobatch);
+    events.peer.push(peer);
   }
   return events;
 }
@@ -70,7 +74,8 @@ function firstFrom(starts, time) {
 
 // Returns the actions that an event runs: one, or both of an overlap, the upper one first.
 function partsOf(rank, events, at) {
-  const part = (sort, letter, chunk, microbatch) => ({ sort, letter, chunk, stage: rank.stages[chunk], microbatch });
+  const peer = events.peer[at];
+  const part = (sort, letter, chunk, microbatch) => ({ sort, letter, chunk, stage: rank.stages[chunk], microbatch, peer });
   const kind = events.kind[at];
   if (kind !== overlap) return [part(sortOf(kind), data.kinds[kind][0], events.chunk[at], events.microbatch[at])];
   return [
@@ -79,7 +84,7 @@ function partsOf(rank, events, at) {
   ];
 }
 
-const nameOfPart = (part) => part.stage + part.letter + (part.microbatch < 0 ? "" : part.microbatch);
+const nameOfPart = (part) => part.stage + part.letter + (part.microbatch < 0 ? "" : part.microbatch) + part.peer;
 
 function nameOf(parts) {
   return parts.length === 1 ? nameOfPart(parts[0]) : `(${parts.map(nameOfPart).join(";")})OVERLAP_F_B`;
