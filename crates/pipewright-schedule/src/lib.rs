@@ -61,6 +61,8 @@ pub mod simulate;
 
 mod trace;
 
+pub mod measured;
+
 pub mod picture;
 
 pub use action::{Action, ActionKind};

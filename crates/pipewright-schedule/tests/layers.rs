@@ -96,6 +96,11 @@ const LAYERS: &[&str] = &[
     "simulate::summary",
     "simulate",
     "trace",
+    "measured::read",
+    "measured::clock",
+    "measured::replicas",
+    "measured::costs",
+    "measured",
     "picture",
 ];
 

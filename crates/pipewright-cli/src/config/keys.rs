@@ -66,6 +66,8 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "device",
             "devices",
             "exclusive",
+            "timelines",
+            "tensorboard",
         ],
     ),
 ];

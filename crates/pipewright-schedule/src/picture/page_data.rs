@@ -20,22 +20,22 @@ const RESOLUTION: f64 = 1e-9;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct PageData {
+pub(super) struct PageData {
     /// The name, the meaning, and the sort of each kind of action.
     kinds: Vec<(&'static str, &'static str, u8)>,
     themes: [ThemeData; 2],
     /// The quantum of times, in seconds.
-    quantum: f64,
+    pub(super) quantum: f64,
     makespan: u64,
     /// The unit of memory.
     unit: &'static str,
     memory_lane: bool,
-    ranks: Vec<RankData>,
+    pub(super) ranks: Vec<RankData>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct ThemeData {
+pub(super) struct ThemeData {
     page: &'static str,
     ink: &'static str,
     faint: &'static str,
@@ -48,8 +48,9 @@ struct ThemeData {
     fills: Vec<Vec<(String, &'static str)>>,
 }
 
+/// The events and the memory of a rank.
 #[derive(Serialize)]
-struct RankData {
+pub(super) struct RankData {
     stages: Vec<u32>,
     /// The kind of each event, as a letter from `A`.
     kinds: String,
@@ -70,19 +71,32 @@ struct RankData {
 
 /// Returns the data of the page. It has only numbers and texts of this program, so nothing in it can end the script.
 pub(super) fn page_data(timeline: &Timeline, chunks: &Chunks, settings: &PictureSettings<'_>) -> String {
+    serde_json::to_string(&page(timeline, chunks, settings)).expect("numbers and texts are JSON")
+}
+
+/// Returns the same data before it is written.
+pub(super) fn page(timeline: &Timeline, chunks: &Chunks, settings: &PictureSettings<'_>) -> PageData {
     let clock = Clock::of(timeline);
-    let ranks =
-        (0..timeline.ranks()).map(|rank| rank_data(timeline, Rank::new(rank), chunks, &clock, settings));
-    let data = PageData {
+    PageData {
         kinds: kinds(),
         themes: [theme_data(&LIGHT, chunks), theme_data(&DARK, chunks)],
         quantum: clock.quantum(),
         makespan: clock.quanta(timeline.start() + timeline.makespan()),
         unit: if settings.sizes.is_empty() { "activations" } else { "bytes" },
         memory_lane: settings.memory_lane,
-        ranks: ranks.collect(),
-    };
-    serde_json::to_string(&data).expect("numbers and texts are JSON")
+        ranks: ranks(timeline, chunks, &clock, settings),
+    }
+}
+
+/// Returns the data of every rank.
+pub(super) fn ranks(
+    timeline: &Timeline,
+    chunks: &Chunks,
+    clock: &Clock,
+    settings: &PictureSettings<'_>,
+) -> Vec<RankData> {
+    let all = (0..timeline.ranks()).map(Rank::new);
+    all.map(|rank| rank_data(timeline, rank, chunks, clock, settings)).collect()
 }
 
 /// Returns the kinds of actions, and after them those of the messages of skip connections.
@@ -184,14 +198,14 @@ fn differences(ascending: &[u64]) -> Vec<u64> {
 
 /// Converts times to multiples of a quantum since the start of a timeline. The quantum is the largest that divides all
 /// times.
-struct Clock {
+pub(super) struct Clock {
     start: f64,
     tick: f64,
     ticks_of_quantum: u64,
 }
 
 impl Clock {
-    fn of(timeline: &Timeline) -> Self {
+    pub(super) fn of(timeline: &Timeline) -> Self {
         let makespan = timeline.makespan();
         let tick = if makespan > 0.0 { 10f64.powf((makespan * RESOLUTION).log10().floor()) } else { 1.0 };
         let mut clock = Self { start: timeline.start(), tick, ticks_of_quantum: 1 };
@@ -201,7 +215,7 @@ impl Clock {
         clock
     }
 
-    fn quantum(&self) -> f64 {
+    pub(super) fn quantum(&self) -> f64 {
         self.tick * self.ticks_of_quantum as f64
     }
 
