@@ -59,6 +59,10 @@ pub mod timeline;
 
 pub mod simulate;
 
+pub mod profile;
+
+pub mod plan;
+
 mod trace;
 
 pub mod measured;
