@@ -39,9 +39,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let random = |shape: [usize; 2], deviation| {
         Tensor::<2>::random(shape, Distribution::Normal(0.0, deviation), &device).autodiff()
     };
-    let linear = |inputs, outputs| {
-        Linear { weight: Param::from_tensor(random([inputs, outputs], 0.02)), bias: None }
-    };
+    let linear =
+        |inputs, outputs| Linear { weight: Param::from_tensor(random([inputs, outputs], 0.02)), bias: None };
     let expert = |inner| Expert {
         gate_proj: linear(width, inner),
         up_proj: linear(width, inner),
@@ -66,7 +65,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     round();
     let times: Vec<(f64, f64)> = (0..rounds).map(|_| round()).collect();
     let ratio = Spread::new(times.iter().map(|(sparse, dense)| sparse / dense).collect());
-    let milliseconds = |of: fn(&(f64, f64)) -> f64| Spread::new(times.iter().map(|time| of(time) * 1e3).collect());
+    let milliseconds =
+        |of: fn(&(f64, f64)) -> f64| Spread::new(times.iter().map(|time| of(time) * 1e3).collect());
     println!("{tokens} tokens of {width}, {chosen} of {experts} experts of {inner}, forward and backward");
     println!("experts      {} ms", milliseconds(|time| time.0));
     println!("dense        {} ms", milliseconds(|time| time.1));

@@ -76,7 +76,10 @@ rope_scaling = { rope_type = \"llama3\", factor = 8, low_freq_factor = 1.0, high
 #[test]
 fn keys_of_a_family_are_checked_where_they_are_written() {
     let check = |keys: &str, problem: &str| {
-        check(&format!("[model]\narchitecture = \"qwen3_moe\"\n{keys}\n"), &[&format!("a.toml:3:1: {problem}")]);
+        check(
+            &format!("[model]\narchitecture = \"qwen3_moe\"\n{keys}\n"),
+            &[&format!("a.toml:3:1: {problem}")],
+        );
     };
     check(
         "num_experts_per_tok = 9",
