@@ -76,7 +76,7 @@ impl Executor {
         None
     }
 
-    /// Runs `action` inside the hook's scope. Its messages must have arrived.
+    /// Runs `action` inside the hook's scope. Calls the hook only when the messages of the action have arrived.
     pub(super) fn act_in_scope(&mut self, action: Action) -> Outcome {
         let Some(hook) = self.hook.clone() else { return self.act(action) };
         if let Some(waiting) = self.fetch(action)? {
