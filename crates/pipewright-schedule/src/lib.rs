@@ -53,11 +53,19 @@ pub mod validate;
 
 pub mod lower;
 
+pub mod skip_event;
+
 pub mod timeline;
 
 pub mod simulate;
 
+pub mod profile;
+
+pub mod plan;
+
 mod trace;
+
+pub mod measured;
 
 pub mod picture;
 
@@ -72,5 +80,6 @@ pub use overlap::Overlap;
 pub use partition::{Method, Partition, PartitionError, partition};
 pub use placement::{Placement, PlacementError};
 pub use schedule::{Program, Schedule, ScheduleError};
-pub use timeline::{Event, Timeline};
+pub use skip_event::{SkipAction, SkipEvent, SkipMessage};
+pub use timeline::{ClockSkew, Event, Timeline};
 pub use validate::{ValidatedProgram, Violation, ViolationKind, Violations, validate};

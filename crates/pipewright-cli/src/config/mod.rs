@@ -5,6 +5,7 @@
 //! checked again later. `commands/` checks that data, model and schedule fit together.
 
 pub(crate) mod data;
+mod devices;
 mod document;
 mod keys;
 pub(crate) mod mesh;

@@ -20,7 +20,8 @@
 //! | `parameters.rs` | which parameters are shared, and the order of the norm: computed once |
 //! | `sharing.rs` | gradients of shared parameters |
 //! | `norm.rs` | the gradient norm and the update |
-//! | `report.rs` | a rank's report, and its transfer to other processes |
+//! | `report.rs` | a rank's report, and the exchange of reports between processes |
+//! | `figures.rs` | a report as a message |
 //! | `messages.rs` | sending messages and taking those that have arrived |
 //! | `mesh_endpoint.rs` | the transport, with the rank's place in the mesh |
 //! | `local_stage.rs` | a stage on its rank, with the tensors between two actions |
@@ -29,6 +30,7 @@
 mod actions;
 mod edges;
 mod epilogue;
+mod figures;
 mod gather;
 mod local_stage;
 mod losses;

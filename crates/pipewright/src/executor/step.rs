@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{Event, ValidatedProgram};
+use pipewright_schedule::{Event, SkipEvent, ValidatedProgram};
 
+use super::figures::Figures;
 use super::gather::NamedParameter;
 use super::parameters::{ListedParameter, NormOrder};
 use super::reduction::Reduction;
-use super::report::{AuxiliaryPart, Figures, RankReport};
+use super::report::{AuxiliaryPart, RankReport};
 use super::sharing::SharedSum;
 use crate::batch::SideInputs;
 use crate::collective::Exchange;
@@ -82,6 +83,8 @@ pub(super) struct StepState {
     /// The time at which the current action was first tried; a waiting action is tried again.
     pub(super) entered: Option<Instant>,
     pub(super) events: Vec<Event>,
+    /// The messages of skip connections.
+    pub(super) skips: Vec<SkipEvent>,
     /// See [`RankReport::exposed_communication`].
     pub(super) exposed: Duration,
     pub(super) losses: Vec<f64>,
@@ -101,6 +104,7 @@ impl StepState {
             waits: false,
             entered: None,
             events: Vec::new(),
+            skips: Vec::new(),
             exposed: Duration::ZERO,
             losses: Vec::new(),
             auxiliary: Vec::new(),

@@ -134,7 +134,8 @@ impl TensorSpec {
     fn fits(&self, value: &Value) -> bool {
         let shape = value.shape();
         let fits = |(dim, &size): (&Dim, &usize)| matches!(dim, Dim::Any) || *dim == Dim::Fixed(size);
-        self.dtype == value.dtype()
+        // Back ends store booleans in different types.
+        (self.dtype == value.dtype() || self.dtype.is_bool() && value.dtype().is_bool())
             && self.shape.len() == shape.num_dims()
             && self.shape.iter().zip(shape.iter()).all(fits)
     }
