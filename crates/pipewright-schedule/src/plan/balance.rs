@@ -41,7 +41,13 @@ struct Walk<'a> {
 
 /// Returns a cut of all layers for `class`: the first layer of each stage, and the number of layers. `walk` is the
 /// number of steps of the walk.
-pub(super) fn balanced(step: Step<'_>, class: Class, memory: Option<u64>, seed: u64, walk: usize) -> Vec<usize> {
+pub(super) fn balanced(
+    step: Step<'_>,
+    class: Class,
+    memory: Option<u64>,
+    seed: u64,
+    walk: usize,
+) -> Vec<usize> {
     let (layers, stages) = (step.layers.count(), class.stages());
     let mut it = Walk::of(step, class, memory, even(layers, stages));
     if stages == 1 {

@@ -162,7 +162,13 @@ fn try_named(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut],
 }
 
 /// Simulates a named schedule with a cut, without recomputation and with what it needs to fit.
-fn try_cut(search: &mut Search<'_>, shapes: &[Shape], at: usize, named: &Named, starts: &[usize]) -> Option<f64> {
+fn try_cut(
+    search: &mut Search<'_>,
+    shapes: &[Shape],
+    at: usize,
+    named: &Named,
+    starts: &[usize],
+) -> Option<f64> {
     let shape = &shapes[at];
     let stages = starts.len() - 1;
     let none = vec![false; stages];
@@ -200,14 +206,7 @@ fn try_cut(search: &mut Search<'_>, shapes: &[Shape], at: usize, named: &Named, 
 }
 
 /// Tries all rules on all cuts that may be better than the best plan, while more than `reserve` of the work is left.
-fn try_rules(
-    search: &mut Search<'_>,
-    shapes: &[Shape],
-    at: usize,
-    cuts: &[Cut],
-    bound: f64,
-    reserve: u64,
-) {
+fn try_rules(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bound: f64, reserve: u64) {
     let shape = &shapes[at];
     let rules = |class: Class| Rules::all(shape.ranks, class.stages() as u32);
     let most = cuts.iter().map(|cut| rules(cut.class).len()).max().unwrap_or(0);
@@ -236,7 +235,9 @@ fn improve(search: &mut Search<'_>, shapes: &[Shape], at: usize, bound: f64, res
     let step = shape.step();
     let mut numbers = Numbers(1);
     let mut failures = 0;
-    while let Some(best) = search.best.get(crate::plan::report::SEARCHED).filter(|best| best.shape == at).cloned() {
+    while let Some(best) =
+        search.best.get(crate::plan::report::SEARCHED).filter(|best| best.shape == at).cloned()
+    {
         let Some(class) = Class::of(&best.order.placement) else { return };
         let stages = class.stages();
         let done = search.best_time() <= bound * (1.0 + GOOD_ENOUGH);

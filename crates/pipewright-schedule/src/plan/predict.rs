@@ -51,7 +51,9 @@ pub enum PredictError {
     #[error(transparent)]
     Partition(#[from] PartitionError),
     /// There are more or fewer entries than stages.
-    #[error("recomputation is given for {entries} stages, and the schedule has {stages}; give one entry for each")]
+    #[error(
+        "recomputation is given for {entries} stages, and the schedule has {stages}; give one entry for each"
+    )]
     Recompute {
         /// The number of entries.
         entries: usize,
@@ -77,7 +79,11 @@ impl Prediction {
 ///
 /// # Errors
 /// When the choice does not fit the schedule, or the schedule is unsound.
-pub fn predict(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> Result<Prediction, PredictError> {
+pub fn predict(
+    profile: &Profile,
+    schedule: &Schedule,
+    choice: &PlanChoice,
+) -> Result<Prediction, PredictError> {
     let layers = Layers::of(profile, choice.microbatch_rows);
     let stages = schedule.placement().stages();
     let method = crate::partition::Method::Explicit { boundaries: choice.boundaries.clone() };

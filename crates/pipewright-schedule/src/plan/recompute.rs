@@ -43,7 +43,12 @@ pub(super) fn to_fit(
 }
 
 /// Returns the choice in which the ranks recompute that otherwise cannot hold `wanted` microbatches at once.
-pub(super) fn to_hold(loads: &[StageLoad], class: Class, memory: u64, wanted: impl Fn(usize) -> u64) -> Vec<bool> {
+pub(super) fn to_hold(
+    loads: &[StageLoad],
+    class: Class,
+    memory: u64,
+    wanted: impl Fn(usize) -> u64,
+) -> Vec<bool> {
     let ranks = class.ranks as usize;
     let (mut fixed, mut kept) = (vec![0u64; ranks], vec![0u64; ranks]);
     for (stage, load) in loads.iter().enumerate() {
