@@ -428,6 +428,25 @@ mod tests {
     }
 
     #[test]
+    fn timelines_of_later_steps_are_moved_aside() {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let path = scratch.path().join("a");
+        let folder = RunFolder::create(&path, "").expect("the scratch folder takes files");
+        for step in [4, 8, 12] {
+            folder.keep_timeline(step, "{}").expect("it takes files");
+        }
+        folder.drop_timeline(4).expect("the file is there");
+        folder.drop_timeline(5).expect("a missing file is no error");
+        let sentence = move_later_timelines(&path, 8).expect("the folder can be written");
+        assert!(sentence.is_some_and(|text| text.starts_with("moved 1 timeline(s) of steps after 8 to ")));
+        let steps: Vec<u64> =
+            kept_timelines(&path).expect("a folder").into_iter().map(|(step, _)| step).collect();
+        assert_eq!(steps, [8]);
+        assert!(path.join("timelines.1/step-00000012.json").is_file());
+        assert!(move_later_timelines(&path, 8).is_ok_and(|sentence| sentence.is_none()));
+    }
+
+    #[test]
     fn metrics_are_cut_back_to_the_step() {
         let check = |text: &str, done: u64, kept: usize| {
             assert_eq!(
