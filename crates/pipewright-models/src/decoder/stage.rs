@@ -7,8 +7,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TiedHead};
 use pipewright::stage::{StageContext, StageModule};
-use pipewright::tensor::{Boundary, BoundaryError, Unpack};
-use pipewright::tensor::{ValueKind, Values};
+use pipewright::tensor::{Boundary, BoundaryError, Unpack, ValueKind, Values, pack, unpack};
 
 use super::block::{AttentionBias, DecoderBlock};
 use super::config::DecoderConfig;
@@ -65,25 +64,59 @@ impl DecoderStage {
                 panic!("a stage without the embedding takes hidden states, not token ids")
             }
         };
-        let [batch, sequence, width] = hidden.dims();
-        let attention = self.attention.get(sequence, &hidden.device());
+        self.layers()
+            .into_iter()
+            .filter(|layer| *layer != Layer::Embedding)
+            .fold(hidden, |hidden, layer| self.run_layer(layer, hidden))
+    }
 
+    /// Returns the layers that the stage has, in order.
+    fn layers(&self) -> Vec<Layer> {
+        let embedding = self.model.embed_tokens.iter().map(|_| Layer::Embedding);
+        let blocks = (0..self.model.layers.len()).filter(|&index| self.model.layers[index].is_some());
+        let head = self.model.norm.iter().map(|_| Layer::Head);
+        embedding.chain(blocks.map(Layer::Block)).chain(head).collect()
+    }
+
+    /// Runs a layer other than the embedding; shapes `[batch, sequence, hidden]` in and out, or
+    /// `[batch, sequence, vocabulary]` out of the head.
+    fn run_layer(&self, layer: Layer, hidden: Tensor<3>) -> Tensor<3> {
+        let [batch, sequence, width] = hidden.dims();
+        let device = hidden.device();
         let mut hidden = hidden.reshape([batch * sequence, width]);
-        for block in self.model.layers.iter().flatten() {
-            hidden = block.forward(hidden, &attention);
-        }
-        if let Some(norm) = &self.model.norm {
-            hidden = norm.forward(hidden);
-        }
-        if let Some(head) = &self.lm_head {
-            hidden = head.forward(hidden);
-        }
-        if let Some(head) = &self.tied_head {
-            hidden = head.forward(hidden);
+        match layer {
+            Layer::Embedding => {}
+            Layer::Block(index) => {
+                let attention = self.attention.get(sequence, &device);
+                if let Some(block) = &self.model.layers[index] {
+                    hidden = block.forward(hidden, &attention);
+                }
+            }
+            Layer::Head => {
+                if let Some(norm) = &self.model.norm {
+                    hidden = norm.forward(hidden);
+                }
+                if let Some(head) = &self.lm_head {
+                    hidden = head.forward(hidden);
+                }
+                if let Some(head) = &self.tied_head {
+                    hidden = head.forward(hidden);
+                }
+            }
         }
         let width = hidden.dims()[1];
         hidden.reshape([batch, sequence, width])
     }
+}
+
+/// A layer of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layer {
+    Embedding,
+    /// A block, by its index in the whole model.
+    Block(usize),
+    /// The last norm and the head.
+    Head,
 }
 
 impl StageModule for DecoderStage {
@@ -92,6 +125,26 @@ impl StageModule for DecoderStage {
 
     fn forward(&self, input: DecoderInput, _context: &StageContext) -> Tensor<3> {
         self.run(input)
+    }
+
+    /// Every layer is a block.
+    fn blocks(&self) -> usize {
+        self.layers().len()
+    }
+
+    fn forward_block(
+        &self,
+        block: usize,
+        input: Values,
+        _context: &StageContext,
+    ) -> Result<Values, BoundaryError> {
+        Ok(pack(match self.layers()[block] {
+            Layer::Embedding => match (&self.model.embed_tokens, unpack(input)?) {
+                (Some(embedding), DecoderInput::Tokens(tokens)) => embedding.forward(tokens),
+                _ => panic!("the embedding takes token ids"),
+            },
+            layer => self.run_layer(layer, unpack(input)?),
+        }))
     }
 
     /// Gives the table of a tied head the path of the embedding's table.
