@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Serialize, Serializer};
 use thiserror::Error;
 
 use crate::action::Action;
@@ -79,6 +80,16 @@ impl fmt::Display for Recompute {
                 let stages: Vec<String> = stages.iter().map(ToString::to_string).collect();
                 f.write_str(&stages.join(","))
             }
+        }
+    }
+}
+
+impl Serialize for Recompute {
+    /// A word, or a list of numbers.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Stages(stages) => serializer.collect_seq(stages),
+            word => serializer.collect_str(word),
         }
     }
 }

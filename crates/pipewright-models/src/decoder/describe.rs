@@ -26,6 +26,7 @@ impl DecoderConfig {
             // The forward copies a row, and the backward adds to a row.
             weight: 4 * ELEMENT * hidden,
             activation_bytes: sequence as u64 * TOKEN_ID,
+            output_bytes: sequence as u64 * FLOAT * hidden,
         };
         let block = |index| LayerDesc {
             path: format!("model.layers.{index}"),
@@ -33,6 +34,7 @@ impl DecoderConfig {
             parameters: block_parameters(self, bias),
             weight: block_weight(self, bias, sequence as u64),
             activation_bytes: sequence as u64 * FLOAT * block_activations(self),
+            output_bytes: sequence as u64 * FLOAT * hidden,
         };
         let head = LayerDesc {
             path: "lm_head".to_owned(),
@@ -40,6 +42,7 @@ impl DecoderConfig {
             parameters: hidden + if self.tie_word_embeddings { 0 } else { table },
             weight: 6 * table + ELEMENT * (NORM_PASSES * hidden + LOSS_PASSES * self.vocab_size as u64),
             activation_bytes: sequence as u64 * FLOAT * head_activations(self),
+            output_bytes: sequence as u64 * FLOAT * self.vocab_size as u64,
         };
 
         let mut layers = vec![embedding];
