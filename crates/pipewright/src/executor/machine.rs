@@ -17,7 +17,7 @@ use crate::hook::ActionHook;
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::message::Tag;
-use crate::progress::{Activity, ProgressBoard, Waiting};
+use crate::progress::{Activity, Blocked, ProgressBoard, Waiting};
 use crate::stage::StageRunner;
 use crate::tensor::{Boundaries, CheckMetadata, Metadata};
 
@@ -108,7 +108,7 @@ impl Executor {
         targets.into_iter().zip(&mut last.targets).for_each(|(values, place)| *place = Some(values));
     }
 
-    /// Runs the next action or phase that can run, or returns that it waits for a message.
+    /// Runs the next action or phase that can run, or returns that it waits for a message to arrive or to leave.
     pub(crate) fn poll(&mut self) -> Result<Poll, StepError> {
         if self.endpoint.abort().is_raised() {
             let first = self.endpoint.abort().first().map_or(self.world_rank, |error| error.rank);
@@ -121,28 +121,28 @@ impl Executor {
         if !self.step.reductions.is_empty() {
             self.advance_reductions().map_err(|cause| self.error(cause))?;
         }
-        let waiting = match self.step.phase {
+        let blocked = match self.step.phase {
             Phase::Actions => self.poll_action(),
             Phase::Idle | Phase::Done(_) => {
                 self.board.set_activity(self.world_rank, Activity::NoStep);
                 return Ok(Poll::Done);
             }
-            _ => self.poll_epilogue(),
+            _ => self.poll_epilogue().map(|waiting| waiting.map(Blocked::from)),
         };
-        match waiting {
+        match blocked {
             Ok(None) => Ok(Poll::Progress),
-            Ok(Some(waiting)) => {
+            Ok(Some(blocked)) => {
                 self.step.waits = true;
-                self.board.set_activity(self.world_rank, Activity::Waits(waiting));
+                self.board.set_activity(self.world_rank, blocked.into());
                 Ok(Poll::Pending)
             }
             Err(cause) => Err(self.error(cause)),
         }
     }
 
-    fn poll_action(&mut self) -> Result<Option<Waiting>, Cause> {
+    fn poll_action(&mut self) -> Result<Option<Blocked>, Cause> {
         let Some(&action) = self.program().row(self.rank).get(self.step.position) else {
-            return self.poll_epilogue();
+            return self.poll_epilogue().map(|waiting| waiting.map(Blocked::from));
         };
         if self.step.entered.is_none() {
             self.step.entered = Some(Instant::now());
@@ -150,8 +150,11 @@ impl Executor {
                 hook.before(self.world_rank, action);
             }
         }
+        if let Some(sending) = self.unsent(action) {
+            return Ok(Some(Blocked::Sending(sending)));
+        }
         if let Some(waiting) = self.act_in_scope(action)? {
-            return Ok(Some(waiting));
+            return Ok(Some(Blocked::Receiving(waiting)));
         }
         // The event of a receive is added when its message is taken: from the first attempt to take it until its
         // arrival.

@@ -101,12 +101,14 @@ impl Assembly {
             action: None,
             cause: Cause::Build { message },
         };
-        let endpoint = MeshEndpoint::new(endpoint, self.mesh, self.config.is_sharded());
+        let endpoint = MeshEndpoint::new(endpoint, self.mesh, self.config.is_sharded())
+            .with_devices(self.config.devices.clone());
         let placement = self.program.placement();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
             let made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
             let settings = StageSettings {
+                device: self.config.devices.of(world_rank).cloned(),
                 optimizer: self.config.optimizer.clone(),
                 part: endpoint.part(),
                 must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),

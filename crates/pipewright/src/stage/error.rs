@@ -36,6 +36,16 @@ pub enum StageError {
         /// The number of tensors that the graph declares.
         expected: usize,
     },
+    /// A number inside the stage is infinite or not a number
+    /// ([`StageContext::not_finite`](super::StageContext::not_finite)). The parameters are those before the step.
+    #[error(
+        "{what} is not finite; the parameters are still those before this step: lower the learning rate, clip gradients, \
+         or look at the data of this step"
+    )]
+    NotFinite {
+        /// The number and its layer.
+        what: String,
+    },
     /// The stage has a loss, but the step has no targets.
     #[error("the stage ends in a loss, and the step brought no targets for it")]
     NoTarget,

@@ -19,6 +19,7 @@ mod parameters;
 
 pub(crate) use body::{NO_SKIPS, Skip, Skips, StageBody};
 pub use error::StageError;
+pub(crate) use module::Auxiliary;
 pub use module::{StageContext, StageModule};
 pub use prepare::Stage;
 pub(crate) use prepare::StageSettings;

@@ -1,7 +1,7 @@
 //! [`Stage`]: a module with its loss, before a pipeline prepares it for its rank.
 
 use burn::optim::ModuleOptimizer;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use pipewright_schedule::Microbatch;
 
 use super::body::StageBody;
@@ -94,6 +94,8 @@ impl std::fmt::Debug for Stage {
 /// The settings with which a pipeline prepares a stage.
 #[derive(Clone, Default)]
 pub(crate) struct StageSettings {
+    /// Where the stage computes; `None` for the device of its module.
+    pub device: Option<Device>,
     /// The optimizer; `None` for a stage that is not trained.
     pub optimizer: Option<ModuleOptimizer>,
     /// The part of each trained parameter that this replica holds; `None` if it holds all.
@@ -137,6 +139,9 @@ impl<M: StageBody> Unprepared for UnpreparedStage<M> {
             return Err(StageError::NoLoss);
         }
         let mut stage = TrainingStage::new(body, loss);
+        if let Some(device) = &settings.device {
+            stage.move_to(device);
+        }
         prefixes.iter().for_each(|prefix| stage.add_prefix(prefix));
         stage.check_paths()?;
         stage.set_up(settings.optimizer, weight_runner, settings.by_block);

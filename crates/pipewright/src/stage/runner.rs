@@ -10,12 +10,9 @@ use pipewright_schedule::Microbatch;
 
 use super::body::Skips;
 use super::error::StageError;
-use super::module::StageContext;
+use super::module::{Auxiliary, StageContext};
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
 use crate::tensor::{OptionalTensor, OptionalTensors, Values};
-
-/// The losses of a microbatch by name, off the tape.
-pub(crate) type NamedLosses = Vec<(Arc<str>, Tensor<1>)>;
 
 /// The options of a forward.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +32,8 @@ pub(crate) struct Forwarded {
     pub outputs: Values,
     /// The last stage's loss, off the tape (shape `[1]`).
     pub loss: Option<Tensor<1>>,
-    /// Auxiliary losses by name, off the tape, without their weights.
-    pub auxiliary: NamedLosses,
+    /// Auxiliary losses in the order in which they were added, off the tape.
+    pub auxiliary: Vec<Auxiliary>,
 }
 
 /// The results of a backward.

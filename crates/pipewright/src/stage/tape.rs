@@ -4,7 +4,6 @@ use burn::tensor::{Device, Gradients, Tensor};
 
 use super::error::StageError;
 use super::module::Auxiliary;
-use super::runner::NamedLosses;
 use super::shards::Catches;
 use crate::autodiff::{GradientSlot, gradient_root};
 use crate::nn::Deferred;
@@ -135,16 +134,16 @@ pub(super) fn all_off_tape(values: &[Value]) -> Values {
     values.iter().map(off_tape).collect()
 }
 
-/// Returns the losses by name as they are reported, and their weighted sum on the tape.
+/// Returns the losses off the tape, as they are reported, and their weighted sum on the tape.
 pub(super) fn split_auxiliary(
     losses: Vec<Auxiliary>,
     loss_weight: f64,
-) -> Result<(NamedLosses, Option<Tensor<1>>), StageError> {
+) -> Result<(Vec<Auxiliary>, Option<Tensor<1>>), StageError> {
     let mut weighted = None;
     let mut reported = Vec::with_capacity(losses.len());
     for Auxiliary { name, weight, loss } in losses {
         check_scalar(&loss, || format!("the auxiliary loss `{name}`"))?;
-        reported.push((name, off(loss.clone())));
+        reported.push(Auxiliary { name, weight, loss: off(loss.clone()) });
         weighted = join(weighted, Some(scaled(loss, weight * loss_weight)));
     }
     Ok((reported, weighted))

@@ -126,6 +126,16 @@ impl<M: StageBody> TrainingStage<M> {
         self.discrete.iter_mut().for_each(|old| *old = path(old));
     }
 
+    /// Moves the parameters to `device`, where the stage then computes. Must be called before the other methods that
+    /// prepare the stage.
+    pub(super) fn move_to(&mut self, device: &Device) {
+        if *device != self.device {
+            let device = device.clone().autodiff();
+            let module = self.take_module().fork(&device);
+            (self.module, self.device) = (Some(module), device);
+        }
+    }
+
     /// Returns an error if two places of the stage hold one parameter.
     pub(super) fn check_paths(&self) -> Result<(), StageError> {
         match self.sums.duplicate() {
@@ -225,6 +235,9 @@ impl<M: StageBody> TrainingStage<M> {
             Segment::Whole => pack(module.run(inputs, context)?),
             Segment::Block { index, .. } => module.run_block(index, inputs, context)?,
         };
+        if let Some(what) = context.take_not_finite() {
+            return Err(StageError::NotFinite { what });
+        }
         if self.loss.is_some() && segment.is_last() {
             let outputs = if keep_outputs { all_off_tape(&output) } else { Values::new() };
             let loss =
