@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    completions, export, init, inspect, lower, man, partition, report, resume, schedule, simulate, validate,
-    view, vpp,
+    completions, devices, export, init, inspect, lower, man, partition, report, resume, schedule, simulate,
+    validate, view, vpp,
 };
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
@@ -64,6 +64,14 @@ Example:
     /// Check everything that can be checked without training.
     #[command(after_help = "Example:\n  pipewright check --set pipeline.ranks=4")]
     Check(RunArguments),
+    /// List the devices that this build can use on this machine.
+    #[command(after_help = "\
+`run.device` and `run.devices` take the names in the first column. The build contains the back ends that were chosen with \
+cargo's --features: cuda, rocm, metal, vulkan, wgpu.
+
+Example:
+  pipewright devices")]
+    Devices(devices::DevicesArguments),
     /// Write a commented configuration.
     #[command(after_help = "Example:\n  pipewright init my-run.toml")]
     Init(init::InitArguments),

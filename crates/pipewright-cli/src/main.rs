@@ -62,6 +62,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Inspect(arguments) => commands::inspect::run(arguments),
         Command::Export(arguments) => commands::export::run(arguments),
         Command::Check(arguments) => commands::check::run(arguments),
+        Command::Devices(arguments) => commands::devices::run(arguments),
         Command::Init(arguments) => commands::init::run(arguments),
         Command::Schedule(arguments) => commands::schedule::run(arguments),
         Command::Lower(arguments) => commands::lower::run(arguments),

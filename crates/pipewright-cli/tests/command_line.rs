@@ -204,7 +204,7 @@ fn check_counts_what_a_family_and_tied_embeddings_change() {
     };
     check("model.tie_word_embeddings=true", "6480 parameters");
     check("model.architecture=qwen2", "8624 parameters");
-    check("model.architecture=qwen3", "8544 parameters");
+    check("model.architecture=qwen3", "8560 parameters");
 }
 
 #[test]

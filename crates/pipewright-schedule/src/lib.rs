@@ -1,12 +1,12 @@
 //! Makes pipeline schedules: from a model's description to a program that is proved sound.
 //!
 //! ```text
-//! ModelDesc --partition--> Stages --place--> Placement --generate--> Schedule (compute only, per rank)
+//! name, ScheduleSpec --generate--> Schedule (compute only, per rank) with its Placement (stages on ranks)
 //!    --lower--> Program (compute + communication) --validate--> ValidatedProgram --simulate--> Timeline
+//! ModelDesc, number of stages --partition--> Partition (layers of each stage)
 //! ```
 //!
-//! The modules are declared in the order in which data passes through them, and a module imports only earlier ones
-//! (`tests/layers.rs`). The crate never depends on Burn, never reads a clock or a file, and never starts a thread. The
+//! A module imports only modules that are declared before it (`tests/layers.rs`). The crate never depends on Burn, never reads a clock or a file, and never starts a thread. The
 //! runtime that executes a [`ValidatedProgram`] is another crate.
 
 /// Compiles the code in the crate's README.
@@ -58,6 +58,10 @@ pub mod skip_event;
 pub mod timeline;
 
 pub mod simulate;
+
+pub mod profile;
+
+pub mod plan;
 
 mod trace;
 

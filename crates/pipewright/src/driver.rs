@@ -208,8 +208,9 @@ fn settle(executor: &mut Executor, outcome: Result<(), StepError>) -> Result<(),
 
 /// Finds out which parameters stages share. A failure is raised for all ranks.
 fn find_shared(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
-    executor.begin_finding_shared();
-    drive(executor, watch).inspect_err(|error| executor.endpoint().fail(error.clone()))
+    // A back end may report here that it failed to make the parameters, which a list of them reads.
+    let begun = caught(|| executor.begin_finding_shared()).map_err(|cause| executor.error(cause));
+    begun.and_then(|()| run(executor, watch)).inspect_err(|error| executor.endpoint().fail(error.clone()))
 }
 
 fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {

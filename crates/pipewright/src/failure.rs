@@ -54,6 +54,13 @@ pub enum Cause {
         /// The message.
         message: String,
     },
+    /// The rank's device has no memory left. A device computes behind its rank, so the request may be one of an earlier
+    /// action.
+    #[error("the device has no memory left: {bytes} bytes were asked for")]
+    DeviceMemory {
+        /// The bytes that were asked for.
+        bytes: u64,
+    },
     /// A hook around an action did not run it.
     #[error("the hook did not run {action}: a hook around an action must call `run`")]
     LeftOut {
@@ -222,8 +229,20 @@ impl Cause {
             .map(|message| (*message).to_owned())
             .or_else(|| payload.downcast_ref::<String>().cloned())
             .unwrap_or_else(|| "(no message)".to_owned());
-        Self::Panic { message }
+        match device_memory(&message) {
+            Some(bytes) => Self::DeviceMemory { bytes },
+            None => Self::Panic { message },
+        }
     }
+}
+
+/// Returns the bytes that a device could not provide, if that is what a back end's message says. Burn reports a failure
+/// of a device only as the text of a panic.
+fn device_memory(message: &str) -> Option<u64> {
+    const WORDS: [&str; 2] = ["out of device memory allocating ", "can't allocate buffer of size: "];
+    let rest = WORDS.iter().find_map(|words| Some(message.split_once(words)?.1))?;
+    let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..end].parse().ok()
 }
 
 /// The flag that stops every rank, with the first cause.
@@ -396,6 +415,16 @@ mod tests {
             action: action.map(|text| text.parse().expect("an action")),
             cause: Cause::Panic { message: "out of cheese".to_owned() },
         }
+    }
+
+    #[test]
+    fn a_device_without_memory_is_told_from_other_panics() {
+        let cause = |message: &str| Cause::from_panic(&message.to_owned()).to_string();
+        let read = "Error while reading data: WithContext { reason: out of device memory allocating 4096 bytes\n0: f }";
+        let expected = "the device has no memory left: 4096 bytes were asked for";
+        assert_eq!(cause(read), expected);
+        assert_eq!(cause("can't allocate buffer of size: 4096\n"), expected);
+        assert_eq!(cause("out of cheese"), "the stage panicked: out of cheese");
     }
 
     #[test]

@@ -28,8 +28,8 @@ use crate::ids::WorldRank;
 
 /// Every rank calls it for each action, on its own thread. A panic in a hook fails the step like a panic in a stage.
 pub trait ActionHook: Send + Sync {
-    /// Called when the tensors of an action have arrived. It must call `run`, which runs the action. Use it for scopes that
-    /// end with the action.
+    /// Called when the tensors of an action have arrived; for a receive, at once. It must call `run`, which runs the
+    /// action. Use it for scopes that end with the action.
     fn around(&self, _rank: WorldRank, _action: Action, run: &mut dyn FnMut()) {
         run();
     }

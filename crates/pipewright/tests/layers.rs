@@ -3,6 +3,7 @@
 const LAYERS: &[&str] = &[
     "ids",
     "bounded_file",
+    "device",
     // Tensors and batches.
     "tensor",
     "batch",
@@ -12,9 +13,9 @@ const LAYERS: &[&str] = &[
     // Arithmetic.
     "kernel",
     "random",
+    "autodiff",
     "nn",
     "optimizer",
-    "autodiff",
     // Models.
     "stage",
     "graph",

@@ -84,8 +84,8 @@ impl StageModule for Sharing {
 }
 
 #[test]
-fn owners_of_a_shared_parameter_send_as_much_as_they_are() {
-    const MICROBATCHES: u32 = 2;
+fn owners_of_a_shared_parameter_send_one_gradient_and_get_one_sum() {
+    const MICROBATCHES: u32 = 8;
     let weight = (WIDTH * WIDTH * 4) as u64;
     let boundary = (ROWS * WIDTH * 4) as u64;
     for owners in [2u32, 3, 4, 8] {

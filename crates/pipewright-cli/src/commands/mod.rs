@@ -3,6 +3,7 @@
 pub(crate) mod check;
 mod checkpoint_path;
 pub(crate) mod completions;
+pub(crate) mod devices;
 mod drawing;
 mod engine;
 pub(crate) mod export;

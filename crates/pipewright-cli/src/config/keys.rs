@@ -64,6 +64,8 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "keep_checkpoints",
             "deadline_seconds",
             "device",
+            "devices",
+            "exclusive",
             "timelines",
             "tensorboard",
         ],

@@ -76,10 +76,10 @@ rope_scaling = { rope_type = \"llama3\", factor = 8, low_freq_factor = 1.0, high
 #[test]
 fn keys_of_a_family_are_checked_where_they_are_written() {
     let check = |keys: &str, problem: &str| {
-        check(
-            &format!("[model]\narchitecture = \"qwen3_moe\"\n{keys}\n"),
-            &[&format!("a.toml:3:1: {problem}")],
-        );
+        // The place is that of the value.
+        let column = keys.find("= ").expect("a key with a value") + 3;
+        let text = format!("[model]\narchitecture = \"qwen3_moe\"\n{keys}\n");
+        check(&text, &[&format!("a.toml:3:{column}: {problem}")]);
     };
     check(
         "num_experts_per_tok = 9",
@@ -250,8 +250,15 @@ fn words() {
         "pipeline.transport=nccl",
         "`transport` is \"nccl\", which this version of Pipewright does not support",
     );
-    refuse("run.device=cuda:0", "`device` is \"cuda:0\", which this version of Pipewright does not support");
-    refuse("run.device=felx", "`device` is \"felx\", where flex is expected");
+    let known = "where flex, cuda, rocm, metal, vulkan, wgpu is expected";
+    refuse("run.device=felx", &format!("`device` is \"felx\", {known}"));
+    refuse("run.devices=[\"flex\", \"cudda:1\"]", &format!("`devices` is \"cudda\", {known}"));
+    refuse("run.device=flex:1", "`flex:1` is not a device: the processor is `flex`, without a number");
+    #[cfg(not(feature = "cuda"))]
+    refuse(
+        "run.device=cuda:0",
+        "this build cannot compute on `cuda:0`: build it with `cargo build --release --features cuda`",
+    );
     refuse("optimizer.name=adam", "`name` is \"adam\", where adamw is expected");
     refuse("optimizer.schedule=step", "`schedule` is \"step\", where constant, cosine, linear is expected");
     refuse("run.out=", "`out` is empty");

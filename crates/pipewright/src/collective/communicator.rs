@@ -228,10 +228,17 @@ impl<'a> Communicator<'a> {
             self.send(to, tag, &lists[place]);
         }
         drop(lists);
+        let devices: Vec<Device> = own.iter().map(Value::device).collect();
         let own = own.into_iter().map(Some).collect();
         let mut exchange = Exchange::among(&group, tag, own);
         self.complete(&mut exchange)?;
-        Ok(exchange.into_contents().collect())
+        // A tensor arrives on its sender's device. Each joins this member's tensor at the same place.
+        let moved = |(place, tensor): (usize, Option<Value>)| match devices.get(place) {
+            Some(device) => tensor.map(|tensor| tensor.to_device(device)),
+            None => tensor,
+        };
+        let here = |list: OptionalTensors| list.into_iter().enumerate().map(moved).collect();
+        Ok(exchange.into_contents().map(here).collect())
     }
 
     /// Waits until all messages of an exchange have arrived.

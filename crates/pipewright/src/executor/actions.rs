@@ -76,7 +76,7 @@ impl Executor {
         None
     }
 
-    /// Runs `action` inside the hook's scope. Its messages must have arrived.
+    /// Runs `action` inside the hook's scope. Calls the hook only when the messages of the action have arrived.
     pub(super) fn act_in_scope(&mut self, action: Action) -> Outcome {
         let Some(hook) = self.hook.clone() else { return self.act(action) };
         if let Some(waiting) = self.fetch(action)? {
@@ -144,9 +144,10 @@ impl Executor {
         let side_inputs = input.side_inputs.clone();
         let task = ForwardTask { loss_weight: input.loss_weights[place], keep_outputs: input.keep_outputs };
         let local_stage = self.local_stage(stage);
+        let device = local_stage.runner.device();
         let target = local_stage.targets[place].take();
-        let context =
-            StageContext::new(stage, microbatch).with_side_inputs(side_inputs, local_stage.runner.device());
+        let target = target.map(|target| target.into_iter().map(|value| value.to_device(&device)).collect());
+        let context = StageContext::new(stage, microbatch).with_side_inputs(side_inputs, device);
         let forwarded = match forward_only {
             true => local_stage.runner.infer(&context, inputs, target)?,
             false => local_stage.runner.forward(&context.with_random(random), inputs, target, task)?,

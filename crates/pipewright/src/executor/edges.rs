@@ -5,7 +5,7 @@ use pipewright_schedule::{Microbatch, StageIndex};
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::message::Direction;
-use crate::tensor::{MetadataError, Side, TensorMismatch, Value, Values};
+use crate::tensor::{MetadataError, Side, TensorMismatch, Values};
 
 impl Executor {
     /// Returns all input tensors of a stage for a microbatch; `None` if those of the neighbour have not arrived.
@@ -17,7 +17,8 @@ impl Executor {
         let inputs = self.local_stage(stage).inputs[microbatch.index()].take()?;
         let Some(previous) = self.placement().previous(stage) else {
             // The model's input data needs no gradient.
-            return Some(Ok(inputs.into_iter().map(Value::constant).collect()));
+            let device = self.local_stage(stage).runner.device();
+            return Some(Ok(inputs.into_iter().map(|input| input.to_device(&device).constant()).collect()));
         };
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);

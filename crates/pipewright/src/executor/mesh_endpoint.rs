@@ -3,9 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use burn::tensor::Device;
 use pipewright_schedule::{ClockSkew, Rank};
 
 use crate::collective::{Group, Tree};
+use crate::device::Devices;
 use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
 use crate::mesh::{Mesh, MeshCoord};
@@ -25,6 +27,7 @@ pub(crate) struct MeshEndpoint {
     world_tree: Tree,
     /// The part of its stages' parameters that this replica holds, if they are sharded.
     part: Option<RowShard>,
+    devices: Devices,
 }
 
 impl MeshEndpoint {
@@ -35,7 +38,19 @@ impl MeshEndpoint {
         let part = is_sharded.then_some(RowShard { index: coord.replica, of: mesh.data });
         let [pipeline_tree, replica_tree, world_tree] =
             [&pipeline, &replicas, &Group::of_world(&endpoint)].map(Tree::over);
-        Self { endpoint, mesh, coord, replicas, pipeline_tree, replica_tree, world_tree, part }
+        let devices = Devices::default();
+        Self { endpoint, mesh, coord, replicas, pipeline_tree, replica_tree, world_tree, part, devices }
+    }
+
+    /// Sets the devices of all ranks of the world.
+    pub(crate) fn with_devices(self, devices: Devices) -> Self {
+        Self { devices, ..self }
+    }
+
+    /// Returns the device to which tensors for a rank of the world are moved before they are sent. `None` if it is not
+    /// known, or if messages are encoded, which takes the tensors off their device.
+    pub(crate) fn device_of(&self, rank: WorldRank) -> Option<&Device> {
+        self.devices.of(rank).filter(|_| self.moves_storage())
     }
 
     pub(crate) fn coord(&self) -> MeshCoord {

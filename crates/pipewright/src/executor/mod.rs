@@ -3,8 +3,7 @@
 //! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] runs at most one action and never
 //! blocks. A driver ([`crate::driver`]) polls, sleeps while the executor waits, and watches the deadline. After the
 //! program the ranks sum the gradients of replicas and of shared parameters, compute the gradient norm, and update
-//! their parameters.
-//! The protocol of these phases is in `README.md` beside this file.
+//! their parameters. The protocol of these phases is in `README.md` beside this file.
 //!
 //! | file | content |
 //! |---|---|

@@ -15,6 +15,7 @@ use super::figures::{Figures, PackedSkew, Times, largest_skew, unpacked_skew};
 use super::machine::Executor;
 use super::step::{Outcome, Phase};
 use crate::collective::Exchange;
+use crate::device::held_on;
 use crate::ids::WorldRank;
 use crate::message::{MessageError, Payload, Tag, decoded, encoded};
 use crate::tensor::Values;
@@ -41,6 +42,8 @@ pub(crate) struct RankReport {
     pub exposed_communication: Duration,
     /// Time of the gradient scaling and the optimizer step.
     pub update: Duration,
+    /// Most bytes that the rank held at once in this step; on a device other than the processor, the bytes that its back
+    /// end has reserved there for the rank.
     pub peak_bytes: u64,
     /// The largest number of boundary messages that were in flight at once.
     pub sends_in_flight: u32,
@@ -66,6 +69,8 @@ impl Executor {
     /// Makes this rank's report.
     pub(super) fn report(&mut self, gradient_norm: Option<f64>, update: Duration) -> RankReport {
         let last = self.stages.last_mut().expect("every rank owns a stage");
+        let held_on_device = held_on(&last.runner.device());
+        let peak_bytes = held_on_device.unwrap_or_else(|| self.memory.peak());
         let outputs: Vec<Values> = last.outputs.iter_mut().filter_map(Option::take).collect();
         let (events, skips) = (std::mem::take(&mut self.step.events), std::mem::take(&mut self.step.skips));
         let auxiliary = std::mem::take(&mut self.step.auxiliary);
@@ -86,7 +91,7 @@ impl Executor {
             clock_skew: None,
             exposed_communication: self.step.exposed,
             update,
-            peak_bytes: self.memory.peak(),
+            peak_bytes,
             sends_in_flight: self.endpoint.sends_in_flight(),
             interrupted: self.interrupt.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)),
         }

@@ -20,7 +20,7 @@ use crate::tensor::Values;
 pub(crate) struct StepInput {
     /// Counted from 1.
     pub step: StepNumber,
-    /// The attempt of the pipeline at it.
+    /// The pipeline's attempt at this step.
     pub attempt: Attempt,
     /// The first stage's input of each microbatch; empty on other ranks.
     pub inputs: Vec<Values>,

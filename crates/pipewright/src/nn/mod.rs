@@ -12,6 +12,7 @@
 
 mod attention;
 mod bundle;
+mod composed;
 mod cross_entropy;
 mod deferred;
 mod dropout;
@@ -28,14 +29,15 @@ mod tied_head;
 mod check;
 
 pub use attention::{CausalAttention, rotary_frequencies};
+pub(crate) use composed::{add_product as add_product_on_device, add_rows as add_rows_on_device};
 pub use cross_entropy::cross_entropy;
-pub(crate) use deferred::{Deferred, WeightStore, WeightTask};
+pub(crate) use deferred::{Deferred, RowIds, WeightStore, WeightTask};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub(crate) use embedding::add_rows;
 pub use experts::{Expert, mix_experts};
 pub use linear::Linear;
-pub(crate) use operation::{CpuTensor, cpu_tensor, elements, node_of, owned, row_major};
+pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned};
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use routing::Routing;
 pub use swiglu::swiglu;

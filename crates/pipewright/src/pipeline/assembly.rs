@@ -96,11 +96,15 @@ impl Assembly {
             action: None,
             cause: Cause::Build { message },
         };
-        let endpoint = MeshEndpoint::new(endpoint, self.mesh, self.config.is_sharded());
+        let endpoint = MeshEndpoint::new(endpoint, self.mesh, self.config.is_sharded())
+            .with_devices(self.config.devices.clone());
         let placement = self.program.placement();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
             let mut made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            if let Some(device) = self.config.devices.of(world_rank) {
+                made.runner.move_to(device);
+            }
             made.runner.check().map_err(|error| failure(format!("stage {stage}: {error}")))?;
             let must_have_loss = stage == placement.last_stage() && !self.program.is_forward_only();
             if must_have_loss && !made.runner.has_loss() {

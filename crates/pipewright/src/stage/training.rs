@@ -286,6 +286,14 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         self.sums.squares(parts)
     }
 
+    fn move_to(&mut self, device: &Device) {
+        if *device != self.device {
+            let device = device.clone().autodiff();
+            let module = self.take_module().fork(&device);
+            (self.module, self.device) = (Some(module), device);
+        }
+    }
+
     fn shard(&mut self, part: RowShard) -> Result<(), StageError> {
         if let Some(optimizer) = &self.optimizer
             && let Some(place) = mixes_rows(optimizer, self.module())

@@ -4,6 +4,7 @@
 //! dimensions and kind are known at run time. [`Boundary`] converts between the two, [`Metadata`] says what both sides of
 //! a boundary expect, and `shard` says which rows of a parameter a replica holds.
 
+mod transfer;
 mod value;
 mod boundary;
 mod metadata;

@@ -110,6 +110,7 @@ impl Trainer {
         self.began.get_or_insert_with(Instant::now);
         let batch = self.rows.next_batch(self.rows_per_step);
         let shape = [batch.rows, batch.seq_len];
+        // Every rank moves its microbatches to its own device.
         let device = Device::flex();
         let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new::<i32, _>(ids, shape), &device);
         let rate = self.learning_rate.at(self.steps_done);

@@ -105,7 +105,7 @@ fn skips_of(timeline: &Timeline) -> BTreeSet<(Rank, SkipAction)> {
 #[test]
 fn predicted_and_measured_timelines_have_the_same_skips() {
     for (schedule, ranks) in
-        [("1f1b", 4), ("interleaved1f1b", 4), ("zbvzerobubble", 2), ("dualpipev", 2), ("gpipe", 6)]
+        [("1f1b", 4), ("interleaved1f1b", 4), ("zbvzerobubble", 4), ("dualpipev", 4), ("gpipe", 6)]
     {
         let program = program(schedule, ranks, MICROBATCHES);
         let placement = program.placement().clone();
@@ -154,7 +154,9 @@ fn the_bytes_of_a_graph_are_those_of_its_messages() {
         placed.direct().iter().map(|(from, to, tensors)| (from.get(), to.get(), *tensors)).collect();
     assert_eq!(skips.len(), direct.len());
     assert!(costs.sizes.iter().all(|sizes| sizes.activation == 7) && costs.sizes.len() == 4);
-    assert_eq!((skips, costs.sizes[0].output), (vec![], 0), "{direct:?}");
+    // Stage 1 passes `d2:0` and `m0` on to the last stage.
+    assert_eq!(skips, [(0, 2, 1_000_000), (0, 3, 11), (1, 3, 1_000)]);
+    assert_eq!(costs.sizes[0].output, 11_100, "`d0` and both outputs of `d2`");
 }
 
 #[test]
