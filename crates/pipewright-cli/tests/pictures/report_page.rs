@@ -79,7 +79,7 @@ fn a_trained_run_has_its_charts_tables_and_links() {
     assert!(browser.holds(drawn));
     let figures = browser.text("#figures");
     for words in [
-        "steps\t12",
+        "steps\n12",
         "last loss",
         "tokens per second",
         "step, predicted",
