@@ -233,7 +233,10 @@ fn numbers_out_of_range() {
 fn words() {
     let refuse =
         |argument: &str, message: &str| check_set(&[argument], &[&format!("--set {argument}: {message}")]);
-    refuse("model.architecture=lama", "`architecture` is \"lama\", where llama, qwen2 is expected");
+    refuse(
+        "model.architecture=lama",
+        "`architecture` is \"lama\", where llama, qwen2, qwen3, qwen3_moe is expected",
+    );
     refuse("pipeline.schedule=1f1", "unknown schedule `1f1`; did you mean `1f1b`?");
     refuse(
         "pipeline.schedule=ForwardOnly",
