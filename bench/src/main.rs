@@ -10,6 +10,7 @@
 //! cargo run --release -p pipewright-bench -- checkpoints # the cost of saving, against a step
 //! cargo run --release -p pipewright-bench -- engine     # the schedule engine's time per action
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
+//! cargo run --release -p pipewright-bench -- experts    # a mixture of experts against a dense layer of the same work
 //! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
 //! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
@@ -22,6 +23,7 @@ mod bound;
 mod checkpoints;
 mod engine;
 mod epilogue;
+mod experts;
 mod memory;
 mod model;
 mod overhead;
@@ -67,6 +69,8 @@ enum Bench {
     Engine(engine::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
     Schedules(schedules::Options),
+    /// A mixture of experts against the dense layer with the same operations.
+    Experts(experts::Options),
     /// The memory of a rank with sharded parameters, against replicated ones.
     Shards(shards::Options),
     /// Two processes over MPI against two threads, in turn.
@@ -88,6 +92,7 @@ fn main() -> ExitCode {
         Bench::Checkpoints(options) => checkpoints::run(&options),
         Bench::Engine(options) => engine::run(&options),
         Bench::Schedules(options) => schedules::run(&options),
+        Bench::Experts(options) => experts::run(&options),
         Bench::Shards(options) => shards::run(&options),
         Bench::Processes(options) => processes::run(&options),
         Bench::Peer(options) => peer::run(&options),

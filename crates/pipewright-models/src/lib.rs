@@ -43,6 +43,8 @@ pub mod family;
 
 pub mod llama;
 pub mod qwen2;
+pub mod qwen3;
+pub mod qwen3_moe;
 
 pub mod loss;
 

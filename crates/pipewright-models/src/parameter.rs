@@ -76,15 +76,20 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         Ok(Linear { weight, bias: None })
     }
 
-    pub(crate) fn linear_with_bias(
+    fn linear_with_bias(&mut self, path: &str, inputs: usize, outputs: usize) -> Result<Linear, S::Error> {
+        let Linear { weight, .. } = self.linear(path, inputs, outputs)?;
+        let bias = self.parameter(path, "bias", [outputs], ParameterKind::Bias)?;
+        Ok(Linear { weight, bias: Some(bias) })
+    }
+
+    pub(crate) fn linear_with_bias_if(
         &mut self,
+        bias: bool,
         path: &str,
         inputs: usize,
         outputs: usize,
     ) -> Result<Linear, S::Error> {
-        let Linear { weight, .. } = self.linear(path, inputs, outputs)?;
-        let bias = self.parameter(path, "bias", [outputs], ParameterKind::Bias)?;
-        Ok(Linear { weight, bias: Some(bias) })
+        if bias { self.linear_with_bias(path, inputs, outputs) } else { self.linear(path, inputs, outputs) }
     }
 
     pub(crate) fn embedding(&mut self, path: &str, rows: usize, width: usize) -> Result<Embedding, S::Error> {

@@ -2,6 +2,7 @@
 //! under every schedule. Results are within tolerance of PyTorch, and bit-identical to those of one rank.
 
 #[path = "support/pipelined_run.rs"]
+#[expect(dead_code, reason = "these models have no experts")]
 mod pipelined_run;
 #[path = "support/reference.rs"]
 mod reference;
@@ -62,4 +63,10 @@ fn the_turns_and_splits_of_more_ranks_retrace_it_too() {
         LLAMA.check(schedule, 3, 8);
     }
     LLAMA.check("zb-h2", 4, 8);
+}
+
+#[test]
+fn recomputation_changes_no_bit() {
+    LLAMA.check_recomputed("1f1b", 4, 8);
+    LLAMA.check_recomputed("zbvzerobubble", 2, 8);
 }

@@ -58,6 +58,11 @@ pub enum Tag {
         /// The copy's place among that stage's parameters.
         place: u32,
     },
+    /// The sum of the gradients of a shared parameter that more than two ranks own.
+    SharedGradientSum {
+        /// The parameter's place among the shared ones.
+        parameter: u32,
+    },
     /// A shard of a stage's gradients, for the replica that sums that shard.
     GradientShard {
         /// The stage.
@@ -128,6 +133,9 @@ impl std::fmt::Display for Tag {
             Self::SharedGradient { parameter, stage, .. } => {
                 write!(f, "the gradient of shared parameter {parameter} from stage {stage}")
             }
+            Self::SharedGradientSum { parameter } => {
+                write!(f, "the sum of the gradients of shared parameter {parameter}")
+            }
             Self::GradientShard { stage } => write!(f, "its part of the gradients of stage {stage}"),
             Self::GradientSum { stage } => write!(f, "its sum of gradients of stage {stage}"),
             Self::ParameterShard { stage, round } => {
@@ -159,6 +167,14 @@ pub enum Payload {
 }
 
 impl Payload {
+    /// Returns the bytes of the tensors or of the encoded value.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Tensors(tensors) => tensors.iter().flatten().map(|tensor| tensor.bytes() as u64).sum(),
+            Self::Bytes(bytes) => bytes.len() as u64,
+        }
+    }
+
     /// Encodes a value, which [`Message::read`] decodes.
     pub(crate) fn of<T: Serialize + ?Sized>(value: &T) -> Self {
         Self::Bytes(encoded(value))

@@ -52,6 +52,34 @@ impl fmt::Display for Waiting {
     }
 }
 
+/// A message that a rank has sent and whose buffer is not free, and its receiver as a rank of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Sending {
+    pub to: WorldRank,
+    pub tag: Tag,
+}
+
+impl fmt::Display for Sending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} to take {}", self.to, self.tag)
+    }
+}
+
+/// The reason why a rank cannot continue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blocked {
+    /// A message has not arrived.
+    Receiving(Waiting),
+    /// The buffer of a sent message is not free.
+    Sending(Sending),
+}
+
+impl From<Waiting> for Blocked {
+    fn from(waiting: Waiting) -> Self {
+        Self::Receiving(waiting)
+    }
+}
+
 /// A rank's heartbeat.
 #[cfg(any(feature = "mpi", test))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +104,17 @@ pub(crate) enum Activity {
     Computes,
     /// The rank waits for a message.
     Waits(Waiting),
+    /// The rank waits until a message that it has sent is received.
+    Sends(Sending),
+}
+
+impl From<Blocked> for Activity {
+    fn from(blocked: Blocked) -> Self {
+        match blocked {
+            Blocked::Receiving(waiting) => Self::Waits(waiting),
+            Blocked::Sending(sending) => Self::Sends(sending),
+        }
+    }
 }
 
 impl fmt::Display for Activity {
@@ -83,7 +122,8 @@ impl fmt::Display for Activity {
         match self {
             Self::NoStep => f.write_str("is in no step"),
             Self::Computes => f.write_str("computes"),
-            Self::Waits(blocked) => write!(f, "waits for {blocked}"),
+            Self::Waits(waiting) => write!(f, "waits for {waiting}"),
+            Self::Sends(sending) => write!(f, "waits for {sending}"),
         }
     }
 }
@@ -248,6 +288,13 @@ mod tests {
              gradients of microbatch 1 for stage 0 from rank 1",
         );
         check(2, 1, Activity::Computes, "  rank 2: 1 of 8 done (0F0), is at 0SEND_F0, computes");
+        let (stage, microbatch) = (StageIndex::new(1), Microbatch::new(0));
+        let tag = Tag::Boundary { direction: Direction::Forward, stage, microbatch };
+        let sending = Activity::from(Blocked::Sending(Sending { to: FROM, tag }));
+        let expected = "  rank 0: 2 of 8 done (0F0 0SEND_F0), is at 0F1, waits for rank 1 to take the activations of \
+                        microbatch 0 for stage 1";
+        check(0, 2, sending, expected);
+        let stage = StageIndex::new(0);
         let all = "  rank 3: all 8 actions done (1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1)";
         check(3, 8, Activity::Computes, &format!("{all}, computes"));
         check(3, 8, Activity::NoStep, &format!("{all}, is in no step"));

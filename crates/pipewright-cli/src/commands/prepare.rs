@@ -176,7 +176,7 @@ fn lower_file(
 }
 
 /// Returns the configuration that lowers the program of a replica.
-fn lowering(mesh: &MeshSettings) -> TrainingLowering {
+pub(super) fn lowering(mesh: &MeshSettings) -> TrainingLowering {
     TrainingLowering {
         replicas: mesh.data_parallel,
         unshard_window: NonZeroU32::new(mesh.unshard_window).filter(|_| mesh.is_sharded()),

@@ -34,6 +34,10 @@ pub(crate) struct RunSettings {
     /// The devices of the ranks.
     #[serde(flatten)]
     pub(crate) devices: DeviceSettings,
+    /// The number of steps, spread over the run, whose timelines are kept; 0 keeps only that of the last step.
+    pub(crate) timelines: u64,
+    /// Whether the metrics are also written as TensorBoard event files.
+    pub(crate) tensorboard: bool,
 }
 
 impl RunSettings {
@@ -54,6 +58,8 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         keep_checkpoints: section.count("keep_checkpoints", 3),
         deadline_seconds: read_deadline(&mut section),
         devices: devices::read(&mut section),
+        timelines: section.whole("timelines", 8, 0, 10_000),
+        tensorboard: section.flag("tensorboard", false),
     }
 }
 

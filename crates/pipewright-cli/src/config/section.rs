@@ -196,6 +196,11 @@ impl<'a> Section<'a> {
         None
     }
 
+    /// Reads a value of any type, which the caller checks.
+    pub(super) fn any(&mut self, key: &'static str) -> Option<Value> {
+        self.value(key)
+    }
+
     /// Reads one of the words in `options`.
     pub(super) fn choice<T: Copy>(&mut self, key: &'static str, default: T, options: &[(&str, T)]) -> T {
         let Some(text) = self.text(key) else { return default };
@@ -204,6 +209,35 @@ impl<'a> Section<'a> {
             None => {
                 self.report_unknown_word(key, &text, options.iter().map(|(name, _)| *name));
                 default
+            }
+        }
+    }
+
+    /// Reads one of the words in `options`, or a list of whole numbers.
+    pub(super) fn choice_or_list<T: Clone>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        options: &[(&str, T)],
+        list: impl FnOnce(Vec<u32>) -> Option<T>,
+    ) -> T {
+        const EXPECTED: &str = "a word, or a list of whole numbers, such as [0, 2]";
+        match self.value(key) {
+            None => default,
+            Some(Value::String(text)) => match options.iter().find(|(name, _)| *name == text) {
+                Some((_, option)) => option.clone(),
+                None => {
+                    self.report_unknown_word(key, &text, options.iter().map(|(name, _)| *name));
+                    default
+                }
+            },
+            Some(value) => {
+                let number = |item: &Value| u32::try_from(item.as_integer()?).ok();
+                let items = value.as_array().and_then(|items| items.iter().map(number).collect());
+                items.and_then(list).unwrap_or_else(|| {
+                    self.report(key, wrong_type(key, EXPECTED, &value));
+                    default
+                })
             }
         }
     }

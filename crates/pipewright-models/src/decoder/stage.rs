@@ -7,11 +7,12 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TiedHead};
 use pipewright::stage::{StageContext, StageModule};
-use pipewright::tensor::{Boundary, BoundaryError, Unpack};
-use pipewright::tensor::{ValueKind, Values};
+use pipewright::tensor::{Boundary, BoundaryError, Unpack, ValueKind, Values, pack, unpack};
+use pipewright_schedule::{Microbatch, StageIndex};
 
-use super::block::{AttentionBias, DecoderBlock};
+use super::block::DecoderBlock;
 use super::config::DecoderConfig;
+use super::form::BlockForm;
 use crate::error::ConfigError;
 use crate::parameter::{Builder, ParameterSource};
 
@@ -49,49 +50,101 @@ pub enum DecoderInput {
 }
 
 impl DecoderStage {
-    /// Runs the stage, and returns hidden states `[batch, sequence, hidden]`, or logits `[batch, sequence, vocabulary]`
-    /// on the last stage.
+    /// Runs the stage outside a pipeline, and returns hidden states `[batch, sequence, hidden]`, or logits
+    /// `[batch, sequence, vocabulary]` on the last stage. Auxiliary losses are lost.
     ///
     /// # Panics
     /// When the input is not of the kind that the stage takes, or a token id is outside the vocabulary.
     pub fn run(&self, input: DecoderInput) -> Tensor<3> {
-        let hidden = match (&self.model.embed_tokens, input) {
-            (Some(embedding), DecoderInput::Tokens(tokens)) => embedding.forward(tokens),
-            (None, DecoderInput::Hidden(hidden)) => hidden,
-            (Some(_), DecoderInput::Hidden(_)) => {
+        self.forward(input, &StageContext::new(StageIndex::new(0), Microbatch::new(0)))
+    }
+
+    /// Returns the layers that the stage has, in order.
+    fn layers(&self) -> Vec<Layer> {
+        let embedding = self.model.embed_tokens.iter().map(|_| Layer::Embedding);
+        let blocks = (0..self.model.layers.len()).filter(|&index| self.model.layers[index].is_some());
+        let head = self.model.norm.iter().map(|_| Layer::Head);
+        embedding.chain(blocks.map(Layer::Block)).chain(head).collect()
+    }
+
+    /// Runs a layer. It returns hidden states `[batch, sequence, hidden]`, or logits `[batch, sequence, vocabulary]`.
+    fn run_layer(&self, layer: Layer, input: DecoderInput, context: &StageContext) -> Tensor<3> {
+        let hidden = match (layer, input) {
+            (Layer::Embedding, DecoderInput::Tokens(tokens)) => return self.embed(tokens),
+            (Layer::Embedding, DecoderInput::Hidden(_)) => {
                 panic!("the first stage takes token ids, not hidden states")
             }
-            (None, DecoderInput::Tokens(_)) => {
+            (_, DecoderInput::Hidden(hidden)) => hidden,
+            (_, DecoderInput::Tokens(_)) => {
                 panic!("a stage without the embedding takes hidden states, not token ids")
             }
         };
         let [batch, sequence, width] = hidden.dims();
         let attention = self.attention.get(sequence, &hidden.device());
-
         let mut hidden = hidden.reshape([batch * sequence, width]);
-        for block in self.model.layers.iter().flatten() {
-            hidden = block.forward(hidden, &attention);
-        }
-        if let Some(norm) = &self.model.norm {
-            hidden = norm.forward(hidden);
-        }
-        if let Some(head) = &self.lm_head {
-            hidden = head.forward(hidden);
-        }
-        if let Some(head) = &self.tied_head {
-            hidden = head.forward(hidden);
+        match layer {
+            Layer::Embedding => {}
+            Layer::Block(index) => {
+                if let Some(block) = &self.model.layers[index] {
+                    hidden = block.forward(hidden, &attention, context);
+                }
+            }
+            Layer::Head => {
+                if let Some(norm) = &self.model.norm {
+                    hidden = norm.forward(hidden);
+                }
+                if let Some(head) = &self.lm_head {
+                    hidden = head.forward(hidden);
+                }
+                if let Some(head) = &self.tied_head {
+                    hidden = head.forward(hidden);
+                }
+            }
         }
         let width = hidden.dims()[1];
         hidden.reshape([batch, sequence, width])
     }
+
+    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let embedding = self.model.embed_tokens.as_ref().expect("the layer is one of this stage's");
+        embedding.forward(tokens)
+    }
+}
+
+/// A layer of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layer {
+    Embedding,
+    /// A block, by its index in the whole model.
+    Block(usize),
+    /// The last norm and the head.
+    Head,
 }
 
 impl StageModule for DecoderStage {
     type Input = DecoderInput;
     type Output = Tensor<3>;
 
-    fn forward(&self, input: DecoderInput, _context: &StageContext) -> Tensor<3> {
-        self.run(input)
+    /// Does what [`DecoderStage::run`] does, and adds the auxiliary losses of its blocks to the step.
+    fn forward(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
+        let mut layers = self.layers().into_iter();
+        let first = layers.next().expect("a stage has a layer");
+        let hidden = self.run_layer(first, input, context);
+        layers.fold(hidden, |hidden, layer| self.run_layer(layer, DecoderInput::Hidden(hidden), context))
+    }
+
+    /// Every layer is a block.
+    fn blocks(&self) -> usize {
+        self.layers().len()
+    }
+
+    fn forward_block(
+        &self,
+        block: usize,
+        input: Values,
+        context: &StageContext,
+    ) -> Result<Values, BoundaryError> {
+        Ok(pack(self.run_layer(self.layers()[block], unpack(input)?, context)))
     }
 
     /// Gives the table of a tied head the path of the embedding's table.
@@ -132,7 +185,7 @@ impl DecoderConfig {
     /// Builds the stage that holds `layers`; see [`ModelFamily::build_stage`](crate::ModelFamily::build_stage).
     pub(crate) fn build_stage<S>(
         &self,
-        bias: AttentionBias,
+        form: &BlockForm<'_>,
         layers: Range<usize>,
         source: &mut S,
         device: &Device,
@@ -158,7 +211,8 @@ impl DecoderConfig {
                 stage.add_head(self, &mut builder)?;
             } else {
                 let index = layer - 1;
-                let block = DecoderBlock::build(self, bias, &format!("model.layers.{index}"), &mut builder)?;
+                let path = format!("model.layers.{index}");
+                let block = DecoderBlock::build(self, form, index, &path, &mut builder)?;
                 stage.model.layers[index] = Some(block);
             }
         }
@@ -196,8 +250,7 @@ impl DecoderStage {
 /// A cache of the attention with its tables for the latest sequence length. A run usually has one length.
 #[derive(Debug, Clone)]
 struct AttentionCache {
-    head_dim: usize,
-    theta: f64,
+    frequencies: Arc<[f32]>,
     latest: Arc<Mutex<Option<Cached>>>,
 }
 
@@ -209,7 +262,7 @@ struct Cached {
 
 impl AttentionCache {
     fn new(config: &DecoderConfig) -> Self {
-        Self { head_dim: config.head_dim(), theta: config.rope_theta, latest: Arc::default() }
+        Self { frequencies: config.rotary_frequencies().into(), latest: Arc::default() }
     }
 
     fn get(&self, sequence: usize, device: &Device) -> Arc<CausalAttention> {
@@ -221,7 +274,7 @@ impl AttentionCache {
         {
             return Arc::clone(attention);
         }
-        let attention = Arc::new(CausalAttention::rotary(sequence, self.head_dim, self.theta, device));
+        let attention = Arc::new(CausalAttention::rotary_with(sequence, &self.frequencies, device));
         *latest = Some(Cached { device: device.clone(), attention: Arc::clone(&attention) });
         attention
     }

@@ -18,10 +18,10 @@ use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::parameter::{ParameterSource, ParameterSpec};
 
-/// Reads `dir/config.json` with `parse`; an error names the file and, if possible, the line.
+/// Reads `dir/config.json` with `parse_model`; an error names the file and, if possible, the line.
 ///
 /// # Errors
-/// When the file cannot be read or is not JSON, or when `parse` fails.
+/// When the file cannot be read or is not JSON, or when `parse_model` fails.
 pub(crate) fn read_config<T>(
     dir: &Path,
     parse_model: impl FnOnce(Value) -> Result<T, ConfigError>,

@@ -3,32 +3,46 @@
 
 use std::sync::OnceLock;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::Stage;
+use pipewright::tensor::unpack;
 use pipewright::train::Trainer;
-use pipewright::train::data::{DataConfig, Tokenizer};
+use pipewright::train::data::{Cursor, DataConfig, Tokenizer};
 use pipewright::train::{Decay, LearningRate};
 use pipewright::transport::World;
 use pipewright_models::hf::HfError;
 use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
-use pipewright_schedule::{Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition};
+use pipewright_schedule::{
+    Method, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
+};
 
-use crate::reference::{Reference, Step, Within};
+use crate::reference::{Balance, Reference, Step};
 
 /// A reference model, and its runs on one rank.
 pub(crate) struct Model {
     name: &'static str,
+    /// Whether the balance loss of routers is part of the loss, as the reference's `config.json` says.
+    is_balanced: bool,
     /// By the logarithm of the number of microbatches.
     one_rank: [OnceLock<Vec<Step>>; 4],
 }
 
 impl Model {
     pub(crate) const fn new(name: &'static str) -> Self {
-        Self { name, one_rank: [const { OnceLock::new() }; 4] }
+        Self::with_balance(name, true)
+    }
+
+    /// The same model without the balance loss of its routers.
+    pub(crate) const fn unbalanced(name: &'static str) -> Self {
+        Self::with_balance(name, false)
+    }
+
+    const fn with_balance(name: &'static str, is_balanced: bool) -> Self {
+        Self { name, is_balanced, one_rank: [const { OnceLock::new() }; 4] }
     }
 
     pub(crate) fn check(&self, schedule: &str, ranks: u32, microbatches: u32) {
@@ -55,23 +69,45 @@ impl Model {
         }
     }
 
+    /// Checks that stages and blocks that compute their forward again have the bits of one rank.
+    pub(crate) fn check_recomputed(&self, schedule: &str, ranks: u32, microbatches: u32) {
+        let (_, one_rank) = self.runs(schedule, ranks, microbatches);
+        for recompute in [Recompute::Stage, Recompute::Block] {
+            let reference = Reference::load(self.name);
+            let run = train(&reference, schedule, ranks, microbatches, &recompute);
+            assert_eq!(run, one_rank, "{schedule}, recompute {recompute}");
+        }
+    }
+
     /// Returns a run, which it compares with PyTorch's, and the run of one rank.
     fn runs(&self, schedule: &str, ranks: u32, microbatches: u32) -> (Vec<Step>, &[Step]) {
-        let reference = Reference::load(self.name);
-        let run = train(&reference, schedule, ranks, microbatches);
-        assert_eq!(run.len(), reference.expected.steps.len());
-        reference.assert_close(&run, Within { loss: 5e-6, grad_norm: 5e-5 });
+        let mut reference = Reference::load(self.name);
+        if !self.is_balanced {
+            let ModelConfig::Qwen3Moe(config) = &mut reference.config else { panic!("it has no router") };
+            config.mixture.output_router_logits = false;
+            reference.expected.expected_aux.clear();
+        }
+        let run = train(&reference, schedule, ranks, microbatches, &Recompute::None);
+        reference.assert_close(&run, &reference.steps(microbatches));
         let one_rank = self.one_rank[microbatches.ilog2() as usize]
-            .get_or_init(|| train(&reference, "gpipe", 1, microbatches));
+            .get_or_init(|| train(&reference, "gpipe", 1, microbatches, &Recompute::None));
         (run, one_rank)
     }
 }
 
-fn train(reference: &Reference, schedule: &str, ranks: u32, microbatches: u32) -> Vec<Step> {
+fn train(
+    reference: &Reference,
+    schedule: &str,
+    ranks: u32,
+    microbatches: u32,
+    recompute: &Recompute,
+) -> Vec<Step> {
     let program = program(schedule, ranks, microbatches);
     match reference.config.clone() {
-        ModelConfig::Llama(config) => train_family(reference, config, program),
-        ModelConfig::Qwen2(config) => train_family(reference, config, program),
+        ModelConfig::Llama(config) => train_family(reference, config, program, recompute),
+        ModelConfig::Qwen2(config) => train_family(reference, config, program, recompute),
+        ModelConfig::Qwen3(config) => train_family(reference, config, program, recompute),
+        ModelConfig::Qwen3Moe(config) => train_family(reference, config, program, recompute),
         other => panic!("no reference is of {other:?}"),
     }
 }
@@ -83,7 +119,12 @@ fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {
     for_training(&schedule, &TrainingLowering::default()).expect("it is sound")
 }
 
-fn train_family<F>(reference: &Reference, model: F, program: ValidatedProgram) -> Vec<Step>
+fn train_family<F>(
+    reference: &Reference,
+    model: F,
+    program: ValidatedProgram,
+    recompute: &Recompute,
+) -> Vec<Step>
 where
     F: ModelFamily + 'static,
 {
@@ -96,17 +137,35 @@ where
         shuffle: false,
         seed: 0,
     };
-    let rows = rows.open(model.vocab_size(), batch).expect("the data is here");
-    let rate = LearningRate { peak: 2e-3, decay: Decay::Constant, warmup_steps: 0, steps: steps as u64 };
-    let mut trainer = Trainer::new(launch(reference, model, program), rows, batch, rate);
+    let mut rows = rows.open(model.vocab_size(), batch).expect("the data is here");
+    let first = rows.next_batch(batch).inputs;
+    rows.seek(Cursor { epoch: 0, index: 0 }).expect("the first row");
+    let rate = LearningRate {
+        peak: reference.expected.lr,
+        decay: Decay::Constant,
+        warmup_steps: 0,
+        steps: steps as u64,
+    };
+    let mut trainer = Trainer::new(launch(reference, model, program, recompute), rows, batch, rate);
     let step = |_| {
         let (metrics, _) = trainer.step().expect("a step");
-        Step { loss: metrics.loss, grad_norm: metrics.grad_norm }
+        let balance = metrics.auxiliary.get("moe_aux");
+        let balance = balance.map(|&loss| Balance { loss, total: metrics.total.expect("the sum") });
+        Step { loss: metrics.loss, grad_norm: metrics.grad_norm, balance }
     };
-    (0..steps).map(step).collect()
+    let run = (0..steps).map(step).collect();
+    // The final logits of the reference are those of a training without a balance loss.
+    if reference.expected.expected_aux.is_empty() {
+        let tokens = TensorData::new::<i32, _>(first, [batch, seq_len]);
+        let tokens = Tensor::<2, Int>::from_data(tokens, &Device::flex());
+        let outputs = trainer.pipeline().eval(tokens, None::<Tensor<2, Int>>).expect("an evaluation").outputs;
+        let logits = outputs.into_iter().next().expect("the first microbatch has the first row");
+        reference.assert_final_logits(unpack(logits).expect("logits"));
+    }
+    run
 }
 
-fn launch<F>(reference: &Reference, model: F, program: ValidatedProgram) -> Pipeline
+fn launch<F>(reference: &Reference, model: F, program: ValidatedProgram, recompute: &Recompute) -> Pipeline
 where
     F: ModelFamily + 'static,
 {
@@ -120,8 +179,12 @@ where
         Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
     };
     let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
-    let config =
-        PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..PipelineConfig::default() };
+    let config = PipelineConfig {
+        optimizer: Some(adam.init()),
+        clip_norm: Some(1.0),
+        recompute: recompute.clone(),
+        ..PipelineConfig::default()
+    };
     let world = World::local(program.ranks());
     Pipeline::launch(program, world, &config, make).expect("it starts")
 }

@@ -8,7 +8,8 @@
 //! a stage computes once it is gathered, and `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its
 //! forward and then its backward, each with its own tensors, costs and event, and the forward's output leaves when the
 //! forward ends; (7) the messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor
-//! ends, before the sends that follow it. There is one link for each ordered pair of ranks, and messages are buffered:
+//! ends, before the sends that follow it; (8) a backward of a stage that is recomputed ([`Costs::recompute`]) first computes
+//! its forward again, once its tensors have arrived, unless that forward was the rank's last computation. There is one link for each ordered pair of ranks, and messages are buffered:
 //! a send does not wait for its receive.
 //!
 //! Rule 6 assumes that a rank computes one thing at a time. An overlap then saves time because the messages of each
@@ -27,6 +28,7 @@ use crate::ids::{Rank, StageIndex};
 use crate::schedule::Program;
 use crate::simulate::boundary_tensors::{Arrival, Arrivals, BoundaryTensor, Route};
 use crate::simulate::error::SimulateError;
+use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
 use crate::validate::BlockedRank;
@@ -39,9 +41,10 @@ pub struct TimedRun {
 }
 
 impl TimedRun {
-    /// Returns all events. An overlap has two events, one for each half. The event of a send lasts while the message
+    /// Returns all events. An overlap has two events, one for each half. A backward that computes its forward again has
+    /// the event of the forward before its own. The event of a send lasts while the message
     /// occupies its link, that of a receive until the arrival, and that of a collective until it is complete. They may
-    /// overlap with computation of the rank.
+    /// overlap with computation of the rank. [`Timeline::skips`] has the messages of skip connections between ranks.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
@@ -82,6 +85,8 @@ struct RankState {
     collectives: f64,
     exposed: f64,
     waits_for: Option<BoundaryTensor>,
+    /// Its last computation.
+    computed: Option<Action>,
     /// The output of the last overlap's forward, and the end of the forward.
     first_half: Option<(BoundaryTensor, f64)>,
 }
@@ -99,6 +104,7 @@ struct Run<'a> {
     reduced: Vec<f64>,
     /// The events of each rank.
     events: Vec<Vec<Event>>,
+    skips: Vec<SkipEvent>,
 }
 
 impl<'a> Run<'a> {
@@ -115,6 +121,7 @@ impl<'a> Run<'a> {
             gathered: vec![0.0; stages],
             reduced: vec![0.0; stages],
             events: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
+            skips: Vec::new(),
         }
     }
 
@@ -186,13 +193,29 @@ impl<'a> Run<'a> {
             }
         }
         let start = latest.at;
-        let end = start + self.duration(part);
+        let again = self.recomputed_by(rank, part);
+        let begin = again.map_or(start, |forward| start + self.duration(forward));
+        let end = begin + self.duration(part);
         let state = &mut self.ranks[rank.index()];
         state.exposed += start - latest.issued.max(now);
-        state.free = end;
+        (state.free, state.computed) = (end, Some(part));
+        if let Some(forward) = again {
+            self.events[rank.index()].push(Event { rank, action: forward, start, end: begin });
+        }
         self.deliver(rank, part, end);
-        self.events[rank.index()].push(Event { rank, action: part, start, end });
+        self.events[rank.index()].push(Event { rank, action: part, start: begin, end });
         Ok(end)
+    }
+
+    /// Returns the forward that a backward computes again.
+    fn recomputed_by(&self, rank: Rank, part: Action) -> Option<Action> {
+        let (Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch }) = part
+        else {
+            return None;
+        };
+        let forward = Action::Forward { stage, microbatch };
+        let is_last = self.ranks[rank.index()].computed == Some(forward);
+        (self.costs.recompute.applies_to(stage) && !is_last).then_some(forward)
     }
 
     fn duration(&self, part: Action) -> f64 {
@@ -239,10 +262,28 @@ impl<'a> Run<'a> {
             let receiver = self.program.placement().owner(tensor.stage);
             match (receiver, tensor.route) {
                 (Some(receiver), Route::Skip(index)) if receiver != rank => {
-                    self.transmit(rank, receiver, tensor, costs.skips[index].bytes, end);
+                    let sent = self.transmit(rank, receiver, tensor, costs.skips[index].bytes, end);
+                    self.note_skip((rank, receiver), part, tensor, sent);
                 }
                 _ => self.arrive(tensor, on_rank),
             }
+        }
+    }
+
+    /// Adds the events of a skip connection's message from `part`. It occupied its link from the first to the second
+    /// time of `sent`.
+    fn note_skip(
+        &mut self,
+        (rank, receiver): (Rank, Rank),
+        part: Action,
+        tensor: BoundaryTensor,
+        sent: (f64, f64),
+    ) {
+        let message = SkipMessage { from: part.stage(), to: tensor.stage, microbatch: tensor.microbatch };
+        let event = |rank, action, (start, end)| SkipEvent { rank, action, start, end };
+        self.skips.push(event(rank, SkipAction::Send(message), sent));
+        if let Some(Arrival { issued, at }) = self.arrivals.get(tensor) {
+            self.skips.push(event(receiver, SkipAction::Receive(message), (issued, at)));
         }
     }
 
@@ -318,7 +359,8 @@ impl<'a> Run<'a> {
             self.set_times_of_receive(event);
         }
         let exposed = self.ranks.iter().map(|state| state.exposed).collect();
-        Ok(TimedRun { timeline: Timeline::new(self.program.ranks(), events), exposed })
+        let timeline = Timeline::new(self.program.ranks(), events).with_skips(self.skips);
+        Ok(TimedRun { timeline, exposed })
     }
 
     /// Sets the start and the end of a receive. Its message may be sent later than the receive is simulated, so the

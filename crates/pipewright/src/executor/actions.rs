@@ -7,14 +7,17 @@
 //! Between stages of one rank (the turn of a V placement) tensors are passed in place, and the program has no
 //! communication for them.
 
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::recompute::backward_follows;
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::message::{Direction, Tag};
-use crate::progress::Waiting;
+use crate::progress::{Sending, Waiting};
 use crate::random::StreamKey;
-use crate::stage::{ForwardTask, StageContext};
+use crate::stage::{ForwardTask, InputGradients, StageContext};
 use crate::tensor::{OptionalTensors, Values};
 
 /// `None` when the action is done, otherwise the message that it waits for.
@@ -36,7 +39,7 @@ impl Executor {
             Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
             // The computation that uses the message takes it.
             Action::RecvForward { .. } | Action::RecvBackward { .. } => Ok(None),
-            // A send transfers its tensors at once, so there is nothing to wait for.
+            // It is tried once the message has left: see `Executor::unsent`.
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => Ok(None),
             Action::ReduceGrad { stage } => {
                 self.start_reduction(stage)?;
@@ -54,7 +57,27 @@ impl Executor {
         }
     }
 
-    /// Runs `action` inside the hook's scope. Its messages must have arrived.
+    /// Returns the message that a wait for a send waits for; `None` if its buffer is free, and for other actions.
+    pub(super) fn unsent(&mut self, action: Action) -> Option<Sending> {
+        let (direction, stage, microbatch) = match action {
+            Action::WaitSendForward { stage, microbatch } => {
+                (Direction::Forward, self.placement().next(stage)?, microbatch)
+            }
+            Action::WaitSendBackward { stage, microbatch } => {
+                (Direction::Backward, self.placement().previous(stage)?, microbatch)
+            }
+            _ => return None,
+        };
+        let to = self.endpoint.world_rank_of(self.placement().rank_of(stage));
+        let tag = Tag::Boundary { direction, stage, microbatch };
+        if !self.endpoint.is_sent(to, tag) {
+            return Some(Sending { to, tag });
+        }
+        self.step.exposed += self.step.entered.map_or(Duration::ZERO, |entered| entered.elapsed());
+        None
+    }
+
+    /// Runs `action` inside the hook's scope. Calls the hook only when the messages of the action have arrived.
     pub(super) fn act_in_scope(&mut self, action: Action) -> Outcome {
         let Some(hook) = self.hook.clone() else { return self.act(action) };
         if let Some(waiting) = self.fetch(action)? {
@@ -120,7 +143,14 @@ impl Executor {
         };
         let input = &self.step.input;
         let side_inputs = input.side_inputs.clone();
-        let task = ForwardTask { loss_weight: input.loss_weights[place], keep_outputs: input.keep_outputs };
+        // A forward that its backward follows at once has nothing to save.
+        let recompute = self.recompute.applies_to(stage)
+            && !backward_follows(self.program().row(self.rank), self.step.position);
+        let task = ForwardTask {
+            loss_weight: input.loss_weights[place],
+            keep_outputs: input.keep_outputs,
+            recompute,
+        };
         let local_stage = self.local_stage(stage);
         let device = local_stage.runner.device();
         let target = local_stage.targets[place].take();
@@ -173,7 +203,12 @@ impl Executor {
             false => self.local_stage(stage).output_gradients[place].take().expect(MADE_BEFORE),
         };
         self.append_skips(Direction::Backward, stage, microbatch, &mut gradients);
-        let mut gradients = self.local_stage(stage).runner.backward_inputs(microbatch, gradients)?;
+        let start = Instant::now();
+        let InputGradients { mut gradients, recomputed } =
+            self.local_stage(stage).runner.backward_inputs(microbatch, gradients)?;
+        if !recomputed.is_zero() {
+            self.note_recomputed(Action::Forward { stage, microbatch }, start, recomputed);
+        }
         self.hand_over(Direction::Backward, stage, microbatch, &mut gradients);
         match self.placement().previous(stage) {
             Some(previous) if self.elsewhere(previous).is_none() => {

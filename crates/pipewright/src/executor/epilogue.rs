@@ -22,7 +22,7 @@ impl Executor {
                 Phase::Done(Outcome::default())
             }
             Phase::SharedGradients(sums) => {
-                self.add_shared_gradients(sums);
+                self.set_shared_gradients(sums);
                 self.gather_replica_squares()
             }
             Phase::ReplicaSquares(squares) => self.gather_squares(concatenated(squares))?,

@@ -7,7 +7,9 @@ use burn::tensor::Tensor;
 use pipewright_schedule::Microbatch;
 
 use super::machine::Executor;
+use super::report::AuxiliaryPart;
 use crate::failure::Cause;
+use crate::stage::Auxiliary;
 
 impl Executor {
     /// Reads the losses in microbatch order. Training fails if one is not finite.
@@ -27,7 +29,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Reads the auxiliary losses: for each name, the mean over the microbatches.
+    /// Reads the auxiliary losses, each with its share in the mean over the microbatches.
     pub(super) fn read_auxiliary(&mut self) -> Result<(), Cause> {
         let evaluates = self.program().is_forward_only();
         let first = self.first_microbatch();
@@ -35,15 +37,19 @@ impl Executor {
         for stage in &mut self.stages {
             let lists = stage.auxiliary.iter_mut().map(std::mem::take).enumerate();
             let (names, losses): (Vec<_>, Vec<_>) = lists
-                .flat_map(|(place, list)| list.into_iter().map(move |(name, loss)| ((place, name), loss)))
+                .flat_map(|(place, list)| {
+                    list.into_iter()
+                        .map(move |Auxiliary { name, weight, loss }| ((place, name, weight), loss))
+                })
                 .unzip();
-            for ((place, name), loss) in names.into_iter().zip(read(losses)) {
+            for ((place, name, weight), loss) in names.into_iter().zip(read(losses)) {
+                let microbatch = Microbatch::new(first + place as u32);
                 if !loss.is_finite() && !evaluates {
-                    let microbatch = Microbatch::new(first + place as u32);
                     return Err(Cause::AuxiliaryNotFinite { stage: stage.index, microbatch, name, loss });
                 }
                 let loss_weight = self.step.input.loss_weights[place] / microbatches;
-                *self.step.auxiliary.entry(name).or_default() += loss_weight * loss;
+                let (stage, loss) = (stage.index, loss_weight * loss);
+                self.step.auxiliary.push(AuxiliaryPart { name, stage, microbatch, weight, loss });
             }
         }
         Ok(())

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use pipewright_schedule::{Action, Event, Placement, Rank, StageIndex, ValidatedProgram};
+use pipewright_schedule::{Action, Event, Placement, Rank, Recompute, StageIndex, ValidatedProgram};
 
 use super::gather::NamedParameter;
 use super::local_stage::LocalStage;
@@ -17,8 +17,8 @@ use crate::hook::ActionHook;
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::message::Tag;
-use crate::progress::{Activity, ProgressBoard, Waiting};
-use crate::stage::Stage;
+use crate::progress::{Activity, Blocked, ProgressBoard, Waiting};
+use crate::stage::StageRunner;
 use crate::tensor::{Boundaries, CheckMetadata, Metadata};
 
 /// The settings that an executor gets from its pipeline.
@@ -29,6 +29,7 @@ pub(crate) struct ExecutorConfig {
     pub(crate) check_metadata: CheckMetadata,
     pub(crate) seed: u64,
     pub(crate) clip_norm: Option<f64>,
+    pub(crate) recompute: Recompute,
     pub(crate) hook: Option<Arc<dyn ActionHook>>,
     pub(crate) interrupt: Option<Arc<AtomicBool>>,
 }
@@ -44,6 +45,8 @@ pub(crate) struct Executor {
     /// The seed of the random numbers that layers draw.
     pub(super) seed: u64,
     pub(super) clip_norm: Option<f64>,
+    /// The stages that compute their forward again.
+    pub(super) recompute: Recompute,
     pub(super) memory: RankMemory,
     pub(super) board: ProgressBoard,
     /// The flag that ends training after the current step.
@@ -61,13 +64,13 @@ impl Executor {
     pub(crate) fn new(
         config: ExecutorConfig,
         endpoint: MeshEndpoint,
-        stages: Vec<(StageIndex, Stage)>,
+        stages: Vec<(StageIndex, Box<dyn StageRunner>)>,
         memory: RankMemory,
     ) -> Self {
         let microbatches = config.program.microbatches();
-        let stages = stages.into_iter().map(|(index, stage)| {
+        let stages = stages.into_iter().map(|(index, runner)| {
             let boundaries = Boundaries::new(&config.metadata, config.check_metadata, index, microbatches);
-            LocalStage::new(index, stage, microbatches, boundaries)
+            LocalStage::new(index, runner, microbatches, boundaries)
         });
         Self {
             rank: endpoint.coord().rank,
@@ -76,6 +79,7 @@ impl Executor {
             endpoint,
             seed: config.seed,
             clip_norm: config.clip_norm,
+            recompute: config.recompute,
             memory,
             board: config.board,
             hook: config.hook,
@@ -104,7 +108,7 @@ impl Executor {
         targets.into_iter().zip(&mut last.targets).for_each(|(values, place)| *place = Some(values));
     }
 
-    /// Runs the next action or phase that can run, or returns that it waits for a message.
+    /// Runs the next action or phase that can run, or returns that it waits for a message to arrive or to leave.
     pub(crate) fn poll(&mut self) -> Result<Poll, StepError> {
         if self.endpoint.abort().is_raised() {
             let first = self.endpoint.abort().first().map_or(self.world_rank, |error| error.rank);
@@ -117,28 +121,28 @@ impl Executor {
         if !self.step.reductions.is_empty() {
             self.advance_reductions().map_err(|cause| self.error(cause))?;
         }
-        let waiting = match self.step.phase {
+        let blocked = match self.step.phase {
             Phase::Actions => self.poll_action(),
             Phase::Idle | Phase::Done(_) => {
                 self.board.set_activity(self.world_rank, Activity::NoStep);
                 return Ok(Poll::Done);
             }
-            _ => self.poll_epilogue(),
+            _ => self.poll_epilogue().map(|waiting| waiting.map(Blocked::from)),
         };
-        match waiting {
+        match blocked {
             Ok(None) => Ok(Poll::Progress),
-            Ok(Some(waiting)) => {
+            Ok(Some(blocked)) => {
                 self.step.waits = true;
-                self.board.set_activity(self.world_rank, Activity::Waits(waiting));
+                self.board.set_activity(self.world_rank, blocked.into());
                 Ok(Poll::Pending)
             }
             Err(cause) => Err(self.error(cause)),
         }
     }
 
-    fn poll_action(&mut self) -> Result<Option<Waiting>, Cause> {
+    fn poll_action(&mut self) -> Result<Option<Blocked>, Cause> {
         let Some(&action) = self.program().row(self.rank).get(self.step.position) else {
-            return self.poll_epilogue();
+            return self.poll_epilogue().map(|waiting| waiting.map(Blocked::from));
         };
         if self.step.entered.is_none() {
             self.step.entered = Some(Instant::now());
@@ -146,8 +150,11 @@ impl Executor {
                 hook.before(self.world_rank, action);
             }
         }
+        if let Some(sending) = self.unsent(action) {
+            return Ok(Some(Blocked::Sending(sending)));
+        }
         if let Some(waiting) = self.act_in_scope(action)? {
-            return Ok(Some(waiting));
+            return Ok(Some(Blocked::Receiving(waiting)));
         }
         // The event of a receive is added when its message is taken: from the first attempt to take it until its
         // arrival.
@@ -178,6 +185,21 @@ impl Executor {
             start: entered.saturating_duration_since(origin).as_secs_f64(),
             end: origin.elapsed().as_secs_f64(),
         });
+    }
+
+    /// Adds the event of a forward that a backward computed again from `start` on. The event of the backward begins after
+    /// it, so that the two do not overlap. Blocks are recomputed alternately with their backwards, and the event has
+    /// their times together.
+    pub(super) fn note_recomputed(&mut self, forward: Action, start: Instant, recomputed: Duration) {
+        let origin = self.step.input.origin;
+        let begin = start.saturating_duration_since(origin);
+        self.step.events.push(Event {
+            rank: self.world_rank.timeline_row(),
+            action: forward,
+            start: begin.as_secs_f64(),
+            end: (begin + recomputed).as_secs_f64(),
+        });
+        self.step.entered = Some(start + recomputed);
     }
 
     /// Adds the event of a receive whose message has just been taken. The computation that uses it begins now.

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
-use pipewright_schedule::Rank;
+use pipewright_schedule::{ClockSkew, Rank};
 
 use crate::collective::{Group, Tree};
 use crate::device::Devices;
@@ -121,6 +121,26 @@ impl MeshEndpoint {
     /// Takes a message from a rank of the world, if it has arrived.
     pub(crate) fn try_take_world(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
         self.endpoint.try_take(from, tag)
+    }
+
+    /// Returns whether the message with `tag` to a rank of the world has left.
+    pub(crate) fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
+        self.endpoint.is_sent(to, tag)
+    }
+
+    /// Returns the largest number of boundary messages that were in flight at once in this attempt.
+    pub(crate) fn sends_in_flight(&self) -> u32 {
+        self.endpoint.sends_in_flight()
+    }
+
+    /// Returns an instant on the clock that all processes share, in seconds; `None` within one process.
+    pub(crate) fn common_seconds(&self, at: Instant) -> Option<f64> {
+        self.endpoint.common_seconds(at)
+    }
+
+    /// Returns the accuracy of [`MeshEndpoint::common_seconds`].
+    pub(crate) fn clock_skew(&self, at: Instant) -> Option<ClockSkew> {
+        self.endpoint.clock_skew(at)
     }
 
     pub(crate) fn wait(&mut self, until: Instant) -> Waited {

@@ -1,15 +1,15 @@
 //! One step of one rank: its input, its phase, and its results so far.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{Event, ValidatedProgram};
+use pipewright_schedule::{Event, SkipEvent, ValidatedProgram};
 
+use super::figures::Figures;
 use super::gather::NamedParameter;
 use super::parameters::{ListedParameter, NormOrder};
 use super::reduction::Reduction;
-use super::report::{Figures, RankReport};
+use super::report::{AuxiliaryPart, RankReport};
 use super::sharing::SharedSum;
 use crate::batch::SideInputs;
 use crate::collective::Exchange;
@@ -20,7 +20,7 @@ use crate::tensor::Values;
 pub(crate) struct StepInput {
     /// Counted from 1.
     pub step: StepNumber,
-    /// The attempt of the pipeline at it.
+    /// The pipeline's attempt at this step.
     pub attempt: Attempt,
     /// The first stage's input of each microbatch; empty on other ranks.
     pub inputs: Vec<Values>,
@@ -83,10 +83,12 @@ pub(super) struct StepState {
     /// The time at which the current action was first tried; a waiting action is tried again.
     pub(super) entered: Option<Instant>,
     pub(super) events: Vec<Event>,
+    /// The messages of skip connections.
+    pub(super) skips: Vec<SkipEvent>,
     /// See [`RankReport::exposed_communication`].
     pub(super) exposed: Duration,
     pub(super) losses: Vec<f64>,
-    pub(super) auxiliary: BTreeMap<Arc<str>, f64>,
+    pub(super) auxiliary: Vec<AuxiliaryPart>,
     /// Gradients that are being summed over the replicas. The sums may start before the program ends.
     pub(super) reductions: Vec<Reduction>,
     /// Whether the update has begun. The step can then no longer be undone.
@@ -102,9 +104,10 @@ impl StepState {
             waits: false,
             entered: None,
             events: Vec::new(),
+            skips: Vec::new(),
             exposed: Duration::ZERO,
             losses: Vec::new(),
-            auxiliary: BTreeMap::new(),
+            auxiliary: Vec::new(),
             reductions: Vec::new(),
             has_updated: false,
         }

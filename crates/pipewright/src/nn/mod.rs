@@ -7,33 +7,38 @@
 //!
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
-//! The functions ([`rms_norm`], [`swiglu`], [`CausalAttention`], [`cross_entropy`]) are single operations on the CPU
-//! back end and compositions of Burn's elsewhere.
+//! The functions ([`rms_norm`], [`swiglu`], [`CausalAttention`], [`cross_entropy`], [`Routing`], [`mix_experts`]) are
+//! single operations on the CPU back end and compositions of Burn's elsewhere.
 
 mod attention;
+mod bundle;
 mod composed;
 mod cross_entropy;
 mod deferred;
 mod dropout;
 mod embedding;
+mod experts;
 mod linear;
 mod operation;
 mod rms_norm;
+mod routing;
 mod swiglu;
 mod tied_head;
 
 #[cfg(test)]
 mod check;
 
-pub use attention::CausalAttention;
+pub use attention::{CausalAttention, rotary_frequencies};
 pub(crate) use composed::{add_product as add_product_on_device, add_rows as add_rows_on_device};
 pub use cross_entropy::cross_entropy;
 pub(crate) use deferred::{Deferred, RowIds, WeightStore, WeightTask};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub(crate) use embedding::add_rows;
+pub use experts::{Expert, mix_experts};
 pub use linear::Linear;
 pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned};
 pub use rms_norm::{RmsNorm, rms_norm};
+pub use routing::Routing;
 pub use swiglu::swiglu;
 pub use tied_head::TiedHead;

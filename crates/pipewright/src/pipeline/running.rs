@@ -32,7 +32,7 @@ pub struct Pipeline {
     pub(super) assembly: Assembly,
     pub(super) ranks: Vec<RankThread>,
     pub(super) step: StepNumber,
-    /// The last command that the ranks were asked to run together.
+    /// The number of the last command that all ranks run together.
     pub(super) attempt: Attempt,
     /// Whether the current step ends with an update.
     pub(super) updates: bool,

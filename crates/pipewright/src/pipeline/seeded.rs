@@ -22,7 +22,7 @@ use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::message::Tag;
 use crate::stage::Stage;
-use crate::transport::{InFlight, World};
+use crate::transport::{InFlight, Traffic, World};
 
 /// A pipeline on the calling thread, for tests. Executors and results are those of a [`Pipeline`](super::Pipeline).
 pub struct SeededPipeline {
@@ -76,6 +76,11 @@ impl SeededPipeline {
     /// Returns the tag of the message that [`SeededPipeline::lose_message`] lost last.
     pub fn lost(&self) -> Option<Tag> {
         self.lost
+    }
+
+    /// Returns what a rank has sent to others since the launch.
+    pub fn sent_by(&self, rank: WorldRank) -> Traffic {
+        self.in_flight.sent_by(rank)
     }
 
     /// As [`crate::pipeline::Pipeline::step_batch`].

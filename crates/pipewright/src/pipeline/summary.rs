@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pipewright_schedule::Timeline;
+use pipewright_schedule::{ClockSkew, Timeline};
 
-use crate::executor::RankReport;
+use crate::executor::{AuxiliaryPart, RankReport};
 use crate::ids::StepNumber;
 use crate::tensor::Values;
 
@@ -21,13 +21,16 @@ pub struct StepSummary {
     pub loss_weights: Vec<f64>,
     /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
+    /// The sum of all auxiliary losses, each with its weight.
+    pub weighted_auxiliary: f64,
     /// The last stage's outputs, of each microbatch in order; empty unless the batch asked for them
     /// ([`Batch::keep_outputs`](crate::batch::Batch::keep_outputs)), and in processes without the last stage.
     /// [`merge_by`](crate::batch::merge_by) joins them.
     pub outputs: Vec<Values>,
     /// Global norm of the gradient of the mean loss, before clipping.
     pub gradient_norm: f64,
-    /// The actions of each rank with their times, in seconds since the step began.
+    /// The actions of each rank with their times, in seconds since the step began in this process. If ranks are processes,
+    /// the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each other one has its own.
     pub timeline: Timeline,
     /// The time of each rank's optimizer step.
     pub update: Vec<Duration>,
@@ -35,6 +38,10 @@ pub struct StepSummary {
     pub exposed_communication: Vec<Duration>,
     /// The most bytes that each rank held at once; 0 without [`crate::memory::TrackingAllocator`].
     pub peak_bytes: Vec<u64>,
+    /// The largest number of boundary messages that each rank had in flight at once: sent, with a buffer that the
+    /// transport still used. 0 within one process, where messages are moved. Waits in the program bound it
+    /// ([`wait_send`](pipewright_schedule::lower::wait_send)).
+    pub sends_in_flight: Vec<u32>,
     /// Whether [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) was raised on any rank at the
     /// end of the step. It is the same in every process.
     pub interrupted: bool,
@@ -51,6 +58,8 @@ pub struct EvalSummary {
     pub loss_weights: Vec<f64>,
     /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
+    /// The sum of all auxiliary losses, each with its weight.
+    pub weighted_auxiliary: f64,
     /// The last stage's outputs, of each microbatch in order; empty in a process that does not have that stage.
     pub outputs: Vec<Values>,
     /// The actions of each rank with their times, in seconds since the step began.
@@ -62,6 +71,11 @@ impl StepSummary {
     pub fn loss(&self) -> f64 {
         let counted = self.losses.iter().zip(&self.loss_weights).map(|(loss, share)| loss * share);
         counted.sum::<f64>() / self.losses.len() as f64
+    }
+
+    /// Returns the sum that training minimises: the loss with the weighted auxiliary losses.
+    pub fn total(&self) -> f64 {
+        self.loss() + self.weighted_auxiliary
     }
 
     /// Returns the share of the program's time in which ranks only communicated, as a mean over ranks.
@@ -81,16 +95,19 @@ pub(crate) fn training(
 ) -> StepSummary {
     let ranks = reports.len() as u32;
     reports.sort_unstable_by_key(|report| report.rank);
+    let (auxiliary, weighted_auxiliary) = auxiliary(&mut reports);
     StepSummary {
         step,
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
         loss_weights,
-        auxiliary: auxiliary(&reports),
+        auxiliary,
+        weighted_auxiliary,
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         gradient_norm: reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0),
         update: reports.iter().map(|report| report.update).collect(),
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),
+        sends_in_flight: reports.iter().map(|report| report.sends_in_flight).collect(),
         interrupted: reports.iter().any(|report| report.interrupted),
         timeline: timeline(ranks, &mut reports),
         wall,
@@ -101,24 +118,35 @@ pub(crate) fn training(
 pub(crate) fn evaluation(loss_weights: Vec<f64>, mut reports: Vec<RankReport>) -> EvalSummary {
     let ranks = reports.len() as u32;
     reports.sort_unstable_by_key(|report| report.rank);
+    let (auxiliary, weighted_auxiliary) = auxiliary(&mut reports);
     EvalSummary {
         loss_weights,
-        auxiliary: auxiliary(&reports),
+        auxiliary,
+        weighted_auxiliary,
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         timeline: timeline(ranks, &mut reports),
     }
 }
 
-/// Adds the auxiliary losses of one name, in rank order.
-fn auxiliary(reports: &[RankReport]) -> BTreeMap<Arc<str>, f64> {
-    let mut sums = BTreeMap::new();
-    for (name, loss) in reports.iter().flat_map(|report| &report.auxiliary) {
-        *sums.entry(name.clone()).or_default() += loss;
+/// Returns the sums of the auxiliary losses by name, and their weighted sum. They are added microbatch by microbatch in
+/// the order of the layers, which does not depend on the cut or the schedule.
+fn auxiliary(reports: &mut [RankReport]) -> (BTreeMap<Arc<str>, f64>, f64) {
+    let mut parts: Vec<AuxiliaryPart> =
+        reports.iter_mut().flat_map(|report| std::mem::take(&mut report.auxiliary)).collect();
+    // The sort is stable: a stage adds its losses in the order of its layers.
+    parts.sort_by_key(|part| (part.microbatch, part.stage));
+    let (mut sums, mut weighted) = (BTreeMap::new(), 0.0);
+    for AuxiliaryPart { name, weight, loss, .. } in parts {
+        *sums.entry(name).or_default() += loss;
+        weighted += weight * loss;
     }
-    sums
+    (sums, weighted)
 }
 
 fn timeline(ranks: u32, reports: &mut [RankReport]) -> Timeline {
-    Timeline::new(ranks, reports.iter_mut().flat_map(|report| std::mem::take(&mut report.events)).collect())
+    let skew = reports.iter().filter_map(|report| report.clock_skew).reduce(ClockSkew::max);
+    let skips = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.skips)).collect();
+    let events = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.events)).collect();
+    Timeline::new(ranks, events).with_skips(skips).with_clock_skew(skew)
 }

@@ -9,7 +9,7 @@ use pipewright_schedule::{Microbatch, StageIndex};
 
 use crate::batch::{SideInputError, SideInputs};
 use crate::random::{RandomStream, StreamKey};
-use crate::tensor::Boundary;
+use crate::tensor::{Boundary, BoundaryError, Values, pack, unpack};
 
 /// A stage: a contiguous part of the model, with ordinary tensors at both edges.
 ///
@@ -52,6 +52,29 @@ pub trait StageModule: Module + 'static {
     /// Returns the stage's output for one microbatch. It must depend only on `self`, `input` and `context`.
     fn forward(&self, input: Self::Input, context: &StageContext) -> Self::Output;
 
+    /// Returns the number of blocks: parts of the module that run one after another. If stages are recomputed block by
+    /// block ([`Recompute::Block`](pipewright_schedule::Recompute::Block)), [`StageModule::forward_block`] runs them one
+    /// by one. No two blocks use the same parameter.
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    /// Runs one block, counted from 0. The first one takes the tensors of the stage's input, each other one those that
+    /// the block before it returns, and the last one returns those of the stage's output. Together they compute what
+    /// [`StageModule::forward`] computes. A module with several blocks must implement it.
+    ///
+    /// # Errors
+    /// When the tensors are not those that the block takes.
+    fn forward_block(
+        &self,
+        block: usize,
+        input: Values,
+        context: &StageContext,
+    ) -> Result<Values, BoundaryError> {
+        let _ = block;
+        Ok(pack(self.forward(unpack(input)?, context)))
+    }
+
     /// Returns the global path of the parameter that this module knows as `local`.
     ///
     /// Gradient norms, reports and checkpoints use the global path as the key, so a model must give a parameter the
@@ -82,6 +105,7 @@ pub struct StageContext {
     /// `None` in an evaluation.
     random: Option<StreamKey>,
     auxiliary: Arc<Mutex<Vec<Auxiliary>>>,
+    not_finite: Arc<Mutex<Option<String>>>,
 }
 
 /// An auxiliary loss of a stage.
@@ -102,6 +126,7 @@ impl StageContext {
             side_inputs: Arc::default(),
             random: None,
             auxiliary: Arc::default(),
+            not_finite: Arc::default(),
         }
     }
 
@@ -157,10 +182,24 @@ impl StageContext {
     /// Adds `weight * loss` to the loss of the step. `loss` is a scalar (shape `[1]`), the mean over the microbatch.
     ///
     /// Its gradient flows through this stage and those before it, with the same scale as that of the main loss. The
-    /// report has the mean of `loss`, without the weight, under `name`. Losses of the same name are added.
+    /// report has the mean of `loss`, without the weight, under `name`. Losses of the same name are added, in the order
+    /// of the layers whatever the cut.
     pub fn auxiliary_loss(&self, name: &str, weight: f64, loss: Tensor<1>) {
         let auxiliary = Auxiliary { name: name.into(), weight, loss };
         self.auxiliary.lock().unwrap_or_else(PoisonError::into_inner).push(auxiliary);
+    }
+
+    /// Fails the step, because a number inside the stage is infinite or not a number: the forward cannot go on sensibly,
+    /// and the loss would only show it later. `what` names the number and its layer. The parameters keep their values from
+    /// before the step. An evaluation goes on.
+    pub fn not_finite(&self, what: &str) {
+        let mut first = self.not_finite.lock().unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert_with(|| what.to_owned());
+    }
+
+    /// Takes out what the forward named as not finite.
+    pub(crate) fn take_not_finite(&self) -> Option<String> {
+        self.not_finite.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Takes out the auxiliary losses that the forward added.

@@ -1,8 +1,8 @@
 //! Shapes and element types of the tensors that cross a boundary, checked on both sides.
 //!
-//! Messages describe their own tensors, so the runtime does not need metadata to receive them. Metadata finds a stage
-//! whose output is not what the next stage expects: the error names both sides of the boundary, instead of a failure
-//! inside some layer.
+//! Messages describe their own tensors, so the runtime does not need metadata to receive them. The runtime
+//! compares the tensors at a boundary with the metadata. If they differ, the error names both stages. Without the check,
+//! a layer would fail.
 //!
 //! [`Metadata::Static`] is given in advance. [`Metadata::Dynamic`] is taken from the first microbatch that crosses the
 //! boundary; there is no probe run, so no gradient, buffer or random state changes.

@@ -29,6 +29,11 @@ impl Mailboxes {
         self.boxes[to.index()].deliver(message);
     }
 
+    /// Wakes a rank that may wait for a message that it has sent.
+    pub(crate) fn nudge(&self, rank: WorldRank) {
+        self.boxes[rank.index()].nudge();
+    }
+
     pub(crate) fn abort(&self) -> &Abort {
         &self.abort
     }
@@ -94,6 +99,10 @@ impl LocalEndpoint {
     pub(crate) fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         let message = self.envelope(tag, payload);
         self.mailboxes.deliver(to, message);
+    }
+
+    pub(crate) fn attempt(&self) -> Attempt {
+        self.attempt
     }
 
     pub(crate) fn envelope(&self, tag: Tag, payload: Payload) -> Message {

@@ -12,6 +12,8 @@
 //! whichever comes first. Raising the flag wakes every waiting rank.
 
 mod agreement;
+#[cfg(any(feature = "mpi", test))]
+mod clock;
 mod controlled;
 mod local;
 mod mailbox;
@@ -23,13 +25,19 @@ mod wire;
 
 use std::time::{Duration, Instant};
 
+use pipewright_schedule::ClockSkew;
+
 use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::ProgressBoard;
 pub use agreement::{AgreementError, Differences, Fields};
-pub use controlled::{ControlledEndpoint, InFlight};
+pub use controlled::{ControlledEndpoint, InFlight, Traffic};
 pub use local::LocalEndpoint;
+#[cfg(all(feature = "mpi", not(feature = "testing")))]
+use mpi::ClockError;
+#[cfg(all(feature = "mpi", feature = "testing"))]
+pub use mpi::ClockError;
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEndpoint, MpiError};
 
@@ -73,7 +81,7 @@ impl World {
     pub fn mpi(deadline: Duration) -> Result<Self, WorldError> {
         #[cfg(feature = "mpi")]
         {
-            let (endpoint, board) = mpi::world(deadline)?;
+            let (endpoint, board) = mpi::world(deadline, ClockError::default())?;
             Ok(Self { endpoints: vec![Endpoint::Mpi(endpoint)], board })
         }
         #[cfg(not(feature = "mpi"))]
@@ -81,6 +89,16 @@ impl World {
             let _ = deadline;
             Err(WorldError::NotCompiledIn { transport: "mpi" })
         }
+    }
+
+    /// Returns a world as [`World::mpi`] does, with an error of this process's clock, for tests.
+    ///
+    /// # Errors
+    /// When MPI cannot be joined.
+    #[cfg(all(feature = "mpi", feature = "testing"))]
+    pub fn mpi_with_clock_error(deadline: Duration, error: ClockError) -> Result<Self, WorldError> {
+        let (endpoint, board) = mpi::world(deadline, error)?;
+        Ok(Self { endpoints: vec![Endpoint::Mpi(endpoint)], board })
     }
 
     /// Whether ranks run in other processes.
@@ -154,7 +172,7 @@ pub enum Endpoint {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// A message arrived.
+    /// A message arrived, or one that this rank waits for has left ([`Endpoint::is_sent`]).
     Arrived,
     /// The deadline passed.
     TimedOut,
@@ -234,6 +252,51 @@ impl Endpoint {
         }
     }
 
+    /// Returns whether the message with `tag` that this rank has sent to `to` in this attempt has left: its memory is free
+    /// at the sender. Within a process this is when it is delivered. If it has not left, [`Endpoint::wait`] returns when it
+    /// may have.
+    pub fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
+        match self {
+            // Sending delivers a message.
+            Self::Local(_) => true,
+            Self::Controlled(endpoint) => endpoint.is_sent(to, tag),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.is_sent(to, tag),
+        }
+    }
+
+    /// Returns the largest number of boundary messages of this attempt that were sent and had not left at once; 0 within a
+    /// process, where messages are moved.
+    pub(crate) fn sends_in_flight(&self) -> u32 {
+        match self {
+            Self::Local(_) | Self::Controlled(_) => 0,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.sends_in_flight(),
+        }
+    }
+
+    /// Returns an instant on the clock that all processes share, in seconds; `None` within one process.
+    pub(crate) fn common_seconds(&self, at: Instant) -> Option<f64> {
+        #[cfg(not(feature = "mpi"))]
+        let _ = at;
+        match self {
+            Self::Local(_) | Self::Controlled(_) => None,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => Some(endpoint.common_seconds(at)),
+        }
+    }
+
+    /// Returns the accuracy of [`Endpoint::common_seconds`].
+    pub(crate) fn clock_skew(&self, at: Instant) -> Option<ClockSkew> {
+        #[cfg(not(feature = "mpi"))]
+        let _ = at;
+        match self {
+            Self::Local(_) | Self::Controlled(_) => None,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => Some(endpoint.clock_skew(at)),
+        }
+    }
+
     /// Takes the message with `tag` from `from`, if it has arrived.
     pub fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
         match self {
@@ -244,7 +307,7 @@ impl Endpoint {
         }
     }
 
-    /// Sleeps until a message arrives, `until` passes, or a rank fails.
+    /// Sleeps until a message arrives or may have left, `until` passes, or a rank fails.
     pub fn wait(&mut self, until: Instant) -> Waited {
         match self {
             Self::Local(endpoint) => endpoint.wait(until),

@@ -7,12 +7,13 @@
 //! Every part starts at a multiple of [`BLOCK`], and the size of a frame is a multiple of it. MPI counts blocks instead of
 //! bytes, so a frame may exceed 2^31 bytes. Elements are in the machine's byte order: all machines of a run have the same.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, TensorData};
 use pipewright_schedule::Action;
 use serde::{Deserialize, Serialize};
 
+use super::clock::Nanos;
 use crate::failure::{Cause, FailureNotice, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::message::{Message, Payload, Tag};
@@ -33,6 +34,25 @@ pub(crate) enum Frame {
     Heartbeats(Vec<Heartbeat>),
     /// The sender's process.
     Process(ProcessId),
+    /// A question for the first process's time.
+    ClockRequest {
+        /// The sender's time.
+        sent: Nanos,
+    },
+    /// The answer to it.
+    ClockAnswer {
+        /// The time in the request.
+        sent: Nanos,
+        /// The time of the process that answers.
+        answered: Nanos,
+    },
+}
+
+/// The current time: of this process, and on the clock that all processes share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub here: Instant,
+    pub common: Nanos,
 }
 
 /// A process. Its number is meaningful on one machine, among processes that can see each other.
@@ -78,7 +98,8 @@ enum Head {
     Message {
         attempt: Attempt,
         tag: Tag,
-        sent: Duration,
+        /// On the common clock.
+        sent: Nanos,
         payload: PayloadHead,
     },
     Failed {
@@ -91,6 +112,13 @@ enum Head {
     },
     Heartbeats(Vec<Heartbeat>),
     Process(ProcessId),
+    ClockRequest {
+        sent: Nanos,
+    },
+    ClockAnswer {
+        sent: Nanos,
+        answered: Nanos,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -115,14 +143,16 @@ enum CauseHead {
     Other(String),
 }
 
-/// Encodes a frame into `into`, replacing its content.
-pub(crate) fn encode(frame: Frame, into: &mut Vec<u8>) {
+/// Encodes a frame that is sent `now` into `into`, replacing its content.
+pub(crate) fn encode(frame: Frame, now: Moment, into: &mut Vec<u8>) {
     into.clear();
     let (head, tensors) = match frame {
-        Frame::Message(message) => message_head(message),
+        Frame::Message(message) => message_head(message, now),
         Frame::Failed(notice) => (failure_head(notice), Vec::new()),
         Frame::Heartbeats(heartbeats) => (Head::Heartbeats(heartbeats), Vec::new()),
         Frame::Process(process) => (Head::Process(process), Vec::new()),
+        Frame::ClockRequest { sent } => (Head::ClockRequest { sent }, Vec::new()),
+        Frame::ClockAnswer { sent, answered } => (Head::ClockAnswer { sent, answered }, Vec::new()),
     };
     let head = postcard::to_stdvec(&head).expect("a head has nothing that postcard cannot write");
     let length = u32::try_from(head.len()).expect("a head is small");
@@ -135,8 +165,8 @@ pub(crate) fn encode(frame: Frame, into: &mut Vec<u8>) {
     }
 }
 
-/// Decodes a frame that [`encode`] wrote; tensors are made on the CPU.
-pub(crate) fn decode(from: WorldRank, bytes: &[u8]) -> Result<Frame, WireError> {
+/// Decodes a frame that [`encode`] wrote and that arrives `now`; tensors are made on the CPU.
+pub(crate) fn decode(from: WorldRank, bytes: &[u8], now: Moment) -> Result<Frame, WireError> {
     let short = |expected| WireError::Short { from, found: bytes.len(), expected };
     let length = bytes.first_chunk::<4>().ok_or(short(4))?;
     let end = 4 + u32::from_le_bytes(*length) as usize;
@@ -145,6 +175,8 @@ pub(crate) fn decode(from: WorldRank, bytes: &[u8]) -> Result<Frame, WireError> 
     Ok(match head {
         Head::Heartbeats(heartbeats) => Frame::Heartbeats(heartbeats),
         Head::Process(process) => Frame::Process(process),
+        Head::ClockRequest { sent } => Frame::ClockRequest { sent },
+        Head::ClockAnswer { sent, answered } => Frame::ClockAnswer { sent, answered },
         Head::Failed { attempt, diverged, rank, step, action, cause } => {
             // An action that cannot be decoded comes from another version; the failure itself matters more.
             let action = action.and_then(|text| text.parse::<Action>().ok());
@@ -158,12 +190,12 @@ pub(crate) fn decode(from: WorldRank, bytes: &[u8]) -> Result<Frame, WireError> 
                 }
                 PayloadHead::Bytes(bytes) => Payload::Bytes(bytes.into()),
             };
-            Frame::Message(Message { from, attempt, tag, payload, sent: sent_at(sent) })
+            Frame::Message(Message { from, attempt, tag, payload, sent: now.instant_of(sent) })
         }
     })
 }
 
-fn message_head(message: Message) -> (Head, Vec<TensorData>) {
+fn message_head(message: Message, now: Moment) -> (Head, Vec<TensorData>) {
     let mut elements = Vec::new();
     let payload = match message.payload {
         Payload::Tensors(tensors) => PayloadHead::Tensors(
@@ -182,7 +214,7 @@ fn message_head(message: Message) -> (Head, Vec<TensorData>) {
         ),
         Payload::Bytes(bytes) => PayloadHead::Bytes(bytes.to_vec()),
     };
-    (Head::Message { attempt: message.attempt, tag: message.tag, sent: since_epoch(), payload }, elements)
+    (Head::Message { attempt: message.attempt, tag: message.tag, sent: now.common, payload }, elements)
 }
 
 fn failure_head(FailureNotice { error, attempt, diverged }: FailureNotice) -> Head {
@@ -236,15 +268,12 @@ fn pad(bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
 }
 
-/// Returns the wall clock time, which processes share as far as their machines' clocks agree.
-fn since_epoch() -> Duration {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
-}
-
-/// Converts a time of sending to this process's clock; never later than now.
-fn sent_at(sent: Duration) -> Instant {
-    let age = since_epoch().saturating_sub(sent);
-    Instant::now().checked_sub(age).unwrap_or_else(Instant::now)
+impl Moment {
+    /// Converts a time on the common clock to an instant of this process, which is never later than the current one.
+    fn instant_of(self, common: Nanos) -> Instant {
+        let age = Duration::from_nanos(self.common.saturating_sub(common).try_into().unwrap_or(0));
+        self.here.checked_sub(age).unwrap_or(self.here)
+    }
 }
 
 #[cfg(test)]
@@ -289,7 +318,8 @@ mod tests {
             Tag::Skip { direction: Direction::Backward, .. } => Tag::Parameters,
             Tag::Parameters => Tag::SharedParameters,
             Tag::SharedParameters => Tag::SharedGradient { parameter: 3, stage, place: 4 },
-            Tag::SharedGradient { .. } => Tag::GradientShard { stage },
+            Tag::SharedGradient { .. } => Tag::SharedGradientSum { parameter: 5 },
+            Tag::SharedGradientSum { .. } => Tag::GradientShard { stage },
             Tag::GradientShard { .. } => Tag::GradientSum { stage },
             Tag::GradientSum { .. } => Tag::ParameterShard { stage, round: 6 },
             Tag::ParameterShard { .. } => Tag::SquaredNorms,
@@ -305,12 +335,16 @@ mod tests {
         })
     }
 
+    fn now() -> Moment {
+        Moment { here: Instant::now(), common: 0 }
+    }
+
     /// Encodes and decodes a frame.
     fn round(frame: Frame) -> Frame {
         let mut bytes = vec![1; 3];
-        encode(frame, &mut bytes);
+        encode(frame, now(), &mut bytes);
         assert_eq!(bytes.len() % BLOCK, 0);
-        decode(FROM, &bytes).expect("what was written can be read")
+        decode(FROM, &bytes, now()).expect("what was written can be read")
     }
 
     fn payload(frame: Frame) -> Payload {
@@ -373,6 +407,30 @@ mod tests {
     }
 
     #[test]
+    fn the_time_of_sending_is_converted_between_clocks() {
+        let second = 1_000_000_000;
+        let mut bytes = Vec::new();
+        let sent = Moment { here: Instant::now(), common: 50 * second };
+        encode(message(Payload::of(&())), sent, &mut bytes);
+        let here = Instant::now() + Duration::from_secs(1000);
+        for (arrived, age) in [(52, 2), (50, 0), (49, 0)] {
+            let now = Moment { here, common: arrived * second };
+            let Ok(Frame::Message(found)) = decode(FROM, &bytes, now) else { panic!("a message was sent") };
+            assert_eq!(found.sent(), here - Duration::from_secs(age), "{arrived}");
+        }
+    }
+
+    #[test]
+    fn clock_frames_keep_their_times() {
+        let Frame::ClockRequest { sent } = round(Frame::ClockRequest { sent: -5 }) else {
+            panic!("a request")
+        };
+        let answer = Frame::ClockAnswer { sent, answered: i64::MAX };
+        let Frame::ClockAnswer { sent, answered } = round(answer) else { panic!("an answer") };
+        assert_eq!((sent, answered), (-5, i64::MAX));
+    }
+
+    #[test]
     fn sums_keep_their_bits() {
         let parts = [0.1 + 0.2, f64::NAN, f64::INFINITY];
         let Frame::Message(found) = round(message(Payload::of(&parts[..]))) else {
@@ -405,9 +463,10 @@ mod tests {
         let activity = Activity::Waits(Waiting { from: WorldRank::new(1000), tag });
         let heartbeat = Heartbeat { count: 100_000, moves: 1_000_000_000, position: 10_000, activity };
         let mut bytes = Vec::new();
-        encode(Frame::Heartbeats(vec![heartbeat; 1000]), &mut bytes);
+        encode(Frame::Heartbeats(vec![heartbeat; 1000]), now(), &mut bytes);
         assert!(bytes.len() <= 24_000, "{} bytes for 1,000 ranks", bytes.len());
-        let Frame::Heartbeats(found) = decode(FROM, &bytes).expect("what was written can be read") else {
+        let Frame::Heartbeats(found) = decode(FROM, &bytes, now()).expect("what was written can be read")
+        else {
             panic!("signs of life were sent")
         };
         assert_eq!(found, [heartbeat; 1000]);
@@ -417,9 +476,9 @@ mod tests {
     fn cut_letters_are_refused() {
         let tensor = pack(Tensor::<1>::ones([100], &Device::flex())).into_iter().map(Some).collect();
         let mut bytes = Vec::new();
-        encode(message(Payload::Tensors(tensor)), &mut bytes);
+        encode(message(Payload::Tensors(tensor)), now(), &mut bytes);
         for length in [0, 3, 4, 20, BLOCK, bytes.len() - BLOCK] {
-            let error = decode(FROM, &bytes[..length]).expect_err("it is cut");
+            let error = decode(FROM, &bytes[..length], now()).expect_err("it is cut");
             assert!(error.to_string().contains("rank 3"), "{error}");
         }
     }

@@ -18,11 +18,12 @@ use pipewright_schedule::{Microbatch, StageIndex};
 pub(crate) type Check = (&'static str, fn(&mut Endpoint, u64));
 
 /// All checks. The check that fails the world comes last, because a failed world cannot be used again.
-pub(crate) const CHECKS: [Check; 10] = [
+pub(crate) const CHECKS: [Check; 11] = [
     ("tags_decide_not_arrival", tags_decide_not_arrival),
     ("every_pair_of_ranks_can_talk", every_pair_of_ranks_can_talk),
     ("tensors_arrive_as_they_left", tensors_arrive_as_they_left),
     ("large_messages_cross_each_other", large_messages_cross_each_other),
+    ("a_message_leaves_before_it_is_taken", a_message_leaves_before_it_is_taken),
     (
         "collectives_return_the_right_tensors_on_every_rank",
         collectives_return_the_right_tensors_on_every_rank,
@@ -147,6 +148,24 @@ fn large_messages_cross_each_other(end: &mut Endpoint, step: u64) {
         let expected = (from.get() * 100 + own.get()) as f32;
         assert!(found.into_data().iter::<f32>().all(|element| element == expected));
     }
+}
+
+/// Every rank waits until its message has left, as `WAIT_SEND` does, before it takes any.
+fn a_message_leaves_before_it_is_taken(end: &mut Endpoint, step: u64) {
+    end.begin_step(step);
+    let (next, previous) = neighbours(end);
+    let sent = tag(Direction::Forward, 1, 0);
+    assert!(end.is_sent(next, sent), "there is no such message yet");
+    let tensor = Tensor::<1>::ones([1 << 20], &Device::flex());
+    end.send(next, sent, Payload::Tensors(pack(tensor).into_iter().map(Some).collect()));
+    let until = Instant::now() + PATIENCE;
+    while !end.is_sent(next, sent) {
+        assert_eq!(end.wait(until), Waited::Arrived, "the message has left, or another one has arrived");
+        // A message that arrived ends the wait at once until the endpoint has looked at it.
+        assert!(end.try_take(previous, tag(Direction::Backward, 1, 0)).is_none());
+    }
+    receive(end, previous, sent);
+    assert!(end.is_sent(next, sent));
 }
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -95,16 +95,15 @@ fn cells(drawing: &Drawing<'_>, rank: Rank) -> Vec<Stroke> {
 
 /// Returns the messages and collectives of a rank. Bars of one colour that touch or nearly touch are one bar.
 fn bars(drawing: &Drawing<'_>, rank: Rank) -> Vec<Stroke> {
-    let mut bars: Vec<Stroke> = Vec::new();
-    let events = drawing.timeline.events_of(rank).iter();
-    for event in events.filter(|event| !event.action.is_compute() && event.end > event.start) {
-        let bar = stroke(drawing, (LaneRegion::Bar, sort(event.action), 0), event.start, event.end);
-        match bars.iter_mut().rev().find(|last| last.path == bar.path) {
+    let mut merged: Vec<Stroke> = Vec::new();
+    for bar in crate::picture::bars::bars(drawing.timeline, rank) {
+        let bar = stroke(drawing, (LaneRegion::Bar, bar.of.sort(), 0), bar.start, bar.end);
+        match merged.iter_mut().rev().find(|last| last.path == bar.path) {
             Some(last) if bar.start - last.end < BAR_GAP => last.end = last.end.max(bar.end),
-            _ => bars.push(bar),
+            _ => merged.push(bar),
         }
     }
-    bars
+    merged
 }
 
 fn stroke(drawing: &Drawing<'_>, path: Path, start: f64, end: f64) -> Stroke {

@@ -8,6 +8,7 @@ use std::ptr;
 
 use mpi::ffi;
 
+use super::sends::SentMessage;
 use crate::ids::WorldRank;
 use crate::transport::wire::BLOCK;
 
@@ -38,6 +39,16 @@ pub enum MpiError {
         /// MPI's message.
         message: String,
     },
+    /// The first process did not answer when this process measured its clock.
+    #[error(
+        "rank 0 did not answer within {:.1} s when this process compared its clock with that of rank 0: is it still \
+         starting, or gone?",
+        .waited.as_secs_f64()
+    )]
+    Clock {
+        /// The deadline.
+        waited: std::time::Duration,
+    },
     /// The MPI thread cannot be started, or ended before it had joined.
     #[error("the thread that talks to MPI is not there: {message}")]
     Thread {
@@ -49,6 +60,8 @@ pub enum MpiError {
 /// A completed transfer; MPI no longer uses its buffer.
 pub(super) struct Done {
     pub(super) buffer: Vec<u8>,
+    /// The message that was sent; `None` for other frames.
+    pub(super) message: Option<SentMessage>,
     pub(super) peer: WorldRank,
 }
 
@@ -59,6 +72,15 @@ pub(super) struct Transfer {
     buffer: Vec<u8>,
     /// The other rank.
     peer: WorldRank,
+    message: Option<SentMessage>,
+}
+
+impl Transfer {
+    /// Returns the transfer with the message that it sends.
+    pub(super) fn of(mut self, message: Option<SentMessage>) -> Self {
+        self.message = message;
+        self
+    }
 }
 
 impl Drop for Transfer {
@@ -200,7 +222,7 @@ impl Calls {
         // SAFETY: the null request is one of MPI's constants.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
         checked(function, || call(&mut request))?;
-        Ok(Transfer { request, buffer, peer })
+        Ok(Transfer { request, buffer, peer, message: None })
     }
 
     /// Removes and returns a completed transfer, if there is one.
@@ -208,7 +230,8 @@ impl Calls {
         for place in 0..under_way.len() {
             if self.is_done(&mut under_way[place].request)? {
                 let mut transfer = under_way.swap_remove(place);
-                return Ok(Some(Done { buffer: std::mem::take(&mut transfer.buffer), peer: transfer.peer }));
+                let (buffer, message) = (std::mem::take(&mut transfer.buffer), transfer.message);
+                return Ok(Some(Done { buffer, message, peer: transfer.peer }));
             }
         }
         Ok(None)

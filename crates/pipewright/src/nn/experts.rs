@@ -1,0 +1,425 @@
+//! A mixture of experts: each token goes through the experts that its router chose.
+//!
+//! On the CPU back end the tokens are sorted by expert, so that each expert is a product over its own tokens. The weight
+//! gradients of the experts can be deferred. The gradient of an expert that no token chose is zero: it is not absent,
+//! because an optimizer changes parameters with a zero gradient (momentum, weight decay) and skips those without one.
+
+use burn::module::{Module, ParamId};
+use burn::tensor::{Int, Tensor, TensorData};
+
+use super::bundle::{Bundle, Slots};
+use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
+use super::linear::Linear;
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
+use super::routing::Routing;
+use super::swiglu::swiglu;
+use crate::kernel;
+use crate::kernel::grouped::{Groups, row_products, scale_rows};
+use crate::kernel::product::{Matrix, product};
+
+/// A feed-forward layer with a gate, `down(silu(gate(x)) * up(x))`. The three layers have no bias.
+#[derive(Module, Debug)]
+pub struct Expert {
+    /// Weight `[width, inner]`.
+    pub gate_proj: Linear,
+    /// Weight `[width, inner]`.
+    pub up_proj: Linear,
+    /// Weight `[inner, width]`.
+    pub down_proj: Linear,
+}
+
+impl Expert {
+    fn layers(&self) -> [&Linear; 3] {
+        [&self.gate_proj, &self.up_proj, &self.down_proj]
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.down_proj.forward(swiglu(self.gate_proj.forward(x.clone()), self.up_proj.forward(x)))
+    }
+}
+
+/// Returns, for each token, the sum over its chosen experts of `weight * expert(x)`.
+///
+/// Shapes: `x [tokens, width]`, result `[tokens, width]`.
+///
+/// # Panics
+/// When the routing is of other tokens or another number of experts, or when an expert has a bias or a shape that differs
+/// from the first one's.
+pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tensor<2> {
+    let [tokens, width] = x.dims();
+    let [routed, count] = routing.weights().dims();
+    assert_eq!(
+        (routed, routing.experts()),
+        (tokens, experts.len()),
+        "the routing is of these tokens and experts"
+    );
+    let [_, inner] = experts[0].gate_proj.weight.dims();
+    for expert in experts {
+        let shapes = expert.layers().map(|layer| layer.weight.dims());
+        assert_eq!(shapes, [[width, inner], [width, inner], [inner, width]], "the experts have one shape");
+        assert!(
+            expert.layers().iter().all(|layer| layer.bias.is_none()),
+            "the layers of an expert have no bias"
+        );
+    }
+    let groups = Groups::new(routing.chosen(), experts.len(), count);
+    let Some(matrices) = Matrices::new(experts) else { return composed(x, routing, experts, &groups) };
+    let (token, deferred) = matrices.token(experts);
+    let inputs = [x.clone().into_dispatch(), routing.weights().into_dispatch(), token.into_dispatch()];
+    let Some(([x, weights, _], tape)) = on_cpu(inputs) else { return composed(x, routing, experts, &groups) };
+    let tape = recorded_on(tape, 2, deferred.as_ref());
+
+    let sorted: Vec<f32> = groups.assignments().iter().map(|&place| elements(&weights)[place]).collect();
+    let held = matrices.held.iter().map(|held| held.value.clone()).collect::<Vec<_>>();
+    let [gates, ups, downs] = slices(&held);
+    let rows = groups.gather(elements(&x), width);
+    let gate = groups.product(&rows, &gates, [width, inner], false);
+    let up = groups.product(&rows, &ups, [width, inner], false);
+    let activated = kernel::swiglu::forward(&gate, &up);
+    let out =
+        groups.scatter(&groups.product(&activated, &downs, [inner, width], false), Some(&sorted), width);
+    tape.record(out, [tokens, width], |_| ExpertsBackward {
+        sizes: [tokens, width, inner],
+        count,
+        x,
+        weights: sorted,
+        gate,
+        up,
+        activated,
+        groups,
+        matrices: matrices.kept(),
+    })
+}
+
+/// Returns the matrices of all gates, of all up and of all down projections.
+fn slices(held: &[CpuTensor]) -> [Vec<&[f32]>; 3] {
+    [0, 1, 2].map(|part| held.iter().skip(part).step_by(PARTS).map(elements).collect())
+}
+
+/// The number of matrices of an expert.
+const PARTS: usize = 3;
+
+/// The matrices of all experts.
+struct Matrices {
+    /// The gate, up and down projection of the first expert, of the second, and so on.
+    held: Vec<HeldMatrix>,
+    /// The matrices whose gradients are computed on the tape, at the places of `held`.
+    bundle: Bundle,
+}
+
+struct HeldMatrix {
+    id: ParamId,
+    value: CpuTensor,
+    gradient: Gradient,
+}
+
+/// When the gradient of a matrix is computed.
+#[derive(Clone, Debug)]
+enum Gradient {
+    Later(Deferred),
+    OnTape,
+    Never,
+}
+
+impl Gradient {
+    fn deferred(&self) -> Option<&Deferred> {
+        match self {
+            Self::Later(deferred) => Some(deferred),
+            Self::OnTape | Self::Never => None,
+        }
+    }
+}
+
+impl Matrices {
+    /// Returns `None` if a matrix is not of the CPU back end in single precision.
+    fn new(experts: &[Expert]) -> Option<Self> {
+        let mut held = Vec::with_capacity(PARTS * experts.len());
+        let mut bundle = Bundle::new();
+        for layer in experts.iter().flat_map(Expert::layers) {
+            let (weight, id) = (layer.weight.val(), layer.weight.id);
+            let ([value], _) = on_cpu([weight.clone().into_dispatch()])?;
+            let gradient = match Deferred::current(&weight, id) {
+                Some(deferred) => Gradient::Later(deferred),
+                None if weight.is_tracked() => Gradient::OnTape,
+                None => Gradient::Never,
+            };
+            if matches!(gradient, Gradient::OnTape) {
+                bundle.add(held.len(), weight);
+            }
+            held.push(HeldMatrix { id, value, gradient });
+        }
+        Some(Self { held, bundle })
+    }
+
+    /// Returns the tensor through which the tape reaches the matrices: the token of those on the tape. If there are none,
+    /// it is a matrix whose gradient is deferred, with its collector; the tape then gets no gradient of it.
+    fn token(&self, experts: &[Expert]) -> (Tensor<1>, Option<Deferred>) {
+        let is_deferred = |held: &HeldMatrix| held.gradient.deferred().is_some();
+        match self.held.iter().position(is_deferred).filter(|_| !self.bundle.token.is_tracked()) {
+            Some(place) => {
+                let matrix = experts[place / PARTS].layers()[place % PARTS].weight.val();
+                let token = Tensor::from_dispatch(matrix.into_dispatch());
+                (token, self.held[place].gradient.deferred().cloned())
+            }
+            None => (self.bundle.token.clone(), None),
+        }
+    }
+
+    /// Returns the matrices as the backward pass keeps them.
+    fn kept(self) -> KeptMatrices {
+        let keep = |HeldMatrix { id, value, gradient }| KeptMatrix {
+            id,
+            weight: KeptWeight::new(from_cpu(value), id, gradient.deferred()),
+            gradient,
+        };
+        let slots = self.bundle.token.is_tracked().then_some(self.bundle.slots);
+        KeptMatrices { kept: self.held.into_iter().map(keep).collect(), slots }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct KeptMatrices {
+    kept: Vec<KeptMatrix>,
+    /// For the gradients on the tape, if there are any.
+    slots: Option<Slots>,
+}
+
+#[derive(Clone, Debug)]
+struct KeptMatrix {
+    id: ParamId,
+    weight: KeptWeight,
+    gradient: Gradient,
+}
+
+#[derive(Clone, Debug)]
+struct ExpertsBackward {
+    /// Tokens, width, inner width.
+    sizes: [usize; 3],
+    /// The number of choices of a token.
+    count: usize,
+    x: CpuTensor,
+    /// The weight of each sorted row.
+    weights: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    activated: Vec<f32>,
+    groups: Groups,
+    matrices: KeptMatrices,
+}
+
+impl Operation<3> for ExpertsBackward {
+    fn backward(
+        self,
+        gradient: CpuTensor,
+        [for_x, for_weights, for_matrices]: [bool; 3],
+    ) -> [Option<CpuTensor>; 3] {
+        let Self { sizes: [tokens, width, inner], count, x, weights, gate, up, activated, groups, matrices } =
+            self;
+        let held: Vec<_> = matrices.kept.iter().map(|kept| kept.weight.get_on_cpu()).collect();
+        let [gates, ups, downs] = slices(&held);
+        let mut d_out = groups.gather(elements(&gradient), width);
+        // The gradient of the activated rows, before the weight of the row.
+        let mut d_activated = groups.product(&d_out, &downs, [width, inner], true);
+        let d_weights = for_weights.then(|| {
+            let mut d_weights = vec![0.0; tokens * count];
+            let products = row_products(&activated, &d_activated, inner);
+            groups.assignments().iter().zip(products).for_each(|(&place, d)| d_weights[place] = d);
+            cpu_tensor(d_weights, [tokens, count])
+        });
+        scale_rows(&mut d_activated, &weights, inner);
+        let (d_gate, d_up) = kernel::swiglu::backward(&gate, &up, &d_activated);
+        drop((gate, up, d_activated));
+        let d_x = for_x.then(|| {
+            let mut d_rows = groups.product(&d_gate, &gates, [inner, width], true);
+            groups.add_product(&mut d_rows, &d_up, &ups, [inner, width], true);
+            cpu_tensor(groups.scatter(&d_rows, None, width), [tokens, width])
+        });
+        if for_matrices {
+            scale_rows(&mut d_out, &weights, width);
+            let rows = groups.rows();
+            let x = cpu_tensor(groups.gather(elements(&x), width), [rows, width]);
+            let [activated, d_gate, d_up] =
+                [activated, d_gate, d_up].map(|elements| cpu_tensor(elements, [rows, inner]));
+            let d_out = cpu_tensor(d_out, [rows, width]);
+            matrices.differentiate(&groups, [(&x, &d_gate), (&x, &d_up), (&activated, &d_out)]);
+        }
+        // The token has a gradient, so that the tape goes on to the bundle, which takes the gradients out of the slots.
+        let d_token = matrices.slots.filter(|_| for_matrices).map(|_| cpu_tensor(vec![0.0], [1]));
+        [d_x, d_weights, d_token]
+    }
+}
+
+impl KeptMatrices {
+    /// Defers or computes the gradient of each matrix, from the inputs and output gradients of the three parts.
+    fn differentiate(&self, groups: &Groups, parts: [(&CpuTensor, &CpuTensor); PARTS]) {
+        for (expert, range) in groups.ranges().enumerate() {
+            for (part, (x, gradient)) in parts.into_iter().enumerate() {
+                let place = PARTS * expert + part;
+                let kept = &self.kept[place];
+                let [x, gradient] = [x, gradient].map(|rows| rows.narrow(0, range.start, range.len()));
+                match (&kept.gradient, &self.slots) {
+                    (Gradient::Later(deferred), _) => {
+                        let (x, gradient) = (Box::new(from_cpu(x)), from_cpu(gradient));
+                        deferred.push(WeightTask::Product { weight: kept.id, x, gradient });
+                    }
+                    (Gradient::OnTape, Some(slots)) => slots.fill(place, weight_gradient(&x, &gradient)),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// `xᵀ gradient`.
+fn weight_gradient(x: &CpuTensor, gradient: &CpuTensor) -> CpuTensor {
+    let dims = |tensor: &CpuTensor| [tensor.layout().shape()[0], tensor.layout().shape()[1]];
+    let ([rows, inputs], [_, outputs]) = (dims(x), dims(gradient));
+    let x = Matrix::new(elements(x), rows, inputs);
+    let gradient = Matrix::new(elements(gradient), rows, outputs);
+    cpu_tensor(product(x.transposed(), gradient), [inputs, outputs])
+}
+
+/// The mixture of Burn's operations. An expert that no token chose computes the first token, and nobody uses its result:
+/// so its parameters have a gradient, which is zero.
+fn composed(x: Tensor<2>, routing: &Routing, experts: &[Expert], groups: &Groups) -> Tensor<2> {
+    let ([tokens, width], [_, count]) = (x.dims(), routing.weights().dims());
+    let device = x.device();
+    let of_row: Vec<usize> = groups.tokens().collect();
+    let mut places = vec![0; groups.rows()];
+    let (mut inputs, mut sizes) = (Vec::new(), Vec::new());
+    for range in groups.ranges() {
+        for row in range.clone() {
+            places[groups.assignments()[row]] = inputs.len() + row - range.start;
+        }
+        let size = range.len().max(1);
+        inputs.extend(of_row[range].iter().copied().chain([0]).take(size));
+        sizes.push(size);
+    }
+    let ids = |ids: Vec<usize>| {
+        let ids: Vec<i64> = ids.into_iter().map(|id| id as i64).collect();
+        let size = ids.len();
+        Tensor::<1, Int>::from_data(TensorData::new(ids, [size]), &device)
+    };
+    let rows = x.select(0, ids(inputs));
+    let mut start = 0;
+    let outputs = experts.iter().zip(sizes).map(|(expert, size)| {
+        let of_expert = rows.clone().narrow(0, start, size);
+        start += size;
+        expert.forward(of_expert)
+    });
+    let outputs = Tensor::cat(outputs.collect(), 0).select(0, ids(places));
+    let weighted = outputs * routing.weights().reshape([tokens * count, 1]);
+    weighted.reshape([tokens, count, width]).sum_dim(1).reshape([tokens, width])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use burn::backend::Flex;
+    use burn::module::Param;
+    use burn::tensor::{DType, Tolerance};
+
+    use super::super::check::numbers;
+    use super::super::operation::cpu;
+    use super::*;
+
+    const WIDTH: usize = 6;
+    const INNER: usize = 5;
+
+    /// The experts' weights, the inputs and the router's logits, in one precision.
+    fn setup(tokens: usize, count: usize, dtype: DType) -> (Vec<Expert>, Tensor<2>, Tensor<2>) {
+        let linear = |shape: [usize; 2], scale| {
+            let weight = Param::from_tensor(numbers(shape, scale).cast(dtype).autodiff());
+            Linear { weight, bias: None }
+        };
+        let expert = |number: usize| Expert {
+            gate_proj: linear([WIDTH, INNER], 1.0 + number as f32 / 10.0),
+            up_proj: linear([WIDTH, INNER], 0.5 + number as f32 / 5.0),
+            down_proj: linear([INNER, WIDTH], 0.8),
+        };
+        let leaf = |shape, scale| numbers(shape, scale).cast(dtype).autodiff().require_grad();
+        // The last expert's logits are so low that no token chooses it.
+        let low = Tensor::<2>::from_data([[0.0, 0.0, 0.0, -50.0]], &x_device()).cast(dtype);
+        let logits = (numbers([tokens, 4], 2.0).cast(dtype) + low).autodiff().require_grad();
+        assert!(count < 4);
+        ((0..4).map(expert).collect(), leaf([tokens, WIDTH], 1.0), logits)
+    }
+
+    fn x_device() -> burn::tensor::Device {
+        burn::tensor::Device::flex()
+    }
+
+    fn backward(y: Tensor<2>) -> burn::tensor::Gradients {
+        let upstream = (numbers(y.dims(), 1.0) + 0.3).cast(y.dtype()).autodiff();
+        (y * upstream).sum().backward()
+    }
+
+    fn weights(experts: &[Expert]) -> impl Iterator<Item = (ParamId, Tensor<2>)> {
+        experts.iter().flat_map(Expert::layers).map(|layer| (layer.weight.id, layer.weight.val()))
+    }
+
+    /// Returns the result, and the gradients of the inputs, of the logits, and of each matrix.
+    fn run(tokens: usize, count: usize, dtype: DType) -> Vec<TensorData> {
+        let (experts, x, logits) = setup(tokens, count, dtype);
+        let routing = Routing::new(logits.clone(), count, true);
+        let y = mix_experts(x.clone(), &routing, &experts);
+        let gradients = backward(y.clone());
+        let gradient = |tensor: Tensor<2>| tensor.grad(&gradients).expect("a gradient").into_data();
+        let inputs = [gradient(x), gradient(logits)];
+        let matrices = weights(&experts).map(|(_, weight)| gradient(weight));
+        let all = [y.into_data()].into_iter().chain(inputs).chain(matrices);
+        all.map(|data| data.convert_dtype(DType::F32)).collect()
+    }
+
+    #[test]
+    fn equals_its_composition_in_f64() {
+        for (tokens, count) in [(9, 2), (40, 1), (1, 3)] {
+            let (found, expected) = (run(tokens, count, DType::F32), run(tokens, count, DType::F64));
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.iter().zip(&expected) {
+                found.assert_approx_eq::<f32>(expected, Tolerance::rel_abs(2e-5, 2e-5));
+            }
+        }
+    }
+
+    #[test]
+    fn an_expert_that_nobody_chose_has_the_gradient_zero() {
+        for dtype in [DType::F32, DType::F64] {
+            let found = run(9, 2, dtype);
+            let unused = &found[found.len() - PARTS..];
+            assert!(unused.iter().all(|gradient| gradient.iter::<f32>().all(|x| x == 0.0)), "{unused:?}");
+        }
+    }
+
+    #[test]
+    fn inside_a_collector_the_weight_gradients_wait() {
+        let (experts, x, logits) = setup(9, 2, DType::F32);
+        let ids = weights(&experts).map(|(id, _)| id).collect();
+        let deferred = Deferred::new(Arc::new(ids));
+        let y = deferred.collect(|| mix_experts(x.clone(), &Routing::new(logits.clone(), 2, true), &experts));
+        let gradients = backward(y);
+        assert!(x.grad(&gradients).is_some() && logits.grad(&gradients).is_some());
+        assert!(weights(&experts).all(|(_, weight)| weight.grad(&gradients).is_none()));
+
+        let tasks = deferred.take();
+        let expected = &run(9, 2, DType::F32)[3..];
+        assert_eq!(tasks.len(), expected.len());
+        for ((task, expected), (id, _)) in tasks.iter().zip(expected).zip(weights(&experts)) {
+            let WeightTask::Product { weight, x, gradient } = task else { panic!("{task:?}") };
+            assert_eq!(*weight, id);
+            let [x, gradient] = [x.as_ref(), gradient].map(|rows| cpu(rows.clone()).expect("on the CPU"));
+            let found = Tensor::<2>::from_primitive::<Flex>(weight_gradient(&x, &gradient));
+            assert_eq!(found.into_data(), *expected);
+        }
+    }
+
+    #[test]
+    fn frozen_experts_pass_gradients_on() {
+        let (experts, x, logits) = setup(9, 2, DType::F32);
+        let experts: Vec<_> = experts.into_iter().map(Module::no_grad).collect();
+        let gradients = backward(mix_experts(x.clone(), &Routing::new(logits.clone(), 2, true), &experts));
+        let found = [x, logits].map(|leaf| leaf.grad(&gradients).expect("a gradient").into_data());
+        assert_eq!(found.as_slice(), &run(9, 2, DType::F32)[1..3]);
+    }
+}
