@@ -10,6 +10,7 @@
 //! cargo run --release -p pipewright-bench -- checkpoints # the cost of saving, against a step
 //! cargo run --release -p pipewright-bench -- engine     # the schedule engine's time per action
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
+//! cargo run --release -p pipewright-bench -- scan       # Mamba-2's scan in chunks against its recurrence
 //! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
 //! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
@@ -28,6 +29,7 @@ mod overhead;
 mod peer;
 mod processes;
 mod products;
+mod scan;
 mod schedules;
 mod shards;
 mod size;
@@ -67,6 +69,8 @@ enum Bench {
     Engine(engine::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
     Schedules(schedules::Options),
+    /// Mamba-2's scan in chunks, against its recurrence token by token.
+    Scan(scan::Options),
     /// The memory of a rank with sharded parameters, against replicated ones.
     Shards(shards::Options),
     /// Two processes over MPI against two threads, in turn.
@@ -88,6 +92,7 @@ fn main() -> ExitCode {
         Bench::Checkpoints(options) => checkpoints::run(&options),
         Bench::Engine(options) => engine::run(&options),
         Bench::Schedules(options) => schedules::run(&options),
+        Bench::Scan(options) => scan::run(&options),
         Bench::Shards(options) => shards::run(&options),
         Bench::Processes(options) => processes::run(&options),
         Bench::Peer(options) => peer::run(&options),

@@ -37,11 +37,16 @@ pub mod parameter;
 
 pub mod init;
 
+mod cost;
+
+mod mamba;
+
 pub mod decoder;
 
 pub mod family;
 
 pub mod llama;
+pub mod nemotron_h;
 pub mod qwen2;
 
 pub mod loss;

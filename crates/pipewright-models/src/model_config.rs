@@ -17,6 +17,7 @@ use crate::family::ModelFamily;
 use crate::hf::{self, HfError};
 use crate::llama::LlamaConfig;
 use crate::loss::cross_entropy;
+use crate::nemotron_h::NemotronHConfig;
 use crate::parameter::ParameterSpec;
 use crate::qwen2::Qwen2Config;
 
@@ -160,6 +161,8 @@ families! {
     Llama(LlamaConfig),
     /// Qwen2: Llama with biases on queries, keys and values.
     Qwen2(Qwen2Config),
+    /// Nemotron-H: Mamba-2, attention, feed-forward layers and experts by a pattern.
+    NemotronH(NemotronHConfig),
 }
 
 fn family_name(json: &Value) -> Option<&str> {

@@ -87,6 +87,19 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         Ok(Linear { weight, bias: Some(bias) })
     }
 
+    /// Builds a linear layer of shape `[inputs, outputs]`, with or without a bias.
+    pub(crate) fn linear_of(
+        &mut self,
+        path: &str,
+        [inputs, outputs]: [usize; 2],
+        bias: bool,
+    ) -> Result<Linear, S::Error> {
+        match bias {
+            true => self.linear_with_bias(path, inputs, outputs),
+            false => self.linear(path, inputs, outputs),
+        }
+    }
+
     pub(crate) fn embedding(&mut self, path: &str, rows: usize, width: usize) -> Result<Embedding, S::Error> {
         let weight = self.parameter(path, "weight", [rows, width], ParameterKind::Table)?;
         Ok(Embedding { weight })
@@ -103,7 +116,8 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         Ok(RmsNorm { weight, epsilon })
     }
 
-    fn parameter<const D: usize>(
+    /// Builds the parameter `name` of the layer at the path `layer`.
+    pub(crate) fn parameter<const D: usize>(
         &mut self,
         layer: &str,
         name: &str,
@@ -161,6 +175,19 @@ where
     stage.visit(&mut PathVisitor { names: Vec::new(), owners: Vec::new(), visit });
 }
 
+/// Burn puts the name of an enum's variant into paths; checkpoints have no such part.
+fn is_enum(container_type: &str) -> bool {
+    container_type.starts_with("Enum:")
+}
+
+/// The names of the variants of the families' enums of mixers.
+const VARIANTS: [&str; 4] = ["Mamba", "Attention", "Mlp", "Experts"];
+
+/// Removes the names of variants from a parameter path that Burn made.
+pub(crate) fn without_variants(path: &str) -> String {
+    path.split('.').filter(|name| !VARIANTS.contains(name)).collect::<Vec<_>>().join(".")
+}
+
 /// Tracks the names and the types of the modules around a parameter. A matrix is recognised by its linear layer.
 struct PathVisitor<F> {
     names: Vec<String>,
@@ -170,7 +197,7 @@ struct PathVisitor<F> {
 
 impl<F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor for PathVisitor<F> {
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.names.push(name.to_owned());
+        self.names.push(if is_enum(container_type) { String::new() } else { name.to_owned() });
         self.owners.push(container_type.to_owned());
     }
 
@@ -182,13 +209,14 @@ impl<F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor for PathVis
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let kind = match self.owners.last().map(String::as_str) {
             Some("Struct:TiedHead") => return,
-            Some("Struct:Linear") if D == 2 => ParameterKind::Matrix,
-            Some("Struct:Linear") => ParameterKind::Bias,
+            Some("Struct:Linear" | "Struct:Router") if D == 2 => ParameterKind::Matrix,
+            Some("Struct:Linear" | "Struct:Router") => ParameterKind::Bias,
             Some("Struct:Embedding") => ParameterKind::Table,
             _ => ParameterKind::Scale,
         };
         let value = param.val();
-        let spec = ParameterSpec { path: self.names.join("."), shape: value.dims().to_vec(), kind };
+        let names: Vec<&str> = self.names.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
+        let spec = ParameterSpec { path: names.join("."), shape: value.dims().to_vec(), kind };
         (self.visit)(spec, &|| value.to_data());
     }
 }

@@ -8,10 +8,7 @@ use pipewright_schedule::{LayerDesc, ModelDesc};
 
 use super::block::AttentionBias;
 use super::config::DecoderConfig;
-
-/// The cost of reading and writing an element in an element-wise pass, in floating point operations of a matrix
-/// product. A CPU core computes a few hundred operations of a product in the time in which memory moves ten floats.
-const ELEMENT: u64 = 32;
+use crate::cost::{BIAS_PASSES, ELEMENT, FLOAT, GATE_PASSES, LOSS_PASSES, NORM_PASSES, TOKEN_ID};
 
 impl DecoderConfig {
     /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
@@ -48,16 +45,6 @@ impl DecoderConfig {
         ModelDesc { layers }
     }
 }
-
-/// Bytes of a number, and of a token id that the embedding keeps for its backward.
-const FLOAT: u64 = 4;
-const TOKEN_ID: u64 = 8;
-
-/// Element-wise passes of a bias, of a normalisation, of the loss, and of a gated activation, forward and backward.
-const BIAS_PASSES: u64 = 4;
-const NORM_PASSES: u64 = 16;
-const LOSS_PASSES: u64 = 12;
-const GATE_PASSES: u64 = 12;
 
 fn block_parameters(config: &DecoderConfig, bias: AttentionBias) -> u64 {
     matrix_parameters(config) + bias_parameters(config, bias) + 2 * config.hidden_size as u64

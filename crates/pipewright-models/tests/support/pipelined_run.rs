@@ -71,6 +71,7 @@ fn train(reference: &Reference, schedule: &str, ranks: u32, microbatches: u32) -
     match reference.config.clone() {
         ModelConfig::Llama(config) => train_family(reference, config, program),
         ModelConfig::Qwen2(config) => train_family(reference, config, program),
+        ModelConfig::NemotronH(config) => train_family(reference, config, program),
         other => panic!("no reference is of {other:?}"),
     }
 }
@@ -96,7 +97,7 @@ where
         seed: 0,
     };
     let rows = rows.open(model.vocab_size(), batch).expect("the data is here");
-    let rate = LearningRate { peak: 2e-3, decay: Decay::Constant, warmup_steps: 0, steps: steps as u64 };
+    let rate = LearningRate { peak: reference.expected.lr, decay: Decay::Constant, warmup_steps: 0, steps: steps as u64 };
     let mut trainer = Trainer::new(launch(reference, model, program), rows, batch, rate);
     let step = |_| {
         let (metrics, _) = trainer.step().expect("a step");

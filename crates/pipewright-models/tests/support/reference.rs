@@ -19,9 +19,16 @@ pub(crate) struct Expected {
     /// Rows a step.
     pub(crate) batch: usize,
     pub(crate) seq_len: usize,
+    /// The learning rate; absent in the oldest references.
+    #[serde(default = "usual_rate")]
+    pub(crate) lr: f64,
     /// The results of the steps, in order. `tokens.jsonl` has the rows of as many batches.
     #[serde(rename = "expected")]
     pub(crate) steps: Vec<Step>,
+}
+
+fn usual_rate() -> f64 {
+    2e-3
 }
 
 /// The results of a step.

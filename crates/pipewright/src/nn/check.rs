@@ -1,6 +1,6 @@
 //! Compares an operation with its plain composition, forward and backward.
 
-use burn::tensor::{Device, Tensor, TensorData, Tolerance};
+use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
 
 /// Returns numbers between `-scale` and `scale` with a long period.
 pub(super) fn numbers<const D: usize>(shape: [usize; D], scale: f32) -> Tensor<D> {
@@ -34,4 +34,14 @@ pub(super) fn check<const N: usize>(
     // Without a tape the result has the same bits.
     let plain = operation(inputs.clone()).into_data();
     assert_eq!(plain, found);
+}
+
+/// As [`check`], where the composition is what `operation` computes in double precision: hand-written operations are in
+/// single precision only.
+pub(super) fn check_in_f64<const N: usize>(
+    inputs: [Tensor<1>; N],
+    operation: impl Fn([Tensor<1>; N]) -> Tensor<2>,
+) {
+    let precise = |inputs: [Tensor<1>; N]| operation(inputs.map(|input| input.cast(DType::F64))).cast(DType::F32);
+    check(inputs, &operation, precise);
 }

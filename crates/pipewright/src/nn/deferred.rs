@@ -22,6 +22,7 @@ use burn::backend::autodiff::NodeId;
 use burn::module::ParamId;
 use burn::tensor::Tensor;
 
+use super::convolution_task::ConvolutionTask;
 use super::operation::{CpuTensor, Tape, node_of};
 
 thread_local! {
@@ -35,6 +36,18 @@ pub(crate) enum WeightTask {
     Product { weight: ParamId, x: CpuTensor, gradient: CpuTensor },
     /// Row `i` of the gradient is added to row `ids[i]` of the table.
     Rows { weight: ParamId, ids: Arc<[usize]>, gradient: CpuTensor },
+    /// The taps of a depthwise convolution.
+    Convolution(ConvolutionTask),
+}
+
+impl WeightTask {
+    /// Returns the parameter whose gradient it is.
+    pub(crate) fn weight(&self) -> ParamId {
+        match self {
+            Self::Product { weight, .. } | Self::Rows { weight, .. } => *weight,
+            Self::Convolution(task) => task.weight,
+        }
+    }
 }
 
 /// The tasks of one stage and microbatch, in the order in which the backward pass reached the layers.

@@ -7,17 +7,25 @@
 //!
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
-//! The functions ([`rms_norm`], [`swiglu`], [`CausalAttention`], [`cross_entropy`]) are single operations on the CPU
+//! [`Mamba2`] is a mixer with a state. The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`cross_entropy`], [`Routing`],
+//! [`mix_experts`]) are single operations on the CPU
 //! back end and compositions of Burn's elsewhere.
 
 mod attention;
+mod bundle;
+mod convolution_task;
 mod cross_entropy;
 mod deferred;
 mod dropout;
 mod embedding;
+mod experts;
 mod linear;
+mod mamba;
 mod operation;
+mod relu_squared;
 mod rms_norm;
+mod routing;
+mod scoped_attention;
 mod swiglu;
 mod tied_head;
 
@@ -30,8 +38,13 @@ pub(crate) use deferred::{Deferred, WeightStore, WeightTask};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub(crate) use embedding::add_rows;
+pub use experts::{Expert, mix_chosen, mix_experts};
 pub use linear::Linear;
+pub use mamba::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
 pub(crate) use operation::{CpuTensor, cpu_tensor, elements, node_of, owned, row_major};
+pub use relu_squared::relu_squared;
 pub use rms_norm::{RmsNorm, rms_norm};
+pub use routing::Routing;
+pub use scoped_attention::{Relations, ScopedAttention, TokenScope};
 pub use swiglu::swiglu;
 pub use tied_head::TiedHead;

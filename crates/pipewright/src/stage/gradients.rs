@@ -107,8 +107,7 @@ impl GradientSums {
     /// Computes the weight gradients that a backward pass deferred and adds them, in place if there is already a sum.
     pub(crate) fn add_deferred(&mut self, tasks: impl IntoIterator<Item = WeightTask>) {
         for task in tasks {
-            let (WeightTask::Product { weight, .. } | WeightTask::Rows { weight, .. }) = &task;
-            let place = *self.places.get(weight).expect("a stage's layers have the stage's parameters");
+            let place = *self.places.get(&task.weight()).expect("a stage's layers have the stage's parameters");
             let sum = self.sums[place].take().map(into_cpu);
             self.sums[place] = Some(from_cpu(add_task(sum, &task, &self.shapes[place])));
         }
@@ -141,6 +140,7 @@ impl GradientSums {
 
 /// Returns the sum with the task's gradient added.
 fn add_task(sum: Option<CpuTensor>, task: &WeightTask, shape: &[usize]) -> CpuTensor {
+    let zeros = || cpu_tensor(vec![0.0; shape.iter().product()], shape.to_vec());
     match task {
         WeightTask::Product { x, gradient, .. } => {
             let &[inputs, outputs] = shape else { unreachable!("a linear layer's weight is a matrix") };
@@ -152,9 +152,13 @@ fn add_task(sum: Option<CpuTensor>, task: &WeightTask, shape: &[usize]) -> CpuTe
             sum
         }
         WeightTask::Rows { ids, gradient, .. } => {
-            let zeros = || cpu_tensor(vec![0.0; shape.iter().product()], shape.to_vec());
             let mut sum = sum.unwrap_or_else(zeros);
             add_rows(sum.storage_mut(), ids, elements(gradient));
+            sum
+        }
+        WeightTask::Convolution(task) => {
+            let mut sum = sum.unwrap_or_else(zeros);
+            task.add_to(sum.storage_mut());
             sum
         }
     }
