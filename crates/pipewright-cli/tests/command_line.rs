@@ -183,8 +183,8 @@ fn check_tells_what_would_run_and_leaves_no_trace() {
     let folder = folder();
     let expected = "\
 model     4 layers, 8528 parameters
-stage 0   on rank 0: layers 0 to 2, 6464 parameters
-stage 1   on rank 1: layers 3 to 3, 2064 parameters
+stage 0   on rank 0: layers 0 to 2 (1 embedding, 2 decoder), 6464 parameters
+stage 1   on rank 1: layers 3 to 3 (1 head), 2064 parameters
 schedule  1f1b: 2 ranks, 2 microbatches, proved sound
 data      264 tokens, 32 rows, 16 steps of 2 rows an epoch
 ";
@@ -204,6 +204,7 @@ fn check_counts_what_a_family_and_tied_embeddings_change() {
     };
     check("model.tie_word_embeddings=true", "6480 parameters");
     check("model.architecture=qwen2", "8624 parameters");
+    check("model.architecture=qwen3", "8544 parameters");
 }
 
 #[test]

@@ -6,12 +6,18 @@ pub enum ConfigError {
     /// No family has this name.
     #[error(
         "{}: set `model_type` (or `architectures`) to one of {}",
-        if found.is_empty() { "no model family is named".to_owned() } else { format!("unknown model family `{found}`") },
+        if found.is_empty() {
+            "no model family is named".to_owned()
+        } else {
+            format!("model family `{found}` is not supported, and the nearest that is is `{nearest}`")
+        },
         .known.join(", ")
     )]
     UnknownFamily {
         /// The name that was found; empty if there is none.
         found: String,
+        /// The family whose name is most like it.
+        nearest: &'static str,
         /// The names of all families.
         known: &'static [&'static str],
     },
@@ -45,6 +51,22 @@ pub enum ConfigError {
         value: String,
         /// The range of the value.
         range: &'static str,
+    },
+    /// A key of a table is missing, or its value is not a number.
+    #[error("`{key}` is missing or is not a number")]
+    NotANumber {
+        /// The key.
+        key: &'static str,
+    },
+    /// A key belongs to other families.
+    #[error("`{key}` is not a key of `{family}`: only {} {} it", .families.join(", "), if .families.len() == 1 { "has" } else { "have" })]
+    ForeignKey {
+        /// The key.
+        key: String,
+        /// The family.
+        family: String,
+        /// The families that have the key.
+        families: Vec<&'static str>,
     },
     /// Two values do not fit together.
     #[error("`{key} = {value}` is not divisible by `{by} = {divisor}`")]
@@ -88,7 +110,9 @@ impl ConfigError {
         match self {
             Self::UnknownFamily { found, .. } => (!found.is_empty()).then(|| "model_type".to_owned()),
             Self::Value { key, .. } => Some(key.clone()),
+            Self::ForeignKey { key, .. } => Some(key.clone()),
             Self::NotSupported { key, .. }
+            | Self::NotANumber { key }
             | Self::OutOfRange { key, .. }
             | Self::Block { key, .. }
             | Self::NotDivisible { key, .. } => Some((*key).to_owned()),

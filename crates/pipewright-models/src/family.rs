@@ -21,6 +21,8 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     const MODEL_TYPE: &'static str;
     /// The entry of `architectures` in `config.json`.
     const ARCHITECTURE: &'static str;
+    /// The keys of `config.json` that the family adds to those of all families, and that a configuration of sizes may set.
+    const KEYS: &'static [&'static str];
     /// The module of a stage. The last stage returns logits `[batch, sequence, vocabulary]`, every other stage hidden
     /// states `[batch, sequence, hidden]`.
     type Stage: StageModule<Output = Tensor<3>>;

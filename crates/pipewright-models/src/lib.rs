@@ -48,6 +48,8 @@ pub mod family;
 pub mod llama;
 pub mod nemotron_h;
 pub mod qwen2;
+pub mod qwen3;
+pub mod qwen3_moe;
 
 pub mod loss;
 

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use pipewright_schedule::ModelDesc;
 use serde::{Deserialize, Serialize};
 
-use crate::decoder::{AttentionBias, DecoderConfig, DecoderStage};
+use crate::decoder::{AttentionBias, BlockForm, DecoderConfig, DecoderStage};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::parameter::ParameterSource;
@@ -20,23 +20,31 @@ pub struct LlamaConfig {
     /// Whether the four linear layers of the attention have a bias. Published Llama models have none.
     #[serde(default)]
     pub attention_bias: bool,
+    /// Whether the three linear layers of the feed-forward layer have a bias. Published Llama models have none.
+    #[serde(default)]
+    pub mlp_bias: bool,
 }
 
 impl From<DecoderConfig> for LlamaConfig {
     fn from(decoder: DecoderConfig) -> Self {
-        Self { decoder, attention_bias: false }
+        Self { decoder, attention_bias: false, mlp_bias: false }
     }
 }
 
 impl LlamaConfig {
-    fn bias(&self) -> AttentionBias {
-        AttentionBias { inputs: self.attention_bias, output: self.attention_bias }
+    fn form(&self) -> BlockForm<'_> {
+        BlockForm {
+            bias: AttentionBias::all(self.attention_bias),
+            mlp_bias: self.mlp_bias,
+            ..BlockForm::default()
+        }
     }
 }
 
 impl ModelFamily for LlamaConfig {
     const MODEL_TYPE: &'static str = "llama";
     const ARCHITECTURE: &'static str = "LlamaForCausalLM";
+    const KEYS: &'static [&'static str] = &["attention_bias", "mlp_bias"];
     type Stage = DecoderStage;
 
     fn of_sizes(sizes: DecoderConfig) -> Self {
@@ -48,7 +56,7 @@ impl ModelFamily for LlamaConfig {
     }
 
     fn describe(&self, sequence: usize) -> ModelDesc {
-        self.decoder.describe(self.bias(), sequence)
+        self.decoder.describe(&self.form(), sequence)
     }
 
     fn initializer_range(&self) -> f64 {
@@ -65,6 +73,6 @@ impl ModelFamily for LlamaConfig {
         S: ParameterSource,
         S::Error: From<ConfigError>,
     {
-        self.decoder.build_stage(self.bias(), layers, source, device)
+        self.decoder.build_stage(&self.form(), layers, source, device)
     }
 }

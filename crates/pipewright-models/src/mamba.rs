@@ -3,7 +3,8 @@
 use pipewright::nn::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
 
 use crate::cost::{ELEMENT, GATE_PASSES, NORM_PASSES};
-use crate::parameter::{Builder, ParameterKind, ParameterSource};
+use crate::init::Uniform;
+use crate::parameter::{Builder, ParameterKind, ParameterSource, ParameterSpec};
 
 /// Builds a mixer for hidden states of width `hidden`. `path` is the mixer's path. `biases` says whether the projections
 /// have a bias, and whether the convolution has one.
@@ -18,7 +19,7 @@ pub(crate) fn build_mamba<S: ParameterSource>(
     let scale = ParameterKind::Scale;
     let conv = format!("{path}.conv1d");
     Ok(Mamba2 {
-        in_proj: builder.linear_of(&format!("{path}.in_proj"), [hidden, sizes.projected()], biases.0)?,
+        in_proj: builder.linear_with_bias_if(biases.0, &format!("{path}.in_proj"), hidden, sizes.projected())?,
         conv1d: DepthwiseConvolution {
             weight: builder.parameter(&conv, "weight", [convolved, 1, sizes.taps], scale)?,
             bias: match biases.1 {
@@ -32,9 +33,50 @@ pub(crate) fn build_mamba<S: ParameterSource>(
         norm: GroupNormWeight {
             weight: builder.parameter(&format!("{path}.norm"), "weight", [width], scale)?,
         },
-        out_proj: builder.linear_of(&format!("{path}.out_proj"), [width, hidden], biases.0)?,
+        out_proj: builder.linear_with_bias_if(biases.0, &format!("{path}.out_proj"), width, hidden)?,
         sizes,
     })
+}
+
+/// How the initial parameters of mixers are drawn, as in the Mamba reference: states of many lengths of memory are there
+/// from the start.
+pub(crate) struct MambaInit {
+    pub(crate) seed: u64,
+    /// The range of the initial steps, whose logarithms are uniform, and the lowest step.
+    pub(crate) steps: (f64, f64),
+    pub(crate) floor: f64,
+    pub(crate) taps: usize,
+}
+
+impl MambaInit {
+    /// Returns the initial values of a mixer's own parameters; `None` for any other, and for those that are 1.
+    pub(crate) fn parameter(&self, spec: &ParameterSpec) -> Option<Vec<f32>> {
+        let names: Vec<&str> = spec.path.rsplit('.').take(2).collect();
+        match names.as_slice() {
+            ["A_log", ..] => Some((1..=spec.shape[0]).map(|head| (head as f64).ln() as f32).collect()),
+            ["dt_bias", ..] => Some(self.step_biases(spec)),
+            [_, "conv1d"] => Some(uniform(self.seed, spec, 1.0 / (self.taps as f64).sqrt())),
+            _ => None,
+        }
+    }
+
+    /// Returns the inverse of the softplus of steps whose logarithms are uniform.
+    fn step_biases(&self, spec: &ParameterSpec) -> Vec<f32> {
+        let (low, high) = self.steps;
+        let mut uniform = Uniform::new(self.seed, &spec.path);
+        let bias = |_| {
+            let step = (low.ln() + uniform.next() * (high / low).ln()).exp().max(self.floor);
+            (step + (-(-step).exp_m1()).ln()) as f32
+        };
+        (0..spec.shape[0]).map(bias).collect()
+    }
+}
+
+/// Returns numbers that are uniform between `-bound` and `bound`.
+pub(crate) fn uniform(seed: u64, spec: &ParameterSpec, bound: f64) -> Vec<f32> {
+    let mut uniform = Uniform::new(seed, &spec.path);
+    let len = spec.shape.iter().product();
+    (0..len).map(|_| ((2.0 * uniform.next() - 1.0) * bound) as f32).collect()
 }
 
 /// Tokens in a chunk of the scan.

@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::stage::Stage;
 use pipewright_schedule::ModelDesc;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
@@ -20,6 +20,8 @@ use crate::loss::cross_entropy;
 use crate::nemotron_h::NemotronHConfig;
 use crate::parameter::ParameterSpec;
 use crate::qwen2::Qwen2Config;
+use crate::qwen3::Qwen3Config;
+use crate::qwen3_moe::Qwen3MoeConfig;
 
 /// The source of the parameters with which training starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +71,7 @@ macro_rules! families {
                 $(if name == <$config>::MODEL_TYPE || name == <$config>::ARCHITECTURE {
                     return <$config>::from_json(json).map(Self::$variant);
                 })*
-                Err(ConfigError::UnknownFamily { found: name.to_owned(), known: Self::MODEL_TYPES })
+                Err(Self::unknown(name))
             }
 
             /// Reads the configuration of a Hugging Face directory.
@@ -80,16 +82,39 @@ macro_rules! families {
                 hf::read_config(dir, Self::from_json)
             }
 
-            /// Makes the configuration of the family `model_type`, one of [`ModelConfig::MODEL_TYPES`]; see
-            /// [`ModelFamily::of_sizes`].
+            /// Makes the configuration of the family `model_type`, one of [`ModelConfig::MODEL_TYPES`]: `sizes`, the
+            /// family's usual values, and in place of them the values of `keys`, which are named as in `config.json`.
             ///
             /// # Errors
-            /// When there is no such family.
-            pub fn of_sizes(model_type: &str, sizes: DecoderConfig) -> Result<Self, ConfigError> {
+            /// When there is no such family, when a key belongs to other families only, or as
+            /// [`ModelFamily::from_json`].
+            pub fn of_sizes(
+                model_type: &str,
+                sizes: DecoderConfig,
+                keys: Map<String, Value>,
+            ) -> Result<Self, ConfigError> {
                 $(if model_type == <$config>::MODEL_TYPE {
-                    return Ok(Self::$variant(<$config>::of_sizes(sizes)));
+                    if let Some(key) = keys.keys().find(|key| !is_key_of::<$config>(key)) {
+                        return Err(Self::foreign(key, model_type));
+                    }
+                    let mut json = <$config>::of_sizes(sizes).to_json();
+                    if let Some(table) = json.as_object_mut() {
+                        // `rope_theta` is written beside it, and `keys` may have `rope_scaling`.
+                        table.remove("rope_parameters");
+                        table.extend(keys);
+                    }
+                    return <$config>::from_json(json).map(Self::$variant);
                 })*
-                Err(ConfigError::UnknownFamily { found: model_type.to_owned(), known: Self::MODEL_TYPES })
+                Err(Self::unknown(model_type))
+            }
+
+            /// Returns the error of a key that `family` does not have.
+            fn foreign(key: &str, family: &str) -> ConfigError {
+                let mut families = Vec::new();
+                $(if is_key_of::<$config>(key) {
+                    families.push(<$config>::MODEL_TYPE);
+                })*
+                ConfigError::ForeignKey { key: key.to_owned(), family: family.to_owned(), families }
             }
 
             /// Returns the content of `config.json`; see [`ModelFamily::to_json`].
@@ -156,11 +181,35 @@ macro_rules! families {
     };
 }
 
+/// The keys of `config.json` that every family has in addition to its sizes.
+const COMMON_KEYS: [&str; 2] = ["head_dim", "rope_scaling"];
+
+fn is_key_of<F: ModelFamily>(key: &str) -> bool {
+    COMMON_KEYS.contains(&key) || F::KEYS.contains(&key)
+}
+
+impl ModelConfig {
+    fn unknown(found: &str) -> ConfigError {
+        let name = found.strip_suffix("ForCausalLM").unwrap_or(found).to_lowercase();
+        let likeness = |family: &&'static str| strsim::jaro_winkler(&name, family);
+        let nearest = Self::MODEL_TYPES.iter().copied().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+        ConfigError::UnknownFamily {
+            found: found.to_owned(),
+            nearest: nearest.unwrap_or_default(),
+            known: Self::MODEL_TYPES,
+        }
+    }
+}
+
 families! {
     /// Llama: rotary positions, grouped-query attention, RMSNorm, SwiGLU.
     Llama(LlamaConfig),
     /// Qwen2: Llama with biases on queries, keys and values.
     Qwen2(Qwen2Config),
+    /// Qwen3: Llama with a normalisation of each head's queries and keys.
+    Qwen3(Qwen3Config),
+    /// Qwen3-MoE: Qwen3 with a mixture of experts in some layers.
+    Qwen3Moe(Qwen3MoeConfig),
     /// Nemotron-H: Mamba-2, attention, feed-forward layers and experts by a pattern.
     NemotronH(NemotronHConfig),
 }

@@ -3,10 +3,11 @@
 //! A global path is the parameter's name in a Hugging Face checkpoint, such as `model.layers.3.mlp.up_proj.weight`. The
 //! modules of a stage are nested so that Burn's own parameter paths are these names, whatever the cut of the model.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 
 use pipewright::nn::{Embedding, Linear, RmsNorm, TiedHead};
+use pipewright::stage::StageModule;
 
 use crate::error::ConfigError;
 
@@ -76,28 +77,20 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         Ok(Linear { weight, bias: None })
     }
 
-    pub(crate) fn linear_with_bias(
-        &mut self,
-        path: &str,
-        inputs: usize,
-        outputs: usize,
-    ) -> Result<Linear, S::Error> {
+    fn linear_with_bias(&mut self, path: &str, inputs: usize, outputs: usize) -> Result<Linear, S::Error> {
         let Linear { weight, .. } = self.linear(path, inputs, outputs)?;
         let bias = self.parameter(path, "bias", [outputs], ParameterKind::Bias)?;
         Ok(Linear { weight, bias: Some(bias) })
     }
 
-    /// Builds a linear layer of shape `[inputs, outputs]`, with or without a bias.
-    pub(crate) fn linear_of(
+    pub(crate) fn linear_with_bias_if(
         &mut self,
-        path: &str,
-        [inputs, outputs]: [usize; 2],
         bias: bool,
+        path: &str,
+        inputs: usize,
+        outputs: usize,
     ) -> Result<Linear, S::Error> {
-        match bias {
-            true => self.linear_with_bias(path, inputs, outputs),
-            false => self.linear(path, inputs, outputs),
-        }
+        if bias { self.linear_with_bias(path, inputs, outputs) } else { self.linear(path, inputs, outputs) }
     }
 
     pub(crate) fn embedding(&mut self, path: &str, rows: usize, width: usize) -> Result<Embedding, S::Error> {
@@ -160,7 +153,7 @@ impl ParameterSource for Outline {
 
 /// Returns the parameters that `stage` contributes to a model directory, in the order in which Burn visits them. The
 /// table of a tied head is not among them, because it belongs to the embedding.
-pub fn parameter_specs<M: Module>(stage: &M) -> Vec<ParameterSpec> {
+pub fn parameter_specs<M: StageModule>(stage: &M) -> Vec<ParameterSpec> {
     let mut specs = Vec::new();
     visit_parameters(stage, |spec, _| specs.push(spec));
     specs
@@ -169,35 +162,31 @@ pub fn parameter_specs<M: Module>(stage: &M) -> Vec<ParameterSpec> {
 /// Calls `visit` for each parameter of [`parameter_specs`], with a function that copies its elements out.
 pub(crate) fn visit_parameters<M, F>(stage: &M, visit: F)
 where
-    M: Module,
+    M: StageModule,
     F: FnMut(ParameterSpec, &dyn Fn() -> TensorData),
 {
-    stage.visit(&mut PathVisitor { names: Vec::new(), owners: Vec::new(), visit });
-}
-
-/// Burn puts the name of an enum's variant into paths; checkpoints have no such part.
-fn is_enum(container_type: &str) -> bool {
-    container_type.starts_with("Enum:")
+    stage.visit(&mut PathVisitor { stage, names: Vec::new(), owners: Vec::new(), visit });
 }
 
 /// The names of the variants of the families' enums of mixers.
 const VARIANTS: [&str; 4] = ["Mamba", "Attention", "Mlp", "Experts"];
 
-/// Removes the names of variants from a parameter path that Burn made.
+/// Removes the names of variants from a parameter path that Burn made. Checkpoints have no such part.
 pub(crate) fn without_variants(path: &str) -> String {
     path.split('.').filter(|name| !VARIANTS.contains(name)).collect::<Vec<_>>().join(".")
 }
 
 /// Tracks the names and the types of the modules around a parameter. A matrix is recognised by its linear layer.
-struct PathVisitor<F> {
+struct PathVisitor<'a, M, F> {
+    stage: &'a M,
     names: Vec<String>,
     owners: Vec<String>,
     visit: F,
 }
 
-impl<F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor for PathVisitor<F> {
+impl<M: StageModule, F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor for PathVisitor<'_, M, F> {
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.names.push(if is_enum(container_type) { String::new() } else { name.to_owned() });
+        self.names.push(name.to_owned());
         self.owners.push(container_type.to_owned());
     }
 
@@ -208,15 +197,15 @@ impl<F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor for PathVis
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let kind = match self.owners.last().map(String::as_str) {
-            Some("Struct:TiedHead") => return,
+            Some("Struct:TiedHead" | "Struct:RelationCopy") => return,
             Some("Struct:Linear" | "Struct:Router") if D == 2 => ParameterKind::Matrix,
             Some("Struct:Linear" | "Struct:Router") => ParameterKind::Bias,
             Some("Struct:Embedding") => ParameterKind::Table,
             _ => ParameterKind::Scale,
         };
         let value = param.val();
-        let names: Vec<&str> = self.names.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
-        let spec = ParameterSpec { path: names.join("."), shape: value.dims().to_vec(), kind };
+        let path = self.stage.parameter_path(&self.names.join("."));
+        let spec = ParameterSpec { path, shape: value.dims().to_vec(), kind };
         (self.visit)(spec, &|| value.to_data());
     }
 }

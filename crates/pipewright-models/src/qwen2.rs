@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use pipewright_schedule::ModelDesc;
 use serde::{Deserialize, Serialize};
 
-use crate::decoder::{AttentionBias, DecoderConfig, DecoderStage};
+use crate::decoder::{AttentionBias, BlockForm, DecoderConfig, DecoderStage};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::parameter::ParameterSource;
@@ -33,11 +33,14 @@ impl From<DecoderConfig> for Qwen2Config {
     }
 }
 
-const BIAS: AttentionBias = AttentionBias { inputs: true, output: false };
+fn form() -> BlockForm<'static> {
+    BlockForm { bias: AttentionBias { inputs: true, output: false }, ..BlockForm::default() }
+}
 
 impl ModelFamily for Qwen2Config {
     const MODEL_TYPE: &'static str = "qwen2";
     const ARCHITECTURE: &'static str = "Qwen2ForCausalLM";
+    const KEYS: &'static [&'static str] = &[];
     type Stage = DecoderStage;
 
     fn of_sizes(sizes: DecoderConfig) -> Self {
@@ -49,7 +52,7 @@ impl ModelFamily for Qwen2Config {
     }
 
     fn describe(&self, sequence: usize) -> ModelDesc {
-        self.decoder.describe(BIAS, sequence)
+        self.decoder.describe(&form(), sequence)
     }
 
     fn initializer_range(&self) -> f64 {
@@ -66,6 +69,6 @@ impl ModelFamily for Qwen2Config {
         S: ParameterSource,
         S::Error: From<ConfigError>,
     {
-        self.decoder.build_stage(BIAS, layers, source, device)
+        self.decoder.build_stage(&form(), layers, source, device)
     }
 }

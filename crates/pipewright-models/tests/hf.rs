@@ -10,12 +10,16 @@ use pipewright_models::decoder::{DecoderConfig, DecoderStage};
 use pipewright_models::hf::{self, HfError};
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::qwen2::Qwen2Config;
+use pipewright_models::qwen3_moe::Qwen3MoeConfig;
 use pipewright_models::{ModelConfig, ModelFamily, parameter_specs};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tiny");
 const QWEN2: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/qwen2-tiny");
+const LLAMA31: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama31-tiny");
+const QWEN3: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/qwen3-tiny");
+const QWEN3_MOE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/qwen3-moe-tiny");
 const TIED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/llama-tied-tiny");
 
 fn config(dir: &Path) -> LlamaConfig {
@@ -122,6 +126,96 @@ fn round_trip_of_qwen2() {
     let json = check_round_trip(QWEN2, &config);
     assert_eq!(json["architectures"], json!(["Qwen2ForCausalLM"]));
     assert_eq!(json["max_window_layers"], 4);
+}
+
+#[test]
+fn round_trips_of_the_other_families() {
+    let read = |dir: &str| ModelConfig::read(Path::new(dir)).expect("a configuration");
+    let ModelConfig::Llama(llama31) = read(LLAMA31) else { panic!("it is a Llama") };
+    let json = check_round_trip(LLAMA31, &llama31);
+    assert_eq!(json["rope_parameters"]["rope_type"], "llama3");
+    let ModelConfig::Qwen3(qwen3) = read(QWEN3) else { panic!("it is a Qwen3") };
+    assert_eq!(check_round_trip(QWEN3, &qwen3)["head_dim"], 24);
+    let ModelConfig::Qwen3Moe(moe) = read(QWEN3_MOE) else { panic!("it is a Qwen3-MoE") };
+    let json = check_round_trip(QWEN3_MOE, &moe);
+    assert_eq!((&json["num_experts"], &json["mlp_only_layers"]), (&json!(8), &json!([3])));
+}
+
+/// The configuration of the reference as version 4 of transformers writes it.
+#[test]
+fn old_spellings_mean_the_same() {
+    let old = |dir: &str, change: &dyn Fn(&mut serde_json::Map<String, Value>)| {
+        let text = fs::read_to_string(Path::new(dir).join("config.json")).expect("the file is here");
+        let mut json: Value = serde_json::from_str(&text).expect("JSON");
+        let table = json.as_object_mut().expect("a table");
+        let mut rope = table.remove("rope_parameters").expect("positions");
+        let theta = rope.as_object_mut().and_then(|rope| rope.remove("rope_theta")).expect("a base");
+        table.insert("rope_theta".to_owned(), theta);
+        table.insert(
+            "rope_scaling".to_owned(),
+            if rope["rope_type"] == "default" { Value::Null } else { rope },
+        );
+        let dtype = table.remove("dtype").expect("a type");
+        table.insert("torch_dtype".to_owned(), dtype);
+        change(table);
+        assert_eq!(
+            ModelConfig::from_json(json).expect("it is valid"),
+            ModelConfig::read(Path::new(dir)).expect("it is valid"),
+            "{dir}"
+        );
+    };
+    old(LLAMA31, &|_| {});
+    old(QWEN3, &|_| {});
+    old(QWEN3_MOE, &|table| {
+        let experts = table.remove("num_local_experts").expect("experts");
+        table.insert("num_experts".to_owned(), experts);
+    });
+}
+
+#[test]
+fn a_published_qwen3_moe_is_understood() {
+    let json = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151_643,
+        "decoder_sparse_step": 1, "eos_token_id": 151_645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48,
+        "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": true,
+        "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+        "num_key_value_heads": 4, "output_router_logits": false, "rms_norm_eps": 1e-6, "rope_scaling": null,
+        "rope_theta": 1_000_000.0, "router_aux_loss_coef": 0.001, "sliding_window": null,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false,
+        "vocab_size": 151_936
+    });
+    let Ok(ModelConfig::Qwen3Moe(config)) = ModelConfig::from_json(json) else { panic!("it is a Qwen3-MoE") };
+    // The published number of parameters.
+    let parameters: u64 = config.describe(1).layers.iter().map(|layer| layer.parameters).sum();
+    assert_eq!(parameters, 30_532_122_624);
+    assert_eq!(Qwen3MoeConfig::from_json(config.to_json()).ok(), Some(config));
+}
+
+#[test]
+fn a_mixture_that_cannot_be_run_is_refused_at_its_key() {
+    let folder = TempDir::new().expect("a temporary folder");
+    let text = fs::read_to_string(Path::new(QWEN3_MOE).join("config.json")).expect("the file is here");
+    let check = |key: &str, value: &str, message: &str| {
+        let line = text.lines().position(|line| line.contains(&format!("\"{key}\""))).expect("the key") + 1;
+        let old = text.lines().nth(line - 1).expect("a line");
+        let new = format!("  \"{key}\": {value},");
+        let path = folder.path().join("config.json");
+        fs::write(&path, text.replace(old, &new)).expect("it is writable");
+        let error = ModelConfig::read(folder.path()).expect_err("it cannot be run");
+        assert_eq!(error.to_string(), format!("{}:{line}: the model cannot be run", path.display()));
+        let source = std::error::Error::source(&error).expect("a cause").to_string();
+        assert_eq!(source, message);
+    };
+    check(
+        "num_experts_per_tok",
+        "9",
+        "`num_experts_per_tok = 9` is out of range: it must be from 1 to the number of experts",
+    );
+    check("num_local_experts", "0", "`num_local_experts = 0` is out of range: it must be from 1 to 65536");
+    check("attention_dropout", "0.1", "`attention_dropout = 0.1` is not supported: only 0 is");
+    check("use_sliding_window", "true", "`use_sliding_window = true` is not supported: only false is");
+    check("mlp_only_layers", "\"all\"", "the value of `mlp_only_layers` cannot be used");
 }
 
 #[test]
@@ -345,14 +439,29 @@ fn configurations_that_cannot_be_run_are_refused() {
         assert_eq!(chain.iter().map(|error| error.replace(&path, "FILE")).collect::<Vec<_>>(), expected);
     };
     check("{", &["FILE: cannot be parsed", "EOF while parsing an object at line 1 column 1"]);
-    let unknown =
-        "unknown model family `mamba`: set `model_type` (or `architectures`) to one of llama, qwen2";
-    check("{\n\"model_type\": \"mamba\"}", &["FILE:2: the model cannot be run", unknown]);
+    let unknown = |family: &str, nearest: &str| {
+        let known = "set `model_type` (or `architectures`) to one of llama, qwen2, qwen3, qwen3_moe";
+        format!("model family `{family}` is not supported, and the nearest that is is `{nearest}`: {known}")
+    };
+    for (family, nearest) in [
+        ("mamba", "llama"),
+        ("qwen2_moe", "qwen3_moe"),
+        ("qwen3_next", "qwen3"),
+        ("qwen", "qwen2"),
+        ("llama4", "llama"),
+    ] {
+        let json = format!("{{\n\"model_type\": \"{family}\"}}");
+        check(&json, &["FILE:2: the model cannot be run", &unknown(family, nearest)]);
+    }
+    check(
+        r#"{"architectures": ["Qwen3NextForCausalLM"]}"#,
+        &["FILE:1: the model cannot be run", &unknown("Qwen3NextForCausalLM", "qwen3")],
+    );
     check(
         "{}",
         &[
             "FILE: the model cannot be run",
-            "no model family is named: set `model_type` (or `architectures`) to one of llama, qwen2",
+            "no model family is named: set `model_type` (or `architectures`) to one of llama, qwen2, qwen3, qwen3_moe",
         ],
     );
     check(
@@ -363,7 +472,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         &qwen2_json(json!({"rope_scaling": {"type": "yarn", "factor": 4.0}})),
         &[
             "FILE:1: the model cannot be run",
-            "`rope_scaling = \"yarn\"` is not supported: only null or the type \"default\" is",
+            "`rope_scaling.rope_type = yarn` is not supported: only default or llama3 is",
         ],
     );
     check(

@@ -6,9 +6,11 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::stage::StageModule;
 use pipewright::tensor::{pack, unpack};
-use pipewright_models::decoder::{DecoderConfig, DecoderInput, DecoderStage};
+use pipewright_models::decoder::{DecoderConfig, DecoderInput, DecoderStage, MixtureConfig};
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::qwen2::Qwen2Config;
+use pipewright_models::qwen3::Qwen3Config;
+use pipewright_models::qwen3_moe::Qwen3MoeConfig;
 use pipewright_models::{ModelFamily, parameter_specs};
 use proptest::prelude::*;
 
@@ -32,6 +34,12 @@ fn llama() -> LlamaConfig {
     sizes().into()
 }
 
+/// Layers 0 and 2 are dense, layer 1 has experts.
+fn moe() -> Qwen3MoeConfig {
+    let mixture = MixtureConfig { num_experts: 5, decoder_sparse_step: 2, ..MixtureConfig::of_width(20) };
+    Qwen3MoeConfig { mixture, ..sizes().into() }
+}
+
 /// What a stage holds is known without its values, whatever its size.
 fn check_outline<F: ModelFamily<Stage = DecoderStage>>(config: &F) {
     let stage = config.init_stage(0..5, 7, &Device::flex()).expect("the range is valid");
@@ -52,6 +60,9 @@ fn an_outline_is_what_a_stage_holds() {
     check_outline(&llama());
     check_outline(&LlamaConfig::from(tied()));
     check_outline(&Qwen2Config::from(sizes()));
+    check_outline(&LlamaConfig { mlp_bias: true, ..llama() });
+    check_outline(&Qwen3Config::from(tied()));
+    check_outline(&moe());
     let large = DecoderConfig { hidden_size: 1 << 20, vocab_size: 1 << 30, ..sizes() };
     let outline = LlamaConfig::from(large).outline(0..1).expect("nothing is allocated");
     assert_eq!(outline[0].shape, [1 << 30, 1 << 20]);
@@ -123,6 +134,8 @@ proptest! {
         check_cut(&llama(), &cuts);
         check_cut(&LlamaConfig { attention_bias: true, ..tied().into() }, &cuts);
         check_cut(&Qwen2Config::from(sizes()), &cuts);
+        check_cut(&Qwen3Config { attention_bias: true, ..tied().into() }, &cuts);
+        check_cut(&moe(), &cuts);
     }
 }
 
@@ -151,6 +164,22 @@ fn paths_are_those_of_the_checkpoint() {
     assert_eq!(paths(&stages[3]), ["model.norm.weight", "lm_head.weight"]);
 }
 
+#[test]
+fn paths_of_experts_are_those_of_the_checkpoint() {
+    let stages = cut(&moe(), &[1, 2, 3, 4]);
+    let dense: Vec<_> = paths(&stages[1]).into_iter().filter(|path| path.contains(".mlp.")).collect();
+    let of = |layer: usize, name: &str| format!("model.layers.{layer}.mlp.{name}_proj.weight");
+    assert_eq!(dense, [of(0, "gate"), of(0, "up"), of(0, "down")]);
+    let sparse: Vec<_> = paths(&stages[2]).into_iter().filter(|path| path.contains(".mlp.")).collect();
+    let experts = (0..5).flat_map(|expert| {
+        ["gate", "up", "down"].map(|name| format!("model.layers.1.mlp.experts.{expert}.{name}_proj.weight"))
+    });
+    let expected: Vec<_> = ["model.layers.1.mlp.gate.weight".to_owned()].into_iter().chain(experts).collect();
+    assert_eq!(sparse, expected);
+    let norms: Vec<_> = paths(&stages[2]).into_iter().filter(|path| path.contains("_norm")).collect();
+    assert_eq!(norms, ["model.layers.1.self_attn.q_norm.weight", "model.layers.1.self_attn.k_norm.weight"]);
+}
+
 fn check_biases<F: ModelFamily<Stage = DecoderStage>>(config: &F, expected: &[&str]) {
     let block = &cut(config, &[1, 2])[1];
     let biases: Vec<_> = parameters(std::slice::from_ref(block))
@@ -169,6 +198,7 @@ fn biases_start_as_zeros_and_are_where_the_family_has_them() {
     check_biases(&llama(), &[]);
     check_biases(&LlamaConfig { attention_bias: true, ..llama() }, &["k", "o", "q", "v"]);
     check_biases(&Qwen2Config::from(sizes()), &["k", "q", "v"]);
+    check_biases(&Qwen3Config { attention_bias: true, ..sizes().into() }, &["k", "o", "q", "v"]);
 }
 
 #[test]
@@ -197,6 +227,36 @@ fn description_counts_what_the_stages_bring_to_the_model() {
     check_description(&LlamaConfig { attention_bias: true, ..llama() });
     check_description(&LlamaConfig::from(tied()));
     check_description(&Qwen2Config::from(sizes()));
+    check_description(&LlamaConfig { attention_bias: true, mlp_bias: true, ..llama() });
+    check_description(&Qwen3Config { attention_bias: true, ..sizes().into() });
+    check_description(&moe());
+}
+
+#[test]
+fn the_weight_of_a_mixture_follows_the_experts_that_a_token_meets() {
+    let layer = |experts, chosen| {
+        let mixture = MixtureConfig {
+            num_experts: experts,
+            num_experts_per_tok: chosen,
+            moe_intermediate_size: 1024,
+            ..MixtureConfig::of_width(1024)
+        };
+        let sizes = DecoderConfig { hidden_size: 512, intermediate_size: 1024, ..DecoderConfig::new(256, 8) };
+        let config = Qwen3MoeConfig { mixture, ..sizes.clone().into() };
+        let dense = Qwen3Config::from(sizes).describe(4096).layers.remove(1);
+        let sparse = config.describe(4096).layers.remove(1);
+        assert_eq!((dense.kind.as_str(), sparse.kind.as_str()), ("decoder", "mixture"));
+        let ratio = |of: fn(&pipewright_schedule::LayerDesc) -> u64| of(&sparse) as f64 / of(&dense) as f64;
+        (ratio(|layer| layer.weight), ratio(|layer| layer.activation_bytes))
+    };
+    let (weight, activations) = layer(8, 1);
+    assert!((1.0..1.1).contains(&weight), "one expert is as wide as the dense layer: {weight}");
+    assert!((1.0..1.1).contains(&activations), "{activations}");
+    let (more_experts, _) = layer(64, 1);
+    assert!(more_experts < 1.2 * weight, "{more_experts} {weight}");
+    let (more_choices, more_activations) = layer(8, 4);
+    assert!(more_choices > 1.5 * weight, "{more_choices} {weight}");
+    assert!(more_activations > 1.5 * activations, "{more_activations}");
 }
 
 #[test]

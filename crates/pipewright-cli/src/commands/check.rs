@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use pipewright_models::ParameterSpec;
-use pipewright_schedule::StageIndex;
+use pipewright_schedule::{LayerDesc, StageIndex};
 
 use crate::commands::memory::MemoryPlan;
 use crate::commands::prepare::{Prepared, prepare};
@@ -45,6 +45,18 @@ fn shared(stages: &[Vec<ParameterSpec>]) -> BTreeMap<&str, Vec<StageIndex>> {
     holders
 }
 
+/// Returns the kinds of these layers in the order of their first layer, with the number of layers of each kind.
+fn kinds(layers: &[LayerDesc]) -> String {
+    let mut counts: Vec<(&str, usize)> = Vec::new();
+    for layer in layers {
+        match counts.iter_mut().find(|(kind, _)| *kind == layer.kind) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((&layer.kind, 1)),
+        }
+    }
+    counts.iter().map(|(kind, count)| format!("{count} {kind}")).collect::<Vec<_>>().join(", ")
+}
+
 fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
     let Prepared { settings, layers, program, partition, rows, .. } = prepared;
     let mut text = String::new();
@@ -59,7 +71,8 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
     let placement = program.placement();
     for (stage, range) in placement.all_stages().zip(partition.ranges()) {
         let (rank, first, last) = (placement.rank_of(stage), range.start, range.end - 1);
-        let words = format!("on rank {rank}: layers {first} to {last}, {} parameters", parameters(range));
+        let (kinds, parameters) = (kinds(&layers.layers[range.clone()]), parameters(range));
+        let words = format!("on rank {rank}: layers {first} to {last} ({kinds}), {parameters} parameters");
         line(&format!("stage {stage}"), words);
     }
     for (path, stages) in shared(stages) {

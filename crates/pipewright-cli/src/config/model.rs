@@ -2,12 +2,15 @@
 //!
 //! The keys have the same names and meaning as in Hugging Face's `config.json`.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
 use pipewright_models::{ConfigError, ModelConfig, ModelFamily};
 use serde::Serialize;
+use serde_json::Map;
+use toml::Value;
 
 use crate::config::document::Document;
 use crate::config::paths::Surroundings;
@@ -51,12 +54,23 @@ pub(crate) struct FreshModel {
     pub(crate) rope_theta: f64,
     /// Whether the output head uses the weight of the embedding.
     pub(crate) tie_word_embeddings: bool,
+    /// The other keys that are written. The family has the defaults of those that are not.
+    #[serde(flatten)]
+    pub(crate) others: BTreeMap<&'static str, Value>,
 }
 
 impl FreshModel {
     /// Returns the model's configuration.
     pub(crate) fn config(&self) -> ModelConfig {
-        ModelConfig::of_sizes(self.architecture, self.decoder()).expect("the family is one of the list")
+        self.checked_config().expect("the settings were checked when they were read")
+    }
+
+    fn checked_config(&self) -> Result<ModelConfig, ConfigError> {
+        let decoder = self.decoder();
+        decoder.validate()?;
+        let json = |(key, value): (&&str, &Value)| Ok(((*key).to_owned(), serde_json::to_value(value)?));
+        let others = self.others.iter().map(json).collect::<Result<Map<_, _>, serde_json::Error>>()?;
+        ModelConfig::of_sizes(self.architecture, decoder, others)
     }
 
     fn decoder(&self) -> DecoderConfig {
@@ -124,21 +138,46 @@ fn read_sizes(section: &mut Section<'_>) -> FreshModel {
         rms_norm_eps: section.number("rms_norm_eps", 1e-5, &Bound::Positive),
         rope_theta: section.number("rope_theta", 10_000.0, &Bound::Positive),
         tie_word_embeddings: section.flag("tie_word_embeddings", false),
+        others: OTHERS.iter().filter_map(|&key| Some((key, section.any(key)?))).collect(),
     };
     if section.is_sound()
-        && let Err(error) = model.decoder().validate()
+        && let Err(error) = model.checked_config()
     {
-        section.report_at_first_of(&culprits(&error), error.into());
+        let culprits = culprits(&error);
+        let culprits: Vec<&str> = culprits.iter().map(String::as_str).collect();
+        section.report_at_first_of(&culprits, error.into());
     }
     model
 }
 
-/// Returns the keys that an error of the model's configuration is about.
-fn culprits(error: &ConfigError) -> Vec<&'static str> {
-    match error {
-        ConfigError::OutOfRange { key: "head_dim", .. } => vec!["hidden_size", "num_attention_heads"],
-        ConfigError::NotDivisible { key, by, .. } => vec![by, key],
-        ConfigError::OutOfRange { key, .. } | ConfigError::NotSupported { key, .. } => vec![key],
-        _ => vec!["architecture"],
-    }
+/// The keys that the model family reads: those that only some families have, and those without a default.
+const OTHERS: [&str; 12] = [
+    "head_dim",
+    "rope_scaling",
+    "attention_bias",
+    "mlp_bias",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "router_aux_loss_coef",
+    "output_router_logits",
+];
+
+/// Returns the keys that an error of the model's configuration is about, those that more probably cause it first.
+fn culprits(error: &ConfigError) -> Vec<String> {
+    let keys: &[&str] = match error {
+        ConfigError::OutOfRange { key: "head_dim", .. } => {
+            &["head_dim", "hidden_size", "num_attention_heads"]
+        }
+        ConfigError::NotDivisible { key, by, .. } => &[by, key],
+        _ => &[],
+    };
+    let own = error.key();
+    // A key of a table, such as `rope_scaling.factor`, is at the place of the table.
+    let table = own.as_ref().and_then(|key| key.split('.').next());
+    let keys = keys.iter().copied().chain(table).chain(["architecture"]);
+    keys.map(str::to_owned).collect()
 }

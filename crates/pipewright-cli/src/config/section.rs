@@ -196,6 +196,11 @@ impl<'a> Section<'a> {
         None
     }
 
+    /// Reads a value of any type, which the caller checks.
+    pub(super) fn any(&mut self, key: &'static str) -> Option<Value> {
+        self.value(key)
+    }
+
     /// Reads one of the words in `options`.
     pub(super) fn choice<T: Copy>(&mut self, key: &'static str, default: T, options: &[(&str, T)]) -> T {
         let Some(text) = self.text(key) else { return default };

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use pipewright::train::Metrics;
+
 /// The largest number of ranks that are shown one by one. For more ranks, the range is shown.
 const RANKS_SHOWN: usize = 8;
 
@@ -14,6 +16,13 @@ pub(super) fn per_rank<T: Copy + PartialOrd>(values: &[T], word: impl Fn(T) -> S
     let most = values.iter().copied().reduce(|a, b| if b > a { b } else { a });
     let range = least.zip(most).map(|(least, most)| format!("{} to {}", word(least), word(most)));
     range.unwrap_or_default()
+}
+
+/// Returns the words for the auxiliary losses by name, and for the sum that is minimised; none if there is no auxiliary
+/// loss.
+pub(super) fn loss_parts(metrics: &Metrics) -> Vec<String> {
+    let parts = metrics.auxiliary.iter().map(|(name, loss)| format!("{name} {loss:.4}"));
+    parts.chain(metrics.total.map(|total| format!("total {total:.4}"))).collect()
 }
 
 /// Formats a fraction as a percentage.

@@ -10,7 +10,7 @@ use pipewright::train::Metrics;
 
 use crate::display::chart::sparkline;
 use crate::display::figures::{
-    bytes, clock, counted, grouped, milliseconds, per_rank, percent, remaining, short_count,
+    bytes, clock, counted, grouped, loss_parts, milliseconds, per_rank, percent, remaining, short_count,
 };
 use crate::display::overview::Overview;
 use crate::display::screen::Size;
@@ -121,6 +121,7 @@ fn learning(metrics: &Metrics, losses: &[f64], width: usize) -> Vec<Field> {
         ),
         Field::new(2, [format!("learning rate {rate:.2e}"), format!("lr {rate:.2e}")]),
     ];
+    fields.extend(loss_parts(metrics).into_iter().map(|part| Field::new(4, [part])));
     // If there is no room for the curve otherwise, the learning rate takes its short form.
     let least = width_of(&fields) + GAP + NARROWEST;
     if least > width {

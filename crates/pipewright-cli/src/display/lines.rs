@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pipewright::train::Metrics;
 
-use crate::display::figures::{bytes, clock, milliseconds, per_rank, percent, remaining};
+use crate::display::figures::{bytes, clock, loss_parts, milliseconds, per_rank, percent, remaining};
 
 /// The shortest time between two lines.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -42,10 +42,11 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
     let (taken, left) = (metrics.step.saturating_sub(done), steps.saturating_sub(metrics.step));
     let left = remaining(elapsed, taken, left).map(|left| format!("  remaining {}", clock(left)));
     format!(
-        "step {}/{steps}  loss {:.4}  grad norm {:.3}  lr {:.2e}  {:.0} tokens/s  {}  bubble {}  memory {}  \
+        "step {}/{steps}  loss {:.4}{}  grad norm {:.3}  lr {:.2e}  {:.0} tokens/s  {}  bubble {}  memory {}  \
          elapsed {}{}",
         metrics.step,
         metrics.loss,
+        loss_parts(metrics).iter().map(|part| format!("  {part}")).collect::<String>(),
         metrics.grad_norm,
         metrics.learning_rate,
         metrics.tokens_per_second,
@@ -82,6 +83,18 @@ mod tests {
         assert_eq!(line(&metrics(2), 0, 10, Duration::from_secs(3)), expected);
         let resumed = line(&metrics(2), 1, 10, Duration::from_secs(3));
         assert!(resumed.ends_with("remaining 0:24"), "{resumed}");
+    }
+
+    #[test]
+    fn auxiliary_losses_are_named() {
+        let auxiliary =
+            std::collections::BTreeMap::from([("moe_aux".to_owned(), 2.25), ("z".to_owned(), 0.5)]);
+        let metrics = Metrics { auxiliary, total: Some(2.5275), ..metrics(2) };
+        let line = line(&metrics, 0, 10, Duration::from_secs(3));
+        assert!(
+            line.starts_with("step 2/10  loss 2.5000  moe_aux 2.2500  z 0.5000  total 2.5275  grad"),
+            "{line}"
+        );
     }
 
     #[test]

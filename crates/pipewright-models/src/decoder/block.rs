@@ -2,9 +2,12 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{CausalAttention, Linear, RmsNorm, swiglu};
+use pipewright::nn::{CausalAttention, Linear, RmsNorm};
+use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
+use super::feed_forward::FeedForward;
+use super::form::BlockForm;
 use crate::parameter::{Builder, ParameterSource};
 
 #[derive(Module, Debug)]
@@ -18,7 +21,8 @@ pub(super) struct DecoderBlock {
 impl DecoderBlock {
     pub(super) fn build<S: ParameterSource>(
         config: &DecoderConfig,
-        bias: AttentionBias,
+        form: &BlockForm<'_>,
+        index: usize,
         path: &str,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
@@ -27,28 +31,24 @@ impl DecoderBlock {
         };
         Ok(Self {
             input_layernorm: norm(builder, "input_layernorm")?,
-            self_attn: Attention::build(config, bias, &format!("{path}.self_attn"), builder)?,
+            self_attn: Attention::build(config, form, &format!("{path}.self_attn"), builder)?,
             post_attention_layernorm: norm(builder, "post_attention_layernorm")?,
-            mlp: FeedForward::build(config, &format!("{path}.mlp"), builder)?,
+            mlp: FeedForward::build(config, form, index, &format!("{path}.mlp"), builder)?,
         })
     }
 
     /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape.
-    pub(super) fn forward(&self, hidden: Tensor<2>, attention: &CausalAttention) -> Tensor<2> {
+    pub(super) fn forward(
+        &self,
+        hidden: Tensor<2>,
+        attention: &CausalAttention,
+        context: &StageContext,
+    ) -> Tensor<2> {
         let attended = self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), attention);
         let hidden = hidden + attended;
-        let transformed = self.mlp.forward(self.post_attention_layernorm.forward(hidden.clone()));
+        let transformed = self.mlp.forward(self.post_attention_layernorm.forward(hidden.clone()), context);
         hidden + transformed
     }
-}
-
-/// The linear layers of the attention that have a bias.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AttentionBias {
-    /// The layers that make queries, keys and values.
-    pub inputs: bool,
-    /// The layer that mixes the heads.
-    pub output: bool,
 }
 
 #[derive(Module, Debug)]
@@ -57,66 +57,50 @@ struct Attention {
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
+    /// The normalisations of a head's queries and keys, in a family that has them.
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
 }
 
 impl Attention {
     fn build<S: ParameterSource>(
         config: &DecoderConfig,
-        bias: AttentionBias,
+        form: &BlockForm<'_>,
         path: &str,
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
         let (hidden, head_dim) = (config.hidden_size, config.head_dim());
         let queries = config.num_attention_heads * head_dim;
         let keys = config.num_key_value_heads * head_dim;
+        let bias = form.bias;
         let mut linear = |name: &str, inputs, outputs, bias| {
-            let path = format!("{path}.{name}");
-            if bias {
-                builder.linear_with_bias(&path, inputs, outputs)
-            } else {
-                builder.linear(&path, inputs, outputs)
-            }
+            builder.linear_with_bias_if(bias, &format!("{path}.{name}"), inputs, outputs)
         };
-        Ok(Self {
-            q_proj: linear("q_proj", hidden, queries, bias.inputs)?,
-            k_proj: linear("k_proj", hidden, keys, bias.inputs)?,
-            v_proj: linear("v_proj", hidden, keys, bias.inputs)?,
-            o_proj: linear("o_proj", queries, hidden, bias.output)?,
-        })
+        let q_proj = linear("q_proj", hidden, queries, bias.inputs)?;
+        let k_proj = linear("k_proj", hidden, keys, bias.inputs)?;
+        let v_proj = linear("v_proj", hidden, keys, bias.inputs)?;
+        let o_proj = linear("o_proj", queries, hidden, bias.output)?;
+        let mut norm = |name: &str| {
+            let norm = form
+                .normalises_heads
+                .then(|| builder.norm(&format!("{path}.{name}"), head_dim, config.rms_norm_eps));
+            norm.transpose()
+        };
+        let (q_norm, k_norm) = (norm("q_norm")?, norm("k_norm")?);
+        Ok(Self { q_proj, k_proj, v_proj, o_proj, q_norm, k_norm })
     }
 
     fn forward(&self, x: Tensor<2>, attention: &CausalAttention) -> Tensor<2> {
-        let q = self.q_proj.forward(x.clone());
-        let k = self.k_proj.forward(x.clone());
+        let q = normalised(self.q_proj.forward(x.clone()), self.q_norm.as_ref());
+        let k = normalised(self.k_proj.forward(x.clone()), self.k_norm.as_ref());
         let v = self.v_proj.forward(x);
         self.o_proj.forward(attention.forward(q, k, v))
     }
 }
 
-#[derive(Module, Debug)]
-struct FeedForward {
-    gate_proj: Linear,
-    up_proj: Linear,
-    down_proj: Linear,
-}
-
-impl FeedForward {
-    fn build<S: ParameterSource>(
-        config: &DecoderConfig,
-        path: &str,
-        builder: &mut Builder<'_, S>,
-    ) -> Result<Self, S::Error> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        Ok(Self {
-            gate_proj: builder.linear(&format!("{path}.gate_proj"), hidden, inner)?,
-            up_proj: builder.linear(&format!("{path}.up_proj"), hidden, inner)?,
-            down_proj: builder.linear(&format!("{path}.down_proj"), inner, hidden)?,
-        })
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let gate = self.gate_proj.forward(x.clone());
-        let up = self.up_proj.forward(x);
-        self.down_proj.forward(swiglu(gate, up))
-    }
+/// Normalises each head of `[rows, heads * head_dim]`; the weight has one factor for each element of a head.
+fn normalised(x: Tensor<2>, norm: Option<&RmsNorm>) -> Tensor<2> {
+    let Some(norm) = norm else { return x };
+    let ([rows, width], [head_dim]) = (x.dims(), norm.weight.dims());
+    norm.forward(x.reshape([rows * width / head_dim, head_dim])).reshape([rows, width])
 }

@@ -1,6 +1,9 @@
 //! The sizes and constants of a model, and their validation. Their form in a file is in [`super::json`].
 
+use pipewright::nn::rotary_frequencies;
+
 use super::defaults;
+use super::rope::RopeScaling;
 use crate::error::ConfigError;
 
 /// The sizes and constants that families of this form share; the names are those of Hugging Face's `config.json`.
@@ -27,6 +30,8 @@ pub struct DecoderConfig {
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
+    /// The scaling of the rotary frequencies, if there is one.
+    pub rope_scaling: Option<RopeScaling>,
     /// Standard deviation of initial matrices and embeddings.
     pub initializer_range: f64,
     /// The longest sequence that the model is meant for. It does not affect the results.
@@ -49,6 +54,7 @@ impl DecoderConfig {
             head_dim: None,
             rms_norm_eps: defaults::rms_norm_eps(),
             rope_theta: defaults::ROPE_THETA,
+            rope_scaling: None,
             initializer_range: defaults::initializer_range(),
             max_position_embeddings: None,
             tie_word_embeddings: false,
@@ -58,6 +64,17 @@ impl DecoderConfig {
     /// Returns the width of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    /// Returns the frequency of each pair of a head's elements.
+    pub(super) fn rotary_frequencies(&self) -> Vec<f32> {
+        let mut frequencies = rotary_frequencies(self.head_dim(), self.rope_theta);
+        if let Some(scaling) = &self.rope_scaling {
+            for frequency in &mut frequencies {
+                *frequency = scaling.apply(f64::from(*frequency)) as f32;
+            }
+        }
+        frequencies
     }
 
     /// Returns the number of layers in the list that is cut into stages: the embedding, the blocks, and the norm with

@@ -6,10 +6,11 @@
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::config::DecoderConfig;
 use super::defaults;
+use super::rope::{RopeKeys, RopeScaling};
 use crate::error::ConfigError;
 
 /// The keys of `config.json` that affect the results, without those that a family adds.
@@ -28,7 +29,7 @@ struct RawConfig {
     /// The base of the rotary frequencies, in files of transformers up to version 4.
     rope_theta: Option<f64>,
     /// The settings of the rotary positions, in files of transformers from version 5.
-    rope_parameters: Option<RopeParameters>,
+    rope_parameters: Option<Value>,
     #[serde(skip_serializing)]
     rope_scaling: Option<Value>,
     #[serde(default)]
@@ -38,6 +39,10 @@ struct RawConfig {
     #[serde(default, skip_serializing)]
     use_sliding_window: bool,
     #[serde(skip_serializing)]
+    attention_dropout: Option<f64>,
+    #[serde(skip_serializing)]
+    partial_rotary_factor: Option<f64>,
+    #[serde(skip_serializing)]
     layer_types: Option<Vec<String>>,
     #[serde(default = "defaults::hidden_act")]
     hidden_act: String,
@@ -45,12 +50,6 @@ struct RawConfig {
     initializer_range: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_position_embeddings: Option<usize>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct RopeParameters {
-    rope_theta: Option<f64>,
-    rope_type: Option<String>,
 }
 
 impl<'de> Deserialize<'de> for DecoderConfig {
@@ -70,7 +69,7 @@ impl TryFrom<RawConfig> for DecoderConfig {
 
     fn try_from(raw: RawConfig) -> Result<Self, ConfigError> {
         raw.refuse_unsupported()?;
-        let nested_theta = raw.rope_parameters.as_ref().and_then(|rope| rope.rope_theta);
+        let rope = read_rope(raw.rope_parameters.as_ref(), raw.rope_scaling.as_ref())?;
         let config = Self {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
@@ -80,7 +79,8 @@ impl TryFrom<RawConfig> for DecoderConfig {
             num_key_value_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             head_dim: raw.head_dim,
             rms_norm_eps: raw.rms_norm_eps,
-            rope_theta: nested_theta.or(raw.rope_theta).unwrap_or(defaults::ROPE_THETA),
+            rope_theta: rope.theta.or(raw.rope_theta).unwrap_or(defaults::ROPE_THETA),
+            rope_scaling: rope.scaling,
             initializer_range: raw.initializer_range,
             max_position_embeddings: raw.max_position_embeddings,
             tie_word_embeddings: raw.tie_word_embeddings,
@@ -106,23 +106,107 @@ impl RawConfig {
         if self.hidden_act != "silu" {
             return refuse("hidden_act", &self.hidden_act, "silu");
         }
-        let scaling = self.rope_scaling.as_ref().filter(|scaling| !scaling.is_null());
-        let scaling_type = scaling.map(|scaling| scaling.get("rope_type").or_else(|| scaling.get("type")));
-        if let Some(scaling_type) = scaling_type
-            && scaling_type.and_then(Value::as_str) != Some("default")
-        {
-            return refuse(
-                "rope_scaling",
-                &scaling_type.unwrap_or(&Value::Null),
-                "null or the type \"default\"",
-            );
+        if let Some(rate) = self.attention_dropout.filter(|&rate| rate != 0.0) {
+            return refuse("attention_dropout", &rate, "0");
         }
-        match self.rope_parameters.as_ref().and_then(|rope| rope.rope_type.as_ref()) {
-            Some(rope_type) if rope_type != "default" => {
-                refuse("rope_parameters.rope_type", rope_type, "default")
-            }
-            _ => Ok(()),
+        match self.partial_rotary_factor.filter(|&share| share != 1.0) {
+            Some(share) => refuse("partial_rotary_factor", &share, "1"),
+            None => Ok(()),
         }
+    }
+}
+
+/// The rotary positions as `rope_parameters` and `rope_scaling` give them.
+struct Rope {
+    theta: Option<f64>,
+    scaling: Option<RopeScaling>,
+}
+
+const PARAMETERS: RopeKeys = RopeKeys {
+    table: "rope_parameters",
+    rope_type: "rope_parameters.rope_type",
+    factor: "rope_parameters.factor",
+    low: "rope_parameters.low_freq_factor",
+    high: "rope_parameters.high_freq_factor",
+    length: "rope_parameters.original_max_position_embeddings",
+};
+const SCALING: RopeKeys = RopeKeys {
+    table: "rope_scaling",
+    rope_type: "rope_scaling.rope_type",
+    factor: "rope_scaling.factor",
+    low: "rope_scaling.low_freq_factor",
+    high: "rope_scaling.high_freq_factor",
+    length: "rope_scaling.original_max_position_embeddings",
+};
+
+fn read_rope(parameters: Option<&Value>, scaling: Option<&Value>) -> Result<Rope, ConfigError> {
+    let read = |table: Option<&Value>, keys| {
+        let table = table.filter(|table| !table.is_null());
+        table.map(|table| read_scaling(table, keys)).transpose()
+    };
+    let (own, other) = (read(parameters, &PARAMETERS)?, read(scaling, &SCALING)?);
+    if let (Some(own), Some(other)) = (&own, &other)
+        && own != other
+    {
+        return Err(ConfigError::NotSupported {
+            key: SCALING.table,
+            value: "another scaling".to_owned(),
+            supported: "the same as in `rope_parameters`",
+        });
+    }
+    let theta = parameters.and_then(|table| table.get("rope_theta"));
+    let theta = theta
+        .map(|theta| theta.as_f64().ok_or(ConfigError::NotANumber { key: "rope_parameters.rope_theta" }));
+    Ok(Rope { theta: theta.transpose()?, scaling: own.or(other).flatten() })
+}
+
+/// Reads one of the two tables; `None` if its type scales nothing.
+fn read_scaling(table: &Value, keys: &RopeKeys) -> Result<Option<RopeScaling>, ConfigError> {
+    let refuse = |key, value: &Value, supported| {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        Err(ConfigError::NotSupported { key, value, supported })
+    };
+    let entries = table.as_object().into_iter().flat_map(|table| table.values());
+    if !table.is_object() || entries.into_iter().any(Value::is_object) {
+        return refuse(keys.table, table, "one table for all layers");
+    }
+    if let Some(share) = table.get("partial_rotary_factor").filter(|share| share.as_f64() != Some(1.0)) {
+        return refuse("partial_rotary_factor", share, "1");
+    }
+    let rope_type = table.get("rope_type").or_else(|| table.get("type"));
+    match rope_type.map(|rope_type| rope_type.as_str().unwrap_or_default()) {
+        Some("default") => Ok(None),
+        None if table.get("factor").is_none() => Ok(None),
+        Some("llama3") => {
+            let number = |key: &'static str| {
+                let name = key.rsplit('.').next().unwrap_or(key);
+                table.get(name).and_then(Value::as_f64).ok_or(ConfigError::NotANumber { key })
+            };
+            let scaling = RopeScaling {
+                factor: number(keys.factor)?,
+                low_freq_factor: number(keys.low)?,
+                high_freq_factor: number(keys.high)?,
+                original_max_position_embeddings: number(keys.length)? as usize,
+            };
+            scaling.validate(keys)?;
+            Ok(Some(scaling))
+        }
+        _ => refuse(keys.rope_type, rope_type.unwrap_or(&Value::Null), "default or llama3"),
+    }
+}
+
+/// Returns the content of `rope_parameters`.
+fn write_rope(theta: f64, scaling: Option<RopeScaling>) -> Value {
+    match scaling {
+        None => json!({"rope_theta": theta, "rope_type": "default"}),
+        Some(scaling) => json!({
+            "rope_theta": theta,
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position_embeddings,
+        }),
     }
 }
 
@@ -139,14 +223,13 @@ impl From<DecoderConfig> for RawConfig {
             head_dim: config.head_dim,
             rms_norm_eps: config.rms_norm_eps,
             rope_theta: theta,
-            rope_parameters: Some(RopeParameters {
-                rope_theta: theta,
-                rope_type: Some("default".to_owned()),
-            }),
+            rope_parameters: Some(write_rope(config.rope_theta, config.rope_scaling)),
             rope_scaling: None,
             tie_word_embeddings: config.tie_word_embeddings,
             mlp_bias: false,
             use_sliding_window: false,
+            attention_dropout: None,
+            partial_rotary_factor: None,
             layer_types: None,
             hidden_act: defaults::hidden_act(),
             initializer_range: config.initializer_range,
@@ -214,12 +297,84 @@ mod tests {
         );
         check_refused(json!({"hidden_act": "gelu"}), "`hidden_act = gelu` is not supported: only silu is");
         check_refused(
-            json!({"rope_parameters": {"rope_type": "yarn"}}),
-            "`rope_parameters.rope_type = yarn` is not supported: only default is",
+            json!({"attention_dropout": 0.1}),
+            "`attention_dropout = 0.1` is not supported: only 0 is",
         );
         check_refused(
-            json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
-            "`rope_scaling = \"llama3\"` is not supported: only null or the type \"default\" is",
+            json!({"partial_rotary_factor": 0.5}),
+            "`partial_rotary_factor = 0.5` is not supported: only 1 is",
+        );
+        check_refused(
+            json!({"rope_parameters": {"rope_type": "yarn"}}),
+            "`rope_parameters.rope_type = yarn` is not supported: only default or llama3 is",
+        );
+        check_refused(
+            json!({"rope_scaling": {"type": "linear", "factor": 8.0}}),
+            "`rope_scaling.rope_type = linear` is not supported: only default or llama3 is",
+        );
+        check_refused(
+            json!({"rope_scaling": {"factor": 8.0}}),
+            "`rope_scaling.rope_type = null` is not supported: only default or llama3 is",
+        );
+    }
+
+    /// The scaling of Llama 3.1 with some keys changed.
+    fn llama3(change: Value) -> Value {
+        let mut scaling = json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192
+        });
+        scaling
+            .as_object_mut()
+            .expect("it is one")
+            .append(change.clone().as_object_mut().expect("it is one"));
+        scaling
+    }
+
+    #[test]
+    fn the_scaling_of_llama3_is_read_in_both_places_and_written() {
+        let scaling = RopeScaling {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 8192,
+        };
+        let old = json!({"rope_theta": 5e5, "rope_scaling": llama3(json!({}))});
+        let new = json!({"rope_parameters": llama3(json!({"rope_theta": 5e5}))});
+        let (old, new) = (parse(old).expect("it is valid"), parse(new).expect("it is valid"));
+        assert_eq!((old.rope_theta, old.rope_scaling), (5e5, Some(scaling)));
+        assert_eq!(new, old);
+        let written = serde_json::to_value(&old).expect("plain data");
+        assert_eq!(serde_json::from_value::<DecoderConfig>(written).ok(), Some(old));
+    }
+
+    #[test]
+    fn a_scaling_that_makes_no_sense_names_its_key() {
+        let both = json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": llama3(json!({}))});
+        check_refused(
+            both,
+            "`rope_scaling = another scaling` is not supported: only the same as in `rope_parameters` is",
+        );
+        let scaled = |change| json!({"rope_scaling": llama3(change)});
+        check_refused(
+            scaled(json!({"factor": 0.0})),
+            "`rope_scaling.factor = 0` is out of range: it must be positive",
+        );
+        check_refused(
+            scaled(json!({"high_freq_factor": 1.0})),
+            "`rope_scaling.high_freq_factor = 1` is out of range: it must be above `low_freq_factor`",
+        );
+        check_refused(
+            scaled(json!({"low_freq_factor": null})),
+            "`rope_scaling.low_freq_factor` is missing or is not a number",
+        );
+        check_refused(
+            json!({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}),
+            "`rope_parameters.low_freq_factor` is missing or is not a number",
+        );
+        check_refused(
+            json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
+            "`rope_parameters = {\"full_attention\":{\"rope_type\":\"default\"}}` is not supported: only one table for all layers is",
         );
     }
 

@@ -1,9 +1,10 @@
 //! Decoder-only models in the form of Llama: blocks of grouped-query attention with rotary positions and a SwiGLU
-//! feed-forward layer, each after an RMSNorm.
+//! feed-forward layer or a mixture of such layers, each after an RMSNorm.
 //!
-//! Families of this form ([`llama`](crate::llama), [`qwen2`](crate::qwen2)) have a [`DecoderConfig`] and their stages
-//! are [`DecoderStage`]s; a family decides which linear layers have a bias, and which further keys its `config.json`
-//! holds.
+//! Families of this form ([`llama`](crate::llama), [`qwen2`](crate::qwen2), [`qwen3`](crate::qwen3),
+//! [`qwen3_moe`](crate::qwen3_moe)) have a [`DecoderConfig`] and their stages are [`DecoderStage`]s; a family decides
+//! which linear layers have a bias, whether heads are normalised, which layers have experts, and which further keys its
+//! `config.json` holds.
 //!
 //! In the list of layers, layer 0 is the token embedding, layers 1 to `num_hidden_layers` are the blocks, and the last
 //! layer is the final norm with the head.
@@ -18,9 +19,15 @@ mod block;
 mod config;
 mod defaults;
 mod describe;
+mod feed_forward;
+mod form;
 mod json;
+mod mixture;
+mod rope;
 mod stage;
 
-pub(crate) use block::AttentionBias;
 pub use config::DecoderConfig;
+pub(crate) use form::{AttentionBias, BlockForm};
+pub use mixture::MixtureConfig;
+pub use rope::RopeScaling;
 pub use stage::{DecoderInput, DecoderStage};

@@ -9,9 +9,11 @@ use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TiedHead};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::{Boundary, BoundaryError, Unpack};
 use pipewright::tensor::{ValueKind, Values};
+use pipewright_schedule::{Microbatch, StageIndex};
 
-use super::block::{AttentionBias, DecoderBlock};
+use super::block::DecoderBlock;
 use super::config::DecoderConfig;
+use super::form::BlockForm;
 use crate::error::ConfigError;
 use crate::parameter::{Builder, ParameterSource};
 
@@ -49,12 +51,22 @@ pub enum DecoderInput {
 }
 
 impl DecoderStage {
-    /// Runs the stage, and returns hidden states `[batch, sequence, hidden]`, or logits `[batch, sequence, vocabulary]`
-    /// on the last stage.
+    /// Runs the stage outside a pipeline, and returns hidden states `[batch, sequence, hidden]`, or logits
+    /// `[batch, sequence, vocabulary]` on the last stage. Auxiliary losses are lost.
     ///
     /// # Panics
     /// When the input is not of the kind that the stage takes, or a token id is outside the vocabulary.
     pub fn run(&self, input: DecoderInput) -> Tensor<3> {
+        self.forward(input, &StageContext::new(StageIndex::new(0), Microbatch::new(0)))
+    }
+}
+
+impl StageModule for DecoderStage {
+    type Input = DecoderInput;
+    type Output = Tensor<3>;
+
+    /// Does what [`DecoderStage::run`] does, and adds the auxiliary losses of its blocks to the step.
+    fn forward(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
         let hidden = match (&self.model.embed_tokens, input) {
             (Some(embedding), DecoderInput::Tokens(tokens)) => embedding.forward(tokens),
             (None, DecoderInput::Hidden(hidden)) => hidden,
@@ -70,7 +82,7 @@ impl DecoderStage {
 
         let mut hidden = hidden.reshape([batch * sequence, width]);
         for block in self.model.layers.iter().flatten() {
-            hidden = block.forward(hidden, &attention);
+            hidden = block.forward(hidden, &attention, context);
         }
         if let Some(norm) = &self.model.norm {
             hidden = norm.forward(hidden);
@@ -83,15 +95,6 @@ impl DecoderStage {
         }
         let width = hidden.dims()[1];
         hidden.reshape([batch, sequence, width])
-    }
-}
-
-impl StageModule for DecoderStage {
-    type Input = DecoderInput;
-    type Output = Tensor<3>;
-
-    fn forward(&self, input: DecoderInput, _context: &StageContext) -> Tensor<3> {
-        self.run(input)
     }
 
     /// Gives the table of a tied head the path of the embedding's table.
@@ -132,7 +135,7 @@ impl DecoderConfig {
     /// Builds the stage that holds `layers`; see [`ModelFamily::build_stage`](crate::ModelFamily::build_stage).
     pub(crate) fn build_stage<S>(
         &self,
-        bias: AttentionBias,
+        form: &BlockForm<'_>,
         layers: Range<usize>,
         source: &mut S,
         device: &Device,
@@ -158,7 +161,8 @@ impl DecoderConfig {
                 stage.add_head(self, &mut builder)?;
             } else {
                 let index = layer - 1;
-                let block = DecoderBlock::build(self, bias, &format!("model.layers.{index}"), &mut builder)?;
+                let path = format!("model.layers.{index}");
+                let block = DecoderBlock::build(self, form, index, &path, &mut builder)?;
                 stage.model.layers[index] = Some(block);
             }
         }
@@ -196,8 +200,7 @@ impl DecoderStage {
 /// A cache of the attention with its tables for the latest sequence length. A run usually has one length.
 #[derive(Debug, Clone)]
 struct AttentionCache {
-    head_dim: usize,
-    theta: f64,
+    frequencies: Arc<[f32]>,
     latest: Arc<Mutex<Option<Cached>>>,
 }
 
@@ -209,7 +212,7 @@ struct Cached {
 
 impl AttentionCache {
     fn new(config: &DecoderConfig) -> Self {
-        Self { head_dim: config.head_dim(), theta: config.rope_theta, latest: Arc::default() }
+        Self { frequencies: config.rotary_frequencies().into(), latest: Arc::default() }
     }
 
     fn get(&self, sequence: usize, device: &Device) -> Arc<CausalAttention> {
@@ -221,7 +224,7 @@ impl AttentionCache {
         {
             return Arc::clone(attention);
         }
-        let attention = Arc::new(CausalAttention::rotary(sequence, self.head_dim, self.theta, device));
+        let attention = Arc::new(CausalAttention::rotary_with(sequence, &self.frequencies, device));
         *latest = Some(Cached { device: device.clone(), attention: Arc::clone(&attention) });
         attention
     }

@@ -112,8 +112,8 @@ impl FeedForward {
     ) -> Result<Self, S::Error> {
         let hidden = config.hidden_size;
         Ok(Self {
-            up_proj: builder.linear_of(&format!("{path}.up_proj"), [hidden, inner], bias)?,
-            down_proj: builder.linear_of(&format!("{path}.down_proj"), [inner, hidden], bias)?,
+            up_proj: builder.linear_with_bias_if(bias, &format!("{path}.up_proj"), hidden, inner)?,
+            down_proj: builder.linear_with_bias_if(bias, &format!("{path}.down_proj"), inner, hidden)?,
         })
     }
 

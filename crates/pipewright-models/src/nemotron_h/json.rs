@@ -58,6 +58,41 @@ struct RawConfig {
     hidden_dropout: Option<f64>,
 }
 
+/// The keys that the family adds to those of all families.
+pub(super) const KEYS: [&str; 31] = [
+    "layers_block_type",
+    "hybrid_override_pattern",
+    "layer_norm_epsilon",
+    "mlp_bias",
+    "mlp_hidden_act",
+    "mamba_hidden_act",
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "n_groups",
+    "ssm_state_size",
+    "conv_kernel",
+    "use_conv_bias",
+    "use_bias",
+    "time_step_limit",
+    "time_step_min",
+    "time_step_max",
+    "time_step_floor",
+    "rescale_prenorm_residual",
+    "initializer_range",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "n_group",
+    "topk_group",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "n_shared_experts",
+    "moe_latent_size",
+    "norm_eps",
+    "attention_head_dim",
+];
+
 /// A number that may be infinite, which JSON cannot write.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -121,9 +156,9 @@ impl BlockKind {
 }
 
 impl RawConfig {
-    /// Returns the blocks of the list or, if there is none, of the pattern. An error says which block is unknown.
+    /// Returns the blocks of the pattern or, if there is none, of the list. An error says which block is unknown.
     fn blocks(&self) -> Result<Vec<BlockKind>, ConfigError> {
-        if let Some(names) = &self.layers_block_type {
+        if let Some(names) = self.layers_block_type.as_ref().filter(|_| self.hybrid_override_pattern.is_none()) {
             let block = |(place, name): (usize, &String)| {
                 BlockKind::from_name(name).ok_or_else(|| ConfigError::Block {
                     key: "layers_block_type",

@@ -14,7 +14,6 @@ use super::initial::InitialParameters;
 use crate::decoder::{DecoderConfig, DecoderInput};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
-use crate::init::SeededInit;
 use crate::parameter::{Builder, ParameterSource, without_variants};
 
 /// The path of the embedding.
@@ -102,6 +101,7 @@ impl StageModule for NemotronHStage {
 impl ModelFamily for NemotronHConfig {
     const MODEL_TYPE: &'static str = "nemotron_h";
     const ARCHITECTURE: &'static str = "NemotronHForCausalLM";
+    const KEYS: &'static [&'static str] = &super::json::KEYS;
     type Stage = NemotronHStage;
 
     /// Returns a model of Mamba-2 mixers and feed-forward layers in turn, with attention in every eighth block.
@@ -157,8 +157,7 @@ impl ModelFamily for NemotronHConfig {
         seed: u64,
         device: &Device,
     ) -> Result<NemotronHStage, ConfigError> {
-        let others = SeededInit { seed, deviation: self.initializer_range };
-        self.build_stage(layers, &mut InitialParameters { config: self, others }, device)
+        self.build_stage(layers, &mut InitialParameters::new(self, seed), device)
     }
 
     fn build_stage<S>(

@@ -3,12 +3,13 @@
 
 use std::sync::OnceLock;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::Stage;
+use pipewright::tensor::unpack;
 use pipewright::train::Trainer;
-use pipewright::train::data::{DataConfig, Tokenizer};
+use pipewright::train::data::{Cursor, DataConfig, Tokenizer};
 use pipewright::train::{Decay, LearningRate};
 use pipewright::transport::World;
 use pipewright_models::hf::HfError;
@@ -17,18 +18,30 @@ use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition};
 
-use crate::reference::{Reference, Step};
+use crate::reference::{Balance, Reference, Step};
 
 /// A reference model, and its runs on one rank.
 pub(crate) struct Model {
     name: &'static str,
+    /// Whether the balance loss of routers is part of the loss, as the reference's `config.json` says.
+    is_balanced: bool,
     /// By the logarithm of the number of microbatches.
     one_rank: [OnceLock<Vec<Step>>; 4],
 }
 
 impl Model {
     pub(crate) const fn new(name: &'static str) -> Self {
-        Self { name, one_rank: [const { OnceLock::new() }; 4] }
+        Self::with_balance(name, true)
+    }
+
+    /// The same model without the balance loss of its routers.
+    #[allow(dead_code, reason = "only the tests of models with experts use it")]
+    pub(crate) const fn unbalanced(name: &'static str) -> Self {
+        Self::with_balance(name, false)
+    }
+
+    const fn with_balance(name: &'static str, is_balanced: bool) -> Self {
+        Self { name, is_balanced, one_rank: [const { OnceLock::new() }; 4] }
     }
 
     pub(crate) fn check(&self, schedule: &str, ranks: u32, microbatches: u32) {
@@ -57,9 +70,14 @@ impl Model {
 
     /// Returns a run, which it compares with PyTorch's, and the run of one rank.
     fn runs(&self, schedule: &str, ranks: u32, microbatches: u32) -> (Vec<Step>, &[Step]) {
-        let reference = Reference::load(self.name);
+        let mut reference = Reference::load(self.name);
+        if !self.is_balanced {
+            let ModelConfig::Qwen3Moe(config) = &mut reference.config else { panic!("it has no router") };
+            config.mixture.output_router_logits = false;
+            reference.expected.expected_aux.clear();
+        }
         let run = train(&reference, schedule, ranks, microbatches);
-        reference.assert_close(&run);
+        reference.assert_close(&run, &reference.steps(microbatches));
         let one_rank = self.one_rank[microbatches.ilog2() as usize]
             .get_or_init(|| train(&reference, "gpipe", 1, microbatches));
         (run, one_rank)
@@ -71,6 +89,8 @@ fn train(reference: &Reference, schedule: &str, ranks: u32, microbatches: u32) -
     match reference.config.clone() {
         ModelConfig::Llama(config) => train_family(reference, config, program),
         ModelConfig::Qwen2(config) => train_family(reference, config, program),
+        ModelConfig::Qwen3(config) => train_family(reference, config, program),
+        ModelConfig::Qwen3Moe(config) => train_family(reference, config, program),
         ModelConfig::NemotronH(config) => train_family(reference, config, program),
         other => panic!("no reference is of {other:?}"),
     }
@@ -96,14 +116,32 @@ where
         shuffle: false,
         seed: 0,
     };
-    let rows = rows.open(model.vocab_size(), batch).expect("the data is here");
-    let rate = LearningRate { peak: reference.expected.lr, decay: Decay::Constant, warmup_steps: 0, steps: steps as u64 };
+    let mut rows = rows.open(model.vocab_size(), batch).expect("the data is here");
+    let first = rows.next_batch(batch).inputs;
+    rows.seek(Cursor { epoch: 0, index: 0 }).expect("the first row");
+    let rate = LearningRate {
+        peak: reference.expected.lr,
+        decay: Decay::Constant,
+        warmup_steps: 0,
+        steps: steps as u64,
+    };
     let mut trainer = Trainer::new(launch(reference, model, program), rows, batch, rate);
     let step = |_| {
         let (metrics, _) = trainer.step().expect("a step");
-        Step { loss: metrics.loss, grad_norm: metrics.grad_norm }
+        let balance = metrics.auxiliary.get("moe_aux");
+        let balance = balance.map(|&loss| Balance { loss, total: metrics.total.expect("the sum") });
+        Step { loss: metrics.loss, grad_norm: metrics.grad_norm, balance }
     };
-    (0..steps).map(step).collect()
+    let run = (0..steps).map(step).collect();
+    // The final logits of the reference are those of a training without a balance loss.
+    if reference.expected.expected_aux.is_empty() {
+        let tokens = TensorData::new::<i32, _>(first, [batch, seq_len]);
+        let tokens = Tensor::<2, Int>::from_data(tokens, &Device::flex());
+        let outputs = trainer.pipeline().eval(tokens, None::<Tensor<2, Int>>).expect("an evaluation").outputs;
+        let logits = outputs.into_iter().next().expect("the first microbatch has the first row");
+        reference.assert_final_logits(unpack(logits).expect("logits"));
+    }
+    run
 }
 
 fn launch<F>(reference: &Reference, model: F, program: ValidatedProgram) -> Pipeline

@@ -1,9 +1,11 @@
 //! The reference runs below `data`: a model's folder with the results of PyTorch and transformers, and the tolerances
 //! for our runs.
 
+use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
+use burn::tensor::Tensor;
 use pipewright_models::ModelConfig;
 use serde::Deserialize;
 
@@ -19,23 +21,65 @@ pub(crate) struct Expected {
     /// Rows a step.
     pub(crate) batch: usize,
     pub(crate) seq_len: usize,
-    /// The learning rate; absent in the oldest references.
-    #[serde(default = "usual_rate")]
+    #[serde(default = "usual_learning_rate")]
     pub(crate) lr: f64,
     /// The results of the steps, in order. `tokens.jsonl` has the rows of as many batches.
     #[serde(rename = "expected")]
     pub(crate) steps: Vec<Step>,
+    /// The results with the router's balance loss, by the number of microbatches.
+    #[serde(default)]
+    pub(crate) expected_aux: BTreeMap<u32, Vec<BalancedStep>>,
+    /// Logits at the last position of the first row, after the training of `steps`.
+    final_last_logits_first16: Vec<f32>,
+    #[serde(default)]
+    tolerance: Tolerance,
 }
 
-fn usual_rate() -> f64 {
+fn usual_learning_rate() -> f64 {
     2e-3
+}
+
+/// Relative errors of losses and gradient norms, and the absolute error of the final logits.
+#[derive(Deserialize)]
+struct Tolerance {
+    loss: f64,
+    grad_norm: f64,
+    final_logits_abs: f32,
+}
+
+impl Default for Tolerance {
+    fn default() -> Self {
+        Self { loss: 5e-6, grad_norm: 5e-5, final_logits_abs: 1e-5 }
+    }
 }
 
 /// The results of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub(crate) struct Step {
+    /// The cross entropy.
     pub(crate) loss: f64,
     pub(crate) grad_norm: f64,
+    /// With the balance loss.
+    #[serde(skip)]
+    pub(crate) balance: Option<Balance>,
+}
+
+/// The parts of a step's loss with the router's balance loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Balance {
+    /// The balance loss without its coefficient.
+    pub(crate) loss: f64,
+    /// The sum that is minimised.
+    pub(crate) total: f64,
+}
+
+/// A step of `expected_aux`, with the names of the file.
+#[derive(Deserialize)]
+pub(crate) struct BalancedStep {
+    loss: f64,
+    ce: f64,
+    aux: f64,
+    grad_norm: f64,
 }
 
 impl Reference {
@@ -51,16 +95,46 @@ impl Reference {
         self.dir.join("tokens.jsonl")
     }
 
-    /// Checks that losses agree within 5e-6 and gradient norms within 5e-5.
-    pub(crate) fn assert_close(&self, run: &[Step]) {
-        assert_eq!(run.len(), self.expected.steps.len());
+    /// Returns the expected results with this number of microbatches: with the balance loss if the model has one.
+    pub(crate) fn steps(&self, microbatches: u32) -> Vec<Step> {
+        let Some(steps) = self.expected.expected_aux.get(&microbatches) else {
+            return self.expected.steps.clone();
+        };
+        let step = |step: &BalancedStep| Step {
+            loss: step.ce,
+            grad_norm: step.grad_norm,
+            balance: Some(Balance { loss: step.aux, total: step.loss }),
+        };
+        steps.iter().map(step).collect()
+    }
+
+    /// Checks that losses and gradient norms agree within the reference's tolerance.
+    pub(crate) fn assert_close(&self, run: &[Step], expected: &[Step]) {
+        assert_eq!(run.len(), expected.len());
         let close = |step: usize, what: &str, found: f64, expected: f64, tolerance: f64| {
             let error = ((found - expected) / expected).abs();
             assert!(error <= tolerance, "step {step}: {what} {found} is {error:.1e} from {expected}");
         };
-        for (step, (found, expected)) in run.iter().zip(&self.expected.steps).enumerate() {
-            close(step, "loss", found.loss, expected.loss, 5e-6);
-            close(step, "gradient norm", found.grad_norm, expected.grad_norm, 5e-5);
+        let tolerance = &self.expected.tolerance;
+        for (step, (found, expected)) in run.iter().zip(expected).enumerate() {
+            close(step, "loss", found.loss, expected.loss, tolerance.loss);
+            close(step, "gradient norm", found.grad_norm, expected.grad_norm, tolerance.grad_norm);
+            if let Some(expected) = expected.balance {
+                let found = found.balance.expect("a balance loss is reported");
+                close(step, "balance loss", found.loss, expected.loss, tolerance.loss);
+                close(step, "total", found.total, expected.total, tolerance.loss);
+            }
+        }
+    }
+
+    /// Checks the logits `[rows, sequence, vocabulary]` of the first batch after training.
+    pub(crate) fn assert_final_logits(&self, logits: Tensor<3>) {
+        let expected = &self.expected.final_last_logits_first16;
+        let [_, sequence, _] = logits.dims();
+        let found = logits.narrow(0, 0, 1).narrow(1, sequence - 1, 1).narrow(2, 0, expected.len());
+        let tolerance = self.expected.tolerance.final_logits_abs;
+        for (found, expected) in found.into_data().iter::<f32>().zip(expected) {
+            assert!((found - expected).abs() < tolerance, "{found} for {expected}");
         }
     }
 }

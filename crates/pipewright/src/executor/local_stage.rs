@@ -8,7 +8,7 @@ use pipewright_schedule::{Microbatch, StageIndex};
 
 use crate::collective::Exchange;
 use crate::message::Direction;
-use crate::stage::{Runner, Skips, Stage};
+use crate::stage::{Auxiliary, Runner, Skips, Stage};
 use crate::tensor::{Boundaries, OptionalTensors, Values};
 
 /// A stage on its rank. Every list has one entry per microbatch. The action that makes the tensors fills the entry, and
@@ -34,7 +34,7 @@ pub(crate) struct LocalStage {
     /// Whether it has been logged that `W` has nothing to compute.
     pub(crate) logged_empty_weight_backward: bool,
     pub(crate) losses: Vec<Option<Tensor<1>>>,
-    pub(crate) auxiliary: Vec<Vec<(Arc<str>, Tensor<1>)>>,
+    pub(crate) auxiliary: Vec<Vec<Auxiliary>>,
 }
 
 impl LocalStage {

@@ -6,7 +6,9 @@
 use pipewright_schedule::Microbatch;
 
 use super::machine::Executor;
+use super::report::AuxiliaryPart;
 use crate::failure::Cause;
+use crate::stage::Auxiliary;
 
 impl Executor {
     /// Reads the losses in microbatch order. Training fails if one is not finite.
@@ -25,7 +27,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Reads the auxiliary losses: for each name, the mean over the microbatches.
+    /// Reads the auxiliary losses, each with its share in the mean over the microbatches.
     pub(super) fn read_auxiliary(&mut self) -> Result<(), Cause> {
         let evaluates = self.program().is_forward_only();
         let first = self.first_microbatch();
@@ -33,13 +35,14 @@ impl Executor {
         for stage in &mut self.stages {
             for (place, losses) in stage.auxiliary.iter_mut().enumerate() {
                 let loss_weight = self.step.input.loss_weights[place] / microbatches;
-                for (name, loss) in std::mem::take(losses) {
+                let microbatch = Microbatch::new(first + place as u32);
+                for Auxiliary { name, weight, loss } in std::mem::take(losses) {
                     let loss = f64::from(loss.into_scalar::<f32>());
                     if !loss.is_finite() && !evaluates {
-                        let microbatch = Microbatch::new(first + place as u32);
                         return Err(Cause::AuxiliaryNotFinite { stage: stage.index, microbatch, name, loss });
                     }
-                    *self.step.auxiliary.entry(name).or_default() += loss_weight * loss;
+                    let (stage, loss) = (stage.index, loss_weight * loss);
+                    self.step.auxiliary.push(AuxiliaryPart { name, stage, microbatch, weight, loss });
                 }
             }
         }

@@ -47,5 +47,5 @@ mod step;
 pub use gather::NamedParameter;
 pub(crate) use machine::{Executor, ExecutorConfig};
 pub(crate) use mesh_endpoint::MeshEndpoint;
-pub(crate) use report::RankReport;
+pub(crate) use report::{AuxiliaryPart, RankReport};
 pub(crate) use step::{Poll, StepInput};

@@ -5,12 +5,11 @@
 //! ([`Tag::Summary`]). So no process ends a step before all ranks have finished it, and losses and figures are the same
 //! everywhere.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pipewright_schedule::{Action, Event, Rank};
+use pipewright_schedule::{Action, Event, Microbatch, Rank, StageIndex};
 use serde::{Deserialize, Serialize};
 
 use super::machine::Executor;
@@ -25,8 +24,8 @@ pub(crate) struct RankReport {
     pub rank: Rank,
     /// Loss of each microbatch, on the rank of the last stage.
     pub losses: Vec<f64>,
-    /// Auxiliary losses of this rank's stages by name, each the mean over the microbatches.
-    pub auxiliary: BTreeMap<Arc<str>, f64>,
+    /// Auxiliary losses of this rank's stages.
+    pub auxiliary: Vec<AuxiliaryPart>,
     /// The last stage's outputs of each microbatch; kept in forward-only programs, and if the step asks for them.
     pub outputs: Vec<Values>,
     /// Global norm of the mean gradient before clipping; `None` for forward-only programs.
@@ -41,12 +40,27 @@ pub(crate) struct RankReport {
     pub interrupted: bool,
 }
 
+/// An auxiliary loss of one stage and microbatch. The ranks report them one by one, because their sum has the same bits
+/// for every cut only if they are added in an order that does not depend on the cut.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AuxiliaryPart {
+    pub name: Arc<str>,
+    pub stage: StageIndex,
+    /// Numbered over all replicas.
+    pub microbatch: Microbatch,
+    /// The weight of the loss in the sum that is minimised.
+    pub weight: f64,
+    /// The loss times the microbatch's share in the mean over the microbatches.
+    pub loss: f64,
+}
+
 /// A report as a message. It does not contain the outputs, which stay on their rank.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Figures {
     rank: Rank,
     losses: Vec<f64>,
-    auxiliary: Vec<(String, f64)>,
+    /// Name, stage, microbatch, weight and loss of each.
+    auxiliary: Vec<(String, u32, u32, f64, f64)>,
     gradient_norm: Option<f64>,
     /// Each with its start and its end.
     events: Vec<(PackedAction, f64, f64)>,
@@ -75,13 +89,24 @@ impl TryFrom<u64> for PackedAction {
     }
 }
 
+impl AuxiliaryPart {
+    fn packed(&self) -> (String, u32, u32, f64, f64) {
+        (self.name.to_string(), self.stage.get(), self.microbatch.get(), self.weight, self.loss)
+    }
+
+    fn unpacked((name, stage, microbatch, weight, loss): (String, u32, u32, f64, f64)) -> Self {
+        let (stage, microbatch) = (StageIndex::new(stage), Microbatch::new(microbatch));
+        Self { name: name.into(), stage, microbatch, weight, loss }
+    }
+}
+
 impl From<&RankReport> for Figures {
     fn from(report: &RankReport) -> Self {
         let events = report.events.iter().map(|event| (PackedAction(event.action), event.start, event.end));
         Self {
             rank: report.rank,
             losses: report.losses.clone(),
-            auxiliary: report.auxiliary.iter().map(|(name, loss)| (name.to_string(), *loss)).collect(),
+            auxiliary: report.auxiliary.iter().map(AuxiliaryPart::packed).collect(),
             gradient_norm: report.gradient_norm,
             events: events.collect(),
             exposed_communication: report.exposed_communication,
@@ -99,7 +124,7 @@ impl From<Figures> for RankReport {
         Self {
             rank,
             losses: figures.losses,
-            auxiliary: figures.auxiliary.into_iter().map(|(name, loss)| (name.into(), loss)).collect(),
+            auxiliary: figures.auxiliary.into_iter().map(AuxiliaryPart::unpacked).collect(),
             outputs: Vec::new(),
             gradient_norm: figures.gradient_norm,
             events: figures.events.into_iter().map(event).collect(),
@@ -117,14 +142,16 @@ impl Executor {
         let last = self.stages.last_mut().expect("every rank owns a stage");
         let outputs: Vec<Values> = last.outputs.iter_mut().filter_map(Option::take).collect();
         let events = std::mem::take(&mut self.step.events);
+        let auxiliary = std::mem::take(&mut self.step.auxiliary);
         // The side inputs are dropped when the step ends.
         self.step.input.side_inputs = Arc::default();
         self.memory.give_away(outputs.iter().flatten());
         self.memory.give_away_list(&events);
+        self.memory.give_away_list(&auxiliary);
         RankReport {
             rank: self.world_rank,
             losses: std::mem::take(&mut self.step.losses),
-            auxiliary: std::mem::take(&mut self.step.auxiliary),
+            auxiliary,
             outputs,
             gradient_norm,
             events,
@@ -193,7 +220,13 @@ mod tests {
         let report = RankReport {
             rank: Rank::new(2),
             losses: vec![0.5],
-            auxiliary: BTreeMap::from([("balance".into(), 0.25)]),
+            auxiliary: vec![AuxiliaryPart {
+                name: "balance".into(),
+                stage: StageIndex::new(3),
+                microbatch: Microbatch::new(4),
+                weight: 0.01,
+                loss: 0.25,
+            }],
             outputs: Vec::new(),
             gradient_norm: Some(f64::NAN),
             events: events.to_vec(),
@@ -207,6 +240,6 @@ mod tests {
         let found = RankReport::from(found);
         assert_eq!(found.events, events);
         assert_eq!((found.losses, found.auxiliary), (report.losses, report.auxiliary));
-        assert!(bytes.len() < 100 + texts.len() * 26, "{} bytes", bytes.len());
+        assert!(bytes.len() < 130 + texts.len() * 26, "{} bytes", bytes.len());
     }
 }

@@ -1,6 +1,5 @@
 //! One step of one rank: its input, its phase, and its results so far.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use pipewright_schedule::{Event, ValidatedProgram};
 use super::gather::NamedParameter;
 use super::parameters::{ListedParameter, NormOrder};
 use super::reduction::Reduction;
-use super::report::{Figures, RankReport};
+use super::report::{AuxiliaryPart, Figures, RankReport};
 use super::sharing::SharedSum;
 use crate::batch::SideInputs;
 use crate::collective::Exchange;
@@ -86,7 +85,7 @@ pub(super) struct StepState {
     /// See [`RankReport::exposed_communication`].
     pub(super) exposed: Duration,
     pub(super) losses: Vec<f64>,
-    pub(super) auxiliary: BTreeMap<Arc<str>, f64>,
+    pub(super) auxiliary: Vec<AuxiliaryPart>,
     /// Gradients that are being summed over the replicas. The sums may start before the program ends.
     pub(super) reductions: Vec<Reduction>,
     /// Whether the update has begun. The step can then no longer be undone.
@@ -104,7 +103,7 @@ impl StepState {
             events: Vec::new(),
             exposed: Duration::ZERO,
             losses: Vec::new(),
-            auxiliary: BTreeMap::new(),
+            auxiliary: Vec::new(),
             reductions: Vec::new(),
             has_updated: false,
         }

@@ -33,8 +33,17 @@ impl CausalAttention {
     /// # Panics
     /// When `sequence` is 0 or `head_dim` is odd or 0.
     pub fn rotary(sequence: usize, head_dim: usize, theta: f64, device: &Device) -> Self {
-        let frequency = |j: usize| 1.0 / (theta as f32).powf((2 * j) as f32 / head_dim as f32);
-        Self::with_angles(sequence, head_dim, device, |position, j| position as f32 * frequency(j))
+        Self::rotary_with(sequence, &rotary_frequencies(head_dim, theta), device)
+    }
+
+    /// As [`CausalAttention::rotary`], with `frequencies[j]` in place of `1 / theta^(2 j / head_dim)`. A head has twice as
+    /// many elements as there are frequencies.
+    ///
+    /// # Panics
+    /// When `sequence` is 0 or there are no frequencies.
+    pub fn rotary_with(sequence: usize, frequencies: &[f32], device: &Device) -> Self {
+        let angle = |position, j: usize| position as f32 * frequencies[j];
+        Self::with_angles(sequence, 2 * frequencies.len(), device, angle)
     }
 
     fn with_angles(
@@ -138,6 +147,16 @@ impl CausalAttention {
         let first = a.clone() * cos.clone() - b.clone() * sin.clone();
         Tensor::cat(vec![first, b * cos + a * sin], 3)
     }
+}
+
+/// Returns the frequencies `1 / theta^(2 j / head_dim)` of a head's pairs of elements, in single precision.
+///
+/// # Panics
+/// When `head_dim` is odd.
+pub fn rotary_frequencies(head_dim: usize, theta: f64) -> Vec<f32> {
+    assert!(head_dim.is_multiple_of(2), "heads of {head_dim}: a head has pairs of elements");
+    let frequency = |j: usize| 1.0 / (theta as f32).powf((2 * j) as f32 / head_dim as f32);
+    (0..head_dim / 2).map(frequency).collect()
 }
 
 /// Repeats each head of `[batch, heads, sequence, head_dim]` `group` times.

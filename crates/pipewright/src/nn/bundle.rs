@@ -43,7 +43,8 @@ impl Bundle {
     /// Adds a weight, whose gradient will be in the slot `place`.
     pub(super) fn add(&mut self, place: usize, weight: Tensor<2>) {
         let inputs = [self.token.clone().into_dispatch(), weight.into_dispatch()];
-        let (_, tape) = on_cpu(inputs).expect("the caller has checked that the weight is of the CPU back end");
+        let (_, tape) =
+            on_cpu(inputs).expect("the caller has checked that the weight is of the CPU back end");
         self.token = tape.record(vec![0.0], [1], |_| Link { place, slots: self.slots.clone() });
     }
 }

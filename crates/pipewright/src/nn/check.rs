@@ -42,6 +42,7 @@ pub(super) fn check_in_f64<const N: usize>(
     inputs: [Tensor<1>; N],
     operation: impl Fn([Tensor<1>; N]) -> Tensor<2>,
 ) {
-    let precise = |inputs: [Tensor<1>; N]| operation(inputs.map(|input| input.cast(DType::F64))).cast(DType::F32);
+    let precise =
+        |inputs: [Tensor<1>; N]| operation(inputs.map(|input| input.cast(DType::F64))).cast(DType::F32);
     check(inputs, &operation, precise);
 }

@@ -7,9 +7,9 @@
 //!
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
-//! [`Mamba2`] is a mixer with a state. The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`cross_entropy`], [`Routing`],
-//! [`mix_experts`]) are single operations on the CPU
-//! back end and compositions of Burn's elsewhere.
+//! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`], [`cross_entropy`],
+//! [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are single operations on the CPU back end and
+//! compositions of Burn's elsewhere.
 
 mod attention;
 mod bundle;
@@ -32,7 +32,7 @@ mod tied_head;
 #[cfg(test)]
 mod check;
 
-pub use attention::CausalAttention;
+pub use attention::{CausalAttention, rotary_frequencies};
 pub use cross_entropy::cross_entropy;
 pub(crate) use deferred::{Deferred, WeightStore, WeightTask};
 pub use dropout::Dropout;

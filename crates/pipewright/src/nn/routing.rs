@@ -199,7 +199,8 @@ mod tests {
     #[test]
     fn logits_that_overflow_are_noticed() {
         let device = burn::tensor::Device::flex();
-        let finite = |logits: [[f32; 2]; 1]| Routing::new(Tensor::from_data(logits, &device), 1, true).is_finite();
+        let finite =
+            |logits: [[f32; 2]; 1]| Routing::new(Tensor::from_data(logits, &device), 1, true).is_finite();
         assert!(finite([[1e30, -1e30]]));
         assert!(finite([[0.0, f32::NEG_INFINITY]]));
         assert!(!finite([[f32::INFINITY, 0.0]]));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pipewright_schedule::Timeline;
 
-use crate::executor::RankReport;
+use crate::executor::{AuxiliaryPart, RankReport};
 use crate::tensor::Values;
 
 /// The results of a training step.
@@ -20,6 +20,8 @@ pub struct StepSummary {
     pub loss_weights: Vec<f64>,
     /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
+    /// The sum of all auxiliary losses, each with its weight.
+    pub weighted_auxiliary: f64,
     /// The last stage's outputs, of each microbatch in order; empty unless the batch asked for them
     /// ([`Batch::keep_outputs`](crate::batch::Batch::keep_outputs)), and in processes without the last stage.
     /// [`merge_by`](crate::batch::merge_by) joins them.
@@ -50,6 +52,8 @@ pub struct EvalSummary {
     pub loss_weights: Vec<f64>,
     /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
+    /// The sum of all auxiliary losses, each with its weight.
+    pub weighted_auxiliary: f64,
     /// The last stage's outputs, of each microbatch in order; empty in a process that does not have that stage.
     pub outputs: Vec<Values>,
     /// The actions of each rank with their times, in seconds since the step began.
@@ -61,6 +65,11 @@ impl StepSummary {
     pub fn loss(&self) -> f64 {
         let counted = self.losses.iter().zip(&self.loss_weights).map(|(loss, share)| loss * share);
         counted.sum::<f64>() / self.losses.len() as f64
+    }
+
+    /// Returns the sum that training minimises: the loss with the weighted auxiliary losses.
+    pub fn total(&self) -> f64 {
+        self.loss() + self.weighted_auxiliary
     }
 
     /// Returns the share of the program's time in which ranks only communicated, as a mean over ranks.
@@ -80,11 +89,13 @@ pub(crate) fn training(
 ) -> StepSummary {
     let ranks = reports.len() as u32;
     reports.sort_unstable_by_key(|report| report.rank);
+    let (auxiliary, weighted_auxiliary) = auxiliary(&mut reports);
     StepSummary {
         step,
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
         loss_weights,
-        auxiliary: auxiliary(&reports),
+        auxiliary,
+        weighted_auxiliary,
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         gradient_norm: reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0),
         update: reports.iter().map(|report| report.update).collect(),
@@ -100,22 +111,30 @@ pub(crate) fn training(
 pub(crate) fn evaluation(loss_weights: Vec<f64>, mut reports: Vec<RankReport>) -> EvalSummary {
     let ranks = reports.len() as u32;
     reports.sort_unstable_by_key(|report| report.rank);
+    let (auxiliary, weighted_auxiliary) = auxiliary(&mut reports);
     EvalSummary {
         loss_weights,
-        auxiliary: auxiliary(&reports),
+        auxiliary,
+        weighted_auxiliary,
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
         timeline: timeline(ranks, &mut reports),
     }
 }
 
-/// Adds the auxiliary losses of one name, in rank order.
-fn auxiliary(reports: &[RankReport]) -> BTreeMap<Arc<str>, f64> {
-    let mut sums = BTreeMap::new();
-    for (name, loss) in reports.iter().flat_map(|report| &report.auxiliary) {
-        *sums.entry(name.clone()).or_default() += loss;
+/// Returns the sums of the auxiliary losses by name, and their weighted sum. They are added microbatch by microbatch in
+/// the order of the layers, which does not depend on the cut or the schedule.
+fn auxiliary(reports: &mut [RankReport]) -> (BTreeMap<Arc<str>, f64>, f64) {
+    let mut parts: Vec<AuxiliaryPart> =
+        reports.iter_mut().flat_map(|report| std::mem::take(&mut report.auxiliary)).collect();
+    // The sort is stable: a stage adds its losses in the order of its layers.
+    parts.sort_by_key(|part| (part.microbatch, part.stage));
+    let (mut sums, mut weighted) = (BTreeMap::new(), 0.0);
+    for AuxiliaryPart { name, weight, loss, .. } in parts {
+        *sums.entry(name).or_default() += loss;
+        weighted += weight * loss;
     }
-    sums
+    (sums, weighted)
 }
 
 fn timeline(ranks: u32, reports: &mut [RankReport]) -> Timeline {

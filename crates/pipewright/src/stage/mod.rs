@@ -13,6 +13,7 @@ mod training;
 mod weights;
 
 pub(crate) use body::{NO_SKIPS, Skip, Skips, StageBody};
+pub(crate) use module::Auxiliary;
 pub use module::{StageContext, StageModule};
 pub(crate) use runner::{ForwardTask, Runner};
 pub use runner::{Stage, StageError};

@@ -82,6 +82,7 @@ pub struct StageContext {
     /// `None` in an evaluation.
     random: Option<StreamKey>,
     auxiliary: Arc<Mutex<Vec<Auxiliary>>>,
+    not_finite: Arc<Mutex<Option<String>>>,
 }
 
 /// An auxiliary loss of a stage.
@@ -102,6 +103,7 @@ impl StageContext {
             side_inputs: Arc::default(),
             random: None,
             auxiliary: Arc::default(),
+            not_finite: Arc::default(),
         }
     }
 
@@ -157,10 +159,24 @@ impl StageContext {
     /// Adds `weight * loss` to the loss of the step. `loss` is a scalar (shape `[1]`), the mean over the microbatch.
     ///
     /// Its gradient flows through this stage and those before it, with the same scale as that of the main loss. The
-    /// report has the mean of `loss`, without the weight, under `name`. Losses of the same name are added.
+    /// report has the mean of `loss`, without the weight, under `name`. Losses of the same name are added, in the order
+    /// of the layers whatever the cut.
     pub fn auxiliary_loss(&self, name: &str, weight: f64, loss: Tensor<1>) {
         let auxiliary = Auxiliary { name: name.into(), weight, loss };
         self.auxiliary.lock().unwrap_or_else(PoisonError::into_inner).push(auxiliary);
+    }
+
+    /// Fails the step, because a number inside the stage is infinite or not a number: the forward cannot go on sensibly,
+    /// and the loss would only show it later. `what` names the number and its layer. The parameters keep their values from
+    /// before the step. An evaluation goes on.
+    pub fn not_finite(&self, what: &str) {
+        let mut first = self.not_finite.lock().unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert_with(|| what.to_owned());
+    }
+
+    /// Takes out what the forward named as not finite.
+    pub(crate) fn take_not_finite(&self) -> Option<String> {
+        self.not_finite.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Takes out the auxiliary losses that the forward added.

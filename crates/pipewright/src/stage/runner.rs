@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_schedule::Microbatch;
 
 use super::body::{Skips, StageBody};
-use super::module::{StageContext, StageModule};
+use super::module::{Auxiliary, StageContext, StageModule};
 use super::training::{Loss, TrainingStage};
 use super::weights::{WeightRunner, WeightWork};
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
@@ -86,9 +86,6 @@ impl std::fmt::Debug for Stage {
     }
 }
 
-/// The losses of a microbatch by name, off the tape.
-pub(crate) type NamedLosses = Vec<(Arc<str>, Tensor<1>)>;
-
 /// The options of a forward.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForwardTask {
@@ -105,8 +102,8 @@ pub(crate) struct Forwarded {
     pub outputs: Values,
     /// The last stage's loss, off the tape (shape `[1]`).
     pub loss: Option<Tensor<1>>,
-    /// Auxiliary losses by name, off the tape, without their weights.
-    pub auxiliary: NamedLosses,
+    /// Auxiliary losses in the order in which they were added, off the tape.
+    pub auxiliary: Vec<Auxiliary>,
 }
 
 /// A parameter of a stage, as described to other ranks.
@@ -251,6 +248,16 @@ pub enum StageError {
         found: usize,
         /// The number of tensors that the graph declares.
         expected: usize,
+    },
+    /// A number inside the stage is infinite or not a number ([`StageContext::not_finite`]). The parameters are those
+    /// before the step.
+    #[error(
+        "{what} is not finite; the parameters are still those before this step: lower the learning rate, clip gradients, \
+         or look at the data of this step"
+    )]
+    NotFinite {
+        /// The number and its layer.
+        what: String,
     },
     /// The stage has a loss, but the step has no targets.
     #[error("the stage ends in a loss, and the step brought no targets for it")]

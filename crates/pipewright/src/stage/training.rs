@@ -17,7 +17,7 @@ use pipewright_schedule::Microbatch;
 use super::body::{Skips, StageBody};
 use super::gradients::GradientSums;
 use super::module::{Auxiliary, StageContext};
-use super::runner::{ForwardTask, Forwarded, Held, NamedLosses, Runner, StageError, device_of};
+use super::runner::{ForwardTask, Forwarded, Held, Runner, StageError, device_of};
 use super::shards::{Catches, Shards};
 use super::state::{Found, discrete_of, filled, parameters_of, with_discrete};
 use super::weights::{WeightRunner, WeightWork};
@@ -149,6 +149,9 @@ impl<M: StageBody> Runner for TrainingStage<M> {
                 deferred.collect(|| module.run(inputs, context))?
             }
         };
+        if let Some(what) = context.take_not_finite() {
+            return Err(StageError::NotFinite { what });
+        }
         if self.loss.is_some() {
             let (output, outputs) = if keep_outputs { kept(output)? } else { (output, Values::new()) };
             let loss = self.loss_of(output, target, context)?;
@@ -391,16 +394,16 @@ impl<M: StageBody> Runner for TrainingStage<M> {
     }
 }
 
-/// Returns the losses by name as they are reported, and their weighted sum on the tape.
+/// Returns the losses off the tape, as they are reported, and their weighted sum on the tape.
 fn split_auxiliary(
     losses: Vec<Auxiliary>,
     loss_weight: f64,
-) -> Result<(NamedLosses, Option<Tensor<1>>), StageError> {
+) -> Result<(Vec<Auxiliary>, Option<Tensor<1>>), StageError> {
     let mut weighted = None;
     let mut reported = Vec::with_capacity(losses.len());
     for Auxiliary { name, weight, loss } in losses {
         check_scalar(&loss, || format!("the auxiliary loss `{name}`"))?;
-        reported.push((name, off(loss.clone())));
+        reported.push(Auxiliary { name, weight, loss: off(loss.clone()) });
         weighted = join(weighted, Some(scaled(loss, weight * loss_weight)));
     }
     Ok((reported, weighted))

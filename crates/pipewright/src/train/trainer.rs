@@ -57,9 +57,12 @@ pub struct Metrics {
     pub bubble_fraction: f64,
     /// Share of the ranks' time in which they only communicated.
     pub exposed_comm_fraction: f64,
-    /// Auxiliary losses by name, each the mean over the batch; left out if there is none.
+    /// Auxiliary losses by name, each the mean over the batch without its weight; left out if there is none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub auxiliary: BTreeMap<String, f64>,
+    /// The sum that is minimised: `loss` with the weighted auxiliary losses; left out if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total: Option<f64>,
     /// Most bytes that each rank held at once.
     pub peak_bytes: Vec<u64>,
     /// As `bubble_fraction`, for each rank.
@@ -167,6 +170,7 @@ impl Trainer {
             bubble_fraction: report.timeline.bubble_fraction(),
             exposed_comm_fraction: report.exposed_communication_fraction(),
             auxiliary: report.auxiliary.iter().map(|(name, &loss)| (name.to_string(), loss)).collect(),
+            total: (!report.auxiliary.is_empty()).then(|| report.total()),
             peak_bytes: report.peak_bytes.clone(),
             bubble_per_rank: report.timeline.bubble_per_rank(),
         }

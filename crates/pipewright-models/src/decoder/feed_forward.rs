@@ -1,0 +1,138 @@
+//! The feed-forward layer of a block: dense, or a mixture of experts.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use pipewright::nn::{Expert, Linear, Routing, mix_experts, swiglu};
+use pipewright::stage::StageContext;
+
+use super::config::DecoderConfig;
+use super::form::BlockForm;
+use super::mixture::MixtureConfig;
+use crate::parameter::{Builder, ParameterSource};
+
+/// The name of the router's balance loss in reports.
+const BALANCE: &str = "moe_aux";
+
+/// One struct for both kinds, because parameter paths consist of field names and both kinds are named `mlp`. A dense
+/// layer has the three projections, a mixture the router and the experts.
+#[derive(Module, Debug)]
+pub(super) struct FeedForward {
+    gate_proj: Option<Linear>,
+    up_proj: Option<Linear>,
+    down_proj: Option<Linear>,
+    /// The router.
+    gate: Option<Linear>,
+    experts: Vec<Expert>,
+    #[module(skip)]
+    choice: Option<Choice>,
+}
+
+/// How a mixture chooses its experts.
+#[derive(Clone, Debug)]
+struct Choice {
+    /// The path of the layer, for errors.
+    path: String,
+    /// The experts of a token.
+    count: usize,
+    normalised: bool,
+    /// The share of this layer in the model's balance loss, and the weight of that loss.
+    balance: Option<(f64, f64)>,
+}
+
+impl FeedForward {
+    pub(super) fn build<S: ParameterSource>(
+        config: &DecoderConfig,
+        form: &BlockForm<'_>,
+        index: usize,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        match form.mixture_of(index) {
+            Some(mixture) => {
+                let share = form.balance_share(config.num_hidden_layers);
+                Self::sparse(config, mixture, share, path, builder)
+            }
+            None => Self::dense(config, form.mlp_bias, path, builder),
+        }
+    }
+
+    fn dense<S: ParameterSource>(
+        config: &DecoderConfig,
+        bias: bool,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let mut linear = |name, inputs, outputs| {
+            builder.linear_with_bias_if(bias, &format!("{path}.{name}"), inputs, outputs).map(Some)
+        };
+        Ok(Self {
+            gate_proj: linear("gate_proj", hidden, inner)?,
+            up_proj: linear("up_proj", hidden, inner)?,
+            down_proj: linear("down_proj", inner, hidden)?,
+            gate: None,
+            experts: Vec::new(),
+            choice: None,
+        })
+    }
+
+    fn sparse<S: ParameterSource>(
+        config: &DecoderConfig,
+        mixture: &MixtureConfig,
+        share: f64,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let (hidden, inner) = (config.hidden_size, mixture.moe_intermediate_size);
+        let gate = Some(builder.linear(&format!("{path}.gate"), hidden, mixture.num_experts)?);
+        let expert = |expert: usize| {
+            let path = format!("{path}.experts.{expert}");
+            Ok(Expert {
+                gate_proj: Some(builder.linear(&format!("{path}.gate_proj"), hidden, inner)?),
+                up_proj: builder.linear(&format!("{path}.up_proj"), hidden, inner)?,
+                down_proj: builder.linear(&format!("{path}.down_proj"), inner, hidden)?,
+            })
+        };
+        let choice = Choice {
+            path: path.to_owned(),
+            count: mixture.num_experts_per_tok,
+            normalised: mixture.norm_topk_prob,
+            balance: mixture.output_router_logits.then_some((share, mixture.router_aux_loss_coef)),
+        };
+        Ok(Self {
+            gate_proj: None,
+            up_proj: None,
+            down_proj: None,
+            gate,
+            experts: (0..mixture.num_experts).map(expert).collect::<Result<_, S::Error>>()?,
+            choice: Some(choice),
+        })
+    }
+
+    /// Shapes: `[tokens, hidden]` in and out.
+    pub(super) fn forward(&self, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
+        if let (Some(gate), Some(choice)) = (&self.gate, &self.choice) {
+            let routing = choice.routing(gate.forward(x.clone()), context);
+            return mix_experts(x, &routing, &self.experts);
+        }
+        let (Some(gate), Some(up), Some(down)) = (&self.gate_proj, &self.up_proj, &self.down_proj) else {
+            unreachable!("a feed-forward layer that is no mixture is built with three projections")
+        };
+        let gate = gate.forward(x.clone());
+        down.forward(swiglu(gate, up.forward(x)))
+    }
+}
+
+impl Choice {
+    /// Chooses the experts, and adds the balance loss to the step's.
+    fn routing(&self, logits: Tensor<2>, context: &StageContext) -> Routing {
+        let routing = Routing::new(logits, self.count, self.normalised);
+        if !routing.is_finite() {
+            context.not_finite(&format!("a probability of the router `{}.gate`", self.path));
+        }
+        if let Some((share, weight)) = self.balance {
+            context.auxiliary_loss(BALANCE, weight, routing.balance_loss() * share);
+        }
+        routing
+    }
+}

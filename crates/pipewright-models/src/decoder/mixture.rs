@@ -1,0 +1,264 @@
+//! The settings of a mixture of experts, and the layers that have one.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::ConfigError;
+
+/// The experts of a model; the names are those of Hugging Face's `config.json`.
+///
+/// Deserialising accepts both names of the number of experts, fills in Hugging Face's defaults, and validates.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "RawMixture", into = "RawMixture")]
+pub struct MixtureConfig {
+    /// The experts of a layer.
+    pub num_experts: usize,
+    /// The experts that a token goes through.
+    pub num_experts_per_tok: usize,
+    /// Inner width of an expert.
+    pub moe_intermediate_size: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub norm_topk_prob: bool,
+    /// Every layer whose number, counted from 1, is a multiple of this has experts.
+    pub decoder_sparse_step: usize,
+    /// Layers, counted from 0, that have none all the same.
+    pub mlp_only_layers: Vec<usize>,
+    /// The weight of the router's balance loss.
+    pub router_aux_loss_coef: f64,
+    /// Whether the balance loss is part of the training loss.
+    pub output_router_logits: bool,
+}
+
+/// More experts or wider ones are mistakes, and products of the sizes could overflow.
+const MOST_EXPERTS: usize = 1 << 16;
+const WIDEST: usize = 1 << 24;
+
+impl MixtureConfig {
+    /// Makes the configuration of eight experts in every layer, of which each token goes through two that are together as
+    /// wide as a dense layer of `intermediate_size`.
+    pub fn of_width(intermediate_size: usize) -> Self {
+        Self {
+            num_experts: 8,
+            num_experts_per_tok: 2,
+            moe_intermediate_size: intermediate_size.div_ceil(2),
+            norm_topk_prob: true,
+            decoder_sparse_step: 1,
+            mlp_only_layers: Vec::new(),
+            router_aux_loss_coef: COEFFICIENT,
+            output_router_logits: false,
+        }
+    }
+
+    /// Returns whether layer `index`, counted from 0, has experts.
+    pub fn is_sparse(&self, index: usize) -> bool {
+        !self.mlp_only_layers.contains(&index) && (index + 1).is_multiple_of(self.decoder_sparse_step.max(1))
+    }
+
+    /// Checks that the sizes make a mixture.
+    ///
+    /// # Errors
+    /// When a key is out of range; the error names the first.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_as("num_experts")
+    }
+
+    /// Validates with `experts` as the name of the number of experts.
+    fn validate_as(&self, experts: &'static str) -> Result<(), ConfigError> {
+        let require = |holds: bool, key, value: &dyn ToString, range| match holds {
+            true => Ok(()),
+            false => Err(ConfigError::OutOfRange { key, value: value.to_string(), range }),
+        };
+        let count = self.num_experts;
+        require((1..=MOST_EXPERTS).contains(&count), experts, &count, "from 1 to 65536")?;
+        let chosen = self.num_experts_per_tok;
+        require(
+            (1..=count).contains(&chosen),
+            "num_experts_per_tok",
+            &chosen,
+            "from 1 to the number of experts",
+        )?;
+        let inner = self.moe_intermediate_size;
+        require((1..=WIDEST).contains(&inner), "moe_intermediate_size", &inner, "from 1 to 16777216")?;
+        let step = self.decoder_sparse_step;
+        require(step > 0, "decoder_sparse_step", &step, "at least 1")?;
+        let coefficient = self.router_aux_loss_coef;
+        let is_weight = coefficient.is_finite() && coefficient >= 0.0;
+        require(is_weight, "router_aux_loss_coef", &coefficient, "zero or positive")
+    }
+}
+
+/// Hugging Face's default of `router_aux_loss_coef`.
+const COEFFICIENT: f64 = 0.001;
+
+/// The keys as files hold them.
+#[derive(Serialize, Deserialize)]
+struct RawMixture {
+    /// The name up to version 4 of transformers, and in most published models. Version 5 reads it too.
+    num_experts: Option<usize>,
+    /// The name that version 5 writes.
+    #[serde(skip_serializing)]
+    num_local_experts: Option<usize>,
+    #[serde(default = "num_experts_per_tok")]
+    num_experts_per_tok: usize,
+    #[serde(default = "moe_intermediate_size")]
+    moe_intermediate_size: usize,
+    #[serde(default)]
+    norm_topk_prob: bool,
+    #[serde(default = "decoder_sparse_step")]
+    decoder_sparse_step: usize,
+    mlp_only_layers: Option<Vec<usize>>,
+    #[serde(default = "router_aux_loss_coef")]
+    router_aux_loss_coef: f64,
+    #[serde(default)]
+    output_router_logits: bool,
+}
+
+/// Hugging Face's default of `num_experts`.
+const EXPERTS: usize = 128;
+
+fn num_experts_per_tok() -> usize {
+    8
+}
+
+fn moe_intermediate_size() -> usize {
+    768
+}
+
+fn decoder_sparse_step() -> usize {
+    1
+}
+
+fn router_aux_loss_coef() -> f64 {
+    COEFFICIENT
+}
+
+impl TryFrom<RawMixture> for MixtureConfig {
+    type Error = ConfigError;
+
+    fn try_from(raw: RawMixture) -> Result<Self, ConfigError> {
+        if let (Some(one), Some(other)) = (raw.num_experts, raw.num_local_experts)
+            && one != other
+        {
+            return Err(ConfigError::OutOfRange {
+                key: "num_local_experts",
+                value: other.to_string(),
+                range: "the same as `num_experts`",
+            });
+        }
+        let config = Self {
+            num_experts: raw.num_local_experts.or(raw.num_experts).unwrap_or(EXPERTS),
+            num_experts_per_tok: raw.num_experts_per_tok,
+            moe_intermediate_size: raw.moe_intermediate_size,
+            norm_topk_prob: raw.norm_topk_prob,
+            decoder_sparse_step: raw.decoder_sparse_step,
+            mlp_only_layers: raw.mlp_only_layers.unwrap_or_default(),
+            router_aux_loss_coef: raw.router_aux_loss_coef,
+            output_router_logits: raw.output_router_logits,
+        };
+        config.validate_as(if raw.num_local_experts.is_some() {
+            "num_local_experts"
+        } else {
+            "num_experts"
+        })?;
+        Ok(config)
+    }
+}
+
+impl From<MixtureConfig> for RawMixture {
+    fn from(config: MixtureConfig) -> Self {
+        Self {
+            num_experts: Some(config.num_experts),
+            num_local_experts: None,
+            num_experts_per_tok: config.num_experts_per_tok,
+            moe_intermediate_size: config.moe_intermediate_size,
+            norm_topk_prob: config.norm_topk_prob,
+            decoder_sparse_step: config.decoder_sparse_step,
+            mlp_only_layers: Some(config.mlp_only_layers),
+            router_aux_loss_coef: config.router_aux_loss_coef,
+            output_router_logits: config.output_router_logits,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn parse(json: Value) -> Result<MixtureConfig, String> {
+        serde_json::from_value(json).map_err(|error| error.to_string())
+    }
+
+    fn check_refused(json: Value, message: &str) {
+        assert_eq!(parse(json), Err(message.to_owned()));
+    }
+
+    #[test]
+    fn both_names_of_the_number_of_experts_are_read() {
+        let experts = |json| parse(json).map(|config| config.num_experts);
+        assert_eq!(experts(json!({"num_experts": 16})), Ok(16));
+        assert_eq!(experts(json!({"num_local_experts": 32})), Ok(32));
+        assert_eq!(experts(json!({"num_experts": 9, "num_local_experts": 9})), Ok(9));
+        assert_eq!(experts(json!({})), Ok(128));
+        check_refused(
+            json!({"num_experts": 16, "num_local_experts": 8}),
+            "`num_local_experts = 8` is out of range: it must be the same as `num_experts`",
+        );
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let config = MixtureConfig {
+            mlp_only_layers: vec![0, 3],
+            decoder_sparse_step: 2,
+            output_router_logits: true,
+            ..MixtureConfig::of_width(9)
+        };
+        let written = serde_json::to_value(&config).expect("plain data");
+        assert_eq!(parse(written), Ok(config));
+    }
+
+    #[test]
+    fn layers_are_sparse_by_their_number() {
+        let sparse = |step, dense: &[usize]| {
+            let config = MixtureConfig {
+                decoder_sparse_step: step,
+                mlp_only_layers: dense.to_vec(),
+                ..MixtureConfig::of_width(8)
+            };
+            (0..6).filter(|&layer| config.is_sparse(layer)).collect::<Vec<_>>()
+        };
+        assert_eq!(sparse(1, &[]), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(sparse(2, &[]), [1, 3, 5]);
+        assert_eq!(sparse(2, &[3, 4]), [1, 5]);
+        assert!(sparse(7, &[]).is_empty());
+    }
+
+    #[test]
+    fn sizes_that_make_no_mixture_name_their_key() {
+        check_refused(
+            json!({"num_experts": 0}),
+            "`num_experts = 0` is out of range: it must be from 1 to 65536",
+        );
+        check_refused(
+            json!({"num_local_experts": 0}),
+            "`num_local_experts = 0` is out of range: it must be from 1 to 65536",
+        );
+        let choices = |count| json!({"num_experts": 4, "num_experts_per_tok": count});
+        let range = "is out of range: it must be from 1 to the number of experts";
+        check_refused(choices(5), &format!("`num_experts_per_tok = 5` {range}"));
+        check_refused(choices(0), &format!("`num_experts_per_tok = 0` {range}"));
+        check_refused(
+            json!({"moe_intermediate_size": 0}),
+            "`moe_intermediate_size = 0` is out of range: it must be from 1 to 16777216",
+        );
+        check_refused(
+            json!({"decoder_sparse_step": 0}),
+            "`decoder_sparse_step = 0` is out of range: it must be at least 1",
+        );
+        check_refused(
+            json!({"router_aux_loss_coef": -0.1}),
+            "`router_aux_loss_coef = -0.1` is out of range: it must be zero or positive",
+        );
+    }
+}

@@ -1,0 +1,98 @@
+//! The Qwen3-MoE family: Qwen3 with a mixture of experts in place of some feed-forward layers. Keys have the names and
+//! the meaning of Hugging Face's `Qwen3MoeForCausalLM`. Sliding windows are not supported.
+//!
+//! The balance loss of the router is defined per layer and microbatch, so that each stage can compute its part:
+//! the training loss is the cross entropy plus `router_aux_loss_coef` times the mean over microbatches and over the
+//! layers with experts of [`Routing::balance_loss`](pipewright::nn::Routing::balance_loss). Hugging Face's library
+//! instead pools the routers of all layers over the whole batch, which gives another number. The loss counts only if
+//! `output_router_logits` is true; reports have it, without its coefficient, as `moe_aux`.
+
+use std::ops::Range;
+
+use burn::tensor::Device;
+use pipewright_schedule::ModelDesc;
+use serde::{Deserialize, Serialize};
+
+use crate::decoder::{AttentionBias, BlockForm, DecoderConfig, DecoderStage, MixtureConfig};
+use crate::error::ConfigError;
+use crate::family::ModelFamily;
+use crate::parameter::ParameterSource;
+
+/// A Qwen3-MoE model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Qwen3MoeConfig {
+    /// Sizes and constants. `intermediate_size` is for layers without experts.
+    #[serde(flatten)]
+    pub decoder: DecoderConfig,
+    /// Whether the four linear layers of the attention have a bias. Published Qwen3-MoE models have none.
+    #[serde(default)]
+    pub attention_bias: bool,
+    /// The experts.
+    #[serde(flatten)]
+    pub mixture: MixtureConfig,
+}
+
+impl From<DecoderConfig> for Qwen3MoeConfig {
+    fn from(decoder: DecoderConfig) -> Self {
+        let mixture = MixtureConfig::of_width(decoder.intermediate_size);
+        Self { decoder, attention_bias: false, mixture }
+    }
+}
+
+impl Qwen3MoeConfig {
+    fn form(&self) -> BlockForm<'_> {
+        BlockForm {
+            bias: AttentionBias::all(self.attention_bias),
+            normalises_heads: true,
+            mixture: Some(&self.mixture),
+            ..BlockForm::default()
+        }
+    }
+}
+
+impl ModelFamily for Qwen3MoeConfig {
+    const MODEL_TYPE: &'static str = "qwen3_moe";
+    const ARCHITECTURE: &'static str = "Qwen3MoeForCausalLM";
+    const KEYS: &'static [&'static str] = &[
+        "attention_bias",
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "norm_topk_prob",
+        "decoder_sparse_step",
+        "mlp_only_layers",
+        "router_aux_loss_coef",
+        "output_router_logits",
+    ];
+    type Stage = DecoderStage;
+
+    fn of_sizes(sizes: DecoderConfig) -> Self {
+        sizes.into()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.decoder.vocab_size
+    }
+
+    fn describe(&self, sequence: usize) -> ModelDesc {
+        self.decoder.describe(&self.form(), sequence)
+    }
+
+    fn initializer_range(&self) -> f64 {
+        self.decoder.initializer_range
+    }
+
+    fn build_stage<S>(
+        &self,
+        layers: Range<usize>,
+        source: &mut S,
+        device: &Device,
+    ) -> Result<DecoderStage, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
+        self.mixture.validate()?;
+        self.decoder.build_stage(&self.form(), layers, source, device)
+    }
+}
