@@ -92,6 +92,14 @@ pub enum ConfigError {
         /// The kinds that there are.
         known: &'static str,
     },
+    /// A part of a pattern has no letters.
+    #[error("`pattern = {pattern:?}`: stage {stage} has no block")]
+    EmptyStage {
+        /// The pattern.
+        pattern: String,
+        /// The stage, counted from 0.
+        stage: usize,
+    },
     /// The range of layers is not a stage of the model.
     #[error("layers {start}..{end} are not a stage of a model of {layers} layers")]
     LayerRange {
@@ -121,6 +129,7 @@ impl ConfigError {
                 let message = error.to_string();
                 Some(message.strip_prefix('`')?.split([' ', '`']).next()?.to_owned())
             }
+            Self::EmptyStage { .. } => Some("pattern".to_owned()),
             Self::LayerRange { .. } => None,
         }
     }

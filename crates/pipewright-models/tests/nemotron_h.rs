@@ -165,6 +165,11 @@ cases! {
     weight_gradients_wait_4_ranks: "zb-h1", 4, 8;
 }
 
+#[test]
+fn every_schedule_retraces_the_reference() {
+    NEMOTRON_H.check_every_schedule(2, 8);
+}
+
 /// Returns the tensors of a file by name, each with its shape and bytes.
 fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
     let bytes = fs::read(dir.join("model.safetensors")).expect("the file is here");

@@ -3,6 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{CausalAttention, Linear, Mamba2, RmsNorm, relu_squared};
+use pipewright::stage::StageContext;
 
 use super::config::{BlockKind, NemotronHConfig};
 use super::experts::ExpertMixer;
@@ -50,13 +51,18 @@ impl Block {
     }
 
     /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape.
-    pub(super) fn forward(&self, hidden: Tensor<2>, attention: &CausalAttention) -> Tensor<2> {
+    pub(super) fn forward(
+        &self,
+        hidden: Tensor<2>,
+        attention: &CausalAttention,
+        context: &StageContext,
+    ) -> Tensor<2> {
         let x = self.norm.forward(hidden.clone());
         let mixed = match &self.mixer {
             Mixer::Mamba(mixer) => mixer.forward(x, attention.sequence(), None),
             Mixer::Attention(mixer) => mixer.forward(x, attention),
             Mixer::Mlp(mixer) => mixer.forward(x),
-            Mixer::Experts(mixer) => mixer.forward(x),
+            Mixer::Experts(mixer) => mixer.forward(x, context),
         };
         hidden + mixed
     }

@@ -2,7 +2,8 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData, activation};
-use pipewright::nn::{Expert, Linear, mix_chosen, relu_squared};
+use pipewright::nn::{Expert, Linear, mix_chosen};
+use pipewright::stage::StageContext;
 
 use super::config::{Experts, NemotronHConfig};
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
@@ -17,6 +18,9 @@ pub(super) struct ExpertMixer {
     shared_experts: Expert,
     #[module(skip)]
     choice: Choice,
+    /// The path of the router, for errors.
+    #[module(skip)]
+    path: String,
 }
 
 #[derive(Module, Debug)]
@@ -36,12 +40,12 @@ impl ExpertMixer {
         let hidden = config.hidden_size;
         let sizes = config.experts.as_ref().expect("a validated model with blocks of experts has their sizes");
         let count = sizes.n_routed_experts;
-        let gate = format!("{path}.gate");
+        let router = format!("{path}.gate");
         let bias = "e_score_correction_bias";
         let gate = Router {
-            weight: builder.parameter(&gate, "weight", [hidden, count], ParameterKind::Matrix)?,
+            weight: builder.parameter(&router, "weight", [hidden, count], ParameterKind::Matrix)?,
             e_score_correction_bias: builder
-                .parameter(&gate, bias, [count], ParameterKind::Bias)?
+                .parameter(&router, bias, [count], ParameterKind::Bias)?
                 .set_require_grad(false),
         };
         let mut expert = |path: &str, inner| -> Result<Expert, S::Error> {
@@ -55,16 +59,20 @@ impl ExpertMixer {
         let experts = experts.collect::<Result<_, _>>()?;
         let shared_experts =
             expert(&format!("{path}.shared_experts"), sizes.moe_shared_expert_intermediate_size)?;
-        Ok(Self { gate, experts, shared_experts, choice: Choice::new(sizes) })
+        Ok(Self { gate, experts, shared_experts, choice: Choice::new(sizes), path: router })
     }
 
     /// Shapes: `[tokens, hidden]` in and out.
-    pub(super) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    pub(super) fn forward(&self, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
         let router = Linear { weight: self.gate.weight.clone(), bias: None };
         let scores = activation::sigmoid(router.forward(x.clone()));
         let on_host = |data: TensorData| data.iter::<f32>().collect::<Vec<f32>>();
         let correction = on_host(self.gate.e_score_correction_bias.val().into_data());
-        let chosen = self.choice.choose(&on_host(scores.clone().into_data()), &correction);
+        let found = on_host(scores.clone().into_data());
+        if !found.iter().all(|score| score.is_finite()) {
+            context.not_finite(&format!("a score of the router `{}`", self.path));
+        }
+        let chosen = self.choice.choose(&found, &correction);
         let [tokens, _] = scores.dims();
         let ids: Vec<i64> = chosen.iter().map(|&expert| expert as i64).collect();
         let ids = TensorData::new(ids, [tokens, self.choice.count]);
@@ -73,8 +81,7 @@ impl ExpertMixer {
             weights = weights.clone() / (weights.sum_dim(1) + EPSILON);
         }
         let routed = mix_chosen(x.clone(), weights * self.choice.factor, &chosen, &self.experts);
-        let shared = &self.shared_experts;
-        routed + shared.down_proj.forward(relu_squared(shared.up_proj.forward(x)))
+        routed + self.shared_experts.forward(x)
     }
 }
 

@@ -5,8 +5,8 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TiedHead};
-use pipewright::stage::{StageContext, StageModule};
-use pipewright_schedule::ModelDesc;
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright_schedule::{Microbatch, ModelDesc, StageIndex};
 
 use super::block::Block;
 use super::config::{BlockKind, NemotronHConfig};
@@ -15,6 +15,7 @@ use crate::decoder::{DecoderConfig, DecoderInput};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::parameter::{Builder, ParameterSource, without_variants};
+use crate::training_module::{TrainingModule, stage_of_logits};
 
 /// The path of the embedding.
 const EMBEDDING: &str = "backbone.embeddings";
@@ -40,12 +41,16 @@ struct Backbone {
 }
 
 impl NemotronHStage {
-    /// Runs the stage, and returns hidden states `[batch, sequence, hidden]`, or logits `[batch, sequence, vocabulary]`
-    /// on the last stage.
+    /// Runs the stage without a pipeline, and returns hidden states `[batch, sequence, hidden]`, or logits
+    /// `[batch, sequence, vocabulary]` on the last stage.
     ///
     /// # Panics
     /// When the input is not of the kind that the stage takes, or a token id is outside the vocabulary.
     pub fn run(&self, input: DecoderInput) -> Tensor<3> {
+        self.forward(input, &StageContext::new(StageIndex::new(0), Microbatch::new(0)))
+    }
+
+    fn run_in(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
         let hidden = match (&self.backbone.embeddings, input) {
             (Some(embedding), DecoderInput::Tokens(tokens)) => embedding.forward(tokens),
             (None, DecoderInput::Hidden(hidden)) => hidden,
@@ -60,7 +65,7 @@ impl NemotronHStage {
         let attention = CausalAttention::new(sequence, self.head_dim, &hidden.device());
         let mut hidden = hidden.reshape([batch * sequence, width]);
         for block in self.backbone.layers.iter().flatten() {
-            hidden = block.forward(hidden, &attention);
+            hidden = block.forward(hidden, &attention, context);
         }
         if let Some(norm) = &self.backbone.norm_f {
             hidden = norm.forward(hidden);
@@ -80,8 +85,8 @@ impl StageModule for NemotronHStage {
     type Input = DecoderInput;
     type Output = Tensor<3>;
 
-    fn forward(&self, input: DecoderInput, _context: &StageContext) -> Tensor<3> {
-        self.run(input)
+    fn forward(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
+        self.run_in(input, context)
     }
 
     /// Gives parameters the paths of the checkpoint, and the table of a tied head that of the embedding's table.
@@ -95,6 +100,12 @@ impl StageModule for NemotronHStage {
     /// Returns the path of the embedding's table, of which a tied head on another stage holds a copy.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight")]
+    }
+}
+
+impl TrainingModule for NemotronHStage {
+    fn into_stage(self, is_last: bool) -> Stage {
+        stage_of_logits(self, is_last)
     }
 }
 

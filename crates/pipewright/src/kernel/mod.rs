@@ -15,6 +15,7 @@ pub(crate) mod grouped;
 pub(crate) mod product;
 pub(crate) mod relu_squared;
 pub(crate) mod rms_norm;
+pub(crate) mod router_losses;
 pub(crate) mod routing;
 pub(crate) mod scan;
 mod simd;
