@@ -42,7 +42,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     for repetition in 0..options.repetitions.max(2) {
         let chunks = seconds(|| forward_and_backward(&mixer, &x));
         let tensors = seconds(|| recurrence_in_tensors(options));
-        let chunks_forward = seconds(|| drop(black_box(mixer.forward(x.clone(), options.sequence, None).into_data())));
+        let chunks_forward =
+            seconds(|| drop(black_box(mixer.forward(x.clone(), options.sequence, None).into_data())));
         let plain = seconds(|| drop(black_box(recurrence_in_a_loop(options))));
         if repetition > 0 {
             against_tensors.push(tensors / chunks);
@@ -52,7 +53,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let Options { sequence, heads, head_dim, state, .. } = options;
     println!("{sequence} tokens, {heads} heads of {head_dim}, state of {state}");
     println!("recurrence in tensors / chunks, forward and backward: {}", Spread::new(against_tensors));
-    println!("recurrence in a loop / chunks with convolution, gate and norm, forward: {}", Spread::new(against_loop));
+    println!(
+        "recurrence in a loop / chunks with convolution, gate and norm, forward: {}",
+        Spread::new(against_loop)
+    );
     Ok(())
 }
 
@@ -98,7 +102,9 @@ fn forward_and_backward(mixer: &Mamba2, x: &Tensor<2>) {
 fn recurrence_in_tensors(options: &Options) {
     let &Options { sequence, heads, head_dim, state, .. } = options;
     let device = Device::flex().autodiff();
-    let normal = |shape: [usize; 3]| Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), &device).require_grad();
+    let normal = |shape: [usize; 3]| {
+        Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), &device).require_grad()
+    };
     let x = normal([sequence * heads, head_dim, 1]);
     let (b, c) = (normal([sequence, 1, state]), normal([sequence, state, 1]));
     let decay = Tensor::<3>::full([heads, 1, 1], 0.9, &device).require_grad();

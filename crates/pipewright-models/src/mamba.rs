@@ -19,7 +19,12 @@ pub(crate) fn build_mamba<S: ParameterSource>(
     let scale = ParameterKind::Scale;
     let conv = format!("{path}.conv1d");
     Ok(Mamba2 {
-        in_proj: builder.linear_with_bias_if(biases.0, &format!("{path}.in_proj"), hidden, sizes.projected())?,
+        in_proj: builder.linear_with_bias_if(
+            biases.0,
+            &format!("{path}.in_proj"),
+            hidden,
+            sizes.projected(),
+        )?,
         conv1d: DepthwiseConvolution {
             weight: builder.parameter(&conv, "weight", [convolved, 1, sizes.taps], scale)?,
             bias: match biases.1 {

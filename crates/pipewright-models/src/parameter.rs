@@ -184,7 +184,9 @@ struct PathVisitor<'a, M, F> {
     visit: F,
 }
 
-impl<M: StageModule, F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor for PathVisitor<'_, M, F> {
+impl<M: StageModule, F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor
+    for PathVisitor<'_, M, F>
+{
     fn enter_module(&mut self, name: &str, container_type: &str) {
         self.names.push(name.to_owned());
         self.owners.push(container_type.to_owned());

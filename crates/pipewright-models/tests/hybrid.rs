@@ -100,8 +100,12 @@ impl Reference {
             self.config.check_side(&side, seq_len).expect("the model takes it");
             rows = rows.with_side(side).expect("it has as many rows");
         }
-        let rate =
-            LearningRate { peak: learning_rate, decay: Decay::Constant, warmup_steps: 0, steps: steps as u64 };
+        let rate = LearningRate {
+            peak: learning_rate,
+            decay: Decay::Constant,
+            warmup_steps: 0,
+            steps: steps as u64,
+        };
         let pipeline = self.launch(program(schedule, ranks, microbatches));
         let mut trainer = Trainer::new(pipeline, rows, batch, rate);
         let step = |_| {
@@ -130,8 +134,11 @@ impl Reference {
             Ok(module.into_stage(stage.get() + 1 == count))
         };
         let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
-        let config =
-            PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..PipelineConfig::default() };
+        let config = PipelineConfig {
+            optimizer: Some(adam.init()),
+            clip_norm: Some(1.0),
+            ..PipelineConfig::default()
+        };
         let world = World::local(program.ranks());
         Pipeline::launch(program, world, &config, make).expect("it starts")
     }
@@ -319,9 +326,8 @@ fn each_parameter_has_a_gradient_and_a_path() {
 fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
     let bytes = fs::read(dir.join("model.safetensors")).expect("the file is here");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("it is a safetensors file");
-    let entry = |(name, view): (String, TensorView<'_>)| {
-        (name, (view.shape().to_vec(), view.data().to_vec()))
-    };
+    let entry =
+        |(name, view): (String, TensorView<'_>)| (name, (view.shape().to_vec(), view.data().to_vec()));
     file.tensors().into_iter().map(entry).collect()
 }
 
@@ -441,19 +447,34 @@ fn models_that_cannot_be_are_refused_where_they_are_wrong() {
     changed(json!({"window_sizes": [null, 0, 0, 0, 10, 0, 0, null]})).expect("nothing is full attention");
     check(json!({"pattern": "AEMX|AEMA"}), "`pattern`: block 3 is `X`, counted from 0");
     check(json!({"pattern": "AEMD||AEMA"}), "stage 1 has no block");
-    check(json!({"window_sizes": [1, 2]}), "`window_sizes = 2` is out of range: it must be empty, or one number");
-    check(json!({"nope_layers": [1]}), "`nope_layers = 1` is out of range: it must be places of attention blocks");
+    check(
+        json!({"window_sizes": [1, 2]}),
+        "`window_sizes = 2` is out of range: it must be empty, or one number",
+    );
+    check(
+        json!({"nope_layers": [1]}),
+        "`nope_layers = 1` is out of range: it must be places of attention blocks",
+    );
     check(json!({"mod_layers": [8]}), "`mod_layers = 8` is out of range: it must be places of blocks");
-    check(json!({"num_experts_per_tok": 11}), "`num_experts_per_tok = 11` is out of range: it must be at most");
+    check(
+        json!({"num_experts_per_tok": 11}),
+        "`num_experts_per_tok = 11` is out of range: it must be at most",
+    );
     check(json!({"num_key_value_heads": 3}), "`num_attention_heads = 4` is not divisible by");
     check(json!({"n_groups": 4}), "`mamba_num_heads = 6` is not divisible by `n_groups = 4`");
     check(json!({"head_dim": 11}), "`head_dim = 11` is out of range");
     check(json!({"mod_capacity_factor": 1.5}), "`mod_capacity_factor = 1.5` is out of range");
-    check(json!({"bos_token_id": 128}), "`bos_token_id = 128` is out of range: it must be below `vocab_size`");
+    check(
+        json!({"bos_token_id": 128}),
+        "`bos_token_id = 128` is out of range: it must be below `vocab_size`",
+    );
     check(json!({"ngram_orders": [1]}), "`ngram_orders = 1` is out of range: it must be at least 2");
     check(json!({"ngram_buckets": 0}), "`ngram_buckets = 0` is out of range");
     check(json!({"mtp_block": "E"}), "`mtp_block = E` is out of range: it must be A, M or D");
-    check(json!({"structure_vocab_sizes": {"colour": 3}}), "`structure_vocab_sizes = colour` is out of range");
+    check(
+        json!({"structure_vocab_sizes": {"colour": 3}}),
+        "`structure_vocab_sizes = colour` is out of range",
+    );
 }
 
 #[test]
@@ -470,11 +491,35 @@ fn side_inputs_that_do_not_fit_are_refused_where_they_are_wrong() {
         assert!(error.contains(name) && error.contains(message), "{error}\nhas not: {message}");
     };
     check(&config, "colour", vec![1], &[0], "is not an input of the model: those are row_valid_token_counts");
-    check(&config, "platform_ids", vec![2], &[4, 5], "has 5 in row 1, counted from 0: it must be below the 5 rows");
-    check(&config, "row_valid_token_counts", vec![2], &[3, 0], "has 0 in row 1, counted from 0: it must be from 1");
-    check(&config, "doc_ids", vec![1, 2], &[0, 1], "has shape [1, 2], and the model asks for [3] in each row");
+    check(
+        &config,
+        "platform_ids",
+        vec![2],
+        &[4, 5],
+        "has 5 in row 1, counted from 0: it must be below the 5 rows",
+    );
+    check(
+        &config,
+        "row_valid_token_counts",
+        vec![2],
+        &[3, 0],
+        "has 0 in row 1, counted from 0: it must be from 1",
+    );
+    check(
+        &config,
+        "doc_ids",
+        vec![1, 2],
+        &[0, 1],
+        "has shape [1, 2], and the model asks for [3] in each row",
+    );
     check(&config, "doc_ids", vec![2, 3], &[0, 1, 1, 2, 1, 1], "falls along row 1");
-    check(&config, "dep_levels", vec![1, 3], &[0, 6, 0], "has 6 in row 0, counted from 0: it must be below the 6");
+    check(
+        &config,
+        "dep_levels",
+        vec![1, 3],
+        &[0, 6, 0],
+        "has 6 in row 0, counted from 0: it must be below the 6",
+    );
     let plain = HybridConfig { structure_vocab_sizes: BTreeMap::new(), num_relations: 0, ..config };
     check(&plain, "dep_levels", vec![1, 3], &[0; 3], "needs a table, and the model has none");
     check(&plain, "chunk_relation_mask", vec![1, 1, 3, 3], &[0; 9], "needs a table, and the model has");

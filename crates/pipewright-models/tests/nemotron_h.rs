@@ -301,7 +301,8 @@ fn a_pattern_of_letters_is_the_same_model() {
     let names = json!({"layers_block_type": [
         "mamba", "mlp", "mamba", "moe", "attention", "mamba", "mamba", "mlp", "attention", "moe"]});
     assert_eq!(changed(names).as_ref(), Ok(&listed));
-    let older = json!({"head_dim": null, "attention_head_dim": 16, "layer_norm_epsilon": null, "norm_eps": 1e-5});
+    let older =
+        json!({"head_dim": null, "attention_head_dim": 16, "layer_norm_epsilon": null, "norm_eps": 1e-5});
     assert_eq!(changed(older), Ok(listed));
 }
 
@@ -335,7 +336,10 @@ fn models_that_cannot_be_are_refused_where_they_are_wrong() {
     check(json!({"layers_block_type": ["mamba", "rwkv"]}), "`layers_block_type`: block 1 is `rwkv`");
     check(json!({"layers_block_type": []}), "`layers_block_type = []` is out of range");
     check(json!({"layers_block_type": null}), "missing field `layers_block_type`");
-    check(json!({"num_experts_per_tok": 5}), "`num_experts_per_tok = 5` is out of range: it must be at most the experts");
+    check(
+        json!({"num_experts_per_tok": 5}),
+        "`num_experts_per_tok = 5` is out of range: it must be at most the experts",
+    );
     check(json!({"n_group": 3}), "`n_routed_experts = 8` is not divisible by `n_group = 3`");
     check(json!({"topk_group": 3}), "`topk_group = 3` is out of range: it must be at most `n_group`");
     check(json!({"n_groups": 3}), "`mamba_num_heads = 4` is not divisible by `n_groups = 3`");

@@ -46,8 +46,15 @@ pub(super) struct Prepared {
 /// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ, because
 /// files may be in different folders on different machines.
 pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
-    const MAY_DIFFER: [&str; 7] =
-        ["data.path", "data.side", "data.tokenizer", "model.from", "pipeline.threads_per_rank", "run.out", "run.device"];
+    const MAY_DIFFER: [&str; 7] = [
+        "data.path",
+        "data.side",
+        "data.tokenizer",
+        "model.from",
+        "pipeline.threads_per_rank",
+        "run.out",
+        "run.device",
+    ];
     let mut fields = prepared.settings.by_key();
     fields.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
     fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));

@@ -70,7 +70,8 @@ impl Block {
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
         let path = format!("model.layers.{index}");
-        let mut block = Self::of_kind(config, config.blocks()[index], config.attention(index), &path, builder)?;
+        let mut block =
+            Self::of_kind(config, config.blocks()[index], config.attention(index), &path, builder)?;
         if let Mixer::Attention(mixer) = &mut block.mixer
             && config.num_relations > 0
         {
@@ -115,9 +116,7 @@ impl Block {
         let branch = |x: Tensor<2>, tokens: &Tokens| {
             let x = self.norm.forward(x);
             match &self.mixer {
-                Mixer::Mamba(mixer) => {
-                    mixer.forward(x, tokens.scope.sequence, Some(&tokens.scope.documents))
-                }
+                Mixer::Mamba(mixer) => mixer.forward(x, tokens.scope.sequence, Some(&tokens.scope.documents)),
                 Mixer::Attention(mixer) => mixer.forward(x, tokens),
                 Mixer::Mlp(mixer) => mixer.forward(x),
                 Mixer::Experts(mixer) => mixer.forward(x, tokens, context),
@@ -154,6 +153,10 @@ impl Attention {
         let q = self.q_proj.forward(x.clone());
         let k = self.k_proj.forward(x.clone());
         let v = self.v_proj.forward(x);
-        self.o_proj.forward(self.attention.forward([q, k, v], &tokens.scope, tokens.relations.as_ref().zip(table)))
+        self.o_proj.forward(self.attention.forward(
+            [q, k, v],
+            &tokens.scope,
+            tokens.relations.as_ref().zip(table),
+        ))
     }
 }

@@ -59,7 +59,9 @@ impl Boundary for HybridOutput {
         let first = Tensor::unpack(from)?;
         match from.peek().map(Value::kind) {
             Some(ValueKind::Int) => Tensor::unpack(from).map(|ids| Self::Hidden(first, ids)),
-            Some(_) => Tensor::unpack(from).map(|second| Self::Logits { logits: first, second: Some(second) }),
+            Some(_) => {
+                Tensor::unpack(from).map(|second| Self::Logits { logits: first, second: Some(second) })
+            }
             None => Ok(Self::Logits { logits: first, second: None }),
         }
     }

@@ -380,7 +380,12 @@ impl HybridConfig {
     fn validate_lists(&self) -> Result<(), ConfigError> {
         let blocks = self.blocks().len();
         let windows = self.window_sizes.len();
-        require(windows == 0 || windows == blocks, "window_sizes", windows, "empty, or one number for each block")?;
+        require(
+            windows == 0 || windows == blocks,
+            "window_sizes",
+            windows,
+            "empty, or one number for each block",
+        )?;
         for &index in &self.nope_layers {
             let is_attention = self.blocks().get(index) == Some(&BlockKind::Attention);
             require(is_attention, "nope_layers", index, "places of attention blocks")?;
@@ -431,7 +436,9 @@ fn above_zero(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
 
 fn not_below_zero(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
     let mut numbers = numbers.iter();
-    numbers.try_for_each(|&(key, value)| require(value.is_finite() && value >= 0.0, key, value, "zero or positive"))
+    numbers.try_for_each(|&(key, value)| {
+        require(value.is_finite() && value >= 0.0, key, value, "zero or positive")
+    })
 }
 
 fn require(

@@ -139,7 +139,10 @@ impl FurtherEmbeddings {
 
 /// Returns `x` with a path to `parameter` that makes its gradient zero instead of none: an optimizer changes parameters
 /// with a zero gradient, and skips those without one.
-pub(super) fn with_zero_gradient<const D: usize, const P: usize>(x: Tensor<D>, parameter: Tensor<P>) -> Tensor<D> {
+pub(super) fn with_zero_gradient<const D: usize, const P: usize>(
+    x: Tensor<D>,
+    parameter: Tensor<P>,
+) -> Tensor<D> {
     let zero = parameter.sum().mul_scalar(0.0);
     x + zero.unsqueeze()
 }

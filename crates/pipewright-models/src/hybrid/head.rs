@@ -6,9 +6,9 @@ use pipewright::nn::{Embedding, Linear, RmsNorm, ScopedAttention, cross_entropy}
 use pipewright::stage::StageContext;
 
 use super::block::Block;
+use super::boundary::HybridOutput;
 use super::config::HybridConfig;
 use super::pattern::BlockKind;
-use super::boundary::HybridOutput;
 use super::tokens::{Tokens, counts};
 use crate::parameter::{Builder, ParameterSource};
 

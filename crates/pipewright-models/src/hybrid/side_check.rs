@@ -50,7 +50,9 @@ fn check(config: &HybridConfig, tensor: &SideTensor, sequence: usize) -> Result<
 fn shape(tensor: &SideTensor, expected: &[usize]) -> Result<(), String> {
     match tensor.shape.get(1..) == Some(expected) {
         true => Ok(()),
-        false => Err(format!("has shape {:?}, and the model asks for {expected:?} in each row", tensor.shape)),
+        false => {
+            Err(format!("has shape {:?}, and the model asks for {expected:?} in each row", tensor.shape))
+        }
     }
 }
 

@@ -179,7 +179,11 @@ impl ModelFamily for HybridConfig {
             rope_theta: sizes.rope_theta,
             initializer_range: sizes.initializer_range,
             tie_word_embeddings: sizes.tie_word_embeddings,
-            ..Self::new(sizes.vocab_size, sizes.hidden_size, Pattern::new(&pattern).expect("its letters are known"))
+            ..Self::new(
+                sizes.vocab_size,
+                sizes.hidden_size,
+                Pattern::new(&pattern).expect("its letters are known"),
+            )
         }
     }
 
@@ -248,13 +252,7 @@ impl HybridStage {
     fn empty(config: &HybridConfig) -> Self {
         let layers = vec![None; config.blocks().len()];
         Self {
-            model: HybridModel {
-                embed_tokens: None,
-                further: None,
-                relation_bias: None,
-                layers,
-                norm: None,
-            },
+            model: HybridModel { embed_tokens: None, further: None, relation_bias: None, layers, norm: None },
             lm_head: None,
             tied_head: None,
             mtp: None,

@@ -37,7 +37,8 @@ impl Tokens {
         let whole = TokenScope::whole(rows, sequence);
         let counts = counts(context, rows, sequence);
         let valid = (0..rows * sequence).map(|token| token % sequence < counts[token / sequence]).collect();
-        let relations = (config.num_relations > 0).then(|| relations(config, context, [rows, sequence])).flatten();
+        let relations =
+            (config.num_relations > 0).then(|| relations(config, context, [rows, sequence])).flatten();
         Self { scope: TokenScope { documents, ..whole }, valid, relations }
     }
 
@@ -54,7 +55,8 @@ impl Tokens {
             for (row, places) in places.chunks(length).enumerate() {
                 for relation in 0..relations.count {
                     for query in places {
-                        let start = ((row * relations.count + relation) * sequence + query % sequence) * sequence;
+                        let start =
+                            ((row * relations.count + relation) * sequence + query % sequence) * sequence;
                         mask.extend(places.iter().map(|key| relations.mask[start + key % sequence]));
                     }
                 }
@@ -110,7 +112,11 @@ fn documents_of(ids: &[i64], sequence: usize, bos: Option<usize>) -> Vec<u32> {
     documents
 }
 
-fn relations(config: &HybridConfig, context: &StageContext, [rows, sequence]: [usize; 2]) -> Option<Relations> {
+fn relations(
+    config: &HybridConfig,
+    context: &StageContext,
+    [rows, sequence]: [usize; 2],
+) -> Option<Relations> {
     let count = config.num_relations;
     let (shape, flags) = match context.side::<Tensor<4, Int>>(RELATIONS) {
         Ok(mask) => (mask.dims(), mask.into_data().iter::<i64>().map(|flag| u8::from(flag != 0)).collect()),

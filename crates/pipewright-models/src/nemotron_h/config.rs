@@ -160,7 +160,12 @@ impl NemotronHConfig {
         divisible(("mamba_num_heads", self.mamba_num_heads), ("n_groups", self.n_groups))?;
         let (low, high) = self.time_step_limit;
         let holds = low.is_finite() && low >= 0.0 && low <= high;
-        require(holds, "time_step_limit", format!("[{low}, {high}]"), "two numbers in ascending order, not below 0")?;
+        require(
+            holds,
+            "time_step_limit",
+            format!("[{low}, {high}]"),
+            "two numbers in ascending order, not below 0",
+        )?;
         let (least, most) = self.time_step_range;
         require(least.is_finite() && least > 0.0, "time_step_min", least, "positive")?;
         require(most.is_finite() && most >= least, "time_step_max", most, "at least `time_step_min`")?;
@@ -181,7 +186,12 @@ impl Experts {
         ])?;
         divisible(("n_routed_experts", self.n_routed_experts), ("n_group", self.n_group))?;
         let group = self.n_routed_experts / self.n_group;
-        require(self.n_group == 1 || group >= 2, "n_group", self.n_group, "at most half of `n_routed_experts`")?;
+        require(
+            self.n_group == 1 || group >= 2,
+            "n_group",
+            self.n_group,
+            "at most half of `n_routed_experts`",
+        )?;
         require(self.topk_group <= self.n_group, "topk_group", self.topk_group, "at most `n_group`")?;
         let chosen = self.num_experts_per_tok;
         let eligible = "at most the experts of the `topk_group` groups that are chosen from";

@@ -38,7 +38,8 @@ impl ExpertMixer {
         builder: &mut Builder<'_, S>,
     ) -> Result<Self, S::Error> {
         let hidden = config.hidden_size;
-        let sizes = config.experts.as_ref().expect("a validated model with blocks of experts has their sizes");
+        let sizes =
+            config.experts.as_ref().expect("a validated model with blocks of experts has their sizes");
         let count = sizes.n_routed_experts;
         let router = format!("{path}.gate");
         let bias = "e_score_correction_bias";
@@ -55,7 +56,8 @@ impl ExpertMixer {
                 down_proj: builder.linear(&format!("{path}.down_proj"), inner, hidden)?,
             })
         };
-        let experts = (0..count).map(|index| expert(&format!("{path}.experts.{index}"), sizes.moe_intermediate_size));
+        let experts =
+            (0..count).map(|index| expert(&format!("{path}.experts.{index}"), sizes.moe_intermediate_size));
         let experts = experts.collect::<Result<_, _>>()?;
         let shared_experts =
             expert(&format!("{path}.shared_experts"), sizes.moe_shared_expert_intermediate_size)?;
@@ -116,7 +118,9 @@ impl Choice {
             let corrected: Vec<f32> = scores.iter().zip(correction).map(|(s, c)| s + c).collect();
             let of_groups: Vec<f32> = match self.groups {
                 1 => vec![0.0],
-                _ => corrected.chunks_exact(size).map(|group| best(group, 2).map(|i| group[i]).sum()).collect(),
+                _ => {
+                    corrected.chunks_exact(size).map(|group| best(group, 2).map(|i| group[i]).sum()).collect()
+                }
             };
             let mut open = vec![false; self.groups];
             best(&of_groups, self.open_groups).for_each(|group| open[group] = true);

@@ -158,7 +158,9 @@ impl BlockKind {
 impl RawConfig {
     /// Returns the blocks of the pattern or, if there is none, of the list. An error says which block is unknown.
     fn blocks(&self) -> Result<Vec<BlockKind>, ConfigError> {
-        if let Some(names) = self.layers_block_type.as_ref().filter(|_| self.hybrid_override_pattern.is_none()) {
+        if let Some(names) =
+            self.layers_block_type.as_ref().filter(|_| self.hybrid_override_pattern.is_none())
+        {
             let block = |(place, name): (usize, &String)| {
                 BlockKind::from_name(name).ok_or_else(|| ConfigError::Block {
                     key: "layers_block_type",
@@ -198,7 +200,9 @@ impl RawConfig {
                 return refuse(key, found, supported);
             }
         }
-        for (key, rate) in [("attention_dropout", self.attention_dropout), ("hidden_dropout", self.hidden_dropout)] {
+        for (key, rate) in
+            [("attention_dropout", self.attention_dropout), ("hidden_dropout", self.hidden_dropout)]
+        {
             if let Some(rate) = rate.filter(|rate| *rate != 0.0) {
                 return refuse(key, &rate, "0");
             }

@@ -198,7 +198,8 @@ impl ModelFamily for NemotronHConfig {
             } else {
                 let index = layer - 1;
                 let path = format!("backbone.layers.{index}");
-                stage.backbone.layers[index] = Some(Block::build(self, self.blocks[index], &path, &mut builder)?);
+                stage.backbone.layers[index] =
+                    Some(Block::build(self, self.blocks[index], &path, &mut builder)?);
             }
         }
         Ok(stage)

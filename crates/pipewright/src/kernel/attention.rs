@@ -147,8 +147,16 @@ pub(crate) struct Bias<'a> {
 
 impl<'a> Bias<'a> {
     /// Returns the masks of a row of queries, one for each relation, from key `low` to `end`.
-    fn masks(self, dims: Dims, batch: usize, query: usize, low: usize, end: usize) -> impl Iterator<Item = &'a [u8]> {
-        let of = move |relation| ((batch * self.relations + relation) * dims.sequence + query) * dims.sequence;
+    fn masks(
+        self,
+        dims: Dims,
+        batch: usize,
+        query: usize,
+        low: usize,
+        end: usize,
+    ) -> impl Iterator<Item = &'a [u8]> {
+        let of =
+            move |relation| ((batch * self.relations + relation) * dims.sequence + query) * dims.sequence;
         (0..self.relations).map(move |relation| &self.mask[of(relation) + low..of(relation) + end])
     }
 

@@ -110,7 +110,10 @@ fn check_experts(experts: &[Expert], width: usize) -> usize {
         shapes.push([inner, width]);
         let found: Vec<_> = expert.layers().iter().map(|layer| layer.weight.dims()).collect();
         assert!(found == shapes && has_gate == expert.gate_proj.is_some(), "the experts have one shape");
-        assert!(expert.layers().iter().all(|layer| layer.bias.is_none()), "the layers of an expert have no bias");
+        assert!(
+            expert.layers().iter().all(|layer| layer.bias.is_none()),
+            "the layers of an expert have no bias"
+        );
     }
     inner
 }
@@ -201,8 +204,10 @@ impl Matrices {
 
     /// Returns the matrices as the backward pass keeps them.
     fn kept(self) -> KeptMatrices {
-        let keep = |HeldMatrix { id, value, gradient }| {
-            KeptMatrix { id, weight: KeptWeight::new(value, id, gradient.deferred()), gradient }
+        let keep = |HeldMatrix { id, value, gradient }| KeptMatrix {
+            id,
+            weight: KeptWeight::new(value, id, gradient.deferred()),
+            gradient,
         };
         let slots = self.bundle.token.is_tracked().then_some(self.bundle.slots);
         KeptMatrices { kept: self.held.into_iter().map(keep).collect(), parts: self.parts, slots }
@@ -246,7 +251,8 @@ impl Operation<3> for ExpertsBackward {
         gradient: CpuTensor,
         [for_x, for_weights, for_matrices]: [bool; 3],
     ) -> [Option<CpuTensor>; 3] {
-        let Self { sizes: [tokens, width, inner], count, x, weights, gate, up, activated, groups, matrices } = self;
+        let Self { sizes: [tokens, width, inner], count, x, weights, gate, up, activated, groups, matrices } =
+            self;
         let held: Vec<_> = matrices.kept.iter().map(|kept| kept.weight.clone().get()).collect();
         let parts = Parts::new(&held, matrices.parts);
         let mut d_out = groups.gather(elements(&gradient), width);
@@ -412,7 +418,9 @@ mod tests {
 
     #[test]
     fn equals_its_composition_in_f64() {
-        for (tokens, count, gated) in [(9, 2, true), (40, 1, true), (1, 3, true), (9, 2, false), (1, 1, false)] {
+        for (tokens, count, gated) in
+            [(9, 2, true), (40, 1, true), (1, 3, true), (9, 2, false), (1, 1, false)]
+        {
             let run = |dtype| run(tokens, count, gated, dtype);
             let (found, expected) = (run(DType::F32), run(DType::F64));
             assert_eq!(found.len(), expected.len());

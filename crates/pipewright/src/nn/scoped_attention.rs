@@ -87,7 +87,11 @@ impl ScopedAttention {
         let shape = q.dims();
         let (relations, table) = match relations {
             Some((relations, table)) => {
-                assert_eq!(table.dims(), [relations.count, dims.heads], "an entry for each relation and head");
+                assert_eq!(
+                    table.dims(),
+                    [relations.count, dims.heads],
+                    "an entry for each relation and head"
+                );
                 let size = dims.batch * relations.count * dims.sequence * dims.sequence;
                 assert_eq!(relations.mask.len(), size, "a flag for each relation and pair of tokens");
                 (Some(relations.clone()), table)
@@ -222,7 +226,8 @@ fn composed(
     let (device, dtype, half) = (q.device(), q.dtype(), head_dim / 2);
     let rows = places.cos.len() / half / sequence;
     let table = |table: &[f32]| {
-        Tensor::<4>::from_data(TensorData::new(table.to_vec(), [rows, 1, sequence, half]), &device).cast(dtype)
+        Tensor::<4>::from_data(TensorData::new(table.to_vec(), [rows, 1, sequence, half]), &device)
+            .cast(dtype)
     };
     let (cos, sin) = (table(&places.cos), table(&places.sin));
     let turn = |x: Tensor<4>| {
@@ -258,7 +263,12 @@ mod tests {
 
     const ROPE: ScopedAttention = ScopedAttention { head_dim: 4, rope_theta: Some(100.0), window: None };
 
-    fn check(attention: &ScopedAttention, scope: &TokenScope, [heads, kv_heads]: [usize; 2], relations: usize) {
+    fn check(
+        attention: &ScopedAttention,
+        scope: &TokenScope,
+        [heads, kv_heads]: [usize; 2],
+        relations: usize,
+    ) {
         let rows = scope.documents.len();
         let (wide, narrow) = (heads * attention.head_dim, kv_heads * attention.head_dim);
         let flags = rows * relations * scope.sequence;

@@ -107,7 +107,8 @@ impl GradientSums {
     /// Computes the weight gradients that a backward pass deferred and adds them, in place if there is already a sum.
     pub(crate) fn add_deferred(&mut self, tasks: impl IntoIterator<Item = WeightTask>) {
         for task in tasks {
-            let place = *self.places.get(&task.weight()).expect("a stage's layers have the stage's parameters");
+            let place =
+                *self.places.get(&task.weight()).expect("a stage's layers have the stage's parameters");
             let sum = self.sums[place].take().map(into_cpu);
             self.sums[place] = Some(from_cpu(add_task(sum, &task, &self.shapes[place])));
         }

@@ -125,13 +125,15 @@ pub(super) fn weigh_backward(decays: &Decays, place: usize, len: usize, scores: 
     let Pairs { weights, d_scores, d_sums, d_steps } = pairs;
     let mut later = [0f32; CHUNK];
     let mut terms = [0f32; CHUNK];
-    let rows = scores.chunks_exact(len).zip(weights.chunks_exact_mut(len)).zip(d_scores.chunks_exact_mut(len));
+    let rows =
+        scores.chunks_exact(len).zip(weights.chunks_exact_mut(len)).zip(d_scores.chunks_exact_mut(len));
     for (t, ((scores, weights), d_scores)) in rows.enumerate() {
         let seen = decays.open[t]..t + 1;
         weights[..seen.start].fill(0.0);
         weights[seen.end..].fill(0.0);
         let count = seen.len();
-        let tokens = weights[seen.clone()].iter_mut().zip(&scores[seen.clone()]).zip(&mut d_scores[seen.clone()]);
+        let tokens =
+            weights[seen.clone()].iter_mut().zip(&scores[seen.clone()]).zip(&mut d_scores[seen.clone()]);
         let sums = high[seen.clone()].iter().zip(&low[seen.clone()]).zip(&steps[seen.clone()]);
         let found = terms[..count].iter_mut().zip(&mut later[seen]);
         for ((((weight, score), d_score), ((h, l), step)), (term, later)) in tokens.zip(sums).zip(found) {

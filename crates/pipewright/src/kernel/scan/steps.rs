@@ -35,7 +35,8 @@ pub(crate) fn steps_backward(
 ) -> Vec<f32> {
     let rows = raw.len() / of.stride;
     let mut d_bias = vec![0f32; of.heads];
-    for (row, (raw, d_raw)) in raw.chunks_exact(of.stride).zip(d_raw.chunks_exact_mut(of.stride)).enumerate() {
+    for (row, (raw, d_raw)) in raw.chunks_exact(of.stride).zip(d_raw.chunks_exact_mut(of.stride)).enumerate()
+    {
         let (raw, d_raw) = (&raw[of.start..][..of.heads], &mut d_raw[of.start..][..of.heads]);
         for (head, (raw, d_raw)) in raw.iter().zip(d_raw).enumerate() {
             let sum = raw + bias[head];

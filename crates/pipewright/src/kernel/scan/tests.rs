@@ -4,8 +4,9 @@ use super::*;
 #[test]
 fn a_token_sees_no_later_token() {
     let dims = Dims { batch: 1, sequence: 200, heads: 4, head_dim: 2, groups: 2, state: 3 };
-    let numbers =
-        |count: usize, scale: f32| (0..count).map(|i| ((i * 37) % 19) as f32 / 19.0 * scale).collect::<Vec<f32>>();
+    let numbers = |count: usize, scale: f32| {
+        (0..count).map(|i| ((i * 37) % 19) as f32 / 19.0 * scale).collect::<Vec<f32>>()
+    };
     let u = numbers(200 * dims.channels(), 1.0);
     let whole = numbers(4 * 200, 0.3);
     let run = |sequence: usize| {

@@ -66,8 +66,9 @@ impl Masks {
 
     /// Returns 1 where a token and the one `back` before it are of one document, `[batch, sequence, 1]`.
     fn behind(&self, back: usize) -> Tensor<3> {
-        let same =
-            |row, t: usize| t.checked_sub(back).is_some_and(|r| self.document(row, t) == self.document(row, r));
+        let same = |row, t: usize| {
+            t.checked_sub(back).is_some_and(|r| self.document(row, t) == self.document(row, r))
+        };
         let flags = (0..self.batch).flat_map(|row| (0..self.sequence).map(move |t| same(row, t)));
         self.flags([self.batch, self.sequence, 1], flags.collect())
     }
@@ -113,7 +114,13 @@ impl Masks {
     }
 }
 
-fn convolve(sizes: &MambaSizes, v: Tensor<3>, weight: Tensor<3>, bias: Tensor<1>, masks: &Masks) -> Tensor<3> {
+fn convolve(
+    sizes: &MambaSizes,
+    v: Tensor<3>,
+    weight: Tensor<3>,
+    bias: Tensor<1>,
+    masks: &Masks,
+) -> Tensor<3> {
     let [batch, sequence, channels] = v.dims();
     let dtype = v.dtype();
     let mut sum = bias.unsqueeze::<3>().expand([batch, sequence, channels]);
@@ -147,7 +154,10 @@ fn scan(
         let [_, _, channels] = x.dims();
         match missing {
             0 => x,
-            _ => Tensor::cat(vec![x.clone(), Tensor::zeros([batch, missing, channels], (&x.device(), dtype))], 1),
+            _ => Tensor::cat(
+                vec![x.clone(), Tensor::zeros([batch, missing, channels], (&x.device(), dtype))],
+                1,
+            ),
         }
     };
     // To [batch, heads, chunks, CHUNK, channels of a head].

@@ -122,10 +122,7 @@ impl Mamba2 {
     /// When the shapes do not fit the sizes, or the rows are not whole sequences.
     pub fn forward(&self, x: Tensor<2>, sequence: usize, documents: Option<&Arc<[u32]>>) -> Tensor<2> {
         let rows = x.dims()[0];
-        assert!(
-            sequence > 0 && rows.is_multiple_of(sequence),
-            "{rows} rows are not sequences of {sequence}"
-        );
+        assert!(sequence > 0 && rows.is_multiple_of(sequence), "{rows} rows are not sequences of {sequence}");
         assert!(
             documents.is_none_or(|documents| documents.len() == rows),
             "each of the {rows} rows has a document"

@@ -194,6 +194,14 @@ impl Operation<7> for MixBackward {
         };
         let d_projected = Some(cpu_tensor(d_projected, [rows, sizes.projected()]));
         let d_bias = d_bias.and_then(vector);
-        [d_projected, d_weight, d_bias, vector(d_dt_bias), vector(d_rates), vector(of_scan.skip), vector(d_norm)]
+        [
+            d_projected,
+            d_weight,
+            d_bias,
+            vector(d_dt_bias),
+            vector(d_rates),
+            vector(of_scan.skip),
+            vector(d_norm),
+        ]
     }
 }

@@ -126,7 +126,8 @@ fn recurrence(sizes: &MambaSizes, inputs: &[Vec<f64>; 7], sequence: usize, docum
         let convolved = |channel: usize| {
             let earlier = |back: usize| projected[(t - back) * sizes.projected() + width + channel];
             let taps = (0..taps).filter(|&back| sees(back));
-            let sum: f64 = taps.map(|back| earlier(back) * weight[channel * sizes.taps + sizes.taps - 1 - back]).sum();
+            let sum: f64 =
+                taps.map(|back| earlier(back) * weight[channel * sizes.taps + sizes.taps - 1 - back]).sum();
             silu(bias[channel] + sum)
         };
         let u: Vec<f64> = (0..channels).map(convolved).collect();
@@ -174,7 +175,8 @@ fn check_recurrence(sizes: &MambaSizes, batch: usize, sequence: usize, documents
     };
     for (place, leaf) in leaves.iter().enumerate() {
         let gradient: Vec<f64> = leaf.grad(&gradients).expect("it is a leaf").into_data().iter().collect();
-        let direction: Vec<f64> = (0..gradient.len()).map(|i| ((i * 37 + 11) % 17) as f64 / 8.0 - 1.0).collect();
+        let direction: Vec<f64> =
+            (0..gradient.len()).map(|i| ((i * 37 + 11) % 17) as f64 / 8.0 - 1.0).collect();
         let moved = |by: f64| {
             let mut inputs = exact.clone();
             inputs[place].iter_mut().zip(&direction).for_each(|(x, d)| *x += by * d);
@@ -192,7 +194,12 @@ fn equals_the_recurrence() {
     check_recurrence(&SIZES, 2, 5, &[0; 10]);
     check_recurrence(&SIZES, 1, 140, &[0; 140]);
     let documents: Vec<u32> = (0..140).map(|t| u32::from(t >= 30) + u32::from(t >= 128)).collect();
-    check_recurrence(&MambaSizes { heads: 6, groups: 3, taps: 3, limits: (0.1, 2.0), ..SIZES }, 1, 140, &documents);
+    check_recurrence(
+        &MambaSizes { heads: 6, groups: 3, taps: 3, limits: (0.1, 2.0), ..SIZES },
+        1,
+        140,
+        &documents,
+    );
 }
 
 #[test]

@@ -66,15 +66,20 @@ impl SideRows {
     /// # Errors
     /// When the file cannot be read or is no safetensors file, or when a tensor has numbers of another type or no rows.
     pub fn read(path: &Path) -> Result<Self, SideError> {
-        let bytes = read_regular(path, LARGEST)
-            .map_err(|source| SideError::Io { path: path.to_owned(), source })?;
+        let bytes =
+            read_regular(path, LARGEST).map_err(|source| SideError::Io { path: path.to_owned(), source })?;
         let file = SafeTensors::deserialize(&bytes)
             .map_err(|source| SideError::Format { path: path.to_owned(), source })?;
         let mut names = file.names();
         names.sort_unstable();
         let tensor = |name: &str| {
-            let found = file.tensor(name).map_err(|source| SideError::Format { path: path.to_owned(), source })?;
-            let problem = |problem: String| SideError::Tensor { path: path.to_owned(), tensor: name.to_owned(), problem };
+            let found =
+                file.tensor(name).map_err(|source| SideError::Format { path: path.to_owned(), source })?;
+            let problem = |problem: String| SideError::Tensor {
+                path: path.to_owned(),
+                tensor: name.to_owned(),
+                problem,
+            };
             let values = numbers(&found).map_err(problem)?;
             Ok(SideTensor { name: name.to_owned(), shape: found.shape().to_vec(), values })
         };
@@ -158,11 +163,19 @@ mod tests {
     fn errors_name_file_tensor_and_shape() {
         let side = written("a", Dtype::U8, vec![3, 2], &[0; 6]).expect("it is read");
         let error = side.check(4).expect_err("it has three rows").to_string();
-        assert!(error.ends_with("tensor `a` has 3 rows, and the data has 4: it needs one for each"), "{error}");
+        assert!(
+            error.ends_with("tensor `a` has 3 rows, and the data has 4: it needs one for each"),
+            "{error}"
+        );
         side.check(3).expect("it has as many");
-        let refused = |dtype, shape, bytes: &[u8]| written("b", dtype, shape, bytes).map(drop).map_err(|error| error.to_string());
+        let refused = |dtype, shape, bytes: &[u8]| {
+            written("b", dtype, shape, bytes).map(drop).map_err(|error| error.to_string())
+        };
         let error = refused(Dtype::F32, vec![1], &[0; 4]).expect_err("floats are no ids");
-        assert!(error.ends_with("tensor `b` has the type F32; convert it to I64, I32, U8 or BOOL"), "{error}");
+        assert!(
+            error.ends_with("tensor `b` has the type F32; convert it to I64, I32, U8 or BOOL"),
+            "{error}"
+        );
         let error = refused(Dtype::I64, vec![1], &i64::MAX.to_le_bytes()).expect_err("it is too large");
         assert!(error.ends_with("has the number 9223372036854775807, which does not fit 32 bits"), "{error}");
     }
