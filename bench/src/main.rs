@@ -10,6 +10,7 @@
 //! cargo run --release -p pipewright-bench -- checkpoints # the cost of saving, against a step
 //! cargo run --release -p pipewright-bench -- engine     # the schedule engine's time per action
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
+//! cargo run --release -p pipewright-bench -- experts    # a mixture of experts against a dense layer of the same work
 //! cargo run --release -p pipewright-bench -- scan       # Mamba-2's scan in chunks against its recurrence
 //! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
 //! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
@@ -23,6 +24,7 @@ mod bound;
 mod checkpoints;
 mod engine;
 mod epilogue;
+mod experts;
 mod memory;
 mod model;
 mod overhead;
@@ -69,6 +71,8 @@ enum Bench {
     Engine(engine::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
     Schedules(schedules::Options),
+    /// A mixture of experts against the dense layer with the same operations.
+    Experts(experts::Options),
     /// Mamba-2's scan in chunks, against its recurrence token by token.
     Scan(scan::Options),
     /// The memory of a rank with sharded parameters, against replicated ones.
@@ -92,6 +96,7 @@ fn main() -> ExitCode {
         Bench::Checkpoints(options) => checkpoints::run(&options),
         Bench::Engine(options) => engine::run(&options),
         Bench::Schedules(options) => schedules::run(&options),
+        Bench::Experts(options) => experts::run(&options),
         Bench::Scan(options) => scan::run(&options),
         Bench::Shards(options) => shards::run(&options),
         Bench::Processes(options) => processes::run(&options),

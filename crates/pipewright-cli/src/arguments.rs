@@ -7,7 +7,8 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    completions, export, init, inspect, lower, man, partition, resume, schedule, simulate, validate, vpp,
+    completions, devices, export, init, inspect, lower, man, partition, report, resume, schedule, simulate,
+    validate, view, vpp,
 };
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
@@ -63,6 +64,14 @@ Example:
     /// Check everything that can be checked without training.
     #[command(after_help = "Example:\n  pipewright check --set pipeline.ranks=4")]
     Check(RunArguments),
+    /// List the devices that this build can use on this machine.
+    #[command(after_help = "\
+`run.device` and `run.devices` take the names in the first column. The build contains the back ends that were chosen with \
+cargo's --features: cuda, rocm, metal, vulkan, wgpu.
+
+Example:
+  pipewright devices")]
+    Devices(devices::DevicesArguments),
     /// Write a commented configuration.
     #[command(after_help = "Example:\n  pipewright init my-run.toml")]
     Init(init::InitArguments),
@@ -94,6 +103,23 @@ tick. The last line says how long the engine itself took.
 Example:
   pipewright simulate 1f1b --ranks 4 --microbatches 8 --cost F=1,I=1,W=1")]
     Simulate(simulate::SimulateArguments),
+    /// Make a page that shows and explains the timelines of a run or a schedule.
+    #[command(after_help = "\
+The page compares the predicted and the measured timeline of each rank, names the cause of every bubble, highlights the \
+critical path, and simulates the schedule again for other costs or numbers of microbatches. For the folder of a run, the \
+prediction has the median costs of the recorded steps.
+
+Examples:
+  pipewright view runs/sample -o view.html
+  pipewright view 1f1b --ranks 4 --microbatches 8 -o view.html")]
+    View(view::ViewArguments),
+    /// Make a page about one or more runs: loss, speed, utilisation, memory.
+    #[command(after_help = "\
+Several runs are shown side by side, in the same charts.
+
+Example:
+  pipewright report runs/sample -o report.html")]
+    Report(report::ReportArguments),
     /// Distribute layers over stages.
     #[command(after_help = "\
 Example:

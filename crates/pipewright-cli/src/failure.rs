@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, MietteDiagnostic};
-use pipewright_schedule::Rank;
+use pipewright::ids::WorldRank;
 
 use crate::config::ConfigError;
 use crate::display::screen;
@@ -37,9 +37,9 @@ pub(crate) struct Failure {
     /// The exit code.
     pub(crate) exit: Exit,
     /// Whether the failure has already been written, or another process of the run writes it.
-    is_told: bool,
+    is_reported: bool,
     /// The lost rank, if the failure is the loss of a rank.
-    lost: Option<Rank>,
+    lost: Option<WorldRank>,
     problems: Vec<Box<dyn Diagnostic + Send + Sync>>,
 }
 
@@ -47,12 +47,17 @@ impl Failure {
     /// Returns a failure with one message: an error with all its causes, or a sentence.
     pub(crate) fn new(exit: Exit, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         let message = sentence(error.into().as_ref());
-        Self { exit, is_told: false, lost: None, problems: vec![Box::new(MietteDiagnostic::new(message))] }
+        Self {
+            exit,
+            is_reported: false,
+            lost: None,
+            problems: vec![Box::new(MietteDiagnostic::new(message))],
+        }
     }
 
     /// Returns a failure that has been reported already.
-    pub(crate) fn told(exit: Exit) -> Self {
-        Self { exit, is_told: true, lost: None, problems: Vec::new() }
+    pub(crate) fn already_reported(exit: Exit) -> Self {
+        Self { exit, is_reported: true, lost: None, problems: Vec::new() }
     }
 
     /// Returns a failure for wrong input, with one message: an error with all its causes, or a sentence.
@@ -61,18 +66,18 @@ impl Failure {
     }
 
     /// Returns the same failure as the loss of a rank.
-    pub(crate) fn loss_of(self, lost: Option<Rank>) -> Self {
+    pub(crate) fn loss_of(self, lost: Option<WorldRank>) -> Self {
         Self { lost, ..self }
     }
 
     /// Returns the lost rank, if the failure is the loss of a rank.
-    pub(crate) fn lost(&self) -> Option<Rank> {
+    pub(crate) fn lost(&self) -> Option<WorldRank> {
         self.lost
     }
 
     /// Returns the same failure, to be reported by another process of the run.
-    pub(crate) fn told_elsewhere(self) -> Self {
-        Self { is_told: true, ..self }
+    pub(crate) fn reported_elsewhere(self) -> Self {
+        Self { is_reported: true, ..self }
     }
 
     /// Returns all problems as plain text.
@@ -83,7 +88,7 @@ impl Failure {
     /// Writes all problems to standard error. The second call, or a call after another process has written them, does
     /// nothing.
     pub(crate) fn report(&mut self) {
-        if std::mem::replace(&mut self.is_told, true) {
+        if std::mem::replace(&mut self.is_reported, true) {
             return;
         }
         let is_terminal = std::io::stderr().is_terminal();
@@ -107,7 +112,7 @@ impl From<ConfigError> for Failure {
             ConfigError::Read { .. } => Self::input(error),
             ConfigError::Problems(problems) => Self {
                 exit: Exit::WrongInput,
-                is_told: false,
+                is_reported: false,
                 lost: None,
                 problems: problems.into_iter().map(|problem| Box::new(problem) as _).collect(),
             },

@@ -13,8 +13,11 @@ mod output;
 mod panic;
 mod quiet;
 mod run_folder;
+mod run_record;
+mod run_report;
 mod schedule_file;
 mod signal;
+mod tensorboard;
 
 use std::process::ExitCode;
 
@@ -59,11 +62,14 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Inspect(arguments) => commands::inspect::run(arguments),
         Command::Export(arguments) => commands::export::run(arguments),
         Command::Check(arguments) => commands::check::run(arguments),
+        Command::Devices(arguments) => commands::devices::run(arguments),
         Command::Init(arguments) => commands::init::run(arguments),
         Command::Schedule(arguments) => commands::schedule::run(arguments),
         Command::Lower(arguments) => commands::lower::run(arguments),
         Command::Validate(arguments) => commands::validate::run(arguments),
         Command::Simulate(arguments) => commands::simulate::run(arguments),
+        Command::View(arguments) => commands::view::run(arguments),
+        Command::Report(arguments) => commands::report::run(arguments),
         Command::Partition(arguments) => commands::partition::run(arguments),
         Command::Vpp(arguments) => commands::vpp::run(arguments),
         Command::Completions(arguments) => commands::completions::run(arguments, Arguments::command()),

@@ -16,6 +16,11 @@ pub(crate) struct OutputFile {
 }
 
 impl OutputFile {
+    /// Returns the file, if one is named.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.output.as_deref().filter(|path| *path != Path::new("-"))
+    }
+
     /// Writes `text` to the file, or to standard output if none is named.
     pub(crate) fn write(&self, text: &str) -> Result<(), Failure> {
         write(self.output.as_deref(), text)

@@ -1,8 +1,9 @@
-//! The folder of a run's results: `metrics.jsonl`, `config.toml`, `timeline.json`, and its checkpoints.
+//! The folder of a run's results: `metrics.jsonl`, `config.toml`, `timeline.json`, the timelines of further steps, and
+//! its checkpoints.
 //!
 //! Files of an earlier run are never overwritten. `train` renames the folder of an earlier run: it appends `.1`, `.2`
 //! and so on to the name. `resume` from a checkpoint before the run's last step moves the later lines of the metrics to
-//! `metrics.1.jsonl` and the later checkpoints to `checkpoints.1`. If the folder contains files of the same names that
+//! `metrics.1.jsonl`, the later checkpoints to `checkpoints.1` and the later timelines to `timelines.1`. If the folder contains files of the same names that
 //! do not belong to a run, the run is refused. The folder of the checkpoints is locked during a run, so two runs never
 //! write to the same folder.
 
@@ -19,8 +20,11 @@ use thiserror::Error;
 pub(crate) const METRICS: &str = "metrics.jsonl";
 /// The folder of the checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
-const CONFIG: &str = "config.toml";
-const TIMELINE: &str = "timeline.json";
+pub(crate) const CONFIG: &str = "config.toml";
+/// The timeline of the last step.
+pub(crate) const TIMELINE: &str = "timeline.json";
+/// The folder of the timelines of further steps.
+const TIMELINES: &str = "timelines";
 
 /// A run's folder, ready to be written to.
 #[derive(Debug)]
@@ -127,6 +131,7 @@ impl RunFolder {
     ) -> Result<Self, RunFolderError> {
         // Checkpoints are moved first: if this process is killed in between, the run can still be resumed.
         let mut moved: Vec<String> = move_later_checkpoints(path, done)?.into_iter().collect();
+        moved.extend(move_later_timelines(path, done)?);
         let (metrics, cut) = cut_metrics(path, done)?;
         moved.extend(cut);
         write_config(path, config)?;
@@ -162,6 +167,64 @@ impl RunFolder {
         let path = self.path.join(TIMELINE);
         fs::write(&path, trace).map_err(write_error(&path))
     }
+
+    /// Writes the measured timeline of a step, which stays when later steps are taken.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub(crate) fn keep_timeline(&self, step: u64, trace: &str) -> Result<(), RunFolderError> {
+        let folder = timelines_of(&self.path);
+        fs::create_dir_all(&folder).map_err(write_error(&folder))?;
+        let path = folder.join(timeline_name(step));
+        fs::write(&path, trace).map_err(write_error(&path))
+    }
+
+    /// Removes the timeline of a step.
+    ///
+    /// # Errors
+    /// Fails if the file exists and cannot be removed.
+    pub(crate) fn drop_timeline(&self, step: u64) -> Result<(), RunFolderError> {
+        let path = timelines_of(&self.path).join(timeline_name(step));
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(write_error(&path)(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the path of the folder.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Returns the folder of the timelines of a run's steps.
+fn timelines_of(run: &Path) -> PathBuf {
+    run.join(TIMELINES)
+}
+
+/// Returns the name of the timeline of a step. Names sort by step.
+fn timeline_name(step: u64) -> String {
+    format!("step-{step:08}.json")
+}
+
+/// Returns the steps of a run whose timelines are kept, each with its file, in their order. No folder means no steps.
+///
+/// # Errors
+/// Fails if the folder cannot be read.
+pub(crate) fn kept_timelines(run: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+    let entries = match fs::read_dir(timelines_of(run)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut kept = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let step = name.and_then(|name| name.strip_prefix("step-")?.strip_suffix(".json")?.parse().ok());
+        kept.extend(step.map(|step| (step, path)));
+    }
+    kept.sort_unstable();
+    Ok(kept)
 }
 
 /// Returns the path of the configuration of the run in a folder.
@@ -253,6 +316,24 @@ fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<String>, RunFo
     Ok(Some(format!("moved {count} checkpoint(s) of steps after {done} to {}", aside.display())))
 }
 
+/// Moves the timelines of steps after `done` to a separate folder, and returns a sentence that says so.
+fn move_later_timelines(run: &Path, done: u64) -> Result<Option<String>, RunFolderError> {
+    let folder = timelines_of(run);
+    let kept = kept_timelines(run).map_err(write_error(&folder))?;
+    let later: Vec<PathBuf> =
+        kept.into_iter().filter(|(step, _)| *step > done).map(|(_, path)| path).collect();
+    if later.is_empty() {
+        return Ok(None);
+    }
+    let aside = free_name(&folder, "");
+    fs::create_dir(&aside).map_err(write_error(&aside))?;
+    for timeline in &later {
+        fs::rename(timeline, aside.join(timeline.file_name().unwrap_or_default()))
+            .map_err(move_error(timeline))?;
+    }
+    Ok(Some(format!("moved {} timeline(s) of steps after {done} to {}", later.len(), aside.display())))
+}
+
 /// Opens the metrics for appending after the line of step `done`. Later lines are copied to a separate file before they
 /// are cut off. The returned sentence names that file.
 fn cut_metrics(run: &Path, done: u64) -> Result<(File, Option<String>), RunFolderError> {
@@ -325,7 +406,8 @@ mod tests {
         folder.write_metrics(&metrics(1)).expect("it takes lines");
         let line = "{\"step\":1,\"loss\":2.5,\"grad_norm\":1.0,\"learning_rate\":0.001,\"tokens_per_second\":10.0,\
                     \"step_ms\":20.0,\"elapsed_s\":1.5,\"tokens\":64,\
-                    \"epoch\":0.25,\"bubble_fraction\":0.125,\"exposed_comm_fraction\":0.0,\"peak_bytes\":[3,4]}\n";
+                    \"epoch\":0.25,\"bubble_fraction\":0.125,\"exposed_comm_fraction\":0.0,\"peak_bytes\":[3,4],\
+                    \"bubble_per_rank\":[]}\n";
         assert_eq!(fs::read_to_string(path.join(METRICS)).ok().as_deref(), Some(line), "readable at once");
         assert_eq!(fs::read_to_string(path.join(CONFIG)).ok().as_deref(), Some("[run]\n"));
     }

@@ -62,7 +62,10 @@ fn a_run_with_side_inputs_and_bars_retraces_the_reference() {
         let expected = &expected[0]["expected"]["4"][step];
         let close = |found: &Value, name: &str| {
             let (found, expected) = (found.as_f64().expect(name), expected[name].as_f64().expect(name));
-            assert!((found - expected).abs() <= 5e-6 * expected, "step {step}: {name} {found} for {expected}");
+            assert!(
+                (found - expected).abs() <= 5e-6 * expected,
+                "step {step}: {name} {found} for {expected}"
+            );
         };
         close(&found["loss"], "ce");
         close(&found["total"], "total");
@@ -82,7 +85,10 @@ fn bars_that_do_not_fit_the_stages_are_refused() {
     };
     let (code, said) = with("pipeline.ranks=3");
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("pattern has 1 bar(s), which make 2 stage(s), and the schedule has 3 stages"), "{said}");
+    assert!(
+        said.contains("pattern has 1 bar(s), which make 2 stage(s), and the schedule has 3 stages"),
+        "{said}"
+    );
     let (code, said) = command(&run, "check", &["pipeline.partition=pattern".to_owned()]);
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("the model has no pattern with bars"), "{said}");
@@ -94,7 +100,10 @@ fn a_companion_that_does_not_fit_is_refused() {
     let set = vec![format!("data.side={HYBRID}/side.safetensors")];
     let (code, said) = command(&run, "check", &set);
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("side.safetensors: tensor `") && said.contains("`llama` has no side inputs"), "{said}");
+    assert!(
+        said.contains("side.safetensors: tensor `") && said.contains("`llama` has no side inputs"),
+        "{said}"
+    );
     let mut set = reference();
     set.push("data.side=nowhere.safetensors".to_owned());
     let (code, said) = command(&run, "check", &set);

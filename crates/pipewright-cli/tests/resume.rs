@@ -53,7 +53,9 @@ fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static s
     let (seed, mut random) = seeded();
     let killed = Run::new();
     let mut under_way = 0;
-    for kill in 0..kills {
+    // How many kills meet a run between its steps depends on the machine and its load, so the kills go on until enough
+    // of them did.
+    for kill in 0.. {
         let mut child = match killed.has_config() {
             false => killed.start("train", &["small.toml"], set),
             true => killed.start("resume", &["out"], &changes(kill)),
@@ -64,16 +66,16 @@ fn check_kills(kills: u32, set: &[&str], changes: impl Fn(u32) -> Vec<&'static s
         child.kill().and_then(|()| child.wait()).expect("the run is ours to kill");
         let steps = killed.figures().len();
         under_way += u32::from(steps > 0 && steps < 40);
-        if steps == 40 && kill + 1 < kills {
+        if kill + 1 >= kills && under_way * 3 >= kills {
+            break;
+        }
+        assert!(kill < 10 * kills, "only {under_way} kills met a run between its steps, seed {seed}");
+        if steps == 40 {
             // A finished run is compared and deleted, so that each later kill happens during a run.
             assert_eq!(figures_after_resume(&killed, set), expected, "seed {seed}");
             fs::remove_dir_all(killed.out()).expect("a folder");
         }
     }
-    assert!(
-        under_way * 3 >= kills,
-        "only {under_way} of {kills} kills met a run between its steps, seed {seed}"
-    );
     assert_eq!(figures_after_resume(&killed, set), expected, "seed {seed}");
     assert_eq!(final_state(&killed), state, "seed {seed}");
 }
@@ -111,9 +113,13 @@ fn a_kill_while_saving_loses_nothing() {
     let (seed, mut random) = seeded();
     // The run has too many steps to finish and saves a checkpoint after each, so that kills often happen while saving.
     run.train(&["run.checkpoint_every=1", "run.steps=2"]);
-    let (mut newest, mut half_written) = (2, 0);
-    let kills = 2 * kills(15);
-    for kill in 0..kills {
+    let (mut newest, mut half_written, mut kill) = (2, 0, 0);
+    // How many kills meet a checkpoint half-written depends on the machine and its load, so the test goes on until
+    // enough of them did.
+    let wanted = kills(15) / 2;
+    while half_written < wanted {
+        kill += 1;
+        assert!(kill <= 40 * wanted, "only {half_written} kills met a checkpoint half-written, seed {seed}");
         let mut child = run.start("resume", &["out"], &["run.steps=1000000"]);
         run.wait_for_step(newest + 1);
         std::thread::sleep(Duration::from_millis((60.0 * random()) as u64));
@@ -123,10 +129,6 @@ fn a_kill_while_saving_loses_nothing() {
         assert!(found >= newest, "kill {kill} of seed {seed}: step {found} after {newest}");
         newest = found;
     }
-    assert!(
-        half_written * 4 >= kills,
-        "only {half_written} of {kills} kills met a checkpoint half-written, seed {seed}"
-    );
 }
 
 #[test]

@@ -9,7 +9,7 @@ pub enum ConfigError {
         if found.is_empty() {
             "no model family is named".to_owned()
         } else {
-            format!("model family `{found}` is not supported, and the nearest that is is `{nearest}`")
+            format!("model family `{found}` is not supported, and the nearest one is `{nearest}`")
         },
         .known.join(", ")
     )]

@@ -41,6 +41,12 @@ fn check_microbatches(model: &Model) {
     model.check("interleaved1f1b", 2, 4);
 }
 
+/// Every schedule of the catalogue puts off or merges the gradients of experts in its own order.
+#[test]
+fn every_schedule_trains_experts() {
+    MOE.check_every_schedule(2, 8);
+}
+
 macro_rules! cases {
     ($($model:ident: $one:ident, $two:ident, $four:ident, $eight:ident, $microbatches:ident;)*) => {$(
         #[test]

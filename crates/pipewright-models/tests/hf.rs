@@ -215,7 +215,7 @@ fn a_mixture_that_cannot_be_run_is_refused_at_its_key() {
     check("num_local_experts", "0", "`num_local_experts = 0` is out of range: it must be from 1 to 65536");
     check("attention_dropout", "0.1", "`attention_dropout = 0.1` is not supported: only 0 is");
     check("use_sliding_window", "true", "`use_sliding_window = true` is not supported: only false is");
-    check("mlp_only_layers", "\"all\"", "the value of `mlp_only_layers` cannot be used");
+    check("norm_topk_prob", "\"all\"", "the value of `norm_topk_prob` cannot be used");
 }
 
 #[test]
@@ -441,13 +441,13 @@ fn configurations_that_cannot_be_run_are_refused() {
     check("{", &["FILE: cannot be parsed", "EOF while parsing an object at line 1 column 1"]);
     let unknown = |family: &str, nearest: &str| {
         let known = "set `model_type` (or `architectures`) to one of llama, qwen2, qwen3, qwen3_moe";
-        format!("model family `{family}` is not supported, and the nearest that is is `{nearest}`: {known}")
+        format!("model family `{family}` is not supported, and the nearest one is `{nearest}`: {known}")
     };
     for (family, nearest) in [
         ("mamba", "llama"),
         ("qwen2_moe", "qwen3_moe"),
         ("qwen3_next", "qwen3"),
-        ("qwen", "qwen2"),
+        ("qwen", "qwen3"),
         ("llama4", "llama"),
     ] {
         let json = format!("{{\n\"model_type\": \"{family}\"}}");

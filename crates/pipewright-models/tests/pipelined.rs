@@ -2,6 +2,7 @@
 //! under every schedule. Results are within tolerance of PyTorch, and bit-identical to those of one rank.
 
 #[path = "support/pipelined_run.rs"]
+#[expect(dead_code, reason = "these models have no experts")]
 mod pipelined_run;
 #[path = "support/reference.rs"]
 mod reference;

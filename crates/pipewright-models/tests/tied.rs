@@ -2,6 +2,7 @@
 //! ranks sum. The checks are those of `pipelined.rs`.
 
 #[path = "support/pipelined_run.rs"]
+#[expect(dead_code, reason = "these models have no experts")]
 mod pipelined_run;
 #[path = "support/reference.rs"]
 mod reference;

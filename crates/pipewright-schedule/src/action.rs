@@ -201,14 +201,14 @@ impl Action {
 
     /// Returns the forward and the backward of an overlap, or the action itself if it is not an overlap.
     #[inline]
-    pub fn parts(self) -> Parts {
+    pub fn parts(self) -> ActionParts {
         match self {
             Self::Overlap(overlap) => {
                 let ((stage, microbatch), (of, on)) = (overlap.forward(), overlap.backward());
                 let backward = Self::Backward { stage: of, microbatch: on };
-                Parts { next: Some(Self::Forward { stage, microbatch }), last: Some(backward) }
+                ActionParts { next: Some(Self::Forward { stage, microbatch }), last: Some(backward) }
             }
-            single => Parts { next: Some(single), last: None },
+            single => ActionParts { next: Some(single), last: None },
         }
     }
 
@@ -243,12 +243,12 @@ impl Action {
 
 /// An iterator over the one or two parts of an action; see [`Action::parts`].
 #[derive(Debug, Clone)]
-pub struct Parts {
+pub struct ActionParts {
     next: Option<Action>,
     last: Option<Action>,
 }
 
-impl Iterator for Parts {
+impl Iterator for ActionParts {
     type Item = Action;
 
     #[inline]

@@ -1,12 +1,12 @@
 //! Makes pipeline schedules: from a model's description to a program that is proved sound.
 //!
 //! ```text
-//! ModelDesc --partition--> Stages --place--> Placement --generate--> Schedule (compute only, per rank)
+//! name, ScheduleSpec --generate--> Schedule (compute only, per rank) with its Placement (stages on ranks)
 //!    --lower--> Program (compute + communication) --validate--> ValidatedProgram --simulate--> Timeline
+//! ModelDesc, number of stages --partition--> Partition (layers of each stage)
 //! ```
 //!
-//! The modules are declared in the order in which data passes through them, and a module imports only earlier ones
-//! (`tests/layers.rs`). The crate never depends on Burn, never reads a clock or a file, and never starts a thread. The
+//! A module imports only modules that are declared before it (`tests/layers.rs`). The crate never depends on Burn, never reads a clock or a file, and never starts a thread. The
 //! runtime that executes a [`ValidatedProgram`] is another crate.
 
 /// Compiles the code in the crate's README.
@@ -53,11 +53,19 @@ pub mod validate;
 
 pub mod lower;
 
+pub mod skip_event;
+
 pub mod timeline;
 
 pub mod simulate;
 
+pub mod profile;
+
+pub mod plan;
+
 mod trace;
+
+pub mod measured;
 
 pub mod picture;
 
@@ -72,5 +80,6 @@ pub use overlap::Overlap;
 pub use partition::{Method, Partition, PartitionError, partition};
 pub use placement::{Placement, PlacementError};
 pub use schedule::{Program, Schedule, ScheduleError};
-pub use timeline::{Event, Timeline};
+pub use skip_event::{SkipAction, SkipEvent, SkipMessage};
+pub use timeline::{ClockSkew, Event, Timeline};
 pub use validate::{ValidatedProgram, Violation, ViolationKind, Violations, validate};

@@ -5,6 +5,7 @@
 
 use crate::action::Action;
 use crate::ids::Rank;
+use crate::skip_event::SkipEvent;
 
 /// An action of a rank with its start and its end, in seconds since a common origin.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,6 +25,27 @@ pub struct Event {
 pub struct Timeline {
     ranks: u32,
     events: Vec<Event>,
+    skips: Vec<SkipEvent>,
+    clock_skew: Option<ClockSkew>,
+}
+
+/// How well the clocks of several processes agree in a timeline that is merged from all of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ClockSkew {
+    /// The largest error of a time, in seconds: the clock of a process is known to half of the shortest round trip
+    /// between it and the first process.
+    pub uncertainty: f64,
+    /// The largest change of the difference between two clocks since the start of the run, in seconds. The timeline is
+    /// corrected for it.
+    pub change: f64,
+}
+
+impl ClockSkew {
+    /// Returns the larger of both figures, for two processes.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self { uncertainty: self.uncertainty.max(other.uncertainty), change: self.change.max(other.change) }
+    }
 }
 
 impl Timeline {
@@ -33,7 +55,30 @@ impl Timeline {
         events.retain(|event| event.rank.get() < ranks && event.start.is_finite() && event.end.is_finite());
         events.retain(|event| event.start <= event.end);
         events.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.start.total_cmp(&b.start)));
-        Self { ranks, events }
+        Self { ranks, events, skips: Vec::new(), clock_skew: None }
+    }
+
+    /// Returns the timeline with the messages of skip connections. Events are left out as in [`Timeline::new`].
+    #[must_use]
+    pub fn with_skips(mut self, mut skips: Vec<SkipEvent>) -> Self {
+        skips.retain(|skip| skip.rank.get() < self.ranks && skip.start.is_finite() && skip.end.is_finite());
+        skips.retain(|skip| skip.start <= skip.end);
+        skips.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.start.total_cmp(&b.start)));
+        self.skips = skips;
+        self
+    }
+
+    /// Returns the timeline with the accuracy of its times, for events of several processes.
+    #[must_use]
+    pub fn with_clock_skew(mut self, skew: Option<ClockSkew>) -> Self {
+        self.clock_skew = skew;
+        self
+    }
+
+    /// Returns the same timeline with other actions.
+    pub(crate) fn with_events(&self, events: Vec<Event>) -> Self {
+        let Self { ranks, events, .. } = Self::new(self.ranks, events);
+        Self { ranks, events, skips: self.skips.clone(), clock_skew: self.clock_skew }
     }
 
     /// The number of ranks.
@@ -51,6 +96,23 @@ impl Timeline {
         let start = self.events.partition_point(|event| event.rank < rank);
         let end = self.events.partition_point(|event| event.rank <= rank);
         &self.events[start..end]
+    }
+
+    /// The messages of skip connections, by rank and then by start. No other figure of a timeline counts them.
+    pub fn skips(&self) -> &[SkipEvent] {
+        &self.skips
+    }
+
+    /// The messages of skip connections that one rank sends or receives, by start.
+    pub fn skips_of(&self, rank: Rank) -> &[SkipEvent] {
+        let start = self.skips.partition_point(|skip| skip.rank < rank);
+        let end = self.skips.partition_point(|skip| skip.rank <= rank);
+        &self.skips[start..end]
+    }
+
+    /// Returns the accuracy of the times; `None` if all of them come from one clock.
+    pub fn clock_skew(&self) -> Option<ClockSkew> {
+        self.clock_skew
     }
 
     /// Returns the start of the first event of any rank, in seconds; 0 without events.
@@ -109,6 +171,8 @@ fn mean(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::StageIndex;
+    use crate::skip_event::{SkipAction, SkipMessage};
 
     fn timeline(ranks: u32, events: &[(u32, &str, f64, f64)]) -> Timeline {
         let event = |&(rank, action, start, end): &(u32, &str, f64, f64)| Event {
@@ -144,6 +208,32 @@ mod tests {
             (timeline.makespan(), timeline.bubble_fraction(), timeline.span_bubble_fraction()),
             (0.0, 0.0, 0.0)
         );
+    }
+
+    #[test]
+    fn skips_are_sorted_and_counted_apart() {
+        let message = |microbatch: u32| SkipMessage {
+            from: StageIndex::new(0),
+            to: StageIndex::new(2),
+            microbatch: microbatch.into(),
+        };
+        let skip = |rank: u32, action, start, end| SkipEvent { rank: rank.into(), action, start, end };
+        let (late, early) = (
+            skip(1, SkipAction::Receive(message(1)), 5.0, 9.0),
+            skip(0, SkipAction::Send(message(1)), 4.0, 5.0),
+        );
+        let misplaced = [
+            skip(7, SkipAction::Send(message(0)), 0.0, 1.0),
+            skip(0, SkipAction::Send(message(0)), 1.0, 0.0),
+        ];
+        let timeline = timeline(2, &[(0, "0F1", 0.0, 1.0)]);
+        let with_skips = timeline.clone().with_skips([vec![late, early], misplaced.to_vec()].concat());
+        assert_eq!(with_skips.skips(), [early, late]);
+        assert_eq!(
+            (with_skips.skips_of(Rank::new(0)), with_skips.skips_of(Rank::new(1))),
+            (&[early][..], &[late][..])
+        );
+        assert_eq!(with_skips.makespan(), timeline.makespan());
     }
 
     #[test]

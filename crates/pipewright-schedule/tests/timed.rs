@@ -79,6 +79,27 @@ fn messages_of_a_skip_connection_share_their_link() {
 }
 
 #[test]
+fn messages_of_a_skip_connection_are_in_the_timeline() {
+    let rows =
+        "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0\n2RECV_F0,2F0,2B0,2SEND_B0\n";
+    let run = timed(&parse_program(rows).expect("a program"), &with_skip(5)).expect("no deadlock");
+    let found: Vec<String> = run
+        .timeline()
+        .skips()
+        .iter()
+        .map(|skip| format!("rank {}: {}, {} to {}", skip.rank, skip.action, skip.start, skip.end))
+        .collect();
+    // The connection is busy for five seconds from the end of 0F0, and again from the end of 2B0.
+    let expected = [
+        "rank 0: 0SEND_SKIP_F0 to stage 2, 1 to 6",
+        "rank 0: 0RECV_SKIP_B0 from stage 2, 9 to 14",
+        "rank 2: 2RECV_SKIP_F0 from stage 0, 1 to 6",
+        "rank 2: 2SEND_SKIP_B0 to stage 0, 9 to 14",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
 fn a_skip_connection_within_a_rank_takes_no_time() {
     let rows = "0F0,1F0,2F0,2B0,1B0,0B0\n";
     assert_eq!(makespan(rows, &with_skip(9)), 9.0);

@@ -16,10 +16,10 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Tensor};
+use pipewright::ids::WorldRank;
 use pipewright::pipeline::{Layers, Pipeline};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::transport::World;
-use pipewright_schedule::Rank;
 
 const RANKS: u32 = 2;
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -53,7 +53,7 @@ fn world(out: &mut impl Write) -> Result<World, Box<dyn Error>> {
 
 pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let world = world(out)?;
-    let own: Vec<Rank> = world.own_ranks().collect();
+    let own: Vec<WorldRank> = world.own_ranks().collect();
     let block = |_layer| Block { linear: LinearConfig::new(8, 8).init(&Device::flex().autodiff()) };
     let mut pipeline = Pipeline::builder(Layers::new(4, block))
         .ranks(RANKS)
@@ -70,12 +70,12 @@ pub(crate) fn run(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     for _ in 0..5 {
         let summary = pipeline.step(rows.clone(), rows.clone() * 0.5, 1e-2)?;
         // Every process knows the losses; only one prints them.
-        if own.contains(&Rank::new(0)) {
+        if own.contains(&WorldRank::new(0)) {
             writeln!(out, "step {}  loss {:.6}", summary.step, summary.loss())?;
         }
     }
     for rank in own {
-        for stage in pipeline.program().placement().stages_of(rank) {
+        for stage in pipeline.program().placement().stages_of(pipeline.mesh().coord(rank).rank) {
             writeln!(out, "process {} has rank {rank} with stage {stage}", std::process::id())?;
         }
     }

@@ -6,13 +6,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
-use pipewright_schedule::Rank;
 
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::executor::{Executor, NamedParameter, Poll, RankReport, StepInput};
 use crate::failure::{Abort, Cause, StepError};
+use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
-use crate::progress::Board;
+use crate::progress::ProgressBoard;
 use crate::transport::Waited;
 
 /// How long a rank waits before it checks whether other ranks make progress.
@@ -30,7 +30,7 @@ pub(crate) enum Command {
     },
     /// Collects the whole parameters, under this attempt number.
     Parameters {
-        attempt: u64,
+        attempt: Attempt,
         reply: Reply<Result<Vec<NamedParameter>, StepError>>,
     },
     State {
@@ -54,12 +54,12 @@ pub(crate) struct StepReply {
 
 /// The channel for one rank's answer to one command. All ranks answer a command on one channel.
 pub(crate) struct Reply<T> {
-    rank: Rank,
-    sender: Sender<(Rank, T)>,
+    rank: WorldRank,
+    sender: Sender<(WorldRank, T)>,
 }
 
 impl<T> Reply<T> {
-    pub(crate) fn new(rank: Rank, sender: Sender<(Rank, T)>) -> Self {
+    pub(crate) fn new(rank: WorldRank, sender: Sender<(WorldRank, T)>) -> Self {
         Self { rank, sender }
     }
 
@@ -79,7 +79,7 @@ pub(crate) struct ThreadSettings {
 
 /// The handle of a running rank. Dropping it ends the thread after its current command.
 pub(crate) struct RankThread {
-    pub(crate) rank: Rank,
+    pub(crate) rank: WorldRank,
     pub(crate) commands: Sender<Command>,
     pub(crate) handle: JoinHandle<()>,
 }
@@ -87,9 +87,9 @@ pub(crate) struct RankThread {
 /// The input of a rank's thread. The executor is built on that thread, so that a stage's parameters are allocated and
 /// counted on the rank that uses them.
 pub(crate) struct RankSeed<B> {
-    pub rank: Rank,
+    pub rank: WorldRank,
     pub settings: ThreadSettings,
-    pub board: Board,
+    pub board: ProgressBoard,
     pub abort: Abort,
     pub memory: RankMemory,
     pub build: B,
@@ -131,7 +131,7 @@ where
             .start_handler(move |_| std::mem::forget(counted.count_this_thread()))
             .build();
         let _counted = memory.count_this_thread();
-        let failure = |cause| StepError { rank, step: 0, action: None, cause };
+        let failure = |cause| StepError { rank, step: StepNumber::default(), action: None, cause };
         let built = match &pool {
             Ok(_) => caught(|| build(memory)).unwrap_or_else(|cause| Err(failure(cause))),
             Err(error) => Err(failure(Cause::Build { message: format!("no thread pool: {error}") })),
@@ -168,7 +168,7 @@ where
 
 /// The data with which a waiting rank detects that no message will arrive.
 struct Watch {
-    board: Board,
+    board: ProgressBoard,
     deadline: Duration,
 }
 
@@ -182,7 +182,11 @@ fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> StepReply {
 }
 
 /// Collects the whole parameters of the rank's stages.
-fn collect(executor: &mut Executor, attempt: u64, watch: &Watch) -> Result<Vec<NamedParameter>, StepError> {
+fn collect(
+    executor: &mut Executor,
+    attempt: Attempt,
+    watch: &Watch,
+) -> Result<Vec<NamedParameter>, StepError> {
     executor.begin_collect(attempt);
     let outcome = run(executor, watch);
     settle(executor, outcome).map(|()| executor.collected())
@@ -204,8 +208,9 @@ fn settle(executor: &mut Executor, outcome: Result<(), StepError>) -> Result<(),
 
 /// Finds out which parameters stages share. A failure is raised for all ranks.
 fn find_shared(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
-    executor.begin_finding_shared();
-    drive(executor, watch).inspect_err(|error| executor.endpoint().fail(error.clone()))
+    // A back end may report here that it failed to make the parameters, which a list of them reads.
+    let begun = caught(|| executor.begin_finding_shared()).map_err(|cause| executor.error(cause));
+    begun.and_then(|()| run(executor, watch)).inspect_err(|error| executor.endpoint().fail(error.clone()))
 }
 
 fn drive(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {

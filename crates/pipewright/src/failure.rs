@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
+use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use crate::checkpoint::CheckpointError;
+use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::message::MessageError;
 use crate::stage::StageError;
 use crate::tensor::MetadataError;
@@ -20,9 +21,9 @@ use crate::tensor::MetadataError;
 #[error("step {step}: rank {rank}{}: {cause}", .action.map(Where).map(|place| place.to_string()).unwrap_or_default())]
 pub struct StepError {
     /// The rank that failed first.
-    pub rank: Rank,
+    pub rank: WorldRank,
     /// The step, counted from 1.
-    pub step: u64,
+    pub step: StepNumber,
     /// The rank's action; `None` after the program.
     pub action: Option<Action>,
     /// Why it failed.
@@ -52,6 +53,13 @@ pub enum Cause {
     Panic {
         /// The message.
         message: String,
+    },
+    /// The rank's device has no memory left. A device computes behind its rank, so the request may be one of an earlier
+    /// action.
+    #[error("the device has no memory left: {bytes} bytes were asked for")]
+    DeviceMemory {
+        /// The bytes that were asked for.
+        bytes: u64,
     },
     /// A hook around an action did not run it.
     #[error("the hook did not run {action}: a hook around an action must call `run`")]
@@ -175,7 +183,7 @@ pub enum Cause {
     #[error("rank {peer} has not been heard of for {:.1} s: its process is gone, stopped, or cut off\n{report}", .waited.as_secs_f64())]
     SilentPeer {
         /// The rank.
-        peer: Rank,
+        peer: WorldRank,
         /// The deadline.
         waited: Duration,
         /// As in [`Cause::Deadline`].
@@ -189,7 +197,7 @@ pub enum Cause {
     },
     /// A failure that another process reported.
     #[error("{message}")]
-    Told {
+    Remote {
         /// The other process's message.
         message: String,
     },
@@ -197,7 +205,7 @@ pub enum Cause {
     #[error("rank {peer} is gone: its thread or process has ended")]
     LostPeer {
         /// The rank that has ended.
-        peer: Rank,
+        peer: WorldRank,
     },
     /// The program that owns the pipeline cannot continue.
     #[error("the run cannot continue: {message}")]
@@ -209,7 +217,7 @@ pub enum Cause {
     #[error("aborted because rank {first} failed")]
     Aborted {
         /// The rank that failed first.
-        first: Rank,
+        first: WorldRank,
     },
 }
 
@@ -221,8 +229,20 @@ impl Cause {
             .map(|message| (*message).to_owned())
             .or_else(|| payload.downcast_ref::<String>().cloned())
             .unwrap_or_else(|| "(no message)".to_owned());
-        Self::Panic { message }
+        match device_memory(&message) {
+            Some(bytes) => Self::DeviceMemory { bytes },
+            None => Self::Panic { message },
+        }
     }
+}
+
+/// Returns the bytes that a device could not provide, if that is what a back end's message says. Burn reports a failure
+/// of a device only as the text of a panic.
+fn device_memory(message: &str) -> Option<u64> {
+    const WORDS: [&str; 2] = ["out of device memory allocating ", "can't allocate buffer of size: "];
+    let rest = WORDS.iter().find_map(|words| Some(message.split_once(words)?.1))?;
+    let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..end].parse().ok()
 }
 
 /// The flag that stops every rank, with the first cause.
@@ -235,12 +255,22 @@ pub struct Abort {
 struct AbortState {
     raised: AtomicBool,
     reasons: Mutex<Reasons>,
-    /// Reports failures to other processes.
-    tell: OnceLock<Tell>,
+    /// Sends notices to the other processes.
+    notify: OnceLock<Notify>,
 }
 
-/// Takes a failure, the attempt that failed, and the step since which the ranks' parameters have diverged.
-type Tell = Box<dyn Fn(&StepError, u64, Option<u64>) + Send + Sync>;
+type Notify = Box<dyn Fn(FailureNotice) + Send + Sync>;
+
+/// A failure as one process reports it to another.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(any(feature = "mpi", test)), expect(dead_code, reason = "only MPI reads notices"))]
+pub(crate) struct FailureNotice {
+    pub(crate) error: StepError,
+    /// The attempt that failed.
+    pub(crate) attempt: Attempt,
+    /// The step since which the ranks' parameters have diverged; `None` if no rank had begun to update.
+    pub(crate) diverged: Option<StepNumber>,
+}
 
 /// The reasons for the flag. Processes end a failed step at different times, so a failure that another process reports may
 /// belong to an attempt that is over here, or to one that has not begun.
@@ -248,13 +278,13 @@ type Tell = Box<dyn Fn(&StepError, u64, Option<u64>) + Send + Sync>;
 struct Reasons {
     first: Option<StepError>,
     /// The current attempt at a step. Attempts never decrease, unlike step numbers, which a restore may reset.
-    attempt: u64,
+    attempt: Attempt,
     /// The last attempt whose failure was handled.
-    over: Option<u64>,
+    over: Option<Attempt>,
     /// A failure of a later attempt.
-    early: Option<(StepError, u64)>,
+    early: Option<(StepError, Attempt)>,
     /// A step that failed after some rank had begun to update, in this or another process.
-    diverged: Option<u64>,
+    diverged: Option<StepNumber>,
     /// The failure that another process reported with it.
     diverged_by: Option<StepError>,
 }
@@ -271,9 +301,7 @@ impl Abort {
         let mut reasons = self.lock();
         if reasons.first.is_none() {
             tracing::error!(%error, "a step failed");
-            if let Some(tell) = self.state.tell.get() {
-                tell(&error, reasons.attempt, reasons.diverged);
-            }
+            self.notify(&error, &reasons);
             reasons.first = Some(error);
         }
         self.state.raised.store(true, Ordering::Release);
@@ -281,11 +309,19 @@ impl Abort {
 
     /// Records that `step` failed with `error` after a rank of this process had begun to update, and notifies the other
     /// processes, which may not have begun.
-    pub(crate) fn diverge(&self, step: u64, error: &StepError) {
+    pub(crate) fn diverge(&self, step: StepNumber, error: &StepError) {
         let mut reasons = self.lock();
         reasons.diverged.get_or_insert(step);
-        if let Some(tell) = self.state.tell.get() {
-            tell(error, reasons.attempt, reasons.diverged);
+        self.notify(error, &reasons);
+    }
+
+    fn notify(&self, error: &StepError, reasons: &Reasons) {
+        if let Some(notify) = self.state.notify.get() {
+            notify(FailureNotice {
+                error: error.clone(),
+                attempt: reasons.attempt,
+                diverged: reasons.diverged,
+            });
         }
     }
 
@@ -295,14 +331,17 @@ impl Abort {
     }
 
     /// Returns the step since which the ranks' parameters have diverged.
-    pub(crate) fn diverged(&self) -> Option<u64> {
+    pub(crate) fn diverged(&self) -> Option<StepNumber> {
         self.lock().diverged
     }
 
     /// Raises the flag for a failure that another process reports. Returns whether the failure belongs to the current
     /// attempt.
     #[cfg(any(feature = "mpi", test))]
-    pub(crate) fn raise_told(&self, error: StepError, attempt: u64, diverged: Option<u64>) -> bool {
+    pub(crate) fn raise_from_remote(
+        &self,
+        FailureNotice { error, attempt, diverged }: FailureNotice,
+    ) -> bool {
         let mut reasons = self.lock();
         reasons.diverged = reasons.diverged.or(diverged);
         if diverged.is_some() {
@@ -322,14 +361,14 @@ impl Abort {
         true
     }
 
-    /// Sets the function that reports failures of this process to the others.
+    /// Sets the function that sends notices of this process's failures to the others.
     #[cfg(any(feature = "mpi", test))]
-    pub(crate) fn on_raise(&self, tell: impl Fn(&StepError, u64, Option<u64>) + Send + Sync + 'static) {
-        let _ = self.state.tell.set(Box::new(tell));
+    pub(crate) fn on_raise(&self, notify: impl Fn(FailureNotice) + Send + Sync + 'static) {
+        let _ = self.state.notify.set(Box::new(notify));
     }
 
     /// Begins an attempt at a step. Raises the flag if another process has already failed in it.
-    pub(crate) fn begin_step(&self, attempt: u64) {
+    pub(crate) fn begin_step(&self, attempt: Attempt) {
         let mut reasons = self.lock();
         reasons.attempt = attempt;
         match reasons.early.take() {
@@ -371,11 +410,21 @@ mod tests {
 
     fn error(rank: u32, action: Option<&str>) -> StepError {
         StepError {
-            rank: Rank::new(rank),
-            step: 3,
+            rank: WorldRank::new(rank),
+            step: StepNumber::new(3),
             action: action.map(|text| text.parse().expect("an action")),
             cause: Cause::Panic { message: "out of cheese".to_owned() },
         }
+    }
+
+    #[test]
+    fn a_device_without_memory_is_told_from_other_panics() {
+        let cause = |message: &str| Cause::from_panic(&message.to_owned()).to_string();
+        let read = "Error while reading data: WithContext { reason: out of device memory allocating 4096 bytes\n0: f }";
+        let expected = "the device has no memory left: 4096 bytes were asked for";
+        assert_eq!(cause(read), expected);
+        assert_eq!(cause("can't allocate buffer of size: 4096\n"), expected);
+        assert_eq!(cause("out of cheese"), "the stage panicked: out of cheese");
     }
 
     #[test]
@@ -383,45 +432,49 @@ mod tests {
         let abort = Abort::default();
         abort.raise(error(2, None));
         abort.raise(error(1, None));
-        assert_eq!(abort.first().map(|first| first.rank), Some(Rank::new(2)));
+        assert_eq!(abort.first().map(|first| first.rank), Some(WorldRank::new(2)));
         abort.clear();
         assert!(!abort.is_raised() && abort.first().is_none());
     }
 
     #[test]
     fn a_reported_failure_counts_for_its_own_attempt() {
-        let told = |step| StepError { step, ..error(1, None) };
+        let notice = |step| FailureNotice {
+            error: StepError { step: StepNumber::new(step), ..error(1, None) },
+            attempt: Attempt::new(step),
+            diverged: None,
+        };
         let abort = Abort::default();
-        abort.begin_step(2);
-        assert!(!abort.raise_told(told(3), 3, None), "it has not begun here");
-        assert!(abort.raise_told(told(2), 2, None));
+        abort.begin_step(Attempt::new(2));
+        assert!(!abort.raise_from_remote(notice(3)), "it has not begun here");
+        assert!(abort.raise_from_remote(notice(2)));
         abort.clear();
-        assert!(!abort.raise_told(told(2), 2, None), "it is over here");
+        assert!(!abort.raise_from_remote(notice(2)), "it is over here");
         assert!(!abort.is_raised());
-        abort.begin_step(3);
-        assert_eq!(abort.first().map(|first| first.step), Some(3));
+        abort.begin_step(Attempt::new(3));
+        assert_eq!(abort.first().map(|first| first.step), Some(StepNumber::new(3)));
     }
 
     #[test]
     fn ranks_that_have_updated_notify_those_that_have_not() {
         let [own, other] = [Abort::default(), Abort::default()];
-        let told = own.clone();
-        other.on_raise(move |error, attempt, diverged| {
-            told.raise_told(error.clone(), attempt, diverged);
+        let notified = own.clone();
+        other.on_raise(move |notice| {
+            notified.raise_from_remote(notice);
         });
         for abort in [&own, &other] {
-            abort.begin_step(7);
+            abort.begin_step(Attempt::new(7));
         }
-        // This process fails first, and is told afterwards that the other one had updated.
+        // This process fails first. A later notice says that the other one had updated.
         own.raise(error(1, None));
         own.clear();
         assert_eq!(own.diverged(), None);
-        other.diverge(3, &error(1, None));
-        assert_eq!((own.diverged(), other.diverged()), (Some(3), Some(3)));
+        other.diverge(StepNumber::new(3), &error(1, None));
+        assert_eq!((own.diverged(), other.diverged()), (Some(StepNumber::new(3)), Some(StepNumber::new(3))));
         assert!(!own.is_raised(), "the attempt is over");
         // One that has begun meanwhile cannot end.
-        own.begin_step(8);
-        other.diverge(3, &error(1, None));
+        own.begin_step(Attempt::new(8));
+        other.diverge(StepNumber::new(3), &error(1, None));
         assert!(own.is_raised());
     }
 

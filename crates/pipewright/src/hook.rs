@@ -5,14 +5,15 @@
 //! use std::sync::atomic::{AtomicUsize, Ordering};
 //!
 //! use pipewright::hook::ActionHook;
+//! use pipewright::ids::WorldRank;
 //! use pipewright::pipeline::PipelineConfig;
-//! use pipewright_schedule::{Action, Rank};
+//! use pipewright_schedule::Action;
 //!
 //! #[derive(Default)]
 //! struct Count(AtomicUsize);
 //!
 //! impl ActionHook for Count {
-//!     fn after(&self, _rank: Rank, _action: Action) {
+//!     fn after(&self, _rank: WorldRank, _action: Action) {
 //!         self.0.fetch_add(1, Ordering::Relaxed);
 //!     }
 //! }
@@ -21,25 +22,27 @@
 //! let config = PipelineConfig { hook: Some(count.clone()), ..PipelineConfig::default() };
 //! ```
 
-use pipewright_schedule::{Action, Rank};
+use pipewright_schedule::Action;
+
+use crate::ids::WorldRank;
 
 /// Every rank calls it for each action, on its own thread. A panic in a hook fails the step like a panic in a stage.
 pub trait ActionHook: Send + Sync {
-    /// Called when the tensors of an action have arrived. It must call `run`, which runs the action. Use it for scopes that
-    /// end with the action.
-    fn around(&self, _rank: Rank, _action: Action, run: &mut dyn FnMut()) {
+    /// Called when the tensors of an action have arrived; for a receive, at once. It must call `run`, which runs the
+    /// action. Use it for scopes that end with the action.
+    fn around(&self, _rank: WorldRank, _action: Action, run: &mut dyn FnMut()) {
         run();
     }
 
     /// Replaces `OVERLAP_F_B`. It must call `run` for each part, a forward and a backward, in any order. The tensors of both
     /// have arrived. A program has no overlaps after [`pipewright_schedule::lower::send_early`].
-    fn overlap(&self, _rank: Rank, parts: [Action; 2], run: &mut dyn FnMut(Action)) {
+    fn overlap(&self, _rank: WorldRank, parts: [Action; 2], run: &mut dyn FnMut(Action)) {
         parts.into_iter().for_each(run);
     }
 
     /// Called before the action is first tried; the action may then wait for its tensors.
-    fn before(&self, _rank: Rank, _action: Action) {}
+    fn before(&self, _rank: WorldRank, _action: Action) {}
 
     /// Called when the action is done. A receive is done at once: the computation that uses its message waits for it.
-    fn after(&self, _rank: Rank, _action: Action) {}
+    fn after(&self, _rank: WorldRank, _action: Action) {}
 }

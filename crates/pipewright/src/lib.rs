@@ -119,6 +119,7 @@
 //! # Features
 //!
 //! - `x86-v4` (default): AVX-512 kernels in the CPU back end, used on machines that have them.
+//! - `cuda`, `rocm`, `metal`, `vulkan`, `wgpu`: devices other than the processor; see [`device`].
 //! - `mpi`: ranks as processes, over the installed MPI library.
 //! - `tokenizers`: text data through a Hugging Face `tokenizer.json`.
 //! - `testing`: pipelines in which a seed decides the order of events, for tests.
@@ -130,16 +131,18 @@
 struct Readme;
 
 // In the order of the layers: a module imports only modules above it. `tests/layers.rs` checks this.
+pub mod ids;
 pub mod bounded_file;
+pub mod device;
 pub mod tensor;
 pub mod batch;
 pub mod memory;
 pub mod checkpoint;
 mod kernel;
 pub mod random;
+mod autodiff;
 pub mod nn;
 pub mod optimizer;
-mod autodiff;
 pub mod stage;
 pub mod graph;
 pub mod message;

@@ -7,6 +7,7 @@ use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
 
 use crate::collective::Group;
+use crate::ids::WorldRank;
 
 /// The sizes of a mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,34 +53,34 @@ impl Mesh {
     }
 
     /// Returns the coordinates of a rank of the world.
-    pub fn coord(&self, world: Rank) -> MeshCoord {
+    pub fn coord(&self, world: WorldRank) -> MeshCoord {
         MeshCoord { replica: world.get() / self.pipeline, rank: Rank::new(world.get() % self.pipeline) }
     }
 
     /// Returns all ranks of the pipeline of a rank of the world; `None` for a rank outside the mesh.
-    pub fn pipeline_group(&self, world: Rank) -> Option<Group> {
+    pub fn pipeline_group(&self, world: WorldRank) -> Option<Group> {
         let MeshCoord { replica, .. } = self.contains(world).then(|| self.coord(world))?;
         let ranks = (0..self.pipeline).map(|rank| MeshCoord { replica, rank: Rank::new(rank) });
         self.group(ranks, world)
     }
 
     /// Returns the ranks of all replicas with the same pipeline rank; `None` for a rank outside the mesh.
-    pub fn data_group(&self, world: Rank) -> Option<Group> {
+    pub fn data_group(&self, world: WorldRank) -> Option<Group> {
         let MeshCoord { rank, .. } = self.contains(world).then(|| self.coord(world))?;
         self.group((0..self.data).map(|replica| MeshCoord { replica, rank }), world)
     }
 
-    fn contains(&self, world: Rank) -> bool {
+    fn contains(&self, world: WorldRank) -> bool {
         self.ranks().is_some_and(|ranks| world.get() < ranks)
     }
 
-    fn group(&self, seats: impl Iterator<Item = MeshCoord>, own: Rank) -> Option<Group> {
-        Group::new(seats.map(|coord| self.world_rank(coord)).collect(), own).ok()
+    fn group(&self, members: impl Iterator<Item = MeshCoord>, own: WorldRank) -> Option<Group> {
+        Group::new(members.map(|coord| self.world_rank(coord)).collect(), own).ok()
     }
 
     /// Returns the rank of the world at the coordinates.
-    pub fn world_rank(&self, coord: MeshCoord) -> Rank {
-        Rank::new(coord.replica * self.pipeline + coord.rank.get())
+    pub fn world_rank(&self, coord: MeshCoord) -> WorldRank {
+        WorldRank::new(coord.replica * self.pipeline + coord.rank.get())
     }
 }
 
@@ -90,7 +91,7 @@ mod tests {
     #[test]
     fn every_rank_has_a_seat_of_its_own() {
         let mesh = Mesh { pipeline: 3, data: 4 };
-        for world in (0..12).map(Rank::new) {
+        for world in (0..12).map(WorldRank::new) {
             let coord = mesh.coord(world);
             assert!(coord.rank.get() < 3 && coord.replica < 4, "{coord:?}");
             assert_eq!(mesh.world_rank(coord), world);
@@ -100,7 +101,7 @@ mod tests {
             assert_eq!((data.members().len(), data.place()), (4, coord.replica as usize));
             assert!(pipeline.members()[pipeline.place()] == world && data.members()[data.place()] == world);
         }
-        assert_eq!(mesh.data_group(Rank::new(12)), None);
-        assert_eq!(Mesh { pipeline: 0, data: 1 }.pipeline_group(Rank::new(0)), None);
+        assert_eq!(mesh.data_group(WorldRank::new(12)), None);
+        assert_eq!(Mesh { pipeline: 0, data: 1 }.pipeline_group(WorldRank::new(0)), None);
     }
 }

@@ -6,10 +6,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright_schedule::{Microbatch, Rank, StageIndex};
+use pipewright_schedule::{Microbatch, StageIndex};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::ids::{Attempt, WorldRank};
 use crate::tensor::OptionalTensors;
 
 /// The direction of a message through the model.
@@ -21,7 +22,7 @@ pub enum Direction {
     Backward,
 }
 
-/// What a message is for. Tag and sender together are unique within a step.
+/// What a message is for. Tag and sender together are unique within an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Tag {
     /// The tensors of one boundary for one microbatch.
@@ -56,6 +57,11 @@ pub enum Tag {
         stage: StageIndex,
         /// The copy's place among that stage's parameters.
         place: u32,
+    },
+    /// The sum of the gradients of a shared parameter that more than two ranks own.
+    SharedGradientSum {
+        /// The parameter's place among the shared ones.
+        parameter: u32,
     },
     /// A shard of a stage's gradients, for the replica that sums that shard.
     GradientShard {
@@ -127,6 +133,9 @@ impl std::fmt::Display for Tag {
             Self::SharedGradient { parameter, stage, .. } => {
                 write!(f, "the gradient of shared parameter {parameter} from stage {stage}")
             }
+            Self::SharedGradientSum { parameter } => {
+                write!(f, "the sum of the gradients of shared parameter {parameter}")
+            }
             Self::GradientShard { stage } => write!(f, "its part of the gradients of stage {stage}"),
             Self::GradientSum { stage } => write!(f, "its sum of gradients of stage {stage}"),
             Self::ParameterShard { stage, round } => {
@@ -158,6 +167,14 @@ pub enum Payload {
 }
 
 impl Payload {
+    /// Returns the bytes of the tensors or of the encoded value.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Tensors(tensors) => tensors.iter().flatten().map(|tensor| tensor.bytes() as u64).sum(),
+            Self::Bytes(bytes) => bytes.len() as u64,
+        }
+    }
+
     /// Encodes a value, which [`Message::read`] decodes.
     pub(crate) fn of<T: Serialize + ?Sized>(value: &T) -> Self {
         Self::Bytes(encoded(value))
@@ -170,7 +187,11 @@ pub(crate) fn encoded<T: Serialize + ?Sized>(value: &T) -> Arc<[u8]> {
 }
 
 /// Decodes what [`encoded`] wrote into the content of `tag` from `from`.
-pub(crate) fn decoded<T: DeserializeOwned>(from: Rank, tag: Tag, bytes: &[u8]) -> Result<T, MessageError> {
+pub(crate) fn decoded<T: DeserializeOwned>(
+    from: WorldRank,
+    tag: Tag,
+    bytes: &[u8],
+) -> Result<T, MessageError> {
     postcard::from_bytes(bytes).map_err(|source| MessageError::Unreadable { from, tag, source })
 }
 
@@ -182,7 +203,7 @@ pub enum MessageError {
     #[error("rank {from} sent {tag} without {expected}: it runs another version of the program")]
     Kind {
         /// The sender.
-        from: Rank,
+        from: WorldRank,
         /// What the message is for.
         tag: Tag,
         /// The expected kind: tensors or bytes.
@@ -194,7 +215,7 @@ pub enum MessageError {
     )]
     Unreadable {
         /// The sender.
-        from: Rank,
+        from: WorldRank,
         /// What the message is for.
         tag: Tag,
         /// Why decoding failed.
@@ -217,8 +238,8 @@ pub enum MessageError {
 /// A message that is sent or has arrived.
 #[derive(Debug)]
 pub struct Message {
-    pub(crate) from: Rank,
-    pub(crate) step: u64,
+    pub(crate) from: WorldRank,
+    pub(crate) attempt: Attempt,
     pub(crate) tag: Tag,
     pub(crate) payload: Payload,
     pub(crate) sent: Instant,
@@ -273,7 +294,13 @@ mod tests {
     use super::*;
 
     fn message(payload: Payload) -> Message {
-        Message { from: Rank::new(3), step: 1, tag: Tag::GradientNorm, payload, sent: Instant::now() }
+        Message {
+            from: WorldRank::new(3),
+            attempt: Attempt::new(1),
+            tag: Tag::GradientNorm,
+            payload,
+            sent: Instant::now(),
+        }
     }
 
     #[test]

@@ -10,30 +10,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pipewright_schedule::{Action, Rank, ValidatedProgram};
 use serde::{Deserialize, Serialize};
 
-use crate::memory::RankPlace;
+use crate::ids::{StepNumber, WorldRank};
+use crate::memory::RankPosition;
 use crate::message::Tag;
 
 /// How many of a rank's last actions a report shows.
 const SHOWN: usize = 32;
 
-/// Counts each rank's actions and records what each rank waits for. Clones share the board.
+/// The progress of all ranks: how many actions each has done, and what it waits for. Clones share the board.
 #[derive(Clone, Debug)]
-pub(crate) struct Board {
-    places: Arc<[Place]>,
+pub(crate) struct ProgressBoard {
+    ranks: Arc<[RankProgress]>,
     /// The program that the ranks run, and the step.
-    program: Arc<Mutex<(Option<Arc<ValidatedProgram>>, u64)>>,
+    program: Arc<Mutex<(Option<Arc<ValidatedProgram>>, StepNumber)>>,
 }
 
 /// The progress of one rank, on its own cache line because each rank writes to it at every poll.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Place {
+struct RankProgress {
     /// Actions that the rank has done in this step.
     position: AtomicU64,
     /// Moves since the start; it never decreases.
     moves: AtomicU64,
     /// Only the rank itself takes the lock, apart from reports and heartbeats.
-    doing: Mutex<Doing>,
+    activity: Mutex<Activity>,
     /// Whether the rank has sent no heartbeat for the deadline.
     silent: AtomicBool,
 }
@@ -41,13 +42,41 @@ struct Place {
 /// The message that a rank waits for, and its sender as a rank of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Waiting {
-    pub from: Rank,
+    pub from: WorldRank,
     pub tag: Tag,
 }
 
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} from rank {}", self.tag, self.from)
+    }
+}
+
+/// A message that a rank has sent and whose buffer is not free, and its receiver as a rank of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Sending {
+    pub to: WorldRank,
+    pub tag: Tag,
+}
+
+impl fmt::Display for Sending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} to take {}", self.to, self.tag)
+    }
+}
+
+/// The reason why a rank cannot continue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blocked {
+    /// A message has not arrived.
+    Receiving(Waiting),
+    /// The buffer of a sent message is not free.
+    Sending(Sending),
+}
+
+impl From<Waiting> for Blocked {
+    fn from(waiting: Waiting) -> Self {
+        Self::Receiving(waiting)
     }
 }
 
@@ -62,12 +91,12 @@ pub(crate) struct Heartbeat {
     /// Actions that the rank has done in its step.
     pub position: u64,
     /// What the rank does or waits for.
-    pub doing: Doing,
+    pub activity: Activity,
 }
 
 /// What a rank is doing, as a report shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Doing {
+pub(crate) enum Activity {
     /// The rank is between two steps.
     #[default]
     NoStep,
@@ -75,101 +104,113 @@ pub(crate) enum Doing {
     Computes,
     /// The rank waits for a message.
     Waits(Waiting),
+    /// The rank waits until a message that it has sent is received.
+    Sends(Sending),
 }
 
-impl fmt::Display for Doing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoStep => f.write_str("is in no step"),
-            Self::Computes => f.write_str("computes"),
-            Self::Waits(blocked) => write!(f, "waits for {blocked}"),
+impl From<Blocked> for Activity {
+    fn from(blocked: Blocked) -> Self {
+        match blocked {
+            Blocked::Receiving(waiting) => Self::Waits(waiting),
+            Blocked::Sending(sending) => Self::Sends(sending),
         }
     }
 }
 
-impl Place {
-    fn doing(&self) -> MutexGuard<'_, Doing> {
-        self.doing.lock().unwrap_or_else(PoisonError::into_inner)
+impl fmt::Display for Activity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoStep => f.write_str("is in no step"),
+            Self::Computes => f.write_str("computes"),
+            Self::Waits(waiting) => write!(f, "waits for {waiting}"),
+            Self::Sends(sending) => write!(f, "waits for {sending}"),
+        }
     }
 }
 
-impl Board {
+impl RankProgress {
+    fn activity(&self) -> MutexGuard<'_, Activity> {
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ProgressBoard {
     pub(crate) fn new(ranks: u32) -> Self {
-        Self { places: (0..ranks).map(|_| Place::default()).collect(), program: Arc::default() }
+        Self { ranks: (0..ranks).map(|_| RankProgress::default()).collect(), program: Arc::default() }
     }
 
     /// Records the program and the step, for reports.
-    pub(crate) fn run(&self, program: &Arc<ValidatedProgram>, step: u64) {
+    pub(crate) fn run(&self, program: &Arc<ValidatedProgram>, step: StepNumber) {
         *self.program.lock().unwrap_or_else(PoisonError::into_inner) = (Some(program.clone()), step);
     }
 
     /// Returns the position of a rank without allocating, for a rank that is out of memory. The step is 0 while another
     /// thread changes the program.
-    pub(crate) fn locate(&self, rank: Rank) -> RankPlace {
-        let nowhere = RankPlace { rank, step: 0, action: None };
+    pub(crate) fn locate(&self, rank: WorldRank) -> RankPosition {
+        let nowhere = RankPosition { rank, step: StepNumber::default(), action: None };
         let Ok(running) = self.program.try_lock() else { return nowhere };
         let (Some(program), step) = &*running else { return nowhere };
         let row = program.row(Rank::new(rank.get() % program.ranks()));
-        let position = self.places[rank.index()].position.load(Ordering::Relaxed) as usize;
-        RankPlace { rank, step: *step, action: row.get(position).copied() }
+        let position = self.ranks[rank.index()].position.load(Ordering::Relaxed) as usize;
+        RankPosition { rank, step: *step, action: row.get(position).copied() }
     }
 
     /// Returns the current step; 0 before the first.
     #[cfg(feature = "mpi")]
-    pub(crate) fn step(&self) -> u64 {
+    pub(crate) fn step(&self) -> StepNumber {
         self.program.lock().unwrap_or_else(PoisonError::into_inner).1
     }
 
     /// Returns the progress of a rank.
     #[cfg(feature = "mpi")]
-    pub(crate) fn place(&self, rank: Rank) -> Heartbeat {
-        let place = &self.places[rank.index()];
+    pub(crate) fn progress_of(&self, rank: WorldRank) -> Heartbeat {
+        let progress = &self.ranks[rank.index()];
         Heartbeat {
             count: 0,
-            moves: place.moves.load(Ordering::Relaxed),
-            position: place.position.load(Ordering::Relaxed),
-            doing: *place.doing(),
+            moves: progress.moves.load(Ordering::Relaxed),
+            position: progress.position.load(Ordering::Relaxed),
+            activity: *progress.activity(),
         }
     }
 
     /// Records the progress of a rank of another process.
     #[cfg(feature = "mpi")]
-    pub(crate) fn set_place(&self, rank: Rank, heartbeat: Heartbeat) {
-        let place = &self.places[rank.index()];
-        place.moves.store(heartbeat.moves, Ordering::Relaxed);
-        place.position.store(heartbeat.position, Ordering::Relaxed);
-        *place.doing() = heartbeat.doing;
-        place.silent.store(false, Ordering::Relaxed);
+    pub(crate) fn set_progress(&self, rank: WorldRank, heartbeat: Heartbeat) {
+        let progress = &self.ranks[rank.index()];
+        progress.moves.store(heartbeat.moves, Ordering::Relaxed);
+        progress.position.store(heartbeat.position, Ordering::Relaxed);
+        *progress.activity() = heartbeat.activity;
+        progress.silent.store(false, Ordering::Relaxed);
     }
 
     /// Marks a rank of another process as silent until its next heartbeat.
     #[cfg(feature = "mpi")]
-    pub(crate) fn falls_silent(&self, rank: Rank) {
-        self.places[rank.index()].silent.store(true, Ordering::Relaxed);
+    pub(crate) fn mark_silent(&self, rank: WorldRank) {
+        self.ranks[rank.index()].silent.store(true, Ordering::Relaxed);
     }
 
     /// Records that `rank` has done its actions before `position`.
-    pub(crate) fn moved(&self, rank: Rank, position: usize) {
-        let place = &self.places[rank.index()];
-        place.position.store(position as u64, Ordering::Relaxed);
+    pub(crate) fn moved(&self, rank: WorldRank, position: usize) {
+        let progress = &self.ranks[rank.index()];
+        progress.position.store(position as u64, Ordering::Relaxed);
         // Only the rank itself writes here, so a load and a store suffice; `fetch_add` is slower.
-        place.moves.store(place.moves.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        progress.moves.store(progress.moves.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
     /// Records that `rank` is alive without having done an action.
-    pub(crate) fn keep_alive(&self, rank: Rank) {
-        let place = &self.places[rank.index()];
-        place.moves.store(place.moves.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    pub(crate) fn keep_alive(&self, rank: WorldRank) {
+        let progress = &self.ranks[rank.index()];
+        progress.moves.store(progress.moves.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
     /// Records what `rank` is doing.
-    pub(crate) fn does(&self, rank: Rank, doing: Doing) {
-        *self.places[rank.index()].doing() = doing;
+    pub(crate) fn set_activity(&self, rank: WorldRank, activity: Activity) {
+        *self.ranks[rank.index()].activity() = activity;
     }
 
     /// Returns the moves of all ranks together, which changes whenever a rank makes progress.
     pub(crate) fn moves(&self) -> u64 {
-        self.places.iter().map(|place| place.moves.load(Ordering::Relaxed)).sum()
+        self.ranks.iter().map(|progress| progress.moves.load(Ordering::Relaxed)).sum()
     }
 
     /// Returns one line per rank: its last actions, its current action, and what it waits for.
@@ -181,23 +222,23 @@ impl Board {
     fn report_on(&self, program: &ValidatedProgram) -> String {
         // Replicas run the same program.
         let pipeline = program.ranks();
-        let lines = (0..self.places.len() as u32).map(Rank::new).map(|rank| {
+        let lines = (0..self.ranks.len() as u32).map(WorldRank::new).map(|rank| {
             let row = program.row(Rank::new(rank.get() % pipeline));
-            let place = &self.places[rank.index()];
-            let at = (place.position.load(Ordering::Relaxed) as usize).min(row.len());
+            let progress = &self.ranks[rank.index()];
+            let at = (progress.position.load(Ordering::Relaxed) as usize).min(row.len());
             let done =
                 row[at.saturating_sub(SHOWN)..at].iter().map(Action::to_string).collect::<Vec<_>>().join(" ");
-            let doing = *place.doing();
-            let silent = match place.silent.load(Ordering::Relaxed) {
+            let activity = *progress.activity();
+            let silent = match progress.silent.load(Ordering::Relaxed) {
                 true => " is silent; when last heard of",
                 false => "",
             };
             let done = match row.get(at) {
-                Some(_) if doing == Doing::NoStep => format!("{at} of {} done ({done})", row.len()),
+                Some(_) if activity == Activity::NoStep => format!("{at} of {} done ({done})", row.len()),
                 Some(action) => format!("{at} of {} done ({done}), is at {action}", row.len()),
                 None => format!("all {} actions done ({done})", row.len()),
             };
-            format!("  rank {rank}{silent}: {done}, {doing}")
+            format!("  rank {rank}{silent}: {done}, {activity}")
         });
         lines.collect::<Vec<_>>().join("\n")
     }
@@ -212,23 +253,23 @@ mod tests {
     use super::*;
     use crate::message::Direction;
 
-    const FROM: Rank = Rank::new(1);
+    const FROM: WorldRank = WorldRank::new(1);
 
     /// Returns the board of two replicas of two ranks.
-    fn board(microbatches: u32) -> Board {
+    fn board(microbatches: u32) -> ProgressBoard {
         let spec = ScheduleSpec { ranks: 2, microbatches, ..ScheduleSpec::default() };
         let schedule = generate("gpipe", &spec).expect("a schedule");
         let program = lower(&schedule, &LowerConfig::from(Level::Comms)).expect("it lowers");
-        let board = Board::new(4);
-        board.run(&Arc::new(validate(program, Level::Comms).expect("it is sound")), 1);
+        let board = ProgressBoard::new(4);
+        board.run(&Arc::new(validate(program, Level::Comms).expect("it is sound")), StepNumber::new(1));
         board
     }
 
     /// Checks the report's line of a rank after `position` actions of a program with 2 microbatches.
-    fn check(rank: u32, position: usize, doing: Doing, expected: &str) {
+    fn check(rank: u32, position: usize, activity: Activity, expected: &str) {
         let board = board(2);
-        board.moved(Rank::new(rank), position);
-        board.does(Rank::new(rank), doing);
+        board.moved(WorldRank::new(rank), position);
+        board.set_activity(WorldRank::new(rank), activity);
         let report = board.report();
         assert_eq!(report.lines().count(), 4, "{report}");
         assert_eq!(report.lines().nth(rank as usize), Some(expected));
@@ -238,7 +279,7 @@ mod tests {
     fn a_report_names_last_actions_and_awaited_messages() {
         let (stage, microbatch) = (StageIndex::new(0), Microbatch::new(1));
         let boundary = Tag::Boundary { direction: Direction::Backward, stage, microbatch };
-        let waits = |tag| Doing::Waits(Waiting { from: FROM, tag });
+        let waits = |tag| Activity::Waits(Waiting { from: FROM, tag });
         check(
             0,
             7,
@@ -246,11 +287,18 @@ mod tests {
             "  rank 0: 7 of 8 done (0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1), is at 0B1, waits for the \
              gradients of microbatch 1 for stage 0 from rank 1",
         );
-        check(2, 1, Doing::Computes, "  rank 2: 1 of 8 done (0F0), is at 0SEND_F0, computes");
+        check(2, 1, Activity::Computes, "  rank 2: 1 of 8 done (0F0), is at 0SEND_F0, computes");
+        let (stage, microbatch) = (StageIndex::new(1), Microbatch::new(0));
+        let tag = Tag::Boundary { direction: Direction::Forward, stage, microbatch };
+        let sending = Activity::from(Blocked::Sending(Sending { to: FROM, tag }));
+        let expected = "  rank 0: 2 of 8 done (0F0 0SEND_F0), is at 0F1, waits for rank 1 to take the activations of \
+                        microbatch 0 for stage 1";
+        check(0, 2, sending, expected);
+        let stage = StageIndex::new(0);
         let all = "  rank 3: all 8 actions done (1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1)";
-        check(3, 8, Doing::Computes, &format!("{all}, computes"));
-        check(3, 8, Doing::NoStep, &format!("{all}, is in no step"));
-        check(1, 0, Doing::NoStep, "  rank 1: 0 of 8 done (), is in no step");
+        check(3, 8, Activity::Computes, &format!("{all}, computes"));
+        check(3, 8, Activity::NoStep, &format!("{all}, is in no step"));
+        check(1, 0, Activity::NoStep, "  rank 1: 0 of 8 done (), is in no step");
         for (tag, what) in [
             (Tag::GradientShard { stage }, "its part of the gradients of stage 0"),
             (Tag::GradientSum { stage }, "its sum of gradients of stage 0"),
@@ -267,7 +315,7 @@ mod tests {
     #[test]
     fn a_report_is_limited_to_the_last_actions() {
         let board = board(100);
-        board.moved(Rank::new(0), 300);
+        board.moved(WorldRank::new(0), 300);
         let report = board.report();
         let line = report.lines().next().expect("a line a rank");
         let (_, actions) = line.split_once('(').expect("actions");
@@ -280,14 +328,15 @@ mod tests {
     #[test]
     fn a_rank_is_silent_until_its_next_heartbeat() {
         let board = board(2);
-        board.falls_silent(FROM);
-        let line = |board: &Board| board.report().lines().nth(1).map(str::to_owned).expect("a line a rank");
+        board.mark_silent(FROM);
+        let line =
+            |board: &ProgressBoard| board.report().lines().nth(1).map(str::to_owned).expect("a line a rank");
         assert!(
             line(&board).starts_with("  rank 1 is silent; when last heard of: 0 of 8"),
             "{}",
             line(&board)
         );
-        board.set_place(FROM, Heartbeat { doing: Doing::Computes, ..Heartbeat::default() });
+        board.set_progress(FROM, Heartbeat { activity: Activity::Computes, ..Heartbeat::default() });
         assert_eq!(line(&board), "  rank 1: 0 of 8 done (), is at 1RECV_F0, computes");
     }
 }

@@ -10,7 +10,7 @@
 //! use pipewright::nn::Dropout;
 //! use pipewright::random::{RandomStream, StreamKey};
 //!
-//! let key = StreamKey { seed: 42, step: 7, microbatch: 3 };
+//! let key = StreamKey { seed: 42, step: 7.into(), microbatch: 3 };
 //! let draw = || RandomStream::new(key, "layers.0.dropout");
 //! let input = Tensor::<2>::ones([4, 4], &Device::flex());
 //! let dropout = Dropout::new(0.5);
@@ -22,13 +22,15 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::ids::StepNumber;
+
 /// What a layer's random numbers follow from, beside the layer's name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamKey {
     /// The seed of the run ([`PipelineConfig::seed`](crate::pipeline::PipelineConfig::seed)).
     pub seed: u64,
     /// The step, counted from 1.
-    pub step: u64,
+    pub step: StepNumber,
     /// The microbatch, counted from 0 over all replicas.
     pub microbatch: u64,
 }
@@ -44,7 +46,7 @@ impl RandomStream {
     /// The stream of the layer `name`. Layers of different names draw independent numbers.
     pub fn new(key: StreamKey, name: &str) -> Self {
         let mut hasher = blake3::Hasher::new();
-        for number in [key.seed, key.step, key.microbatch] {
+        for number in [key.seed, key.step.get(), key.microbatch] {
             hasher.update(&number.to_le_bytes());
         }
         hasher.update(name.as_bytes());
@@ -79,7 +81,7 @@ impl RandomStream {
 mod tests {
     use super::*;
 
-    const KEY: StreamKey = StreamKey { seed: 1, step: 2, microbatch: 3 };
+    const KEY: StreamKey = StreamKey { seed: 1, step: StepNumber::new(2), microbatch: 3 };
 
     fn draw(key: StreamKey, name: &str) -> Vec<bool> {
         RandomStream::new(key, name).flags(256, 0.5)
@@ -91,7 +93,7 @@ mod tests {
         assert_eq!(first, draw(KEY, "a"));
         let others = [
             draw(StreamKey { seed: 9, ..KEY }, "a"),
-            draw(StreamKey { step: 9, ..KEY }, "a"),
+            draw(StreamKey { step: StepNumber::new(9), ..KEY }, "a"),
             draw(StreamKey { microbatch: 9, ..KEY }, "a"),
             draw(KEY, "b"),
         ];

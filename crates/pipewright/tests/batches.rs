@@ -129,6 +129,9 @@ fn everything_at_once_agrees_with_plain_burn() {
         for (found, expected) in figures(found).iter().zip(expected) {
             assert!((found - expected).abs() < 2e-6 * expected.abs(), "{found} {expected}");
         }
+        let [loss, square, magnitude] = figures(found);
+        let total = loss + 0.3 * square + 0.1 * magnitude;
+        assert!((found.total() - total).abs() < 1e-12 * total, "{} {total}", found.total());
     }
 }
 
@@ -140,6 +143,7 @@ fn the_cut_changes_no_bit_of_it() {
         let other = train(program(schedule, ranks, MICROBATCHES));
         for (one, other) in one.iter().zip(&other) {
             assert_eq!((&one.losses, one.gradient_norm), (&other.losses, other.gradient_norm), "{schedule}");
+            assert_eq!((&one.auxiliary, one.total()), (&other.auxiliary, other.total()), "{schedule}");
         }
     }
 }

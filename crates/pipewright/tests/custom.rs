@@ -9,6 +9,7 @@ use burn::tensor::{Device, Tensor};
 use pipewright::batch::{Batch, Merge, merge_by};
 use pipewright::failure::Cause;
 use pipewright::hook::ActionHook;
+use pipewright::ids::WorldRank;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageModule, WeightWork};
 use pipewright::tensor::unpack;
@@ -47,14 +48,14 @@ struct Scopes {
 }
 
 impl ActionHook for Scopes {
-    fn around(&self, rank: Rank, _action: Action, run: &mut dyn FnMut()) {
+    fn around(&self, rank: WorldRank, _action: Action, run: &mut dyn FnMut()) {
         assert!(!self.inside[rank.index()].swap(true, Ordering::SeqCst), "a scope is left before the next");
         run();
         self.inside[rank.index()].store(false, Ordering::SeqCst);
         self.actions.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn overlap(&self, _rank: Rank, [forward, backward]: [Action; 2], run: &mut dyn FnMut(Action)) {
+    fn overlap(&self, _rank: WorldRank, [forward, backward]: [Action; 2], run: &mut dyn FnMut(Action)) {
         run(backward);
         // A part runs once, even if it is called twice.
         run(backward);
@@ -79,12 +80,12 @@ fn hooks_around_actions_change_no_bit() {
 fn an_action_that_its_hook_leaves_out_is_named() {
     struct LeavesOut(&'static str);
     impl ActionHook for LeavesOut {
-        fn around(&self, _rank: Rank, action: Action, run: &mut dyn FnMut()) {
+        fn around(&self, _rank: WorldRank, action: Action, run: &mut dyn FnMut()) {
             if action.to_string() != self.0 {
                 run();
             }
         }
-        fn overlap(&self, _rank: Rank, parts: [Action; 2], run: &mut dyn FnMut(Action)) {
+        fn overlap(&self, _rank: WorldRank, parts: [Action; 2], run: &mut dyn FnMut(Action)) {
             parts.into_iter().filter(|part| part.to_string() != self.0).for_each(run);
         }
     }

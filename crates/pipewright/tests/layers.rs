@@ -1,7 +1,9 @@
 //! The order of the crate's modules: each imports only the modules before it. The rules are in `tools/layers`.
 
 const LAYERS: &[&str] = &[
+    "ids",
     "bounded_file",
+    "device",
     // Tensors and batches.
     "tensor",
     "batch",
@@ -11,9 +13,9 @@ const LAYERS: &[&str] = &[
     // Arithmetic.
     "kernel",
     "random",
+    "autodiff",
     "nn",
     "optimizer",
-    "autodiff",
     // Models.
     "stage",
     "graph",

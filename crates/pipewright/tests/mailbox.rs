@@ -75,6 +75,25 @@ fn no_message_and_no_wake_up_is_lost() {
     });
 }
 
+/// A rank waits until a message that it sent has left, as it does for `WAIT_SEND`: it reads a state that another thread
+/// changes before it nudges.
+#[test]
+fn no_nudge_is_lost() {
+    check(|| {
+        let mailbox = Arc::new(Mailbox::<u32>::default());
+        let has_left = Arc::new(AtomicBool::new(false));
+        let (to, left) = (mailbox.clone(), has_left.clone());
+        let sender = thread::spawn(move || {
+            left.store(true, Ordering::Release);
+            to.nudge();
+        });
+        while !is_raised(&has_left) {
+            assert_eq!(mailbox.wait(later(), || false), Woken::Arrived);
+        }
+        sender.join().expect("it sends");
+    });
+}
+
 /// Two ranks wait and a third fails: it raises the flag and wakes both with `wake`.
 fn abort(wake: fn(&Mailbox<u32>)) {
     let mailboxes: Arc<[Mailbox<u32>; 2]> = Arc::default();

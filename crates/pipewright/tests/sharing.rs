@@ -105,6 +105,15 @@ fn a_report_names_the_rank_that_waits_for_a_lost_gradient() {
 }
 
 #[test]
+fn a_report_names_the_rank_that_waits_for_a_lost_sum() {
+    let launch = || {
+        SeededPipeline::new(program("gpipe", 3, 3), &config(), 0, |index| stage(index, 3)).expect("it starts")
+    };
+    let lost = lose_each(launch, || Batch::new(split(batch(0, 3), 3), split(batch(100, 3), 3)));
+    assert!(lost.contains("the sum of the gradients of shared parameter 0"), "{lost}");
+}
+
+#[test]
 fn copies_of_different_shapes_are_named() {
     #[derive(Module, Debug)]
     struct Scale {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use burn::tensor::Tensor;
 use pipewright::batch::Batch;
 use pipewright::hook::ActionHook;
+use pipewright::ids::WorldRank;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::transport::World;
 use pipewright_schedule::{Action, Rank};
@@ -85,10 +86,10 @@ fn hooks_see_every_action_before_and_after() {
         after: AtomicU32,
     }
     impl ActionHook for Count {
-        fn before(&self, _rank: Rank, _action: Action) {
+        fn before(&self, _rank: WorldRank, _action: Action) {
             self.before.fetch_add(1, Ordering::Relaxed);
         }
-        fn after(&self, _rank: Rank, _action: Action) {
+        fn after(&self, _rank: WorldRank, _action: Action) {
             self.after.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -104,7 +105,7 @@ fn hooks_see_every_action_before_and_after() {
 fn a_panic_in_a_hook_is_a_failed_step() {
     struct Panics;
     impl ActionHook for Panics {
-        fn after(&self, _rank: Rank, action: Action) {
+        fn after(&self, _rank: WorldRank, action: Action) {
             assert!(action.to_string() != "1B2", "no");
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
+use pipewright::device::Devices;
 use pipewright::failure::Cause;
 use pipewright::mesh::Mesh;
 use pipewright::optimizer::AdamW;
@@ -67,18 +68,26 @@ pub(super) fn launch(
             world.ranks()
         ))));
     }
-    let Prepared { settings, model, initial, program, partition, rows, .. } = prepared;
-    let config = PipelineConfig { interrupt: Some(interrupt.flag()), ..pipeline_config(&settings) };
-    // Each stage is made on the thread of its rank.
+    let Prepared { settings, model, initial, program, partition, rows, mut devices, .. } = prepared;
+    if transport == TransportChoice::Mpi {
+        devices = processes.settle(own_device(&settings, &world))?;
+    }
+    let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..pipeline_config(&settings) };
+    // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's device.
     let make_stage = move |stage| {
-        let device = Device::flex().autodiff();
-        let made = model.training_stage(partition.range(stage), &initial, &device);
+        let made = model.training_stage(partition.range(stage), &initial, &Device::flex().autodiff());
         made.map_err(|error| error.to_string())
     };
     let pipeline = Pipeline::launch(program, world, &config, make_stage).map_err(|error| failure(&error))?;
     let OptimizerSettings { learning_rate: peak, schedule: decay, warmup_steps, .. } = settings.optimizer;
     let rate = LearningRate { peak, decay, warmup_steps, steps: settings.run.steps };
     Ok(Trainer::new(pipeline, rows, settings.pipeline.rows(), rate))
+}
+
+/// Returns the device of the rank of this process.
+fn own_device(settings: &Settings, world: &World) -> Result<Devices, Failure> {
+    let rank = world.own_ranks().next().map_or(0, pipewright::ids::WorldRank::index);
+    settings.run.devices.open_one(rank).map_err(Failure::input)
 }
 
 fn pipeline_config(settings: &Settings) -> PipelineConfig {

@@ -49,6 +49,8 @@ pub(super) struct MemoryPlan {
     replicas: u32,
     /// Whether all ranks are in one process of this machine.
     is_local: bool,
+    /// Whether all ranks compute on the processor. The memory of other devices is not compared.
+    is_on_processor: bool,
     /// The memory of this machine that the process may use, in bytes; `None` if the system does not report it.
     machine: Option<u64>,
 }
@@ -72,7 +74,13 @@ impl MemoryPlan {
             rank.activations = peak;
         }
         let is_local = settings.pipeline.transport == TransportChoice::Local;
-        Ok(Self { ranks, replicas: settings.mesh.data_parallel, is_local, machine: machine_bytes() })
+        Ok(Self {
+            ranks,
+            replicas: settings.mesh.data_parallel,
+            is_local,
+            is_on_processor: settings.run.devices.are_processor(),
+            machine: machine_bytes(),
+        })
     }
 
     /// Returns the memory of all ranks together.
@@ -128,13 +136,16 @@ impl MemoryPlan {
         } else {
             format!("each process needs at most {}", bytes(self.largest().1.total()))
         };
+        if !self.is_on_processor {
+            return format!("the memory of the devices is not compared; {needed}");
+        }
         format!("{has} on this one; {needed}")
     }
 
     /// Fails with [`Exit::CheckFailed`] if the run needs more memory than the machine has. If the run has several
     /// processes, they may run on other machines, so each process alone must fit into this machine.
     pub(super) fn require_fit(&self) -> Result<(), Failure> {
-        let Some(has) = self.machine else { return Ok(()) };
+        let Some(has) = self.machine.filter(|_| self.is_on_processor) else { return Ok(()) };
         let (rank, most) = self.largest();
         let (needs, who) = match self.is_local {
             true => (self.total(), "its ranks together need"),
@@ -231,7 +242,7 @@ fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
 }
 
 /// Returns the memory that this process may use, in bytes: that of the machine, or the limit of its control group.
-fn machine_bytes() -> Option<u64> {
+pub(super) fn machine_bytes() -> Option<u64> {
     let mut system = System::new();
     system.refresh_memory();
     let of_process = sysinfo::get_current_pid().ok().and_then(|pid| {
@@ -270,6 +281,7 @@ mod tests {
             ranks: vec![rank(40), rank(50)],
             replicas,
             is_local,
+            is_on_processor: true,
             machine: Some(100),
         };
         assert!(plan(true, 1).require_fit().is_ok());
@@ -283,12 +295,14 @@ mod tests {
         );
         assert!(MemoryPlan { machine: Some(49), ..plan(false, 1) }.require_fit().is_err());
         assert!(MemoryPlan { machine: None, ..plan(true, 2) }.require_fit().is_ok());
+        assert!(MemoryPlan { is_on_processor: false, ..plan(true, 2) }.require_fit().is_ok());
     }
 
     #[test]
     fn of_many_ranks_those_that_need_the_most_are_shown() {
         let ranks = (0..100).map(rank).collect();
-        let plan = MemoryPlan { ranks, replicas: 1, is_local: true, machine: Some(1 << 20) };
+        let plan =
+            MemoryPlan { ranks, replicas: 1, is_local: true, is_on_processor: true, machine: Some(1 << 20) };
         let table = plan.table();
         assert!(table.contains("  99  ") && !table.contains("  83  "), "{table}");
         assert!(table.contains("these 16 of 100 ranks need the most"), "{table}");

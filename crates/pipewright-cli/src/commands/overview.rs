@@ -23,7 +23,7 @@ pub(super) fn overview(prepared: &Prepared) -> Overview {
             ScheduleChoice::Csv(path) => file_name(path).unwrap_or_default(),
         },
         microbatches: settings.pipeline.microbatches,
-        device: settings.run.device.to_string(),
+        device: settings.run.devices.to_string(),
         frequency_loss: rows.frequency_entropy(),
     }
 }

@@ -7,6 +7,7 @@ use std::error::Error;
 use std::num::NonZeroU32;
 use std::path::Path;
 
+use pipewright::device::Devices;
 use pipewright::train::data::{DataConfig, SideRows, TokenRows, Tokenizer};
 use pipewright::transport::Fields;
 use pipewright_models::{InitialParameters, ModelConfig, hf};
@@ -21,7 +22,9 @@ use crate::commands::schedule_file::{implied_level, locate};
 use crate::config::data::{BYTES, DataSettings};
 use crate::config::mesh::MeshSettings;
 use crate::config::model::ModelSettings;
-use crate::config::pipeline::{FoundSchedule, PartitionChoice, PipelineSettings, ScheduleChoice};
+use crate::config::pipeline::{
+    FoundSchedule, PartitionChoice, PipelineSettings, ScheduleChoice, TransportChoice,
+};
 use crate::config::{Loaded, Settings, Surroundings, sample};
 use crate::failure::{Exit, Failure};
 
@@ -41,12 +44,14 @@ pub(super) struct Prepared {
     pub(super) partition: Partition,
     /// The data.
     pub(super) rows: TokenRows,
+    /// The devices of all ranks. With several processes each one finds the device of its own rank later.
+    pub(super) devices: Devices,
 }
 
 /// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ, because
 /// files may be in different folders on different machines.
 pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
-    const MAY_DIFFER: [&str; 7] = [
+    const MAY_DIFFER: [&str; 9] = [
         "data.path",
         "data.side",
         "data.tokenizer",
@@ -54,6 +59,8 @@ pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
         "pipeline.threads_per_rank",
         "run.out",
         "run.device",
+        "run.devices",
+        "run.exclusive",
     ];
     let mut fields = prepared.settings.by_key();
     fields.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
@@ -109,7 +116,14 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
         ModelSettings::From { from } => InitialParameters::Directory(from.clone()),
         ModelSettings::Fresh(_) => InitialParameters::Seed(settings.run.seed),
     };
-    Ok(Prepared { settings, model, initial, layers, program, partition, rows })
+    let devices = match settings.pipeline.transport {
+        TransportChoice::Local => {
+            let ranks = program.ranks().saturating_mul(settings.mesh.data_parallel);
+            settings.run.devices.open(ranks).map_err(Failure::input)?
+        }
+        TransportChoice::Mpi => Devices::default(),
+    };
+    Ok(Prepared { settings, model, initial, layers, program, partition, rows, devices })
 }
 
 /// Returns how layers are distributed over stages.
@@ -186,7 +200,7 @@ fn lower_file(
 }
 
 /// Returns the configuration that lowers the program of a replica.
-fn lowering(mesh: &MeshSettings) -> TrainingLowering {
+pub(super) fn lowering(mesh: &MeshSettings) -> TrainingLowering {
     TrainingLowering {
         replicas: mesh.data_parallel,
         unshard_window: NonZeroU32::new(mesh.unshard_window).filter(|_| mesh.is_sharded()),

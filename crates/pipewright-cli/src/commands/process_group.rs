@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use pipewright::failure::{Cause, StepError};
+use pipewright::ids::WorldRank;
 use pipewright::transport::{AgreementError, Fields, World};
-use pipewright_schedule::Rank;
 
 use crate::failure::{Exit, Failure, sentence};
 
@@ -17,7 +17,7 @@ const START: Duration = Duration::from_secs(60);
 const TIME_TO_REPORT: Duration = Duration::from_millis(300);
 
 /// The rank of the leader.
-const FIRST: Rank = Rank::new(0);
+const FIRST: WorldRank = WorldRank::new(0);
 
 /// The variables that launchers set for their processes: Open MPI and PRRTE, MPICH and Intel MPI.
 const LAUNCHERS: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_SIZE"];
@@ -34,7 +34,7 @@ pub(super) fn disagreement(error: &AgreementError) -> Failure {
 }
 
 /// Returns the rank whose loss ended a step.
-pub(super) fn lost(error: &StepError) -> Option<Rank> {
+pub(super) fn lost(error: &StepError) -> Option<WorldRank> {
     match error.cause {
         Cause::SilentPeer { peer, .. } | Cause::LostPeer { peer } => Some(peer),
         _ => None,
@@ -46,7 +46,7 @@ pub(crate) struct ProcessGroup {
     /// The connection to all processes, until the ranks take it.
     world: Option<World>,
     /// The rank of this process.
-    rank: Rank,
+    rank: WorldRank,
     is_leader: bool,
     /// The time that this process waits for the others at the start.
     deadline: Duration,
@@ -123,7 +123,7 @@ impl ProcessGroup {
             }
             if !self.is_leader {
                 std::thread::sleep(TIME_TO_REPORT);
-                return failure.told_elsewhere();
+                return failure.reported_elsewhere();
             }
             failure.report();
             failure

@@ -43,10 +43,10 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
     // The leader locks the folder and cleans it up before the other processes read it.
     let owned = own(arguments, processes.is_leader());
     let owned = processes.agree(owned, |_| Fields::new())?;
-    let found = Found::find(arguments, owned).inspect(|found| {
+    let found = ResumableRun::find(arguments, owned).inspect(|found| {
         processes.set_deadline(found.prepared.settings.run.deadline());
     });
-    let found = processes.agree(found, Found::identity)?;
+    let found = processes.agree(found, ResumableRun::identity)?;
     let overview = overview(&found.prepared);
     let introduction = found.introduction();
     if processes.is_leader() {
@@ -55,7 +55,7 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
     if found.is_finished() {
         return Ok(());
     }
-    let Found { prepared, description, checkpoint, owned } = found;
+    let ResumableRun { prepared, description, checkpoint, owned } = found;
     let settings = prepared.settings.clone();
     let interrupt = Interrupt::default();
     let mut trainer = match &checkpoint {
@@ -81,7 +81,7 @@ fn own(arguments: &ResumeArguments, owns: bool) -> Result<Option<CheckpointFolde
 }
 
 /// A run to resume.
-struct Found {
+struct ResumableRun {
     prepared: Prepared,
     description: Map<String, Value>,
     checkpoint: Option<Arc<Checkpoint>>,
@@ -89,7 +89,7 @@ struct Found {
     owned: Option<CheckpointFolder>,
 }
 
-impl Found {
+impl ResumableRun {
     fn find(arguments: &ResumeArguments, owned: Option<CheckpointFolder>) -> Result<Self, Failure> {
         let path = RunPath::of(&arguments.run)?;
         let config = run_folder::config_of(&path.run).map_err(Failure::input)?;

@@ -11,7 +11,7 @@ use pipewright_schedule::{
 use serde_json::json;
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size, json_rows};
-use crate::commands::schedule_size::{ScheduleSize, is_file_name, is_made_to_measure};
+use crate::commands::schedule_size::{ScheduleSize, depends_on_costs, is_file_name};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 
@@ -67,7 +67,7 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), Failure> {
     }
     arguments.picture.check(arguments.format.picture())?;
     let mut spec = arguments.size.spec(name, arguments.cost.as_ref())?;
-    if arguments.format.picture().is_none() && arguments.cost.is_some() && !is_made_to_measure(name) {
+    if arguments.format.picture().is_none() && arguments.cost.is_some() && !depends_on_costs(name) {
         // The generator refuses costs that have no effect.
         spec.costs.clone_from(&arguments.cost);
     }

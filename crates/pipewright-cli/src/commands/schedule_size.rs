@@ -45,7 +45,7 @@ impl ScheduleSize {
             microbatches: self.microbatches.ok_or_else(|| missing("--microbatches"))?,
             group: self.group,
             wide_warmup: self.wide_warmup,
-            costs: costs.filter(|_| is_made_to_measure(name)).cloned(),
+            costs: costs.filter(|_| depends_on_costs(name)).cloned(),
             memory_limit: match self.memory_limit.as_slice() {
                 [] => None,
                 &[limit] => Some(PerStage::Same(limit)),
@@ -74,6 +74,6 @@ pub(super) fn is_file_name(name: &str) -> bool {
 }
 
 /// Returns whether the schedule called `name` depends on the costs of its actions.
-pub(super) fn is_made_to_measure(name: &str) -> bool {
+pub(super) fn depends_on_costs(name: &str) -> bool {
     find(name).is_ok_and(|generator| generator.settings.contains(&Setting::Costs))
 }

@@ -16,11 +16,14 @@ use serde_json::{Map, Value};
 use crate::commands::launch::{abandon, failure};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::run_identity::LOSS;
+use crate::commands::step_prediction::StepPrediction;
+use crate::commands::timeline_recorder::TimelineRecorder;
 use crate::config::Settings;
 use crate::display::{Display, Ending, Overview};
 use crate::failure::{Exit, Failure};
 use crate::run_folder::{self, RunFolder};
 use crate::signal::Interrupt;
+use crate::tensorboard::EventFile;
 
 /// Everything that the steps of a run need besides the ranks.
 pub(super) struct TrainingLoop<'a> {
@@ -47,7 +50,7 @@ impl TrainingLoop<'_> {
         let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start)?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
         let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
-        let mut log = Log { folder, display, timeline: None };
+        let mut log = Log::new(folder, display, start, settings)?;
         let taken = steps(&mut trainer, run.steps, &mut checkpoints, &mut log);
         let taken = taken.map_err(|stop| match stop {
             Stop::Rank(error) => failure(&error),
@@ -65,7 +68,7 @@ impl TrainingLoop<'_> {
         if processes.is_leader() {
             log.summarize(&Ending { done, is_complete, saved: saved.as_deref(), out: &run.out });
         }
-        if is_complete { Ok(()) } else { Err(Failure::told(Exit::Interrupted)) }
+        if is_complete { Ok(()) } else { Err(Failure::already_reported(Exit::Interrupted)) }
     }
 }
 
@@ -85,10 +88,10 @@ fn steps(
     log: &mut Log,
 ) -> Result<(), Stop> {
     while trainer.steps_done() < steps {
-        let (metrics, report) = trainer.step().map_err(Stop::Rank)?;
+        let (mut metrics, report) = trainer.step().map_err(Stop::Rank)?;
         let interrupted = report.interrupted;
         checkpoints.poll(&metrics).map_err(Stop::Other)?;
-        log.step(&metrics, report).map_err(Stop::Other)?;
+        log.step(&mut metrics, report).map_err(Stop::Other)?;
         checkpoints.after_step(trainer).map_err(Stop::Other)?;
         if interrupted {
             break;
@@ -103,11 +106,40 @@ struct Log {
     display: Option<Display>,
     /// The timeline of the last successful step.
     timeline: Option<Timeline>,
+    recorder: TimelineRecorder,
+    prediction: StepPrediction,
+    /// The event file for TensorBoard, if one is asked for.
+    tensorboard: Option<EventFile>,
 }
 
 impl Log {
-    fn step(&mut self, metrics: &Metrics, report: StepSummary) -> Result<(), Failure> {
+    /// Returns the output of a run whose first `done` steps are finished.
+    fn new(
+        folder: Option<RunFolder>,
+        display: Option<Display>,
+        done: u64,
+        settings: &Settings,
+    ) -> Result<Self, Failure> {
+        let run = &settings.run;
+        let asks = folder.as_ref().filter(|_| run.tensorboard);
+        let tensorboard = asks.map(|folder| EventFile::create(folder.path(), done)).transpose();
+        Ok(Self {
+            folder,
+            display,
+            timeline: None,
+            recorder: TimelineRecorder::new(done, run.steps, run.timelines),
+            prediction: StepPrediction::default(),
+            tensorboard: tensorboard.map_err(Failure::input)?,
+        })
+    }
+
+    fn step(&mut self, metrics: &mut Metrics, report: StepSummary) -> Result<(), Failure> {
         let (Some(folder), Some(display)) = (&mut self.folder, &mut self.display) else { return Ok(()) };
+        self.prediction.observe(metrics, &report);
+        self.recorder.record(folder, metrics.step, &report.timeline).map_err(Failure::input)?;
+        if let Some(tensorboard) = &mut self.tensorboard {
+            tensorboard.step(metrics).map_err(Failure::input)?;
+        }
         self.timeline = Some(report.timeline);
         folder.write_metrics(metrics).map_err(Failure::input)?;
         display.step(metrics);

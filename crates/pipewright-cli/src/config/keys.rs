@@ -94,7 +94,22 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
         "optimizer",
         &["name", "learning_rate", "betas", "eps", "weight_decay", "clip_norm", "schedule", "warmup_steps"],
     ),
-    ("run", &["steps", "seed", "out", "checkpoint_every", "keep_checkpoints", "deadline_seconds", "device"]),
+    (
+        "run",
+        &[
+            "steps",
+            "seed",
+            "out",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "deadline_seconds",
+            "device",
+            "devices",
+            "exclusive",
+            "timelines",
+            "tensorboard",
+        ],
+    ),
 ];
 
 /// Returns the keys of `section`, if there is such a section.

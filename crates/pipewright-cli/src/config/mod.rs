@@ -2,9 +2,13 @@
 //!
 //! A file and `--set` arguments become a raw [`document`] of keys with their places. The file of each section reads its
 //! keys through a [`section`] reader, which records mistakes and continues. The result is [`Settings`], which is not
-//! checked again later. `commands/` checks that data, model and schedule fit together.
+//! checked again later.
+//!
+//! This module also makes the schedule and, if the configuration has the model, cuts it, because that checks them.
+//! `commands/prepare.rs` checks what needs other files.
 
 pub(crate) mod data;
+mod devices;
 mod document;
 mod keys;
 pub(crate) mod mesh;

@@ -92,7 +92,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
     let from_argument =
         document.entry("model", "from").is_some_and(|entry| matches!(entry.place, Place::Set { .. }));
     if from_argument {
-        forget_the_file(document);
+        remove_file_keys(document);
     }
     let others: Vec<String> =
         document.written("model").map(|(key, _)| key.to_owned()).filter(|key| key != "from").collect();
@@ -112,7 +112,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Mode
 
 /// Removes the section's keys that are written in the file. `--set model.from=DIR` needs this, because the sizes in the
 /// file are those of another model.
-fn forget_the_file(document: &mut Document) {
+fn remove_file_keys(document: &mut Document) {
     let in_file = |(key, place): (&str, &Place)| matches!(place, Place::File { .. }).then(|| key.to_owned());
     let keys: Vec<String> = document.written("model").filter_map(in_file).collect();
     for key in keys {

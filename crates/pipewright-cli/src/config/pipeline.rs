@@ -214,8 +214,8 @@ fn read_transport(section: &mut Section<'_>) -> TransportChoice {
 
 /// Refuses sizes that differ from those of the schedule's file.
 ///
-/// A schedule from `--set` replaces the schedule and the sizes of the configuration file. A schedule that cannot be
-/// read is reported when the run is prepared.
+/// A schedule from `--set` replaces the schedule and the sizes of the configuration file. [`find_schedule`]
+/// reports a schedule that cannot be read.
 fn check_file_sizes(section: &mut Section<'_>, pipeline: &PipelineSettings, replicas: u32) {
     let ScheduleChoice::Csv(file) = &pipeline.schedule else { return };
     let replaces_sizes = matches!(section.place("schedule"), Place::Set { .. });

@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use miette::{LabeledSpan, SourceCode};
+use pipewright::device::DeviceError;
 use pipewright_schedule::{GenerateError, PartitionError};
 use thiserror::Error;
 
@@ -200,6 +201,12 @@ pub(crate) enum ProblemKind {
     /// The layers cannot be distributed over the stages.
     #[error(transparent)]
     Partition(#[from] PartitionError),
+    /// The device does not exist or cannot be used.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// Both keys name the devices.
+    #[error("`device` and `devices` are both written")]
+    BothDeviceKeys,
     /// `partition` is `"explicit"`, but `boundaries` is missing.
     #[error("`partition` is \"explicit\", and there are no `boundaries`")]
     NoBoundaries,
@@ -249,7 +256,12 @@ impl ProblemKind {
             Self::Schedule(GenerateError::OddStagesPerRank { requested, .. }) => {
                 format!("add --set pipeline.stages_per_rank={}", requested.saturating_add(1))
             }
-            Self::Model(_) | Self::Schedule(_) | Self::Partition(_) | Self::ScheduleFile(_) => return None,
+            Self::Model(_)
+            | Self::Schedule(_)
+            | Self::Partition(_)
+            | Self::ScheduleFile(_)
+            | Self::Device(_) => return None,
+            Self::BothDeviceKeys => "remove one of them".into(),
             Self::Syntax { .. } => "write keys as `key = value` below a `[section]`".into(),
             Self::Unrepresentable { .. } => "write a number that fits 64 bits".into(),
             Self::SetForm => "write for example --set pipeline.ranks=4".into(),

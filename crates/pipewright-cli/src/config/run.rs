@@ -1,11 +1,11 @@
 //! The `[run]` section: the number of steps, the seed, the device, and the folder of the results.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::config::devices::{self, DeviceSettings};
 use crate::config::document::Document;
 use crate::config::paths::Surroundings;
 use crate::config::place::Place;
@@ -31,24 +31,13 @@ pub(crate) struct RunSettings {
     pub(crate) keep_checkpoints: u32,
     /// How long a rank waits for another before the run fails.
     pub(crate) deadline_seconds: f64,
-    /// The device that each rank computes on.
-    pub(crate) device: DeviceChoice,
-}
-
-/// The device that each rank computes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum DeviceChoice {
-    /// The CPU, with Burn's `flex` backend.
-    Flex,
-}
-
-impl fmt::Display for DeviceChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Flex => "flex",
-        })
-    }
+    /// The devices of the ranks.
+    #[serde(flatten)]
+    pub(crate) devices: DeviceSettings,
+    /// The number of steps, spread over the run, whose timelines are kept; 0 keeps only that of the last step.
+    pub(crate) timelines: u64,
+    /// Whether the metrics are also written as TensorBoard event files.
+    pub(crate) tensorboard: bool,
 }
 
 impl RunSettings {
@@ -68,7 +57,9 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         checkpoint_every: section.whole("checkpoint_every", 0, 0, i64::MAX as u64),
         keep_checkpoints: section.count("keep_checkpoints", 3),
         deadline_seconds: read_deadline(&mut section),
-        device: read_device(&mut section),
+        devices: devices::read(&mut section),
+        timelines: section.whole("timelines", 8, 0, 10_000),
+        tensorboard: section.flag("tensorboard", false),
     }
 }
 
@@ -88,19 +79,4 @@ fn read_deadline(section: &mut Section<'_>) -> f64 {
         section.report("deadline_seconds", ProblemKind::OutOfRange { key: "deadline_seconds", value, range });
     }
     seconds
-}
-
-fn read_device(section: &mut Section<'_>) -> DeviceChoice {
-    let Some(text) = section.text("device") else { return DeviceChoice::Flex };
-    let (name, index) =
-        text.split_once(':').map_or((text.as_str(), None), |(name, index)| (name, Some(index)));
-    match name {
-        "flex" if index.is_none() => {}
-        "cuda" | "rocm" | "hip" | "metal" | "mps" | "vulkan" | "wgpu" | "gpu" | "tpu" | "cpu" => {
-            let supported = "`device = \"flex\"`, the processor: it is the only device of this version";
-            section.report("device", ProblemKind::NotSupported { key: "device", value: text, supported });
-        }
-        _ => section.report_unknown_word("device", &text, ["flex"].into_iter()),
-    }
-    DeviceChoice::Flex
 }

@@ -49,6 +49,55 @@ fn every_model_family_can_be_asked_for() {
 }
 
 #[test]
+fn a_family_has_keys_of_its_own() {
+    let text = "\
+[model]
+architecture = \"qwen3_moe\"
+hidden_size = 64
+num_attention_heads = 4
+head_dim = 24
+num_experts = 6
+num_experts_per_tok = 3
+mlp_only_layers = [0]
+output_router_logits = true
+rope_scaling = { rope_type = \"llama3\", factor = 8, low_freq_factor = 1.0, high_freq_factor = 4.0, \
+                 original_max_position_embeddings = 64 }
+";
+    let settings = load(Some(text), &[]).expect("it is sound");
+    let ModelSettings::Fresh(model) = &settings.model else { panic!("no folder was named") };
+    let json = model.config().to_json();
+    let found = ["head_dim", "num_experts", "num_experts_per_tok", "mlp_only_layers", "output_router_logits"]
+        .map(|key| json[key].to_string());
+    assert_eq!(found, ["24", "6", "3", "[0]", "true"]);
+    assert_eq!(json["rope_parameters"]["rope_type"], "llama3");
+    assert_eq!(load(Some(&settings.to_toml()), &[]), Ok(settings));
+}
+
+#[test]
+fn keys_of_a_family_are_checked_where_they_are_written() {
+    let check = |keys: &str, problem: &str| {
+        check(
+            &format!("[model]\narchitecture = \"qwen3_moe\"\n{keys}\n"),
+            &[&format!("a.toml:3:1: {problem}")],
+        );
+    };
+    check(
+        "num_experts_per_tok = 9",
+        "`num_experts_per_tok = 9` is out of range: it must be from 1 to the number of experts",
+    );
+    check("num_experts = 0", "`num_experts = 0` is out of range: it must be from 1 to 65536");
+    check(
+        "rope_scaling = { rope_type = \"yarn\" }",
+        "`rope_scaling.rope_type = yarn` is not supported: only default or llama3 is",
+    );
+    check("num_experts = \"many\"", "the value of `num_experts` cannot be used");
+    check_set(
+        &["model.num_experts=4"],
+        &["--set model.num_experts=4: `num_experts` is not a key of `llama`: only qwen3_moe has it"],
+    );
+}
+
+#[test]
 fn habitual_names_of_schedules_become_their_own() {
     let settings = load(None, &["pipeline.schedule=ZB-V"]).expect("an alias");
     assert_eq!(settings.pipeline.schedule.to_string(), "zbvzerobubble");
@@ -201,8 +250,15 @@ fn words() {
         "pipeline.transport=nccl",
         "`transport` is \"nccl\", which this version of Pipewright does not support",
     );
-    refuse("run.device=cuda:0", "`device` is \"cuda:0\", which this version of Pipewright does not support");
-    refuse("run.device=felx", "`device` is \"felx\", where flex is expected");
+    let known = "where flex, cuda, rocm, metal, vulkan, wgpu is expected";
+    refuse("run.device=felx", &format!("`device` is \"felx\", {known}"));
+    refuse("run.devices=[\"flex\", \"cudda:1\"]", &format!("`devices` is \"cudda\", {known}"));
+    refuse("run.device=flex:1", "`flex:1` is not a device: the processor is `flex`, without a number");
+    #[cfg(not(feature = "cuda"))]
+    refuse(
+        "run.device=cuda:0",
+        "this build cannot compute on `cuda:0`: build it with `cargo build --release --features cuda`",
+    );
     refuse("optimizer.name=adam", "`name` is \"adam\", where adamw is expected");
     refuse("optimizer.schedule=step", "`schedule` is \"step\", where constant, cosine, linear is expected");
     refuse("run.out=", "`out` is empty");

@@ -1,9 +1,11 @@
 //! Curves drawn with characters: one line of blocks, or a chart of several lines with labelled values.
 
+use std::ops::RangeInclusive;
+
 /// The block characters, from one eighth to the full height of a line.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// The number of lines of a chart.
-const CHART_LINES: usize = 8;
+pub(super) const CHART_LINES: usize = 8;
 /// The number of points in a Braille character: 2 columns of 4 points.
 const POINTS_ACROSS: usize = 2;
 const POINTS_DOWN: usize = 4;
@@ -16,8 +18,15 @@ const POINT_BITS: [[u32; POINTS_DOWN]; POINTS_ACROSS] = [[0x01, 0x02, 0x04, 0x40
 pub(super) fn sparkline(values: &[f64], width: usize) -> String {
     let means = means(values, width);
     let Some((least, most)) = range(&means) else { return String::new() };
+    sparkline_from(&means, width, least..=most)
+}
+
+/// Returns the same curve, with the lowest block at the start of `range` and the highest block at its end.
+pub(super) fn sparkline_from(values: &[f64], width: usize, range: RangeInclusive<f64>) -> String {
+    let means = means(values, width);
+    let (least, most) = range.into_inner();
     let block = |value: &f64| {
-        let height = if most > least { (value - least) / (most - least) } else { 0.5 };
+        let height = if most > least { ((value - least) / (most - least)).clamp(0.0, 1.0) } else { 0.5 };
         BLOCKS[(height * (BLOCKS.len() - 1) as f64).round() as usize]
     };
     means.iter().map(block).collect()

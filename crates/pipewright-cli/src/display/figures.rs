@@ -5,7 +5,7 @@ use std::time::Duration;
 use pipewright::train::Metrics;
 
 /// The largest number of ranks that are shown one by one. For more ranks, the range is shown.
-const RANKS_SHOWN: usize = 8;
+pub(super) const RANKS_SHOWN: usize = 8;
 
 /// Returns one word per rank, or the range of all values if there are many ranks.
 pub(super) fn per_rank<T: Copy + PartialOrd>(values: &[T], word: impl Fn(T) -> String) -> String {

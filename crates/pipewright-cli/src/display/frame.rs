@@ -1,4 +1,5 @@
-//! The lines of the live display: the header, the progress, the loss, and the speed.
+//! The lines of the live display: the header, the progress, the loss, and the speed. A terminal of the usual size also
+//! shows each rank and the curve of the loss.
 //!
 //! A line is a list of fields. If a line is wider than the terminal, its least important fields are shortened. If that
 //! is not enough, they are left out until the line fits. A frame therefore never wraps.
@@ -8,11 +9,12 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style};
 use pipewright::train::Metrics;
 
-use crate::display::chart::sparkline;
+use crate::display::chart::{CHART_LINES, chart, sparkline};
 use crate::display::figures::{
     bytes, clock, counted, grouped, loss_parts, milliseconds, per_rank, percent, remaining, short_count,
 };
 use crate::display::overview::Overview;
+use crate::display::ranks::rank_lines;
 use crate::display::screen::Size;
 
 /// The number of spaces between two fields.
@@ -22,6 +24,15 @@ const WIDEST_BAR: usize = 40;
 const WIDEST_CURVE: usize = 32;
 /// The smallest useful width of the bar and of the curve.
 const NARROWEST: usize = 6;
+/// The smallest terminal that shows each rank, and the number of rows with which it also shows the curve of the loss.
+const USUAL_COLUMNS: usize = 80;
+const ROWS_FOR_RANKS: usize = 12;
+const ROWS_FOR_CHART: usize = 24;
+/// The smallest number of losses and the largest width of that curve.
+const FEWEST_LOSSES: usize = 8;
+const WIDEST_CHART: usize = 100;
+/// The width of the labels beside that curve.
+const CHART_LABELS: usize = 24;
 
 /// The state of a run during training.
 #[derive(Clone, Debug)]
@@ -38,6 +49,8 @@ pub(super) struct State {
     pub(super) until_last: Duration,
     /// The losses of the steps since the start.
     pub(super) losses: Vec<f64>,
+    /// Whether this is the last picture, which the summary with its own curve follows.
+    pub(super) is_final: bool,
 }
 
 /// A part of a line.
@@ -54,11 +67,25 @@ pub(super) fn compose(state: &State, elapsed: Duration, size: Size, has_colour: 
     // The last column stays empty, because a character there makes some terminals wrap.
     let width = size.columns.saturating_sub(1);
     let mut lines = vec![header(&state.overview), progress(state, elapsed, width)];
-    if let Some(metrics) = &state.last {
-        lines.push(learning(metrics, &state.losses, width));
-        lines.push(speed(metrics));
-    }
-    lines.into_iter().map(|fields| line(fields, width, has_colour)).collect()
+    let Some(metrics) = &state.last else {
+        return lines.into_iter().map(|fields| line(fields, width, has_colour)).collect();
+    };
+    let is_wide = size.columns >= USUAL_COLUMNS;
+    let ranks = if is_wide && size.rows >= ROWS_FOR_RANKS { rank_lines(metrics, width) } else { Vec::new() };
+    let has_chart = is_wide && size.rows >= ROWS_FOR_CHART && state.losses.len() >= FEWEST_LOSSES;
+    let curve = if has_chart && !state.is_final { loss_chart(state, width) } else { Vec::new() };
+    lines.push(learning(metrics, if curve.is_empty() { &state.losses } else { &[] }, width));
+    lines.push(speed(metrics, ranks.is_empty()));
+    let texts = lines.into_iter().map(|fields| line(fields, width, has_colour));
+    texts.chain(ranks).chain(curve).collect()
+}
+
+/// Returns the curve of the loss with its labels.
+fn loss_chart(state: &State, width: usize) -> Vec<String> {
+    let level = (state.overview.frequency_loss, "by frequency");
+    let lines = chart(&state.losses, width.saturating_sub(CHART_LABELS).min(WIDEST_CHART), Some(level));
+    debug_assert!(lines.len() <= CHART_LINES, "the frame has room for the chart");
+    lines
 }
 
 /// Returns the header as one line of any length.
@@ -134,22 +161,35 @@ fn learning(metrics: &Metrics, losses: &[f64], width: usize) -> Vec<Field> {
     fields
 }
 
-fn speed(metrics: &Metrics) -> Vec<Field> {
+/// Returns the speed. `names_ranks` tells whether it contains the figures of each rank.
+fn speed(metrics: &Metrics, names_ranks: bool) -> Vec<Field> {
     let most = metrics.peak_bytes.iter().copied().max().unwrap_or(0);
     let (bubble, step) = (percent(metrics.bubble_fraction), milliseconds(metrics.step_ms));
     let shares = per_rank(&metrics.bubble_per_rank, percent);
     let mut memory = vec![format!("memory {}", bytes(most)), bytes(most)];
     let mut bubbles = vec![format!("bubble {bubble}")];
-    if metrics.peak_bytes.len() > 1 {
+    if metrics.peak_bytes.len() > 1 && names_ranks {
         memory.insert(0, format!("memory {}", per_rank(&metrics.peak_bytes, bytes)));
         bubbles.insert(0, format!("bubble {bubble}, by rank {shares}"));
     }
     vec![
         Field::new(0, [format!("{} tokens/s", grouped(metrics.tokens_per_second.round() as u64))]),
-        Field::new(2, [format!("step time {step}"), step]),
+        Field { texts: step_times(metrics, step), rank: 2, style: Style::new() },
         Field { texts: bubbles, rank: 3, style: Style::new() },
         Field { texts: memory, rank: 1, style: Style::new() },
     ]
+}
+
+/// Returns the time of the step beside its prediction, from the longest to the shortest text.
+fn step_times(metrics: &Metrics, step: String) -> Vec<String> {
+    let mut texts = vec![format!("step time {step}"), step.clone()];
+    if let Some(predicted) = metrics.predicted_step_ms {
+        let text = milliseconds(predicted);
+        let more = format!("{:+.0}%", (metrics.step_ms / predicted - 1.0) * 100.0);
+        texts.insert(0, format!("step time {step}, predicted {text} ({more})"));
+        texts.insert(1, format!("step {step}, predicted {text}"));
+    }
+    texts
 }
 
 impl Field {
@@ -220,6 +260,7 @@ mod tests {
             last,
             until_last: Duration::from_secs(12),
             losses: (0..30).map(|step| 5.0 - f64::from(step) / 10.0).collect(),
+            is_final: false,
         }
     }
 
@@ -239,7 +280,7 @@ mod tests {
     }
 
     fn check(columns: usize, last: Option<Metrics>, expected: &[&str]) {
-        let lines = compose(&state(last), Duration::from_secs(12), Size { columns, rows: 24 }, false);
+        let lines = compose(&state(last), Duration::from_secs(12), Size { columns, rows: 10 }, false);
         assert_eq!(lines, expected, "at {columns} columns");
         assert!(lines.iter().all(|line| line.chars().count() < columns), "{lines:?}");
     }
@@ -290,6 +331,32 @@ mod tests {
             &["llama  2 ranks", "step 30/300  1:48", "loss 2.4312", "31,305 tokens/s"],
         );
         check(8, None, &["llama", "step 0/"]);
+    }
+
+    #[test]
+    fn the_usual_terminal_shows_ranks_and_the_curve() {
+        let metrics = Metrics { predicted_step_ms: Some(128.0), ..metrics() };
+        let mut state = state(Some(metrics));
+        let size = Size { columns: 80, rows: 24 };
+        let lines = compose(&state, Duration::from_secs(12), size, false);
+        assert_eq!(lines[2], "loss 2.4312  grad norm 0.620  learning rate 2.90e-3");
+        assert_eq!(lines[3], "31,305 tokens/s  step 131 ms, predicted 128 ms  bubble 10.6%  memory 27.3 MiB");
+        assert_eq!(
+            lines[4],
+            "rank 0 ━━━━━━━━━─  88% busy  27.3 MiB    rank 1 ━━━━━━━━━─  91% busy  19.5 MiB"
+        );
+        assert!(lines[5].starts_with("  5.00 ┤") && lines[12].starts_with("  2.10 ┤"), "{lines:?}");
+        assert_eq!(lines.len(), 5 + CHART_LINES);
+        assert!(lines.iter().all(|line| line.chars().count() < 80), "{lines:?}");
+        state.is_final = true;
+        assert_eq!(
+            compose(&state, Duration::from_secs(12), size, false).len(),
+            5,
+            "the summary has the curve"
+        );
+        let wide = compose(&state, Duration::from_secs(12), Size { columns: 120, rows: 12 }, false);
+        let time = "31,305 tokens/s  step time 131 ms, predicted 128 ms (+2%)  bubble 10.6%  memory 27.3 MiB";
+        assert_eq!(wide[3], time);
     }
 
     #[test]

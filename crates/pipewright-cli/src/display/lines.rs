@@ -50,12 +50,21 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
         metrics.grad_norm,
         metrics.learning_rate,
         metrics.tokens_per_second,
-        milliseconds(metrics.step_ms),
+        step_time(metrics),
         percent(metrics.bubble_fraction),
         per_rank(&metrics.peak_bytes, bytes),
         clock(elapsed),
         left.unwrap_or_default(),
     )
+}
+
+/// Returns the time of the step, and its prediction if there is one.
+fn step_time(metrics: &Metrics) -> String {
+    let time = milliseconds(metrics.step_ms);
+    match metrics.predicted_step_ms {
+        Some(predicted) => format!("{time} (predicted {})", milliseconds(predicted)),
+        None => time,
+    }
 }
 
 #[cfg(test)]
@@ -81,6 +90,9 @@ mod tests {
         let expected = "step 2/10  loss 2.5000  grad norm 1.250  lr 1.00e-3  1024 tokens/s  20 ms  \
                         bubble 12.5%  memory 2.0 KiB  4.0 KiB  elapsed 0:03  remaining 0:12";
         assert_eq!(line(&metrics(2), 0, 10, Duration::from_secs(3)), expected);
+        let predicted = Metrics { predicted_step_ms: Some(18.4), ..metrics(2) };
+        let text = line(&predicted, 0, 10, Duration::from_secs(3));
+        assert!(text.contains("  20 ms (predicted 18 ms)  bubble "), "{text}");
         let resumed = line(&metrics(2), 1, 10, Duration::from_secs(3));
         assert!(resumed.ends_with("remaining 0:24"), "{resumed}");
     }

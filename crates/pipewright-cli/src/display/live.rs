@@ -40,6 +40,7 @@ impl Live {
             last: None,
             until_last: Duration::ZERO,
             losses: Vec::new(),
+            is_final: false,
         });
         let picture = Arc::new(Picture { state, began: Instant::now(), has_colour: screen::has_colour() });
         screen::open();
@@ -67,6 +68,7 @@ impl Live {
     /// Draws the last state and leaves it on the terminal.
     pub(super) fn finish(&mut self) {
         self.stop();
+        self.picture.state().is_final = true;
         self.picture.draw();
         screen::close();
     }

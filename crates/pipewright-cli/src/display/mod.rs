@@ -11,6 +11,7 @@ mod live;
 pub(crate) mod log;
 mod overview;
 mod progress;
+mod ranks;
 pub(crate) mod screen;
 mod summary;
 

@@ -52,12 +52,12 @@ fn words(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Returns the exact loss and gradient norm of each step.
-fn figures(folder: &Path) -> Vec<(String, String)> {
+/// Returns the exact parts of the loss and the gradient norm of each step.
+fn figures(folder: &Path) -> Vec<[String; 4]> {
     let metrics = fs::read_to_string(folder.join("out/metrics.jsonl")).expect("a run writes its metrics");
     let figure = |line: &str| {
         let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
-        (value["loss"].to_string(), value["grad_norm"].to_string())
+        ["loss", "auxiliary", "total", "grad_norm"].map(|key| value[key].to_string())
     };
     metrics.lines().map(figure).collect()
 }
@@ -100,6 +100,26 @@ fn processes_train_as_threads_do_to_the_bit() {
     for ranks in [2, 4, 8] {
         let compared = compare(ranks);
         assert!(compared >= 12, "{ranks} ranks: {compared} schedules");
+    }
+}
+
+#[test]
+fn experts_train_in_processes_as_in_threads_to_the_bit() {
+    let folder = folder();
+    let model = ["model.architecture=qwen3_moe", "model.num_experts=4", "model.output_router_logits=true"];
+    for schedule in ["pipeline.schedule=zb-h1", "pipeline.schedule=zbvzerobubble"] {
+        let overrides: Vec<&str> = model.into_iter().chain(["pipeline.ranks=4", schedule]).collect();
+        let mut alone = Command::new(pipewright());
+        with_overrides(alone.current_dir(folder.path()), &overrides);
+        assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+        let expected = figures(folder.path());
+        assert!(
+            expected.iter().all(|[_, auxiliary, ..]| auxiliary.starts_with("{\"moe_aux\":")),
+            "{expected:?}"
+        );
+        let output = processes(folder.path(), 4, &overrides);
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        assert_eq!(figures(folder.path()), expected, "{schedule}");
     }
 }
 

@@ -189,6 +189,40 @@ impl Browser {
         self.frame();
     }
 
+    /// Clicks in the middle of the element that a CSS selector finds, and scrolls to it if necessary.
+    pub(crate) fn click_on(&mut self, selector: &str) {
+        let of = |side: &str| {
+            format!(
+                "(() => {{ const box = document.querySelector({selector:?}).getBoundingClientRect(); return {side}; }})()"
+            )
+        };
+        self.value(&format!("document.querySelector({selector:?}).scrollIntoView({{ block: 'nearest' }})"));
+        let at = ["box.x + box.width / 2", "box.y + box.height / 2"].map(|side| self.number(&of(side)));
+        self.click(at, 1);
+    }
+
+    /// Sets the value of an input as if the reader had typed it.
+    pub(crate) fn enter(&mut self, selector: &str, value: &str) {
+        self.value(&format!(
+            "(() => {{ const input = document.querySelector({selector:?}); input.value = {value:?};
+               input.dispatchEvent(new Event('input', {{ bubbles: true }}));
+               input.dispatchEvent(new Event('change', {{ bubbles: true }})); }})()"
+        ));
+        self.frame();
+    }
+
+    /// Returns the visible text of the element that a CSS selector finds.
+    pub(crate) fn text(&mut self, selector: &str) -> String {
+        let text = self.value(&format!("document.querySelector({selector:?}).innerText"));
+        text.as_str().expect("a text").to_owned()
+    }
+
+    /// Returns the requests that the page has made, apart from the page itself.
+    pub(crate) fn requests(&mut self) -> Vec<String> {
+        let names = self.value("performance.getEntriesByType('resource').map(({ name }) => name)");
+        names.as_array().expect("a list").iter().filter_map(Value::as_str).map(str::to_owned).collect()
+    }
+
     /// Returns the roles and names that a screen reader finds.
     pub(crate) fn accessible(&mut self) -> Vec<(String, String)> {
         let tree = self.call("Accessibility.getFullAXTree", json!({}));

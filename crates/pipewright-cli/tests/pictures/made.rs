@@ -1,5 +1,6 @@
 //! Runs the binary to make pictures in a scratch folder.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,14 +16,17 @@ impl Made {
     /// Runs `pipewright` with these arguments, separated by spaces, and `--format` with this format.
     pub(crate) fn new(arguments: &str, format: &str) -> Self {
         let name = if format == "html" { "picture.html" } else { "picture.svg" };
+        Self::run(&format!("{arguments} --format {format}"), name)
+    }
+
+    /// Runs `pipewright view` with these arguments.
+    pub(crate) fn view(arguments: &str) -> Self {
+        Self::run(&format!("view {arguments}"), "view.html")
+    }
+
+    fn run(arguments: &str, name: &'static str) -> Self {
         let made = Self { folder: tempfile::tempdir().expect("a scratch folder"), name };
-        let output = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"))
-            .args(arguments.split(' '))
-            .args(["--format", format, "-o"])
-            .arg(made.path())
-            .output()
-            .expect("the binary starts");
-        assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        pipewright(arguments.split(' ').map(OsStr::new).chain([OsStr::new("-o"), made.path().as_os_str()]));
         made
     }
 
@@ -33,4 +37,12 @@ impl Made {
     pub(crate) fn path(&self) -> PathBuf {
         Path::new(self.folder.path()).join(self.name)
     }
+}
+
+/// Runs `pipewright` and returns its standard output. A failure of the command fails the test.
+pub(crate) fn pipewright<'a>(arguments: impl IntoIterator<Item = &'a OsStr>) -> String {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
+    let output = command.args(arguments).output().expect("the binary starts");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
 }

@@ -34,8 +34,7 @@ fn sweep(browser: &mut Browser) -> Vec<[f64; 3]> {
     rows.as_array().expect("a list").iter().map(row).collect()
 }
 
-fn check(name: &str) {
-    let made = Made::page(&format!("simulate {name} --ranks 64 --microbatches 256"));
+fn check(name: &str, made: &Made) {
     let Some(mut browser) = Browser::open(&made.path(), 1400, 800) else { return };
     // During the first sweep the browser compiles the page's script, so its times do not count.
     sweep(&mut browser);
@@ -72,6 +71,11 @@ fn report(name: &str, rows: &[[f64; 3]]) {
 #[test]
 fn a_redraw_takes_less_than_a_frame() {
     for name in ["1f1b", "interleaved1f1b", "zbvzerobubble", "dualpipev"] {
-        check(name);
+        check(name, &Made::page(&format!("simulate {name} --ranks 64 --microbatches 256")));
     }
+}
+
+#[test]
+fn a_redraw_of_a_hundred_thousand_actions_with_their_critical_path_takes_less_than_a_frame() {
+    check("view 1f1b", &Made::view("1f1b --ranks 64 --microbatches 256"));
 }

@@ -18,10 +18,10 @@ use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::parameter::{ParameterSource, ParameterSpec};
 
-/// Reads `dir/config.json` with `parse`; an error names the file and, if possible, the line.
+/// Reads `dir/config.json` with `parse_model`; an error names the file and, if possible, the line.
 ///
 /// # Errors
-/// When the file cannot be read or is not JSON, or when `parse` fails.
+/// When the file cannot be read or is not JSON, or when `parse_model` fails.
 pub(crate) fn read_config<T>(
     dir: &Path,
     parse_model: impl FnOnce(Value) -> Result<T, ConfigError>,
@@ -83,12 +83,12 @@ const LARGEST_INDEX: u64 = 1 << 28;
 /// The weights of a directory. Files are opened when they are first needed.
 struct Weights {
     dir: PathBuf,
-    place: Place,
+    place: WeightFiles,
     open: HashMap<String, SafetensorsFile>,
 }
 
 /// The file of each tensor.
-enum Place {
+enum WeightFiles {
     Single,
     Indexed(BTreeMap<String, String>),
 }
@@ -102,9 +102,9 @@ impl Weights {
     fn open(dir: &Path) -> Result<Self, HfError> {
         let index = dir.join(INDEX);
         let place = if dir.join(SINGLE).is_file() {
-            Place::Single
+            WeightFiles::Single
         } else if index.is_file() {
-            Place::Indexed(parse::<Index>(&index, &read_bytes(&index, LARGEST_INDEX)?)?.weight_map)
+            WeightFiles::Indexed(parse::<Index>(&index, &read_bytes(&index, LARGEST_INDEX)?)?.weight_map)
         } else {
             return Err(HfError::NoWeights { dir: dir.to_owned() });
         };
@@ -112,7 +112,7 @@ impl Weights {
     }
 
     fn file_of(&self, tensor: &str) -> Result<&str, HfError> {
-        let Place::Indexed(map) = &self.place else { return Ok(SINGLE) };
+        let WeightFiles::Indexed(map) = &self.place else { return Ok(SINGLE) };
         let missing = || HfError::MissingTensor { path: self.dir.join(INDEX), tensor: tensor.to_owned() };
         let file = map.get(tensor).ok_or_else(missing)?;
         self.require_plain_name(tensor, file)?;
@@ -121,7 +121,7 @@ impl Weights {
 
     /// Returns the names of all files with weights.
     fn file_names(&self) -> Result<BTreeSet<String>, HfError> {
-        let Place::Indexed(map) = &self.place else { return Ok(BTreeSet::from([SINGLE.to_owned()])) };
+        let WeightFiles::Indexed(map) = &self.place else { return Ok(BTreeSet::from([SINGLE.to_owned()])) };
         map.iter().try_for_each(|(tensor, file)| self.require_plain_name(tensor, file))?;
         Ok(map.values().cloned().collect())
     }

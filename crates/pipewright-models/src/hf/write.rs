@@ -100,8 +100,8 @@ impl Writer {
     /// Adds the files of a folder that [`super::keep_origin`] filled, and the keys of its `config.json` that `config`
     /// does not have.
     ///
+    /// # Errors
     /// When a file of the folder cannot be read, or when the system reports an error.
-    /// When a file of the folder cannot be read, or when the system refuses.
     pub fn add_origin<F: ModelFamily>(&mut self, config: &F, origin: &Path) -> Result<(), HfError> {
         copy_files(origin, &self.scratch.path)?;
         let config = with_original_keys(config.to_json(), origin)?;

@@ -35,7 +35,6 @@ impl Model {
     }
 
     /// The same model without the balance loss of its routers.
-    #[allow(dead_code, reason = "only the tests of models with experts use it")]
     pub(crate) const fn unbalanced(name: &'static str) -> Self {
         Self::with_balance(name, false)
     }

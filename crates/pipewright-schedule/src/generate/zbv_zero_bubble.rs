@@ -3,8 +3,8 @@
 //! Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section on ZB-V, in the fixed order of PyTorch. Rank `r` of `p`
 //! owns `r`, called chunk 0, and `2 p - 1 - r`, called chunk 1.
 //!
-//! The order of rank `r`, for `n = max(m, 2 p - 1)` microbatches, where each kind of action of a chunk counts its
-//! microbatches (`F0` is a forward of chunk 0):
+//! The order of rank `r`. `F0` is the next forward of chunk 0. Each kind of action of a chunk visits the microbatches
+//! 0, 1, 2, ... up to `n = max(m, 2 p - 1)`, where `m` is the number of microbatches of the schedule:
 //!
 //! 1. `2 (p - r) - 1` times `F0`;
 //! 2. `r` times `F1 F0`;

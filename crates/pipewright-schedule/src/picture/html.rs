@@ -10,13 +10,13 @@ use std::fmt::Write;
 use crate::ids::Rank;
 use crate::picture::chunks::Chunks;
 use crate::picture::page_data::page_data;
-use crate::picture::palette::{DARK, LIGHT, Sort, Theme, duration, sort};
+use crate::picture::palette::{DARK, LIGHT, Sort, Theme, duration, occurring};
 use crate::picture::{PictureSettings, escaped};
 use crate::simulate::peak_memory;
 use crate::timeline::Timeline;
 
 /// The scripts, in the order in which they use each other.
-const SCRIPTS: [&str; 6] = [
+pub(super) const SCRIPTS: [&str; 6] = [
     include_str!("page/data.js"),
     include_str!("page/view.js"),
     include_str!("page/lanes.js"),
@@ -39,14 +39,14 @@ pub fn html(timeline: &Timeline, settings: &PictureSettings<'_>) -> String {
     // title.
     include_str!("page/page.html")
         .replace("{{style}}", &style)
-        .replace("{{legend}}", &legend(timeline, &chunks))
+        .replace("{{legend}}", &(legend(timeline, &chunks) + &bubble(timeline)))
         .replace("{{table}}", &table(timeline, &chunks, settings))
         .replace("{{title}}", &escaped(settings.title).replace('{', "&#123;"))
         .replace("{{script}}", &script)
 }
 
 /// Returns the colours as variables of the style sheet.
-fn variables(theme: &Theme, chunks: usize) -> String {
+pub(super) fn variables(theme: &Theme, chunks: usize) -> String {
     let named = [
         ("page", theme.page),
         ("ink", theme.ink),
@@ -65,18 +65,16 @@ fn variables(theme: &Theme, chunks: usize) -> String {
     named + &fills.collect::<String>()
 }
 
-/// Returns the sorts that occur with their shades, the meaning of the shades, and the share of bubbles.
-fn legend(timeline: &Timeline, chunks: &Chunks) -> String {
-    let drawn = timeline.events().iter().filter(|event| event.end > event.start);
-    let mut occurring: Vec<Sort> = Vec::new();
-    for sort in drawn.flat_map(|event| event.action.parts()).map(sort) {
-        if !occurring.contains(&sort) {
-            occurring.push(sort);
-        }
-    }
-    occurring.sort_unstable();
+/// Returns the share of bubbles, as an item of the legend.
+fn bubble(timeline: &Timeline) -> String {
+    let bubble = timeline.bubble_fraction() * 100.0;
+    format!("<li><i class=\"bubble\"></i>bubble, {bubble:.1} %</li>")
+}
+
+/// Returns the sorts that occur with their shades, and the meaning of the shades.
+pub(super) fn legend(timeline: &Timeline, chunks: &Chunks) -> String {
     let mut legend = String::new();
-    for sort in occurring {
+    for sort in occurring(timeline) {
         let shades = LIGHT.shades(sort, chunks.most()).len();
         let fills = (0..shades).map(|chunk| {
             let (from, to) = (chunk * 100 / shades, (chunk + 1) * 100 / shades);
@@ -91,9 +89,6 @@ fn legend(timeline: &Timeline, chunks: &Chunks) -> String {
         )
         .expect("writing to a string does not fail");
     }
-    let bubble = timeline.bubble_fraction() * 100.0;
-    write!(legend, "<li><i class=\"bubble\"></i>bubble, {bubble:.1} %</li>")
-        .expect("writing to a string does not fail");
     if chunks.most() > 1 {
         write!(legend, "<li>shades: chunks 0 to {} of a rank</li>", chunks.most() - 1)
             .expect("writing to a string does not fail");
@@ -102,7 +97,7 @@ fn legend(timeline: &Timeline, chunks: &Chunks) -> String {
 }
 
 /// Returns the rows of the table that replaces the picture for screen readers: one row per rank.
-fn table(timeline: &Timeline, chunks: &Chunks, settings: &PictureSettings<'_>) -> String {
+pub(super) fn table(timeline: &Timeline, chunks: &Chunks, settings: &PictureSettings<'_>) -> String {
     let peaks = peak_memory(timeline, settings.counted_sizes());
     let bubbles = timeline.bubble_per_rank();
     let makespan = timeline.makespan();

@@ -1,5 +1,5 @@
-//! Pictures of schedules and timelines: [`grid()`] for a terminal, [`svg()`] for a document, and [`html()`] to explore
-//! in a browser.
+//! Pictures of schedules and timelines: [`grid()`] for a terminal, [`svg()`] for a document, [`html()`] to explore
+//! one timeline in a browser, and [`view()`] to compare a prediction with measured steps and to explain them.
 //!
 //! All return text that needs no other files to be displayed. The caller handles colours of a terminal, files and
 //! viewers.
@@ -7,15 +7,18 @@
 mod grid;
 mod chunks;
 mod palette;
+mod bars;
 mod overlaps;
 mod svg;
 mod page_data;
 mod html;
+mod view;
 
 pub use grid::grid;
 pub use html::html;
 pub use overlaps::with_whole_overlaps;
 pub use svg::svg;
+pub use view::{RecordedStep, View, view};
 
 use crate::costs::StageSizes;
 use crate::simulate::UNIT;

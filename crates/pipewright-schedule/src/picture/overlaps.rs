@@ -28,7 +28,7 @@ pub fn with_whole_overlaps(timeline: &Timeline, program: &Program) -> Timeline {
             });
         }
     }
-    Timeline::new(timeline.ranks(), events)
+    timeline.with_events(events)
 }
 
 /// Returns the overlaps of a row by their forwards, each with its backward.

@@ -3,7 +3,10 @@
 //! Each sort of computation has a hue, and each chunk of a rank a shade of it. Any two sorts differ in every shade for
 //! readers with colour blindness; the tests simulate their vision. Bubbles are hatched.
 
+use std::collections::BTreeSet;
+
 use crate::action::{Action, ActionKind};
+use crate::timeline::Timeline;
 
 /// A sort of action that has a colour of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -127,6 +130,13 @@ impl Theme {
         let chunks = if sort.has_shades() { chunks.max(1) } else { 1 };
         (0..chunks).map(|chunk| self.fill(sort, chunk, chunks)).collect()
     }
+}
+
+/// Returns the sorts of a timeline that take time, in the order of the legend.
+pub(super) fn occurring(timeline: &Timeline) -> BTreeSet<Sort> {
+    let events = timeline.events().iter().filter(|event| event.end > event.start);
+    let messages = timeline.skips().iter().filter(|skip| skip.end > skip.start).map(|_| Sort::Message);
+    events.flat_map(|event| event.action.parts()).map(sort).chain(messages).collect()
 }
 
 /// Returns the sort of `part`, which is not an overlap.

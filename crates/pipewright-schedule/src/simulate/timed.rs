@@ -27,6 +27,7 @@ use crate::ids::{Rank, StageIndex};
 use crate::schedule::Program;
 use crate::simulate::boundary_tensors::{Arrival, Arrivals, BoundaryTensor, Route};
 use crate::simulate::error::SimulateError;
+use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
 use crate::timeline::{Event, Timeline};
 use crate::transfer::Transfer;
 use crate::validate::BlockedRank;
@@ -41,7 +42,7 @@ pub struct TimedRun {
 impl TimedRun {
     /// Returns all events. An overlap has two events, one for each half. The event of a send lasts while the message
     /// occupies its link, that of a receive until the arrival, and that of a collective until it is complete. They may
-    /// overlap with computation of the rank.
+    /// overlap with computation of the rank. [`Timeline::skips`] has the messages of skip connections between ranks.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
@@ -99,6 +100,7 @@ struct Run<'a> {
     reduced: Vec<f64>,
     /// The events of each rank.
     events: Vec<Vec<Event>>,
+    skips: Vec<SkipEvent>,
 }
 
 impl<'a> Run<'a> {
@@ -115,6 +117,7 @@ impl<'a> Run<'a> {
             gathered: vec![0.0; stages],
             reduced: vec![0.0; stages],
             events: program.rows().iter().map(|row| Vec::with_capacity(row.len())).collect(),
+            skips: Vec::new(),
         }
     }
 
@@ -239,10 +242,28 @@ impl<'a> Run<'a> {
             let receiver = self.program.placement().owner(tensor.stage);
             match (receiver, tensor.route) {
                 (Some(receiver), Route::Skip(index)) if receiver != rank => {
-                    self.transmit(rank, receiver, tensor, costs.skips[index].bytes, end);
+                    let sent = self.transmit(rank, receiver, tensor, costs.skips[index].bytes, end);
+                    self.note_skip((rank, receiver), part, tensor, sent);
                 }
                 _ => self.arrive(tensor, on_rank),
             }
+        }
+    }
+
+    /// Adds the events of a skip connection's message from `part`. It occupied its link from the first to the second
+    /// time of `sent`.
+    fn note_skip(
+        &mut self,
+        (rank, receiver): (Rank, Rank),
+        part: Action,
+        tensor: BoundaryTensor,
+        sent: (f64, f64),
+    ) {
+        let message = SkipMessage { from: part.stage(), to: tensor.stage, microbatch: tensor.microbatch };
+        let event = |rank, action, (start, end)| SkipEvent { rank, action, start, end };
+        self.skips.push(event(rank, SkipAction::Send(message), sent));
+        if let Some(Arrival { issued, at }) = self.arrivals.get(tensor) {
+            self.skips.push(event(receiver, SkipAction::Receive(message), (issued, at)));
         }
     }
 
@@ -318,7 +339,8 @@ impl<'a> Run<'a> {
             self.set_times_of_receive(event);
         }
         let exposed = self.ranks.iter().map(|state| state.exposed).collect();
-        Ok(TimedRun { timeline: Timeline::new(self.program.ranks(), events), exposed })
+        let timeline = Timeline::new(self.program.ranks(), events).with_skips(self.skips);
+        Ok(TimedRun { timeline, exposed })
     }
 
     /// Sets the start and the end of a receive. Its message may be sent later than the receive is simulated, so the

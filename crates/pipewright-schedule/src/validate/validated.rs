@@ -19,7 +19,7 @@ pub struct ValidatedProgram {
 
 /// Proves that `program` is sound at `level`.
 ///
-/// A program without any backward is validated as forward-only, so no backward is missing.
+/// If a program has no backward, validation requires none.
 ///
 /// # Errors
 /// All violations with their places. They contain the program.

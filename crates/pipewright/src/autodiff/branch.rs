@@ -33,7 +33,7 @@ pub(crate) fn branch(value: &Value) -> Value {
 }
 
 /// Back ends that can record a branch.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait BranchBackend: Backend {
     /// See [`branch`].
     fn branch(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -42,6 +42,9 @@ pub(crate) trait BranchBackend: Backend {
 }
 
 impl BranchBackend for Flex {}
+
+#[cfg(feature = "cube")]
+impl BranchBackend for burn::backend::Cube {}
 
 impl<B: Backend, C: CheckpointStrategy> BranchBackend for Autodiff<B, C> {
     fn branch(tensor: FloatTensor<Self>) -> FloatTensor<Self> {

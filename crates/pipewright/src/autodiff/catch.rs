@@ -46,7 +46,7 @@ pub(crate) fn catch<const D: usize>(anchor: &Tensor<1>, value: Tensor<D>, caught
 }
 
 /// Back ends that can record a catch.
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait CatchBackend: Backend {
     /// See [`catch`].
     fn catch(anchor: FloatTensor<Self>, value: FloatTensor<Self>, caught: Caught) -> FloatTensor<Self> {
@@ -57,6 +57,9 @@ pub(crate) trait CatchBackend: Backend {
 }
 
 impl CatchBackend for Flex {}
+
+#[cfg(feature = "cube")]
+impl CatchBackend for burn::backend::Cube {}
 
 impl<B, C> CatchBackend for Autodiff<B, C>
 where

@@ -51,8 +51,7 @@ pub(crate) fn gradient_root(output: &Value, slot: GradientSlot) -> Tensor<1> {
 }
 
 /// Back ends that can record a gradient root.
-///
-#[backend_extension(Autodiff, Flex)]
+#[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait GradientRootBackend: Backend {
     /// See [`gradient_root`].
     fn gradient_root(output: FloatTensor<Self>, slot: GradientSlot) -> FloatTensor<Self> {
@@ -63,6 +62,9 @@ pub(crate) trait GradientRootBackend: Backend {
 }
 
 impl GradientRootBackend for Flex {}
+
+#[cfg(feature = "cube")]
+impl GradientRootBackend for burn::backend::Cube {}
 
 impl<B, C> GradientRootBackend for Autodiff<B, C>
 where

@@ -3,7 +3,9 @@
 mod branch;
 mod catch;
 mod gradient_root;
+mod record;
 
 pub(crate) use branch::branch;
 pub(crate) use catch::{Caught, catch};
 pub(crate) use gradient_root::{GradientSlot, gradient_root};
+pub(crate) use record::{Rule, record};

@@ -132,7 +132,7 @@ fn lock(folder: &Path) -> Result<File, CheckpointError> {
             return Err(CheckpointError::Io { action: "lock", path, source });
         }
     }
-    let told = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-    told.map_err(CheckpointError::io("write", &path))?;
+    let written = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    written.map_err(CheckpointError::io("write", &path))?;
     Ok(file)
 }

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use burn::tensor::{BoolStore, DType};
-use pipewright_schedule::Rank;
 
 use super::error::CheckpointError;
 use super::folder::{REMOVING, committed_name, scratch_name};
@@ -19,6 +18,7 @@ use super::manifest::{MANIFEST, Manifest, Shard};
 use super::optimizer::{FIELD, take_apart};
 use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{self, Content, Named};
+use crate::ids::WorldRank;
 use crate::tensor::ValueKind;
 
 /// The header text that says which step a shard belongs to.
@@ -90,7 +90,7 @@ impl Saving {
     ///
     /// # Errors
     /// When the system reports an error.
-    pub fn leave_note(&self, rank: Rank, shard: &Shard) -> Result<(), CheckpointError> {
+    pub fn leave_note(&self, rank: WorldRank, shard: &Shard) -> Result<(), CheckpointError> {
         let (path, draft) = (self.note(rank), self.note(rank).with_extension("draft"));
         let text = serde_json::to_string(shard).expect("a shard is plain data");
         let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, &path));
@@ -101,7 +101,7 @@ impl Saving {
     ///
     /// # Errors
     /// When the note cannot be read.
-    pub fn take_note(&self, rank: Rank) -> Result<Option<Shard>, CheckpointError> {
+    pub fn take_note(&self, rank: WorldRank) -> Result<Option<Shard>, CheckpointError> {
         let path = self.note(rank);
         let text = match fs::read(&path) {
             Ok(text) => text,
@@ -114,7 +114,7 @@ impl Saving {
         Ok(Some(shard))
     }
 
-    fn note(&self, rank: Rank) -> PathBuf {
+    fn note(&self, rank: WorldRank) -> PathBuf {
         self.scratch.join(format!("rank-{:04}.note", rank.get()))
     }
 

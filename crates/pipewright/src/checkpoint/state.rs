@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
-use pipewright_schedule::Rank;
 use serde_json::{Map, Value as Json};
 
 use super::cursor::Cursor;
+use crate::ids::WorldRank;
 use crate::memory::RankMemory;
 use crate::tensor::Value;
 use crate::tensor::shard::RowShard;
@@ -30,7 +30,7 @@ pub struct TrainingState {
 
 /// One rank's parameters and optimizer state, by global path.
 pub struct RankState {
-    pub(crate) rank: Rank,
+    pub(crate) rank: WorldRank,
     pub(crate) stages: Vec<StageState>,
     /// The rank's memory count, which counts the copies that are made for writing.
     pub(crate) memory: RankMemory,
@@ -55,7 +55,7 @@ pub(crate) struct HeldParameter {
 
 impl RankState {
     /// Returns the rank whose state this is.
-    pub fn rank(&self) -> Rank {
+    pub fn rank(&self) -> WorldRank {
         self.rank
     }
 }

@@ -8,13 +8,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-use pipewright_schedule::Rank;
 
 use super::error::CheckpointError;
 use super::folder::{CheckpointFolder, committed_name};
 use super::manifest::Manifest;
 use super::save::{Saving, check_paths};
 use super::state::TrainingState;
+use crate::ids::WorldRank;
 
 /// How much longer than the deadline its owner waits for the thread. The thread's own error at the deadline says more.
 const GRACE: Duration = Duration::from_secs(1);
@@ -235,7 +235,7 @@ fn commit(
     let mut since = Instant::now();
     while !missing.is_empty() {
         for rank in missing.clone() {
-            if let Some(shard) = saving.take_note(Rank::new(rank))? {
+            if let Some(shard) = saving.take_note(WorldRank::new(rank))? {
                 missing.remove(&rank);
                 written.fetch_add(shard.bytes, Ordering::Relaxed);
                 shards.push(shard);

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
-use pipewright_schedule::Rank;
 
 use super::exchange::Exchange;
 use super::group::Group;
 use super::sum::sum;
+use crate::ids::WorldRank;
 use crate::message::{MessageError, Payload, Tag};
 use crate::progress::Waiting;
 use crate::tensor::shard::{RowShard, join};
@@ -36,7 +36,7 @@ pub enum CollectiveError {
     )]
     Silent {
         /// The first such member.
-        rank: Rank,
+        rank: WorldRank,
         /// The message that is missing.
         tag: Tag,
         /// The deadline.
@@ -46,13 +46,13 @@ pub enum CollectiveError {
     #[error("aborted because rank {rank} failed")]
     Aborted {
         /// The rank that failed first.
-        rank: Rank,
+        rank: WorldRank,
     },
     /// The root of a broadcast is not in the group.
     #[error("rank {rank} is not in the group, and cannot broadcast to it: name one of its members")]
     Root {
         /// The rank.
-        rank: Rank,
+        rank: WorldRank,
     },
     /// The members' tensors have different shapes.
     #[error(
@@ -66,7 +66,7 @@ pub enum CollectiveError {
         /// Its shape there.
         other: Shape,
         /// The other rank.
-        rank: Rank,
+        rank: WorldRank,
     },
     /// The members' tensors have different element types.
     #[error(
@@ -80,7 +80,7 @@ pub enum CollectiveError {
         /// Its type there.
         other: DType,
         /// The other rank.
-        rank: Rank,
+        rank: WorldRank,
     },
     /// The members' lists have different lengths.
     #[error("{own} tensor(s) here and {other} on rank {rank}: all members bring as many")]
@@ -90,11 +90,11 @@ pub enum CollectiveError {
         /// Tensors there.
         other: usize,
         /// The other rank.
-        rank: Rank,
+        rank: WorldRank,
     },
     /// The number of parts is not the number of members.
     #[error("{found} part(s) for {expected} members: bring one for each")]
-    Parts {
+    MemberCount {
         /// Tensors given.
         found: usize,
         /// Members of the group.
@@ -137,19 +137,19 @@ impl<'a> Communicator<'a> {
     ///
     /// # Errors
     /// When the root has not sent them, or a rank failed.
-    pub fn broadcast(&mut self, root: Rank, tensors: Values) -> Result<Values, CollectiveError> {
+    pub fn broadcast(&mut self, root: WorldRank, tensors: Values) -> Result<Values, CollectiveError> {
         let tag = self.next_tag();
         if !self.group.members().contains(&root) {
             return Err(CollectiveError::Root { rank: root });
         }
         if self.endpoint.rank() == root {
-            let others: Vec<Rank> = self.group.others().map(|(_, rank)| rank).collect();
+            let others: Vec<WorldRank> = self.group.others().map(|(_, rank)| rank).collect();
             others.into_iter().for_each(|to| self.send(to, tag, &tensors));
             return Ok(tensors);
         }
         let mut received = Exchange::one(root, tag);
         self.complete(&mut received)?;
-        Ok(received.into_parts().flatten().flatten().collect())
+        Ok(received.into_contents().flatten().flatten().collect())
     }
 
     /// Returns the tensors of all members, in the order of the members.
@@ -171,7 +171,7 @@ impl<'a> Communicator<'a> {
         let tag = self.next_tag();
         let expected = self.group.members().len();
         if parts.len() != expected {
-            return Err(CollectiveError::Parts { found: parts.len(), expected });
+            return Err(CollectiveError::MemberCount { found: parts.len(), expected });
         }
         for (place, tensor) in parts.iter().flat_map(|part| part.iter().enumerate()) {
             if tensor.kind() != ValueKind::Float {
@@ -228,10 +228,17 @@ impl<'a> Communicator<'a> {
             self.send(to, tag, &lists[place]);
         }
         drop(lists);
+        let devices: Vec<Device> = own.iter().map(Value::device).collect();
         let own = own.into_iter().map(Some).collect();
         let mut exchange = Exchange::among(&group, tag, own);
         self.complete(&mut exchange)?;
-        Ok(exchange.into_parts().collect())
+        // A tensor arrives on its sender's device. Each joins this member's tensor at the same place.
+        let moved = |(place, tensor): (usize, Option<Value>)| match devices.get(place) {
+            Some(device) => tensor.map(|tensor| tensor.to_device(device)),
+            None => tensor,
+        };
+        let here = |list: OptionalTensors| list.into_iter().enumerate().map(moved).collect();
+        Ok(exchange.into_contents().map(here).collect())
     }
 
     /// Waits until all messages of an exchange have arrived.
@@ -260,7 +267,7 @@ impl<'a> Communicator<'a> {
         message.into_tensors().map(|tensors| Some((sent, tensors)))
     }
 
-    fn send(&mut self, to: Rank, tag: Tag, tensors: &[Value]) {
+    fn send(&mut self, to: WorldRank, tag: Tag, tensors: &[Value]) {
         // The receiver may write to a float tensor, so it gets a copy. Tensors of other kinds are not written to.
         let own = |tensor: &Value| match tensor.kind() {
             ValueKind::Float => tensor.clone().copied(),

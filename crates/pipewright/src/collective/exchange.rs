@@ -6,60 +6,59 @@
 
 use std::time::Instant;
 
-use pipewright_schedule::Rank;
-
 use super::group::Group;
+use crate::ids::WorldRank;
 use crate::message::Tag;
 use crate::progress::Waiting;
 
 /// Contents of one type from several ranks, in the order in which they are used.
 #[derive(Debug)]
 pub(crate) struct Exchange<T> {
-    parts: Vec<Part<T>>,
+    slots: Vec<Slot<T>>,
     /// The time at which the latest of the arrived messages was sent.
     latest: Option<Instant>,
 }
 
 /// One content of an exchange.
 #[derive(Debug)]
-pub(crate) enum Part<T> {
+pub(crate) enum Slot<T> {
     /// A message that has not arrived.
     Expected(Waiting),
     /// The content of a message that has arrived, or this rank's own.
-    Here(T),
+    Filled(T),
 }
 
 impl<T> Exchange<T> {
-    /// Makes an exchange of these parts.
-    pub(crate) fn new(parts: impl IntoIterator<Item = Part<T>>) -> Self {
-        Self { parts: parts.into_iter().collect(), latest: None }
+    /// Makes an exchange of these slots.
+    pub(crate) fn new(slots: impl IntoIterator<Item = Slot<T>>) -> Self {
+        Self { slots: slots.into_iter().collect(), latest: None }
     }
 
     /// Makes an exchange in which every member of a group sends each other member one message under `tag`; `own` is
-    /// this member's part.
+    /// the content of this member.
     pub(crate) fn among(group: &Group, tag: Tag, own: T) -> Self {
         let mut own = Some(own);
-        let part = |&from: &Rank| match own.take_if(|_| from == group.own()) {
-            Some(own) => Part::Here(own),
-            None => Part::Expected(Waiting { from, tag }),
+        let slot = |&from: &WorldRank| match own.take_if(|_| from == group.own()) {
+            Some(own) => Slot::Filled(own),
+            None => Slot::Expected(Waiting { from, tag }),
         };
-        Self::new(group.members().iter().map(part))
+        Self::new(group.members().iter().map(slot))
     }
 
-    /// Makes an exchange of this rank's own part and then a message from each of `senders` under `tag`.
-    pub(crate) fn gather(own: T, tag: Tag, senders: &[Rank]) -> Self {
-        let others = senders.iter().map(|&from| Part::Expected(Waiting { from, tag }));
-        Self::new(std::iter::once(Part::Here(own)).chain(others))
+    /// Makes an exchange of this rank's own content and then a message from each of `senders` under `tag`.
+    pub(crate) fn gather(own: T, tag: Tag, senders: &[WorldRank]) -> Self {
+        let others = senders.iter().map(|&from| Slot::Expected(Waiting { from, tag }));
+        Self::new(std::iter::once(Slot::Filled(own)).chain(others))
     }
 
     /// Makes an exchange of one message.
-    pub(crate) fn one(from: Rank, tag: Tag) -> Self {
-        Self::new([Part::Expected(Waiting { from, tag })])
+    pub(crate) fn one(from: WorldRank, tag: Tag) -> Self {
+        Self::new([Slot::Expected(Waiting { from, tag })])
     }
 
     /// Makes an exchange of a content that is already here.
-    pub(crate) fn here(content: T) -> Self {
-        Self::new([Part::Here(content)])
+    pub(crate) fn complete(content: T) -> Self {
+        Self::new([Slot::Filled(content)])
     }
 
     /// Calls `take` for each missing message. It returns the content with the time of sending, or `None` if the message
@@ -68,10 +67,10 @@ impl<T> Exchange<T> {
         &mut self,
         mut take: impl FnMut(Waiting) -> Result<Option<(Instant, T)>, E>,
     ) -> Result<Option<Waiting>, E> {
-        for part in &mut self.parts {
-            let Part::Expected(waiting) = part else { continue };
+        for slot in &mut self.slots {
+            let Slot::Expected(waiting) = slot else { continue };
             if let Some((sent, content)) = take(*waiting)? {
-                *part = Part::Here(content);
+                *slot = Slot::Filled(content);
                 self.latest = self.latest.max(Some(sent));
             }
         }
@@ -80,9 +79,9 @@ impl<T> Exchange<T> {
 
     /// Returns the first message that has not arrived.
     pub(crate) fn missing(&self) -> Option<Waiting> {
-        self.parts.iter().find_map(|part| match part {
-            Part::Expected(waiting) => Some(*waiting),
-            Part::Here(_) => None,
+        self.slots.iter().find_map(|slot| match slot {
+            Slot::Expected(waiting) => Some(*waiting),
+            Slot::Filled(_) => None,
         })
     }
 
@@ -93,14 +92,14 @@ impl<T> Exchange<T> {
 
     /// Returns the content of a complete exchange of one message.
     pub(crate) fn into_one(self) -> T {
-        self.into_parts().next().expect("a complete exchange of one message has its content")
+        self.into_contents().next().expect("a complete exchange of one message has its content")
     }
 
     /// Returns all contents of a complete exchange, in order.
-    pub(crate) fn into_parts(self) -> impl Iterator<Item = T> {
-        self.parts.into_iter().filter_map(|part| match part {
-            Part::Here(content) => Some(content),
-            Part::Expected(_) => None,
+    pub(crate) fn into_contents(self) -> impl Iterator<Item = T> {
+        self.slots.into_iter().filter_map(|slot| match slot {
+            Slot::Filled(content) => Some(content),
+            Slot::Expected(_) => None,
         })
     }
 }
@@ -111,11 +110,11 @@ mod tests {
 
     #[test]
     fn an_exchange_names_what_is_missing_and_keeps_its_order() {
-        let ranks = [0, 1, 2].map(Rank::new);
+        let ranks = [0, 1, 2].map(WorldRank::new);
         let group = Group::new(ranks.to_vec(), ranks[1]).expect("a group");
         let mut exchange = Exchange::among(&group, Tag::Ready, 10);
         let mut arrived = vec![ranks[2]];
-        let mut poll = |arrived: &[Rank]| {
+        let mut poll = |arrived: &[WorldRank]| {
             let take = |waiting: Waiting| -> Result<_, ()> {
                 Ok(arrived.contains(&waiting.from).then(|| (Instant::now(), waiting.from.get())))
             };
@@ -124,6 +123,6 @@ mod tests {
         assert_eq!(poll(&arrived), Some(ranks[0]));
         arrived.push(ranks[0]);
         assert_eq!(poll(&arrived), None);
-        assert_eq!(exchange.into_parts().collect::<Vec<_>>(), [0, 10, 2]);
+        assert_eq!(exchange.into_contents().collect::<Vec<_>>(), [0, 10, 2]);
     }
 }

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use pipewright_schedule::Rank;
-
+use crate::ids::WorldRank;
 use crate::transport::Endpoint;
 
 /// Ranks of the world in an order that is the same on each of them, and the member that holds this value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    members: Arc<[Rank]>,
+    members: Arc<[WorldRank]>,
     place: usize,
 }
 
@@ -21,13 +20,13 @@ pub enum GroupError {
     #[error("rank {own} is not among the members of the group: make a group on its members alone")]
     NotAMember {
         /// That rank.
-        own: Rank,
+        own: WorldRank,
     },
     /// The list contains a rank twice.
     #[error("rank {rank} is in the group twice: name each member once")]
     Twice {
         /// The rank.
-        rank: Rank,
+        rank: WorldRank,
     },
 }
 
@@ -36,7 +35,7 @@ impl Group {
     ///
     /// # Errors
     /// When `own` is not a member, or a rank is in the list twice.
-    pub fn new(members: Vec<Rank>, own: Rank) -> Result<Self, GroupError> {
+    pub fn new(members: Vec<WorldRank>, own: WorldRank) -> Result<Self, GroupError> {
         let mut sorted = members.clone();
         sorted.sort_unstable();
         if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -50,12 +49,12 @@ impl Group {
 
     /// Makes the group of all ranks of a world.
     pub fn of_world(endpoint: &Endpoint) -> Self {
-        let members = (0..endpoint.ranks()).map(Rank::new).collect();
+        let members = (0..endpoint.ranks()).map(WorldRank::new).collect();
         Self { members, place: endpoint.rank().index() }
     }
 
     /// Returns the members, in their order.
-    pub fn members(&self) -> &[Rank] {
+    pub fn members(&self) -> &[WorldRank] {
         &self.members
     }
 
@@ -65,12 +64,12 @@ impl Group {
     }
 
     /// Returns the member that holds this value.
-    pub(crate) fn own(&self) -> Rank {
+    pub(crate) fn own(&self) -> WorldRank {
         self.members[self.place]
     }
 
     /// Returns the other members with their places.
-    pub(crate) fn others(&self) -> impl Iterator<Item = (usize, Rank)> + use<'_> {
+    pub(crate) fn others(&self) -> impl Iterator<Item = (usize, WorldRank)> + use<'_> {
         self.members.iter().copied().enumerate().filter(|(place, _)| *place != self.place)
     }
 }
@@ -81,11 +80,11 @@ mod tests {
 
     #[test]
     fn a_group_is_seen_by_a_member_and_names_each_once() {
-        let ranks = |members: &[u32]| members.iter().copied().map(Rank::new).collect::<Vec<_>>();
-        let group = Group::new(ranks(&[3, 1, 2]), Rank::new(1)).expect("a group");
+        let ranks = |members: &[u32]| members.iter().copied().map(WorldRank::new).collect::<Vec<_>>();
+        let group = Group::new(ranks(&[3, 1, 2]), WorldRank::new(1)).expect("a group");
         assert_eq!(group.place(), 1);
-        assert_eq!(group.others().collect::<Vec<_>>(), [(0, Rank::new(3)), (2, Rank::new(2))]);
-        let own = Rank::new(0);
+        assert_eq!(group.others().collect::<Vec<_>>(), [(0, WorldRank::new(3)), (2, WorldRank::new(2))]);
+        let own = WorldRank::new(0);
         assert_eq!(Group::new(ranks(&[1, 2]), own), Err(GroupError::NotAMember { own }));
         assert_eq!(Group::new(ranks(&[0, 2, 0]), own), Err(GroupError::Twice { rank: own }));
     }

@@ -39,7 +39,7 @@ mod exchange;
 mod sum;
 
 pub use communicator::{CollectiveError, Communicator};
-pub(crate) use exchange::{Exchange, Part};
+pub(crate) use exchange::{Exchange, Slot};
 pub use group::{Group, GroupError};
 pub(crate) use sum::sum;
 pub(crate) use tree::Tree;

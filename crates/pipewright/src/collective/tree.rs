@@ -11,15 +11,14 @@
 //! members. Gathering to the root takes one message for each other member. At most as many messages follow each other
 //! as the number of members has bits. The same holds for sending something to all members.
 
-use pipewright_schedule::Rank;
-
 use super::group::Group;
+use crate::ids::WorldRank;
 
 /// One member's neighbours in the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tree {
-    parent: Option<Rank>,
-    children: Vec<Rank>,
+    parent: Option<WorldRank>,
+    children: Vec<WorldRank>,
 }
 
 impl Tree {
@@ -36,12 +35,12 @@ impl Tree {
     }
 
     /// Returns the member above this one; `None` at the root.
-    pub(crate) fn parent(&self) -> Option<Rank> {
+    pub(crate) fn parent(&self) -> Option<WorldRank> {
         self.parent
     }
 
     /// Returns the members below this one, in the order of the group.
-    pub(crate) fn children(&self) -> &[Rank] {
+    pub(crate) fn children(&self) -> &[WorldRank] {
         &self.children
     }
 }
@@ -52,8 +51,8 @@ mod tests {
 
     /// Returns the trees of all members of a group with `members` members.
     fn trees(members: u32) -> Vec<Tree> {
-        let ranks: Vec<Rank> = (0..members).map(|rank| Rank::new(10 + rank)).collect();
-        let tree = |&own: &Rank| Tree::over(&Group::new(ranks.clone(), own).expect("a group"));
+        let ranks: Vec<WorldRank> = (0..members).map(|rank| WorldRank::new(10 + rank)).collect();
+        let tree = |&own: &WorldRank| Tree::over(&Group::new(ranks.clone(), own).expect("a group"));
         ranks.iter().map(tree).collect()
     }
 
@@ -90,7 +89,7 @@ mod tests {
             assert_eq!(trees[0].parent(), None);
             for (place, tree) in trees.iter().enumerate() {
                 for child in tree.children() {
-                    assert_eq!(trees[child.index() - 10].parent(), Some(Rank::new(10 + place as u32)));
+                    assert_eq!(trees[child.index() - 10].parent(), Some(WorldRank::new(10 + place as u32)));
                 }
             }
         }

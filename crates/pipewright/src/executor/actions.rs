@@ -7,12 +7,14 @@
 //! Between stages of one rank (the turn of a V placement) tensors are passed in place, and the program has no
 //! communication for them.
 
+use std::time::Duration;
+
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::message::{Direction, Tag};
-use crate::progress::Waiting;
+use crate::progress::{Sending, Waiting};
 use crate::random::StreamKey;
 use crate::stage::{ForwardTask, StageContext};
 use crate::tensor::{OptionalTensors, Values};
@@ -36,7 +38,7 @@ impl Executor {
             Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
             // The computation that uses the message takes it.
             Action::RecvForward { .. } | Action::RecvBackward { .. } => Ok(None),
-            // A send transfers its tensors at once, so there is nothing to wait for.
+            // It is tried once the message has left: see `Executor::unsent`.
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => Ok(None),
             Action::ReduceGrad { stage } => {
                 self.start_reduction(stage)?;
@@ -54,7 +56,27 @@ impl Executor {
         }
     }
 
-    /// Runs `action` inside the hook's scope. Its messages must have arrived.
+    /// Returns the message that a wait for a send waits for; `None` if its buffer is free, and for other actions.
+    pub(super) fn unsent(&mut self, action: Action) -> Option<Sending> {
+        let (direction, stage, microbatch) = match action {
+            Action::WaitSendForward { stage, microbatch } => {
+                (Direction::Forward, self.placement().next(stage)?, microbatch)
+            }
+            Action::WaitSendBackward { stage, microbatch } => {
+                (Direction::Backward, self.placement().previous(stage)?, microbatch)
+            }
+            _ => return None,
+        };
+        let to = self.endpoint.world_rank_of(self.placement().rank_of(stage));
+        let tag = Tag::Boundary { direction, stage, microbatch };
+        if !self.endpoint.is_sent(to, tag) {
+            return Some(Sending { to, tag });
+        }
+        self.step.exposed += self.step.entered.map_or(Duration::ZERO, |entered| entered.elapsed());
+        None
+    }
+
+    /// Runs `action` inside the hook's scope. Calls the hook only when the messages of the action have arrived.
     pub(super) fn act_in_scope(&mut self, action: Action) -> Outcome {
         let Some(hook) = self.hook.clone() else { return self.act(action) };
         if let Some(waiting) = self.fetch(action)? {
@@ -121,16 +143,17 @@ impl Executor {
         let input = &self.step.input;
         let side_inputs = input.side_inputs.clone();
         let task = ForwardTask { loss_weight: input.loss_weights[place], keep_outputs: input.keep_outputs };
-        let local = self.local_stage(stage);
-        let target = local.targets[place].take();
-        let context =
-            StageContext::new(stage, microbatch).with_side_inputs(side_inputs, local.runner.device());
+        let local_stage = self.local_stage(stage);
+        let device = local_stage.runner.device();
+        let target = local_stage.targets[place].take();
+        let target = target.map(|target| target.into_iter().map(|value| value.to_device(&device)).collect());
+        let context = StageContext::new(stage, microbatch).with_side_inputs(side_inputs, device);
         let forwarded = match forward_only {
-            true => local.runner.infer(&context, inputs, target)?,
-            false => local.runner.forward(&context.with_random(random), inputs, target, task)?,
+            true => local_stage.runner.infer(&context, inputs, target)?,
+            false => local_stage.runner.forward(&context.with_random(random), inputs, target, task)?,
         };
-        local.losses[place] = forwarded.loss;
-        local.auxiliary[place] = forwarded.auxiliary;
+        local_stage.losses[place] = forwarded.loss;
+        local_stage.auxiliary[place] = forwarded.auxiliary;
         self.give_outputs(stage, microbatch, forwarded.outputs)?;
         Ok(None)
     }
@@ -146,9 +169,9 @@ impl Executor {
     /// Runs `W`: the weight gradients that `I` deferred. A stage that defers none still trains, but gains nothing from
     /// the split, which is logged once.
     fn split_weights(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        let local = self.local_stage(stage);
-        let products = local.runner.backward_weights(microbatch);
-        if products == 0 && !std::mem::replace(&mut local.logged_empty_weight_backward, true) {
+        let local_stage = self.local_stage(stage);
+        let products = local_stage.runner.backward_weights(microbatch);
+        if products == 0 && !std::mem::replace(&mut local_stage.logged_empty_weight_backward, true) {
             tracing::info!(
                 "stage {stage} has no layer that puts off its weight gradients: they come with `I`, and `W` does nothing; \
                  `pipewright::nn` has layers that do"

@@ -5,7 +5,7 @@ use pipewright_schedule::{Microbatch, StageIndex};
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::message::Direction;
-use crate::tensor::{Found, MetadataError, Side, Value, Values};
+use crate::tensor::{MetadataError, Side, TensorMismatch, Values};
 
 impl Executor {
     /// Returns all input tensors of a stage for a microbatch; `None` if those of the neighbour have not arrived.
@@ -17,7 +17,8 @@ impl Executor {
         let inputs = self.local_stage(stage).inputs[microbatch.index()].take()?;
         let Some(previous) = self.placement().previous(stage) else {
             // The model's input data needs no gradient.
-            return Some(Ok(inputs.into_iter().map(Value::constant).collect()));
+            let device = self.local_stage(stage).runner.device();
+            return Some(Ok(inputs.into_iter().map(|input| input.to_device(&device).constant()).collect()));
         };
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
@@ -53,10 +54,16 @@ impl Executor {
     }
 
     /// Returns the error for a boundary whose two stages differ in their tensors.
-    fn mismatch(&self, from: StageIndex, to: StageIndex, microbatch: Microbatch, found: Found) -> Cause {
+    fn mismatch(
+        &self,
+        from: StageIndex,
+        to: StageIndex,
+        microbatch: Microbatch,
+        found: TensorMismatch,
+    ) -> Cause {
         let rank = |stage| self.endpoint.world_rank_of(self.placement().rank_of(stage));
         let side = |stage| Side { stage, rank: rank(stage) };
-        let (mismatch, sent, expected) = found;
+        let TensorMismatch { mismatch, sent, expected } = found;
         let (from, to) = (side(from), side(to));
         Box::new(MetadataError { microbatch, mismatch, from, sent, to, expected }).into()
     }

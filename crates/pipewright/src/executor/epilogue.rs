@@ -22,7 +22,7 @@ impl Executor {
                 Phase::Done(Outcome::default())
             }
             Phase::SharedGradients(sums) => {
-                self.add_shared_gradients(sums);
+                self.set_shared_gradients(sums);
                 self.gather_replica_squares()
             }
             Phase::ReplicaSquares(squares) => self.gather_squares(concatenated(squares))?,
@@ -99,5 +99,5 @@ impl Executor {
 
 /// Joins the lists of an exchange in its order.
 fn concatenated<T>(lists: Exchange<Vec<T>>) -> Vec<T> {
-    lists.into_parts().flatten().collect()
+    lists.into_contents().flatten().collect()
 }

@@ -70,7 +70,7 @@ impl Executor {
         if let Some(latest) = rows.latest() {
             self.note_exposed(latest);
         }
-        self.local_stage(index).runner.gather(joined(rows.into_parts()));
+        self.local_stage(index).runner.gather(joined(rows.into_contents()));
         if matches!(self.step.phase, Phase::Actions) {
             self.note_received(Action::Unshard { stage: index });
         }

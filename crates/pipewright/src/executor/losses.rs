@@ -3,6 +3,7 @@
 //! A rank sends gradient sums and squares only after it has checked that its losses are finite. So if a loss is not
 //! finite, no rank updates, and all parameters keep their values from before the step.
 
+use burn::tensor::Tensor;
 use pipewright_schedule::Microbatch;
 
 use super::machine::Executor;
@@ -16,9 +17,10 @@ impl Executor {
         let evaluates = self.program().is_forward_only();
         let first = self.first_microbatch();
         let last = self.stages.last_mut().expect("every rank owns a stage");
-        for (microbatch, loss) in (first..).map(Microbatch::new).zip(&mut last.losses) {
-            let Some(loss) = loss.take() else { continue };
-            let loss = f64::from(loss.into_scalar::<f32>());
+        let found = (first..).map(Microbatch::new).zip(&mut last.losses);
+        let (microbatches, losses): (Vec<_>, Vec<_>) =
+            found.filter_map(|(microbatch, loss)| Some((microbatch, loss.take()?))).unzip();
+        for (microbatch, loss) in microbatches.into_iter().zip(read(losses)) {
             if !loss.is_finite() && !evaluates {
                 return Err(Cause::LossNotFinite { microbatch, loss });
             }
@@ -33,17 +35,21 @@ impl Executor {
         let first = self.first_microbatch();
         let microbatches = f64::from(self.program().microbatches() * self.endpoint.replica_count());
         for stage in &mut self.stages {
-            for (place, losses) in stage.auxiliary.iter_mut().enumerate() {
-                let loss_weight = self.step.input.loss_weights[place] / microbatches;
+            let lists = stage.auxiliary.iter_mut().map(std::mem::take).enumerate();
+            let (names, losses): (Vec<_>, Vec<_>) = lists
+                .flat_map(|(place, list)| {
+                    list.into_iter()
+                        .map(move |Auxiliary { name, weight, loss }| ((place, name, weight), loss))
+                })
+                .unzip();
+            for ((place, name, weight), loss) in names.into_iter().zip(read(losses)) {
                 let microbatch = Microbatch::new(first + place as u32);
-                for Auxiliary { name, weight, loss } in std::mem::take(losses) {
-                    let loss = f64::from(loss.into_scalar::<f32>());
-                    if !loss.is_finite() && !evaluates {
-                        return Err(Cause::AuxiliaryNotFinite { stage: stage.index, microbatch, name, loss });
-                    }
-                    let (stage, loss) = (stage.index, loss_weight * loss);
-                    self.step.auxiliary.push(AuxiliaryPart { name, stage, microbatch, weight, loss });
+                if !loss.is_finite() && !evaluates {
+                    return Err(Cause::AuxiliaryNotFinite { stage: stage.index, microbatch, name, loss });
                 }
+                let loss_weight = self.step.input.loss_weights[place] / microbatches;
+                let (stage, loss) = (stage.index, loss_weight * loss);
+                self.step.auxiliary.push(AuxiliaryPart { name, stage, microbatch, weight, loss });
             }
         }
         Ok(())
@@ -52,5 +58,13 @@ impl Executor {
     /// Returns the first microbatch of this replica. Errors and reports number microbatches over all replicas.
     fn first_microbatch(&self) -> u32 {
         self.endpoint.coord().replica * self.program().microbatches()
+    }
+}
+
+/// Returns the values of scalars (shape `[1]`). They are read together, because each read waits for the device.
+fn read(scalars: Vec<Tensor<1>>) -> Vec<f64> {
+    match scalars.is_empty() {
+        true => Vec::new(),
+        false => Tensor::cat(scalars, 0).into_data().iter::<f32>().map(f64::from).collect(),
     }
 }

@@ -14,16 +14,17 @@ use super::report::RankReport;
 use super::step::{Outcome, Phase, Poll, StepInput, StepState};
 use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
+use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::message::Tag;
-use crate::progress::{Board, Doing, Waiting};
+use crate::progress::{Activity, Blocked, ProgressBoard, Waiting};
 use crate::stage::Stage;
 use crate::tensor::{Boundaries, CheckMetadata, Metadata};
 
 /// The settings that an executor gets from its pipeline.
 pub(crate) struct ExecutorConfig {
     pub(crate) program: Arc<ValidatedProgram>,
-    pub(crate) board: Board,
+    pub(crate) board: ProgressBoard,
     pub(crate) metadata: Metadata,
     pub(crate) check_metadata: CheckMetadata,
     pub(crate) seed: u64,
@@ -37,14 +38,14 @@ pub(crate) struct Executor {
     /// The rank in its pipeline: the row of the program that it runs.
     pub(super) rank: Rank,
     /// The rank in the world, which reports and errors name.
-    pub(super) world_rank: Rank,
+    pub(super) world_rank: WorldRank,
     pub(super) stages: Vec<LocalStage>,
     pub(super) endpoint: MeshEndpoint,
     /// The seed of the random numbers that layers draw.
     pub(super) seed: u64,
     pub(super) clip_norm: Option<f64>,
     pub(super) memory: RankMemory,
-    pub(super) board: Board,
+    pub(super) board: ProgressBoard,
     /// The flag that ends training after the current step.
     pub(super) interrupt: Option<Arc<AtomicBool>>,
     pub(super) hook: Option<Arc<dyn ActionHook>>,
@@ -81,7 +82,7 @@ impl Executor {
             interrupt: config.interrupt,
             accumulated: 0,
             parameters: None,
-            step: StepState::new(StepInput::empty(0, config.program)),
+            step: StepState::new(StepInput::empty(StepNumber::default(), config.program)),
         }
     }
 
@@ -95,7 +96,7 @@ impl Executor {
         self.step.phase = Phase::Actions;
         self.step.events.reserve(self.program().row(self.rank).len());
         self.stages.iter_mut().for_each(|stage| stage.gathers = 0);
-        self.board.does(self.world_rank, Doing::Computes);
+        self.board.set_activity(self.world_rank, Activity::Computes);
         self.board.moved(self.world_rank, 0);
         let first = self.stages.first_mut().expect("every rank owns a stage");
         inputs.into_iter().zip(&mut first.inputs).for_each(|(values, place)| *place = Some(values));
@@ -103,7 +104,7 @@ impl Executor {
         targets.into_iter().zip(&mut last.targets).for_each(|(values, place)| *place = Some(values));
     }
 
-    /// Runs the next action or phase that can run, or returns that it waits for a message.
+    /// Runs the next action or phase that can run, or returns that it waits for a message to arrive or to leave.
     pub(crate) fn poll(&mut self) -> Result<Poll, StepError> {
         if self.endpoint.abort().is_raised() {
             let first = self.endpoint.abort().first().map_or(self.world_rank, |error| error.rank);
@@ -111,33 +112,33 @@ impl Executor {
         }
         // A waiting executor is not polled, so its status on the board stays valid until a message arrives.
         if std::mem::take(&mut self.step.waits) {
-            self.board.does(self.world_rank, Doing::Computes);
+            self.board.set_activity(self.world_rank, Activity::Computes);
         }
         if !self.step.reductions.is_empty() {
             self.advance_reductions().map_err(|cause| self.error(cause))?;
         }
-        let waiting = match self.step.phase {
+        let blocked = match self.step.phase {
             Phase::Actions => self.poll_action(),
             Phase::Idle | Phase::Done(_) => {
-                self.board.does(self.world_rank, Doing::NoStep);
+                self.board.set_activity(self.world_rank, Activity::NoStep);
                 return Ok(Poll::Done);
             }
-            _ => self.poll_epilogue(),
+            _ => self.poll_epilogue().map(|waiting| waiting.map(Blocked::from)),
         };
-        match waiting {
+        match blocked {
             Ok(None) => Ok(Poll::Progress),
-            Ok(Some(waiting)) => {
+            Ok(Some(blocked)) => {
                 self.step.waits = true;
-                self.board.does(self.world_rank, Doing::Waits(waiting));
+                self.board.set_activity(self.world_rank, blocked.into());
                 Ok(Poll::Pending)
             }
             Err(cause) => Err(self.error(cause)),
         }
     }
 
-    fn poll_action(&mut self) -> Result<Option<Waiting>, Cause> {
+    fn poll_action(&mut self) -> Result<Option<Blocked>, Cause> {
         let Some(&action) = self.program().row(self.rank).get(self.step.position) else {
-            return self.poll_epilogue();
+            return self.poll_epilogue().map(|waiting| waiting.map(Blocked::from));
         };
         if self.step.entered.is_none() {
             self.step.entered = Some(Instant::now());
@@ -145,8 +146,11 @@ impl Executor {
                 hook.before(self.world_rank, action);
             }
         }
+        if let Some(sending) = self.unsent(action) {
+            return Ok(Some(Blocked::Sending(sending)));
+        }
         if let Some(waiting) = self.act_in_scope(action)? {
-            return Ok(Some(waiting));
+            return Ok(Some(Blocked::Receiving(waiting)));
         }
         // The event of a receive is added when its message is taken: from the first attempt to take it until its
         // arrival.
@@ -172,7 +176,7 @@ impl Executor {
         let origin = self.step.input.origin;
         let entered = self.step.entered.unwrap_or_else(Instant::now);
         self.step.events.push(Event {
-            rank: self.world_rank,
+            rank: self.world_rank.timeline_row(),
             action,
             start: entered.saturating_duration_since(origin).as_secs_f64(),
             end: origin.elapsed().as_secs_f64(),
@@ -187,19 +191,19 @@ impl Executor {
 
     /// Starts the comparison of parameters that finds the shared ones; [`Executor::poll`] continues it.
     pub(crate) fn begin_finding_shared(&mut self) {
-        self.step = StepState::new(StepInput::empty(0, self.step.input.program.clone()));
+        self.step = StepState::new(StepInput::empty(StepNumber::default(), self.step.input.program.clone()));
         self.step.phase = self.list_parameters();
-        self.board.does(self.world_rank, Doing::Computes);
+        self.board.set_activity(self.world_rank, Activity::Computes);
     }
 
     /// Starts to collect the whole parameters of all stages. If they are sharded, all replicas do so together.
-    pub(crate) fn begin_collect(&mut self, attempt: u64) {
+    pub(crate) fn begin_collect(&mut self, attempt: Attempt) {
         self.endpoint.begin_step(attempt);
         let input = StepInput::empty(self.step.input.step, self.step.input.program.clone());
         self.step = StepState::new(StepInput { attempt, ..input });
         self.stages.iter_mut().for_each(|stage| stage.gathers = 0);
         self.step.phase = self.begin_collecting(0, Vec::new());
-        self.board.does(self.world_rank, Doing::Computes);
+        self.board.set_activity(self.world_rank, Activity::Computes);
     }
 
     /// Returns the collected parameters. Call once, when they are collected.
@@ -229,8 +233,8 @@ impl Executor {
     pub(crate) fn reset(&mut self) {
         self.stages.iter_mut().for_each(LocalStage::reset);
         self.accumulated = 0;
-        self.step = StepState::new(StepInput::empty(0, self.step.input.program.clone()));
-        self.board.does(self.world_rank, Doing::NoStep);
+        self.step = StepState::new(StepInput::empty(StepNumber::default(), self.step.input.program.clone()));
+        self.board.set_activity(self.world_rank, Activity::NoStep);
     }
 
     /// Makes an error of this rank at its current position in the step.

@@ -3,10 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::Rank;
+use burn::tensor::Device;
+use pipewright_schedule::{ClockSkew, Rank};
 
 use crate::collective::{Group, Tree};
+use crate::device::Devices;
 use crate::failure::{Abort, StepError};
+use crate::ids::{Attempt, WorldRank};
 use crate::mesh::{Mesh, MeshCoord};
 use crate::message::{Message, Payload, Tag};
 use crate::tensor::shard::RowShard;
@@ -24,6 +27,7 @@ pub(crate) struct MeshEndpoint {
     world_tree: Tree,
     /// The part of its stages' parameters that this replica holds, if they are sharded.
     part: Option<RowShard>,
+    devices: Devices,
 }
 
 impl MeshEndpoint {
@@ -34,7 +38,19 @@ impl MeshEndpoint {
         let part = is_sharded.then_some(RowShard { index: coord.replica, of: mesh.data });
         let [pipeline_tree, replica_tree, world_tree] =
             [&pipeline, &replicas, &Group::of_world(&endpoint)].map(Tree::over);
-        Self { endpoint, mesh, coord, replicas, pipeline_tree, replica_tree, world_tree, part }
+        let devices = Devices::default();
+        Self { endpoint, mesh, coord, replicas, pipeline_tree, replica_tree, world_tree, part, devices }
+    }
+
+    /// Sets the devices of all ranks of the world.
+    pub(crate) fn with_devices(self, devices: Devices) -> Self {
+        Self { devices, ..self }
+    }
+
+    /// Returns the device to which tensors for a rank of the world are moved before they are sent. `None` if it is not
+    /// known, or if messages are encoded, which takes the tensors off their device.
+    pub(crate) fn device_of(&self, rank: WorldRank) -> Option<&Device> {
+        self.devices.of(rank).filter(|_| self.moves_storage())
     }
 
     pub(crate) fn coord(&self) -> MeshCoord {
@@ -42,7 +58,7 @@ impl MeshEndpoint {
     }
 
     /// Returns this rank as a rank of the world.
-    pub(crate) fn world_rank(&self) -> Rank {
+    pub(crate) fn world_rank(&self) -> WorldRank {
         self.endpoint.rank()
     }
 
@@ -93,18 +109,38 @@ impl MeshEndpoint {
         self.endpoint.abort()
     }
 
-    pub(crate) fn begin_step(&mut self, step: u64) {
-        self.endpoint.begin_step(step);
+    pub(crate) fn begin_step(&mut self, attempt: Attempt) {
+        self.endpoint.begin_step(attempt);
     }
 
     /// Sends a message to a rank of the world.
-    pub(crate) fn send_world(&mut self, to: Rank, tag: Tag, payload: Payload) {
+    pub(crate) fn send_world(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         self.endpoint.send(to, tag, payload);
     }
 
     /// Takes a message from a rank of the world, if it has arrived.
-    pub(crate) fn try_take_world(&mut self, from: Rank, tag: Tag) -> Option<Message> {
+    pub(crate) fn try_take_world(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
         self.endpoint.try_take(from, tag)
+    }
+
+    /// Returns whether the message with `tag` to a rank of the world has left.
+    pub(crate) fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
+        self.endpoint.is_sent(to, tag)
+    }
+
+    /// Returns the largest number of boundary messages that were in flight at once in this attempt.
+    pub(crate) fn sends_in_flight(&self) -> u32 {
+        self.endpoint.sends_in_flight()
+    }
+
+    /// Returns an instant on the clock that all processes share, in seconds; `None` within one process.
+    pub(crate) fn common_seconds(&self, at: Instant) -> Option<f64> {
+        self.endpoint.common_seconds(at)
+    }
+
+    /// Returns the accuracy of [`MeshEndpoint::common_seconds`].
+    pub(crate) fn clock_skew(&self, at: Instant) -> Option<ClockSkew> {
+        self.endpoint.clock_skew(at)
     }
 
     pub(crate) fn wait(&mut self, until: Instant) -> Waited {
@@ -116,7 +152,7 @@ impl MeshEndpoint {
     }
 
     /// Converts a rank of this pipeline to a rank of the world.
-    pub(crate) fn world_rank_of(&self, rank: Rank) -> Rank {
+    pub(crate) fn world_rank_of(&self, rank: Rank) -> WorldRank {
         self.mesh.world_rank(MeshCoord { rank, ..self.coord })
     }
 }

@@ -4,20 +4,25 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::Device;
-use pipewright_schedule::{Rank, StageIndex};
+use pipewright_schedule::StageIndex;
 use serde::de::DeserializeOwned;
 
 use super::machine::Executor;
 use crate::collective::Exchange;
 use crate::failure::Cause;
+use crate::ids::WorldRank;
 use crate::message::{Message, Payload, Tag};
 use crate::progress::Waiting;
 use crate::tensor::{OptionalTensors, Value};
 
 impl Executor {
-    /// Sends tensors to a rank of the world. Their storage is transferred to the receiver.
-    pub(super) fn send_tensors(&mut self, to: Rank, tag: Tag, tensors: OptionalTensors) {
+    /// Sends tensors to a rank of the world. Their storage is transferred to the receiver, on whose device it then is.
+    pub(super) fn send_tensors(&mut self, to: WorldRank, tag: Tag, mut tensors: OptionalTensors) {
         let start = Instant::now();
+        if let Some(device) = self.endpoint.device_of(to) {
+            tensors =
+                tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(device))).collect();
+        }
         if self.endpoint.moves_storage() {
             // The receiver counts these bytes from this point.
             self.memory.give_away(tensors.iter().flatten());
@@ -26,16 +31,22 @@ impl Executor {
         self.step.exposed += start.elapsed();
     }
 
-    /// Sends tensors that this rank keeps using. They are copied first, unless encoding makes a copy.
-    pub(super) fn send_copies(&mut self, to: Rank, tag: Tag, mut tensors: OptionalTensors) {
+    /// Sends tensors that this rank keeps using. They are copied first, unless encoding them or moving them to the
+    /// receiver's device makes a copy.
+    pub(super) fn send_copies(&mut self, to: WorldRank, tag: Tag, mut tensors: OptionalTensors) {
         if self.endpoint.moves_storage() {
-            tensors = tensors.into_iter().map(|tensor| tensor.map(Value::copied)).collect();
+            let receiver = self.endpoint.device_of(to);
+            let own = |tensor: Value| match receiver {
+                Some(device) if *device != tensor.device() => tensor,
+                _ => tensor.copied(),
+            };
+            tensors = tensors.into_iter().map(|tensor| tensor.map(own)).collect();
         }
         self.send_tensors(to, tag, tensors);
     }
 
     /// Sends the same bytes to several ranks. The last rank has the largest subtree and gets them first.
-    pub(super) fn send_bytes(&mut self, to: &[Rank], tag: Tag, bytes: &Arc<[u8]>) {
+    pub(super) fn send_bytes(&mut self, to: &[WorldRank], tag: Tag, bytes: &Arc<[u8]>) {
         for &to in to.iter().rev() {
             self.endpoint.send_world(to, tag, Payload::Bytes(bytes.clone()));
         }

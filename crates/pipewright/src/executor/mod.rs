@@ -3,8 +3,7 @@
 //! An [`Executor`] runs its rank's row of a validated program. [`Executor::poll`] runs at most one action and never
 //! blocks. A driver ([`crate::driver`]) polls, sleeps while the executor waits, and watches the deadline. After the
 //! program the ranks sum the gradients of replicas and of shared parameters, compute the gradient norm, and update
-//! their parameters.
-//! The protocol of these phases is in `README.md` beside this file.
+//! their parameters. The protocol of these phases is in `README.md` beside this file.
 //!
 //! | file | content |
 //! |---|---|
@@ -20,7 +19,8 @@
 //! | `parameters.rs` | which parameters are shared, and the order of the norm: computed once |
 //! | `sharing.rs` | gradients of shared parameters |
 //! | `norm.rs` | the gradient norm and the update |
-//! | `report.rs` | a rank's report, and its transfer to other processes |
+//! | `report.rs` | a rank's report, and the exchange of reports between processes |
+//! | `figures.rs` | a report as a message |
 //! | `messages.rs` | sending messages and taking those that have arrived |
 //! | `mesh_endpoint.rs` | the transport, with the rank's place in the mesh |
 //! | `local_stage.rs` | a stage on its rank, with the tensors between two actions |
@@ -29,6 +29,7 @@
 mod actions;
 mod edges;
 mod epilogue;
+mod figures;
 mod gather;
 mod local_stage;
 mod losses;

@@ -45,7 +45,7 @@ impl Executor {
             self.endpoint.send_world(parent, Tag::GradientNorm, Payload::of(&gathered));
             return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
         }
-        Ok(Phase::Norm(Exchange::here(self.gradient_norm(&gathered)?)))
+        Ok(Phase::Norm(Exchange::complete(self.gradient_norm(&gathered)?)))
     }
 
     /// Passes on the norm. From this point no rank of the subtree waits for this one.

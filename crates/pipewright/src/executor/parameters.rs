@@ -81,7 +81,7 @@ impl Executor {
         }
         let shared = find_shared(&listed)?;
         let order = norm_order(&listed, &shared);
-        Ok(Phase::SharedParameters { order, message: Exchange::here(encoded(&shared)) })
+        Ok(Phase::SharedParameters { order, message: Exchange::complete(encoded(&shared)) })
     }
 
     /// Passes on the list of shared parameters and keeps the entries of this rank.

@@ -104,7 +104,7 @@ impl Executor {
                 if self.receive_tensors(&mut parts, &device)?.is_some() {
                     return Ok(State::Scattering(parts));
                 }
-                let sums = sum(parts.into_parts());
+                let sums = sum(parts.into_contents());
                 if self.endpoint.part().is_some() {
                     self.set_gradients(stage, sums);
                     return Ok(State::Done);
@@ -119,7 +119,7 @@ impl Executor {
                 if self.receive_tensors(&mut sums, &device)?.is_some() {
                     return Ok(State::Gathering(sums));
                 }
-                self.set_gradients(stage, joined(sums.into_parts()));
+                self.set_gradients(stage, joined(sums.into_contents()));
                 Ok(State::Done)
             }
             State::Done => Ok(State::Done),

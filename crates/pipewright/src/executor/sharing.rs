@@ -6,8 +6,13 @@
 //! stage. Each owner holds a copy. The copies start equal, which is also checked at launch. They get the same gradient
 //! sum and the same update, and so stay equal to the bit.
 //!
-//! A rank sends the gradients of its copies to the other owners ([`Tag::SharedGradient`]), then takes theirs. Each
-//! owner adds all gradients in the order of the stages, so the sum does not depend on the cut.
+//! # Protocol
+//!
+//! If two ranks own a parameter, each sends the other the gradients of its copies ([`Tag::SharedGradient`]), and both
+//! add all gradients. If more ranks own it, the rank of the lowest stage adds them: the others send it the gradients of
+//! their copies, and it sends each of them the sum ([`Tag::SharedGradientSum`]). So `k` ranks send `2 (k - 1)` tensors,
+//! and not `k (k - 1)`. The gradients are added in the order of the stages, so the sum has the same bits in both cases
+//! and for every cut.
 
 use burn::tensor::Tensor;
 use pipewright_schedule::Rank;
@@ -15,81 +20,125 @@ use pipewright_schedule::Rank;
 use super::machine::Executor;
 use super::parameters::{Owner, Owners};
 use super::step::Phase;
-use crate::collective::{Exchange, Part};
+use crate::collective::{Exchange, Slot};
 use crate::failure::Cause;
 use crate::message::Tag;
 use crate::progress::Waiting;
-use crate::tensor::{OptionalTensors, Value};
+use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 
 /// A shared parameter whose gradient is being summed.
 pub(super) struct SharedSum {
+    parameter: u32,
     /// The copies on this rank, which all get the sum.
     copies: Owners,
-    /// The gradient of each copy, in the order of the owners.
-    gradients: Exchange<OptionalTensors>,
+    /// The other ranks that own the parameter.
+    others: Vec<Rank>,
+    state: State,
+}
+
+enum State {
+    /// The rank waits for the gradient of each copy, in the order of the owners.
+    Adding(Exchange<OptionalTensors>),
+    /// The rank waits for the sum.
+    Waiting(Exchange<OptionalTensors>),
+    /// The sum; `None` if no copy has a gradient.
+    Done(OptionalTensor),
 }
 
 impl Executor {
-    /// Sends this rank's gradients of shared parameters to their other owners and waits for theirs.
+    /// Sends this rank's gradients of shared parameters and waits for the sums.
     pub(super) fn exchange_shared_gradients(&mut self) -> Phase {
         let mut shared = self.parameters.as_ref().map(|known| known.shared.clone()).unwrap_or_default();
         // Integer and boolean tensors have no gradients.
         shared.retain(|(_, owners)| self.own_copies(owners).iter().all(|owner| self.has_gradient(owner)));
-        for (parameter, owners) in &shared {
-            self.send_shared_gradients(*parameter, owners);
-        }
-        let sums =
-            shared.into_iter().map(|(parameter, owners)| self.expect_shared_gradients(parameter, owners));
+        let sums = shared.into_iter().map(|(parameter, owners)| self.begin_shared_sum(parameter, &owners));
         Phase::SharedGradients(sums.collect())
     }
 
-    fn send_shared_gradients(&mut self, parameter: u32, owners: &Owners) {
+    fn begin_shared_sum(&mut self, parameter: u32, owners: &Owners) -> SharedSum {
         let mut others: Vec<Rank> =
             owners.iter().map(|owner| owner.rank).filter(|&rank| rank != self.rank).collect();
         others.sort_unstable();
         others.dedup();
-        for owner in self.own_copies(owners) {
-            for &to in &others {
+        let adds_for_all = (others.len() > 1).then_some(owners[0].rank);
+        let receivers = match adds_for_all {
+            None => others.clone(),
+            Some(rank) if rank == self.rank => Vec::new(),
+            Some(rank) => vec![rank],
+        };
+        let copies = self.own_copies(owners);
+        for owner in &copies {
+            for &to in &receivers {
                 let gradient = self.local_stage(owner.stage).runner.gradient(owner.place);
-                self.send_copies(self.endpoint.world_rank_of(to), tag(parameter, &owner), vec![gradient]);
+                self.send_copies(self.endpoint.world_rank_of(to), tag(parameter, owner), vec![gradient]);
             }
         }
-    }
-
-    fn expect_shared_gradients(&mut self, parameter: u32, owners: Owners) -> SharedSum {
-        let copies = self.own_copies(&owners);
-        let part = |owner: &Owner| match owner.rank == self.rank {
-            true => Part::Here(vec![self.local_stage(owner.stage).runner.gradient(owner.place)]),
-            false => Part::Expected(self.waiting(owner.rank, tag(parameter, owner))),
+        let state = match adds_for_all.filter(|&rank| rank != self.rank) {
+            None => State::Adding(self.expect_shared_gradients(parameter, owners)),
+            Some(rank) => {
+                let Waiting { from, tag } = self.waiting(rank, Tag::SharedGradientSum { parameter });
+                State::Waiting(Exchange::one(from, tag))
+            }
         };
-        SharedSum { copies, gradients: Exchange::new(owners.iter().map(part)) }
+        SharedSum { parameter, copies, others, state }
     }
 
-    /// Takes the gradients that have arrived, or returns a missing message.
+    fn expect_shared_gradients(&mut self, parameter: u32, owners: &Owners) -> Exchange<OptionalTensors> {
+        let slot = |owner: &Owner| match owner.rank == self.rank {
+            true => Slot::Filled(vec![self.local_stage(owner.stage).runner.gradient(owner.place)]),
+            false => Slot::Expected(self.waiting(owner.rank, tag(parameter, owner))),
+        };
+        Exchange::new(owners.iter().map(slot))
+    }
+
+    /// Takes the gradients and sums that have arrived, or returns a missing message. A rank that adds for all sends a
+    /// sum as soon as it has it, whatever the other sums wait for.
     pub(super) fn receive_shared_gradients(
         &mut self,
         sums: &mut [SharedSum],
     ) -> Result<Option<Waiting>, Cause> {
+        let device = self.stages[0].runner.device();
         let mut missing = None;
         for sum in sums {
-            let device = self.stages[0].runner.device();
-            let waiting = self.receive_tensors(&mut sum.gradients, &device)?;
-            missing = missing.or(waiting);
+            let waiting = match &mut sum.state {
+                State::Adding(messages) | State::Waiting(messages) => {
+                    self.receive_tensors(messages, &device)?
+                }
+                State::Done(_) => continue,
+            };
+            match waiting {
+                Some(waiting) => missing = missing.or(Some(waiting)),
+                None => self.complete_shared_sum(sum),
+            }
         }
         Ok(missing)
     }
 
+    fn complete_shared_sum(&mut self, sum: &mut SharedSum) {
+        let total = match std::mem::replace(&mut sum.state, State::Done(None)) {
+            State::Adding(gradients) => {
+                let total = added(gradients.into_contents());
+                let receivers: &[Rank] = if sum.others.len() > 1 { &sum.others } else { &[] };
+                for &to in receivers {
+                    let tag = Tag::SharedGradientSum { parameter: sum.parameter };
+                    self.send_copies(self.endpoint.world_rank_of(to), tag, vec![total.clone()]);
+                }
+                total
+            }
+            State::Waiting(message) => message.into_one().into_iter().next().flatten(),
+            State::Done(total) => total,
+        };
+        sum.state = State::Done(total);
+    }
+
     /// Sets the gradient of each of this rank's copies to the sum over all copies.
-    pub(super) fn add_shared_gradients(&mut self, sums: Vec<SharedSum>) {
-        for SharedSum { copies, gradients } in sums {
-            let gradients =
-                gradients.into_parts().filter_map(|gradient| gradient.into_iter().next().flatten());
-            let gradients = gradients.map(|gradient| Tensor::<1>::from_dispatch(gradient.into_dispatch()));
-            let sum = gradients.reduce(|sum, gradient| sum + gradient);
+    pub(super) fn set_shared_gradients(&mut self, sums: Vec<SharedSum>) {
+        for SharedSum { copies, state, .. } in sums {
+            let State::Done(total) = state else { continue };
             for owner in copies {
                 let runner = &mut self.local_stage(owner.stage).runner;
                 let device = runner.device();
-                runner.set_gradient(owner.place, sum.clone().map(|sum| Value::of(sum).to_device(&device)));
+                runner.set_gradient(owner.place, total.clone().map(|total| total.to_device(&device)));
             }
         }
     }
@@ -102,6 +151,13 @@ impl Executor {
     fn own_copies(&self, owners: &Owners) -> Owners {
         owners.iter().copied().filter(|owner| owner.rank == self.rank).collect()
     }
+}
+
+/// Adds the gradients that exist, in their order.
+fn added(gradients: impl Iterator<Item = OptionalTensors>) -> OptionalTensor {
+    let gradients = gradients.filter_map(|gradient| gradient.into_iter().next().flatten());
+    let gradients = gradients.map(|gradient| Tensor::<1>::from_dispatch(gradient.into_dispatch()));
+    gradients.reduce(|sum, gradient| sum + gradient).map(Value::of)
 }
 
 fn tag(parameter: u32, owner: &Owner) -> Tag {

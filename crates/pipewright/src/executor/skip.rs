@@ -2,7 +2,8 @@
 //!
 //! [`Skips`](crate::stage::Skips) lists which of a stage's last inputs and outputs are skip connections. They are
 //! passed on when the action that makes them ends: in place to a stage of this rank, otherwise in a message of their
-//! own.
+//! own. The timeline has both ends of these messages ([`SkipEvent`]): a send within the action that makes the tensors,
+//! and a receive before the action that uses them.
 //!
 //! # Why nothing blocks
 //!
@@ -11,7 +12,9 @@
 //! actions in which the messages of the neighbours arrive, this message has been sent. The same holds for the backward,
 //! from the other end.
 
-use pipewright_schedule::{Microbatch, StageIndex};
+use std::time::Instant;
+
+use pipewright_schedule::{Microbatch, SkipAction, SkipEvent, SkipMessage, StageIndex};
 
 use super::machine::Executor;
 use crate::failure::Cause;
@@ -37,7 +40,10 @@ impl Executor {
                 continue;
             };
             let to = self.endpoint.world_rank_of(to);
+            let start = Instant::now();
             self.send_tensors(to, Tag::Skip { direction, source, stage, microbatch }, tensors);
+            let message = SkipMessage { from: source, to: stage, microbatch };
+            self.note_skip(SkipAction::Send(message), start);
         }
     }
 
@@ -58,8 +64,24 @@ impl Executor {
             let waiting = self.waiting(from, Tag::Skip { direction, source, stage, microbatch });
             let Some(tensors) = self.take_tensors(waiting, stage)? else { return Ok(Some(waiting)) };
             self.local_stage(stage).skips.insert(key, tensors);
+            let start = self.step.entered.unwrap_or_else(Instant::now);
+            let message = SkipMessage { from: source, to: stage, microbatch };
+            self.note_skip(SkipAction::Receive(message), start);
+            // The computation begins at the earliest now.
+            self.step.entered = Some(Instant::now());
         }
         Ok(None)
+    }
+
+    /// Adds the event of one end of a message, from `start` until the current time.
+    fn note_skip(&mut self, action: SkipAction, start: Instant) {
+        let origin = self.step.input.origin;
+        self.step.skips.push(SkipEvent {
+            rank: self.world_rank.timeline_row(),
+            action,
+            start: start.saturating_duration_since(origin).as_secs_f64(),
+            end: origin.elapsed().as_secs_f64(),
+        });
     }
 
     /// Appends the skip connections of `stage` to the tensors of its neighbour.

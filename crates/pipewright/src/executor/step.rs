@@ -3,24 +3,25 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{Event, ValidatedProgram};
+use pipewright_schedule::{Event, SkipEvent, ValidatedProgram};
 
+use super::figures::Figures;
 use super::gather::NamedParameter;
 use super::parameters::{ListedParameter, NormOrder};
 use super::reduction::Reduction;
-use super::report::{AuxiliaryPart, Figures, RankReport};
+use super::report::{AuxiliaryPart, RankReport};
 use super::sharing::SharedSum;
 use crate::batch::SideInputs;
 use crate::collective::Exchange;
+use crate::ids::{Attempt, StepNumber};
 use crate::tensor::Values;
 
 /// The input of a rank's step.
 pub(crate) struct StepInput {
     /// Counted from 1.
-    pub step: u64,
-    /// The number of commands that the pipeline was asked to run. It never decreases, while a restored checkpoint may
-    /// decrease the step.
-    pub attempt: u64,
+    pub step: StepNumber,
+    /// The pipeline's attempt at this step.
+    pub attempt: Attempt,
     /// The first stage's input of each microbatch; empty on other ranks.
     pub inputs: Vec<Values>,
     /// The last stage's targets of each microbatch; empty on other ranks.
@@ -43,10 +44,10 @@ pub(crate) struct StepInput {
 
 impl StepInput {
     /// Makes the input of a step without data, which a rank has between two steps.
-    pub(super) fn empty(step: u64, program: Arc<ValidatedProgram>) -> Self {
+    pub(super) fn empty(step: StepNumber, program: Arc<ValidatedProgram>) -> Self {
         Self {
             step,
-            attempt: 0,
+            attempt: Attempt::default(),
             inputs: Vec::new(),
             targets: Vec::new(),
             side_inputs: Arc::default(),
@@ -82,6 +83,8 @@ pub(super) struct StepState {
     /// The time at which the current action was first tried; a waiting action is tried again.
     pub(super) entered: Option<Instant>,
     pub(super) events: Vec<Event>,
+    /// The messages of skip connections.
+    pub(super) skips: Vec<SkipEvent>,
     /// See [`RankReport::exposed_communication`].
     pub(super) exposed: Duration,
     pub(super) losses: Vec<f64>,
@@ -101,6 +104,7 @@ impl StepState {
             waits: false,
             entered: None,
             events: Vec::new(),
+            skips: Vec::new(),
             exposed: Duration::ZERO,
             losses: Vec::new(),
             auxiliary: Vec::new(),

@@ -11,7 +11,8 @@ use super::plan::{PlacedGraph, plans};
 /// A model as named layers; `C` is what a layer is made from. See [the module](super).
 #[derive(Clone, Debug)]
 pub struct Graph<C> {
-    pub(super) inputs: u32,
+    /// The names of the inputs.
+    pub(super) inputs: Vec<Arc<str>>,
     /// Ordered so that each node follows those whose values it takes.
     pub(super) nodes: Vec<Node<C>>,
     pub(super) outputs: Vec<ValueId>,
@@ -195,7 +196,8 @@ impl<C> GraphBuilder<C> {
             let outputs = values[&node.name].clone();
             Node { name: node.name.into(), made_from: node.made_from, inputs, outputs }
         });
-        let (inputs, nodes, tied) = (inputs.len() as u32, nodes.collect(), Arc::new(tied));
+        let (nodes, tied) = (nodes.collect(), Arc::new(tied));
+        let inputs = inputs.into_iter().map(Into::into).collect();
         Ok(Graph { inputs, nodes, outputs, splits, tied })
     }
 

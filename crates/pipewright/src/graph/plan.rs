@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::Module;
-use pipewright_schedule::{Placement, StageIndex};
+use pipewright_schedule::costs::{SkipTransfer, StageSizes};
+use pipewright_schedule::{Costs, Placement, StageIndex};
 
-use super::builder::{Graph, ValueId};
+use super::builder::{Graph, Node, ValueId};
 use super::layer::GraphStage;
 use super::route::{Holder, Hop, hops};
 use crate::stage::{Skip, Skips};
@@ -36,6 +37,64 @@ impl<C> PlacedGraph<'_, C> {
             skips.into_iter().map(move |skip| (StageIndex::new(source), skip.stage, skip.tensors))
         };
         (0..).zip(&self.plans).flat_map(of_stage).collect()
+    }
+
+    /// Returns `costs` with the messages of this graph, for a simulation of the program that it runs: its skip
+    /// connections, and the bytes that each stage sends to the next one ([`StageSizes::output`]). Other sizes are those
+    /// of `costs`, or 0.
+    ///
+    /// `bytes` returns the bytes of a value for one microbatch. A value has the name of its input or node. If a node
+    /// returns several tensors, they are called `node:0`, `node:1`, and so on.
+    ///
+    /// ```
+    /// use pipewright::graph::Graph;
+    /// use pipewright_schedule::costs::{Link, SkipTransfer};
+    /// use pipewright_schedule::{Costs, Placement, StageIndex};
+    ///
+    /// let graph = Graph::builder().input("x").node("down", (), ["x"]).node("middle", (), ["down"]);
+    /// let graph = graph.node("up", (), ["middle", "down"]).output("up");
+    /// let graph = graph.split_before("middle").split_before("up").build()?;
+    /// let placement = Placement::explicit([0, 1, 2].map(Into::into).to_vec())?;
+    /// let link = Link { latency: 5e-6, bandwidth: 1e10 };
+    /// let costs = Costs { link, ..Costs::default() };
+    /// let costs = graph.place(&placement)?.costs(costs, |_value| 4096);
+    /// // The value goes to the last stage in a message of its own.
+    /// let (from, to) = (StageIndex::new(0), StageIndex::new(2));
+    /// assert_eq!(costs.skips, [SkipTransfer { from, to, bytes: 4096 }]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn costs(&self, costs: Costs, bytes: impl Fn(&str) -> u64) -> Costs {
+        let names = self.graph.value_names();
+        let sum =
+            |parcels: &[Parcel]| parcels.iter().map(|parcel| bytes(&names[parcel.value.0 as usize])).sum();
+        let last_given = costs.sizes.last().copied().unwrap_or_default();
+        let (mut sizes, mut skips) = (Vec::new(), Vec::new());
+        for (stage, plan) in self.plans.iter().enumerate() {
+            let direct: usize = plan.skips.outputs.iter().map(|skip| skip.tensors).sum();
+            let (to_next, mut direct) = plan.gives.split_at(plan.gives.len() - direct);
+            let given = costs.sizes.get(stage).copied().unwrap_or(last_given);
+            sizes.push(StageSizes { output: sum(to_next), ..given });
+            for skip in &plan.skips.outputs {
+                let (parcels, rest) = direct.split_at(skip.tensors);
+                skips.push(SkipTransfer { from: plan.stage, to: skip.stage, bytes: sum(parcels) });
+                direct = rest;
+            }
+        }
+        Costs { sizes, skips, ..costs }
+    }
+}
+
+impl<C> Graph<C> {
+    /// Returns the name of each value, in the order of their ids.
+    fn value_names(&self) -> Vec<String> {
+        let of_node = |node: &Node<C>| -> Vec<String> {
+            match node.outputs.len() {
+                1 => vec![node.name.to_string()],
+                outputs => (0..outputs).map(|place| format!("{}:{place}", node.name)).collect(),
+            }
+        };
+        let inputs = self.inputs.iter().map(ToString::to_string);
+        inputs.chain(self.nodes.iter().flat_map(of_node)).collect()
     }
 }
 
@@ -77,7 +136,7 @@ pub(super) struct Step {
 pub(super) fn plans<C>(graph: &Graph<C>, placement: &Placement) -> Vec<Plan> {
     let mut plans: Vec<Plan> = placement.all_stages().map(|stage| steps_of(graph, stage)).collect();
     let (first, last) = (placement.first_stage(), placement.last_stage());
-    let data = (0..graph.inputs).map(|input| Parcel { value: ValueId(input), target: first });
+    let data = input_ids(graph).map(|value| Parcel { value, target: first });
     plans[first.index()].takes.extend(data);
     plans[last.index()].outputs.clone_from(&graph.outputs);
     let mut straight: BTreeMap<(StageIndex, StageIndex), Vec<Parcel>> = BTreeMap::new();
@@ -107,6 +166,11 @@ pub(super) fn plans<C>(graph: &Graph<C>, placement: &Placement) -> Vec<Plan> {
     plans
 }
 
+/// Returns the ids of the graph's inputs, which come before all others.
+fn input_ids<C>(graph: &Graph<C>) -> impl Iterator<Item = ValueId> + use<C> {
+    (0..graph.inputs.len() as u32).map(ValueId)
+}
+
 /// Returns a stage's layers, without any communication.
 fn steps_of<C>(graph: &Graph<C>, stage: StageIndex) -> Plan {
     let nodes = &graph.nodes[graph.range(stage)];
@@ -124,7 +188,7 @@ fn steps_of<C>(graph: &Graph<C>, stage: StageIndex) -> Plan {
 fn holders<C>(graph: &Graph<C>, placement: &Placement) -> BTreeMap<ValueId, Vec<Holder>> {
     let mut uses: BTreeMap<ValueId, BTreeMap<StageIndex, usize>> = BTreeMap::new();
     let mut note = |value, stage, count| *uses.entry(value).or_default().entry(stage).or_default() += count;
-    (0..graph.inputs).for_each(|input| note(ValueId(input), placement.first_stage(), 0));
+    input_ids(graph).for_each(|input| note(input, placement.first_stage(), 0));
     for stage in placement.all_stages() {
         for node in &graph.nodes[graph.range(stage)] {
             node.outputs.iter().for_each(|&value| note(value, stage, 0));

@@ -5,9 +5,10 @@ use std::ptr;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use pipewright_schedule::{Action, Rank};
+use pipewright_schedule::Action;
 
 use super::blocks;
+use crate::ids::{StepNumber, WorldRank};
 use crate::tensor::Value;
 
 /// One rank's count. All clones add to the same count.
@@ -18,16 +19,16 @@ pub(crate) struct RankMemory {
 
 /// The current position of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RankPlace {
+pub struct RankPosition {
     /// The rank.
-    pub rank: Rank,
+    pub rank: WorldRank,
     /// The step, counted from 1; 0 before the first.
-    pub step: u64,
+    pub step: StepNumber,
     /// The current action; `None` outside the rank's program.
     pub action: Option<Action>,
 }
 
-type Locate = Box<dyn Fn() -> RankPlace + Send + Sync>;
+type Locate = Box<dyn Fn() -> RankPosition + Send + Sync>;
 
 #[derive(Default)]
 pub(super) struct Count {
@@ -54,7 +55,7 @@ impl Count {
         self.held.load(Ordering::Relaxed).max(0).unsigned_abs()
     }
 
-    pub(super) fn place(&self) -> Option<RankPlace> {
+    pub(super) fn place(&self) -> Option<RankPosition> {
         self.locate.get().map(|locate| locate())
     }
 }
@@ -104,7 +105,7 @@ impl RankMemory {
     }
 
     /// Sets the function that returns the rank's position when memory runs out. It must not allocate.
-    pub(crate) fn locate_by(&self, locate: impl Fn() -> RankPlace + Send + Sync + 'static) {
+    pub(crate) fn locate_by(&self, locate: impl Fn() -> RankPosition + Send + Sync + 'static) {
         let _ = self.count.locate.set(Box::new(locate));
     }
 

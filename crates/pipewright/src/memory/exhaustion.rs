@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use super::count::{RankPlace, of_this_thread};
+use super::count::{RankPosition, of_this_thread};
 
 /// An allocation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Exhaustion {
     /// Bytes that were asked for.
     pub bytes: usize,
     /// The rank that made the request, and its position; `None` if no rank made it.
-    pub place: Option<RankPlace>,
+    pub place: Option<RankPosition>,
     /// Bytes that the rank holds.
     pub held: u64,
 }
@@ -24,7 +24,7 @@ pub struct Exhaustion {
 /// Prints, for example, `step 3: rank 1, stage 1, microbatch 0, action 1F0: no memory is left: ...`.
 impl fmt::Display for Exhaustion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(RankPlace { rank, step, action }) = self.place {
+        if let Some(RankPosition { rank, step, action }) = self.place {
             write!(f, "step {step}: rank {rank}")?;
             if let Some(action) = action {
                 write!(f, ", stage {}", action.stage())?;

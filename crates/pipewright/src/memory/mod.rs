@@ -21,5 +21,5 @@ mod exhaustion;
 
 pub use allocator::TrackingAllocator;
 pub(crate) use count::RankMemory;
-pub use count::RankPlace;
+pub use count::RankPosition;
 pub use exhaustion::{Exhaustion, on_exhaustion};

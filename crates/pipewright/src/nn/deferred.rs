@@ -20,23 +20,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::autodiff::NodeId;
 use burn::module::ParamId;
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 
 use super::convolution_task::ConvolutionTask;
-use super::operation::{CpuTensor, Tape, node_of};
+use super::operation::{CpuTensor, Tape, cpu, node_of};
+use crate::tensor::Value;
 
 thread_local! {
     static CURRENT: RefCell<Option<Deferred>> = const { RefCell::new(None) };
 }
 
-/// A weight gradient that has not been computed yet.
+/// A weight gradient that has not been computed yet. Its tensors are off the tape.
 #[derive(Clone, Debug)]
 pub(crate) enum WeightTask {
     /// `xᵀ gradient`, for `x [rows, inputs]` and `gradient [rows, outputs]`.
-    Product { weight: ParamId, x: CpuTensor, gradient: CpuTensor },
+    Product { weight: ParamId, x: Box<Tensor<2>>, gradient: Tensor<2> },
     /// Row `i` of the gradient is added to row `ids[i]` of the table.
-    Rows { weight: ParamId, ids: Arc<[usize]>, gradient: CpuTensor },
-    /// The taps of a depthwise convolution.
+    Rows { weight: ParamId, ids: RowIds, gradient: Tensor<2> },
+    /// The taps of a depthwise convolution of the CPU back end.
     Convolution(ConvolutionTask),
 }
 
@@ -48,6 +49,15 @@ impl WeightTask {
             Self::Convolution(task) => task.weight,
         }
     }
+}
+
+/// The rows of a table that a forward selected.
+#[derive(Clone, Debug)]
+pub(crate) enum RowIds {
+    /// For a gradient of the CPU back end.
+    Host(Arc<[usize]>),
+    /// On the device of the gradient.
+    Device(Box<Tensor<1, Int>>),
 }
 
 /// The tasks of one stage and microbatch, in the order in which the backward pass reached the layers.
@@ -70,13 +80,13 @@ struct Passing {
     nodes: HashMap<ParamId, NodeId>,
 }
 
-/// A stage's weights on the CPU back end while they are gathered. Clones share the store.
+/// A stage's weights while they are gathered, off the tape. Clones share the store.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct WeightStore(Arc<Mutex<HashMap<ParamId, CpuTensor>>>);
+pub(crate) struct WeightStore(Arc<Mutex<HashMap<ParamId, Value>>>);
 
 impl WeightStore {
     /// Stores weights.
-    pub(crate) fn fill(&self, weights: impl IntoIterator<Item = (ParamId, CpuTensor)>) {
+    pub(crate) fn fill(&self, weights: impl IntoIterator<Item = (ParamId, Value)>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(weights);
     }
 
@@ -85,7 +95,7 @@ impl WeightStore {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    fn get(&self, id: ParamId) -> CpuTensor {
+    fn get(&self, id: ParamId) -> Value {
         let weights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         weights
             .get(&id)
@@ -97,24 +107,30 @@ impl WeightStore {
 /// A weight that a backward pass needs.
 #[derive(Clone, Debug)]
 pub(super) enum KeptWeight {
-    Controlled(CpuTensor),
-    LookedUp(WeightStore, ParamId),
+    Owned(Box<Tensor<2>>),
+    InStore(WeightStore, ParamId),
 }
 
 impl KeptWeight {
     /// Returns how an operation keeps `weight`; `deferred` is the collector if the gradient is deferred.
-    pub(super) fn new(weight: CpuTensor, id: ParamId, deferred: Option<&Deferred>) -> Self {
+    pub(super) fn new(weight: Tensor<2>, id: ParamId, deferred: Option<&Deferred>) -> Self {
         match deferred.and_then(|deferred| deferred.passing.as_ref()) {
-            Some(passing) => Self::LookedUp(passing.store.clone(), id),
-            None => Self::Controlled(weight),
+            Some(passing) => Self::InStore(passing.store.clone(), id),
+            None => Self::Owned(Box::new(weight)),
         }
     }
 
-    pub(super) fn get(self) -> CpuTensor {
+    /// Returns the weight, off the tape.
+    pub(super) fn get(&self) -> Tensor<2> {
         match self {
-            Self::Controlled(weight) => weight,
-            Self::LookedUp(store, id) => store.get(id),
+            Self::Owned(weight) => weight.as_ref().clone(),
+            Self::InStore(store, id) => Tensor::from_dispatch(store.get(*id).into_dispatch()),
         }
+    }
+
+    /// As [`KeptWeight::get`], for a weight that an operation of the CPU back end keeps.
+    pub(super) fn get_on_cpu(&self) -> CpuTensor {
+        cpu(self.get()).expect("a stage's weights stay on its device")
     }
 }
 
@@ -150,6 +166,14 @@ impl Deferred {
             Some(passing) => node_of(weight).is_some_and(|node| passing.nodes.get(&id) == Some(&node)),
         };
         (is_parameter && current.parameters.contains(&id)).then_some(current)
+    }
+
+    /// Returns the tensor that is recorded on the tape in place of a weight whose gradient is deferred.
+    pub(super) fn recorded(&self, weight: Tensor<2>) -> Tensor<2> {
+        match &self.passing {
+            Some(passing) => Tensor::from_dispatch(passing.anchor.clone().into_dispatch()),
+            None => weight,
+        }
     }
 
     pub(super) fn push(&self, task: WeightTask) {

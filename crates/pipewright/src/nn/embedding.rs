@@ -5,8 +5,9 @@ use std::sync::Arc;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Int, Tensor};
 
-use super::deferred::{Deferred, WeightTask, recorded_on};
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
+use super::composed;
+use super::deferred::{Deferred, RowIds, WeightTask, recorded_on};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, indices, on_cpu};
 
 /// Burn's embedding, with the same parameter and record path. Convert one that Burn initialised.
 #[derive(Module, Debug)]
@@ -25,7 +26,8 @@ impl Embedding {
     /// Shapes: ids `[batch, sequence]`, result `[batch, sequence, width]`.
     ///
     /// # Panics
-    /// When an id is outside the table.
+    /// When an id is outside the table. Only the CPU back end checks this: on another device the check would have to wait
+    /// for the ids.
     pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         let [batch, sequence] = ids.dims();
         let weight = self.weight.val();
@@ -39,7 +41,9 @@ impl Embedding {
 fn select(table: Tensor<2>, ids: Tensor<1, Int>, id: ParamId) -> Tensor<2> {
     let [count, width] = table.dims();
     let deferred = Deferred::current(&table, id);
-    let Some(([weight], tape)) = on_cpu([table.clone().into_dispatch()]) else { return table.select(0, ids) };
+    let Some(([weight], tape)) = on_cpu([table.clone().into_dispatch()]) else {
+        return composed::select(table, ids, id, deferred);
+    };
     let ids: Arc<[usize]> = indices(ids).into();
     assert!(ids.iter().all(|&id| id < count), "an id lies outside the table of {count}");
     let source = elements(&weight);
@@ -75,6 +79,7 @@ impl Operation<1> for SelectBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
         let Self { ids, count, width, id, deferred } = self;
         if let Some(deferred) = deferred {
+            let (ids, gradient) = (RowIds::Host(ids), from_cpu(gradient));
             deferred.push(WeightTask::Rows { weight: id, ids, gradient });
             return [None];
         }

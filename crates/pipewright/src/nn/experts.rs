@@ -10,7 +10,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use super::bundle::{Bundle, Slots};
 use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
 use super::linear::Linear;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
 use super::relu_squared::relu_squared;
 use super::routing::Routing;
 use super::swiglu::swiglu;
@@ -206,7 +206,7 @@ impl Matrices {
     fn kept(self) -> KeptMatrices {
         let keep = |HeldMatrix { id, value, gradient }| KeptMatrix {
             id,
-            weight: KeptWeight::new(value, id, gradient.deferred()),
+            weight: KeptWeight::new(from_cpu(value), id, gradient.deferred()),
             gradient,
         };
         let slots = self.bundle.token.is_tracked().then_some(self.bundle.slots);
@@ -253,7 +253,7 @@ impl Operation<3> for ExpertsBackward {
     ) -> [Option<CpuTensor>; 3] {
         let Self { sizes: [tokens, width, inner], count, x, weights, gate, up, activated, groups, matrices } =
             self;
-        let held: Vec<_> = matrices.kept.iter().map(|kept| kept.weight.clone().get()).collect();
+        let held: Vec<_> = matrices.kept.iter().map(|kept| kept.weight.get_on_cpu()).collect();
         let parts = Parts::new(&held, matrices.parts);
         let mut d_out = groups.gather(elements(&gradient), width);
         // The gradient of the activated rows, before the weight of the row.
@@ -305,6 +305,7 @@ impl KeptMatrices {
                 let [x, gradient] = [x, gradient].map(|rows| rows.narrow(0, range.start, range.len()));
                 match (&kept.gradient, &self.slots) {
                     (Gradient::Later(deferred), _) => {
+                        let (x, gradient) = (Box::new(from_cpu(x)), from_cpu(gradient));
                         deferred.push(WeightTask::Product { weight: kept.id, x, gradient });
                     }
                     (Gradient::OnTape, Some(slots)) => slots.fill(place, weight_gradient(&x, &gradient)),
@@ -366,6 +367,7 @@ mod tests {
     use burn::tensor::{DType, Tolerance};
 
     use super::super::check::numbers;
+    use super::super::operation::cpu;
     use super::*;
 
     const WIDTH: usize = 6;
@@ -455,7 +457,8 @@ mod tests {
         for ((task, expected), (id, _)) in tasks.iter().zip(expected).zip(weights(&experts)) {
             let WeightTask::Product { weight, x, gradient } = task else { panic!("{task:?}") };
             assert_eq!(*weight, id);
-            let found = Tensor::<2>::from_primitive::<Flex>(weight_gradient(x, gradient));
+            let [x, gradient] = [x.as_ref(), gradient].map(|rows| cpu(rows.clone()).expect("on the CPU"));
+            let found = Tensor::<2>::from_primitive::<Flex>(weight_gradient(&x, &gradient));
             assert_eq!(found.into_data(), *expected);
         }
     }

@@ -3,8 +3,9 @@
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::Tensor;
 
+use super::composed::{self, Layout};
 use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
 use crate::kernel::product::{Matrix, product};
 
 /// Burn's linear layer, with the same parameters and record paths. Convert one that Burn initialised.
@@ -56,10 +57,12 @@ fn multiply(x: Tensor<2>, weight: Tensor<2>, id: ParamId) -> Tensor<2> {
     let (rows, [inputs, outputs]) = (x.dims()[0], weight.dims());
     let deferred = Deferred::current(&weight, id);
     let operands = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
-    let Some(([x, weight], tape)) = on_cpu(operands) else { return x.matmul(weight) };
+    let Some(([x, weight], tape)) = on_cpu(operands) else {
+        return composed::product(x, weight, Layout::Plain, id, deferred);
+    };
     let y = product(Matrix::new(elements(&x), rows, inputs), Matrix::new(elements(&weight), inputs, outputs));
     let dims = [rows, inputs, outputs];
-    let weight = KeptWeight::new(weight, id, deferred.as_ref());
+    let weight = KeptWeight::new(from_cpu(weight), id, deferred.as_ref());
     let tape = recorded_on(tape, 1, deferred.as_ref());
     tape.record(y, [rows, outputs], |_| LinearBackward { x, weight, id, dims, deferred })
 }
@@ -79,13 +82,14 @@ impl Operation<2> for LinearBackward {
         let Self { x, weight, id, dims: [rows, inputs, outputs], deferred } = self;
         let g = Matrix::new(elements(&gradient), rows, outputs);
         let d_x = for_x.then(|| {
-            let weight = weight.get();
+            let weight = weight.get_on_cpu();
             let weight = Matrix::new(elements(&weight), inputs, outputs);
             cpu_tensor(product(g, weight.transposed()), [rows, inputs])
         });
         let d_weight = match deferred {
             Some(deferred) => {
                 if for_weight {
+                    let (x, gradient) = (Box::new(from_cpu(x)), from_cpu(gradient));
                     deferred.push(WeightTask::Product { weight: id, x, gradient });
                 }
                 None

@@ -13,6 +13,7 @@
 
 mod attention;
 mod bundle;
+mod composed;
 mod convolution_task;
 mod cross_entropy;
 mod deferred;
@@ -34,15 +35,17 @@ mod tied_head;
 mod check;
 
 pub use attention::{CausalAttention, rotary_frequencies};
+pub(crate) use composed::{add_product as add_product_on_device, add_rows as add_rows_on_device};
+pub(crate) use convolution_task::ConvolutionTask;
 pub use cross_entropy::cross_entropy;
-pub(crate) use deferred::{Deferred, WeightStore, WeightTask};
+pub(crate) use deferred::{Deferred, RowIds, WeightStore, WeightTask};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub(crate) use embedding::add_rows;
 pub use experts::{Expert, mix_chosen, mix_experts};
 pub use linear::Linear;
 pub use mamba::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
-pub(crate) use operation::{CpuTensor, cpu_tensor, elements, node_of, owned, row_major};
+pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned};
 pub use relu_squared::relu_squared;
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use router_losses::{choice_loss, router_losses};

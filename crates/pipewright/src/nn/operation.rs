@@ -54,10 +54,29 @@ pub(crate) fn on_cpu<const N: usize>(tensors: [DispatchTensor; N]) -> Option<([C
     Some((primitives, Tape(nodes)))
 }
 
-/// Returns the tape's node of a tensor of the CPU back end.
+/// Returns the tape's node of a tensor on a tape without checkpointing.
 pub(crate) fn node_of<const D: usize>(tensor: &Tensor<D>) -> Option<NodeId> {
-    let tensor = tensor.clone().try_into_primitive::<Autodiff<Flex, NoCheckpointing>>().ok()?;
-    Some(tensor.id())
+    let on_cpu = tensor.clone().try_into_primitive::<Autodiff<Flex, NoCheckpointing>>();
+    let node = on_cpu.ok().map(|tensor| tensor.id());
+    #[cfg(feature = "cube")]
+    let node = node.or_else(|| {
+        let on_device = tensor.clone().try_into_primitive::<Autodiff<burn::backend::Cube, NoCheckpointing>>();
+        Some(on_device.ok()?.id())
+    });
+    node
+}
+
+/// Returns the tensor of the CPU back end, row-major, if it has single precision and is there and off the tape.
+pub(crate) fn cpu<const D: usize>(tensor: Tensor<D>) -> Option<CpuTensor> {
+    if tensor.dtype() != DType::F32 {
+        return None;
+    }
+    tensor.try_into_primitive::<Flex>().ok().map(row_major)
+}
+
+/// Returns a primitive of the CPU back end as a tensor.
+pub(crate) fn from_cpu<const D: usize>(tensor: CpuTensor) -> Tensor<D> {
+    Tensor::from_primitive::<Flex>(tensor)
 }
 
 impl<const N: usize> Tape<N> {
@@ -103,7 +122,7 @@ pub(crate) fn elements(tensor: &CpuTensor) -> &[f32] {
 }
 
 /// Returns the tensor with its elements in row-major order; copies them only if necessary.
-pub(crate) fn row_major(tensor: CpuTensor) -> CpuTensor {
+pub(super) fn row_major(tensor: CpuTensor) -> CpuTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 

@@ -6,8 +6,9 @@
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::Tensor;
 
+use super::composed::{self, Layout};
 use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
 use crate::kernel::product::{Matrix, product};
 
 /// A linear layer without bias whose weight has the layout of an [`Embedding`](super::Embedding)'s table.
@@ -44,13 +45,15 @@ fn multiply(x: Tensor<2>, table: Tensor<2>, id: ParamId) -> Tensor<2> {
     let (rows, [vocabulary, width]) = (x.dims()[0], table.dims());
     let deferred = Deferred::current(&table, id);
     let operands = [x.clone().into_dispatch(), table.clone().into_dispatch()];
-    let Some(([x, table], tape)) = on_cpu(operands) else { return x.matmul(table.transpose()) };
+    let Some(([x, table], tape)) = on_cpu(operands) else {
+        return composed::product(x, table, Layout::Transposed, id, deferred);
+    };
     let y = {
         let table = Matrix::new(elements(&table), vocabulary, width);
         product(Matrix::new(elements(&x), rows, width), table.transposed())
     };
     let dims = [rows, vocabulary, width];
-    let table = KeptWeight::new(table, id, deferred.as_ref());
+    let table = KeptWeight::new(from_cpu(table), id, deferred.as_ref());
     let tape = recorded_on(tape, 1, deferred.as_ref());
     tape.record(y, [rows, vocabulary], |_| HeadBackward { x, table, id, dims, deferred })
 }
@@ -70,7 +73,7 @@ impl Operation<2> for HeadBackward {
         let Self { x, table, id, dims: [rows, vocabulary, width], deferred } = self;
         let g = Matrix::new(elements(&gradient), rows, vocabulary);
         let d_x = for_x.then(|| {
-            let table = table.get();
+            let table = table.get_on_cpu();
             let table = Matrix::new(elements(&table), vocabulary, width);
             cpu_tensor(product(g, table), [rows, width])
         });
@@ -78,7 +81,8 @@ impl Operation<2> for HeadBackward {
             Some(deferred) => {
                 if for_table {
                     // The table's gradient is `gradientᵀ x`: a linear layer's task with its two factors swapped.
-                    deferred.push(WeightTask::Product { weight: id, x: gradient, gradient: x });
+                    let (x, gradient) = (Box::new(from_cpu(gradient)), from_cpu(x));
+                    deferred.push(WeightTask::Product { weight: id, x, gradient });
                 }
                 None
             }
@@ -137,10 +141,7 @@ mod tests {
         let [WeightTask::Product { weight, x, gradient }] = tasks.as_slice() else { panic!("{tasks:?}") };
         assert_eq!(*weight, id);
         // As the task is defined: `xᵀ gradient`, in the shape of the parameter.
-        let x = Matrix::new(elements(x), ROWS, VOCABULARY).transposed();
-        let found = product(x, Matrix::new(elements(gradient), ROWS, WIDTH));
-        let found =
-            Tensor::<2>::from_primitive::<burn::backend::Flex>(cpu_tensor(found, [VOCABULARY, WIDTH]));
+        let found = x.as_ref().clone().transpose().matmul(gradient.clone());
         found.into_data().assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(1e-6, 1e-6));
     }
 }

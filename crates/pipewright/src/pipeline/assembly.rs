@@ -4,16 +4,17 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright_schedule::{Level, Rank, StageIndex, ValidatedProgram};
+use pipewright_schedule::{Level, StageIndex, ValidatedProgram};
 
 use super::config::PipelineConfig;
 use super::error::PipelineError;
 use crate::batch::Batch;
 use crate::executor::{Executor, ExecutorConfig, MeshEndpoint, StepInput};
 use crate::failure::{Abort, Cause, StepError};
+use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::mesh::{Mesh, MeshCoord};
-use crate::progress::Board;
+use crate::progress::ProgressBoard;
 use crate::stage::Stage;
 use crate::tensor::{Metadata, Values};
 use crate::transport::{Endpoint, World};
@@ -25,12 +26,11 @@ pub(crate) enum StepKind {
     Evaluate,
 }
 
-/// The number of a step, from 1, and of the attempt at it. Attempts never decrease, while a restored checkpoint may
-/// decrease the step.
+/// A step and the attempt at it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StepNumber {
-    pub step: u64,
-    pub attempt: u64,
+pub(crate) struct StepAttempt {
+    pub step: StepNumber,
+    pub attempt: Attempt,
 }
 
 /// The settings that all ranks of a pipeline share, whether the ranks have their own threads or share one.
@@ -41,7 +41,7 @@ pub(crate) struct Assembly {
     /// The forward part of the program; `None` before the first evaluation.
     pub(crate) evaluation: Option<Arc<ValidatedProgram>>,
     pub(crate) config: PipelineConfig,
-    pub(crate) board: Board,
+    pub(crate) board: ProgressBoard,
     pub(crate) abort: Abort,
 }
 
@@ -76,7 +76,7 @@ impl Assembly {
         }
         let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
         let program = Arc::new(program);
-        board.run(&program, 0);
+        board.run(&program, StepNumber::default());
         let evaluation = program.is_forward_only().then(|| program.clone());
         Ok((Self { program, mesh, evaluation, config: config.clone(), board, abort }, endpoints))
     }
@@ -90,13 +90,21 @@ impl Assembly {
     ) -> Result<Executor, StepError> {
         let world_rank = endpoint.rank();
         let rank = self.mesh.coord(world_rank).rank;
-        let failure =
-            |message| StepError { rank: world_rank, step: 0, action: None, cause: Cause::Build { message } };
-        let endpoint = MeshEndpoint::new(endpoint, self.mesh, self.config.is_sharded());
+        let failure = |message| StepError {
+            rank: world_rank,
+            step: StepNumber::default(),
+            action: None,
+            cause: Cause::Build { message },
+        };
+        let endpoint = MeshEndpoint::new(endpoint, self.mesh, self.config.is_sharded())
+            .with_devices(self.config.devices.clone());
         let placement = self.program.placement();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
             let mut made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            if let Some(device) = self.config.devices.of(world_rank) {
+                made.runner.move_to(device);
+            }
             made.runner.check().map_err(|error| failure(format!("stage {stage}: {error}")))?;
             let must_have_loss = stage == placement.last_stage() && !self.program.is_forward_only();
             if must_have_loss && !made.runner.has_loss() {
@@ -133,8 +141,8 @@ impl Assembly {
     /// of the first stage gets the inputs, that of the last stage the targets.
     pub(crate) fn step_inputs(
         &self,
-        ranks: impl Iterator<Item = Rank>,
-        StepNumber { step, attempt }: StepNumber,
+        ranks: impl Iterator<Item = WorldRank>,
+        StepAttempt { step, attempt }: StepAttempt,
         batch: Batch,
         kind: StepKind,
         origin: Instant,

@@ -18,6 +18,7 @@ use super::config::PipelineConfig;
 use super::layers::{Cut, Layers, SharedLoss};
 use super::running::Pipeline;
 use super::schedule_source::{ScheduleSource, check_made, lower_to_run};
+use crate::device::Devices;
 use crate::hook::ActionHook;
 use crate::mesh::DataParallelMode;
 use crate::stage::{StageContext, StageError};
@@ -224,6 +225,15 @@ impl PipelineBuilder {
     /// Sets the number of threads that compute for one rank. Default: 1.
     pub fn threads_per_rank(mut self, threads: usize) -> Self {
         self.config.threads_per_rank = threads;
+        self
+    }
+
+    /// Sets the devices of the ranks: one for all of them, or a list, from which rank `r` takes entry `r` modulo its
+    /// length. Layers are moved there after they are made. So make layers on the CPU: its generator is the one that the
+    /// [`seed`](Self::seed) applies to, and the initial parameters do not depend on the devices. Batches may be on any
+    /// device.
+    pub fn devices(mut self, devices: impl Into<Devices>) -> Self {
+        self.config.devices = devices.into();
         self
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use burn::optim::ModuleOptimizer;
 use pipewright_schedule::ValidatedProgram;
 
+use crate::device::Devices;
 use crate::hook::ActionHook;
 use crate::mesh::DataParallelMode;
 use crate::tensor::{CheckMetadata, Metadata};
@@ -22,6 +23,9 @@ pub struct PipelineConfig {
     pub clip_norm: Option<f64>,
     /// Threads for the tensor operations of one rank.
     pub threads_per_rank: usize,
+    /// The devices of the ranks. A stage is made where the caller makes it and then moved to the device of its rank.
+    /// Without devices it stays where it was made.
+    pub devices: Devices,
     /// The time without progress on any rank after which a step fails.
     pub deadline: Duration,
     /// Replicas of the pipeline, each of which gets its share of every batch. The number of ranks in the world is this
@@ -45,13 +49,14 @@ pub struct PipelineConfig {
 }
 
 impl Default for PipelineConfig {
-    /// No optimizer, no clipping, one thread per rank, a deadline of a minute, no replicas, and metadata that is taken
+    /// No optimizer, no clipping, one thread per rank, stages that stay where they are made, a deadline of a minute, no replicas, and metadata that is taken
     /// from the first step and checked there.
     fn default() -> Self {
         Self {
             optimizer: None,
             clip_norm: None,
             threads_per_rank: 1,
+            devices: Devices::default(),
             deadline: Duration::from_secs(60),
             data_parallel: 1,
             data_parallel_mode: DataParallelMode::default(),

@@ -1,9 +1,10 @@
 //! Why a pipeline does not start, or does not take a step.
 
-use pipewright_schedule::{Level, LowerError, Rank, StageIndex};
+use pipewright_schedule::{Level, LowerError, StageIndex};
 
 use crate::batch::SplitError;
 use crate::failure::StepError;
+use crate::ids::{StepNumber, WorldRank};
 use crate::transport::AgreementError;
 
 /// Why a pipeline does not start, or does not take a step.
@@ -84,7 +85,7 @@ pub enum PipelineError {
     #[error("rank {rank} cannot be started: {source}")]
     Thread {
         /// The rank.
-        rank: Rank,
+        rank: WorldRank,
         /// The system's reason.
         source: std::io::Error,
     },
@@ -101,7 +102,7 @@ pub enum PipelineError {
     )]
     Diverged {
         /// The step that failed.
-        step: u64,
+        step: StepNumber,
     },
     /// The state was asked for while accumulated gradients wait for an update.
     #[error(

@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use pipewright_schedule::Rank;
 
 use super::error::PipelineError;
 use super::running::Pipeline;
 use crate::driver::{Command, Reply};
 use crate::failure::{Cause, StepError};
+use crate::ids::{StepNumber, WorldRank};
 
 /// How often the pipeline checks for progress within the time in which some rank must make progress.
 const LOOKS: u32 = 8;
@@ -17,7 +17,7 @@ const LOOKS: u32 = 8;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum End {
     /// A rank has stopped answering.
-    Lost(Rank),
+    Lost(WorldRank),
     /// A restore failed after some ranks had restored their state.
     HalfRestored,
 }
@@ -27,7 +27,7 @@ impl Pipeline {
     pub(super) fn command<R>(
         &mut self,
         mut command: impl FnMut(Reply<R>) -> Command,
-    ) -> Result<Receiver<(Rank, R)>, PipelineError> {
+    ) -> Result<Receiver<(WorldRank, R)>, PipelineError> {
         match self.end {
             Some(End::Lost(peer)) => return Err(self.lost_peer(peer).into()),
             Some(End::HalfRestored) => return Err(PipelineError::HalfRestored),
@@ -46,7 +46,7 @@ impl Pipeline {
         Ok(replies)
     }
 
-    pub(super) fn lost_peer(&self, peer: Rank) -> StepError {
+    pub(super) fn lost_peer(&self, peer: WorldRank) -> StepError {
         StepError { rank: peer, step: self.step, action: None, cause: Cause::LostPeer { peer } }
     }
 
@@ -54,7 +54,7 @@ impl Pipeline {
     /// returns the first cause. All ranks have answered then, and the abort flag is reset.
     pub(super) fn await_ranks<R, T>(
         &mut self,
-        replies: &Receiver<(Rank, R)>,
+        replies: &Receiver<(WorldRank, R)>,
         mut result: impl FnMut(R) -> Result<T, StepError>,
     ) -> Result<Vec<T>, StepError> {
         let mut answers: Vec<Option<Result<T, StepError>>> = self.ranks.iter().map(|_| None).collect();
@@ -91,7 +91,7 @@ impl Pipeline {
 
     /// Treats a rank as failed that has neither made progress nor answered before the deadline. The other ranks are
     /// stopped. The thread of this rank cannot be stopped and is left running.
-    fn give_up(&mut self, silent: Rank) -> StepError {
+    fn give_up(&mut self, silent: WorldRank) -> StepError {
         self.end = Some(End::Lost(silent));
         let report = self.assembly.board.report();
         let cause = Cause::Deadline { waited: self.assembly.config.deadline, report };
@@ -101,8 +101,8 @@ impl Pipeline {
 
     /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes treated a rank
     /// of this process as lost, because it was paused, that is the error.
-    fn diverged(&self, step: u64) -> PipelineError {
-        let is_own = |rank: Rank| self.ranks.iter().any(|thread| thread.rank == rank);
+    fn diverged(&self, step: StepNumber) -> PipelineError {
+        let is_own = |rank: WorldRank| self.ranks.iter().any(|thread| thread.rank == rank);
         match self.assembly.abort.diverged_by() {
             Some(error) => match error.cause {
                 Cause::LostPeer { peer } | Cause::SilentPeer { peer, .. } if is_own(peer) => error.into(),
@@ -145,8 +145,9 @@ mod tests {
     use pipewright_schedule::{Action, Level, LowerConfig, ScheduleSpec, generate, lower, validate};
 
     use super::*;
-    use crate::failure::Abort;
+    use crate::failure::{Abort, FailureNotice};
     use crate::hook::ActionHook;
+    use crate::ids::Attempt;
     use crate::pipeline::PipelineConfig;
     use crate::stage::{Stage, StageContext, StageModule};
     use crate::transport::World;
@@ -169,14 +170,20 @@ mod tests {
     struct Other {
         cause: Cause,
         abort: OnceLock<Abort>,
-        diverged: Mutex<Option<u64>>,
+        diverged: Mutex<Option<StepNumber>>,
     }
 
     impl ActionHook for Other {
-        fn before(&self, _rank: Rank, _action: Action) {
-            let error = StepError { rank: Rank::new(1), step: 1, action: None, cause: self.cause.clone() };
+        fn before(&self, _rank: WorldRank, _action: Action) {
+            let error = StepError {
+                rank: WorldRank::new(1),
+                step: StepNumber::new(1),
+                action: None,
+                cause: self.cause.clone(),
+            };
             let diverged = *self.diverged.lock().expect("nobody panics");
-            self.abort.get().expect("it was launched").raise_told(error, 1, diverged);
+            let notice = FailureNotice { error, attempt: Attempt::new(1), diverged };
+            self.abort.get().expect("it was launched").raise_from_remote(notice);
         }
     }
 
@@ -206,10 +213,10 @@ mod tests {
 
     #[test]
     fn a_step_that_cannot_end_is_refused_when_another_process_has_updated() {
-        let (mut pipeline, other) = launch(Cause::Told { message: "out of cheese".to_owned() });
+        let (mut pipeline, other) = launch(Cause::Remote { message: "out of cheese".to_owned() });
         assert_eq!(failed_step(&mut pipeline), "step 1: rank 1: out of cheese");
-        *other.diverged.lock().expect("no panic") = Some(1);
-        let expected = PipelineError::Diverged { step: 1 }.to_string();
+        *other.diverged.lock().expect("no panic") = Some(StepNumber::new(1));
+        let expected = PipelineError::Diverged { step: StepNumber::new(1) }.to_string();
         assert_eq!(failed_step(&mut pipeline), expected, "it had begun");
         assert_eq!(failed_step(&mut pipeline), expected, "it does not begin");
         assert_eq!(pipeline.parameters().expect_err("they are not usable").to_string(), expected);
@@ -217,8 +224,8 @@ mod tests {
 
     #[test]
     fn a_paused_process_that_the_others_have_updated_without_is_the_lost_one() {
-        let (mut pipeline, other) = launch(Cause::LostPeer { peer: Rank::new(0) });
-        *other.diverged.lock().expect("no panic") = Some(1);
+        let (mut pipeline, other) = launch(Cause::LostPeer { peer: WorldRank::new(0) });
+        *other.diverged.lock().expect("no panic") = Some(StepNumber::new(1));
         for _ in 0..2 {
             let error = failed_step(&mut pipeline);
             assert!(error.ends_with("rank 0 is gone: its thread or process has ended"), "{error}");

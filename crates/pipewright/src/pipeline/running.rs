@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pipewright_schedule::lower::forward_part;
-use pipewright_schedule::{Rank, StageIndex, ValidatedProgram};
+use pipewright_schedule::{StageIndex, ValidatedProgram};
 
-use super::assembly::{Assembly, StepKind, StepNumber};
+use super::assembly::{Assembly, StepAttempt, StepKind};
 use super::config::{PipelineConfig, identity};
 use super::error::PipelineError;
 use super::replies::End;
@@ -17,7 +17,9 @@ use crate::checkpoint::{Checkpoint, RankState};
 use crate::driver::{Command, RankSeed, RankThread, Reply, StepReply, ThreadSettings};
 use crate::executor::{NamedParameter, RankReport};
 use crate::failure::{Cause, StepError};
+use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
+use crate::mesh::Mesh;
 use crate::stage::Stage;
 use crate::tensor::{Boundary, Values, pack};
 use crate::transport::World;
@@ -29,9 +31,9 @@ const GRACE: Duration = Duration::from_millis(250);
 pub struct Pipeline {
     pub(super) assembly: Assembly,
     pub(super) ranks: Vec<RankThread>,
-    pub(super) step: u64,
-    /// The number of commands that the ranks were asked to run. It never decreases.
-    pub(super) attempts: u64,
+    pub(super) step: StepNumber,
+    /// The number of the last command that all ranks run together.
+    pub(super) attempt: Attempt,
     /// Whether the current step ends with an update.
     pub(super) updates: bool,
     /// Whether gradients wait for an update.
@@ -88,8 +90,8 @@ impl Pipeline {
         let mut pipeline = Self {
             assembly,
             ranks,
-            step: 0,
-            attempts: 0,
+            step: StepNumber::default(),
+            attempt: Attempt::default(),
             updates: false,
             pending: false,
             patience,
@@ -105,6 +107,11 @@ impl Pipeline {
     /// Returns the program that the pipeline runs.
     pub fn program(&self) -> &ValidatedProgram {
         &self.assembly.program
+    }
+
+    /// Returns the mesh of pipelines and replicas, which converts ranks of the world to ranks of the program.
+    pub fn mesh(&self) -> Mesh {
+        self.assembly.mesh
     }
 
     /// Splits a batch into the program's microbatches along dimension 0, trains on it, and takes one optimizer step.
@@ -198,9 +205,9 @@ impl Pipeline {
     pub fn parameters(&mut self) -> Result<Vec<NamedParameter>, PipelineError> {
         if self.assembly.config.is_sharded() {
             // Ranks exchange messages for this, as in a step.
-            self.attempts += 1;
+            self.attempt = self.attempt.next();
         }
-        let attempt = self.attempts;
+        let attempt = self.attempt;
         let replies = self.command(|reply| Command::Parameters { attempt, reply })?;
         let of_ranks = self.await_ranks(&replies, |parameters| parameters);
         let of_ranks = of_ranks.map_err(|error| self.failed_step(error, false))?;
@@ -238,7 +245,7 @@ impl Pipeline {
             }
             return Err(error.into());
         }
-        (self.step, self.pending) = (checkpoint.step(), false);
+        (self.step, self.pending) = (StepNumber::new(checkpoint.step()), false);
         Ok(())
     }
 
@@ -254,9 +261,9 @@ impl Pipeline {
         origin: Instant,
     ) -> Result<Vec<RankReport>, PipelineError> {
         let ranks = self.ranks.iter().map(|thread| thread.rank);
-        let number = StepNumber { step: self.step + 1, attempt: self.attempts + 1 };
+        let number = StepAttempt { step: self.step.next(), attempt: self.attempt.next() };
         let inputs = self.assembly.step_inputs(ranks, number, batch, kind, origin)?;
-        StepNumber { step: self.step, attempt: self.attempts } = number;
+        StepAttempt { step: self.step, attempt: self.attempt } = number;
         self.updates = matches!(kind, StepKind::Train { update: true, .. });
         let mut inputs = inputs.into_iter();
         let replies = self.command(|reply| {
@@ -285,7 +292,7 @@ impl Pipeline {
 
     /// Notifies the ranks of other processes that this process cannot continue, so that they do not wait for it.
     pub fn abandon(&self, reason: &str) {
-        let rank = self.ranks.first().map_or(Rank::new(0), |thread| thread.rank);
+        let rank = self.ranks.first().map_or(WorldRank::new(0), |thread| thread.rank);
         let cause = Cause::Abandoned { message: reason.to_owned() };
         self.assembly.abort.raise(StepError { rank, step: self.step, action: None, cause });
     }

@@ -6,11 +6,11 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{Rank, StageIndex, ValidatedProgram};
+use pipewright_schedule::{StageIndex, ValidatedProgram};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::assembly::{Assembly, StepKind, StepNumber};
+use super::assembly::{Assembly, StepAttempt, StepKind};
 use super::config::PipelineConfig;
 use super::error::PipelineError;
 use super::summary::{StepSummary, training};
@@ -18,10 +18,11 @@ use crate::batch::Batch;
 use crate::driver::caught;
 use crate::executor::{Executor, Poll};
 use crate::failure::{Abort, Cause, StepError};
+use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::message::Tag;
 use crate::stage::Stage;
-use crate::transport::{InFlight, World};
+use crate::transport::{InFlight, Traffic, World};
 
 /// A pipeline on the calling thread, for tests. Executors and results are those of a [`Pipeline`](super::Pipeline).
 pub struct SeededPipeline {
@@ -30,7 +31,7 @@ pub struct SeededPipeline {
     in_flight: InFlight,
     abort: Abort,
     rng: ChaCha8Rng,
-    step: u64,
+    step: StepNumber,
     lose: Option<usize>,
     lost: Option<Tag>,
 }
@@ -52,8 +53,16 @@ impl SeededPipeline {
         let build = |endpoint| assembly.build(endpoint, RankMemory::new(), &make);
         let executors = endpoints.into_iter().map(build).collect::<Result<_, _>>()?;
         let rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut pipeline =
-            Self { assembly, executors, in_flight, abort, rng, step: 0, lose: None, lost: None };
+        let mut pipeline = Self {
+            assembly,
+            executors,
+            in_flight,
+            abort,
+            rng,
+            step: StepNumber::default(),
+            lose: None,
+            lost: None,
+        };
         pipeline.executors.iter_mut().for_each(Executor::begin_finding_shared);
         pipeline.drive()?;
         Ok(pipeline)
@@ -69,6 +78,11 @@ impl SeededPipeline {
         self.lost
     }
 
+    /// Returns what a rank has sent to others since the launch.
+    pub fn sent_by(&self, rank: WorldRank) -> Traffic {
+        self.in_flight.sent_by(rank)
+    }
+
     /// As [`crate::pipeline::Pipeline::step_batch`].
     ///
     /// # Errors
@@ -78,12 +92,12 @@ impl SeededPipeline {
             return Err(PipelineError::Diverged { step });
         }
         let start = Instant::now();
-        self.step += 1;
+        self.step = self.step.next();
         let loss_weights = batch.loss_weights();
         let kind = StepKind::Train { learning_rate, update: true };
         let inputs = self.assembly.step_inputs(
-            (0..self.executors.len() as u32).map(Rank::new),
-            StepNumber { step: self.step, attempt: self.step },
+            (0..self.executors.len() as u32).map(WorldRank::new),
+            StepAttempt { step: self.step, attempt: Attempt::new(self.step.get()) },
             batch,
             kind,
             start,

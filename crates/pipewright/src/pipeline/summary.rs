@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pipewright_schedule::Timeline;
+use pipewright_schedule::{ClockSkew, Timeline};
 
 use crate::executor::{AuxiliaryPart, RankReport};
+use crate::ids::StepNumber;
 use crate::tensor::Values;
 
 /// The results of a training step.
 #[derive(Debug)]
 pub struct StepSummary {
     /// Counted from 1.
-    pub step: u64,
+    pub step: StepNumber,
     /// Loss of each microbatch, in microbatch order.
     pub losses: Vec<f64>,
     /// The weight of each microbatch's loss, times their number: 1 unless microbatches differ in rows.
@@ -28,7 +29,8 @@ pub struct StepSummary {
     pub outputs: Vec<Values>,
     /// Global norm of the gradient of the mean loss, before clipping.
     pub gradient_norm: f64,
-    /// The actions of each rank with their times, in seconds since the step began.
+    /// The actions of each rank with their times, in seconds since the step began in this process. If ranks are processes,
+    /// the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each other one has its own.
     pub timeline: Timeline,
     /// The time of each rank's optimizer step.
     pub update: Vec<Duration>,
@@ -36,6 +38,10 @@ pub struct StepSummary {
     pub exposed_communication: Vec<Duration>,
     /// The most bytes that each rank held at once; 0 without [`crate::memory::TrackingAllocator`].
     pub peak_bytes: Vec<u64>,
+    /// The largest number of boundary messages that each rank had in flight at once: sent, with a buffer that the
+    /// transport still used. 0 within one process, where messages are moved. Waits in the program bound it
+    /// ([`wait_send`](pipewright_schedule::lower::wait_send)).
+    pub sends_in_flight: Vec<u32>,
     /// Whether [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) was raised on any rank at the
     /// end of the step. It is the same in every process.
     pub interrupted: bool,
@@ -82,7 +88,7 @@ impl StepSummary {
 
 /// Merges the reports of all ranks into the results of a training step.
 pub(crate) fn training(
-    step: u64,
+    step: StepNumber,
     loss_weights: Vec<f64>,
     mut reports: Vec<RankReport>,
     wall: Duration,
@@ -101,6 +107,7 @@ pub(crate) fn training(
         update: reports.iter().map(|report| report.update).collect(),
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),
+        sends_in_flight: reports.iter().map(|report| report.sends_in_flight).collect(),
         interrupted: reports.iter().any(|report| report.interrupted),
         timeline: timeline(ranks, &mut reports),
         wall,
@@ -138,5 +145,8 @@ fn auxiliary(reports: &mut [RankReport]) -> (BTreeMap<Arc<str>, f64>, f64) {
 }
 
 fn timeline(ranks: u32, reports: &mut [RankReport]) -> Timeline {
-    Timeline::new(ranks, reports.iter_mut().flat_map(|report| std::mem::take(&mut report.events)).collect())
+    let skew = reports.iter().filter_map(|report| report.clock_skew).reduce(ClockSkew::max);
+    let skips = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.skips)).collect();
+    let events = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.events)).collect();
+    Timeline::new(ranks, events).with_skips(skips).with_clock_skew(skew)
 }

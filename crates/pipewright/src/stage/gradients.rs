@@ -4,17 +4,20 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::backend::{Dispatch, DispatchTensor, Flex, ops::FloatTensorOps};
+use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Gradients, Tensor};
+use burn::tensor::{DType, Device, Gradients, Tensor};
 
 use super::body::StageBody;
 use super::shards::Catches;
 use super::state::parameters_of;
 use crate::kernel::product::{Matrix, add_product, product};
 use crate::kernel::squares::sum_squares;
-use crate::nn::{CpuTensor, WeightTask, add_rows, cpu_tensor, elements, owned, row_major};
+use crate::nn::{
+    ConvolutionTask, CpuTensor, RowIds, WeightTask, add_product_on_device, add_rows, add_rows_on_device, cpu,
+    cpu_tensor, elements, from_cpu, owned,
+};
 use crate::tensor::Value;
 use crate::tensor::shard::RowShard;
 
@@ -109,21 +112,44 @@ impl GradientSums {
         for task in tasks {
             let place =
                 *self.places.get(&task.weight()).expect("a stage's layers have the stage's parameters");
-            let sum = self.sums[place].take().map(into_cpu);
-            self.sums[place] = Some(from_cpu(add_task(sum, &task, &self.shapes[place])));
+            let (sum, shape) = (self.sums[place].take(), self.shapes[place].as_slice());
+            self.sums[place] = Some(match (task, shape) {
+                (WeightTask::Convolution(task), shape) => add_convolution(sum, &task, shape),
+                (task, &[rows, columns]) => {
+                    add_task(sum.map(Tensor::from_dispatch), task, [rows, columns]).into_dispatch()
+                }
+                _ => unreachable!("other weights whose gradients are deferred are matrices"),
+            });
         }
     }
 
-    /// Returns the sum of squares of each gradient sum, in f64. Squares are added element by element in storage order
-    /// within each of `parts` parts, and then over the parts. So the result depends on the parameter alone, and not on
-    /// the other parameters of its rank.
+    /// Returns the sum of squares of each gradient sum. Squares are added within each of `parts` parts, and then over
+    /// the parts in f64. So the result depends on the parameter alone, and not on the other parameters of its rank.
+    ///
+    /// The CPU back end adds the squares of a part in f64, in storage order. Another device adds them in f32, in an
+    /// order that depends only on the number of elements; its sums are read in one go.
     pub(crate) fn squares(&self, parts: u32) -> Vec<f64> {
-        let of_parts = |sum: &DispatchTensor| {
+        let mut on_device = Vec::new();
+        let mut of_parts = |sum: &DispatchTensor| -> Vec<PartSquares> {
             let sum = Value::from_dispatch(sum.clone());
+            if parts == 1 {
+                // A slice of the whole would be a copy on some devices.
+                return vec![PartSquares::of(sum, &mut on_device)];
+            }
             let parts = RowShard::all(parts).filter_map(|part| part.cut(&sum));
-            parts.map(|part| sum_of_squares(&part.into_dispatch())).sum()
+            parts.map(|part| PartSquares::of(part, &mut on_device)).collect()
         };
-        self.sums.iter().map(|sum| sum.as_ref().map_or(0.0, of_parts)).collect()
+        let sums: Vec<Vec<PartSquares>> =
+            self.sums.iter().map(|sum| sum.as_ref().map(&mut of_parts).unwrap_or_default()).collect();
+        let read: Vec<f64> = match on_device.is_empty() {
+            true => Vec::new(),
+            false => Tensor::cat(on_device, 0).into_data().iter().collect(),
+        };
+        let square = |part: PartSquares| match part {
+            PartSquares::Added(square) => square,
+            PartSquares::OnDevice(place) => read[place],
+        };
+        sums.into_iter().map(|parts| parts.into_iter().map(square).sum()).collect()
     }
 
     /// Takes the sums out, each multiplied by `factor`, keyed for Burn's optimizers. The sums are empty afterwards.
@@ -139,49 +165,79 @@ impl GradientSums {
     }
 }
 
-/// Returns the sum with the task's gradient added.
-fn add_task(sum: Option<CpuTensor>, task: &WeightTask, shape: &[usize]) -> CpuTensor {
+/// Returns the sum with the gradient of a convolution's weight added.
+fn add_convolution(sum: Option<DispatchTensor>, task: &ConvolutionTask, shape: &[usize]) -> DispatchTensor {
+    // The number of dimensions does not matter here; 1 is arbitrary.
+    let on_cpu =
+        |sum| cpu(Tensor::<1>::from_dispatch(sum)).expect("a convolution is deferred on the CPU back end");
     let zeros = || cpu_tensor(vec![0.0; shape.iter().product()], shape.to_vec());
+    let mut sum = sum.map(on_cpu).map_or_else(zeros, owned);
+    task.add_to(sum.storage_mut());
+    from_cpu::<1>(sum).into_dispatch()
+}
+
+/// Returns the sum, of `shape`, with the task's gradient added.
+fn add_task(sum: Option<Tensor<2>>, task: WeightTask, shape: [usize; 2]) -> Tensor<2> {
     match task {
-        WeightTask::Product { x, gradient, .. } => {
-            let &[inputs, outputs] = shape else { unreachable!("a linear layer's weight is a matrix") };
-            let rows = x.layout().num_elements() / inputs;
-            let x = Matrix::new(elements(x), rows, inputs).transposed();
-            let gradient = Matrix::new(elements(gradient), rows, outputs);
-            let Some(mut sum) = sum else { return cpu_tensor(product(x, gradient), shape.to_vec()) };
-            add_product(sum.storage_mut(), outputs, x, gradient);
-            sum
+        WeightTask::Product { x, gradient, .. } => match (cpu(x.as_ref().clone()), cpu(gradient.clone())) {
+            (Some(x), Some(gradient)) => {
+                from_cpu(add_product_on_cpu(sum.map(into_cpu), &x, &gradient, shape))
+            }
+            _ => add_product_on_device(sum, *x, gradient),
+        },
+        WeightTask::Rows { ids: RowIds::Host(ids), gradient, .. } => {
+            let gradient = cpu(gradient).expect("ids are on the host if the gradient is on the CPU back end");
+            let zeros = || cpu_tensor(vec![0.0; shape.iter().product()], shape);
+            let mut sum = sum.map_or_else(zeros, into_cpu);
+            add_rows(sum.storage_mut(), &ids, elements(&gradient));
+            from_cpu(sum)
         }
-        WeightTask::Rows { ids, gradient, .. } => {
-            let mut sum = sum.unwrap_or_else(zeros);
-            add_rows(sum.storage_mut(), ids, elements(gradient));
-            sum
+        WeightTask::Rows { ids: RowIds::Device(ids), gradient, .. } => {
+            add_rows_on_device(sum, *ids, gradient, shape)
         }
-        WeightTask::Convolution(task) => {
-            let mut sum = sum.unwrap_or_else(zeros);
-            task.add_to(sum.storage_mut());
-            sum
-        }
+        WeightTask::Convolution(_) => unreachable!("it is added by a function of its own"),
     }
 }
 
+fn add_product_on_cpu(
+    sum: Option<CpuTensor>,
+    x: &CpuTensor,
+    gradient: &CpuTensor,
+    [inputs, outputs]: [usize; 2],
+) -> CpuTensor {
+    let rows = x.layout().num_elements() / inputs;
+    let x = Matrix::new(elements(x), rows, inputs).transposed();
+    let gradient = Matrix::new(elements(gradient), rows, outputs);
+    let Some(mut sum) = sum else { return cpu_tensor(product(x, gradient), [inputs, outputs]) };
+    add_product(sum.storage_mut(), outputs, x, gradient);
+    sum
+}
+
 /// Returns a sum that may be written to: whole, and in storage order.
-fn into_cpu(sum: DispatchTensor) -> CpuTensor {
-    let sum = Tensor::<1>::from_dispatch(sum).try_into_primitive::<Flex>();
-    owned(sum.expect("weight gradients are put off on the CPU back end alone"))
+fn into_cpu(sum: Tensor<2>) -> CpuTensor {
+    owned(cpu(sum).expect("a parameter's gradients are all on its stage's device"))
 }
 
-fn from_cpu(sum: CpuTensor) -> DispatchTensor {
-    Tensor::<1>::from_primitive::<Flex>(sum).into_dispatch()
+/// The sum of squares of a part of a gradient sum.
+enum PartSquares {
+    Added(f64),
+    /// The place in the list of the sums on the device.
+    OnDevice(usize),
 }
 
-fn sum_of_squares(tensor: &DispatchTensor) -> f64 {
-    // The number of dimensions does not matter for a sum over all elements; 1 is arbitrary.
-    let tensor = Tensor::<1>::from_dispatch(tensor.clone());
-    match tensor.clone().try_into_primitive::<Flex>() {
-        Ok(flex) if flex.dtype() == burn::tensor::DType::F32 => sum_squares(elements(&row_major(flex))),
-        // The elements of other back ends are read first: the sum must not depend on how a device reduces.
-        _ => sum_squares(&tensor.into_data().iter::<f32>().collect::<Vec<_>>()),
+impl PartSquares {
+    fn of(part: Value, on_device: &mut Vec<Tensor<1>>) -> Self {
+        let is_on_host = part.device() == Device::flex();
+        // The number of dimensions does not matter for a sum over all elements; 1 is arbitrary.
+        let part = Tensor::<1>::from_dispatch(part.into_dispatch());
+        if let Some(part) = cpu(part.clone()) {
+            return Self::Added(sum_squares(elements(&part)));
+        }
+        if is_on_host {
+            return Self::Added(sum_squares(&part.into_data().iter::<f32>().collect::<Vec<_>>()));
+        }
+        on_device.push(part.cast(DType::F32).square().sum());
+        Self::OnDevice(on_device.len() - 1)
     }
 }
 
@@ -222,11 +278,14 @@ mod tests {
 
     #[test]
     fn squares_do_not_depend_on_a_slice_or_its_neighbours() {
-        let device = burn::tensor::Device::flex();
+        let device = Device::flex();
         let elements: Vec<f32> = (0..37).map(|i| i as f32 * 0.1).collect();
         let whole = Tensor::<1>::from_floats(elements.as_slice(), &device);
         let expected: f64 = elements[3..35].iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-        let found = sum_of_squares(&whole.slice(3..35).into_dispatch());
+        let PartSquares::Added(found) = PartSquares::of(Value::of(whole.slice(3..35)), &mut Vec::new())
+        else {
+            panic!("the CPU back end adds squares at once")
+        };
         assert!((found - expected).abs() < 1e-9 * expected, "{found} {expected}");
     }
 }

@@ -173,6 +173,10 @@ pub(crate) trait Runner: Send {
     /// its own.
     fn gradient_squares(&self, parts: u32) -> Vec<f64>;
 
+    /// Moves the stage's parameters to `device`, where it then computes. Must be called before any other method that
+    /// changes the stage.
+    fn move_to(&mut self, device: &Device);
+
     /// Shards the stage: from this call on it holds only its part of every trained parameter, and needs
     /// [`Runner::gather`] before it computes. The optimizer must be set first.
     fn shard(&mut self, part: RowShard) -> Result<(), StageError>;

@@ -9,19 +9,17 @@
 //! A microbatch may be in flight while the module has only its rows. So a forward must not keep any large parameter:
 //! each parameter is on the tape as a [`catch`] of its own, and the backward looks up the matrices and tables of
 //! [`crate::nn`]. Burn's own layers keep the weights that they need, and their memory, until their backward.
-//! own layers hold on to the weights that they need, and with them to the memory, until their backward.
 
 use std::collections::HashMap;
 
-use burn::backend::Flex;
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::runner::device_of;
-use super::state::{Found, parameters_of, with_values};
+use super::state::{NamedTensor, parameters_of, with_values};
 use crate::autodiff::{Caught, catch};
-use crate::nn::{CpuTensor, Deferred, WeightStore, node_of, row_major};
+use crate::nn::{Deferred, WeightStore, node_of};
 use crate::tensor::shard::RowShard;
 use crate::tensor::{OptionalTensors, Value};
 
@@ -43,7 +41,7 @@ impl Shards {
     /// Reduces the parameters of `module` to the rows of `part`.
     pub(super) fn cut<M: Module>(module: M, part: RowShard) -> (M, Self) {
         let found = parameters_of(&module);
-        let own = |found: &Found| found.is_trained.then(|| own_rows(part, &found.value));
+        let own = |found: &NamedTensor| found.is_trained.then(|| own_rows(part, &found.value));
         let rows = found.iter().map(own).collect();
         let spread = found.iter().map(|found| found.is_trained).collect();
         drop(found);
@@ -80,7 +78,7 @@ impl Shards {
         rows.into_iter().map(|rows| rows.filter(|rows| rows.shape()[0] > 0)).collect()
     }
 
-    fn spread_of(&self, found: Vec<Found>) -> OptionalTensors {
+    fn spread_of(&self, found: Vec<NamedTensor>) -> OptionalTensors {
         found
             .into_iter()
             .zip(&self.spread)
@@ -91,8 +89,8 @@ impl Shards {
     /// Puts the whole values of the sharded parameters into `module`.
     pub(super) fn gather<M: Module>(&mut self, module: M, whole: OptionalTensors) -> M {
         let found = parameters_of(&module);
-        let on_cpu = |(found, whole): (&Found, &Option<Value>)| Some((found.id, cpu(whole.as_ref()?)?));
-        self.store.fill(found.iter().zip(&whole).filter_map(on_cpu));
+        let with_id = |(found, whole): (&NamedTensor, &Option<Value>)| Some((found.id, whole.clone()?));
+        self.store.fill(found.iter().zip(&whole).filter_map(with_id));
         self.rows = Some(self.spread_of(found));
         with_values(module, whole)
     }
@@ -120,14 +118,6 @@ impl Shards {
 fn own_rows(part: RowShard, whole: &Value) -> Value {
     let rows = part.rows(whole.shape()[0]);
     whole.narrow(0, rows.start, rows.end).copied()
-}
-
-/// Returns the tensor of the CPU back end if layers compute with it there.
-fn cpu(value: &Value) -> Option<CpuTensor> {
-    // The number of dimensions does not matter here; 1 is arbitrary.
-    let tensor = Tensor::<1>::from_dispatch(value.clone().into_dispatch());
-    let tensor = (tensor.dtype() == DType::F32).then_some(tensor)?;
-    tensor.try_into_primitive::<Flex>().ok().map(row_major)
 }
 
 struct Catcher {

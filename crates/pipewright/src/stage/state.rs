@@ -9,7 +9,7 @@ use burn::tensor::{Bool, Int, Tensor};
 use crate::tensor::{OptionalTensors, Value};
 
 /// A parameter of a module. It shares the module's storage.
-pub(super) struct Found {
+pub(super) struct NamedTensor {
     pub(super) id: ParamId,
     /// Its path inside the module.
     pub(super) local: String,
@@ -19,13 +19,13 @@ pub(super) struct Found {
 }
 
 /// Returns the float parameters of `module`, off the tape, in the order in which Burn visits them.
-pub(super) fn parameters_of<M: Module>(module: &M) -> Vec<Found> {
+pub(super) fn parameters_of<M: Module>(module: &M) -> Vec<NamedTensor> {
     find(module).floats
 }
 
 /// Returns the integer and boolean parameters of `module`, which have no gradients, in the order in which Burn visits
 /// them.
-pub(super) fn discrete_of<M: Module>(module: &M) -> Vec<Found> {
+pub(super) fn discrete_of<M: Module>(module: &M) -> Vec<NamedTensor> {
     find(module).discrete
 }
 
@@ -38,14 +38,14 @@ fn find<M: Module>(module: &M) -> Finder {
 #[derive(Default)]
 struct Finder {
     path: Vec<String>,
-    floats: Vec<Found>,
-    discrete: Vec<Found>,
+    floats: Vec<NamedTensor>,
+    discrete: Vec<NamedTensor>,
 }
 
 impl Finder {
     fn add_discrete<const D: usize, K: Basic>(&mut self, id: ParamId, tensor: Tensor<D, K>) {
         let (local, value) = (self.path.join("."), Value::of(tensor));
-        self.discrete.push(Found { id, local, value, is_trained: false });
+        self.discrete.push(NamedTensor { id, local, value, is_trained: false });
     }
 }
 
@@ -54,7 +54,7 @@ impl ModuleVisitor for Finder {
         let tensor = param.val();
         let is_trained = tensor.is_require_grad();
         let (local, value) = (self.path.join("."), Value::of(tensor.inner()));
-        self.floats.push(Found { id: param.id, local, value, is_trained });
+        self.floats.push(NamedTensor { id: param.id, local, value, is_trained });
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {

@@ -19,7 +19,7 @@ use super::gradients::GradientSums;
 use super::module::{Auxiliary, StageContext};
 use super::runner::{ForwardTask, Forwarded, Held, Runner, StageError, device_of};
 use super::shards::{Catches, Shards};
-use super::state::{Found, discrete_of, filled, parameters_of, with_discrete};
+use super::state::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
 use super::weights::{WeightRunner, WeightWork};
 use crate::autodiff::{GradientSlot, gradient_root};
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
@@ -286,6 +286,14 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         self.sums.squares(parts)
     }
 
+    fn move_to(&mut self, device: &Device) {
+        if *device != self.device {
+            let device = device.clone().autodiff();
+            let module = self.take_module().fork(&device);
+            (self.module, self.device) = (Some(module), device);
+        }
+    }
+
     fn shard(&mut self, part: RowShard) -> Result<(), StageError> {
         if let Some(optimizer) = &self.optimizer
             && let Some(place) = mixes_rows(optimizer, self.module())
@@ -346,7 +354,7 @@ impl<M: StageBody> Runner for TrainingStage<M> {
         let found = floats.chain(discrete_of(self.module()).into_iter().zip(&self.discrete)).enumerate();
         let counts = |place| self.shards.as_ref().is_none_or(|shards| shards.counts(place));
         let parameters = found.filter(|(place, _)| counts(*place)).map(|(place, (found, path))| {
-            let Found { id, value, .. } = found;
+            let NamedTensor { id, value, .. } = found;
             HeldParameter { place, path: path.clone(), id, value }
         });
         let part = self.shards.as_ref().map(Shards::part);

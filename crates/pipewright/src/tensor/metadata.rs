@@ -1,8 +1,8 @@
 //! Shapes and element types of the tensors that cross a boundary, checked on both sides.
 //!
-//! Messages describe their own tensors, so the runtime does not need metadata to receive them. Metadata finds a stage
-//! whose output is not what the next stage expects: the error names both sides of the boundary, instead of a failure
-//! inside some layer.
+//! Messages describe their own tensors, so the runtime does not need metadata to receive them. The runtime
+//! compares the tensors at a boundary with the metadata. If they differ, the error names both stages. Without the check,
+//! a layer would fail.
 //!
 //! [`Metadata::Static`] is given in advance. [`Metadata::Dynamic`] is taken from the first microbatch that crosses the
 //! boundary; there is no probe run, so no gradient, buffer or random state changes.
@@ -23,9 +23,10 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use burn::tensor::DType;
-use pipewright_schedule::{Microbatch, Rank, StageIndex};
+use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::value::Value;
+use crate::ids::WorldRank;
 
 /// How the shapes at the boundaries are known. All ranks of a pipeline must use the same metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -133,7 +134,8 @@ impl TensorSpec {
     fn fits(&self, value: &Value) -> bool {
         let shape = value.shape();
         let fits = |(dim, &size): (&Dim, &usize)| matches!(dim, Dim::Any) || *dim == Dim::Fixed(size);
-        self.dtype == value.dtype()
+        // Back ends store booleans in different types.
+        (self.dtype == value.dtype() || self.dtype.is_bool() && value.dtype().is_bool())
             && self.shape.len() == shape.num_dims()
             && self.shape.iter().zip(shape.iter()).all(fits)
     }
@@ -152,7 +154,7 @@ pub struct Side {
     /// The stage.
     pub stage: StageIndex,
     /// Its rank.
-    pub rank: Rank,
+    pub rank: WorldRank,
 }
 
 impl fmt::Display for Side {
@@ -240,20 +242,21 @@ impl Boundaries {
     }
 
     /// Checks the inputs of the stage: all tensors of the boundary.
-    pub(crate) fn check_inputs(&mut self, values: &[Value]) -> Result<(), Found> {
+    pub(crate) fn check_inputs(&mut self, values: &[Value]) -> Result<(), TensorMismatch> {
         let Some(specs) = self.takes.specs_to_check(values, &self.metadata, self.check, self.microbatches)
         else {
             return Ok(());
         };
         if values.len() != specs.len() {
             let count = |count: usize| format!("{count} tensor(s)");
-            return Err((Mismatch::Count, count(values.len()), count(specs.len())));
+            let (sent, expected) = (count(values.len()), count(specs.len()));
+            return Err(TensorMismatch { mismatch: Mismatch::Count, sent, expected });
         }
         compare(values, specs)
     }
 
     /// Checks the outputs for the next stage, without direct skip connections from other stages.
-    pub(crate) fn check_outputs(&mut self, values: &[Value]) -> Result<(), Found> {
+    pub(crate) fn check_outputs(&mut self, values: &[Value]) -> Result<(), TensorMismatch> {
         let specs = self.gives.specs_to_check(values, &self.metadata, self.check, self.microbatches);
         specs.map_or(Ok(()), |specs| compare(values, specs))
     }
@@ -279,14 +282,19 @@ impl Known {
     }
 }
 
-/// A mismatch without its two sides: what differs, what was sent, what was expected.
-pub(crate) type Found = (Mismatch, String, String);
+/// A [`MetadataError`] without the microbatch and the two sides.
+pub(crate) struct TensorMismatch {
+    pub(crate) mismatch: Mismatch,
+    pub(crate) sent: String,
+    pub(crate) expected: String,
+}
 
-fn compare(values: &[Value], specs: &[TensorSpec]) -> Result<(), Found> {
+fn compare(values: &[Value], specs: &[TensorSpec]) -> Result<(), TensorMismatch> {
     match values.iter().zip(specs).position(|(value, spec)| !spec.fits(value)) {
         Some(place) => {
             let sent = TensorSpec::of(&values[place], &[]).to_string();
-            Err((Mismatch::Tensor(place), sent, specs[place].to_string()))
+            let expected = specs[place].to_string();
+            Err(TensorMismatch { mismatch: Mismatch::Tensor(place), sent, expected })
         }
         None => Ok(()),
     }

@@ -4,12 +4,13 @@
 //! dimensions and kind are known at run time. [`Boundary`] converts between the two, [`Metadata`] says what both sides of
 //! a boundary expect, and `shard` says which rows of a parameter a replica holds.
 
+mod transfer;
 mod value;
 mod boundary;
 mod metadata;
 pub(crate) mod shard;
 
 pub use boundary::{Boundary, BoundaryError, Unpack, pack, unpack};
-pub(crate) use metadata::{Boundaries, Found};
+pub(crate) use metadata::{Boundaries, TensorMismatch};
 pub use metadata::{CheckMetadata, Dim, Metadata, MetadataError, Mismatch, Side, TensorSpec};
 pub use value::{OptionalTensor, OptionalTensors, Value, ValueKind, Values};

@@ -7,6 +7,8 @@ use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic};
 
+use super::transfer::queueing;
+
 /// A float, integer or boolean tensor with any number of dimensions. Cloning shares the storage.
 #[derive(Clone, Debug)]
 pub struct Value {
@@ -107,12 +109,25 @@ impl Value {
 
     /// Moves the tensor to `device`. A tensor that is already there shares its storage.
     pub fn to_device(self, device: &Device) -> Self {
+        let from = self.device();
+        if from == *device {
+            return self;
+        }
+        let _queueing = queueing(&from, device);
         let constant = self.constant;
         // The number of dimensions does not matter here; 1 is arbitrary.
         let moved = match self.kind() {
             ValueKind::Float => Self::of(Tensor::<1>::from_dispatch(self.tensor).to_device(device)),
             ValueKind::Int => Self::of(Tensor::<1, Int>::from_dispatch(self.tensor).to_device(device)),
-            ValueKind::Bool => Self::of(Tensor::<1, Bool>::from_dispatch(self.tensor).to_device(device)),
+            ValueKind::Bool => {
+                // Back ends store booleans in different types, and Burn's copy between back ends does not convert them.
+                let stored = DType::from(device.settings().bool_dtype);
+                if stored == self.dtype() {
+                    Self::of(Tensor::<1, Bool>::from_dispatch(self.tensor).to_device(device))
+                } else {
+                    Self::from_data(self.into_data().convert_dtype(stored), device)
+                }
+            }
         };
         Self { constant, ..moved }
     }

@@ -67,8 +67,10 @@ pub struct Metrics {
     /// Most bytes that each rank held at once.
     pub peak_bytes: Vec<u64>,
     /// As `bubble_fraction`, for each rank.
-    #[serde(skip)]
     pub bubble_per_rank: Vec<f64>,
+    /// The wall time that was predicted for this step, in milliseconds; left out if there is no prediction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub predicted_step_ms: Option<f64>,
 }
 
 /// Adds the side inputs of a batch, each split as its rows are.
@@ -129,6 +131,7 @@ impl Trainer {
         self.began.get_or_insert_with(Instant::now);
         let batch = self.rows.next_batch(self.rows_per_step);
         let shape = [batch.rows, batch.seq_len];
+        // Every rank moves its microbatches to its own device.
         let device = Device::flex();
         let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new::<i32, _>(ids, shape), &device);
         let rate = self.learning_rate.at(self.steps_done);
@@ -204,6 +207,7 @@ impl Trainer {
             total: (!report.auxiliary.is_empty()).then(|| report.total()),
             peak_bytes: report.peak_bytes.clone(),
             bubble_per_rank: report.timeline.bubble_per_rank(),
+            predicted_step_ms: None,
         }
     }
 }

@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
 
 use super::{Endpoint, Waited};
 use crate::failure::{Cause, StepError};
+use crate::ids::{StepNumber, WorldRank};
 use crate::message::{Payload, Tag, encoded};
 
 /// The description of a run: versions, hashes and settings that must not differ, by name.
@@ -30,7 +30,7 @@ pub enum AgreementError {
     #[error("rank {rank} did not say within {:.1} s what it is about to run: is it still starting, or gone?", .waited.as_secs_f64())]
     Silent {
         /// The rank.
-        rank: Rank,
+        rank: WorldRank,
         /// The deadline.
         waited: Duration,
     },
@@ -41,13 +41,13 @@ pub enum AgreementError {
     #[error("what rank {rank} says cannot be read: it runs another version of the program")]
     Unreadable {
         /// The rank.
-        rank: Rank,
+        rank: WorldRank,
     },
 }
 
 impl AgreementError {
     /// Returns a rank that did not answer.
-    pub fn silent(&self) -> Option<Rank> {
+    pub fn silent(&self) -> Option<WorldRank> {
         match self {
             Self::Differences(differences) => differences.silent(),
             Self::Silent { rank, .. } => Some(*rank),
@@ -63,15 +63,15 @@ pub struct Differences(Vec<Difference>);
 #[derive(Debug, Clone, Serialize, Deserialize)]
 enum Difference {
     /// Ranks cannot run, for the same reason.
-    Cannot { ranks: Vec<Rank>, reason: String },
+    Cannot { ranks: Vec<WorldRank>, reason: String },
     /// A rank did not answer in time.
-    Silent { rank: Rank, waited: Duration },
+    Silent { rank: WorldRank, waited: Duration },
     /// Ranks have another value of a field than the first rank.
-    Field { name: String, ranks: Vec<Rank>, value: String, first: String },
+    Field { name: String, ranks: Vec<WorldRank>, value: String, first: String },
 }
 
 impl Differences {
-    fn silent(&self) -> Option<Rank> {
+    fn silent(&self) -> Option<WorldRank> {
         self.0.iter().find_map(|difference| match difference {
             Difference::Silent { rank, .. } => Some(*rank),
             _ => None,
@@ -103,7 +103,7 @@ impl fmt::Display for Differences {
 }
 
 /// `rank 2`, `ranks 1, 3`.
-struct Ranks<'a>(&'a [Rank]);
+struct Ranks<'a>(&'a [WorldRank]);
 
 impl fmt::Display for Ranks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -132,28 +132,28 @@ pub(super) fn agree(
         && error.silent().is_some()
     {
         let cause = Cause::Abandoned { message: error.to_string() };
-        endpoint.fail(StepError { rank: endpoint.rank(), step: 0, action: None, cause });
+        endpoint.fail(StepError { rank: endpoint.rank(), step: StepNumber::default(), action: None, cause });
     }
     agreed
 }
 
 fn exchange(endpoint: &mut Endpoint, hello: &Hello, deadline: Duration) -> Result<(), AgreementError> {
-    let first = Rank::new(0);
-    let others = (1..endpoint.ranks()).map(Rank::new);
+    let first = WorldRank::new(0);
+    let others = (1..endpoint.ranks()).map(WorldRank::new);
     let differences = if endpoint.rank() == first {
         let until = Instant::now() + deadline;
-        let mut told = vec![(first, hello.clone())];
+        let mut hellos = vec![(first, hello.clone())];
         let mut silent = Vec::new();
         for rank in others.clone() {
             match take(endpoint, rank, Tag::Hello, until, deadline) {
-                // The others are told with the differences.
+                // The other ranks learn of it with the differences.
                 Err(AgreementError::Silent { rank, waited }) => {
                     silent.push(Difference::Silent { rank, waited });
                 }
-                hello => told.push((rank, hello?)),
+                hello => hellos.push((rank, hello?)),
             }
         }
-        let mut differences = compare(&told);
+        let mut differences = compare(&hellos);
         differences.0.extend(silent);
         let welcome = encoded(&differences);
         for rank in others {
@@ -174,7 +174,7 @@ fn exchange(endpoint: &mut Endpoint, hello: &Hello, deadline: Duration) -> Resul
 
 fn take<T: for<'de> Deserialize<'de>>(
     endpoint: &mut Endpoint,
-    from: Rank,
+    from: WorldRank,
     tag: Tag,
     until: Instant,
     waited: Duration,
@@ -199,9 +199,9 @@ fn take<T: for<'de> Deserialize<'de>>(
 }
 
 /// Returns the differences from the first rank. Ranks with the same reason or value are listed together.
-fn compare(told: &[(Rank, Hello)]) -> Differences {
-    let mut reasons: BTreeMap<&str, Vec<Rank>> = BTreeMap::new();
-    for (rank, hello) in told {
+fn compare(hellos: &[(WorldRank, Hello)]) -> Differences {
+    let mut reasons: BTreeMap<&str, Vec<WorldRank>> = BTreeMap::new();
+    for (rank, hello) in hellos {
         if let Err(reason) = hello {
             reasons.entry(reason).or_default().push(*rank);
         }
@@ -209,9 +209,9 @@ fn compare(told: &[(Rank, Hello)]) -> Differences {
     let cannot =
         reasons.into_iter().map(|(reason, ranks)| Difference::Cannot { ranks, reason: reason.to_owned() });
     let mut differences: Vec<_> = cannot.collect();
-    let Some((_, Ok(first))) = told.first() else { return Differences(differences) };
-    let mut fields: BTreeMap<(&str, &str, &str), Vec<Rank>> = BTreeMap::new();
-    for (rank, hello) in told {
+    let Some((_, Ok(first))) = hellos.first() else { return Differences(differences) };
+    let mut fields: BTreeMap<(&str, &str, &str), Vec<WorldRank>> = BTreeMap::new();
+    for (rank, hello) in hellos {
         let Ok(hello) = hello else { continue };
         for name in first.keys().chain(hello.keys().filter(|name| !first.contains_key(*name))) {
             let value = hello.get(name).map_or("missing", String::as_str);
@@ -239,9 +239,9 @@ mod tests {
         Ok([("schedule".to_owned(), schedule.to_owned()), ("version".to_owned(), "1".to_owned())].into())
     }
 
-    fn check(told: Vec<Hello>, expected: &[&str]) {
-        let told: Vec<_> = (0..).map(Rank::new).zip(told).collect();
-        let found = compare(&told).to_string();
+    fn check(hellos: Vec<Hello>, expected: &[&str]) {
+        let hellos: Vec<_> = (0..).map(WorldRank::new).zip(hellos).collect();
+        let found = compare(&hellos).to_string();
         let found: Vec<&str> = found.lines().filter(|line| !line.is_empty()).collect();
         assert_eq!(found.len(), expected.len(), "{found:?}");
         for (found, expected) in found.iter().zip(expected) {
@@ -281,7 +281,7 @@ mod tests {
         for rank in ranks {
             let (said, silent, leaves) = rank.join().expect("it does not panic");
             assert!(said.starts_with("rank 2 did not say within 1.0 s"), "{said}");
-            assert_eq!((silent, leaves), (Some(Rank::new(2)), true));
+            assert_eq!((silent, leaves), (Some(WorldRank::new(2)), true));
         }
     }
 

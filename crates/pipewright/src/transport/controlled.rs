@@ -3,28 +3,48 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use pipewright_schedule::Rank;
-
 use super::Waited;
 use super::local::{LocalEndpoint, Mailboxes};
 use crate::failure::{Abort, StepError};
+use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
 
 /// The messages that were sent and have not arrived.
 #[derive(Clone)]
 pub struct InFlight {
     mailboxes: Arc<Mailboxes>,
-    messages: Arc<Mutex<Vec<(Rank, Message)>>>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    messages: Vec<(WorldRank, Message)>,
+    /// What each rank has sent to others.
+    traffic: Vec<Traffic>,
+}
+
+/// What a rank has sent to other ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// The number of messages.
+    pub messages: u64,
+    /// The bytes of their tensors and encoded values.
+    pub bytes: u64,
 }
 
 impl InFlight {
-    fn lock(&self) -> MutexGuard<'_, Vec<(Rank, Message)>> {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what `rank` has sent to others since the world was made.
+    pub fn sent_by(&self, rank: WorldRank) -> Traffic {
+        self.lock().traffic[rank.index()]
     }
 
     /// Returns the number of messages in flight.
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().messages.len()
     }
 
     /// Whether no message is in flight.
@@ -44,10 +64,15 @@ impl InFlight {
         self.remove(index).map(|(_, message)| message.tag)
     }
 
-    fn remove(&self, index: usize) -> Option<(Rank, Message)> {
-        let mut messages = self.lock();
-        let index = index.checked_rem(messages.len())?;
-        Some(messages.swap_remove(index))
+    fn remove(&self, index: usize) -> Option<(WorldRank, Message)> {
+        let (to, message) = {
+            let messages = &mut self.lock().messages;
+            let index = index.checked_rem(messages.len())?;
+            messages.swap_remove(index)
+        };
+        // The sender may wait until the message is sent.
+        self.mailboxes.nudge(message.from);
+        Some((to, message))
     }
 }
 
@@ -59,10 +84,11 @@ pub struct ControlledEndpoint {
 
 pub(crate) fn world(ranks: u32) -> (Vec<ControlledEndpoint>, InFlight) {
     let mailboxes = Mailboxes::new(ranks);
-    let in_flight = InFlight { mailboxes: mailboxes.clone(), messages: Arc::default() };
+    let state = State { messages: Vec::new(), traffic: vec![Traffic::default(); ranks as usize] };
+    let in_flight = InFlight { mailboxes: mailboxes.clone(), state: Arc::new(Mutex::new(state)) };
     let endpoints = (0..ranks)
         .map(|rank| ControlledEndpoint {
-            inner: LocalEndpoint::new(Rank::new(rank), mailboxes.clone()),
+            inner: LocalEndpoint::new(WorldRank::new(rank), mailboxes.clone()),
             in_flight: in_flight.clone(),
         })
         .collect();
@@ -70,7 +96,7 @@ pub(crate) fn world(ranks: u32) -> (Vec<ControlledEndpoint>, InFlight) {
 }
 
 impl ControlledEndpoint {
-    pub(crate) fn rank(&self) -> Rank {
+    pub(crate) fn rank(&self) -> WorldRank {
         self.inner.rank()
     }
 
@@ -82,16 +108,30 @@ impl ControlledEndpoint {
         self.inner.abort()
     }
 
-    pub(crate) fn begin_step(&mut self, step: u64) {
-        self.inner.begin_step(step);
+    pub(crate) fn begin_step(&mut self, attempt: Attempt) {
+        self.inner.begin_step(attempt);
     }
 
-    pub(crate) fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
+    pub(crate) fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         let message = self.inner.envelope(tag, payload);
-        self.in_flight.lock().push((to, message));
+        let mut state = self.in_flight.lock();
+        if to != message.from {
+            let traffic = &mut state.traffic[message.from.index()];
+            traffic.messages += 1;
+            traffic.bytes += message.payload.bytes();
+        }
+        state.messages.push((to, message));
     }
 
-    pub(crate) fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
+    pub(crate) fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
+        let (own, attempt) = (self.inner.rank(), self.inner.attempt());
+        let state = self.in_flight.lock();
+        !state.messages.iter().any(|(receiver, message)| {
+            (*receiver, message.from, message.attempt, message.tag) == (to, own, attempt, tag)
+        })
+    }
+
+    pub(crate) fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
         self.inner.try_take(from, tag)
     }
 

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pipewright_schedule::Rank;
-
 use super::Waited;
 use super::mailbox::{Mailbox, Woken};
+#[cfg(feature = "mpi")]
+use crate::failure::FailureNotice;
 use crate::failure::{Abort, StepError};
+use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
 
 /// Mailboxes of all ranks, shared by their endpoints.
@@ -24,8 +25,13 @@ impl Mailboxes {
     }
 
     /// Adds a message to a rank's mailbox and wakes the rank.
-    pub(crate) fn deliver(&self, to: Rank, message: Message) {
+    pub(crate) fn deliver(&self, to: WorldRank, message: Message) {
         self.boxes[to.index()].deliver(message);
+    }
+
+    /// Wakes a rank that may wait for a message that it has sent.
+    pub(crate) fn nudge(&self, rank: WorldRank) {
+        self.boxes[rank.index()].nudge();
     }
 
     pub(crate) fn abort(&self) -> &Abort {
@@ -39,8 +45,8 @@ impl Mailboxes {
 
     /// As [`Mailboxes::fail`], for a failure that another process reports.
     #[cfg(feature = "mpi")]
-    pub(crate) fn fail_elsewhere(&self, error: StepError, attempt: u64, diverged: Option<u64>) {
-        if self.abort.raise_told(error, attempt, diverged) {
+    pub(crate) fn fail_from_remote(&self, notice: FailureNotice) {
+        if self.abort.raise_from_remote(notice) {
             self.wake_all();
         }
     }
@@ -52,11 +58,11 @@ impl Mailboxes {
 
 /// A rank's endpoint of the local transport.
 pub struct LocalEndpoint {
-    rank: Rank,
-    step: u64,
+    rank: WorldRank,
+    attempt: Attempt,
     mailboxes: Arc<Mailboxes>,
-    /// Messages that have arrived. The step is part of the key, because a neighbour may be a step ahead.
-    arrived: HashMap<(u64, Rank, Tag), Message>,
+    /// Messages that have arrived. The attempt is part of the key, because a neighbour may be an attempt ahead.
+    arrived: HashMap<(Attempt, WorldRank, Tag), Message>,
     /// An empty list, kept for its allocation.
     spare: Vec<Message>,
 }
@@ -64,15 +70,15 @@ pub struct LocalEndpoint {
 /// Returns one endpoint per rank.
 pub(crate) fn world(ranks: u32) -> Vec<LocalEndpoint> {
     let mailboxes = Mailboxes::new(ranks);
-    (0..ranks).map(|rank| LocalEndpoint::new(Rank::new(rank), mailboxes.clone())).collect()
+    (0..ranks).map(|rank| LocalEndpoint::new(WorldRank::new(rank), mailboxes.clone())).collect()
 }
 
 impl LocalEndpoint {
-    pub(crate) fn new(rank: Rank, mailboxes: Arc<Mailboxes>) -> Self {
-        Self { rank, step: 0, mailboxes, arrived: HashMap::new(), spare: Vec::new() }
+    pub(crate) fn new(rank: WorldRank, mailboxes: Arc<Mailboxes>) -> Self {
+        Self { rank, attempt: Attempt::default(), mailboxes, arrived: HashMap::new(), spare: Vec::new() }
     }
 
-    pub(crate) fn rank(&self) -> Rank {
+    pub(crate) fn rank(&self) -> WorldRank {
         self.rank
     }
 
@@ -84,30 +90,34 @@ impl LocalEndpoint {
         self.mailboxes.abort()
     }
 
-    pub(crate) fn begin_step(&mut self, step: u64) {
-        self.step = step;
-        self.mailboxes.abort.begin_step(step);
-        self.arrived.retain(|(sent_in, ..), _| *sent_in >= step);
+    pub(crate) fn begin_step(&mut self, attempt: Attempt) {
+        self.attempt = attempt;
+        self.mailboxes.abort.begin_step(attempt);
+        self.arrived.retain(|(sent_in, ..), _| *sent_in >= attempt);
     }
 
-    pub(crate) fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
+    pub(crate) fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         let message = self.envelope(tag, payload);
         self.mailboxes.deliver(to, message);
     }
 
-    pub(crate) fn envelope(&self, tag: Tag, payload: Payload) -> Message {
-        Message { from: self.rank, step: self.step, tag, payload, sent: Instant::now() }
+    pub(crate) fn attempt(&self) -> Attempt {
+        self.attempt
     }
 
-    pub(crate) fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
-        let key = (self.step, from, tag);
+    pub(crate) fn envelope(&self, tag: Tag, payload: Payload) -> Message {
+        Message { from: self.rank, attempt: self.attempt, tag, payload, sent: Instant::now() }
+    }
+
+    pub(crate) fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
+        let key = (self.attempt, from, tag);
         // Lock the mailbox only if the message has not been sorted already.
         if let Some(message) = self.arrived.remove(&key) {
             return Some(message);
         }
         self.mailboxes.boxes[self.rank.index()].take_into(&mut self.spare);
-        for message in self.spare.drain(..).filter(|message| message.step >= self.step) {
-            self.arrived.insert((message.step, message.from, message.tag), message);
+        for message in self.spare.drain(..).filter(|message| message.attempt >= self.attempt) {
+            self.arrived.insert((message.attempt, message.from, message.tag), message);
         }
         self.arrived.remove(&key)
     }

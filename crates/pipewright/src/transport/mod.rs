@@ -6,12 +6,14 @@
 //!
 //! Every transport passes the suite in `tests/transport/checks.rs`.
 //!
-//! # Why nothing hangs
+//! # Waits always end
 //!
 //! Sending never blocks. A wait ends when a message arrives, at the deadline, or when the shared [`Abort`] flag is raised,
 //! whichever comes first. Raising the flag wakes every waiting rank.
 
 mod agreement;
+#[cfg(any(feature = "mpi", test))]
+mod clock;
 mod controlled;
 mod local;
 mod mailbox;
@@ -23,14 +25,19 @@ mod wire;
 
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::Rank;
+use pipewright_schedule::ClockSkew;
 
 use crate::failure::{Abort, StepError};
+use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
-use crate::progress::Board;
+use crate::progress::ProgressBoard;
 pub use agreement::{AgreementError, Differences, Fields};
-pub use controlled::{ControlledEndpoint, InFlight};
+pub use controlled::{ControlledEndpoint, InFlight, Traffic};
 pub use local::LocalEndpoint;
+#[cfg(all(feature = "mpi", not(feature = "testing")))]
+use mpi::ClockError;
+#[cfg(all(feature = "mpi", feature = "testing"))]
+pub use mpi::ClockError;
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEndpoint, MpiError};
 
@@ -38,7 +45,7 @@ pub use mpi::{MpiEndpoint, MpiError};
 pub struct World {
     endpoints: Vec<Endpoint>,
     /// The progress of all ranks, including those of other processes.
-    board: Board,
+    board: ProgressBoard,
 }
 
 /// Why a transport is not available.
@@ -61,7 +68,7 @@ impl World {
     /// Returns a world whose ranks are threads of this process. Messages are moved, never copied.
     pub fn local(ranks: u32) -> Self {
         let endpoints = local::world(ranks).into_iter().map(Endpoint::Local).collect();
-        Self { endpoints, board: Board::new(ranks) }
+        Self { endpoints, board: ProgressBoard::new(ranks) }
     }
 
     /// Returns this process's rank in the world of the processes that `mpirun` started, one rank each. A process joins
@@ -74,7 +81,7 @@ impl World {
     pub fn mpi(deadline: Duration) -> Result<Self, WorldError> {
         #[cfg(feature = "mpi")]
         {
-            let (endpoint, board) = mpi::world(deadline)?;
+            let (endpoint, board) = mpi::world(deadline, ClockError::default())?;
             Ok(Self { endpoints: vec![Endpoint::Mpi(endpoint)], board })
         }
         #[cfg(not(feature = "mpi"))]
@@ -82,6 +89,16 @@ impl World {
             let _ = deadline;
             Err(WorldError::NotCompiledIn { transport: "mpi" })
         }
+    }
+
+    /// Returns a world as [`World::mpi`] does, with an error of this process's clock, for tests.
+    ///
+    /// # Errors
+    /// When MPI cannot be joined.
+    #[cfg(all(feature = "mpi", feature = "testing"))]
+    pub fn mpi_with_clock_error(deadline: Duration, error: ClockError) -> Result<Self, WorldError> {
+        let (endpoint, board) = mpi::world(deadline, error)?;
+        Ok(Self { endpoints: vec![Endpoint::Mpi(endpoint)], board })
     }
 
     /// Whether ranks run in other processes.
@@ -107,7 +124,7 @@ impl World {
     }
 
     /// Returns the ranks of this process.
-    pub fn own_ranks(&self) -> impl Iterator<Item = Rank> {
+    pub fn own_ranks(&self) -> impl Iterator<Item = WorldRank> {
         self.endpoints.iter().map(Endpoint::rank)
     }
 
@@ -116,7 +133,7 @@ impl World {
     pub fn controlled(ranks: u32) -> (Self, InFlight) {
         let (endpoints, in_flight) = controlled::world(ranks);
         let endpoints = endpoints.into_iter().map(Endpoint::Controlled).collect();
-        (Self { endpoints, board: Board::new(ranks) }, in_flight)
+        (Self { endpoints, board: ProgressBoard::new(ranks) }, in_flight)
     }
 
     /// Returns one endpoint per rank of this process, in rank order.
@@ -136,7 +153,7 @@ impl World {
         let _ = deadline;
     }
 
-    pub(crate) fn into_parts(self) -> (Vec<Endpoint>, Board) {
+    pub(crate) fn into_parts(self) -> (Vec<Endpoint>, ProgressBoard) {
         (self.endpoints, self.board)
     }
 }
@@ -155,7 +172,7 @@ pub enum Endpoint {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// A message arrived.
+    /// A message arrived, or one that this rank waits for has left ([`Endpoint::is_sent`]).
     Arrived,
     /// The deadline passed.
     TimedOut,
@@ -165,7 +182,7 @@ pub enum Waited {
 
 impl Endpoint {
     /// Returns the rank of this endpoint.
-    pub fn rank(&self) -> Rank {
+    pub fn rank(&self) -> WorldRank {
         match self {
             Self::Local(endpoint) => endpoint.rank(),
             Self::Controlled(endpoint) => endpoint.rank(),
@@ -214,18 +231,19 @@ impl Endpoint {
         }
     }
 
-    /// Starts a step. Messages that are left over from a failed step are dropped.
-    pub fn begin_step(&mut self, step: u64) {
+    /// Starts an attempt at a step. Messages that are left over from earlier attempts are dropped.
+    pub fn begin_step(&mut self, attempt: impl Into<Attempt>) {
+        let attempt = attempt.into();
         match self {
-            Self::Local(endpoint) => endpoint.begin_step(step),
-            Self::Controlled(endpoint) => endpoint.begin_step(step),
+            Self::Local(endpoint) => endpoint.begin_step(attempt),
+            Self::Controlled(endpoint) => endpoint.begin_step(attempt),
             #[cfg(feature = "mpi")]
-            Self::Mpi(endpoint) => endpoint.begin_step(step),
+            Self::Mpi(endpoint) => endpoint.begin_step(attempt),
         }
     }
 
     /// Sends a message without blocking; the payload is moved.
-    pub fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
+    pub fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         match self {
             Self::Local(endpoint) => endpoint.send(to, tag, payload),
             Self::Controlled(endpoint) => endpoint.send(to, tag, payload),
@@ -234,8 +252,53 @@ impl Endpoint {
         }
     }
 
+    /// Returns whether the message with `tag` that this rank has sent to `to` in this attempt has left: its memory is free
+    /// at the sender. Within a process this is when it is delivered. If it has not left, [`Endpoint::wait`] returns when it
+    /// may have.
+    pub fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
+        match self {
+            // Sending delivers a message.
+            Self::Local(_) => true,
+            Self::Controlled(endpoint) => endpoint.is_sent(to, tag),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.is_sent(to, tag),
+        }
+    }
+
+    /// Returns the largest number of boundary messages of this attempt that were sent and had not left at once; 0 within a
+    /// process, where messages are moved.
+    pub(crate) fn sends_in_flight(&self) -> u32 {
+        match self {
+            Self::Local(_) | Self::Controlled(_) => 0,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.sends_in_flight(),
+        }
+    }
+
+    /// Returns an instant on the clock that all processes share, in seconds; `None` within one process.
+    pub(crate) fn common_seconds(&self, at: Instant) -> Option<f64> {
+        #[cfg(not(feature = "mpi"))]
+        let _ = at;
+        match self {
+            Self::Local(_) | Self::Controlled(_) => None,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => Some(endpoint.common_seconds(at)),
+        }
+    }
+
+    /// Returns the accuracy of [`Endpoint::common_seconds`].
+    pub(crate) fn clock_skew(&self, at: Instant) -> Option<ClockSkew> {
+        #[cfg(not(feature = "mpi"))]
+        let _ = at;
+        match self {
+            Self::Local(_) | Self::Controlled(_) => None,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => Some(endpoint.clock_skew(at)),
+        }
+    }
+
     /// Takes the message with `tag` from `from`, if it has arrived.
-    pub fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
+    pub fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
         match self {
             Self::Local(endpoint) => endpoint.try_take(from, tag),
             Self::Controlled(endpoint) => endpoint.try_take(from, tag),
@@ -244,7 +307,7 @@ impl Endpoint {
         }
     }
 
-    /// Sleeps until a message arrives, `until` passes, or a rank fails.
+    /// Sleeps until a message arrives or may have left, `until` passes, or a rank fails.
     pub fn wait(&mut self, until: Instant) -> Waited {
         match self {
             Self::Local(endpoint) => endpoint.wait(until),

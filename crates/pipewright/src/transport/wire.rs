@@ -7,13 +7,15 @@
 //! Every part starts at a multiple of [`BLOCK`], and the size of a frame is a multiple of it. MPI counts blocks instead of
 //! bytes, so a frame may exceed 2^31 bytes. Elements are in the machine's byte order: all machines of a run have the same.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, TensorData};
-use pipewright_schedule::{Action, Rank};
+use pipewright_schedule::Action;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{Cause, StepError};
+use super::clock::Nanos;
+use crate::failure::{Cause, FailureNotice, StepError};
+use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::Heartbeat;
 use crate::tensor::{OptionalTensors, Value};
@@ -27,17 +29,30 @@ pub(crate) enum Frame {
     /// A message for a rank.
     Message(Message),
     /// A step failed.
-    Failed {
-        error: StepError,
-        /// The failed attempt of the pipeline.
-        attempt: u64,
-        /// The step since which the ranks' parameters have diverged.
-        diverged: Option<u64>,
-    },
+    Failed(FailureNotice),
     /// The progress of all ranks, as far as the sender knows.
     Heartbeats(Vec<Heartbeat>),
     /// The sender's process.
     Process(ProcessId),
+    /// A question for the first process's time.
+    ClockRequest {
+        /// The sender's time.
+        sent: Nanos,
+    },
+    /// The answer to it.
+    ClockAnswer {
+        /// The time in the request.
+        sent: Nanos,
+        /// The time of the process that answers.
+        answered: Nanos,
+    },
+}
+
+/// The current time: of this process, and on the clock that all processes share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub here: Instant,
+    pub common: Nanos,
 }
 
 /// A process. Its number is meaningful on one machine, among processes that can see each other.
@@ -54,7 +69,7 @@ pub(crate) enum WireError {
     #[error("a frame from rank {from} has a head that cannot be decoded: {source}")]
     Head {
         /// The sender.
-        from: Rank,
+        from: WorldRank,
         /// What is wrong.
         source: postcard::Error,
     },
@@ -62,7 +77,7 @@ pub(crate) enum WireError {
     #[error("a frame from rank {from} has {found} bytes, but its head says {expected}")]
     Short {
         /// The sender.
-        from: Rank,
+        from: WorldRank,
         /// Bytes that arrived.
         found: usize,
         /// Bytes that the head says.
@@ -72,7 +87,7 @@ pub(crate) enum WireError {
     #[error("a frame from rank {from} has a tensor that cannot be decoded: {reason}")]
     Tensor {
         /// The sender.
-        from: Rank,
+        from: WorldRank,
         /// What is wrong.
         reason: String,
     },
@@ -81,21 +96,29 @@ pub(crate) enum WireError {
 #[derive(Serialize, Deserialize)]
 enum Head {
     Message {
-        step: u64,
+        attempt: Attempt,
         tag: Tag,
-        sent: Duration,
+        /// On the common clock.
+        sent: Nanos,
         payload: PayloadHead,
     },
     Failed {
-        attempt: u64,
-        diverged: Option<u64>,
-        rank: Rank,
-        step: u64,
+        attempt: Attempt,
+        diverged: Option<StepNumber>,
+        rank: WorldRank,
+        step: StepNumber,
         action: Option<String>,
         cause: CauseHead,
     },
     Heartbeats(Vec<Heartbeat>),
     Process(ProcessId),
+    ClockRequest {
+        sent: Nanos,
+    },
+    ClockAnswer {
+        sent: Nanos,
+        answered: Nanos,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -115,19 +138,21 @@ struct TensorHead {
 #[derive(Serialize, Deserialize)]
 enum CauseHead {
     Build(String),
-    LostPeer(Rank),
-    SilentPeer { peer: Rank, waited: Duration, report: String },
+    LostPeer(WorldRank),
+    SilentPeer { peer: WorldRank, waited: Duration, report: String },
     Other(String),
 }
 
-/// Encodes a frame into `into`, replacing its content.
-pub(crate) fn encode(frame: Frame, into: &mut Vec<u8>) {
+/// Encodes a frame that is sent `now` into `into`, replacing its content.
+pub(crate) fn encode(frame: Frame, now: Moment, into: &mut Vec<u8>) {
     into.clear();
     let (head, tensors) = match frame {
-        Frame::Message(message) => message_head(message),
-        Frame::Failed { error, attempt, diverged } => (failure_head(&error, attempt, diverged), Vec::new()),
+        Frame::Message(message) => message_head(message, now),
+        Frame::Failed(notice) => (failure_head(notice), Vec::new()),
         Frame::Heartbeats(heartbeats) => (Head::Heartbeats(heartbeats), Vec::new()),
         Frame::Process(process) => (Head::Process(process), Vec::new()),
+        Frame::ClockRequest { sent } => (Head::ClockRequest { sent }, Vec::new()),
+        Frame::ClockAnswer { sent, answered } => (Head::ClockAnswer { sent, answered }, Vec::new()),
     };
     let head = postcard::to_stdvec(&head).expect("a head has nothing that postcard cannot write");
     let length = u32::try_from(head.len()).expect("a head is small");
@@ -140,8 +165,8 @@ pub(crate) fn encode(frame: Frame, into: &mut Vec<u8>) {
     }
 }
 
-/// Decodes a frame that [`encode`] wrote; tensors are made on the CPU.
-pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Frame, WireError> {
+/// Decodes a frame that [`encode`] wrote and that arrives `now`; tensors are made on the CPU.
+pub(crate) fn decode(from: WorldRank, bytes: &[u8], now: Moment) -> Result<Frame, WireError> {
     let short = |expected| WireError::Short { from, found: bytes.len(), expected };
     let length = bytes.first_chunk::<4>().ok_or(short(4))?;
     let end = 4 + u32::from_le_bytes(*length) as usize;
@@ -150,25 +175,27 @@ pub(crate) fn decode(from: Rank, bytes: &[u8]) -> Result<Frame, WireError> {
     Ok(match head {
         Head::Heartbeats(heartbeats) => Frame::Heartbeats(heartbeats),
         Head::Process(process) => Frame::Process(process),
+        Head::ClockRequest { sent } => Frame::ClockRequest { sent },
+        Head::ClockAnswer { sent, answered } => Frame::ClockAnswer { sent, answered },
         Head::Failed { attempt, diverged, rank, step, action, cause } => {
             // An action that cannot be decoded comes from another version; the failure itself matters more.
             let action = action.and_then(|text| text.parse::<Action>().ok());
             let error = StepError { rank, step, action, cause: cause.into() };
-            Frame::Failed { error, attempt, diverged }
+            Frame::Failed(FailureNotice { error, attempt, diverged })
         }
-        Head::Message { step, tag, sent, payload } => {
+        Head::Message { attempt, tag, sent, payload } => {
             let payload = match payload {
                 PayloadHead::Tensors(heads) => {
                     Payload::Tensors(tensors(from, heads, bytes, end.next_multiple_of(BLOCK))?)
                 }
                 PayloadHead::Bytes(bytes) => Payload::Bytes(bytes.into()),
             };
-            Frame::Message(Message { from, step, tag, payload, sent: sent_at(sent) })
+            Frame::Message(Message { from, attempt, tag, payload, sent: now.instant_of(sent) })
         }
     })
 }
 
-fn message_head(message: Message) -> (Head, Vec<TensorData>) {
+fn message_head(message: Message, now: Moment) -> (Head, Vec<TensorData>) {
     let mut elements = Vec::new();
     let payload = match message.payload {
         Payload::Tensors(tensors) => PayloadHead::Tensors(
@@ -187,10 +214,10 @@ fn message_head(message: Message) -> (Head, Vec<TensorData>) {
         ),
         Payload::Bytes(bytes) => PayloadHead::Bytes(bytes.to_vec()),
     };
-    (Head::Message { step: message.step, tag: message.tag, sent: since_epoch(), payload }, elements)
+    (Head::Message { attempt: message.attempt, tag: message.tag, sent: now.common, payload }, elements)
 }
 
-fn failure_head(error: &StepError, attempt: u64, diverged: Option<u64>) -> Head {
+fn failure_head(FailureNotice { error, attempt, diverged }: FailureNotice) -> Head {
     let cause = match &error.cause {
         Cause::Build { message } => CauseHead::Build(message.clone()),
         Cause::LostPeer { peer } => CauseHead::LostPeer(*peer),
@@ -209,13 +236,13 @@ impl From<CauseHead> for Cause {
             CauseHead::Build(message) => Self::Build { message },
             CauseHead::LostPeer(peer) => Self::LostPeer { peer },
             CauseHead::SilentPeer { peer, waited, report } => Self::SilentPeer { peer, waited, report },
-            CauseHead::Other(message) => Self::Told { message },
+            CauseHead::Other(message) => Self::Remote { message },
         }
     }
 }
 
 fn tensors(
-    from: Rank,
+    from: WorldRank,
     heads: Vec<Option<TensorHead>>,
     bytes: &[u8],
     mut at: usize,
@@ -241,15 +268,12 @@ fn pad(bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
 }
 
-/// Returns the wall clock time, which processes share as far as their machines' clocks agree.
-fn since_epoch() -> Duration {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
-}
-
-/// Converts a time of sending to this process's clock; never later than now.
-fn sent_at(sent: Duration) -> Instant {
-    let age = since_epoch().saturating_sub(sent);
-    Instant::now().checked_sub(age).unwrap_or_else(Instant::now)
+impl Moment {
+    /// Converts a time on the common clock to an instant of this process, which is never later than the current one.
+    fn instant_of(self, common: Nanos) -> Instant {
+        let age = Duration::from_nanos(self.common.saturating_sub(common).try_into().unwrap_or(0));
+        self.here.checked_sub(age).unwrap_or(self.here)
+    }
 }
 
 #[cfg(test)]
@@ -259,11 +283,11 @@ mod tests {
 
     use super::*;
     use crate::message::Direction;
-    use crate::progress::Doing;
+    use crate::progress::Activity;
     use crate::progress::Waiting;
     use crate::tensor::{pack, unpack};
 
-    const FROM: Rank = Rank::new(3);
+    const FROM: WorldRank = WorldRank::new(3);
 
     const STAGE: StageIndex = StageIndex::new(2);
     const MICROBATCH: Microbatch = Microbatch::new(5);
@@ -275,7 +299,7 @@ mod tests {
     }
 
     fn tagged(tag: Tag, payload: Payload) -> Frame {
-        Frame::Message(Message { from: FROM, step: 7, tag, payload, sent: Instant::now() })
+        Frame::Message(Message { from: FROM, attempt: Attempt::new(7), tag, payload, sent: Instant::now() })
     }
 
     /// Returns the next kind of tag, so that each is visited once. A kind that is missing here does not compile.
@@ -294,7 +318,8 @@ mod tests {
             Tag::Skip { direction: Direction::Backward, .. } => Tag::Parameters,
             Tag::Parameters => Tag::SharedParameters,
             Tag::SharedParameters => Tag::SharedGradient { parameter: 3, stage, place: 4 },
-            Tag::SharedGradient { .. } => Tag::GradientShard { stage },
+            Tag::SharedGradient { .. } => Tag::SharedGradientSum { parameter: 5 },
+            Tag::SharedGradientSum { .. } => Tag::GradientShard { stage },
             Tag::GradientShard { .. } => Tag::GradientSum { stage },
             Tag::GradientSum { .. } => Tag::ParameterShard { stage, round: 6 },
             Tag::ParameterShard { .. } => Tag::SquaredNorms,
@@ -310,17 +335,21 @@ mod tests {
         })
     }
 
+    fn now() -> Moment {
+        Moment { here: Instant::now(), common: 0 }
+    }
+
     /// Encodes and decodes a frame.
     fn round(frame: Frame) -> Frame {
         let mut bytes = vec![1; 3];
-        encode(frame, &mut bytes);
+        encode(frame, now(), &mut bytes);
         assert_eq!(bytes.len() % BLOCK, 0);
-        decode(FROM, &bytes).expect("what was written can be read")
+        decode(FROM, &bytes, now()).expect("what was written can be read")
     }
 
     fn payload(frame: Frame) -> Payload {
         let Frame::Message(message) = frame else { panic!("a message was sent") };
-        assert_eq!((message.from, message.step), (FROM, 7));
+        assert_eq!((message.from, message.attempt), (FROM, Attempt::new(7)));
         message.payload
     }
 
@@ -378,6 +407,30 @@ mod tests {
     }
 
     #[test]
+    fn the_time_of_sending_is_converted_between_clocks() {
+        let second = 1_000_000_000;
+        let mut bytes = Vec::new();
+        let sent = Moment { here: Instant::now(), common: 50 * second };
+        encode(message(Payload::of(&())), sent, &mut bytes);
+        let here = Instant::now() + Duration::from_secs(1000);
+        for (arrived, age) in [(52, 2), (50, 0), (49, 0)] {
+            let now = Moment { here, common: arrived * second };
+            let Ok(Frame::Message(found)) = decode(FROM, &bytes, now) else { panic!("a message was sent") };
+            assert_eq!(found.sent(), here - Duration::from_secs(age), "{arrived}");
+        }
+    }
+
+    #[test]
+    fn clock_frames_keep_their_times() {
+        let Frame::ClockRequest { sent } = round(Frame::ClockRequest { sent: -5 }) else {
+            panic!("a request")
+        };
+        let answer = Frame::ClockAnswer { sent, answered: i64::MAX };
+        let Frame::ClockAnswer { sent, answered } = round(answer) else { panic!("an answer") };
+        assert_eq!((sent, answered), (-5, i64::MAX));
+    }
+
+    #[test]
     fn sums_keep_their_bits() {
         let parts = [0.1 + 0.2, f64::NAN, f64::INFINITY];
         let Frame::Message(found) = round(message(Payload::of(&parts[..]))) else {
@@ -392,14 +445,14 @@ mod tests {
     fn a_failure_keeps_its_place_and_its_words() {
         let cause = Cause::Panic { message: "out of cheese".to_owned() };
         let action = Some("2B5".parse().expect("an action"));
-        let error = StepError { rank: Rank::new(1), step: 4, action, cause };
+        let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action, cause };
         let words = error.to_string();
-        for diverged in [None, Some(4)] {
-            let sent = Frame::Failed { error: error.clone(), attempt: 9, diverged };
-            let Frame::Failed { error, attempt, diverged: found } = round(sent) else {
-                panic!("a failure was sent")
-            };
-            assert_eq!((error.to_string(), attempt, found), (words.clone(), 9, diverged));
+        let attempt = Attempt::new(9);
+        for diverged in [None, Some(StepNumber::new(4))] {
+            let sent = Frame::Failed(FailureNotice { error: error.clone(), attempt, diverged });
+            let Frame::Failed(found) = round(sent) else { panic!("a failure was sent") };
+            let expected = (words.clone(), attempt, diverged);
+            assert_eq!((found.error.to_string(), found.attempt, found.diverged), expected);
         }
     }
 
@@ -407,12 +460,13 @@ mod tests {
     fn heartbeats_are_small_and_name_awaited_messages() {
         let (stage, microbatch) = (StageIndex::new(2000), Microbatch::new(5000));
         let tag = Tag::Boundary { direction: Direction::Forward, stage, microbatch };
-        let doing = Doing::Waits(Waiting { from: Rank::new(1000), tag });
-        let heartbeat = Heartbeat { count: 100_000, moves: 1_000_000_000, position: 10_000, doing };
+        let activity = Activity::Waits(Waiting { from: WorldRank::new(1000), tag });
+        let heartbeat = Heartbeat { count: 100_000, moves: 1_000_000_000, position: 10_000, activity };
         let mut bytes = Vec::new();
-        encode(Frame::Heartbeats(vec![heartbeat; 1000]), &mut bytes);
+        encode(Frame::Heartbeats(vec![heartbeat; 1000]), now(), &mut bytes);
         assert!(bytes.len() <= 24_000, "{} bytes for 1,000 ranks", bytes.len());
-        let Frame::Heartbeats(found) = decode(FROM, &bytes).expect("what was written can be read") else {
+        let Frame::Heartbeats(found) = decode(FROM, &bytes, now()).expect("what was written can be read")
+        else {
             panic!("signs of life were sent")
         };
         assert_eq!(found, [heartbeat; 1000]);
@@ -422,9 +476,9 @@ mod tests {
     fn cut_letters_are_refused() {
         let tensor = pack(Tensor::<1>::ones([100], &Device::flex())).into_iter().map(Some).collect();
         let mut bytes = Vec::new();
-        encode(message(Payload::Tensors(tensor)), &mut bytes);
+        encode(message(Payload::Tensors(tensor)), now(), &mut bytes);
         for length in [0, 3, 4, 20, BLOCK, bytes.len() - BLOCK] {
-            let error = decode(FROM, &bytes[..length]).expect_err("it is cut");
+            let error = decode(FROM, &bytes[..length], now()).expect_err("it is cut");
             assert!(error.to_string().contains("rank 3"), "{error}");
         }
     }

@@ -10,6 +10,7 @@ use burn::tensor::Tensor;
 use pipewright::batch::Batch;
 use pipewright::failure::Cause;
 use pipewright::hook::ActionHook;
+use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::{BuildError, Layers, Pipeline, PipelineBuilder, PipelineConfig, PipelineError};
 use pipewright::stage::{StageContext, StageModule};
@@ -220,9 +221,9 @@ fn metadata_and_world_reach_the_ranks() {
 #[test]
 fn a_hook_sees_every_action() {
     #[derive(Default)]
-    struct Seen(Mutex<Vec<(Rank, Action)>>);
+    struct Seen(Mutex<Vec<(WorldRank, Action)>>);
     impl ActionHook for Seen {
-        fn after(&self, rank: Rank, action: Action) {
+        fn after(&self, rank: WorldRank, action: Action) {
             self.0.lock().expect("no panic").push((rank, action));
         }
     }

@@ -4,6 +4,8 @@
 mod support;
 mod unet;
 
+use std::collections::BTreeSet;
+
 use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
 use pipewright::batch::split;
@@ -13,8 +15,10 @@ use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, SeededPipeli
 use pipewright::stage::{Stage, StageContext, StageError};
 use pipewright::tensor::{pack, unpack};
 use pipewright::transport::World;
-use pipewright_schedule::{Placement, StageIndex};
-use support::{batch, config, lose_each, optimizer, program};
+use pipewright_schedule::costs::{SkipTransfer, StageSizes};
+use pipewright_schedule::simulate::timed;
+use pipewright_schedule::{Costs, Placement, Rank, SkipAction, StageIndex, Timeline};
+use support::{ROWS, WIDTH, batch, config, lose_each, optimizer, program};
 use unet::{
     Kind, Layer, MICROBATCHES, Outcome, STEPS, brought, ids, in_stages, launch, loss, make, sorted, stage,
     train,
@@ -89,6 +93,70 @@ fn skips_arrive_in_any_order() {
             assert_eq!((report.losses, report.gradient_norm), expected, "{schedule}, seed {seed}");
         }
     }
+}
+
+/// The messages of skip connections in a timeline, at both ends.
+fn skips_of(timeline: &Timeline) -> BTreeSet<(Rank, SkipAction)> {
+    let skips: BTreeSet<_> = timeline.skips().iter().map(|skip| (skip.rank, skip.action)).collect();
+    assert_eq!(skips.len(), timeline.skips().len(), "each once");
+    skips
+}
+
+#[test]
+fn predicted_and_measured_timelines_have_the_same_skips() {
+    for (schedule, ranks) in
+        [("1f1b", 4), ("interleaved1f1b", 4), ("zbvzerobubble", 4), ("dualpipev", 4), ("gpipe", 6)]
+    {
+        let program = program(schedule, ranks, MICROBATCHES);
+        let placement = program.placement().clone();
+        let graph = in_stages(placement.stages());
+        let bytes = (ROWS * WIDTH * 4) as u64;
+        let costs = graph.place(&placement).expect("it fits").costs(Costs::default(), |_value| bytes);
+        let predicted = timed(program.as_program(), &costs).expect("no deadlock");
+        let measured = launch(program, World::local(ranks)).step_batch(brought(0), 1e-2).expect("a step");
+        let (predicted, measured) = (predicted.timeline(), measured.timeline);
+        let expected = skips_of(predicted);
+        // Each skip connection between ranks sends forwards and gradients of every microbatch, seen at two ends.
+        let crosses = |skip: &&SkipTransfer| placement.rank_of(skip.from) != placement.rank_of(skip.to);
+        let connections = costs.skips.iter().filter(crosses).count();
+        assert!(connections > 0, "{schedule}: some go straight to another rank");
+        assert_eq!(expected.len(), connections * MICROBATCHES as usize * 4, "{schedule}");
+        assert_eq!(skips_of(&measured), expected, "{schedule}");
+        for sent in measured.skips() {
+            let SkipAction::Send(message) = sent.action else { continue };
+            let received = measured.skips().iter().find(|skip| skip.action == SkipAction::Receive(message));
+            assert!(received.is_some_and(|received| received.end >= sent.start), "{sent:?}, {received:?}");
+        }
+    }
+}
+
+#[test]
+fn the_bytes_of_a_graph_are_those_of_its_messages() {
+    let graph = in_stages(4);
+    let placement = Placement::explicit([0, 1, 2, 3].map(Into::into).to_vec()).expect("a placement");
+    let placed = graph.place(&placement).expect("it fits");
+    // Each value has another power of ten, so that a sum names its values.
+    let bytes = |value: &str| match value {
+        "image" => 1,
+        "ids" => 10,
+        "d0" => 100,
+        "d2:0" => 1_000,
+        "d2:1" => 10_000,
+        "d3" => 100_000,
+        "d1" => 1_000_000,
+        _ => 0,
+    };
+    let given = StageSizes { activation: 7, ..StageSizes::default() };
+    let costs = placed.costs(Costs { sizes: vec![given], ..Costs::default() }, bytes);
+    let skips: Vec<(u32, u32, u64)> =
+        costs.skips.iter().map(|skip| (skip.from.get(), skip.to.get(), skip.bytes)).collect();
+    let direct: Vec<(u32, u32, usize)> =
+        placed.direct().iter().map(|(from, to, tensors)| (from.get(), to.get(), *tensors)).collect();
+    assert_eq!(skips.len(), direct.len());
+    assert!(costs.sizes.iter().all(|sizes| sizes.activation == 7) && costs.sizes.len() == 4);
+    // Stage 1 passes `d2:0` and `m0` on to the last stage.
+    assert_eq!(skips, [(0, 2, 1_000_000), (0, 3, 11), (1, 3, 1_000)]);
+    assert_eq!(costs.sizes[0].output, 11_100, "`d0` and both outputs of `d2`");
 }
 
 #[test]

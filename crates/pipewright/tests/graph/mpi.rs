@@ -10,9 +10,9 @@ mod unet;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use pipewright::ids::WorldRank;
 use pipewright::mesh::Mesh;
 use pipewright::transport::World;
-use pipewright_schedule::Rank;
 use support::program;
 use unet::{MICROBATCHES, in_stages, train};
 
@@ -51,7 +51,7 @@ fn compare(task: &str) {
     // Threads have the parameters of every replica.
     parameters.dedup();
     assert!(train(program, world) == (steps, parameters), "{task}: rank {own} differs from threads");
-    if own == Rank::new(0) {
+    if own == WorldRank::new(0) {
         mpirun::report(&format!("{schedule} on {ranks} ranks, {} replica(s)", mesh.data));
     }
 }

@@ -8,20 +8,22 @@ use std::time::{Duration, Instant};
 use burn::tensor::{Device, Int, Tensor};
 use pipewright::collective::{CollectiveError, Communicator, Group};
 use pipewright::failure::{Cause, StepError};
+use pipewright::ids::WorldRank;
 use pipewright::message::{Direction, Payload, Tag};
 use pipewright::tensor::{Values, pack, unpack};
 use pipewright::transport::{Endpoint, Waited};
-use pipewright_schedule::{Microbatch, Rank, StageIndex};
+use pipewright_schedule::{Microbatch, StageIndex};
 
 /// A check: its name and the function that each rank runs.
 pub(crate) type Check = (&'static str, fn(&mut Endpoint, u64));
 
 /// All checks. The check that fails the world comes last, because a failed world cannot be used again.
-pub(crate) const CHECKS: [Check; 10] = [
+pub(crate) const CHECKS: [Check; 11] = [
     ("tags_decide_not_arrival", tags_decide_not_arrival),
     ("every_pair_of_ranks_can_talk", every_pair_of_ranks_can_talk),
     ("tensors_arrive_as_they_left", tensors_arrive_as_they_left),
     ("large_messages_cross_each_other", large_messages_cross_each_other),
+    ("a_message_leaves_before_it_is_taken", a_message_leaves_before_it_is_taken),
     (
         "collectives_return_the_right_tensors_on_every_rank",
         collectives_return_the_right_tensors_on_every_rank,
@@ -52,7 +54,7 @@ fn value(payload: Payload) -> f32 {
 }
 
 /// Waits for a message as a driver does.
-pub(crate) fn receive(end: &mut Endpoint, from: Rank, tag: Tag) -> Payload {
+pub(crate) fn receive(end: &mut Endpoint, from: WorldRank, tag: Tag) -> Payload {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         if let Some(message) = end.try_take(from, tag) {
@@ -62,14 +64,14 @@ pub(crate) fn receive(end: &mut Endpoint, from: Rank, tag: Tag) -> Payload {
     }
 }
 
-fn all_ranks(end: &Endpoint) -> impl Iterator<Item = Rank> + use<> {
-    (0..end.ranks()).map(Rank::new)
+fn all_ranks(end: &Endpoint) -> impl Iterator<Item = WorldRank> + use<> {
+    (0..end.ranks()).map(WorldRank::new)
 }
 
 /// The next and the previous rank in a ring.
-fn neighbours(end: &Endpoint) -> (Rank, Rank) {
+fn neighbours(end: &Endpoint) -> (WorldRank, WorldRank) {
     let (rank, ranks) = (end.rank().get(), end.ranks());
-    (Rank::new((rank + 1) % ranks), Rank::new((rank + ranks - 1) % ranks))
+    (WorldRank::new((rank + 1) % ranks), WorldRank::new((rank + ranks - 1) % ranks))
 }
 
 /// Returns when every rank has called it.
@@ -148,6 +150,24 @@ fn large_messages_cross_each_other(end: &mut Endpoint, step: u64) {
     }
 }
 
+/// Every rank waits until its message has left, as `WAIT_SEND` does, before it takes any.
+fn a_message_leaves_before_it_is_taken(end: &mut Endpoint, step: u64) {
+    end.begin_step(step);
+    let (next, previous) = neighbours(end);
+    let sent = tag(Direction::Forward, 1, 0);
+    assert!(end.is_sent(next, sent), "there is no such message yet");
+    let tensor = Tensor::<1>::ones([1 << 20], &Device::flex());
+    end.send(next, sent, Payload::Tensors(pack(tensor).into_iter().map(Some).collect()));
+    let until = Instant::now() + PATIENCE;
+    while !end.is_sent(next, sent) {
+        assert_eq!(end.wait(until), Waited::Arrived, "the message has left, or another one has arrived");
+        // A message that arrived ends the wait at once until the endpoint has looked at it.
+        assert!(end.try_take(previous, tag(Direction::Backward, 1, 0)).is_none());
+    }
+    receive(end, previous, sent);
+    assert!(end.is_sent(next, sent));
+}
+
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn floats(values: &[f32]) -> Values {
@@ -166,7 +186,7 @@ fn collectives_return_the_right_tensors_on_every_rank(end: &mut Endpoint, step: 
     let mut all = Communicator::new(end, group, 0, PATIENCE);
     all.barrier().expect("all come");
 
-    for root in (0..ranks).map(Rank::new) {
+    for root in (0..ranks).map(WorldRank::new) {
         let found = all.broadcast(root, floats(&[rank, 7.0])).expect("all take part");
         assert_eq!(read(found), [[root.get() as f32, 7.0]]);
     }
@@ -201,8 +221,8 @@ fn groups_act_by_themselves(end: &mut Endpoint, step: u64) {
     end.begin_step(step);
     let (rank, ranks) = (end.rank(), end.ranks());
     // Groups of even and odd ranks, the latter in reverse order.
-    let members = (0..ranks).map(Rank::new).filter(|other| other.get() % 2 == rank.get() % 2);
-    let mut members: Vec<Rank> = members.collect();
+    let members = (0..ranks).map(WorldRank::new).filter(|other| other.get() % 2 == rank.get() % 2);
+    let mut members: Vec<WorldRank> = members.collect();
     if rank.get() % 2 == 1 {
         members.reverse();
     }
@@ -217,7 +237,7 @@ fn a_collective_names_the_missing_rank(end: &mut Endpoint, step: u64) {
     end.begin_step(step);
     // All start to wait together.
     barrier(end, 0);
-    let last = Rank::new(end.ranks() - 1);
+    let last = WorldRank::new(end.ranks() - 1);
     if end.rank() != last {
         let group = Group::of_world(end);
         let waited = Duration::from_millis(500);
@@ -237,11 +257,11 @@ fn a_collective_names_the_missing_rank(end: &mut Endpoint, step: u64) {
     let shape = if own == 0 { [2, 3] } else { [3, 2] };
     let found = all.all_reduce(pack(Tensor::<2>::zeros(shape, &Device::flex())));
     assert_eq!(matches!(found, Err(CollectiveError::Shapes { .. })), several, "{found:?}");
-    let outsider = Rank::new(99);
+    let outsider = WorldRank::new(99);
     let found = all.broadcast(outsider, Values::new());
     assert!(matches!(found, Err(CollectiveError::Root { rank }) if rank == outsider), "{found:?}");
     let error = all.reduce_scatter(Vec::new()).expect_err("no part for anybody");
-    assert_eq!(error, CollectiveError::Parts { found: 0, expected });
+    assert_eq!(error, CollectiveError::MemberCount { found: 0, expected });
 }
 
 fn a_wait_ends_at_its_deadline(end: &mut Endpoint, step: u64) {
@@ -267,7 +287,7 @@ fn messages_of_another_step_are_dropped(end: &mut Endpoint, step: u64) {
 
 fn a_failure_wakes_every_rank(end: &mut Endpoint, step: u64) {
     end.begin_step(step);
-    let failing = Rank::new(end.ranks() - 1);
+    let failing = WorldRank::new(end.ranks() - 1);
     let ready = tag(Direction::Backward, 0, 0);
     end.send(failing, ready, scalar(0.0));
     if end.rank() == failing {
@@ -276,7 +296,7 @@ fn a_failure_wakes_every_rank(end: &mut Endpoint, step: u64) {
         }
         thread::sleep(Duration::from_millis(20));
         let cause = Cause::Panic { message: "out of cheese".to_owned() };
-        end.fail(StepError { rank: failing, step, action: None, cause });
+        end.fail(StepError { rank: failing, step: step.into(), action: None, cause });
     }
     let start = Instant::now();
     while end.wait(start + Duration::from_secs(8)) == Waited::Arrived {

@@ -7,10 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Tensor};
+use pipewright::ids::WorldRank;
 use pipewright::message::{Direction, Payload};
 use pipewright::tensor::{pack, unpack};
 use pipewright::transport::{Endpoint, World};
-use pipewright_schedule::Rank;
 
 use checks::{CHECKS, STEPS, receive, tag};
 
@@ -74,8 +74,9 @@ fn a_local_message_is_moved_not_copied() {
     let tensor = Tensor::<1>::zeros([1024], &Device::flex());
     let before = pointer(&tensor);
     let payload = Payload::Tensors(pack(tensor).into_iter().map(Some).collect());
-    ends[0].send(Rank::new(1), tag(Direction::Forward, 1, 0), payload);
-    let Payload::Tensors(found) = receive(&mut ends[1], Rank::new(0), tag(Direction::Forward, 1, 0)) else {
+    ends[0].send(WorldRank::new(1), tag(Direction::Forward, 1, 0), payload);
+    let Payload::Tensors(found) = receive(&mut ends[1], WorldRank::new(0), tag(Direction::Forward, 1, 0))
+    else {
         panic!("tensors were sent")
     };
     let found: Tensor<1> = unpack(found.into_iter().flatten().collect()).expect("one of rank 1");

@@ -1,8 +1,11 @@
 //! The conformance suite over MPI: this program starts itself under `mpirun`, with 1 to 8 processes.
 
 mod checks;
+mod clocks;
+mod linear;
 #[path = "../mpirun/mod.rs"]
 mod mpirun;
+mod sends;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -20,12 +23,22 @@ use checks::{CHECKS, STEPS, barrier};
 
 fn main() -> ExitCode {
     let checks = (1..=8).map(|processes| (processes, CONFORMS));
-    let tasks: Vec<_> = checks.chain([(2, EQUAL_PATHS)]).collect();
-    mpirun::run(&tasks, |task| if task == EQUAL_PATHS { refuse_equal_paths() } else { run_checks() })
+    let others = [(2, EQUAL_PATHS), (2, CLOCKS), (4, CLOCKS), (2, UNBOUNDED), (2, BOUNDED)];
+    let tasks: Vec<_> = checks.chain(others).collect();
+    mpirun::run(&tasks, |task| match task {
+        EQUAL_PATHS => refuse_equal_paths(),
+        CLOCKS => clocks::compare_clocks(),
+        UNBOUNDED => sends::count_sends(None),
+        BOUNDED => sends::count_sends(Some(2)),
+        _ => run_checks(),
+    })
 }
 
 const CONFORMS: &str = "conforms";
 const EQUAL_PATHS: &str = "equal paths";
+const CLOCKS: &str = "clocks";
+const UNBOUNDED: &str = "sends without waits";
+const BOUNDED: &str = "at most two sends";
 
 /// A stage that does not know its place in the model.
 #[derive(Module, Debug)]

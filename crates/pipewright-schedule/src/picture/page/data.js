@@ -3,55 +3,64 @@
 // The data of the timeline, which is read into lists that are fast to search.
 // Times are numbers of quanta since the start of the timeline.
 const data = "{{data}}";
-const whole = data.makespan || 1;
+let whole = data.makespan || 1;
 const overlap = data.kinds.findIndex(([name]) => name === "OVERLAP_F_B");
+const firstSkip = data.kinds.findIndex(([name]) => name === "SEND_SKIP_F");
 const [forwardSort, backwardSort, messageSort] = [0, 1, 4];
 const sortOf = (kind) => data.kinds[kind][2];
 const isCompute = (kind) => sortOf(kind) < messageSort;
 
 // One list for each property of the events that `isWanted` chooses. An overlap has its forward in `chunk` and
-// `microbatch` and its backward in `otherChunk` and `otherMicrobatch`.
-function readEvents(rank, isWanted) {
-  const events = { kind: [], start: [], end: [], chunk: [], microbatch: [], otherChunk: [], otherMicrobatch: [] };
-  let start = 0, overlaps = 0;
+// `microbatch` and its backward in `otherChunk` and `otherMicrobatch`. A message of a skip connection has its other end
+// in `peer`. `scale` converts times to quanta of the page.
+function readEvents(rank, isWanted, scale) {
+  const events = { kind: [], start: [], end: [], chunk: [], microbatch: [], otherChunk: [], otherMicrobatch: [], peer: [] };
+  let start = 0, overlaps = 0, skips = 0;
   for (let at = 0; at < rank.kinds.length; at++) {
     start += rank.starts[at];
     const kind = rank.kinds.charCodeAt(at) - 65;
     const [otherChunk, otherMicrobatch] = kind === overlap ? rank.backwards[overlaps++] : [0, -1];
+    const peer = kind >= firstSkip ? rank.peers[skips++] : "";
     if (!isWanted(kind)) continue;
     events.kind.push(kind);
-    events.start.push(start);
-    events.end.push(start + rank.lengths[at]);
+    events.start.push(start * scale);
+    events.end.push((start + rank.lengths[at]) * scale);
     events.chunk.push(rank.chunks.length ? rank.chunks[at] : 0);
     events.microbatch.push(rank.microbatches[at]);
     events.otherChunk.push(otherChunk);
     events.otherMicrobatch.push(otherMicrobatch);
+    events.peer.push(peer);
   }
   return events;
 }
 
-function readMemory(steps) {
+function readMemory(steps, scale) {
   const memory = { start: [], held: [] };
   let time = 0;
   for (const [since, held] of steps) {
     time += since;
-    memory.start.push(time);
+    memory.start.push(time * scale);
     memory.held.push(held);
   }
   return memory;
 }
 
-function readRank(rank) {
-  const cells = readEvents(rank, isCompute), bars = readEvents(rank, (kind) => !isCompute(kind));
-  const memory = readMemory(rank.memory);
+// Adds to a lane what drawing and searching need.
+function completeLane(lane) {
   const longestOf = ({ start, end }) => start.reduce((most, start, at) => Math.max(most, end[at] - start), 0);
-  const peak = memory.held.reduce((most, held) => Math.max(most, held), 0);
-  const [longestCell, longestBar] = [cells, bars].map(longestOf);
-  return { stages: rank.stages, cells, bars, memory, longestCell, longestBar, peak, overlaps: rank.backwards.length > 0 };
+  const [longestCell, longestBar] = [lane.cells, lane.bars].map(longestOf);
+  const peak = lane.memory.held.reduce((most, held) => Math.max(most, held), 0);
+  return Object.assign(lane, { longestCell, longestBar, peak, overlaps: lane.cells.kind.includes(overlap) });
 }
 
-const ranks = data.ranks.map(readRank);
-const peak = ranks.reduce((most, rank) => Math.max(most, rank.peak), 1);
+function readRank(rank, index, scale) {
+  const cells = readEvents(rank, isCompute, scale), bars = readEvents(rank, (kind) => !isCompute(kind), scale);
+  return completeLane({ name: "rank " + index, stages: rank.stages, cells, bars, memory: readMemory(rank.memory, scale) });
+}
+
+// The lanes of the picture, from top to bottom. Most pages have one lane for each rank.
+let ranks = data.ranks.map((rank, index) => readRank(rank, index, 1));
+let peak = ranks.reduce((most, rank) => Math.max(most, rank.peak), 1);
 
 // Returns the place of the first of the ascending starts that is at or after a time.
 function firstFrom(starts, time) {
@@ -65,7 +74,8 @@ function firstFrom(starts, time) {
 
 // Returns the actions that an event runs: one, or both of an overlap, the upper one first.
 function partsOf(rank, events, at) {
-  const part = (sort, letter, chunk, microbatch) => ({ sort, letter, chunk, stage: rank.stages[chunk], microbatch });
+  const peer = events.peer[at];
+  const part = (sort, letter, chunk, microbatch) => ({ sort, letter, chunk, stage: rank.stages[chunk], microbatch, peer });
   const kind = events.kind[at];
   if (kind !== overlap) return [part(sortOf(kind), data.kinds[kind][0], events.chunk[at], events.microbatch[at])];
   return [
@@ -74,7 +84,7 @@ function partsOf(rank, events, at) {
   ];
 }
 
-const nameOfPart = (part) => part.stage + part.letter + (part.microbatch < 0 ? "" : part.microbatch);
+const nameOfPart = (part) => part.stage + part.letter + (part.microbatch < 0 ? "" : part.microbatch) + part.peer;
 
 function nameOf(parts) {
   return parts.length === 1 ? nameOfPart(parts[0]) : `(${parts.map(nameOfPart).join(";")})OVERLAP_F_B`;

@@ -4,6 +4,8 @@ const overview = document.getElementById("overview");
 const paint = plot.getContext("2d", { alpha: false }), paintOverview = overview.getContext("2d", { alpha: false });
 const ratioOf = () => window.devicePixelRatio || 1;
 let surface = null, overviewImage = null, isDrawRequested = false;
+// Functions that draw on top of the lanes; each gets the indices of the visible lanes.
+const overlays = [];
 
 // Returns the position of a rank in the plot, in CSS pixels below the axis.
 function rowOf(index) {
@@ -66,7 +68,9 @@ function drawNames(indices) {
   paint.textAlign = "right";
   for (const index of indices.filter((index) => index % every === 0)) {
     const { top, bottom, memoryTop, memoryBottom } = rowOf(index);
-    drawName("rank " + index, (top + bottom) / 2, 11, theme.colours.ink);
+    const { name, tag } = ranks[index], middle = (top + bottom) / 2, hasTag = tag && bottom - top >= 22;
+    drawName(tag && !hasTag ? `${name} ${tag[0]}` : name, hasTag ? middle - 6 : middle, 11, theme.colours.ink);
+    if (hasTag) drawName(tag, middle + 6, 10, theme.colours.faint);
     if (!view.showsMemory || rowHeight() < 26) continue;
     const held = amount(ranks[index].peak).replace(/activations?/, "act.");
     drawName(held, (memoryTop + memoryBottom) / 2, 9, theme.colours.memoryEdge);
@@ -96,6 +100,7 @@ function draw() {
     const { top, bottom } = rowOf(index);
     return { top: axisHeight + top, bottom: axisHeight + bottom };
   });
+  overlays.forEach((drawOverlay) => drawOverlay(indices));
   drawNames(indices);
   coverAxis();
   drawAxis();

@@ -3,6 +3,8 @@
 const tip = document.getElementById("tip"), memoryBox = document.getElementById("memory");
 const pointers = new Map();
 let travelled = 0;
+// What happens at a click or a tap on a point of the plot, and what else the tip says of a point.
+const onTap = [], describers = [];
 
 const inPlot = (event) => [event.offsetX - gutter, event.offsetY - axisHeight];
 
@@ -57,6 +59,7 @@ function onPointerUp(event) {
   pointers.delete(event.pointerId);
   if (pointers.size === 0) plot.classList.remove("moving");
   if (isTap && event.pointerType === "touch") showTip(event);
+  if (isTap) onTap.forEach((use) => use(found(inPlot(event))));
 }
 
 const keys = {
@@ -73,7 +76,8 @@ const keys = {
 const zoomMiddle = (factor) => zoomBy(factor, plotWidth() / 2, plotHeight() / 2);
 
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || !Object.hasOwn(keys, event.key)) return;
+  const isTyping = event.target instanceof Element && event.target.matches("[type=search], [type=number], [type=range], select");
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey || !Object.hasOwn(keys, event.key)) return;
   if (!keys[event.key]()) return;
   event.preventDefault();
   hideTip();
@@ -109,13 +113,17 @@ function lightUp(microbatch) {
   requestDraw();
 }
 
-function describe({ index, rank, time, events, at, parts }) {
+function describe(place) {
+  return [...describeAction(place), ...describers.flatMap((more) => more(place))];
+}
+
+function describeAction({ rank, time, events, at, parts }) {
   const held = rank.memory.held[firstFrom(rank.memory.start, time + Number.EPSILON) - 1] ?? 0, holds = "holds " + amount(held);
-  if (!parts) return [`rank ${index}, at ${duration(time)}`, holds];
+  if (!parts) return [`${rank.name}, at ${duration(time)}`, holds];
   const meaning = (part) => data.kinds.find(([name]) => name === part.letter)[1];
   const words = parts.map((part) => `${meaning(part)}: stage ${part.stage}` + (part.microbatch < 0 ? "" : `, microbatch ${part.microbatch}`));
   const [start, end] = [events.start[at], events.end[at]];
-  return [`${nameOf(parts)} on rank ${index}`, ...words, `${duration(start)} to ${duration(end)}, takes ${duration(end - start)}`, holds];
+  return [`${nameOf(parts)} on ${rank.name}`, ...words, `${duration(start)} to ${duration(end)}, takes ${duration(end - start)}`, holds];
 }
 
 function showTip(event) {

@@ -1,5 +1,5 @@
 // The visible part of the timeline, in CSS pixels of the plot.
-const gutter = 70, rightMargin = 16, axisHeight = 26;
+const gutter = data.gutter ?? 70, rightMargin = 16, axisHeight = 26;
 const laneMost = 38, memoryMost = 30, rowLeast = 2, zoomMost = 1e6;
 const plot = document.getElementById("plot");
 

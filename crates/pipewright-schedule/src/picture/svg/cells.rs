@@ -1,9 +1,10 @@
 //! Actions drawn one by one, each with a title and with as long a label as fits.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 use crate::action::Action;
 use crate::ids::Rank;
+use crate::picture::bars::bars;
 use crate::picture::palette::{LIGHT, duration, ink_on, sort};
 use crate::timeline::Event;
 
@@ -12,55 +13,57 @@ use super::layout::text_width;
 
 /// Draws the actions of one rank.
 pub(super) fn push_cells(picture: &mut String, drawing: &Drawing<'_>, rank: Rank) {
+    for event in drawing.timeline.events_of(rank).iter().filter(|event| event.action.is_compute()) {
+        let Some(lane) = open(picture, drawing, rank, &event.action, [event.start, event.end]) else {
+            continue;
+        };
+        push_cell(picture, drawing, event, lane);
+        picture.push_str("</g>\n");
+    }
     // Bars are drawn after the computation that they overlap, and so are on top.
-    for is_compute in [true, false] {
-        let events = drawing.timeline.events_of(rank).iter();
-        for event in events.filter(|event| event.action.is_compute() == is_compute) {
-            push_event(picture, drawing, event);
-        }
+    for bar in bars(drawing.timeline, rank) {
+        let Some(lane) = open(picture, drawing, rank, &bar.of, [bar.start, bar.end]) else { continue };
+        let height = drawing.layout.bar_height();
+        let place = Rectangle { y: lane.y + lane.height - height, height, ..lane };
+        push_rect(picture, place, &LIGHT.fill(bar.of.sort(), 0, drawing.chunks.most()));
+        push_edge(picture, place);
+        picture.push_str("</g>\n");
     }
 }
 
-/// A place in the drawing.
+/// A rectangle of the drawing.
 #[derive(Clone, Copy)]
-struct Place {
+struct Rectangle {
     x: f64,
     y: f64,
     width: f64,
     height: f64,
 }
 
-fn push_event(picture: &mut String, drawing: &Drawing<'_>, event: &Event) {
+/// Opens the group of a cell or bar, with its title. Returns its place in the lane, or `None` if it takes no time.
+fn open(
+    picture: &mut String,
+    drawing: &Drawing<'_>,
+    rank: Rank,
+    name: &dyn Display,
+    [start, end]: [f64; 2],
+) -> Option<Rectangle> {
     let layout = &drawing.layout;
-    let (x, width) = (layout.x(event.start), layout.length(event.end - event.start));
+    let (x, width) = (layout.x(start), layout.length(end - start));
     if width <= 0.0 {
-        return;
+        return None;
     }
-    let title = format!(
-        "{} on rank {}, {} to {}",
-        event.action,
-        event.rank,
-        duration(layout.since_start(event.start), layout.makespan),
-        duration(layout.since_start(event.end), layout.makespan)
-    );
-    write!(picture, "<g><title>{title}</title>").expect("writing to a string does not fail");
-    let lane = Place { x, y: layout.top(event.rank), width, height: layout.lane_height() };
-    if event.action.is_compute() {
-        push_cell(picture, drawing, event, lane);
-    } else {
-        let height = layout.bar_height();
-        let fill = fill(drawing, event.rank, event.action);
-        push_rect(picture, Place { y: lane.y + lane.height - height, height, ..lane }, &fill);
-        push_edge(picture, Place { y: lane.y + lane.height - height, height, ..lane });
-    }
-    picture.push_str("</g>\n");
+    let [from, to] = [start, end].map(|time| duration(layout.since_start(time), layout.makespan));
+    write!(picture, "<g><title>{name} on rank {rank}, {from} to {to}</title>")
+        .expect("writing to a string does not fail");
+    Some(Rectangle { x, y: layout.top(rank), width, height: layout.lane_height() })
 }
 
 /// Draws one cell. The cell of an overlap has one half per action.
-fn push_cell(picture: &mut String, drawing: &Drawing<'_>, event: &Event, cell: Place) {
+fn push_cell(picture: &mut String, drawing: &Drawing<'_>, event: &Event, cell: Rectangle) {
     let height = cell.height / event.action.parts().count() as f64;
     for (half, part) in event.action.parts().enumerate() {
-        let place = Place { y: cell.y + half as f64 * height, height, ..cell };
+        let place = Rectangle { y: cell.y + half as f64 * height, height, ..cell };
         let fill = fill(drawing, event.rank, part);
         push_rect(picture, place, &fill);
         push_label(picture, part, place, &fill, drawing.chunks.stages_of(event.rank).len() > 1);
@@ -69,12 +72,10 @@ fn push_cell(picture: &mut String, drawing: &Drawing<'_>, event: &Event, cell: P
 }
 
 fn fill(drawing: &Drawing<'_>, rank: Rank, part: Action) -> String {
-    let sort = sort(part);
-    let chunk = if sort.has_shades() { drawing.chunks.chunk(rank, part.stage()) } else { 0 };
-    LIGHT.fill(sort, chunk, drawing.chunks.most())
+    LIGHT.fill(sort(part), drawing.chunks.chunk(rank, part.stage()), drawing.chunks.most())
 }
 
-fn push_rect(picture: &mut String, Place { x, y, width, height }: Place, fill: &str) {
+fn push_rect(picture: &mut String, Rectangle { x, y, width, height }: Rectangle, fill: &str) {
     write!(
         picture,
         "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" fill=\"{fill}\"/>"
@@ -83,7 +84,7 @@ fn push_rect(picture: &mut String, Place { x, y, width, height }: Place, fill: &
 }
 
 /// Draws a thin line of the background's colour around a cell. A thin cell gets none, because the line would hide it.
-fn push_edge(picture: &mut String, Place { x, y, width, height }: Place) {
+fn push_edge(picture: &mut String, Rectangle { x, y, width, height }: Rectangle) {
     if width > 3.0 {
         write!(
             picture,
@@ -96,7 +97,7 @@ fn push_edge(picture: &mut String, Place { x, y, width, height }: Place) {
 }
 
 /// Draws the longest label that fits: the whole action, a smaller one, one on two lines, or the microbatch alone.
-fn push_label(picture: &mut String, part: Action, place: Place, fill: &str, has_chunks: bool) {
+fn push_label(picture: &mut String, part: Action, place: Rectangle, fill: &str, has_chunks: bool) {
     let whole = part.to_string();
     let microbatch = part.microbatch().map(|microbatch| microbatch.to_string()).unwrap_or_default();
     let stage = whole.strip_suffix(microbatch.as_str()).unwrap_or(&whole).to_owned();

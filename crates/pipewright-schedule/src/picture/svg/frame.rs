@@ -1,11 +1,10 @@
 //! The parts around the lanes: title, rank names, axis and legend.
 
-use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use crate::ids::Rank;
 use crate::picture::escaped;
-use crate::picture::palette::{LIGHT, Sort, duration, sort};
+use crate::picture::palette::{LIGHT, duration, occurring};
 
 use super::Drawing;
 use super::layout::{LABEL, Layout, PLOT, text_width};
@@ -76,7 +75,7 @@ pub(super) fn push_legend(picture: &mut String, drawing: &Drawing<'_>) {
     let chunks = drawing.chunks.most();
     let y = drawing.layout.bottom() + 38.0;
     let mut x = LABEL;
-    for sort in occurring(drawing) {
+    for sort in occurring(drawing.timeline) {
         let shades = LIGHT.shades(sort, chunks);
         let width = if shades.len() > 1 { 9.0 * shades.len() as f64 } else { 13.0 };
         push_entry(picture, [x, y, width], &shades, sort.meaning());
@@ -89,12 +88,6 @@ pub(super) fn push_legend(picture: &mut String, drawing: &Drawing<'_>) {
         let text = format!("shades: chunks 0 to {} of a rank", chunks - 1);
         push_entry(picture, [x - 18.0, y, 0.0], &[], &text);
     }
-}
-
-/// Returns the sorts of the timeline, in the order of the legend.
-fn occurring(drawing: &Drawing<'_>) -> BTreeSet<Sort> {
-    let events = drawing.timeline.events().iter().filter(|event| event.end > event.start);
-    events.flat_map(|event| event.action.parts()).map(sort).collect()
 }
 
 /// Draws a swatch of one or more fills, and its meaning.

@@ -21,7 +21,7 @@ const BAR_GAP: i64 = 20;
 
 /// Which part of a lane's height a stroke fills.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Part {
+enum LaneRegion {
     Whole,
     UpperHalf,
     LowerHalf,
@@ -30,7 +30,7 @@ enum Part {
 
 /// The common properties of the strokes of one path: their position, and the sort and chunk that determine their
 /// colour.
-type Path = (Part, Sort, usize);
+type Path = (LaneRegion, Sort, usize);
 
 /// A stroke, in steps from the start of the timeline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,10 +52,10 @@ pub(super) fn push_strokes(picture: &mut String, drawing: &Drawing<'_>, rank: Ra
     for ((part, sort, chunk), strokes) in paths {
         let (lane, bar) = (layout.lane_height(), layout.bar_height());
         let (middle, height) = match part {
-            Part::Whole => (lane / 2.0, lane),
-            Part::UpperHalf => (lane / 4.0, lane / 2.0),
-            Part::LowerHalf => (lane * 3.0 / 4.0, lane / 2.0),
-            Part::Bar => (lane - bar / 2.0, bar),
+            LaneRegion::Whole => (lane / 2.0, lane),
+            LaneRegion::UpperHalf => (lane / 4.0, lane / 2.0),
+            LaneRegion::LowerHalf => (lane * 3.0 / 4.0, lane / 2.0),
+            LaneRegion::Bar => (lane - bar / 2.0, bar),
         };
         let fill = LIGHT.fill(sort, chunk, chunks);
         write!(picture, "<path stroke=\"{fill}\" stroke-width=\"{height:.2}\" d=\"M0 {middle:.2}")
@@ -81,9 +81,9 @@ fn cells(drawing: &Drawing<'_>, rank: Rank) -> Vec<Stroke> {
     let mut cells = Vec::new();
     let events = drawing.timeline.events_of(rank).iter();
     for event in events.filter(|event| event.action.is_compute() && event.end > event.start) {
-        let heights: &[Part] = match event.action.parts().count() {
-            1 => &[Part::Whole],
-            _ => &[Part::UpperHalf, Part::LowerHalf],
+        let heights: &[LaneRegion] = match event.action.parts().count() {
+            1 => &[LaneRegion::Whole],
+            _ => &[LaneRegion::UpperHalf, LaneRegion::LowerHalf],
         };
         for (part, &height) in event.action.parts().zip(heights) {
             let path = (height, sort(part), drawing.chunks.chunk(rank, part.stage()));
@@ -95,16 +95,15 @@ fn cells(drawing: &Drawing<'_>, rank: Rank) -> Vec<Stroke> {
 
 /// Returns the messages and collectives of a rank. Bars of one colour that touch or nearly touch are one bar.
 fn bars(drawing: &Drawing<'_>, rank: Rank) -> Vec<Stroke> {
-    let mut bars: Vec<Stroke> = Vec::new();
-    let events = drawing.timeline.events_of(rank).iter();
-    for event in events.filter(|event| !event.action.is_compute() && event.end > event.start) {
-        let bar = stroke(drawing, (Part::Bar, sort(event.action), 0), event.start, event.end);
-        match bars.iter_mut().rev().find(|last| last.path == bar.path) {
+    let mut merged: Vec<Stroke> = Vec::new();
+    for bar in crate::picture::bars::bars(drawing.timeline, rank) {
+        let bar = stroke(drawing, (LaneRegion::Bar, bar.of.sort(), 0), bar.start, bar.end);
+        match merged.iter_mut().rev().find(|last| last.path == bar.path) {
             Some(last) if bar.start - last.end < BAR_GAP => last.end = last.end.max(bar.end),
-            _ => bars.push(bar),
+            _ => merged.push(bar),
         }
     }
-    bars
+    merged
 }
 
 fn stroke(drawing: &Drawing<'_>, path: Path, start: f64, end: f64) -> Stroke {
@@ -149,10 +148,11 @@ fn longest(column: &BTreeMap<Path, i64>, width: i64) -> Vec<Path> {
     };
     let total =
         |part| -> i64 { column.iter().filter(|(path, _)| path.0 == part).map(|(_, length)| length).sum() };
-    let (whole, halves) = (total(Part::Whole), total(Part::UpperHalf));
+    let (whole, halves) = (total(LaneRegion::Whole), total(LaneRegion::UpperHalf));
     if whole + halves < width - whole - halves {
         return Vec::new();
     }
-    let parts: &[Part] = if whole >= halves { &[Part::Whole] } else { &[Part::UpperHalf, Part::LowerHalf] };
+    let parts: &[LaneRegion] =
+        if whole >= halves { &[LaneRegion::Whole] } else { &[LaneRegion::UpperHalf, LaneRegion::LowerHalf] };
     parts.iter().filter_map(|&part| best_of(part)).map(|(path, _)| path).collect()
 }

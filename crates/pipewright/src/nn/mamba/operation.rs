@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 
 use super::super::convolution_task::ConvolutionTask;
 use super::super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
-use super::super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
 use super::composed::composed;
 use super::{Mamba2, MambaSizes};
 use crate::kernel::{convolution, gated_norm, scan};
@@ -53,7 +53,8 @@ pub(super) fn mix(
         norm,
     };
     let (out, y, scales) = saved.forward(elements(&weight));
-    let weight = KeptWeight::new(weight, id, deferred.as_ref());
+    // The kept weight is of any number of dimensions.
+    let weight = KeptWeight::new(from_cpu(weight), id, deferred.as_ref());
     let tape = recorded_on(tape, WEIGHT, deferred.as_ref());
     tape.record(out, [rows, mixer.sizes.width()], |_| MixBackward { saved, weight, id, deferred, y, scales })
 }
@@ -147,7 +148,7 @@ impl Operation<7> for MixBackward {
     fn backward(self, gradient: CpuTensor, wanted: [bool; 7]) -> [Option<CpuTensor>; 7] {
         let Self { saved, weight, id, deferred, y, scales } = self;
         let (sizes, rows) = (saved.sizes, saved.rows);
-        let weight = weight.get();
+        let weight = weight.get_on_cpu();
         let convolution = saved.convolution(elements(&weight));
         let mut d_projected = vec![0f32; rows * sizes.projected()];
 

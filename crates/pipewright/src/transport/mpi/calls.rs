@@ -7,8 +7,9 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use mpi::ffi;
-use pipewright_schedule::Rank;
 
+use super::sends::SentMessage;
+use crate::ids::WorldRank;
 use crate::transport::wire::BLOCK;
 
 /// All frames have one MPI tag. Frames describe themselves, so MPI's limit on tags does not matter.
@@ -38,6 +39,16 @@ pub enum MpiError {
         /// MPI's message.
         message: String,
     },
+    /// The first process did not answer when this process measured its clock.
+    #[error(
+        "rank 0 did not answer within {:.1} s when this process compared its clock with that of rank 0: is it still \
+         starting, or gone?",
+        .waited.as_secs_f64()
+    )]
+    Clock {
+        /// The deadline.
+        waited: std::time::Duration,
+    },
     /// The MPI thread cannot be started, or ended before it had joined.
     #[error("the thread that talks to MPI is not there: {message}")]
     Thread {
@@ -49,7 +60,9 @@ pub enum MpiError {
 /// A completed transfer; MPI no longer uses its buffer.
 pub(super) struct Done {
     pub(super) buffer: Vec<u8>,
-    pub(super) peer: Rank,
+    /// The message that was sent; `None` for other frames.
+    pub(super) message: Option<SentMessage>,
+    pub(super) peer: WorldRank,
 }
 
 /// A transfer in progress; [`Calls::next_done`] returns its buffer when it is complete.
@@ -58,7 +71,16 @@ pub(super) struct Transfer {
     /// The heap memory does not move while MPI reads or writes it.
     buffer: Vec<u8>,
     /// The other rank.
-    peer: Rank,
+    peer: WorldRank,
+    message: Option<SentMessage>,
+}
+
+impl Transfer {
+    /// Returns the transfer with the message that it sends.
+    pub(super) fn of(mut self, message: Option<SentMessage>) -> Self {
+        self.message = message;
+        self
+    }
 }
 
 impl Drop for Transfer {
@@ -74,7 +96,7 @@ pub(super) struct Calls {
     communicator: ffi::MPI_Comm,
     /// [`BLOCK`] bytes as one element.
     block: ffi::MPI_Datatype,
-    rank: Rank,
+    rank: WorldRank,
     ranks: u32,
 }
 
@@ -92,8 +114,8 @@ fn words(code: c_int) -> String {
     let mut text = vec![0u8; 4096];
     let mut length: c_int = 0;
     // SAFETY: the buffer is longer than any text MPI writes, and both pointers are to living memory.
-    let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
-    match told == ffi::MPI_SUCCESS as c_int {
+    let code_of_call = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
+    match code_of_call == ffi::MPI_SUCCESS as c_int {
         true => String::from_utf8_lossy(&text[..length.clamp(0, 4096) as usize]).into_owned(),
         false => format!("error code {code}"),
     }
@@ -136,10 +158,10 @@ impl Calls {
             })?;
             checked("MPI_Type_commit", || ffi::MPI_Type_commit(&mut block))?;
         }
-        Ok(Self { communicator, block, rank: Rank::new(rank as u32), ranks: ranks as u32 })
+        Ok(Self { communicator, block, rank: WorldRank::new(rank as u32), ranks: ranks as u32 })
     }
 
-    pub(super) fn rank(&self) -> Rank {
+    pub(super) fn rank(&self) -> WorldRank {
         self.rank
     }
 
@@ -148,7 +170,7 @@ impl Calls {
     }
 
     /// Starts to send a buffer of whole blocks.
-    pub(super) fn send(&self, to: Rank, buffer: Vec<u8>) -> Result<Transfer, MpiError> {
+    pub(super) fn send(&self, to: WorldRank, buffer: Vec<u8>) -> Result<Transfer, MpiError> {
         let blocks = blocks(&buffer);
         let (address, peer) = (buffer.as_ptr(), to.get() as c_int);
         self.start("MPI_Isend", to, buffer, |request| {
@@ -182,7 +204,7 @@ impl Calls {
         checked("MPI_Get_count", || unsafe { ffi::MPI_Get_count(&status, self.block, &mut blocks) })?;
         let mut buffer = buffer(blocks.max(0) as usize * BLOCK);
         let address: *mut c_void = buffer.as_mut_ptr().cast();
-        let from = Rank::new(status.MPI_SOURCE as u32);
+        let from = WorldRank::new(status.MPI_SOURCE as u32);
         let transfer = self.start("MPI_Imrecv", from, buffer, |request| {
             // SAFETY: the buffer has room for so many blocks and is kept in the transfer until the request is done.
             unsafe { ffi::MPI_Imrecv(address, blocks, self.block, &mut message, request) }
@@ -193,14 +215,14 @@ impl Calls {
     fn start(
         &self,
         function: &'static str,
-        peer: Rank,
+        peer: WorldRank,
         buffer: Vec<u8>,
         call: impl FnOnce(*mut ffi::MPI_Request) -> c_int,
     ) -> Result<Transfer, MpiError> {
         // SAFETY: the null request is one of MPI's constants.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
         checked(function, || call(&mut request))?;
-        Ok(Transfer { request, buffer, peer })
+        Ok(Transfer { request, buffer, peer, message: None })
     }
 
     /// Removes and returns a completed transfer, if there is one.
@@ -208,7 +230,8 @@ impl Calls {
         for place in 0..under_way.len() {
             if self.is_done(&mut under_way[place].request)? {
                 let mut transfer = under_way.swap_remove(place);
-                return Ok(Some(Done { buffer: std::mem::take(&mut transfer.buffer), peer: transfer.peer }));
+                let (buffer, message) = (std::mem::take(&mut transfer.buffer), transfer.message);
+                return Ok(Some(Done { buffer, message, peer: transfer.peer }));
             }
         }
         Ok(None)

@@ -7,9 +7,8 @@
 
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::Rank;
-
-use crate::progress::{Board, Heartbeat};
+use crate::ids::WorldRank;
+use crate::progress::{Heartbeat, ProgressBoard};
 
 /// Heartbeats per deadline; they are sent at least every [`SLOWEST`].
 const BEATS_IN_DEADLINE: u32 = 40;
@@ -26,7 +25,7 @@ pub(super) fn detection_lag(ranks: u32, deadline: Duration) -> Duration {
 
 /// A process's table of all ranks.
 pub(super) struct Heartbeats {
-    own: Rank,
+    own: WorldRank,
     lines: Vec<Heartbeat>,
     /// When each line last changed.
     heard: Vec<Instant>,
@@ -38,7 +37,7 @@ pub(super) struct Heartbeats {
 }
 
 impl Heartbeats {
-    pub(super) fn new(own: Rank, ranks: u32, deadline: Duration, at: Instant) -> Self {
+    pub(super) fn new(own: WorldRank, ranks: u32, deadline: Duration, at: Instant) -> Self {
         let (lines, heard) = (vec![Heartbeat::default(); ranks as usize], vec![at; ranks as usize]);
         Self { own, lines, heard, sent: at, looked: at, stopped: None, deadline }
     }
@@ -53,35 +52,35 @@ impl Heartbeats {
     }
 
     /// Returns the table and its receiver if a heartbeat is due.
-    pub(super) fn due(&mut self, board: &Board, at: Instant) -> Option<(Rank, Vec<Heartbeat>)> {
+    pub(super) fn due(&mut self, board: &ProgressBoard, at: Instant) -> Option<(WorldRank, Vec<Heartbeat>)> {
         let ranks = self.lines.len() as u32;
         if ranks < 2 || at.saturating_duration_since(self.sent) < self.period() {
             return None;
         }
         self.sent = at;
         let count = self.lines[self.own.index()].count + 1;
-        self.lines[self.own.index()] = Heartbeat { count, ..board.place(self.own) };
+        self.lines[self.own.index()] = Heartbeat { count, ..board.progress_of(self.own) };
         let hops = ranks.next_power_of_two().trailing_zeros();
         let distance = 1u32 << ((count - 1) % u64::from(hops));
-        let partner = Rank::new((self.own.get() + distance) % ranks);
+        let partner = WorldRank::new((self.own.get() + distance) % ranks);
         Some((partner, self.lines.clone()))
     }
 
     /// Takes the newer lines of another table and records them on the board.
-    pub(super) fn merge(&mut self, others: &[Heartbeat], board: &Board, at: Instant) {
-        for (rank, other) in (0..).map(Rank::new).zip(others) {
+    pub(super) fn merge(&mut self, others: &[Heartbeat], board: &ProgressBoard, at: Instant) {
+        for (rank, other) in (0..).map(WorldRank::new).zip(others) {
             let Some(line) = self.lines.get_mut(rank.index()) else { return };
             if rank != self.own && other.count > line.count {
                 *line = *other;
                 self.heard[rank.index()] = at;
-                board.set_place(rank, *other);
+                board.set_progress(rank, *other);
             }
         }
     }
 
     /// Returns the ranks whose lines have not changed for the deadline. A process that was itself stopped has received no
     /// lines, so it restarts the count.
-    pub(super) fn silent(&mut self, at: Instant) -> Vec<Rank> {
+    pub(super) fn silent(&mut self, at: Instant) -> Vec<WorldRank> {
         let away = at.saturating_duration_since(self.looked);
         self.looked = at;
         if away > self.deadline / 4 {
@@ -89,7 +88,7 @@ impl Heartbeats {
             self.stopped = Some(at);
         }
         let silent = |heard: &Instant| at.saturating_duration_since(*heard) > self.deadline;
-        let ranks = (0..).map(Rank::new).zip(&self.heard);
+        let ranks = (0..).map(WorldRank::new).zip(&self.heard);
         ranks.filter(|(rank, heard)| *rank != self.own && silent(heard)).map(|(rank, _)| rank).collect()
     }
 
@@ -103,18 +102,18 @@ impl Heartbeats {
 mod tests {
     use super::*;
     use crate::message::Tag;
-    use crate::progress::{Doing, Waiting};
+    use crate::progress::{Activity, Waiting};
 
     const DEADLINE: Duration = Duration::from_secs(4);
 
-    fn tables(ranks: u32, at: Instant) -> (Vec<Heartbeats>, Vec<Board>) {
+    fn tables(ranks: u32, at: Instant) -> (Vec<Heartbeats>, Vec<ProgressBoard>) {
         let heartbeats =
-            (0..ranks).map(|rank| Heartbeats::new(Rank::new(rank), ranks, DEADLINE, at)).collect();
-        (heartbeats, (0..ranks).map(|_| Board::new(ranks)).collect())
+            (0..ranks).map(|rank| Heartbeats::new(WorldRank::new(rank), ranks, DEADLINE, at)).collect();
+        (heartbeats, (0..ranks).map(|_| ProgressBoard::new(ranks)).collect())
     }
 
     /// Sends one heartbeat from each rank but `dead`.
-    fn heartbeat(heartbeats: &mut [Heartbeats], boards: &[Board], dead: Option<usize>, at: Instant) {
+    fn heartbeat(heartbeats: &mut [Heartbeats], boards: &[ProgressBoard], dead: Option<usize>, at: Instant) {
         let living = (0..heartbeats.len()).filter(|rank| Some(*rank) != dead);
         let frames: Vec<_> = living.filter_map(|rank| heartbeats[rank].due(&boards[rank], at)).collect();
         for (to, lines) in frames {
@@ -125,17 +124,17 @@ mod tests {
     fn check_spread(ranks: u32) {
         let start = Instant::now();
         let (mut heartbeats, boards) = tables(ranks, start);
-        boards[0].moved(Rank::new(0), 7);
-        let doing = Doing::Waits(Waiting { from: Rank::new(1), tag: Tag::GradientNorm });
-        boards[0].does(Rank::new(0), doing);
+        boards[0].moved(WorldRank::new(0), 7);
+        let activity = Activity::Waits(Waiting { from: WorldRank::new(1), tag: Tag::GradientNorm });
+        boards[0].set_activity(WorldRank::new(0), activity);
         let hops = ranks.next_power_of_two().trailing_zeros();
         for k in 1..=hops {
             let period = heartbeats[0].period();
             heartbeat(&mut heartbeats, &boards, None, start + period * k);
         }
         for board in &boards {
-            let Heartbeat { position, doing: told, .. } = board.place(Rank::new(0));
-            assert_eq!((position, told), (7, doing), "{ranks} ranks");
+            let Heartbeat { position, activity: found, .. } = board.progress_of(WorldRank::new(0));
+            assert_eq!((position, found), (7, activity), "{ranks} ranks");
         }
     }
 
@@ -156,9 +155,9 @@ mod tests {
             at += period;
             heartbeat(&mut heartbeats, &boards, Some(3), at);
             let found = heartbeats[0].silent(at);
-            assert!(found.is_empty() || found == [Rank::new(3)], "{found:?}");
+            assert!(found.is_empty() || found == [WorldRank::new(3)], "{found:?}");
         }
-        assert_eq!(heartbeats[0].silent(at), [Rank::new(3)]);
+        assert_eq!(heartbeats[0].silent(at), [WorldRank::new(3)]);
     }
 
     #[test]

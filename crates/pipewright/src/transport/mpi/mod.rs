@@ -5,6 +5,9 @@
 //! deadlock.
 
 mod heartbeats;
+mod clock_probe;
+mod process_clock;
+mod sends;
 mod calls;
 mod neighbours;
 mod mpi_thread;
@@ -15,19 +18,24 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
-use pipewright_schedule::Rank;
+
+use pipewright_schedule::ClockSkew;
 
 use self::calls::Calls;
 pub use self::calls::MpiError;
+use self::clock_probe::ClockProbe;
 use self::heartbeats::Heartbeats;
-use self::mpi_thread::{Command, MpiThread, ThreadShared};
+use self::mpi_thread::{Command, FIRST, MpiThread, ThreadShared};
 use self::neighbours::Neighbours;
+pub use self::process_clock::ClockError;
+use self::process_clock::ProcessClock;
 use super::Waited;
 use super::local::{LocalEndpoint, Mailboxes};
 use super::wire::{self, Frame};
 use crate::failure::{Abort, StepError};
+use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
-use crate::progress::Board;
+use crate::progress::ProgressBoard;
 
 /// This process's rank among those that `mpirun` started.
 pub struct MpiEndpoint {
@@ -38,43 +46,64 @@ pub struct MpiEndpoint {
 }
 
 /// The MPI thread's result of joining.
-type Joined = Result<(MpiEndpoint, Board), MpiError>;
+type Joined = Result<(MpiEndpoint, ProgressBoard), MpiError>;
 
-/// Joins MPI; returns this process's rank once all processes have joined.
+/// How often to look whether the clock is measured.
+const CLOCK_PAUSE: Duration = Duration::from_micros(200);
+
+/// Joins MPI; returns this process's rank once all processes have joined and its clock is measured. `error` is added to
+/// the clock.
 ///
 /// # Errors
-/// When MPI cannot be joined within the deadline.
-pub(super) fn world(deadline: Duration) -> Joined {
+/// When MPI cannot be joined within the deadline, or the first process does not answer.
+pub(super) fn world(deadline: Duration, error: ClockError) -> Joined {
+    let until = Instant::now() + deadline;
     let (commands, orders) = crossbeam_channel::unbounded();
     let (sender, joined) = crossbeam_channel::bounded(1);
-    let work = move || join(deadline, commands, orders, &sender);
+    let work = move || join(deadline, error, commands, orders, &sender);
     let mpi_thread = std::thread::Builder::new().name("mpi".to_owned()).spawn(work);
     let mpi_thread = mpi_thread.map_err(|error| MpiError::Thread { message: error.to_string() })?;
     let late = |_| MpiError::Thread { message: format!("MPI_Init did not return within {deadline:?}") };
     let (mut endpoint, board) = joined.recv_timeout(deadline).map_err(late)??;
     endpoint.mpi_thread = Some(mpi_thread);
+    // A rank that has failed is reported when the processes agree on the run.
+    while !endpoint.shared.clock.is_measured() && !endpoint.abort().is_raised() {
+        if Instant::now() > until {
+            return Err(MpiError::Clock { waited: deadline });
+        }
+        std::thread::sleep(CLOCK_PAUSE);
+    }
     Ok((endpoint, board))
 }
 
 /// The main function of the MPI thread: joins, reports that it has joined, and runs.
-fn join(deadline: Duration, commands: Sender<Command>, orders: Receiver<Command>, joined: &Sender<Joined>) {
+fn join(
+    deadline: Duration,
+    error: ClockError,
+    commands: Sender<Command>,
+    orders: Receiver<Command>,
+    joined: &Sender<Joined>,
+) {
     let calls = match Calls::init() {
         Ok(calls) => calls,
         // After the deadline no receiver is left.
         Err(error) => return joined.send(Err(error)).unwrap_or_default(),
     };
     let (rank, ranks) = (calls.rank(), calls.ranks());
-    let (mailboxes, board, shared) =
-        (Mailboxes::new(ranks), Board::new(ranks), Arc::new(ThreadShared::default()));
+    let is_first = rank == FIRST;
+    let shared = Arc::new(ThreadShared::new(ProcessClock::new(is_first, error)));
+    let (mailboxes, board) = (Mailboxes::new(ranks), ProgressBoard::new(ranks));
     let fail = commands.clone();
-    mailboxes.abort().on_raise(move |error, attempt, diverged| {
-        let _ = fail.send(Command::Fail(error.clone(), attempt, diverged));
+    mailboxes.abort().on_raise(move |notice| {
+        let _ = fail.send(Command::Fail(notice));
     });
     let inner = LocalEndpoint::new(rank, mailboxes.clone());
     let endpoint = MpiEndpoint { inner, commands, shared: shared.clone(), mpi_thread: None };
     let mpi_thread = MpiThread {
         heartbeats: Heartbeats::new(rank, ranks, deadline, Instant::now()),
         neighbours: Neighbours::new(),
+        probe: (!is_first).then(|| ClockProbe::new(Instant::now())),
+        measures_clock: false,
         ended: None,
         calls,
         commands: orders,
@@ -91,7 +120,7 @@ fn join(deadline: Duration, commands: Sender<Command>, orders: Receiver<Command>
 }
 
 impl MpiEndpoint {
-    pub(crate) fn rank(&self) -> Rank {
+    pub(crate) fn rank(&self) -> WorldRank {
         self.inner.rank()
     }
 
@@ -103,21 +132,42 @@ impl MpiEndpoint {
         self.inner.abort()
     }
 
-    pub(crate) fn begin_step(&mut self, step: u64) {
-        self.inner.begin_step(step);
+    pub(crate) fn begin_step(&mut self, attempt: Attempt) {
+        self.inner.begin_step(attempt);
+        self.shared.sends.begin_attempt();
     }
 
-    pub(crate) fn send(&mut self, to: Rank, tag: Tag, payload: Payload) {
+    pub(crate) fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
         if to == self.rank() {
             return self.inner.send(to, tag, payload);
         }
         let mut frame = self.shared.buffer();
-        wire::encode(Frame::Message(self.inner.envelope(tag, payload)), &mut frame);
+        let message = (to, self.inner.attempt(), tag);
+        self.shared.sends.start(message);
+        let envelope = self.inner.envelope(tag, payload);
+        wire::encode(Frame::Message(envelope), self.shared.clock.moment(), &mut frame);
         // If the MPI thread has ended, it failed and raised the abort flag.
-        let _ = self.commands.send(Command::Send(to, frame));
+        let _ = self.commands.send(Command::Send(message, frame));
     }
 
-    pub(crate) fn try_take(&mut self, from: Rank, tag: Tag) -> Option<Message> {
+    /// Returns whether the buffer of a message is free. A message to this rank is delivered at once.
+    pub(crate) fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
+        self.shared.sends.is_sent(&(to, self.inner.attempt(), tag))
+    }
+
+    pub(crate) fn sends_in_flight(&self) -> u32 {
+        self.shared.sends.peak()
+    }
+
+    pub(crate) fn common_seconds(&self, at: Instant) -> f64 {
+        self.shared.clock.common_seconds(at)
+    }
+
+    pub(crate) fn clock_skew(&self, at: Instant) -> ClockSkew {
+        self.shared.clock.skew(at)
+    }
+
+    pub(crate) fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
         self.inner.try_take(from, tag)
     }
 

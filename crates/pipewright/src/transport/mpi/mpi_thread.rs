@@ -8,13 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use pipewright_schedule::Rank;
 
 use super::calls::{Calls, MpiError, Transfer};
+use super::clock_probe::{ClockProbe, trip};
 use super::heartbeats::Heartbeats;
 use super::neighbours::Neighbours;
-use crate::failure::{Cause, StepError};
-use crate::progress::Board;
+use super::process_clock::ProcessClock;
+use super::sends::{Sends, SentMessage};
+use crate::failure::{Cause, FailureNotice, StepError};
+use crate::ids::WorldRank;
+use crate::progress::ProgressBoard;
 use crate::transport::local::Mailboxes;
 use crate::transport::wire::{self, Frame};
 
@@ -31,13 +34,15 @@ const BUFFERS: usize = 32;
 /// How long to wait for others to leave after a failure, so that they can report theirs.
 const PARTING: Duration = Duration::from_secs(1);
 
+/// The rank of the process whose clock is the common one.
+pub(super) const FIRST: WorldRank = WorldRank::new(0);
+
 /// A command for the MPI thread.
 pub(super) enum Command {
-    /// Send a frame.
-    Send(Rank, Vec<u8>),
-    /// Report a failed step to every other process: the error, the attempt, and the step since which the parameters have
-    /// diverged.
-    Fail(StepError, u64, Option<u64>),
+    /// Send the frame of a message.
+    Send(SentMessage, Vec<u8>),
+    /// Report a failed step to every other process.
+    Fail(FailureNotice),
     /// Set the time without heartbeats after which a process is lost.
     SetDeadline(Duration),
     /// Send the remaining frames and leave together with the others.
@@ -45,14 +50,19 @@ pub(super) enum Command {
 }
 
 /// State that the rank's thread and the MPI thread share.
-#[derive(Default)]
 pub(super) struct ThreadShared {
     /// Whether the rank waits for a frame.
     pub(super) waits: AtomicBool,
+    pub(super) clock: ProcessClock,
+    pub(super) sends: Sends,
     buffers: Mutex<Vec<Vec<u8>>>,
 }
 
 impl ThreadShared {
+    pub(super) fn new(clock: ProcessClock) -> Self {
+        Self { waits: AtomicBool::new(false), clock, sends: Sends::default(), buffers: Mutex::default() }
+    }
+
     /// Returns an empty buffer, reused if possible.
     pub(super) fn buffer(&self) -> Vec<u8> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
@@ -72,12 +82,16 @@ pub(super) struct MpiThread {
     pub(super) calls: Calls,
     pub(super) commands: Receiver<Command>,
     pub(super) mailboxes: Arc<Mailboxes>,
-    pub(super) board: Board,
+    pub(super) board: ProgressBoard,
     pub(super) shared: Arc<ThreadShared>,
     pub(super) heartbeats: Heartbeats,
     pub(super) neighbours: Neighbours,
+    /// The measurements of this process's clock; `None` in the first process.
+    pub(super) probe: Option<ClockProbe>,
+    /// Whether a frame of a measurement came or left a short time ago, so that the next may follow soon.
+    pub(super) measures_clock: bool,
     /// A rank whose process had ended at the last poll.
-    pub(super) ended: Option<Rank>,
+    pub(super) ended: Option<WorldRank>,
     pub(super) deadline: Duration,
     pub(super) sending: Vec<Transfer>,
     pub(super) receiving: Vec<Transfer>,
@@ -120,16 +134,17 @@ impl MpiThread {
                 Some(command) => self.run_command(command).map(|()| true)?,
                 None => false,
             };
-            idle = if self.move_frames()? || is_busy { 0 } else { idle + 1 };
+            let moved = self.move_frames()?;
+            self.probe_clock()?;
+            idle = if moved || is_busy { 0 } else { idle + 1 };
+            self.measures_clock &= idle <= LOOKS;
         }
     }
 
     fn run_command(&mut self, command: Command) -> Result<(), MpiError> {
         match command {
-            Command::Send(to, frame) => self.send(to, frame),
-            Command::Fail(error, attempt, diverged) => {
-                self.send_all(|| Frame::Failed { error: error.clone(), attempt, diverged })
-            }
+            Command::Send(message, frame) => self.send(message.0, frame, Some(message)),
+            Command::Fail(notice) => self.send_all(|| Frame::Failed(notice.clone())),
             Command::SetDeadline(deadline) => {
                 self.deadline = deadline;
                 self.heartbeats.set_deadline(deadline);
@@ -144,7 +159,9 @@ impl MpiThread {
     fn pause(&self, idle: u32) -> Option<Duration> {
         match idle {
             0 => None,
+            _ if self.measures_clock && idle <= LOOKS => None,
             _ if self.shared.waits.load(Ordering::Relaxed) => (idle > LOOKS).then_some(PAUSE_WAITING),
+            _ if self.probe.as_ref().is_some_and(ClockProbe::is_measuring) => Some(PAUSE_WAITING),
             _ if self.sending.len() + self.receiving.len() > 0 => Some(PAUSE_MOVING),
             _ => Some(PAUSE_QUIET),
         }
@@ -161,6 +178,9 @@ impl MpiThread {
         let mut moved = false;
         while let Some(sent) = self.calls.next_done(&mut self.sending)? {
             self.shared.put_back(sent.buffer);
+            if sent.message.is_some_and(|message| self.shared.sends.complete(&message)) {
+                self.mailboxes.nudge(self.calls.rank());
+            }
             moved = true;
         }
         let room = |bytes| {
@@ -173,7 +193,7 @@ impl MpiThread {
             moved = true;
         }
         while let Some(received) = self.calls.next_done(&mut self.receiving)? {
-            self.open(received.peer, received.buffer);
+            self.open(received.peer, received.buffer)?;
             moved = true;
         }
         Ok(moved)
@@ -194,38 +214,60 @@ impl MpiThread {
         }
     }
 
-    fn send(&mut self, to: Rank, frame: Vec<u8>) -> Result<(), MpiError> {
+    fn send(&mut self, to: WorldRank, frame: Vec<u8>, message: Option<SentMessage>) -> Result<(), MpiError> {
         let transfer = self.calls.send(to, frame)?;
-        self.sending.push(transfer);
+        self.sending.push(transfer.of(message));
         Ok(())
     }
 
-    fn send_frame(&mut self, to: Rank, frame: Frame) -> Result<(), MpiError> {
+    fn send_frame(&mut self, to: WorldRank, frame: Frame) -> Result<(), MpiError> {
         let mut bytes = self.shared.buffer();
-        wire::encode(frame, &mut bytes);
-        self.send(to, bytes)
+        wire::encode(frame, self.shared.clock.moment(), &mut bytes);
+        self.send(to, bytes, None)
     }
 
     fn send_all(&mut self, frame: impl Fn() -> Frame) -> Result<(), MpiError> {
         let own = self.calls.rank();
-        for to in (0..self.calls.ranks()).map(Rank::new).filter(|&to| to != own) {
+        for to in (0..self.calls.ranks()).map(WorldRank::new).filter(|&to| to != own) {
             self.send_frame(to, frame())?;
         }
         Ok(())
     }
 
     /// Decodes a frame that has arrived and handles it.
-    fn open(&mut self, from: Rank, frame: Vec<u8>) {
-        match wire::decode(from, &frame) {
+    fn open(&mut self, from: WorldRank, frame: Vec<u8>) -> Result<(), MpiError> {
+        match wire::decode(from, &frame, self.shared.clock.moment()) {
             Ok(Frame::Message(message)) => self.mailboxes.deliver(self.calls.rank(), message),
-            Ok(Frame::Failed { error, attempt, diverged }) => {
-                self.mailboxes.fail_elsewhere(error, attempt, diverged);
-            }
+            Ok(Frame::Failed(notice)) => self.mailboxes.fail_from_remote(notice),
             Ok(Frame::Process(process)) => self.neighbours.add(from, &process),
             Ok(Frame::Heartbeats(lines)) => self.heartbeats.merge(&lines, &self.board, Instant::now()),
+            Ok(Frame::ClockRequest { sent }) => {
+                self.measures_clock = true;
+                let answered = self.shared.clock.now();
+                self.send_frame(from, Frame::ClockAnswer { sent, answered })?;
+            }
+            Ok(Frame::ClockAnswer { sent, answered }) => {
+                let trip = trip(sent, answered, self.shared.clock.now());
+                let probe = self.probe.as_mut();
+                if let Some(offset) = probe.and_then(|probe| probe.answer(trip, Instant::now())) {
+                    self.shared.clock.add(offset);
+                }
+            }
             Err(error) => self.mailboxes.fail(self.error(Cause::Transport { message: error.to_string() })),
         }
         self.shared.put_back(frame);
+        Ok(())
+    }
+
+    /// Asks the first process for its time when a measurement of this process's clock needs it.
+    fn probe_clock(&mut self) -> Result<(), MpiError> {
+        let Some(probe) = &mut self.probe else { return Ok(()) };
+        if !probe.is_due(Instant::now()) {
+            return Ok(());
+        }
+        self.measures_clock = true;
+        let sent = self.shared.clock.now();
+        self.send_frame(FIRST, Frame::ClockRequest { sent })
     }
 
     /// Sends a heartbeat when it is due, and checks for ranks that send none.
@@ -246,7 +288,7 @@ impl MpiThread {
         // Frames that it sent before it ended are read first.
         let ended = self.neighbours.ended();
         let was_ended = std::mem::replace(&mut self.ended, ended);
-        silent.iter().for_each(|&rank| self.board.falls_silent(rank));
+        silent.iter().for_each(|&rank| self.board.mark_silent(rank));
         if let Some(&peer) = silent.first() {
             let (waited, report) = (self.deadline, self.board.report());
             self.mailboxes.fail(self.error(Cause::SilentPeer { peer, waited, report }));
@@ -276,7 +318,9 @@ impl MpiThread {
                 self.run_command(command)?;
             }
             self.move_frames()?;
-            if self.sending.is_empty() && leaving.is_none() {
+            // An answer that is still under way would find no receiver later.
+            let is_idle = self.sending.is_empty() && !self.probe.as_ref().is_some_and(ClockProbe::is_waiting);
+            if is_idle && leaving.is_none() {
                 leaving = Some(self.calls.leave()?);
             }
             if let Some(leaving) = &mut leaving

@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
-use pipewright_schedule::Rank;
-
+use crate::ids::WorldRank;
 use crate::transport::wire::ProcessId;
 
 /// The processes that this one can observe.
 pub(super) struct Neighbours {
     own: ProcessId,
-    seen: Vec<(Rank, u32)>,
+    seen: Vec<(WorldRank, u32)>,
 }
 
 impl Neighbours {
@@ -28,14 +27,14 @@ impl Neighbours {
     }
 
     /// Records the process of a rank.
-    pub(super) fn add(&mut self, rank: Rank, process: &ProcessId) {
+    pub(super) fn add(&mut self, rank: WorldRank, process: &ProcessId) {
         if process.machine == self.own.machine && is_running(process.number) {
             self.seen.push((rank, process.number));
         }
     }
 
     /// Returns a rank whose process has ended.
-    pub(super) fn ended(&self) -> Option<Rank> {
+    pub(super) fn ended(&self) -> Option<WorldRank> {
         self.seen.iter().find(|(_, number)| !is_running(*number)).map(|(rank, _)| *rank)
     }
 }
@@ -61,17 +60,17 @@ mod tests {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("cat is everywhere");
         let mut neighbours = Neighbours::new();
         let process = ProcessId { number: child.id(), ..neighbours.own() };
-        neighbours.add(Rank::new(1), &process);
+        neighbours.add(WorldRank::new(1), &process);
         assert_eq!(neighbours.ended(), None);
         child.kill().expect("it runs");
         child.wait().expect("it ends");
-        assert_eq!(neighbours.ended(), Some(Rank::new(1)));
+        assert_eq!(neighbours.ended(), Some(WorldRank::new(1)));
     }
 
     #[test]
     fn processes_of_other_machines_are_not_looked_for() {
         let mut neighbours = Neighbours::new();
-        neighbours.add(Rank::new(1), &ProcessId { machine: "elsewhere".to_owned(), number: u32::MAX });
+        neighbours.add(WorldRank::new(1), &ProcessId { machine: "elsewhere".to_owned(), number: u32::MAX });
         assert_eq!(neighbours.ended(), None);
     }
 }

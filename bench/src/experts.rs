@@ -1,0 +1,75 @@
+//! Measures a mixture of experts against the dense feed-forward layer with the same operations in its products: as wide
+//! as the experts of a token together. Both run forward and backward, with the gradients of inputs and weights, in turn.
+
+use std::error::Error;
+use std::time::Instant;
+
+use burn::module::Param;
+use burn::tensor::{Device, Distribution, Tensor};
+use pipewright::nn::{Expert, Linear, Routing, mix_experts, swiglu};
+
+use crate::statistics::Spread;
+
+/// Size of the measurement.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Tokens of a microbatch.
+    #[arg(long, default_value_t = 512)]
+    tokens: usize,
+    /// Width of the hidden states.
+    #[arg(long, default_value_t = 512)]
+    width: usize,
+    /// Inner width of an expert.
+    #[arg(long, default_value_t = 688)]
+    inner: usize,
+    /// Experts.
+    #[arg(long, default_value_t = 8)]
+    experts: usize,
+    /// Experts of a token.
+    #[arg(long, default_value_t = 2)]
+    chosen: usize,
+    /// Rounds that count.
+    #[arg(long, default_value_t = 20)]
+    rounds: usize,
+}
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    let &Options { tokens, width, inner, experts, chosen, rounds } = options;
+    let device = Device::flex();
+    let random = |shape: [usize; 2], deviation| {
+        Tensor::<2>::random(shape, Distribution::Normal(0.0, deviation), &device).autodiff()
+    };
+    let linear =
+        |inputs, outputs| Linear { weight: Param::from_tensor(random([inputs, outputs], 0.02)), bias: None };
+    let expert = |inner| Expert {
+        gate_proj: linear(width, inner),
+        up_proj: linear(width, inner),
+        down_proj: linear(inner, width),
+    };
+    let mixture: Vec<Expert> = (0..experts).map(|_| expert(inner)).collect();
+    let wide = expert(chosen * inner);
+    let x = random([tokens, width], 1.0).require_grad();
+    let logits = random([tokens, experts], 1.0).require_grad();
+
+    let sparse = || mix_experts(x.clone(), &Routing::new(logits.clone(), chosen, true), &mixture);
+    let dense = || {
+        let gate = wide.gate_proj.forward(x.clone());
+        wide.down_proj.forward(swiglu(gate, wide.up_proj.forward(x.clone())))
+    };
+    let timed = |layer: &dyn Fn() -> Tensor<2>| {
+        let start = Instant::now();
+        drop(layer().sum().backward());
+        start.elapsed().as_secs_f64()
+    };
+    let round = || (timed(&sparse), timed(&dense));
+    round();
+    let times: Vec<(f64, f64)> = (0..rounds).map(|_| round()).collect();
+    let ratio = Spread::new(times.iter().map(|(sparse, dense)| sparse / dense).collect());
+    let milliseconds =
+        |of: fn(&(f64, f64)) -> f64| Spread::new(times.iter().map(|time| of(time) * 1e3).collect());
+    println!("{tokens} tokens of {width}, {chosen} of {experts} experts of {inner}, forward and backward");
+    println!("experts      {} ms", milliseconds(|time| time.0));
+    println!("dense        {} ms", milliseconds(|time| time.1));
+    println!("ratio        {ratio}, at most 1.3");
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! A run as its folder shows it: the recorded steps, the program that they ran, and its costs.
+//!
+//! The program and the costs come from the timelines, so they are those of the steps even if a file that the
+//! configuration names has changed since. The configuration adds what timelines do not show: the schedule's name, the
+//! sizes of activations, and the same schedule for other numbers of microbatches. If it cannot be used, for example
+//! because the model's directory is gone, the page is made without these.
+
+use std::path::Path;
+
+use pipewright_models::ModelConfig;
+use pipewright_schedule::costs::StageSizes;
+use pipewright_schedule::lower::for_training;
+use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
+use pipewright_schedule::partition::partition;
+use pipewright_schedule::picture::RecordedStep;
+use pipewright_schedule::{Costs, Program, ScheduleSpec, Timeline, generate};
+
+use crate::commands::other_sizes::other_sizes;
+use crate::commands::prepare::{load_settings, lowering};
+use crate::config::Settings;
+use crate::config::model::ModelSettings;
+use crate::config::pipeline::ScheduleChoice;
+use crate::failure::Failure;
+use crate::run_folder::CONFIG;
+use crate::run_record::{RecordedTimeline, require_run, timelines};
+
+/// A run with everything that its page shows.
+pub(super) struct RecordedRun {
+    pub(super) title: String,
+    pub(super) steps: Vec<RecordedStep>,
+    /// The program of the last step, of one replica.
+    pub(super) program: Program,
+    /// The median costs of the recorded steps that ran this program.
+    pub(super) costs: Costs,
+    /// The sizes of each stage in bytes; empty if they are not known.
+    pub(super) sizes: Vec<StageSizes>,
+    pub(super) other_programs: Vec<Program>,
+}
+
+impl RecordedRun {
+    /// Reads the folder of a run.
+    pub(super) fn read(run: &Path) -> Result<Self, Failure> {
+        require_run(run).map_err(Failure::input)?;
+        let located =
+            |error| Failure::input(format!("{}: {}", run.display(), crate::failure::sentence(&error)));
+        let recorded = timelines(run).map_err(Failure::input)?;
+        let mut steps = Vec::new();
+        for RecordedTimeline { step, timeline } in &recorded {
+            let replicas: Vec<Timeline> =
+                replicas(timeline).map_err(located)?.iter().map(on_one_clock).collect();
+            steps.push((*step, replicas));
+        }
+        let (_, last) = steps.last().expect("a run without timelines is refused");
+        let program = program_of(&last[0]).map_err(located)?;
+        // A resumed run may have had another cut in earlier steps. The first step also warms up caches.
+        let comparable =
+            |replica: &&Timeline| program_of(replica).is_ok_and(|other| same_size(&other, &program));
+        let all: Vec<Timeline> = steps
+            .iter()
+            .filter(|(step, _)| *step > 1 || steps.len() == 1)
+            .flat_map(|(_, replicas)| replicas)
+            .filter(comparable)
+            .cloned()
+            .collect();
+        let costs = costs_of(&all);
+        let count = last.len();
+        let settings = load_settings(Some(&run.join(CONFIG)), &[]).ok().map(|loaded| loaded.settings);
+        let title = title(run, &program, count, settings.as_ref());
+        let sizes = settings.as_ref().and_then(|settings| sizes(settings, &program)).unwrap_or_default();
+        let others = settings.as_ref().map(|settings| others(settings, &program)).unwrap_or_default();
+        let joined = |(step, replicas): (u64, Vec<Timeline>)| RecordedStep {
+            step,
+            timeline: join_replicas(&replicas),
+        };
+        let steps = steps.into_iter().map(joined).collect();
+        Ok(Self { title, steps, program, costs, sizes, other_programs: others })
+    }
+}
+
+fn same_size(one: &Program, other: &Program) -> bool {
+    one.placement() == other.placement() && one.microbatches() == other.microbatches()
+}
+
+fn title(run: &Path, program: &Program, replicas: usize, settings: Option<&Settings>) -> String {
+    let schedule = settings.map_or(String::new(), |settings| format!(", {}", settings.pipeline.schedule));
+    let replicas = if replicas > 1 { format!("{replicas} replicas of ") } else { String::new() };
+    let (ranks, stages, microbatches) =
+        (program.ranks(), program.placement().stages(), program.microbatches());
+    format!(
+        "{}{schedule}: {replicas}{ranks} ranks, {stages} stages, {microbatches} microbatches",
+        run.display()
+    )
+}
+
+/// Returns the sizes of each stage's activations. `I` keeps for `W` about as much as the activations.
+fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
+    let model = match &settings.model {
+        ModelSettings::From { from } => ModelConfig::read(from).ok()?,
+        ModelSettings::Fresh(model) => model.config(),
+    };
+    let layers = model.describe(settings.data.seq_len as usize);
+    let stages = program.placement().stages();
+    let cut = partition(&layers.weights(), stages, &settings.pipeline.method()).ok()?;
+    let rows = u64::from(settings.pipeline.microbatch_size);
+    let size = |stage| {
+        let bytes =
+            layers.layers[cut.range(stage)].iter().map(|layer| layer.activation_bytes.saturating_mul(rows));
+        let activation = bytes.fold(0, u64::saturating_add);
+        StageSizes { activation, stash: activation, ..StageSizes::default() }
+    };
+    Some(program.placement().all_stages().map(size).collect())
+}
+
+/// Returns the programs of the run's schedule for other numbers of microbatches, if the schedule has a name.
+fn others(settings: &Settings, program: &Program) -> Vec<Program> {
+    let ScheduleChoice::Named(name) = &settings.pipeline.schedule else { return Vec::new() };
+    let ranks = program.ranks();
+    let stages_per_rank = Some(program.placement().stages() / ranks.max(1));
+    other_sizes(program, |microbatches| {
+        let spec = ScheduleSpec { ranks, stages_per_rank, microbatches, ..ScheduleSpec::default() };
+        let lowered = for_training(&generate(name, &spec).ok()?, &lowering(&settings.mesh)).ok()?;
+        Some(lowered.into_program())
+    })
+}

@@ -1,0 +1,90 @@
+//! `pipewright report`: one page about one or more runs.
+
+use std::path::{Component, Path, PathBuf};
+
+use clap::Args;
+
+use crate::failure::Failure;
+use crate::output::OutputFile;
+use crate::run_record::{config_text, metrics, read_timeline, require_run, timeline_files};
+use crate::run_report::{RunLinks, RunSource, page};
+
+/// The name of the page of the timelines in a run's folder.
+const VIEW: &str = "view.html";
+
+/// The arguments of `pipewright report`.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArguments {
+    /// The folders of the runs
+    #[arg(value_name = "RUN_DIR", required = true)]
+    runs: Vec<PathBuf>,
+    #[command(flatten)]
+    output: OutputFile,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &ReportArguments) -> Result<(), Failure> {
+    let place = match arguments.output.path() {
+        Some(file) => file.parent().map(Path::to_owned).unwrap_or_default(),
+        None => PathBuf::new(),
+    };
+    let runs: Result<Vec<RunSource>, Failure> =
+        arguments.runs.iter().map(|run| source(run, &place)).collect();
+    arguments.output.write(&page(&runs?))
+}
+
+/// Reads a run. Links are relative to `place`, the folder of the page.
+fn source(run: &Path, place: &Path) -> Result<RunSource, Failure> {
+    require_run(run).map_err(Failure::input)?;
+    let files = timeline_files(run).map_err(Failure::input)?;
+    let timeline = files.last().map(|(_, path)| read_timeline(path)).transpose().map_err(Failure::input)?;
+    let view = run.join(VIEW);
+    let links = RunLinks {
+        view: view.is_file().then(|| link(place, &view)),
+        timelines: files.iter().map(|(step, path)| (*step, link(place, path))).collect(),
+        command: format!("pipewright view {0} -o {0}/{VIEW}", run.display()),
+    };
+    Ok(RunSource {
+        name: run.display().to_string(),
+        steps: metrics(run).map_err(Failure::input)?,
+        config: config_text(run).map_err(Failure::input)?,
+        timeline,
+        links,
+    })
+}
+
+/// Returns the address of a file as seen from a folder.
+fn link(place: &Path, file: &Path) -> String {
+    let absolute =
+        |path: &Path| std::path::absolute(if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    let (Ok(place), Ok(file)) = (absolute(place), absolute(file)) else { return file.display().to_string() };
+    let [place, file] = [&place, &file].map(|path| path.components().collect::<Vec<Component<'_>>>());
+    let shared = place.iter().zip(&file).take_while(|(one, other)| one == other).count();
+    let up = std::iter::repeat_n("..".to_owned(), place.len() - shared);
+    let down = file[shared..].iter().map(|part| encoded(&part.as_os_str().to_string_lossy()));
+    up.chain(down).collect::<Vec<String>>().join("/")
+}
+
+/// Encodes a part of a path for an address.
+fn encoded(part: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    part.bytes().map(byte).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_relative_to_the_page() {
+        let check = |place: &str, file: &str, expected: &str| {
+            assert_eq!(link(Path::new(place), Path::new(file)), expected);
+        };
+        check("/a/b", "/a/b/runs/x y/timeline.json", "runs/x%20y/timeline.json");
+        check("/a/pages", "/a/runs/t.json", "../runs/t.json");
+        check("", "runs/t.json", "runs/t.json");
+    }
+}

@@ -1,0 +1,116 @@
+//! `pipewright view`: a page that compares predicted and measured timelines and explains them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use pipewright_schedule::picture::{PictureSettings, View, view};
+use pipewright_schedule::simulate::timed;
+use pipewright_schedule::{Costs, Level, LowerConfig, generate, lower};
+
+use crate::commands::drawing::check_size;
+use crate::commands::engine::{Engine, Source};
+use crate::commands::other_sizes::other_sizes;
+use crate::commands::recorded_run::RecordedRun;
+use crate::commands::schedule_size::{ScheduleSize, is_file_name};
+use crate::failure::{Exit, Failure};
+use crate::output::OutputFile;
+
+/// The arguments of `pipewright view`.
+#[derive(Debug, Args)]
+pub(crate) struct ViewArguments {
+    /// The folder of a run, the file of a schedule (.csv), or the name of a schedule
+    #[arg(value_name = "RUN_DIR|FILE.csv|NAME")]
+    target: PathBuf,
+    #[command(flatten)]
+    size: ScheduleSize,
+    /// The costs of actions in seconds, for a schedule; a run has measured its own
+    #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
+    cost: Option<Costs>,
+    /// Show the memory of each rank at first, even if there is little room
+    #[arg(long)]
+    memory_lane: bool,
+    #[command(flatten)]
+    output: OutputFile,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &ViewArguments) -> Result<(), Failure> {
+    let page = if arguments.target.is_dir() { run_page(arguments) } else { schedule_page(arguments) };
+    arguments.output.write(&page?)
+}
+
+/// Makes the page of a run: the recorded steps, and the prediction of their program at their median costs.
+fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
+    let flag = arguments.size.any_flag().or(arguments.cost.as_ref().map(|_| "--cost"));
+    if let Some(flag) = flag {
+        return Err(Failure::input(format!("{flag} is for schedules, and a run has its own; leave it out")));
+    }
+    let run = RecordedRun::read(&arguments.target)?;
+    check_size(&run.program)?;
+    let predicted = timed(&run.program, &run.costs).map_err(Failure::input)?;
+    Ok(view(&View {
+        settings: PictureSettings {
+            title: &run.title,
+            sizes: &run.sizes,
+            memory_lane: arguments.memory_lane,
+        },
+        predicted: predicted.timeline(),
+        program: &run.program,
+        costs: &run.costs,
+        steps: &run.steps,
+        other_programs: &run.other_programs,
+    }))
+}
+
+/// Makes the page of a schedule, which has not run.
+fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
+    let engine = Engine::of(source(arguments)?)?;
+    check_size(&engine.program)?;
+    let costs = arguments.cost.clone().unwrap_or_default();
+    let predicted = timed(&engine.program, &costs).map_err(Failure::input)?;
+    let other_programs = match arguments.target.to_str().filter(|name| !is_file_name(name)) {
+        Some(name) => {
+            let spec = arguments.size.spec(name, arguments.cost.as_ref())?;
+            other_sizes(&engine.program, |microbatches| {
+                let schedule =
+                    generate(name, &pipewright_schedule::ScheduleSpec { microbatches, ..spec.clone() });
+                lower(&schedule.ok()?, &LowerConfig::from(Level::Comms)).ok()
+            })
+        }
+        None => Vec::new(),
+    };
+    Ok(view(&View {
+        settings: PictureSettings {
+            title: &engine.title(),
+            memory_lane: arguments.memory_lane,
+            ..PictureSettings::default()
+        },
+        predicted: predicted.timeline(),
+        program: &engine.program,
+        costs: &costs,
+        steps: &[],
+        other_programs: &other_programs,
+    }))
+}
+
+/// Returns the schedule that the arguments name.
+fn source(arguments: &ViewArguments) -> Result<Source, Failure> {
+    let target = &arguments.target;
+    let name = target.to_str().unwrap_or_default();
+    if is_file_name(name) {
+        return match arguments.size.any_flag() {
+            Some(flag) => Err(Failure::input(format!("{flag} follows from the file {name}; leave it out"))),
+            None => Ok(Source::File(target.clone())),
+        };
+    }
+    if target.components().count() != 1 || target.exists() {
+        let place = target.display();
+        return Err(Failure::new(
+            Exit::WrongInput,
+            format!(
+                "{place}: not a folder; name the folder of a run, a schedule's file that ends with .csv, or a schedule"
+            ),
+        ));
+    }
+    Ok(Source::Named(name.to_owned(), arguments.size.spec(name, arguments.cost.as_ref())?))
+}

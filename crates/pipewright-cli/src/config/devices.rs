@@ -1,0 +1,103 @@
+//! The keys `device`, `devices` and `exclusive` of the `[run]` section: the devices that ranks compute on.
+
+use std::fmt;
+
+use pipewright::device::{BackEnd, DeviceChoice, DeviceError, Devices};
+use serde::Serialize;
+
+use crate::config::place::Place;
+use crate::config::problem::ProblemKind;
+use crate::config::section::Section;
+
+/// The devices of the ranks.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct DeviceSettings {
+    /// The device of all ranks; `None` if `devices` is written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<DeviceChoice>,
+    /// Rank `r` has entry `r` modulo their number; empty unless it is written.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    devices: Vec<DeviceChoice>,
+    /// Whether ranks that would share a device are refused.
+    exclusive: bool,
+}
+
+impl DeviceSettings {
+    /// Returns the entries, at least one.
+    fn choices(&self) -> &[DeviceChoice] {
+        self.device.as_ref().map_or(&self.devices, std::slice::from_ref)
+    }
+
+    /// Returns whether all ranks compute on the processor.
+    pub(crate) fn are_processor(&self) -> bool {
+        self.choices().iter().all(|choice| choice.back_end == BackEnd::Flex)
+    }
+
+    /// Finds the devices of all of `ranks` ranks.
+    ///
+    /// # Errors
+    /// When one is not there, or ranks would share one and may not.
+    pub(crate) fn open(&self, ranks: u32) -> Result<Devices, DeviceError> {
+        let devices = Devices::open(self.choices())?;
+        if self.exclusive {
+            devices.require_exclusive(ranks as usize)?;
+        }
+        Ok(devices)
+    }
+
+    /// Finds the device of one rank of the world. The devices of the other ranks may be on other machines.
+    ///
+    /// # Errors
+    /// When it is not there.
+    pub(crate) fn open_one(&self, rank: usize) -> Result<Devices, DeviceError> {
+        let choices = self.choices();
+        Devices::open(&[choices[rank % choices.len()]])
+    }
+}
+
+/// Prints one name if all entries are the same.
+impl fmt::Display for DeviceSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut names: Vec<String> = self.choices().iter().map(ToString::to_string).collect();
+        names.dedup();
+        f.write_str(&names.join(", "))
+    }
+}
+
+/// Reads the keys. Between `device` and `devices`, an argument of the command line overrides a file.
+pub(super) fn read(section: &mut Section<'_>) -> DeviceSettings {
+    let one = section.text("device").and_then(|text| choice(section, "device", &text));
+    let is_written = section.is_written("devices");
+    let list = section.texts("devices").unwrap_or_default();
+    let mut list: Vec<DeviceChoice> =
+        list.iter().filter_map(|text| choice(section, "devices", text)).collect();
+    let exclusive = section.flag("exclusive", false);
+    let mut device = if is_written { None } else { Some(one.unwrap_or_default()) };
+    if is_written && section.is_written("device") {
+        let is_argument = |key| matches!(section.place(key), Place::Set { .. });
+        match (is_argument("device"), is_argument("devices")) {
+            (true, false) => (device, list) = (Some(one.unwrap_or_default()), Vec::new()),
+            (false, true) => {}
+            _ => section.report("devices", ProblemKind::BothDeviceKeys),
+        }
+    }
+    if device.is_none() && list.is_empty() {
+        // The list has a mistake, which is reported.
+        device = Some(DeviceChoice::FLEX);
+    }
+    DeviceSettings { device, devices: list, exclusive }
+}
+
+fn choice(section: &mut Section<'_>, key: &'static str, text: &str) -> Option<DeviceChoice> {
+    match text.parse::<DeviceChoice>() {
+        Ok(choice) if !choice.back_end.is_compiled_in() => {
+            section.report(key, DeviceError::NotCompiledIn { choice }.into());
+        }
+        Ok(choice) => return Some(choice),
+        Err(DeviceError::Unknown { name }) => {
+            section.report_unknown_word(key, &name, BackEnd::ALL.into_iter().map(BackEnd::name));
+        }
+        Err(error) => section.report(key, error.into()),
+    }
+    None
+}

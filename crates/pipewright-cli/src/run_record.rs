@@ -1,0 +1,212 @@
+//! Reads what a run has written into its folder: metrics, configuration and timelines.
+//!
+//! The run may still be under way, and other versions may have written it: unknown members of a line are ignored, and
+//! missing ones are `None` or empty. [`crate::run_folder`] writes the folder.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use pipewright_schedule::Timeline;
+use pipewright_schedule::measured::{TraceError, read_trace};
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::run_folder::{CONFIG, METRICS, TIMELINE, kept_timelines};
+
+/// The metrics of a step, as far as the line has them. JSON has no infinite numbers, so they may be null.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct StepMetrics {
+    /// The number of the step, from 1.
+    pub(crate) step: u64,
+    pub(crate) loss: Option<f64>,
+    pub(crate) total: Option<f64>,
+    pub(crate) validation_loss: Option<f64>,
+    pub(crate) grad_norm: Option<f64>,
+    pub(crate) learning_rate: Option<f64>,
+    pub(crate) tokens_per_second: Option<f64>,
+    pub(crate) step_ms: Option<f64>,
+    pub(crate) predicted_step_ms: Option<f64>,
+    pub(crate) elapsed_s: Option<f64>,
+    pub(crate) tokens: Option<f64>,
+    pub(crate) bubble_fraction: Option<f64>,
+    pub(crate) exposed_comm_fraction: Option<f64>,
+    #[serde(default)]
+    pub(crate) auxiliary: BTreeMap<String, Option<f64>>,
+    #[serde(default)]
+    pub(crate) bubble_per_rank: Vec<Option<f64>>,
+    #[serde(default)]
+    pub(crate) peak_bytes: Vec<Option<f64>>,
+}
+
+/// Why the results of a run cannot be read.
+#[derive(Debug, Error)]
+pub(crate) enum RunRecordError {
+    /// The path is not the folder of a run.
+    #[error(
+        "{}: not the folder of a run: it has neither {METRICS} nor {TIMELINE}; name the folder that `run.out` named",
+        path.display()
+    )]
+    NotARun {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A file cannot be read.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// A line of the metrics is broken.
+    #[error("{}:{line}: not the metrics of a step: {source}; correct or remove the line", path.display())]
+    Metrics {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The mistake and its column.
+        source: serde_json::Error,
+    },
+    /// The run has not written a timeline.
+    #[error(
+        "{}: the run has no timeline: {TIMELINE} is missing, which a run writes at its end; let it finish, or resume it",
+        path.display()
+    )]
+    NoTimeline {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A timeline is broken.
+    #[error("{}: {source}; remove the file", path.display())]
+    Timeline {
+        /// The file.
+        path: PathBuf,
+        /// The mistake.
+        source: TraceError,
+    },
+}
+
+/// The timeline of a step.
+pub(crate) struct RecordedTimeline {
+    pub(crate) step: u64,
+    pub(crate) timeline: Timeline,
+}
+
+/// Checks that a path is the folder of a run.
+pub(crate) fn require_run(run: &Path) -> Result<(), RunRecordError> {
+    let is_run = [METRICS, TIMELINE].iter().any(|name| run.join(name).is_file());
+    if is_run { Ok(()) } else { Err(RunRecordError::NotARun { path: run.to_owned() }) }
+}
+
+/// Returns the metrics of all steps in the order of the file. A last line without a line end is being written, so it
+/// is left out if it is incomplete.
+pub(crate) fn metrics(run: &Path) -> Result<Vec<StepMetrics>, RunRecordError> {
+    let path = run.join(METRICS);
+    let text = match fs::read(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.map_err(read_error(&path))?,
+    };
+    let text = String::from_utf8_lossy(&text);
+    let mut steps = Vec::new();
+    for (line, content) in (1..).zip(text.split_inclusive('\n')).filter(|(_, line)| !line.trim().is_empty()) {
+        match serde_json::from_str(content) {
+            Ok(step) => steps.push(step),
+            Err(_incomplete) if !content.ends_with('\n') => {}
+            Err(source) => return Err(RunRecordError::Metrics { path, line, source }),
+        }
+    }
+    Ok(steps)
+}
+
+/// Returns the text of the run's configuration; nothing if there is none.
+pub(crate) fn config_text(run: &Path) -> Result<String, RunRecordError> {
+    let path = run.join(CONFIG);
+    match fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
+        read => read.map_err(read_error(&path)),
+    }
+}
+
+/// Returns the files of all recorded timelines with their steps, in their order. The last step's file may be there
+/// twice, and is then listed once.
+pub(crate) fn timeline_files(run: &Path) -> Result<Vec<(u64, PathBuf)>, RunRecordError> {
+    let mut files = kept_timelines(run).map_err(read_error(run))?;
+    let last = run.join(TIMELINE);
+    if last.is_file() {
+        let newest = files.last().map_or(0, |(step, _)| *step);
+        let step = metrics(run)?.last().map_or(newest + 1, |metrics| metrics.step);
+        files.retain(|(other, _)| *other != step);
+        files.push((step, last));
+        files.sort_unstable();
+    }
+    Ok(files)
+}
+
+/// Reads all recorded timelines, in the order of their steps.
+pub(crate) fn timelines(run: &Path) -> Result<Vec<RecordedTimeline>, RunRecordError> {
+    let files = timeline_files(run)?;
+    if files.is_empty() {
+        return Err(RunRecordError::NoTimeline { path: run.to_owned() });
+    }
+    files
+        .into_iter()
+        .map(|(step, path)| Ok(RecordedTimeline { step, timeline: read_timeline(&path)? }))
+        .collect()
+}
+
+/// Reads one timeline.
+pub(crate) fn read_timeline(path: &Path) -> Result<Timeline, RunRecordError> {
+    let text = fs::read_to_string(path).map_err(read_error(path))?;
+    read_trace(&text).map_err(|source| RunRecordError::Timeline { path: path.to_owned(), source })
+}
+
+/// Returns a function for `map_err` that adds the path to a failed read.
+fn read_error(path: &Path) -> impl FnOnce(io::Error) -> RunRecordError {
+    move |source| RunRecordError::Read { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(metrics: &str) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        fs::write(folder.path().join(METRICS), metrics).expect("it takes files");
+        folder
+    }
+
+    #[test]
+    fn lines_may_have_more_or_fewer_members() {
+        let folder =
+            run("{\"step\":1,\"loss\":2.5,\"unknown\":[{}],\"auxiliary\":{\"moe_aux\":0.5},\"host_ms\":1}\n\
+             {\"step\":2,\"loss\":null,\"validation_loss\":3.5,\"peak_bytes\":[1,2]}\n{\"step\":3,\"lo");
+        let steps = metrics(folder.path()).expect("two lines and a part of one");
+        assert_eq!(steps.len(), 2);
+        assert_eq!(
+            (steps[0].loss, steps[0].auxiliary["moe_aux"], steps[0].grad_norm),
+            (Some(2.5), Some(0.5), None)
+        );
+        assert_eq!((steps[1].loss, steps[1].validation_loss), (None, Some(3.5)));
+        assert_eq!(steps[1].peak_bytes, [Some(1.0), Some(2.0)]);
+    }
+
+    #[test]
+    fn a_broken_line_is_named() {
+        let folder = run("{\"step\":1}\n\n{\"step\":}\n{\"step\":3}\n");
+        let message = metrics(folder.path()).expect_err("a broken line").to_string();
+        assert!(message.contains("metrics.jsonl:3: not the metrics of a step: expected value"), "{message}");
+    }
+
+    #[test]
+    fn a_folder_without_results_is_not_a_run() {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        assert!(matches!(require_run(folder.path()), Err(RunRecordError::NotARun { .. })));
+        let folder = run("");
+        assert!(require_run(folder.path()).is_ok());
+        let error = timelines(folder.path()).err().expect("no timeline").to_string();
+        assert!(error.contains("the run has no timeline: timeline.json is missing"), "{error}");
+    }
+}

@@ -1,0 +1,228 @@
+//! The data of the page.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pipewright_schedule::Timeline;
+use serde::Serialize;
+
+use crate::run_record::StepMetrics;
+use crate::run_report::groups::{Series, groups, series};
+
+/// A run as its folder shows it.
+pub(crate) struct RunSource {
+    /// The name by which the user refers to the run.
+    pub(crate) name: String,
+    pub(crate) steps: Vec<StepMetrics>,
+    /// The text of the configuration.
+    pub(crate) config: String,
+    /// The timeline of the last step.
+    pub(crate) timeline: Option<Timeline>,
+    pub(crate) links: RunLinks,
+}
+
+/// The files of a run that the page refers to, relative to the page.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct RunLinks {
+    /// The page that `pipewright view` made, if it is in the run's folder.
+    pub(crate) view: Option<String>,
+    /// The timelines for Perfetto, each with its step.
+    pub(crate) timelines: Vec<(u64, String)>,
+    /// The command that makes the page of the timelines.
+    pub(crate) command: String,
+}
+
+#[derive(Serialize)]
+pub(super) struct ReportData {
+    runs: Vec<RunData>,
+}
+
+#[derive(Serialize)]
+struct RunData {
+    name: String,
+    /// The last step of each group, the seconds and the tokens until its end.
+    steps: Vec<u64>,
+    seconds: Vec<Option<f64>>,
+    tokens: Vec<Option<f64>>,
+    series: BTreeMap<String, Series>,
+    /// The bubble and the peak memory of each rank.
+    bubble: Vec<Series>,
+    memory: Vec<Series>,
+    figures: Figures,
+    config: String,
+    links: RunLinks,
+}
+
+/// The figures of the whole run.
+#[derive(Serialize)]
+struct Figures {
+    steps: u64,
+    first_loss: Option<f64>,
+    /// The smallest loss and its step.
+    best_loss: Option<(f64, u64)>,
+    last_loss: Option<f64>,
+    validation_loss: Option<f64>,
+    tokens: Option<f64>,
+    seconds: Option<f64>,
+    /// Medians.
+    tokens_per_second: Option<f64>,
+    step_ms: Option<f64>,
+    predicted_step_ms: Option<f64>,
+    bubble: Option<f64>,
+    exposed: Option<f64>,
+    /// The share of the time in which each rank computes: the mean over the run, or that of the last step.
+    utilisation: Vec<f64>,
+    peak_bytes: Vec<f64>,
+}
+
+impl ReportData {
+    pub(super) fn of(runs: &[RunSource]) -> Self {
+        Self { runs: runs.iter().map(RunData::of).collect() }
+    }
+}
+
+impl RunData {
+    fn of(run: &RunSource) -> Self {
+        let steps = &run.steps;
+        let groups = groups(steps.len());
+        let at_end = |value: fn(&StepMetrics) -> Option<f64>| -> Vec<Option<f64>> {
+            groups.iter().map(|&(_, last)| value(&steps[last])).collect()
+        };
+        let of_ranks = |values: fn(&StepMetrics) -> &[Option<f64>]| -> Vec<Series> {
+            let ranks = steps.iter().map(|step| values(step).len()).max().unwrap_or(0);
+            let of_rank = |rank| series(&groups, |step| values(&steps[step]).get(rank).copied().flatten());
+            (0..ranks).map(of_rank).collect()
+        };
+        Self {
+            name: run.name.clone(),
+            steps: groups.iter().map(|&(_, last)| steps[last].step).collect(),
+            seconds: at_end(|step| step.elapsed_s),
+            tokens: at_end(|step| step.tokens),
+            series: all_series(steps, &groups),
+            bubble: of_ranks(|step| &step.bubble_per_rank),
+            memory: of_ranks(|step| &step.peak_bytes),
+            figures: Figures::of(run),
+            config: run.config.clone(),
+            links: run.links.clone(),
+        }
+    }
+}
+
+/// Returns every value that occurs in the steps, by its name.
+fn all_series(steps: &[StepMetrics], groups: &[(usize, usize)]) -> BTreeMap<String, Series> {
+    type Value = fn(&StepMetrics) -> Option<f64>;
+    let named: [(&str, Value); 10] = [
+        ("loss", |step| step.loss),
+        ("total", |step| step.total),
+        ("validation_loss", |step| step.validation_loss),
+        ("grad_norm", |step| step.grad_norm),
+        ("learning_rate", |step| step.learning_rate),
+        ("tokens_per_second", |step| step.tokens_per_second),
+        ("step_ms", |step| step.step_ms),
+        ("predicted_step_ms", |step| step.predicted_step_ms),
+        ("bubble_fraction", |step| step.bubble_fraction),
+        ("exposed_comm_fraction", |step| step.exposed_comm_fraction),
+    ];
+    let named = named.map(|(name, value)| (name.to_owned(), series(groups, |step| value(&steps[step]))));
+    let names: BTreeSet<&String> = steps.iter().flat_map(|step| step.auxiliary.keys()).collect();
+    let auxiliary = names.into_iter().map(|name| {
+        (
+            format!("auxiliary {name}"),
+            series(groups, |step| steps[step].auxiliary.get(name).copied().flatten()),
+        )
+    });
+    named.into_iter().chain(auxiliary).filter(|(_, series)| series.has_values()).collect()
+}
+
+impl Figures {
+    fn of(run: &RunSource) -> Self {
+        let steps = &run.steps;
+        let last_of = |value: fn(&StepMetrics) -> Option<f64>| steps.iter().rev().find_map(value);
+        let losses = steps.iter().filter_map(|step| Some((step.loss?, step.step)));
+        // The first steps are slower than all others, so medians describe the run better than means.
+        let median_of =
+            |value: fn(&StepMetrics) -> Option<f64>| median(steps.iter().filter_map(value).collect());
+        Self {
+            steps: steps.last().map_or(0, |step| step.step),
+            first_loss: steps.iter().find_map(|step| step.loss),
+            best_loss: losses.min_by(|one, other| one.0.total_cmp(&other.0)),
+            last_loss: last_of(|step| step.loss),
+            validation_loss: last_of(|step| step.validation_loss),
+            tokens: last_of(|step| step.tokens),
+            seconds: last_of(|step| step.elapsed_s),
+            tokens_per_second: median_of(|step| step.tokens_per_second),
+            step_ms: median_of(|step| step.step_ms),
+            predicted_step_ms: median_of(|step| step.predicted_step_ms),
+            bubble: median_of(|step| step.bubble_fraction),
+            exposed: median_of(|step| step.exposed_comm_fraction),
+            utilisation: utilisation(run),
+            peak_bytes: peaks(steps),
+        }
+    }
+}
+
+fn utilisation(run: &RunSource) -> Vec<f64> {
+    let last = run.steps.last().map_or(&[][..], |step| &step.bubble_per_rank);
+    let of_rank = |rank| {
+        let bubbles = run.steps.iter().filter_map(|step| step.bubble_per_rank.get(rank).copied().flatten());
+        median(bubbles.collect()).map_or(0.0, |bubble| 1.0 - bubble)
+    };
+    match &run.timeline {
+        Some(timeline) if last.is_empty() => {
+            timeline.bubble_per_rank().iter().map(|bubble| 1.0 - bubble).collect()
+        }
+        _ => (0..last.len()).map(of_rank).collect(),
+    }
+}
+
+/// Returns the most bytes that each rank of the last step held in any step with as many ranks.
+fn peaks(steps: &[StepMetrics]) -> Vec<f64> {
+    let ranks = steps.last().map_or(0, |step| step.peak_bytes.len());
+    let comparable = || steps.iter().filter(move |step| step.peak_bytes.len() == ranks);
+    let peak = |rank: usize| comparable().filter_map(|step| step.peak_bytes[rank]).fold(0.0, f64::max);
+    (0..ranks).map(peak).collect()
+}
+
+/// Returns the median, the upper of two.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    let middle = values.len() / 2;
+    (!values.is_empty()).then(|| *values.select_nth_unstable_by(middle, f64::total_cmp).1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_summarized() {
+        let line = |text: &str| serde_json::from_str(text).expect("metrics");
+        let steps = vec![
+            line(
+                "{\"step\":1,\"loss\":4.0,\"step_ms\":90,\"peak_bytes\":[1,9],\"bubble_per_rank\":[0.5,0.25]}",
+            ),
+            line(
+                "{\"step\":2,\"loss\":2.0,\"step_ms\":30,\"validation_loss\":3.0,\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
+            ),
+            line(
+                "{\"step\":3,\"loss\":3.0,\"step_ms\":31,\"auxiliary\":{\"moe_z\":0.5},\"peak_bytes\":[2,8],\"bubble_per_rank\":[0.25,0.5]}",
+            ),
+        ];
+        let source = RunSource {
+            name: "a".to_owned(),
+            steps,
+            config: String::new(),
+            timeline: None,
+            links: RunLinks::default(),
+        };
+        let data = serde_json::to_value(ReportData::of(&[source])).expect("JSON");
+        let run = &data["runs"][0];
+        assert_eq!(run["figures"]["best_loss"], serde_json::json!([2.0, 2]));
+        assert_eq!(
+            (run["figures"]["step_ms"].as_f64(), run["figures"]["validation_loss"].as_f64()),
+            (Some(31.0), Some(3.0))
+        );
+        assert_eq!(run["figures"]["utilisation"], serde_json::json!([0.75, 0.5]));
+        assert_eq!(run["figures"]["peak_bytes"], serde_json::json!([2.0, 9.0]));
+        assert_eq!(run["series"]["auxiliary moe_z"]["mean"], serde_json::json!([null, null, 0.5]));
+        assert!(run["series"].get("total").is_none(), "{run}");
+    }
+}

@@ -1,0 +1,45 @@
+
+// Makes the charts and connects the controls.
+
+const auxiliary = [...new Set(runs.flatMap((run) => Object.keys(run.series)))].filter((key) => key.startsWith("auxiliary "));
+const line = (name, key, dash = "") => ({ name, key, dash });
+const specs = [
+  { title: "Loss", note: "nats per token; dashed: validation, dotted: total", canBeLog: true, format: short,
+    lines: [line("training", "loss"), line("validation", "validation_loss", "7 4"), line("total", "total", "2 3")] },
+  { title: "Gradient norm", note: "before clipping", format: short, canBeLog: true, lines: [line("gradient norm", "grad_norm")] },
+  { title: "Throughput", note: "tokens per second", format: short, isFromZero: true, lines: [line("tokens per second", "tokens_per_second")] },
+  { title: "Step time", note: "dashed: predicted", format: milliseconds, isFromZero: true, lines: [line("measured", "step_ms"), line("predicted", "predicted_step_ms", "7 4")] },
+  { title: "Bubble", note: "mean of ranks; dashed: only communication", format: percent, isFromZero: true,
+    lines: [line("bubble", "bubble_fraction"), line("only communication", "exposed_comm_fraction", "7 4")] },
+  { title: "Learning rate", format: (value) => value > 0 && value < 0.01 ? value.toExponential(1) : significant(value, 3), isFromZero: true, lines: [line("learning rate", "learning_rate")] },
+  ...auxiliary.map((key) => ({ title: key.replace("auxiliary ", "Auxiliary loss "), format: short, lines: [line(key, key)] })),
+];
+
+const hasLine = ({ lines }) => runs.some((run) => lines.some(({ key }) => run.series[key]));
+// A note says what the dashes mean, so it is left out if there is no second line.
+const withNote = (spec) => {
+  const present = spec.lines.filter(({ key }) => runs.some((run) => run.series[key]));
+  const parts = (spec.note ?? "").split(/; |, /).filter((part) => !/^(dashed|dotted): /.test(part) || present.some(({ name }) => part.endsWith(name)));
+  return { ...spec, note: parts.join(", "), lines: present };
+};
+
+const drawAll = () => charts.forEach((chart) => chart.draw());
+
+function listen() {
+  document.getElementById("axis").addEventListener("change", ({ target }) => { chosen.axis = target.value; drawAll(); });
+  document.getElementById("log").addEventListener("change", ({ target }) => { chosen.log = target.checked; drawAll(); });
+  document.getElementById("smooth").addEventListener("input", ({ target }) => { chosen.smooth = +target.value; drawAll(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showRanks);
+  new ResizeObserver(drawAll).observe(document.getElementById("charts"));
+}
+
+document.getElementById("title").textContent = runs.length === 1 ? runs[0].name : `${runs.length} runs`;
+document.title = (runs.length === 1 ? runs[0].name : `${runs.length} runs`) + " \u2013 Pipewright";
+document.getElementById("runs").replaceChildren(...(runs.length > 1 ? runNames() : []));
+document.getElementById("charts").append(...specs.filter(hasLine).map((spec) => new Chart(withNote(spec)).figure));
+showFigures();
+showRanks();
+showTimelines();
+showConfig();
+drawAll();
+listen();

@@ -1,0 +1,125 @@
+
+// The tables: the figures of all runs side by side, the ranks of each run, the links, and the configurations.
+
+const cell = (text, isNumber = true) => element("td", { className: isNumber ? "number" : "" }, text);
+const rowHead = (text) => element("th", { scope: "row" }, text);
+
+function runNames() {
+  return runs.map((run, index) => {
+    const mark = element("span", { className: "line" });
+    mark.style.borderColor = colourOf(index);
+    mark.style.borderTopStyle = dashOf(index) ? "dashed" : "solid";
+    return element("li", {}, mark, run.name);
+  });
+}
+
+// Returns how far a time is from a prediction.
+function difference(measured, predicted) {
+  const share = (measured / predicted - 1) * 100;
+  return `${milliseconds(predicted)} (measured ${share < 0 ? "\u2212" : "+"}${Math.abs(share).toFixed(1)} %)`;
+}
+
+function figureRows() {
+  const format = (value, text) => value === null || value === undefined ? null : text(value), loss = (value) => value.toFixed(4);
+  const mean = (values) => values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
+  return [
+    ["steps", ({ steps }) => grouped(steps)],
+    ["first loss", ({ first_loss }) => format(first_loss, loss)],
+    ["best loss", ({ best_loss }) => format(best_loss, ([value, step]) => `${loss(value)} (step ${grouped(step)})`)],
+    ["last loss", ({ last_loss }) => format(last_loss, loss)],
+    ["last validation loss", ({ validation_loss }) => format(validation_loss, loss)],
+    ["tokens", ({ tokens }) => format(tokens, grouped)],
+    ["time", ({ seconds }) => format(seconds, clock)],
+    ["tokens per second, median", ({ tokens_per_second }) => format(tokens_per_second, grouped)],
+    ["step, median", ({ step_ms }) => format(step_ms, milliseconds)],
+    ["step, predicted", ({ step_ms, predicted_step_ms }) => format(predicted_step_ms, (value) => difference(step_ms, value))],
+    ["bubble, median", ({ bubble }) => format(bubble, percent)],
+    ["only communication, median", ({ exposed }) => format(exposed, percent)],
+    ["utilisation, mean of ranks", ({ utilisation }) => format(mean(utilisation), percent)],
+    ["memory, largest rank", ({ peak_bytes }) => peak_bytes.some((held) => held > 0) ? bytes(Math.max(...peak_bytes)) : null],
+  ];
+}
+
+function showFigures() {
+  const head = element("tr", {}, element("td", {}), ...runs.map(({ name }) => element("th", { scope: "col" }, name)));
+  const rows = figureRows().map(([name, text]) => [name, runs.map(({ figures }) => text(figures))]);
+  document.getElementById("figures").classList.toggle("single", runs.length === 1);
+  const present = rows.filter(([, texts]) => texts.some((text) => text !== null));
+  document.getElementById("figures").replaceChildren(element("thead", {}, head),
+    element("tbody", {}, ...present.map(([name, texts]) => element("tr", {}, rowHead(name), ...texts.map((text) => cell(text ?? "\u2013", false))))));
+}
+
+// Returns a table with a bar for each rank.
+function rankTable(title, values, text, most) {
+  const bar = (value) => {
+    const made = element("i", {});
+    made.style.width = 100 * value / (most || 1) + "%";
+    return element("td", { className: "bar" }, made);
+  };
+  const rows = values.map((value, rank) => element("tr", {}, rowHead("rank " + rank), cell(text(value)), bar(value)));
+  return element("div", {}, element("table", {}, element("caption", {}, title), element("tbody", {}, ...rows)));
+}
+
+// Draws the bubble of each rank over the steps: a row for each rank, the darker the more idle.
+function heatMap(run) {
+  const height = Math.min(Math.max(run.bubble.length * 16, 32), 320), canvas = element("canvas", { width: run.steps.length, height: run.bubble.length });
+  canvas.style.height = height + "px";
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", "Bubble of each rank over the steps");
+  const paint = canvas.getContext("2d"), most = Math.max(...run.bubble.flatMap(({ mean }) => mean.filter((value) => value !== null)), 0.01);
+  const ink = getComputedStyle(document.documentElement).getPropertyValue("--bar");
+  run.bubble.forEach(({ mean }, rank) => mean.forEach((value, at) => {
+    if (value === null) return;
+    paint.globalAlpha = value / most;
+    paint.fillStyle = ink;
+    paint.fillRect(at, rank, 1, 1);
+  }));
+  const words = `Bubble of each rank, from rank 0 at the top, over the steps. Empty: 0 %, full colour: ${percent(most)}.`;
+  return element("div", { className: "heat" }, element("p", {}, words), canvas);
+}
+
+function showRanks() {
+  document.getElementById("ranks").replaceChildren(...runs.map((run) => {
+    const { utilisation, peak_bytes } = run.figures;
+    return element("div", { className: "run-ranks" }, element("h3", {}, run.name),
+      utilisation.length ? rankTable("utilisation", utilisation, percent, 1) : null,
+      peak_bytes.some((held) => held > 0) ? rankTable("most memory", peak_bytes, bytes, Math.max(...peak_bytes)) : null,
+      run.bubble.length ? heatMap(run) : null);
+  }));
+}
+
+function showTimelines() {
+  document.getElementById("timelines").replaceChildren(...runs.map(({ name, links }) => {
+    const files = links.timelines.map(([step, href]) => element("a", { href, download: "" }, `step ${grouped(step)}`));
+    const view = links.view ? element("p", {}, element("a", { href: links.view }, "predicted and measured timelines"), " in this browser") : null;
+    return element("div", {}, element("h3", {}, name), view,
+      element("p", {}, links.view ? "To make this page again: " : "To see and explain them in a browser: ", element("code", {}, links.command)),
+      files.length ? element("p", {}, "For Perfetto: ", ...files) : element("p", {}, "The run has not written a timeline yet."));
+  }));
+}
+
+// Reads a configuration as a list of keys with their sections.
+function keysOf(config) {
+  const keys = new Map();
+  let section = "";
+  for (const line of config.split("\n")) {
+    const head = /^\[(.+)\]$/.exec(line.trim()), entry = /^([\w.-]+)\s*=\s*(.*)$/.exec(line.trim());
+    if (head) section = head[1] + ".";
+    else if (entry) keys.set(section + entry[1], entry[2]);
+  }
+  return keys;
+}
+
+// Shows the keys that differ between the runs, and each configuration as a whole.
+function showConfig() {
+  const all = runs.map(({ config }) => keysOf(config)), names = [...new Set(all.flatMap((keys) => [...keys.keys()]))];
+  const differs = names.filter((name) => new Set(all.map((keys) => keys.get(name))).size > 1), nodes = [];
+  if (runs.length > 1) {
+    const head = element("tr", {}, element("td", {}), ...runs.map(({ name }) => element("th", { scope: "col" }, name)));
+    const rows = differs.map((name) => element("tr", {}, rowHead(name), ...all.map((keys) => cell(keys.get(name) ?? "\u2013", false))));
+    nodes.push(element("h3", {}, "Differences"), rows.length ? element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)) : element("p", {}, "None."));
+  }
+  for (const { name, config } of runs)
+    nodes.push(element("details", { open: runs.length === 1 }, element("summary", {}, name), element("pre", {}, config || "The run has no configuration.")));
+  document.getElementById("config").replaceChildren(...nodes);
+}

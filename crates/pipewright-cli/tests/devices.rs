@@ -1,0 +1,136 @@
+//! The command `devices`, and runs on a device that is not the processor, through the binary.
+//!
+//! Runs need the feature `wgpu` and a Vulkan adapter that computes on the processor. Without such an adapter they print
+//! a message and pass, unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
+
+#[expect(dead_code, reason = "the tests of this file use a part of it")]
+mod run;
+
+use run::Run;
+
+fn refuse(arguments: &[&str], expected: &[&str]) {
+    let output = Run::new().command(arguments);
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {words}");
+    for part in expected {
+        assert!(words.contains(part), "{arguments:?}: {words}");
+    }
+}
+
+#[test]
+fn the_processor_is_listed() {
+    let output = Run::new().command(&["devices"]);
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut lines = table.lines();
+    assert!(lines.next().is_some_and(|line| line.starts_with("device ")), "{table}");
+    let processor = lines.next().unwrap_or_default();
+    assert!(processor.starts_with("flex ") && processor.contains("iB"), "{table}");
+    #[cfg(not(feature = "cuda"))]
+    assert!(table.contains("not in this build: cuda, ") && table.contains("--features cuda"), "{table}");
+}
+
+#[test]
+fn devices_that_cannot_be_used_are_refused() {
+    refuse(&["check", "small.toml", "--set", "run.device=flexx"], &["did you mean `flex`?"]);
+    #[cfg(not(feature = "cuda"))]
+    refuse(&["train", "small.toml", "--set", "run.device=cuda"], &["cargo build --release --features cuda"]);
+    let both = ["check", "small.toml", "--set", "run.device=flex", "--set", "run.devices=[\"flex\"]"];
+    refuse(&both, &["`device` and `devices` are both written", "remove one of them"]);
+    let shared = ["check", "small.toml", "--set", "run.exclusive=true"];
+    refuse(&shared, &["2 ranks need a device each, and there are 1"]);
+}
+
+#[test]
+fn an_argument_replaces_the_other_key_of_the_file() {
+    let run = Run::new();
+    run.train(&["run.steps=2", "run.devices=[\"flex\", \"flex\"]"]);
+    run.resume(&["run.steps=3", "run.device=flex"]);
+    let config = std::fs::read_to_string(run.path("out/config.toml")).expect("the run's configuration");
+    assert!(config.contains("device = \"flex\"") && !config.contains("devices"), "{config}");
+    assert_eq!(run.figures().len(), 3);
+}
+
+#[cfg(feature = "wgpu")]
+mod on_a_device {
+    use std::sync::OnceLock;
+
+    use pipewright::device::{DeviceChoice, Devices};
+
+    use super::{Run, refuse};
+
+    const DEVICE: &str = "wgpu:cpu";
+
+    /// Returns whether the tested device is there.
+    fn is_there() -> bool {
+        static IS_THERE: OnceLock<bool> = OnceLock::new();
+        *IS_THERE.get_or_init(|| match Devices::open(&[DEVICE.parse::<DeviceChoice>().expect("a device")]) {
+            Ok(_) => true,
+            Err(error) if std::env::var_os("PIPEWRIGHT_REQUIRE_DEVICE").is_some() => panic!("{error}"),
+            Err(error) => {
+                println!("not tested: {error}");
+                false
+            }
+        })
+    }
+
+    fn close(found: &Run, expected: &Run) {
+        let (found, expected) = (found.figures(), expected.figures());
+        assert_eq!(found.len(), expected.len());
+        for ((step, loss, norm), (_, expected_loss, expected_norm)) in found.iter().zip(&expected) {
+            for (found, expected, within) in [(loss, expected_loss, 2e-5), (norm, expected_norm, 2e-4)] {
+                let [found, expected] = [found, expected].map(|text| text.parse::<f64>().expect("a number"));
+                assert!((found - expected).abs() <= within * expected, "step {step}: {found} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_device_is_listed_with_its_name() {
+        if !is_there() {
+            return;
+        }
+        let output = Run::new().command(&["devices", "--format", "json"]);
+        let list: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let found = list.as_array().into_iter().flatten().find(|device| device["device"] == DEVICE);
+        let device = found.unwrap_or_else(|| panic!("{list:#}"));
+        assert!(device["name"].as_str().is_some_and(|name| !name.is_empty()), "{device:#}");
+        assert_eq!((&device["back_end"], &device["copies_directly"]), (&"wgpu".into(), &false.into()));
+    }
+
+    #[test]
+    fn a_run_moves_between_the_processor_and_a_device() {
+        if !is_there() {
+            return;
+        }
+        let on_device = format!("run.device={DEVICE}");
+        let (moved, stays) = (Run::new(), Run::new());
+        stays.train(&["run.steps=6"]);
+        moved.train(&["run.steps=6", &on_device, "run.checkpoint_every=2"]);
+        close(&moved, &stays);
+        // Back to the checkpoint of step 2, which the device wrote, and on with the processor.
+        let output = moved.command(&[
+            "resume",
+            "out/checkpoints/step-00000002",
+            "--set",
+            "run.steps=4",
+            "--set",
+            "run.device=flex",
+        ]);
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        // The last steps run on both: the processor wrote the checkpoint.
+        moved.resume(&["run.steps=6", &format!("run.devices=[\"flex\", \"{DEVICE}\"]"), "pipeline.ranks=2"]);
+        close(&moved, &stays);
+        let output = moved.command(&["export", "out", "model"]);
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(moved.path("model/model.safetensors").exists());
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_refused_with_those_that_are() {
+        if !is_there() {
+            return;
+        }
+        let expected = ["the device `wgpu:7` is not there; there is `flex` (processor), ", "`wgpu:cpu` ("];
+        refuse(&["train", "small.toml", "--set", "run.device=wgpu:7"], &expected);
+    }
+}

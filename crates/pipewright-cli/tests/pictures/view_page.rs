@@ -1,0 +1,178 @@
+//! Tests of the page of `view` for a schedule: causes, critical path, search, keys, and the what-if panel.
+
+use crate::browser::Browser;
+use crate::made::{Made, pipewright};
+
+const SMALL: &str = "1f1b --ranks 4 --microbatches 8 --cost F=1,I=1,W=1,hop=0.25";
+
+fn open(arguments: &str, width: u32) -> Option<(Made, Browser)> {
+    let made = Made::view(arguments);
+    let browser = Browser::open(&made.path(), width, 800)?;
+    Some((made, browser))
+}
+
+impl Browser {
+    /// Clicks on the lane of a rank at a time.
+    fn click_at(&mut self, rank: u32, seconds: f64) {
+        let lane = format!("rowOf({rank})");
+        let y = self.number(&format!(
+            "plot.getBoundingClientRect().y + axisHeight + ({lane}.top + {lane}.bottom) / 2"
+        ));
+        let x =
+            self.number(&format!("plot.getBoundingClientRect().x + gutter + xOf({seconds} / data.quantum)"));
+        self.click([x, y], 1);
+    }
+}
+
+/// Returns the makespan that `simulate` prints.
+fn makespan(arguments: &str) -> f64 {
+    let text = pipewright(format!("simulate {arguments} --format json").split(' ').map(std::ffi::OsStr::new));
+    let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    value["makespan"].as_f64().expect("a number")
+}
+
+#[test]
+fn the_page_loads_nothing_and_fits() {
+    let Some((_made, mut browser)) = open(SMALL, 1400) else { return };
+    assert!(browser.requests().is_empty());
+    for width in [800, 1400] {
+        browser.resize(width, 900);
+        browser.frame();
+        assert!(browser.holds("document.documentElement.scrollWidth <= innerWidth"), "at {width}");
+        assert!(browser.holds("plot.clientHeight >= 250 && span() === whole"), "at {width}");
+    }
+    assert!(browser.holds("document.documentElement.scrollHeight <= innerHeight"));
+    let texts = browser.texts();
+    for text in ["rank 0", "rank 3", "predicted"] {
+        assert!(texts.iter().any(|drawn| drawn == text), "{texts:?}");
+    }
+}
+
+#[test]
+fn every_bubble_names_its_cause_and_the_chain_ends_at_the_start() {
+    for name in ["1f1b", "zbvzerobubble", "interleaved1f1b", "dualpipev"] {
+        let Some((_made, mut browser)) =
+            open(&format!("{name} --ranks 4 --microbatches 8 --cost hop=0.25"), 1000)
+        else {
+            return;
+        };
+        // Every bubble but those at the end of a rank waits for a message, and each chain leads back to time 0.
+        let wrong = "bubblesOf(predictedSource).filter(({ lane, next }) => next >= 0 && causeOf(lane, next).via !== 'message').length";
+        assert_eq!(browser.number(wrong), 0.0, "{name}");
+        let ends = "bubblesOf(predictedSource).filter(({ next }) => next >= 0).map(({ lane, next }) => chainTo(lane, next).at(-1))
+            .every(({ lane, at, cause }) => cause.via === 'start' && lane.cells.start[at] === 0)";
+        assert!(browser.holds(ends), "{name}");
+        assert!(browser.number("bubblesOf(predictedSource).length") > 4.0, "{name}");
+        // The parts of the critical path add up to the whole step.
+        let sum = "[...timesOf(criticalPath(predictedSource)).values()].reduce((sum, time) => sum + time, 0) / predictedSource.end";
+        assert!((browser.number(sum) - 1.0).abs() < 1e-6, "{name}");
+    }
+}
+
+#[test]
+fn clicking_a_bubble_explains_it_and_escape_returns() {
+    let Some((_made, mut browser)) = open(SMALL, 1400) else { return };
+    assert!(browser.text("#why").contains("Why it takes 34.5 s"), "{}", browser.text("#why"));
+    // Rank 2 waits for the first microbatch, which passes ranks 0 and 1.
+    browser.click_at(2, 1.0);
+    let text = browser.text("#why");
+    assert!(text.contains("Bubble of 2.5 s on rank 2"), "{text}");
+    assert!(text.contains("It needs its input: the message of 1F0 from rank 1."), "{text}");
+    assert!(text.contains("That action ends at 2.25 s; the message takes 0.25 s."), "{text}");
+    assert!(text.contains("rank 0 0F0: 0 s to 1 s, at the start of the step"), "{text}");
+    // A link in the chain leads to the action.
+    browser.click_on("#why .chain .go");
+    assert!(browser.text("#why h2").contains("2F0 on rank 2"));
+    browser.key("Escape", "");
+    assert!(browser.text("#why").contains("Why it takes"));
+    // The end of a rank's work has its own words.
+    browser.click_at(3, 34.0);
+    assert!(
+        browser.text("#why").contains("The rank has no work left. The step ends when 0B7 on rank 0 ends.")
+    );
+}
+
+#[test]
+fn hovering_a_bubble_says_what_it_waits_for() {
+    let Some((_made, mut browser)) = open(SMALL, 1400) else { return };
+    let y = browser.number("plot.getBoundingClientRect().y + axisHeight + rowOf(1).top + 8");
+    let x = browser.number("plot.getBoundingClientRect().x + gutter + xOf(0.5 / data.quantum)");
+    browser.mouse("mouseMoved", [x, y], false, 0);
+    browser.frame();
+    let tip = browser.text("#tip");
+    assert!(tip.contains("bubble of 1.25 s: 1F0 waits for the message of 0F0 from rank 0"), "{tip}");
+}
+
+#[test]
+fn search_and_keys_find_actions_and_bubbles() {
+    let Some((_made, mut browser)) = open(SMALL, 1400) else { return };
+    browser.key("/", "/");
+    assert!(browser.holds("document.activeElement.id === 'search' && document.activeElement.value === ''"));
+    for letter in ["2", "f", "3"] {
+        browser.key(letter, letter);
+    }
+    assert_eq!(browser.text("#found"), "1 of 1");
+    assert!(browser.text("#why h2").contains("2F3 on rank 2"));
+    browser.enter("#search", "microbatch 5");
+    assert_eq!(browser.text("#found"), "1 of 8");
+    browser.key("Enter", "\r");
+    assert_eq!(browser.text("#found"), "2 of 8");
+    browser.enter("#search", "9F9");
+    assert_eq!(browser.text("#found"), "nothing found");
+    browser.key("Escape", "");
+    browser.key("b", "b");
+    let longest = browser.text("#why h2");
+    assert!(longest.starts_with("Bubble of "), "{longest}");
+    browser.key("b", "b");
+    assert_ne!(
+        browser.number("selected.from * 100 + selected.lane.rank"),
+        browser.number("bubblesOf(predictedSource)[0].from * 100 + bubblesOf(predictedSource)[0].lane.rank")
+    );
+    browser.key("0", "0");
+    browser.click_at(0, 0.5);
+    browser.key(".", ".");
+    assert!(browser.text("#why h2").contains("0F1 on rank 0"));
+    browser.key("Escape", "");
+    assert!(browser.holds("chainsToDraw().length === 1"), "the critical path is shown");
+    browser.key("c", "c");
+    assert!(browser.holds("chainsToDraw().length === 0"));
+    let before = browser.holds("view.showsMemory");
+    browser.key("m", "m");
+    assert_ne!(browser.holds("view.showsMemory"), before);
+}
+
+#[test]
+fn the_what_if_panel_simulates_as_the_command_does() {
+    let Some((_made, mut browser)) = open(SMALL, 1400) else { return };
+    let mut check = |selector: &str, value: &str, arguments: &str| {
+        browser.enter(selector, value);
+        let found = browser.number("whatIfSource.end * data.quantum");
+        let expected = makespan(arguments);
+        assert!((found / expected - 1.0).abs() < 1e-9, "{selector}={value}: {found}, not {expected}");
+        assert!(browser.text("#whatif-outcome").contains("step"), "{selector}");
+        assert!(browser.holds("ranks.length === 8 && ranks[1].tag === 'what if'"), "each rank has two lanes");
+    };
+    check("#whatif-F", "50", "1f1b --ranks 4 --microbatches 8 --cost F=0.5,I=1,W=1,hop=0.25");
+    check("#whatif-hop", "1", "1f1b --ranks 4 --microbatches 8 --cost F=0.5,I=1,W=1,hop=1");
+    check("#whatif-microbatches", "13", "1f1b --ranks 4 --microbatches 13 --cost F=0.5,I=1,W=1,hop=1");
+    browser.click_on("#whatif-reset");
+    assert!(browser.holds("whatIfSource === null && ranks.length === 4"));
+    // One stage alone.
+    browser.enter("#whatif-stage", "2");
+    browser.enter("#whatif-B", "200");
+    let found = browser.number("whatIfSource.end * data.quantum");
+    let expected = makespan("1f1b --ranks 4 --microbatches 8 --cost F=1,B=2:2:4:2,hop=0.25");
+    assert!((found / expected - 1.0).abs() < 1e-9, "{found}, not {expected}");
+}
+
+#[test]
+fn screen_readers_get_names_and_the_table() {
+    let Some((_made, mut browser)) = open(SMALL, 1000) else { return };
+    let nodes = browser.accessible();
+    let says = |role: &str, text: &str| nodes.iter().any(|node| node.0 == role && node.1.contains(text));
+    assert!(says("image", "Timeline of each rank") && says("cell", "0F0 0F1"), "{nodes:?}");
+    assert!(
+        says("searchbox", "Search") && says("checkbox", "critical path") && says("spinbutton", "F forward"),
+        "{nodes:?}"
+    );
+}

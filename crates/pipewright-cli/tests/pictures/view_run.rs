@@ -1,0 +1,121 @@
+//! Tests of `view` for the folder of a run: a short training, and folders that are not complete.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+use crate::browser::Browser;
+
+#[path = "../scratch/mod.rs"]
+mod scratch;
+
+fn pipewright(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("pipewright"));
+    command.current_dir(folder).args(arguments).output().expect("the binary starts")
+}
+
+/// Trains a small model on two ranks.
+pub(crate) fn trained(set: &[&str]) -> TempDir {
+    let folder = scratch::folder(&scratch::small(2, 4, 12));
+    let set = set.iter().flat_map(|set| ["--set", set]);
+    let output =
+        pipewright(folder.path(), &["train", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    folder
+}
+
+fn check_error(folder: &Path, arguments: &[&str], expected: &str) {
+    let output = pipewright(folder, arguments);
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {words}");
+    assert!(words.contains(expected), "{words}");
+}
+
+#[test]
+fn a_run_keeps_timelines_and_its_page_shows_them() {
+    let folder = trained(&["run.timelines=3"]);
+    let kept: Vec<String> = fs::read_dir(folder.path().join("out/timelines"))
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    for step in ["step-00000001.json", "step-00000004.json", "step-00000008.json", "step-00000012.json"] {
+        assert!(kept.contains(&step.to_owned()), "{kept:?}");
+    }
+    let output = pipewright(folder.path(), &["view", "out", "-o", "view.html"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let Some(mut browser) = Browser::open(&folder.path().join("view.html"), 1400, 900) else { return };
+    assert!(browser.requests().is_empty());
+    let texts = browser.texts();
+    assert!(
+        texts.iter().any(|text| text == "measured") && texts.iter().any(|text| text == "predicted"),
+        "{texts:?}"
+    );
+    assert!(browser.holds(
+        "ranks.length === 4 && data.view.steps.at(-1).step === 12 && stepAt === data.view.steps.length - 1"
+    ));
+    // No message of a measured step arrives before it is sent, and the prediction has the measured costs.
+    assert!(browser.holds("data.unit === 'bytes' && peak > 100"), "memory is counted in bytes");
+    let ratio = browser.number("predictedSource.end / measuredSource().end");
+    assert!(ratio > 0.02 && ratio < 50.0, "{ratio}");
+    assert!(browser.text("#figures").contains("step 12 "), "{}", browser.text("#figures"));
+    browser.key("[", "[");
+    assert!(browser.holds("measuredSource().step === data.view.steps.at(-2).step"));
+    browser.enter("#step", "0");
+    assert!(browser.text("#step-name").starts_with("step 1, number 1 of "), "{}", browser.text("#step-name"));
+    browser.click_on("#show-predicted");
+    assert!(browser.holds("ranks.length === 2 && ranks.every(({ tag }) => tag === 'measured')"));
+    // The schedule is known from the configuration, so other numbers of microbatches can be simulated.
+    browser.enter("#whatif-microbatches", "8");
+    assert!(browser.holds("whatIfSource.end > predictedSource.end"));
+    let path = "criticalPath(measuredSource())";
+    assert!(browser.holds(&format!("{path}.length > 3 && {path}.at(-1).cause.via === 'start'")));
+}
+
+#[test]
+fn replicas_share_the_prediction() {
+    let folder = trained(&["mesh.data_parallel=2"]);
+    let output = pipewright(folder.path(), &["view", "out", "-o", "view.html"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let Some(mut browser) = Browser::open(&folder.path().join("view.html"), 1000, 900) else { return };
+    assert!(browser.holds("ranks.length === 6 && measuredSource().lanes.length === 4"));
+    assert!(browser.holds("measuredSource().lanes.map(({ replica }) => replica).join() === '0,0,1,1'"));
+    assert!(browser.holds("criticalPath(measuredSource()).length > 3"));
+}
+
+#[test]
+fn folders_that_are_no_complete_run_are_refused() {
+    let folder = tempfile::tempdir().expect("a scratch folder");
+    let out = folder.path().join("out");
+    fs::create_dir(&out).expect("a folder");
+    for command in ["view", "report"] {
+        check_error(
+            folder.path(),
+            &[command, "out"],
+            "out: not the folder of a run: it has neither metrics.jsonl",
+        );
+    }
+    fs::write(out.join("metrics.jsonl"), "{\"step\":1,\"loss\":2.0}\n").expect("a file");
+    check_error(folder.path(), &["view", "out"], "out: the run has no timeline: timeline.json is missing");
+    fs::write(out.join("timeline.json"), "{\"traceEvents\":[\n{\"ph\":}]}").expect("a file");
+    check_error(
+        folder.path(),
+        &["view", "out"],
+        "out/timeline.json: not a trace of Pipewright: expected value at line 2",
+    );
+    fs::write(out.join("metrics.jsonl"), "{\"step\":1}\n{\"step\":2,\"loss\":oops}\n").expect("a file");
+    check_error(
+        folder.path(),
+        &["report", "out"],
+        "out/metrics.jsonl:2: not the metrics of a step: expected value",
+    );
+    check_error(folder.path(), &["report", "nowhere"], "nowhere: not the folder of a run");
+    check_error(folder.path(), &["view", "some/where"], "some/where: not a folder; name the folder of a run");
+    check_error(
+        folder.path(),
+        &["view", "out", "--ranks", "2"],
+        "--ranks is for schedules, and a run has its own",
+    );
+    check_error(folder.path(), &["view", "1f1b"], "--ranks is missing");
+}

@@ -1,0 +1,37 @@
+//! Training on a device other than the processor: against PyTorch, against the processor, and on mixed devices.
+//!
+//! The device is a Vulkan adapter that computes on the processor (Mesa's lavapipe), so the tests run on any machine.
+//! Without such an adapter they print a message and pass, unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
+
+mod failures;
+mod layers;
+mod memory;
+#[path = "../support/reference.rs"]
+mod reference;
+mod run;
+mod training;
+
+use std::sync::OnceLock;
+
+use pipewright::device::{DeviceChoice, Devices};
+
+/// The name of the tested device.
+pub(crate) const DEVICE: &str = "wgpu:cpu";
+
+/// Returns the devices of these names, or `None` if the tested one is not there.
+pub(crate) fn devices(names: &[&str]) -> Option<Devices> {
+    static IS_THERE: OnceLock<bool> = OnceLock::new();
+    let open = |names: &[&str]| {
+        let choices: Vec<DeviceChoice> = names.iter().map(|name| name.parse().expect("a device")).collect();
+        Devices::open(&choices)
+    };
+    let is_there = *IS_THERE.get_or_init(|| match open(&[DEVICE]) {
+        Ok(_) => true,
+        Err(error) if std::env::var_os("PIPEWRIGHT_REQUIRE_DEVICE").is_some() => panic!("{error}"),
+        Err(error) => {
+            println!("not tested: {error}");
+            false
+        }
+    });
+    is_there.then(|| open(names).expect("they are there"))
+}

@@ -1,0 +1,168 @@
+//! Measures the planner: proved gaps and times over random models, and gains over interleaved 1F1B.
+//!
+//! ```text
+//! cargo run --release -p pipewright-schedule --example plans            # 200 random models
+//! cargo run --release -p pipewright-schedule --example plans -- 20 each # 20 of them, each on a line
+//! ```
+
+#[expect(dead_code, reason = "the tests use the other parts of the module")]
+#[path = "../tests/plan/instances.rs"]
+mod instances;
+
+use std::error::Error;
+use std::io::Write;
+use std::time::Instant;
+
+use instances::Instance;
+use pipewright_schedule::generate::catalogue;
+use pipewright_schedule::partition::{Method, partition};
+use pipewright_schedule::plan::{PlanChoice, PlanReport, PlanRequest, SEARCHED, plan, predict};
+use pipewright_schedule::{ScheduleSpec, generate};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let count: u64 = arguments.first().map_or(Ok(200), |text| text.parse())?;
+    let each = arguments.get(1).is_some_and(|text| text == "each");
+    let mut out = std::io::stdout().lock();
+
+    let (mut gaps, mut times) = (Vec::new(), Vec::new());
+    let mut worse = 0;
+    for seed in 0..count {
+        let instance = instances::random(seed);
+        let (report, seconds) = planned(&instance, None)?;
+        let named = report.outcomes.iter().filter(|it| it.name != SEARCHED).count();
+        let best_named = best_even_or_optimal(&instance)?;
+        worse += usize::from(report.plans[0].step_s > best_named * (1.0 + 1e-9));
+        gaps.push(report.gap());
+        times.push(seconds);
+        if each {
+            let best = &report.plans[0];
+            writeln!(
+                out,
+                "{seed:3} {:7} {:3} layers {:2} ranks {:2} microbatches: gap {:5.2}%  {} x{}  {seconds:.2} s  {} plans, \
+                 {named} schedules, {:.3} of the best named",
+                instance.what,
+                instance.profile.layers.len(),
+                instance.ranks,
+                instance.microbatches,
+                100.0 * report.gap(),
+                best.name,
+                best.schedule.placement().stages() / best.schedule.ranks(),
+                report.simulated,
+                best.step_s / best_named,
+            )?;
+        }
+    }
+    let (median, ninth, most) = spread(&mut gaps);
+    writeln!(
+        out,
+        "{count} random models: gap {:.2}% median, {:.2}% 90th percentile, {:.2}% at most",
+        100.0 * median,
+        100.0 * ninth,
+        100.0 * most
+    )?;
+    let (median, ninth, most) = spread(&mut times);
+    writeln!(out, "time {median:.2} s median, {ninth:.2} s 90th percentile, {most:.2} s at most")?;
+    writeln!(out, "{worse} plans are worse than a named schedule with an even or optimal cut")?;
+    gains(count.div_ceil(4), each, &mut out)?;
+
+    let deep = instances::deep();
+    let (report, seconds) =
+        planned(&deep, deep.profile.device.as_ref().and_then(|device| device.memory_bytes))?;
+    let best = &report.plans[0];
+    writeln!(
+        out,
+        "126 layers, 64 ranks, limited memory: gap {:.2}%, {}, {seconds:.2} s",
+        100.0 * report.gap(),
+        best.name
+    )?;
+    Ok(())
+}
+
+fn planned(instance: &Instance, memory: Option<u64>) -> Result<(PlanReport, f64), Box<dyn Error>> {
+    let request = PlanRequest {
+        ranks: instance.ranks,
+        microbatches: instance.microbatches,
+        data_parallel: Some(1),
+        memory,
+        ..PlanRequest::default()
+    };
+    let start = Instant::now();
+    let report = plan(&instance.profile, &request, &mut || true)?;
+    Ok((report, start.elapsed().as_secs_f64()))
+}
+
+/// Returns the time of a named schedule with a cut.
+fn time(instance: &Instance, name: &str, chunks: u32, method: &Method) -> Option<f64> {
+    let spec = ScheduleSpec {
+        ranks: instance.ranks,
+        stages_per_rank: Some(chunks),
+        microbatches: instance.microbatches,
+        ..ScheduleSpec::default()
+    };
+    let schedule = generate(name, &spec).ok()?;
+    let stages = schedule.placement().stages();
+    let weights: Vec<u64> = instance
+        .profile
+        .each_layer()
+        .map(|layer| ((layer.forward_s + layer.input_backward_s + layer.weight_backward_s) * 1e9) as u64)
+        .collect();
+    let cut = partition(&weights, stages, method).ok()?;
+    let choice = PlanChoice {
+        boundaries: cut.ranges().skip(1).map(|range| range.start).collect(),
+        recompute: vec![false; stages as usize],
+        data_parallel: 1,
+        microbatch_rows: 1,
+    };
+    predict(&instance.profile, &schedule, &choice).ok().map(|prediction| prediction.step_s())
+}
+
+/// Returns the time of the best named schedule with an even or an optimal cut.
+fn best_even_or_optimal(instance: &Instance) -> Result<f64, Box<dyn Error>> {
+    let mut best = f64::INFINITY;
+    for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+        for chunks in 1..=4 {
+            for method in [Method::Even, Method::Optimal] {
+                best = best.min(time(instance, generator.name, chunks, &method).unwrap_or(f64::INFINITY));
+            }
+        }
+    }
+    Ok(best)
+}
+
+/// Prints the mean gain over interleaved 1F1B with an even split, with the better of two and three stages a rank.
+fn gains(count: u64, each: bool, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+    let mut gains = Vec::new();
+    for seed in 0..count {
+        let instance = instances::heterogeneous(seed);
+        let usual = time(&instance, "interleaved1f1b", 2, &Method::Even);
+        let Some(usual) = usual else { continue };
+        let (report, _) = planned(&instance, None)?;
+        let gain = usual / report.plans[0].step_s;
+        if each {
+            writeln!(
+                out,
+                "{:8} {} layers, {} ranks: {gain:.2} times as fast, gap {:.2}%",
+                instance.what,
+                instance.profile.layers.len(),
+                instance.ranks,
+                100.0 * report.gap()
+            )?;
+        }
+        gains.push(gain);
+    }
+    let mean = gains.iter().sum::<f64>() / gains.len().max(1) as f64;
+    writeln!(
+        out,
+        "{} heterogeneous models: {mean:.2} times as fast as interleaved 1F1B with an even split",
+        gains.len()
+    )?;
+    Ok(())
+}
+
+/// Returns the median, the 90th percentile, and the largest value.
+fn spread(values: &mut [f64]) -> (f64, f64, f64) {
+    values.sort_by(f64::total_cmp);
+    let at = |share: f64| values.get(((values.len() as f64 * share) as usize).min(values.len() - 1)).copied();
+    (at(0.5).unwrap_or(0.0), at(0.9).unwrap_or(0.0), at(1.0).unwrap_or(0.0))
+}

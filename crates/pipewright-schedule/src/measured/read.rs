@@ -1,0 +1,177 @@
+//! Reads the trace format that [`Timeline::chrome_trace`] writes.
+//!
+//! Only slices with an action and the accuracy of the clocks are read. Counters, names and arrows follow from them.
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::action::Action;
+use crate::ids::{Microbatch, Rank, StageIndex};
+use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
+use crate::timeline::{ClockSkew, Event, Timeline};
+
+/// The largest number of ranks. A larger process number is a mistake, and a timeline has room for every rank.
+const MOST_RANKS: u32 = 1 << 20;
+
+/// Why a text is not the trace of a timeline.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    /// The text is not JSON, or its members are not those of a trace. The source names the line and the column.
+    #[error("not a trace of Pipewright: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A slice names an action that does not exist.
+    #[error("slice {index} of the trace: `{action}` is not an action")]
+    Action {
+        /// The slice's index in the list of the trace, from 0.
+        index: usize,
+        /// The text.
+        action: String,
+    },
+    /// A slice has a process number that no rank has.
+    #[error(
+        "slice {index} of the trace: process {process} is not a rank; ranks are processes 1 to {MOST_RANKS}"
+    )]
+    Process {
+        /// The slice's index in the list of the trace, from 0.
+        index: usize,
+        /// The number of the process.
+        process: u32,
+    },
+    /// The trace has no slice with an action.
+    #[error("the trace contains no action of a rank")]
+    Empty,
+}
+
+#[derive(Deserialize)]
+struct Trace {
+    #[serde(rename = "traceEvents")]
+    events: Vec<Entry>,
+    #[serde(rename = "otherData")]
+    other: Option<Other>,
+}
+
+#[derive(Deserialize)]
+struct Other {
+    clock_uncertainty_us: Option<f64>,
+    clock_change_us: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    ph: String,
+    #[serde(default)]
+    cat: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    ts: f64,
+    #[serde(default)]
+    dur: f64,
+    #[serde(default)]
+    pid: u32,
+    args: Option<Arguments>,
+}
+
+#[derive(Deserialize)]
+struct Arguments {
+    action: Option<String>,
+    stage: Option<u32>,
+    microbatch: Option<u32>,
+    /// The other end of a message of a skip connection.
+    peer_stage: Option<u32>,
+}
+
+/// Reads the timeline of a trace.
+///
+/// # Errors
+/// When the text is not JSON, is not a trace, or contains no action.
+pub fn read_trace(text: &str) -> Result<Timeline, TraceError> {
+    let trace: Trace = serde_json::from_str(text)?;
+    let (mut events, mut skips, mut ranks) = (Vec::new(), Vec::new(), 0);
+    for (index, entry) in trace.events.into_iter().enumerate().filter(|(_, entry)| entry.ph == "X") {
+        let Some(arguments) = entry.args else { continue };
+        let rank = entry.pid.checked_sub(1).filter(|rank| *rank < MOST_RANKS);
+        let rank = rank.ok_or(TraceError::Process { index, process: entry.pid })?;
+        ranks = ranks.max(rank + 1);
+        let (rank, start, end) = (Rank::new(rank), entry.ts / 1e6, (entry.ts + entry.dur) / 1e6);
+        if entry.cat == "skip" {
+            skips.extend(skip(&entry.name, &arguments).map(|action| SkipEvent { rank, action, start, end }));
+            continue;
+        }
+        let Some(action) = arguments.action else { continue };
+        let parsed = action.parse::<Action>();
+        let action = parsed.map_err(|_not_an_action| TraceError::Action { index, action })?;
+        events.push(Event { rank, action, start, end });
+    }
+    if events.is_empty() {
+        return Err(TraceError::Empty);
+    }
+    let skew = trace.other.and_then(|other| {
+        let (uncertainty, change) = (other.clock_uncertainty_us?, other.clock_change_us?);
+        Some(ClockSkew { uncertainty: uncertainty / 1e6, change: change / 1e6 })
+    });
+    Ok(Timeline::new(ranks, events).with_skips(skips).with_clock_skew(skew))
+}
+
+/// Returns what a rank does with a message of a skip connection; nothing if an argument is missing.
+fn skip(name: &str, arguments: &Arguments) -> Option<SkipAction> {
+    let own = StageIndex::new(arguments.stage?);
+    let (peer, microbatch) = (StageIndex::new(arguments.peer_stage?), Microbatch::new(arguments.microbatch?));
+    Some(match name {
+        "send skip" => SkipAction::Send(SkipMessage { from: own, to: peer, microbatch }),
+        _ => SkipAction::Receive(SkipMessage { from: peer, to: own, microbatch }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::parse_program;
+    use crate::simulate::timed;
+
+    #[test]
+    fn a_trace_is_read_as_it_was_written() {
+        let program =
+            parse_program("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n").expect("a program");
+        let run = timed(&program, &"F=1,hop=0.25".parse().expect("costs")).expect("no deadlock");
+        let read = read_trace(&run.timeline().chrome_trace()).expect("its own trace");
+        assert_eq!(read.ranks(), 2);
+        for (found, expected) in read.events().iter().zip(run.timeline().events()) {
+            assert_eq!((found.rank, found.action), (expected.rank, expected.action));
+            assert!((found.start - expected.start).abs() < 1e-9 && (found.end - expected.end).abs() < 1e-9);
+        }
+        assert_eq!(read.events().len(), run.timeline().events().len());
+    }
+
+    #[test]
+    fn skip_connections_and_the_accuracy_of_clocks_are_read() {
+        let message =
+            SkipMessage { from: StageIndex::new(0), to: StageIndex::new(2), microbatch: Microbatch::new(3) };
+        let event =
+            Event { rank: Rank::new(0), action: "0F3".parse().expect("an action"), start: 0.0, end: 1.0 };
+        let skip = |rank, action| SkipEvent { rank: Rank::new(rank), action, start: 1.0, end: 2.0 };
+        let skips = vec![skip(0, SkipAction::Send(message)), skip(2, SkipAction::Receive(message))];
+        let skew = ClockSkew { uncertainty: 0.25, change: 0.5 };
+        let timeline = Timeline::new(3, vec![event]).with_skips(skips).with_clock_skew(Some(skew));
+        assert_eq!(read_trace(&timeline.chrome_trace()).expect("its own trace"), timeline);
+    }
+
+    #[test]
+    fn mistakes_are_located() {
+        let check = |text: &str, expected: &str| {
+            let message = read_trace(text).expect_err(text).to_string();
+            assert!(message.contains(expected), "{message}");
+        };
+        check("{\"traceEvents\":[\n{]}", "line 2 column 2");
+        check("[]", "not a trace of Pipewright");
+        check("{\"traceEvents\":[]}", "no action of a rank");
+        let slice = |pid: u32, action: &str| {
+            format!(
+                "{{\"traceEvents\":[{{\"ph\":\"X\",\"pid\":{pid},\"args\":{{\"action\":\"{action}\"}}}}]}}"
+            )
+        };
+        check(&slice(1, "0X0"), "slice 0 of the trace: `0X0` is not an action");
+        check(&slice(0, "0F0"), "process 0 is not a rank");
+        check(&slice(u32::MAX, "0F0"), "is not a rank");
+    }
+}

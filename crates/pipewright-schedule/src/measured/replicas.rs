@@ -1,0 +1,112 @@
+//! The replicas of the pipeline in a measured timeline, and the program that each of them ran.
+
+use std::collections::BTreeSet;
+
+use thiserror::Error;
+
+use crate::action::Action;
+use crate::ids::Rank;
+use crate::schedule::{Program, ScheduleError};
+use crate::skip_event::SkipEvent;
+use crate::timeline::{Event, Timeline};
+
+/// Why the replicas or the program of a timeline cannot be found.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum MeasuredError {
+    /// The number of ranks is not a multiple of the number of replicas.
+    #[error("{ranks} ranks cannot be {replicas} replicas of one pipeline; the timeline is incomplete")]
+    Replicas {
+        /// The number of ranks in the timeline.
+        ranks: u32,
+        /// The number of ranks that run stage 0.
+        replicas: u32,
+    },
+    /// The actions do not form a program.
+    #[error("the actions of the timeline do not form a program")]
+    Program(#[from] ScheduleError),
+}
+
+/// Returns the timeline of each replica, with ranks counted from 0 in each. The ranks of a replica are consecutive, and
+/// there are as many replicas as ranks that run stage 0.
+///
+/// # Errors
+/// When the ranks cannot be distributed evenly.
+pub fn replicas(timeline: &Timeline) -> Result<Vec<Timeline>, MeasuredError> {
+    let runs_first = |event: &&Event| {
+        event.action.parts().any(|part| matches!(part, Action::Forward { stage, .. } if stage.get() == 0))
+    };
+    let first: BTreeSet<Rank> = timeline.events().iter().filter(runs_first).map(|event| event.rank).collect();
+    let (ranks, replicas) = (timeline.ranks(), (first.len() as u32).max(1));
+    if !ranks.is_multiple_of(replicas) {
+        return Err(MeasuredError::Replicas { ranks, replicas });
+    }
+    let size = ranks / replicas;
+    let replica = |index: u32| {
+        let own = (index * size..(index + 1) * size).flat_map(|rank| timeline.events_of(Rank::new(rank)));
+        let place = |rank: Rank| Rank::new(rank.get() - index * size);
+        let renumbered = own.map(|event| Event { rank: place(event.rank), ..*event });
+        let skips = (index * size..(index + 1) * size).flat_map(|rank| timeline.skips_of(Rank::new(rank)));
+        let skips = skips.map(|skip| SkipEvent { rank: place(skip.rank), ..*skip });
+        let replica = Timeline::new(size, renumbered.collect()).with_skips(skips.collect());
+        replica.with_clock_skew(timeline.clock_skew())
+    };
+    Ok((0..replicas).map(replica).collect())
+}
+
+/// Returns the timeline of all replicas together: the opposite of [`replicas`].
+pub fn join_replicas(replicas: &[Timeline]) -> Timeline {
+    let size = replicas.first().map_or(0, Timeline::ranks);
+    let place = |index: u32, rank: Rank| Rank::new(rank.get() + index * size);
+    let all = || (0..).zip(replicas);
+    let events = all().flat_map(|(index, replica)| {
+        replica.events().iter().map(move |event| Event { rank: place(index, event.rank), ..*event })
+    });
+    let skips = all().flat_map(|(index, replica)| {
+        replica.skips().iter().map(move |skip| SkipEvent { rank: place(index, skip.rank), ..*skip })
+    });
+    let joined = Timeline::new(size * replicas.len() as u32, events.collect()).with_skips(skips.collect());
+    joined.with_clock_skew(replicas.iter().find_map(Timeline::clock_skew))
+}
+
+/// Returns the program that one replica ran: the actions of each rank in the order of their starts.
+///
+/// # Errors
+/// When the actions do not form a program, for example because those of a stage are missing.
+pub fn program_of(replica: &Timeline) -> Result<Program, MeasuredError> {
+    let row = |rank| replica.events_of(Rank::new(rank)).iter().map(|event| event.action).collect();
+    Ok(Program::infer((0..replica.ranks()).map(row).collect())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::{parse_program, print_program};
+    use crate::simulate::logical;
+
+    #[test]
+    fn each_replica_has_its_own_ranks_and_the_same_program() {
+        let rows = "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n";
+        let one = logical(&parse_program(rows).expect("a program")).expect("no deadlock").timeline(1.0);
+        let other = |event: &Event| Event { rank: Rank::new(event.rank.get() + 2), ..*event };
+        let events = one.events().iter().copied().chain(one.events().iter().map(other));
+        let both = Timeline::new(4, events.collect());
+        let found = replicas(&both).expect("two replicas");
+        assert_eq!(found, [one.clone(), one]);
+        assert_eq!(join_replicas(&found), both);
+        assert_eq!(print_program(&program_of(&found[1]).expect("a program")), rows);
+    }
+
+    #[test]
+    fn an_incomplete_timeline_is_refused() {
+        let event = |rank, action: &str| Event {
+            rank: Rank::new(rank),
+            action: action.parse().expect("an action"),
+            start: 0.0,
+            end: 1.0,
+        };
+        let three = Timeline::new(3, vec![event(0, "0F0"), event(2, "0F0")]);
+        assert_eq!(replicas(&three), Err(MeasuredError::Replicas { ranks: 3, replicas: 2 }));
+        let gap = Timeline::new(1, vec![event(0, "0F0"), event(0, "2F0")]);
+        assert!(matches!(program_of(&gap), Err(MeasuredError::Program(_))));
+    }
+}

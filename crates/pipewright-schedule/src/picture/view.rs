@@ -1,0 +1,234 @@
+//! The page that compares a predicted step with measured ones and explains both.
+//!
+//! It draws like [`super::html()`], with a lane for each timeline of a rank. In addition it names the cause of every
+//! bubble, highlights the critical path, shows recorded steps with a slider, and simulates the schedule again for other
+//! costs or numbers of microbatches. Its scripts, in the folder `view_page`, continue those of `page`. The simulation in
+//! the page has the rules of [`crate::simulate::timed()`]; a test in a browser compares all their times.
+
+use serde::Serialize;
+
+use crate::costs::{Costs, Link};
+use crate::csv::print_program;
+use crate::picture::chunks::Chunks;
+use crate::picture::html::{self, legend, table, variables};
+use crate::picture::page_data::{Clock, PageData, RankData, page, ranks};
+use crate::picture::palette::{DARK, LIGHT};
+use crate::picture::{PictureSettings, escaped};
+use crate::schedule::Program;
+use crate::timeline::Timeline;
+
+/// The scripts that follow those of the page, in the order in which they use each other.
+const SCRIPTS: [&str; 8] = [
+    include_str!("view_page/sources.js"),
+    include_str!("view_page/causes.js"),
+    include_str!("view_page/path.js"),
+    include_str!("view_page/panel.js"),
+    include_str!("view_page/simulation.js"),
+    include_str!("view_page/whatif.js"),
+    include_str!("view_page/search.js"),
+    include_str!("view_page/start.js"),
+];
+
+/// The width of the names of ranks in CSS pixels.
+const GUTTER: u32 = 84;
+
+/// A measured step.
+#[derive(Debug, Clone)]
+pub struct RecordedStep {
+    /// The number of the step, from 1.
+    pub step: u64,
+    /// What its ranks did, on one clock. Several replicas have consecutive ranks.
+    pub timeline: Timeline,
+}
+
+/// The content of the page.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// The title, the sizes and the memory lane.
+    pub settings: PictureSettings<'a>,
+    /// The prediction: the simulation of `program` at `costs`.
+    pub predicted: &'a Timeline,
+    /// The program of one replica.
+    pub program: &'a Program,
+    /// The costs of the prediction.
+    pub costs: &'a Costs,
+    /// The measured steps in their order; none for a schedule that has not run.
+    pub steps: &'a [RecordedStep],
+    /// The same schedule for other numbers of microbatches, which the page can simulate.
+    pub other_programs: &'a [Program],
+}
+
+#[derive(Serialize)]
+struct ViewData {
+    #[serde(flatten)]
+    page: PageData,
+    gutter: u32,
+    view: Contents,
+}
+
+#[derive(Serialize)]
+struct Contents {
+    /// The numbers of ranks and stages of one replica.
+    ranks: u32,
+    stages: u32,
+    predicted: Source,
+    steps: Vec<Source>,
+    /// The program, and then those of other numbers of microbatches.
+    programs: Vec<SizedProgram>,
+    costs: CostsData,
+    /// The bytes or units of each stage's activation, stash and gradient.
+    sizes: Vec<[u64; 3]>,
+}
+
+/// A timeline with its own quantum of time.
+#[derive(Serialize)]
+struct Source {
+    step: Option<u64>,
+    quantum: f64,
+    /// In seconds.
+    makespan: f64,
+    ranks: Vec<RankData>,
+}
+
+#[derive(Serialize)]
+struct SizedProgram {
+    microbatches: u32,
+    /// The rows as CSV.
+    program: String,
+}
+
+#[derive(Serialize)]
+struct CostsData {
+    stages: Vec<StageData>,
+    outputs: Vec<u64>,
+    #[serde(flatten)]
+    link: LinkData,
+    /// The skip connections: the stages from which and to which they lead, and the bytes.
+    skips: Vec<(u32, u32, u64)>,
+    /// The links that differ, by sender and receiver with a space between them.
+    links: std::collections::BTreeMap<String, LinkData>,
+}
+
+#[derive(Serialize)]
+struct StageData {
+    #[serde(rename = "F")]
+    forward: f64,
+    #[serde(rename = "I")]
+    input_backward: f64,
+    #[serde(rename = "W")]
+    weight_backward: f64,
+    #[serde(rename = "B")]
+    backward: f64,
+    unshard: f64,
+    reduce: f64,
+}
+
+#[derive(Serialize)]
+struct LinkData {
+    latency: f64,
+    /// `None` if the size of a message does not matter. JSON has no infinity.
+    bandwidth: Option<f64>,
+}
+
+/// Makes the page.
+pub fn view(view: &View<'_>) -> String {
+    let chunks = Chunks::of(view.predicted);
+    let style = include_str!("page/page.css")
+        .replace("{{light}}", &variables(&LIGHT, chunks.most()))
+        .replace("{{dark}}", &variables(&DARK, chunks.most()))
+        + include_str!("view_page/view.css");
+    let data = serde_json::to_string(&data(view, &chunks)).expect("numbers and texts are JSON");
+    let script = (html::SCRIPTS.concat() + &SCRIPTS.concat()).replace("\"{{data}}\"", &data);
+    let measured = view.steps.last().map_or(view.predicted, |step| &step.timeline);
+    let bubble = "<li><i class=\"bubble\"></i>bubble</li>";
+    include_str!("view_page/view.html")
+        .replace("{{style}}", &style)
+        .replace("{{legend}}", &(legend(view.predicted, &chunks) + bubble))
+        .replace("{{table}}", &table(measured, &Chunks::of(measured), &view.settings))
+        .replace("{{title}}", &escaped(view.settings.title).replace('{', "&#123;"))
+        .replace("{{script}}", &script)
+}
+
+fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
+    let predicted = source(None, view.predicted, &view.settings);
+    let step = |step: &RecordedStep| source(Some(step.step), &step.timeline, &view.settings);
+    let all_programs = std::iter::once(view.program).chain(view.other_programs);
+    let program = |program: &Program| SizedProgram {
+        microbatches: program.microbatches(),
+        program: print_program(program),
+    };
+    let sizes = view.settings.counted_sizes().iter();
+    let mut page = page(&Timeline::new(0, Vec::new()), chunks, &view.settings);
+    page.quantum = predicted.quantum;
+    ViewData {
+        page,
+        gutter: GUTTER,
+        view: Contents {
+            ranks: view.program.ranks(),
+            stages: view.program.placement().stages(),
+            steps: view.steps.iter().map(step).collect(),
+            programs: all_programs.map(program).collect(),
+            costs: costs_data(view.costs),
+            sizes: sizes.map(|sizes| [sizes.activation, sizes.stash, sizes.gradient]).collect(),
+            predicted,
+        },
+    }
+}
+
+fn source(step: Option<u64>, timeline: &Timeline, settings: &PictureSettings<'_>) -> Source {
+    let clock = Clock::of(timeline);
+    let ranks = ranks(timeline, &Chunks::of(timeline), &clock, settings);
+    Source { step, quantum: clock.quantum(), makespan: timeline.makespan(), ranks }
+}
+
+fn costs_data(costs: &Costs) -> CostsData {
+    let link = |link: &Link| LinkData {
+        latency: link.latency,
+        bandwidth: Some(link.bandwidth).filter(|bandwidth| bandwidth.is_finite()),
+    };
+    let stage = |stage: &crate::costs::StageCosts| StageData {
+        forward: stage.forward,
+        input_backward: stage.input_backward,
+        weight_backward: stage.weight_backward,
+        backward: stage.backward,
+        unshard: stage.unshard,
+        reduce: stage.reduce_grad,
+    };
+    CostsData {
+        stages: costs.stages.iter().map(stage).collect(),
+        outputs: costs.sizes.iter().map(|sizes| sizes.output).collect(),
+        link: link(&costs.link),
+        skips: costs.skips.iter().map(|skip| (skip.from.get(), skip.to.get(), skip.bytes)).collect(),
+        links: costs.links.iter().map(|((from, to), other)| (format!("{from} {to}"), link(other))).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::csv::parse_program;
+    use crate::simulate::timed;
+
+    #[test]
+    fn the_page_is_complete_and_loads_nothing() {
+        let program =
+            parse_program("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n").expect("a program");
+        let costs = Costs::default();
+        let run = timed(&program, &costs).expect("no deadlock");
+        let page = view(&View {
+            settings: PictureSettings { title: "</script>{{data}}", ..PictureSettings::default() },
+            predicted: run.timeline(),
+            program: &program,
+            costs: &costs,
+            steps: &[RecordedStep { step: 7, timeline: run.timeline().clone() }],
+            other_programs: &[],
+        });
+        for reference in ["http://", "https://", "src=", "@import", "url("] {
+            assert!(!page.contains(reference), "{reference}");
+        }
+        assert!(!page.contains("{{"), "a place in the page is not filled");
+        assert_eq!(page.matches("</script>").count(), 1);
+        assert!(page.contains("\"bandwidth\":null") && page.contains("\"step\":7,"), "{page}");
+        assert!(page.contains("1RECV_F0,1F0,1B0,1SEND_B0\\n"));
+    }
+}

@@ -1,0 +1,173 @@
+
+// Finds why an action did not start earlier, and follows the causes back to the start of the step.
+//
+// An action starts when its rank is free and its tensor has arrived. The later of the two is its cause: the previous
+// action of the rank, or the action that made the tensor. The chain of causes from the last action of the step is the
+// critical path: the step would be shorter only if something on it took less time.
+
+// A gap of a measured timeline that is shorter than this share of the median action is the time of the runtime.
+const noticeableGap = 0.05;
+
+const partKey = (letter, stage, microbatch) => ("FBIW".indexOf(letter) * 8192 + stage) * 2097152 + microbatch;
+
+// Returns the place of each computed part of a timeline: a map for each replica from the key to the lane and the index.
+function placesOf(source) {
+  if (source.places) return source.places;
+  source.places = [];
+  source.lengths = [];
+  for (const lane of source.lanes) {
+    const places = source.places[lane.replica] ??= new Map(), { cells } = lane;
+    for (let at = 0; at < cells.start.length; at++) {
+      source.lengths.push(cells.end[at] - cells.start[at]);
+      for (const part of partsOf(lane, cells, at)) places.set(partKey(part.letter, part.stage, part.microbatch), { lane, at });
+    }
+    lane.skips = skipsOf(lane);
+  }
+  source.lengths.sort((one, other) => one - other);
+  source.slack = source.step ? noticeableGap * (source.lengths[source.lengths.length >> 1] ?? 0) : source.end * 1e-8;
+  return source.places;
+}
+
+// Returns the stages that send to a lane over skip connections, by the part that uses the tensor.
+function skipsOf({ bars, stages }) {
+  const senders = new Map();
+  bars.kind.forEach((kind, at) => {
+    const direction = /^RECV_SKIP_([FB])$/.exec(data.kinds[kind][0])?.[1];
+    if (!direction) return;
+    const key = partKey(direction, stages[bars.chunk[at]], bars.microbatch[at]);
+    senders.set(key, [...senders.get(key) ?? [], +/\d+$/.exec(bars.peer[at])[0]]);
+  });
+  return senders;
+}
+
+// Returns the actions that make the tensors of a part, each with the tensor's name.
+function producersOf(lane, { letter, stage, microbatch }) {
+  const places = placesOf(lane.source)[lane.replica], isForward = letter === "F";
+  if (letter === "W") return [];
+  const find = (stage) => (isForward ? ["F"] : ["I", "B"]).map((letter) => places.get(partKey(letter, stage, microbatch))).find(Boolean);
+  const skips = (lane.skips.get(partKey(isForward ? "F" : "B", stage, microbatch)) ?? []).map(find).filter(Boolean);
+  const neighbour = find(isForward ? stage - 1 : stage + 1), tensor = isForward ? "input" : "output gradient";
+  return [...neighbour ? [{ tensor, ...neighbour }] : [], ...skips.map((place) => ({ tensor: "skip connection", ...place }))];
+}
+
+// Returns the end of the action before, or the start of the step.
+const freeFrom = (lane, at) => at > 0 ? lane.cells.end[at - 1] : 0;
+
+// Returns the cause of an action's start: `via` is "message" from another rank, "order" after the action before,
+// "delay" if a gap has no cause in the timeline, or "start" of the step. In a measured timeline, a message is the cause
+// only if its tensor was made so late that it was still on its way when the rank became free.
+function causeOf(lane, at) {
+  placesOf(lane.source);
+  const { cells } = lane, free = freeFrom(lane, at), gap = cells.start[at] - free, { slack } = lane.source;
+  if (gap <= slack) return at > 0 ? { via: "order", lane, at: at - 1 } : { via: "start" };
+  let cause = at > 0 ? { via: "delay", lane, at: at - 1 } : { via: "start" };
+  let latest = lane.source.step ? free - slack - data.view.costs.latency / data.quantum : -1;
+  for (const producer of partsOf(lane, cells, at).flatMap((part) => producersOf(lane, part))) {
+    if (producer.lane === lane) continue;
+    const made = producer.lane.cells.end[producer.at];
+    if (made <= latest || made > cells.start[at] + slack) continue;
+    latest = made;
+    cause = { via: "message", lane: producer.lane, at: producer.at, tensor: producer.tensor };
+  }
+  return cause;
+}
+
+// Returns the actions that led to an action, from it back to the start of the step. Each has the `cause` of its start.
+function chainTo(lane, at) {
+  const chain = [];
+  for (let limit = placesOf(lane.source).reduce((sum, places) => sum + places.size, 1); limit > 0; limit--) {
+    const cause = causeOf(lane, at);
+    chain.push({ lane, at, cause });
+    if (!cause.lane) break;
+    ({ lane, at } = cause);
+  }
+  return chain;
+}
+
+function criticalPath(source) {
+  if (source.path) return source.path;
+  let last = null;
+  for (const lane of source.lanes) {
+    const at = lane.cells.end.length - 1;
+    if (at >= 0 && (!last || lane.cells.end[at] > last.lane.cells.end[last.at])) last = { lane, at };
+  }
+  source.path = last ? chainTo(last.lane, last.at) : [];
+  return source.path;
+}
+
+// Joins neighbours of a chain that ran on one rank without a pause: { lane, first, last, cause }, the latest first.
+function runsOf(chain) {
+  const runs = [];
+  for (const { lane, at, cause } of chain) {
+    const run = runs.at(-1);
+    if (run && run.cause.via === "order" && run.lane === lane) Object.assign(run, { first: at, cause });
+    else runs.push({ lane, first: at, last: at, cause });
+  }
+  return runs;
+}
+
+// Returns the time that a chain spends in each kind of action, in messages, and in gaps without a cause.
+function timesOf(chain) {
+  const times = new Map(), add = (name, time) => times.set(name, (times.get(name) ?? 0) + time);
+  for (const { lane, at, cause } of chain) {
+    const { cells } = lane, kind = cells.kind[at];
+    add(data.kinds[kind][0] === "OVERLAP_F_B" ? "overlap" : data.kinds[kind][0], cells.end[at] - cells.start[at]);
+    if (cause.via === "message") add("messages", Math.max(cells.start[at] - cause.lane.cells.end[cause.at], 0));
+    if (cause.via === "delay" || cause.via === "start") add("gaps", Math.max(cells.start[at] - freeFrom(lane, at), 0));
+  }
+  return times;
+}
+
+// Returns the bubble of a lane at a time: its start, its end, and the action that follows, or -1 after the last one.
+function bubbleAt(lane, time) {
+  const { start, end } = lane.cells, next = firstFrom(start, time), from = next > 0 ? end[next - 1] : 0;
+  if (time < from) return null;
+  return next < start.length ? { lane, next, from, to: start[next] } : { lane, next: -1, from, to: lane.source.end };
+}
+
+// Returns all bubbles of a timeline, the longest first.
+function bubblesOf(source) {
+  if (source.bubbles) return source.bubbles;
+  placesOf(source);
+  source.bubbles = [];
+  for (const lane of source.lanes) {
+    const { start, end } = lane.cells;
+    for (let next = 0; next <= start.length; next++) {
+      const from = freeFrom(lane, next), to = next < start.length ? start[next] : source.end;
+      if (to - from > source.slack) source.bubbles.push({ lane, next: next < start.length ? next : -1, from, to });
+    }
+  }
+  source.bubbles.sort((one, other) => other.to - other.from - (one.to - one.from));
+  return source.bubbles;
+}
+
+// Returns the median time of each kind of action of each stage, by kind and stage.
+function mediansOf(source) {
+  if (source.medians) return source.medians;
+  const times = new Map();
+  for (const lane of source.lanes) {
+    lane.cells.kind.forEach((kind, at) => {
+      const key = kind * 8192 + lane.stages[lane.cells.chunk[at]];
+      if (!times.has(key)) times.set(key, []);
+      times.get(key).push(lane.cells.end[at] - lane.cells.start[at]);
+    });
+  }
+  source.medians = new Map([...times].map(([key, all]) => [key, all.sort((one, other) => one - other)[all.length >> 1]]));
+  return source.medians;
+}
+
+const medianOf = (lane, at) => mediansOf(lane.source).get(lane.cells.kind[at] * 8192 + lane.stages[lane.cells.chunk[at]]);
+
+// Returns the actions that took much longer than the median of their stage and kind, the greatest loss first.
+function slowActions(source) {
+  if (source.slow) return source.slow;
+  source.slow = [];
+  for (const lane of source.lanes) {
+    lane.cells.start.forEach((start, at) => {
+      const loss = lane.cells.end[at] - start - medianOf(lane, at);
+      if (loss > 0.2 * medianOf(lane, at)) source.slow.push({ lane, at, loss });
+    });
+  }
+  source.slow.sort((one, other) => other.loss - one.loss);
+  return source.slow;
+}

@@ -1,0 +1,115 @@
+
+// Draws the selection and the chain of causes on top of the lanes: a frame around the actions of a rank that ran
+// without a pause, and a line for each message from one rank to another.
+
+const pathBox = document.getElementById("path");
+let selected = null;
+
+const nameOfCell = (lane, at) => nameOf(partsOf(lane, lane.cells, at));
+
+// Returns the chains to draw: that of the selection, or the critical path of each timeline in sight.
+function chainsToDraw() {
+  if (selected) return [selected.chain];
+  return pathBox.checked ? sourcesInSight().map(criticalPath) : [];
+}
+
+const edgesOf = (lane) => {
+  const { top, bottom } = rowOf(lane.index);
+  return { top: axisHeight + top, bottom: axisHeight + bottom, middle: axisHeight + (top + bottom) / 2 };
+};
+
+// Draws lines twice: wide in the colour of the page, then narrow in that of the text, so that they show on every fill.
+function strokeTwice(trace, width) {
+  for (const [colour, wide] of [[theme.colours.page, width + 2.5], [theme.colours.ink, width]]) {
+    paint.strokeStyle = colour;
+    paint.lineWidth = wide;
+    paint.beginPath();
+    trace();
+    paint.stroke();
+  }
+}
+
+function traceChain(chain) {
+  const [left, right] = [view.left, view.left + span()];
+  for (const { lane, first, last, cause } of runsOf(chain)) {
+    if (lane.index === undefined || ranks[lane.index] !== lane) continue;
+    const [start, end] = [lane.cells.start[first], lane.cells.end[last]], { top, bottom, middle } = edgesOf(lane);
+    if (end >= left && start <= right) {
+      const [x, until] = [gutter + Math.max(xOf(start), -4), gutter + Math.min(xOf(end), plotWidth() + 4)];
+      paint.rect(x + 0.5, top + 1, Math.max(until - x - 1.5, 1), Math.max(bottom - top - 2, 1));
+    }
+    const made = cause.via === "message" ? cause.lane.cells.end[cause.at] : start;
+    if (cause.via !== "message" || ranks[cause.lane.index] !== cause.lane || start < left || made > right) continue;
+    const from = edgesOf(cause.lane), isDown = from.middle < middle;
+    paint.moveTo(gutter + xOf(made) - 0.5, isDown ? from.bottom : from.top);
+    paint.lineTo(gutter + xOf(start) + 0.5, isDown ? top : bottom);
+  }
+}
+
+// Draws the frame of the selection: an action, or a bubble.
+function traceSelection() {
+  const { lane, from, to } = selected, { top, bottom } = edgesOf(lane);
+  if (ranks[lane.index] !== lane) return;
+  paint.rect(gutter + xOf(from), top - 1, Math.max((to - from) / span() * plotWidth(), 2), bottom - top + 2);
+}
+
+overlays.push(() => {
+  const chains = chainsToDraw();
+  if (!chains.length) return;
+  paint.save();
+  paint.beginPath();
+  paint.rect(gutter, axisHeight, plotWidth(), plotHeight());
+  paint.clip();
+  strokeTwice(() => chains.forEach(traceChain), 1.5);
+  if (selected) {
+    paint.setLineDash([5, 3]);
+    strokeTwice(traceSelection, 2.5);
+  }
+  paint.restore();
+});
+
+// Selects an action of a lane, or the bubble before the action `next`. Nothing ends the selection.
+function select(selection) {
+  selected = selection;
+  showPanel();
+  requestDraw();
+}
+
+function selectCell(lane, at) {
+  select({ lane, at, from: lane.cells.start[at], to: lane.cells.end[at], chain: chainTo(lane, at) });
+}
+
+function selectBubble(bubble) {
+  const { lane, next } = bubble, path = criticalPath(lane.source);
+  select({ ...bubble, isBubble: true, chain: next >= 0 ? chainTo(lane, next) : path });
+}
+
+function selectPlace(place) {
+  if (!place) return select(null);
+  if (place.at >= 0 && place.events === place.rank.cells) return selectCell(place.rank, place.at);
+  const bubble = bubbleAt(place.rank, place.time);
+  if (bubble) selectBubble(bubble); else select(null);
+}
+
+onTap.push(selectPlace);
+
+// Moves the view so that a span of a lane can be seen with its surroundings.
+function reveal(lane, from, to) {
+  const pixels = (to - from) / span() * plotWidth();
+  if (pixels < 24) view.zoom *= 24 / Math.max(pixels, 1e-6);
+  if (pixels > 0.6 * plotWidth()) view.zoom *= 0.6 * plotWidth() / pixels;
+  view.zoom = Math.min(Math.max(view.zoom, 1), zoomMost);
+  const isInSight = from >= view.left && to <= view.left + span();
+  const y = (lane.index - view.top + 0.5) * rowHeight(), isRowInSight = y > 0 && y < plotHeight();
+  centreOn(isInSight ? view.left + span() / 2 : (from + to) / 2, isRowInSight ? view.top + plotHeight() / rowHeight() / 2 : lane.index + 0.5);
+}
+
+function goToCell(lane, at) {
+  reveal(lane, lane.cells.start[at], lane.cells.end[at]);
+  selectCell(lane, at);
+}
+
+function goToBubble(bubble) {
+  reveal(bubble.lane, bubble.from, bubble.to);
+  selectBubble(bubble);
+}

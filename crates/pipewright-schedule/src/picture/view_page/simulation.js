@@ -1,0 +1,220 @@
+
+// The timed simulation of the schedule crate in JavaScript: the same rules in the same order, so that all times are
+// equal. Times are in seconds.
+
+const actionText = /^(?:(\d+)([A-Z_]+?)(\d*)|\((\d+)F(\d+);(\d+)B(\d+)\)OVERLAP_F_B)$/;
+
+function parseAction(text) {
+  const [, stage, kind, microbatch, ...both] = actionText.exec(text);
+  if (kind) return { kind, stage: +stage, microbatch: microbatch === "" ? -1 : +microbatch };
+  const [forwardStage, forwardMicrobatch, backwardStage, backwardMicrobatch] = both.map(Number);
+  return { kind: "OVERLAP_F_B", parts: [
+    { kind: "F", stage: forwardStage, microbatch: forwardMicrobatch },
+    { kind: "B", stage: backwardStage, microbatch: backwardMicrobatch },
+  ] };
+}
+
+// Reads a program in CSV: one row for each rank.
+function parseProgram(text) {
+  const rows = text.split("\n").filter((row) => row !== "").map((row) => row.split(",").map(parseAction)), owner = [];
+  rows.forEach((row, rank) => row.flatMap((action) => action.parts ?? [action]).forEach(({ stage }) => { owner[stage] = rank; }));
+  const microbatches = rows.flat().flatMap((action) => action.parts ?? [action]).reduce((most, { microbatch }) => Math.max(most, microbatch + 1), 0);
+  return { rows, owner, stages: owner.length, microbatches };
+}
+
+const tensorKey = (isGradient, stage, microbatch) => (stage * 2 + (isGradient ? 1 : 0)) * 4194304 + microbatch;
+// The tensor of a skip connection has a negative key.
+const skipKey = (isGradient, skip, microbatch) => -1 - tensorKey(isGradient, skip, microbatch);
+
+class Simulation {
+  constructor(program, costs) {
+    Object.assign(this, { program, costs, arrivals: new Map(), links: new Map(), gathered: [], reduced: [] });
+    this.ranks = program.rows.map(() => ({ next: 0, free: 0, collectives: 0, exposed: 0, waitsFor: null, firstHalf: null, events: [] }));
+    this.ready = program.rows.map((_, rank) => rank).reverse();
+  }
+
+  run() {
+    while (this.ready.length) {
+      const rank = this.ready.pop();
+      while (this.step(rank));
+    }
+    this.ranks.forEach(({ events }) => {
+      events.filter(({ kind }) => kind === "RECV_F" || kind === "RECV_B").forEach((event) => this.setTimesOfReceive(event));
+      events.sort((one, other) => one.start - other.start);
+    });
+    return this.ranks.map(({ events }) => events);
+  }
+
+  // Runs the next action of a rank. Returns whether there was one that could run.
+  step(rank) {
+    const state = this.ranks[rank], action = this.program.rows[rank][state.next];
+    if (!action) return false;
+    if (action.parts || "FBIW".includes(action.kind)) {
+      const missing = this.compute(rank, action);
+      if (missing !== null) {
+        state.waitsFor = missing;
+        return false;
+      }
+    } else {
+      const [start, end] = this.act(rank, action, state.free);
+      state.events.push({ ...action, start, end });
+    }
+    state.next++;
+    return true;
+  }
+
+  // Runs an action that does not compute. Returns its start and its end.
+  act(rank, { kind, stage, microbatch }, now) {
+    const costs = this.costOf(stage);
+    switch (kind) {
+      case "SEND_F": case "SEND_B": return this.send(rank, kind === "SEND_B", stage, microbatch, now);
+      case "WAIT_SEND_F": case "WAIT_SEND_B": return this.wait(rank, now, this.sent(kind === "WAIT_SEND_B", stage, microbatch)?.at ?? now);
+      case "UNSHARD": return this.collective(rank, now, costs.unshard, this.gathered, stage);
+      case "REDUCE_GRAD": return this.collective(rank, now, costs.reduce, this.reduced, stage);
+      case "WAIT_REDUCE_GRAD": return this.wait(rank, now, this.reduced[stage] ?? 0);
+      default: return [now, now];
+    }
+  }
+
+  costOf(stage) { return this.costs.stages[Math.min(stage, this.costs.stages.length - 1)]; }
+
+  // Computes the parts of an action. Returns the key of a tensor that is missing, or null.
+  compute(rank, action) {
+    const parts = action.parts ?? [action], state = this.ranks[rank];
+    const missing = parts.flatMap((part) => this.needs(part)).find((key) => !this.arrivals.has(key));
+    if (missing !== undefined) return missing;
+    let firstHalf = null;
+    for (const part of parts) {
+      const end = this.computePart(rank, part), made = action.parts ? this.makes(part) : null;
+      if (made) firstHalf ??= { key: made.key, end };
+    }
+    state.firstHalf = firstHalf;
+    return null;
+  }
+
+  // Returns the keys of the tensors that a part takes from a neighbouring stage and from skip connections.
+  needs({ kind, stage, microbatch }) {
+    if (kind === "W") return [];
+    const isGradient = kind !== "F", hasNeighbour = isGradient ? stage + 1 < this.program.stages : stage > 0;
+    const skips = (this.costs.skips ?? []).flatMap(([from, to], skip) =>
+      (isGradient ? from : to) === stage ? [skipKey(isGradient, skip, microbatch)] : []);
+    return hasNeighbour ? [tensorKey(isGradient, stage, microbatch), ...skips] : skips;
+  }
+
+  // Returns the tensor that a part makes for a neighbouring stage, or null.
+  makes({ kind, stage, microbatch }) {
+    if (kind === "W") return null;
+    const isGradient = kind !== "F", to = isGradient ? stage - 1 : stage + 1;
+    return to < 0 || to >= this.program.stages ? null : { key: tensorKey(isGradient, to, microbatch), to };
+  }
+
+  computePart(rank, part) {
+    const state = this.ranks[rank], now = state.free;
+    let latest = { issued: now, at: now };
+    const arrivals = this.needs(part).map((key) => this.arrivals.get(key)), gathered = { issued: now, at: this.gathered[part.stage] ?? 0 };
+    for (const one of [...arrivals, gathered]) if (one.at > latest.at) latest = one;
+    const start = latest.at, end = start + this.costOf(part.stage)[part.kind];
+    state.exposed += start - Math.max(latest.issued, now);
+    state.free = end;
+    const made = this.makes(part);
+    if (made && this.program.owner[made.to] === rank) this.arrive(made.key, made.to, { issued: end, at: end });
+    this.sendSkips(rank, part, end);
+    state.events.push({ ...part, start, end });
+    return end;
+  }
+
+  // Sends a tensor. Returns when the message begins and ceases to occupy its link.
+  send(rank, isGradient, stage, microbatch, now) {
+    const to = isGradient ? stage - 1 : stage + 1, receiver = this.program.owner[to];
+    if (receiver === undefined || receiver === rank) return [now, now];
+    const key = tensorKey(isGradient, to, microbatch), { firstHalf } = this.ranks[rank];
+    const from = firstHalf?.key === key ? firstHalf.end : now, sizes = this.costs.outputs;
+    return this.transmit(rank, key, to, sizes[Math.min(isGradient ? to : stage, sizes.length - 1)] ?? 0, from);
+  }
+
+  // Sends the output of a part over the skip connections.
+  sendSkips(rank, { kind, stage, microbatch }, end) {
+    if (kind === "W") return;
+    const isGradient = kind !== "F";
+    (this.costs.skips ?? []).forEach(([from, to, bytes], skip) => {
+      if ((isGradient ? to : from) !== stage) return;
+      const user = isGradient ? from : to, key = skipKey(isGradient, skip, microbatch);
+      if (this.program.owner[user] === rank) this.arrive(key, user, { issued: end, at: end });
+      else this.transmit(rank, key, user, bytes, end);
+    });
+  }
+
+  // Puts a message on the link to the rank of a stage as soon as the link is free.
+  transmit(rank, key, stage, bytes, now) {
+    const name = rank + " " + this.program.owner[stage], link = this.costs.links?.[name] ?? this.costs;
+    const start = Math.max(this.links.get(name) ?? 0, now), end = start + bytes / (link.bandwidth ?? Infinity);
+    this.links.set(name, end);
+    this.arrive(key, stage, { issued: now, at: end + link.latency });
+    return [start, end];
+  }
+
+  // Returns the arrival of the message that a stage sends to its neighbour on another rank.
+  sent(isGradient, stage, microbatch) {
+    const to = isGradient ? stage - 1 : stage + 1, receiver = this.program.owner[to];
+    return receiver === undefined || receiver === this.program.owner[stage] ? undefined : this.arrivals.get(tensorKey(isGradient, to, microbatch));
+  }
+
+  arrive(key, stage, arrival) {
+    this.arrivals.set(key, arrival);
+    const state = this.ranks[this.program.owner[stage]];
+    if (state.waitsFor !== key) return;
+    state.waitsFor = null;
+    this.ready.push(this.program.owner[stage]);
+  }
+
+  wait(rank, now, until) {
+    const state = this.ranks[rank], end = Math.max(until, now);
+    state.exposed += end - now;
+    state.free = end;
+    return [now, end];
+  }
+
+  // Runs a collective beside the computation.
+  collective(rank, now, duration, ends, stage) {
+    const state = this.ranks[rank], start = Math.max(state.collectives, now);
+    state.collectives = start + duration;
+    ends[stage] = state.collectives;
+    return [start, state.collectives];
+  }
+
+  setTimesOfReceive(event) {
+    const isGradient = event.kind === "RECV_B", from = event.stage + (isGradient ? 1 : -1);
+    const arrival = this.sent(isGradient, from, event.microbatch);
+    if (from < 0 || from >= this.program.stages || !arrival) return;
+    const posted = event.start;
+    event.start = Math.max(posted, arrival.issued);
+    event.end = Math.max(posted, arrival.at);
+  }
+}
+
+// Returns the events of each rank, in the order of their starts.
+const simulate = (program, costs) => new Simulation(program, costs).run();
+
+// Returns the memory of a rank over time, from the events of its computation.
+function memoryOf(events, sizes, trains) {
+  const memory = { start: [], held: [] }, graded = new Set();
+  let held = 0;
+  const change = (time, more, less) => {
+    const next = Math.max(held + more - less, 0);
+    if (next === held) return;
+    held = next;
+    memory.start.push(time);
+    memory.held.push(held);
+  };
+  for (const { kind, stage, start, end } of events.filter(({ kind }) => "FBIW".includes(kind))) {
+    const [activation, stash, gradient] = sizes[Math.min(stage, sizes.length - 1)] ?? [0, 0, 0];
+    if (kind === "F") change(start, activation, 0);
+    if ("BW".includes(kind) && !graded.has(stage)) change(start, gradient, 0);
+    if ("BW".includes(kind)) graded.add(stage);
+    if (kind === "F" && !trains) change(end, 0, activation);
+    if (kind === "B") change(end, 0, activation);
+    if (kind === "I") change(end, stash, activation);
+    if (kind === "W") change(end, 0, stash);
+  }
+  return memory;
+}

@@ -1,0 +1,93 @@
+
+// The timelines that the page can show: the prediction, the recorded steps, and the simulation of the what-if panel.
+// Each has one lane for each rank. All start with their first action and share one scale.
+
+const pipelineRanks = data.view.ranks, recorded = data.view.steps;
+const shown = { predicted: true, measured: recorded.length > 0, "what if": false };
+const readSteps = new Map();
+let whatIfSource = null, stepAt = recorded.length - 1;
+
+// Names the lanes of a timeline and finds its end.
+function completeSource(source) {
+  source.lanes.forEach((lane, rank) => {
+    Object.assign(lane, { source, rank, name: "rank " + rank, tag: source.name, replica: Math.floor(rank / pipelineRanks) });
+  });
+  source.end = source.lanes.reduce((end, { cells }) => cells.end.reduce((end, at) => Math.max(end, at), end), 0);
+  return source;
+}
+
+function readSource(name, { step, quantum, ranks }) {
+  const scale = quantum / data.quantum;
+  return completeSource({ name, step, lanes: ranks.map((rank, index) => readRank(rank, index, scale)) });
+}
+
+const predictedSource = readSource("predicted", data.view.predicted);
+whole = predictedSource.end || 1;
+
+// Returns the timeline of the step that the slider shows. A page may have many steps, so each is read when it is shown.
+function measuredSource() {
+  if (stepAt < 0) return null;
+  if (!readSteps.has(stepAt)) readSteps.set(stepAt, readSource("measured", recorded[stepAt]));
+  return readSteps.get(stepAt);
+}
+
+function sourcesInSight() {
+  const all = [shown.measured && measuredSource(), shown.predicted && predictedSource, shown["what if"] && whatIfSource];
+  return all.filter(Boolean);
+}
+
+// The timeline that the panel describes if nothing is selected.
+const mainSource = () => sourcesInSight()[0] ?? predictedSource;
+
+// Puts the lanes of the shown timelines below each other: all lanes of rank 0, then all of rank 1. Replicas of a
+// pipeline have the same prediction, which is shown for the first one only.
+function showSources() {
+  const sources = sourcesInSight(), count = Math.max(...sources.map(({ lanes }) => lanes.length), 0);
+  const seen = view.zoom > 1 ? { from: view.left, to: view.left + span() } : null;
+  ranks = Array.from({ length: count }, (_, rank) => sources.map(({ lanes }) => lanes[rank])).flat().filter(Boolean);
+  ranks.forEach((lane, index) => { lane.index = index; });
+  whole = Math.max(...sources.map(({ end }) => end), 0) || 1;
+  peak = ranks.reduce((most, lane) => Math.max(most, lane.peak), 1);
+  overviewImage = null;
+  if (seen) [view.zoom, view.left] = [whole / (seen.to - seen.from), seen.from];
+  clampView();
+  requestDraw();
+}
+
+// Draws a line above the first lane of each rank, if ranks have several lanes.
+overlays.push((indices) => {
+  if (sourcesInSight().length < 2 || rowHeight() < 8) return;
+  paint.fillStyle = theme.colours.rule;
+  for (const index of indices)
+    if (index > 0 && ranks[index].rank !== ranks[index - 1].rank) paint.fillRect(8, Math.round(axisHeight + rowOf(index).top) - 2, plot.clientWidth - 16, 1);
+});
+
+const percentOf = (part, all) => (all > 0 ? 100 * part / all : 0).toFixed(1) + " %";
+
+// Returns the share of a timeline in which its ranks do not compute, from its start to its end.
+function bubbleShare(source) {
+  const sums = source.lanes.map(({ cells }) => cells.start.reduce((sum, start, at) => sum + cells.end[at] - start, 0));
+  return 1 - sums.reduce((sum, busy) => sum + busy, 0) / (source.end * source.lanes.length || 1);
+}
+
+// Shows the times and bubbles of all timelines in the header.
+function showFigures() {
+  const list = document.getElementById("figures"), measured = measuredSource();
+  const difference = (source) => {
+    const change = (source.end / predictedSource.end - 1) * 100;
+    return source === predictedSource ? "" : ` (${change < 0 ? "\u2212" : "+"}${Math.abs(change).toFixed(1)} %)`;
+  };
+  list.replaceChildren(...[predictedSource, measured, whatIfSource].filter(Boolean).map((source) => {
+    const item = document.createElement("li"), name = document.createElement("b");
+    name.textContent = source.step ? `step ${source.step}` : source.name;
+    item.append(name, ` ${time(source.end)}${difference(source)}, bubble ${percentOf(bubbleShare(source), 1)}`);
+    return item;
+  }));
+}
+
+// Formats a time for people, with four digits in the unit that suits it.
+function time(quanta) {
+  const seconds = quanta * data.quantum, size = Math.abs(seconds);
+  const [factor, unit] = size >= 1 || size === 0 ? [1, "s"] : size >= 1e-3 ? [1e3, "ms"] : [1e6, "us"];
+  return +(seconds * factor).toPrecision(4) + " " + unit;
+}

@@ -1,0 +1,138 @@
+
+// The what-if panel: changes the time of actions, the time of a message, or the number of microbatches, simulates the
+// schedule again, and shows the result below the other timelines.
+
+const kindNames = { F: "forward", B: "backward", I: "backward, inputs", W: "backward, weights" };
+const whatIf = { stage: -1, factors: [], latency: data.view.costs.latency, microbatches: 0 };
+const parsedPrograms = new Map();
+const [stageBox, hopBox, microbatchBox] = ["stage", "hop", "microbatches"].map((name) => document.getElementById("whatif-" + name));
+const factorBoxes = document.getElementById("whatif-factors"), outcome = document.getElementById("whatif-outcome");
+// The unit of the time of a message, in which it is neither tiny nor huge; without one, that of the shortest action.
+const shortest = Math.min(...data.view.costs.stages.flatMap((costs) => Object.keys(kindNames).map((kind) => costs[kind]).filter((cost) => cost > 0)));
+const hopUnit = time((data.view.costs.latency || shortest) / data.quantum).split(" ")[1], hopFactor = { s: 1, ms: 1e3, us: 1e6 }[hopUnit];
+
+function programFor(microbatches) {
+  if (!parsedPrograms.has(microbatches)) {
+    const { program } = data.view.programs.find((one) => one.microbatches === microbatches);
+    parsedPrograms.set(microbatches, parseProgram(program));
+  }
+  return parsedPrograms.get(microbatches);
+}
+
+const kindsOf = (program) => {
+  const used = new Set(program.rows.flat().flatMap(({ kind, parts }) => parts ? ["F", "B"] : [kind]));
+  return Object.keys(kindNames).filter((kind) => used.has(kind));
+};
+
+function costsOfWhatIf() {
+  const scaled = (costs, stage) => {
+    const factors = whatIf.factors[stage];
+    return { ...costs, ...Object.fromEntries(Object.keys(kindNames).map((kind) => [kind, costs[kind] * factors[kind]])) };
+  };
+  const stages = Array.from({ length: data.view.stages }, (_, stage) => data.view.costs.stages[Math.min(stage, data.view.costs.stages.length - 1)]);
+  return { ...data.view.costs, latency: whatIf.latency, stages: stages.map(scaled) };
+}
+
+// Turns the events of a simulation into lanes like those of the data.
+function laneOf(events, stages, trains) {
+  const toQuanta = 1 / data.quantum, kinds = new Map(data.kinds.map(([name], kind) => [name, kind]));
+  const list = () => ({ kind: [], start: [], end: [], chunk: [], microbatch: [], otherChunk: [], otherMicrobatch: [], peer: [] });
+  const cells = list(), bars = list(), memory = memoryOf(events, data.view.sizes, trains);
+  for (const { kind, stage, microbatch, start, end } of events) {
+    const number = kinds.get(kind), into = isCompute(number) ? cells : bars;
+    if (into === bars && end <= start) continue;
+    into.kind.push(number);
+    into.start.push(start * toQuanta);
+    into.end.push(end * toQuanta);
+    into.chunk.push(Math.max(stages.indexOf(stage), 0));
+    into.microbatch.push(microbatch);
+    into.otherChunk.push(0);
+    into.otherMicrobatch.push(-1);
+    into.peer.push("");
+  }
+  memory.start = memory.start.map((time) => time * toQuanta);
+  return completeLane({ stages, cells, bars, memory });
+}
+
+function sourceOfEvents(name, events) {
+  const trains = events.flat().some(({ kind }) => "BIW".includes(kind));
+  const stagesOf = (rank) => [...new Set(events[rank].map(({ stage }) => stage))].sort((one, other) => one - other);
+  return completeSource({ name, lanes: events.map((own, rank) => laneOf(own, stagesOf(rank), trains)) });
+}
+
+const isChanged = () => whatIf.latency !== data.view.costs.latency || whatIf.microbatches !== data.view.programs[0].microbatches
+  || whatIf.factors.some((factors) => Object.values(factors).some((factor) => factor !== 1));
+
+function change(from, to) {
+  const share = (to / from - 1) * 100;
+  return `${time(from)} \u2192 ${time(to)} (${share < 0 ? "\u2212" : "+"}${Math.abs(share).toFixed(1)} %)`;
+}
+
+function showOutcome() {
+  outcome.replaceChildren();
+  if (!whatIfSource) return outcome.append(paragraph("Change a number to simulate the schedule again."));
+  const [before, after] = [predictedSource, whatIfSource], [was, is] = [data.view.programs[0].microbatches, whatIf.microbatches];
+  const row = (name, text) => element("div", {}, element("dt", {}, name), element("dd", {}, text));
+  outcome.append(element("dl", {}, row("step", change(before.end, after.end)),
+    row("per microbatch", change(before.end / was, after.end / is)),
+    row("bubble", `${percentOf(bubbleShare(before), 1)} \u2192 ${percentOf(bubbleShare(after), 1)}`)));
+}
+
+// Simulates the changed schedule and shows it; without a change, removes it.
+function simulateWhatIf() {
+  const wasShown = whatIfSource !== null;
+  whatIfSource = isChanged() ? sourceOfEvents("what if", simulate(programFor(whatIf.microbatches), costsOfWhatIf())) : null;
+  const box = document.getElementById("show-what-if");
+  if (wasShown !== (whatIfSource !== null)) shown["what if"] = box.checked = whatIfSource !== null;
+  box.disabled = !whatIfSource;
+  if (selected && selected.lane.source.name === "what if") selected = null;
+  showSources();
+  showFigures();
+  showOutcome();
+  showPanel();
+}
+
+// Shows the factors of the chosen stage, with the times that they give: for all stages, the mean of those that have
+// such an action.
+function showFactors() {
+  const stages = whatIf.stage < 0 ? whatIf.factors.map((_, stage) => stage) : [whatIf.stage], first = stages[0];
+  const costOf = (stage, kind) => data.view.costs.stages[Math.min(stage, data.view.costs.stages.length - 1)][kind] / data.quantum;
+  factorBoxes.replaceChildren(...kindsOf(programFor(whatIf.microbatches)).map((kind) => {
+    const text = element("output", {}), show = () => {
+      const using = stages.filter((stage) => costOf(stage, kind) > 0), mean = (factor) => using.reduce((sum, stage) => sum + costOf(stage, kind) * factor(stage), 0) / using.length;
+      const [before, after] = using.length ? [mean(() => 1), mean((stage) => whatIf.factors[stage][kind])] : [0, 0];
+      text.textContent = !using.length ? "no such action" : time(before) + (after === before ? "" : ` \u2192 ${time(after)}`);
+    };
+    const input = element("input", { type: "number", min: 0, max: 1000, step: 5, value: +(whatIf.factors[first][kind] * 100).toFixed(3), id: "whatif-" + kind });
+    input.addEventListener("input", () => {
+      const factor = Math.min(Math.max(+input.value || 0, 0), 1000) / 100;
+      for (const stage of stages) whatIf.factors[stage][kind] = factor;
+      show();
+      simulateWhatIf();
+    });
+    show();
+    return element("label", {}, element("span", {}, `${kind} ${kindNames[kind]}`), element("span", { className: "unit" }, input, " %"), text);
+  }));
+}
+
+function resetWhatIf() {
+  const one = () => ({ F: 1, B: 1, I: 1, W: 1 });
+  Object.assign(whatIf, { factors: Array.from({ length: data.view.stages }, one), latency: data.view.costs.latency, microbatches: data.view.programs[0].microbatches });
+  hopBox.value = +(whatIf.latency * hopFactor).toPrecision(4);
+  microbatchBox.value = whatIf.microbatches;
+  showFactors();
+  simulateWhatIf();
+}
+
+function listenToWhatIf() {
+  const option = (value, text) => element("option", { value }, text);
+  stageBox.append(option(-1, "all stages"), ...Array.from({ length: data.view.stages }, (_, stage) => option(stage, "stage " + stage)));
+  const counts = data.view.programs.map(({ microbatches }) => microbatches).sort((one, other) => one - other);
+  microbatchBox.append(...counts.map((count) => option(count, count)));
+  microbatchBox.disabled = counts.length < 2;
+  document.getElementById("whatif-unit").textContent = hopUnit;
+  stageBox.addEventListener("change", () => { whatIf.stage = +stageBox.value; showFactors(); });
+  hopBox.addEventListener("input", () => { whatIf.latency = Math.max(+hopBox.value || 0, 0) / hopFactor; simulateWhatIf(); });
+  microbatchBox.addEventListener("change", () => { whatIf.microbatches = +microbatchBox.value; simulateWhatIf(); });
+  document.getElementById("whatif-reset").addEventListener("click", resetWhatIf);
+}

@@ -1,0 +1,101 @@
+//! The bound for every assignment of layers to ranks, also of layers that are not neighbours.
+//!
+//! Sort the ranks by the position of their first layer. At least `r` layers, and `r` messages, come before the first
+//! layer of rank `r`, so it starts no earlier than `F` of the first `r` layers and `r` hops, and ends its last input
+//! backward as much before the end. A time is too short if
+//!
+//! 1. the ranks together have less time than there is work, after their fill, or between their fill and their drain for
+//!    `F` and `I`;
+//! 2. the layers, as items of a bin packing, do not fit into `p` bins of that time.
+//!
+//! For the packing, (a) among the heaviest `p k + 1` layers, some rank has `k + 1`; (b) the bound of Martello and Toth,
+//! "Lower bounds and reduction procedures for the bin packing problem", 1990; (c) the dual feasible functions of Fekete
+//! and Schepers, "New classes of fast lower bounds for bin packing problems", 2001.
+
+use crate::plan::bound::bisect;
+use crate::plan::rank_times::Step;
+
+/// The largest parameter of the dual feasible functions.
+const FUNCTIONS: u32 = 12;
+
+/// Returns a time that no step is below.
+pub(super) fn bound(step: Step<'_>) -> f64 {
+    let mut items: Vec<f64> = (0..step.layers.count())
+        .map(|layer| step.microbatches * step.layers.work(layer..layer + 1))
+        .collect();
+    let slowest = step.layers.list.iter().map(|layer| layer.forward.max(layer.input)).fold(0.0, f64::max);
+    let path = step.path() + (step.microbatches - 1.0) * slowest;
+    let placed = (0..items.len()).map(|layer| step.layers.forward(0..layer) + items[layer]);
+    let low = placed.fold(path, f64::max);
+    items.sort_by(|one, other| other.total_cmp(one));
+    let low = low.max(several(&items, step.ranks as usize));
+    bisect(low, |time| has_time(step, time) && fits(&items, step.ranks as usize, time))
+}
+
+/// Returns the bound from the ranks that have several of the heaviest layers. `items` descends.
+fn several(items: &[f64], ranks: usize) -> f64 {
+    let mut most = 0.0f64;
+    let mut of_rank = 1;
+    while ranks * of_rank < items.len() {
+        let last = ranks * of_rank;
+        most = most.max(items[last - of_rank..=last].iter().sum());
+        of_rank += 1;
+    }
+    most
+}
+
+fn has_time(step: Step<'_>, time: f64) -> bool {
+    let all = 0..step.layers.count();
+    let critical = step.layers.forward(all.clone()) + step.layers.input(all.clone());
+    let (mut filled, mut drained) = (0.0, 0.0);
+    for rank in 0..step.ranks as usize {
+        let left = time - step.fill(rank, rank.min(all.end));
+        filled += left.max(0.0);
+        drained += (left - step.drain(rank, rank.min(all.end))).max(0.0);
+    }
+    filled >= step.microbatches * step.layers.work(all) && drained >= step.microbatches * critical
+}
+
+/// Returns whether none of the bounds proves that the items do not fit into so many bins of this size. `items`
+/// descends.
+fn fits(items: &[f64], bins: usize, size: f64) -> bool {
+    let size = size * (1.0 + 1e-12);
+    if items.first().is_some_and(|&largest| largest > size) {
+        return false;
+    }
+    let (bins, half) = (bins as f64, size / 2.0);
+    let thresholds = items.iter().copied().filter(|&item| item <= half).chain([0.0]);
+    for threshold in thresholds {
+        let alone = items.iter().filter(|&&item| item > size - threshold && item > half).count() as f64;
+        let large = items.iter().filter(|&&item| item > half && item <= size - threshold);
+        let (count, sum) = large.fold((0.0, 0.0), |(count, sum), item| (count + 1.0, sum + item));
+        let small: f64 = items.iter().filter(|&&item| item >= threshold && item <= half).sum();
+        let more = ((small - (count * size - sum)) / size - 1e-9).ceil().max(0.0);
+        if alone + count + more > bins {
+            return false;
+        }
+    }
+    (2..=FUNCTIONS).all(|parameter| {
+        let of = |item: &f64| {
+            let scaled = f64::from(parameter + 1) * item / size;
+            // A scaled item that is nearly a whole number counts as a little less, which only weakens the bound.
+            let rounded = (scaled - 1e-9).floor() / f64::from(parameter);
+            if scaled - scaled.round() == 0.0 { rounded.min(item / size) } else { rounded.max(0.0) }
+        };
+        items.iter().map(of).sum::<f64>() <= bins + 1e-9
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_items_need_whole_bins() {
+        let items = vec![1.0; 40];
+        assert_eq!(several(&items, 16), 3.0);
+        assert!(!fits(&items, 16, 2.99));
+        assert!(fits(&items, 16, 3.0));
+        assert!(!fits(&[0.6; 5], 4, 1.1), "no two fit together");
+    }
+}

@@ -1,0 +1,59 @@
+//! Lower bounds on the time of a step over all plans of the search space. `plan/README.md` has the proofs.
+//!
+//! For a number of ranks and microbatches, each arrangement of stages ([`Class`]) has its own bound, and the smallest
+//! counts. `any.rs` holds for every assignment of layers to ranks; `one.rs` is exact for one stage a rank, `two.rs` for
+//! two, and `few.rs` tries all cuts where there are few. All of them test whether a time is long enough, and bisection
+//! finds the longest time that is proved too short.
+
+mod any;
+mod few;
+mod one;
+mod two;
+
+use crate::plan::class::{Class, Path};
+use crate::plan::rank_times::Step;
+
+/// The accuracy of the bisections, as a share.
+const ACCURACY: f64 = 5e-4;
+/// The share that rounding errors may add to a bound.
+const ROUNDING: f64 = 1e-9;
+
+/// Returns a time that no step with an arrangement of `classes` is below, without the optimizer.
+pub(super) fn lower_bound(step: Step<'_>, classes: &[Class]) -> f64 {
+    let any = any::bound(step);
+    let of_class = |&class: &Class| {
+        let own = few::bound(step, class).or_else(|| match (class.chunks, class.path) {
+            (1, _) => Some(one::bound(step, any)),
+            (2, Path::V) => Some(two::v_bound(step, any)),
+            (2, Path::Loop) => two::loop_bound(step, any),
+            _ => None,
+        });
+        own.unwrap_or(any).max(any)
+    };
+    let smallest = classes.iter().map(of_class).reduce(f64::min).unwrap_or(any);
+    smallest * (1.0 - ROUNDING)
+}
+
+/// Returns the bound on the time of the optimizer: the rank with the most layers to update.
+pub(super) fn optimizer_bound(step: Step<'_>) -> f64 {
+    let times = step.layers.list.iter().map(|layer| layer.optimizer);
+    let longest = times.clone().fold(0.0, f64::max);
+    (times.sum::<f64>() / f64::from(step.ranks)).max(longest) * (1.0 - ROUNDING)
+}
+
+/// Returns the longest time that `is_enough` proves too short, within [`ACCURACY`]; at least `low`, which is a bound.
+fn bisect(low: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
+    let (mut low, mut high) = (low, low);
+    while !is_enough(high) {
+        low = high;
+        high = high * 1.25 + f64::MIN_POSITIVE;
+        if !high.is_finite() {
+            return low;
+        }
+    }
+    while high - low > ACCURACY * high {
+        let middle = low + (high - low) / 2.0;
+        if is_enough(middle) { high = middle } else { low = middle }
+    }
+    low
+}

@@ -1,0 +1,35 @@
+//! The bound for one stage a rank, exact up to the assumptions of [`Step::cut_time`].
+//!
+//! Each stage in turn takes as many layers as the time allows. That is best: if a stage begins later, it saves `m` times
+//! the work of the layers that it does not have, and starts at most one forward and one input backward of them later.
+
+use crate::plan::bound::bisect;
+use crate::plan::rank_times::Step;
+
+/// Returns a time that no step with one stage a rank is below. `low` is a bound already.
+pub(super) fn bound(step: Step<'_>, low: f64) -> f64 {
+    bisect(low, |time| {
+        let mut start = 0;
+        for rank in 0..step.ranks as usize {
+            start = furthest(step, rank, start, time);
+        }
+        start == step.layers.count()
+    })
+}
+
+/// Returns the end of the longest stage that rank `rank` can have from layer `start` on.
+fn furthest(step: Step<'_>, rank: usize, start: usize, time: f64) -> usize {
+    let path = step.path();
+    let fits = |end: usize| {
+        let range = start..end;
+        let (forward, input) = (step.layers.forward(range.clone()), step.layers.input(range.clone()));
+        step.rank_time(rank, start, step.layers.work(range), forward + input) <= time
+            && path + (step.microbatches - 1.0) * forward.max(input) <= time
+    };
+    let (mut low, mut high) = (start, step.layers.count());
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}

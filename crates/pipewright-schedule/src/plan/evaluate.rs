@@ -1,0 +1,217 @@
+//! The time and the memory of an order, without a timeline: the same numbers as [`crate::simulate::timed()`] and
+//! [`crate::simulate::peak_memory`] give for the program that trains, to the bit, in a fraction of the time.
+//!
+//! The arithmetic follows the timed simulation operation by operation. The memory of a rank depends on the order of its
+//! row alone, because a rank computes one thing at a time.
+
+use crate::plan::order::{Kind, Order};
+use crate::plan::stage_load::StageLoad;
+use crate::profile::LinkProfile;
+
+/// A time that is not known yet.
+const UNKNOWN: f64 = -1.0;
+/// No link: the neighbouring stage is on the same rank, or there is none.
+const NO_LINK: u32 = u32::MAX;
+
+/// The buffers of an evaluation, kept between evaluations.
+#[derive(Debug, Default)]
+pub(super) struct Evaluator {
+    /// The arrivals of inputs and of gradients, by stage and microbatch.
+    arrivals: [Vec<f64>; 2],
+    free: Vec<f64>,
+    position: Vec<usize>,
+    ready: Vec<u32>,
+    /// The tensor that each rank waits for: its direction and its place among the arrivals.
+    waits: Vec<Option<(usize, usize)>>,
+    /// The end of the last weight gradient of each stage so far.
+    weights_ended: Vec<f64>,
+    links: Links,
+}
+
+/// The links that messages of each stage take.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    /// For each stage, the link of its output and that of the gradient of its input.
+    pub(super) of: Vec<[u32; 2]>,
+    /// The time from which each link is free.
+    pub(super) free: Vec<f64>,
+}
+
+impl Links {
+    /// Numbers the links between the ranks of neighbouring stages.
+    pub(super) fn set(&mut self, rank_of: &[u32]) {
+        let mut known: Vec<(u32, u32)> = Vec::new();
+        let mut number = |from: u32, to: u32| {
+            if from == to {
+                return NO_LINK;
+            }
+            // There are few pairs: each rank has at most two neighbours in a loop or a V.
+            let found = known.iter().rposition(|&pair| pair == (from, to));
+            found.unwrap_or_else(|| {
+                known.push((from, to));
+                known.len() - 1
+            }) as u32
+        };
+        self.of.clear();
+        for (stage, &rank) in rank_of.iter().enumerate() {
+            let output = rank_of.get(stage + 1).map_or(NO_LINK, |&next| number(rank, next));
+            let gradient = stage.checked_sub(1).map_or(NO_LINK, |before| number(rank, rank_of[before]));
+            self.of.push([output, gradient]);
+        }
+        self.free.clear();
+        self.free.resize(known.len(), 0.0);
+    }
+
+    /// Sends `bytes` over `link` at `now`, and returns the arrival.
+    pub(super) fn send(&mut self, link: u32, bytes: u64, now: f64, costs: LinkProfile) -> f64 {
+        if link == NO_LINK {
+            return now;
+        }
+        let occupied = bytes as f64 / costs.bytes_per_s;
+        let free = &mut self.free[link as usize];
+        let start = free.max(now);
+        *free = start + occupied;
+        start + occupied + costs.latency_s
+    }
+}
+
+/// Returns the rank of each stage.
+pub(super) fn ranks_of_stages(order: &Order) -> Vec<u32> {
+    order.placement.all_stages().map(|stage| order.placement.rank_of(stage).get()).collect()
+}
+
+impl Evaluator {
+    /// Returns the time of `order`, without the optimizer; `None` if the ranks wait for each other.
+    pub(super) fn time(&mut self, order: &Order, loads: &[StageLoad], link: LinkProfile) -> Option<f64> {
+        let rank_of = ranks_of_stages(order);
+        self.reset(order, &rank_of);
+        let mut makespan = 0.0f64;
+        while let Some(rank) = self.ready.pop() {
+            makespan = makespan.max(self.advance(order, loads, link, &rank_of, rank as usize));
+        }
+        let finished = self.position.iter().zip(&order.rows).all(|(&position, row)| position == row.len());
+        let has_replicas = loads.iter().any(|load| load.reduce > 0.0);
+        if has_replicas {
+            makespan = makespan.max(last_reduction(order, loads, &self.weights_ended));
+        }
+        finished.then_some(makespan)
+    }
+
+    fn reset(&mut self, order: &Order, rank_of: &[u32]) {
+        let (ranks, cells) = (order.rows.len(), rank_of.len() * order.microbatches as usize);
+        for arrivals in &mut self.arrivals {
+            arrivals.clear();
+            arrivals.resize(cells, UNKNOWN);
+        }
+        self.free.clear();
+        self.free.resize(ranks, 0.0);
+        self.position.clear();
+        self.position.resize(ranks, 0);
+        self.ready.clear();
+        self.ready.extend((0..ranks as u32).rev());
+        self.waits.clear();
+        self.waits.resize(ranks, None);
+        self.weights_ended.clear();
+        self.weights_ended.resize(rank_of.len(), 0.0);
+        self.links.set(rank_of);
+    }
+
+    /// Runs a rank as far as it can, and returns the end of its last computation.
+    fn advance(
+        &mut self,
+        order: &Order,
+        loads: &[StageLoad],
+        link: LinkProfile,
+        rank_of: &[u32],
+        rank: usize,
+    ) -> f64 {
+        let (width, last) = (order.microbatches as usize, rank_of.len() - 1);
+        let (mut now, mut position) = (self.free[rank], self.position[rank]);
+        while let Some(&cell) = order.rows[rank].get(position) {
+            let stage = cell.stage as usize;
+            let (at, load) = (stage * width + cell.microbatch as usize, &loads[stage]);
+            let (needs, duration) = match cell.kind {
+                Kind::Forward => ((stage > 0).then_some(0), load.forward),
+                Kind::Input => ((stage < last).then_some(1), load.input),
+                Kind::Weight => (None, load.weight),
+                Kind::Backward => ((stage < last).then_some(1), load.input + load.weight),
+            };
+            if let Some(direction) = needs {
+                let arrival = self.arrivals[direction][at];
+                if arrival == UNKNOWN {
+                    self.waits[rank] = Some((direction, at));
+                    break;
+                }
+                now = now.max(arrival);
+            }
+            now += duration;
+            position += 1;
+            if matches!(cell.kind, Kind::Weight | Kind::Backward) {
+                self.weights_ended[stage] = now;
+            }
+            let (direction, target, bytes) = match cell.kind {
+                Kind::Forward if stage < last => (0, at + width, load.output),
+                Kind::Input | Kind::Backward if stage > 0 => (1, at - width, loads[stage - 1].output),
+                _ => continue,
+            };
+            self.arrivals[direction][target] =
+                self.links.send(self.links.of[stage][direction], bytes, now, link);
+            let receiver = rank_of[if direction == 0 { stage + 1 } else { stage - 1 }];
+            if self.waits[receiver as usize] == Some((direction, target)) {
+                self.waits[receiver as usize] = None;
+                self.ready.push(receiver);
+            }
+        }
+        self.free[rank] = now;
+        self.position[rank] = position;
+        now
+    }
+}
+
+/// Returns the end of the last reduction over replicas. A stage is reduced after its last weight gradient, on a channel
+/// of its rank that takes one reduction at a time. `ended` has the end of each stage's last weight gradient.
+fn last_reduction(order: &Order, loads: &[StageLoad], ended: &[f64]) -> f64 {
+    let mut latest = 0.0f64;
+    for rank in order.placement.all_ranks() {
+        let own = order.placement.stages_of(rank);
+        let mut reductions: Vec<(f64, f64)> =
+            own.iter().map(|stage| (ended[stage.index()], loads[stage.index()].reduce)).collect();
+        reductions.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let channel = reductions.iter().fold(0.0f64, |free, &(start, takes)| free.max(start) + takes);
+        latest = latest.max(channel);
+    }
+    latest
+}
+
+/// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations.
+pub(super) fn peaks(order: &Order, loads: &[StageLoad]) -> Vec<u64> {
+    let trains = order.rows.iter().flatten().any(|cell| cell.kind != Kind::Forward);
+    (0..order.rows.len()).map(|rank| peak(order, loads, rank, trains)).collect()
+}
+
+fn peak(order: &Order, loads: &[StageLoad], rank: usize, trains: bool) -> u64 {
+    let own = order.placement.stages_of(crate::ids::Rank::new(rank as u32));
+    let mut held: u64 = own.iter().map(|stage| loads[stage.index()].fixed).fold(0, u64::saturating_add);
+    let mut peak = held;
+    let mut with_gradient: Vec<u32> = Vec::new();
+    for cell in &order.rows[rank] {
+        let load = &loads[cell.stage as usize];
+        let weighs = matches!(cell.kind, Kind::Weight | Kind::Backward);
+        if weighs && !with_gradient.contains(&cell.stage) {
+            with_gradient.push(cell.stage);
+            held = held.saturating_add(load.gradient);
+        }
+        let (more, less) = match cell.kind {
+            Kind::Forward if trains => (load.kept, 0),
+            Kind::Forward => (load.kept, load.kept),
+            Kind::Input | Kind::Backward => (load.rebuilt, load.rebuilt.saturating_add(load.kept)),
+            Kind::Weight => (0, load.stash),
+        };
+        held = held.saturating_add(more);
+        peak = peak.max(held);
+        let stash = if cell.kind == Kind::Input { load.stash } else { 0 };
+        held = held.saturating_add(stash).saturating_sub(less);
+        peak = peak.max(held);
+    }
+    peak
+}

@@ -1,0 +1,67 @@
+//! The named schedules that the search tries, with their parameters.
+
+use crate::costs::Costs;
+use crate::generate::ScheduleSpec;
+use crate::generate::{Generator, PerStage, Setting, catalogue, generate};
+use crate::plan::class::MAX_CHUNKS;
+use crate::plan::order::Order;
+use crate::plan::report::PlanSettings;
+
+/// A named schedule at one size, with settings.
+#[derive(Debug, Clone)]
+pub(super) struct Family {
+    pub(super) name: &'static str,
+    pub(super) settings: PlanSettings,
+    pub(super) ranks: u32,
+    pub(super) chunks: u32,
+    pub(super) microbatches: u32,
+    /// Whether the schedule depends on the costs of its stages.
+    pub(super) is_made_to_measure: bool,
+}
+
+impl Family {
+    /// Returns all families for a size.
+    pub(super) fn all(ranks: u32, microbatches: u32, layers: usize) -> Vec<Self> {
+        let mut families = Vec::new();
+        for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+            for chunks in (1..=MAX_CHUNKS).filter(|chunks| (ranks * chunks) as usize <= layers) {
+                for settings in settings(generator, ranks, microbatches) {
+                    let is_made_to_measure = generator.settings.contains(&Setting::Costs);
+                    let name = generator.name;
+                    families.push(Self { name, settings, ranks, chunks, microbatches, is_made_to_measure });
+                }
+            }
+        }
+        families
+    }
+
+    /// Returns the order of the family at these costs.
+    pub(super) fn order(&self, costs: &Costs) -> Result<Order, String> {
+        let spec = ScheduleSpec {
+            ranks: self.ranks,
+            stages_per_rank: Some(self.chunks),
+            microbatches: self.microbatches,
+            group: self.settings.group,
+            wide_warmup: self.settings.wide_warmup,
+            costs: self.is_made_to_measure.then(|| costs.clone()),
+            memory_limit: self.settings.memory_limit.map(PerStage::Same),
+        };
+        generate(self.name, &spec).map(|schedule| Order::of(&schedule)).map_err(|error| error.to_string())
+    }
+}
+
+fn settings(generator: &Generator, ranks: u32, microbatches: u32) -> Vec<PlanSettings> {
+    let mut all = vec![PlanSettings::default()];
+    if generator.settings.contains(&Setting::WideWarmup) {
+        all.push(PlanSettings { wide_warmup: true, ..PlanSettings::default() });
+    }
+    if generator.settings.contains(&Setting::Group) {
+        let groups = (ranks.div_ceil(2)..ranks).filter(|group| microbatches.is_multiple_of(*group));
+        all.extend(groups.map(|group| PlanSettings { group: Some(group), ..PlanSettings::default() }));
+    }
+    if generator.settings.contains(&Setting::MemoryLimit) {
+        let limits = [2 * ranks, microbatches].into_iter().filter(|&limit| limit > ranks);
+        all.extend(limits.map(|limit| PlanSettings { memory_limit: Some(limit), ..PlanSettings::default() }));
+    }
+    all
+}

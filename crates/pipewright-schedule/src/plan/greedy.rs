@@ -1,0 +1,289 @@
+//! Searched orders: a simulated run in which each free rank chooses its next computation by rules.
+//!
+//! A rank that is free runs, in this order of preference: (1) a backward whose gradient has arrived, the oldest
+//! microbatch first; (2) a forward whose input has arrived, if memory allows it; (3) a pending weight gradient, the
+//! oldest first. The rules ([`Rules`]) change the choice among forwards, the choice between a forward and a backward,
+//! the gaps that weight gradients fill, and the number of microbatches in flight.
+//!
+//! **Memory.** A forward of a stage runs only if its rank then still has room for one microbatch in all later stages of
+//! the rank. There is no deadlock: let `j` be the oldest unfinished microbatch, and let it need a forward of some stage
+//! next. Stages take microbatches in order, so the later stages of that rank hold nothing. What the rank holds was
+//! admitted together with the room for this forward, and a weight gradient can always run and only frees memory. The
+//! room includes what the input backward of one microbatch may add; if it does not fit, weight gradients run first.
+//!
+//! **Time.** Logarithmic in the ranks for each computation, and linear in the stages of a rank for each choice.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use crate::placement::Placement;
+use crate::plan::evaluate::Links;
+use crate::plan::order::{Cell, Kind, Order};
+use crate::plan::stage_load::StageLoad;
+use crate::profile::LinkProfile;
+
+/// The rules of a searched order.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Rules {
+    /// Prefer the forward of the last stage, instead of that of the oldest microbatch.
+    pub(super) deepest: bool,
+    /// After a backward, prefer a forward.
+    pub(super) alternate: bool,
+    /// A weight gradient runs in a gap only if the gap has at least this share of its time.
+    pub(super) filling: f64,
+    /// The number of microbatches between their first forward and their last backward; 0 for any number.
+    pub(super) in_flight: u32,
+}
+
+impl Rules {
+    /// Returns the rules to try, the most promising first.
+    pub(super) fn all(ranks: u32, stages: u32) -> Vec<Self> {
+        let mut rules = Vec::new();
+        for in_flight in [0, ranks + ranks / 2, 2 * ranks, ranks, stages + 1] {
+            for filling in [0.0, 0.6] {
+                for deepest in [true, false] {
+                    for alternate in [false, true] {
+                        rules.push(Self { deepest, alternate, filling, in_flight });
+                    }
+                }
+            }
+        }
+        rules
+    }
+}
+
+/// The input of a searched order.
+pub(super) struct Task<'a> {
+    pub(super) placement: &'a Placement,
+    pub(super) microbatches: u32,
+    pub(super) loads: &'a [StageLoad],
+    pub(super) link: LinkProfile,
+    /// The memory of a rank, in bytes.
+    pub(super) memory: Option<u64>,
+}
+
+struct StageState {
+    rank: u32,
+    /// The numbers of forwards, input backwards and weight backwards that have run.
+    forwards: u32,
+    inputs: u32,
+    /// The arrivals of inputs and gradients that are not used yet.
+    input_at: VecDeque<f64>,
+    gradient_at: VecDeque<f64>,
+    /// The bytes that must be free on the rank when a forward of this stage starts.
+    room: u64,
+}
+
+struct RankState {
+    free: f64,
+    held: u64,
+    limit: u64,
+    pending: VecDeque<Cell>,
+    backward_was_last: bool,
+    own: Vec<usize>,
+    row: Vec<Cell>,
+}
+
+/// The moment at which a rank looks for work. Times are not negative, so that their bits have the order of the times.
+type Wake = Reverse<(u64, u32)>;
+
+struct Run<'a> {
+    task: &'a Task<'a>,
+    rules: Rules,
+    stages: Vec<StageState>,
+    ranks: Vec<RankState>,
+    links: Links,
+    wakes: BinaryHeap<Wake>,
+    left: usize,
+}
+
+/// Returns the order that the rules make, with its end; `None` if it does not end before `before`, or if the memory of
+/// a rank is too small. Adds the number of computations that were simulated to `work`.
+pub(super) fn greedy(task: &Task<'_>, rules: Rules, before: f64, work: &mut u64) -> Option<(Order, f64)> {
+    let mut run = Run::of(task, rules)?;
+    let mut end = 0.0f64;
+    while let Some(Reverse((bits, rank))) = run.wakes.pop() {
+        let now = f64::from_bits(bits);
+        if run.ranks[rank as usize].free > now {
+            continue;
+        }
+        if let Some(cell) = run.choose(rank as usize, now) {
+            end = end.max(run.perform(rank as usize, cell, now));
+            *work += 1;
+            if end >= before {
+                return None;
+            }
+        }
+    }
+    if run.left > 0 {
+        return None;
+    }
+    let rows = run.ranks.into_iter().map(|rank| rank.row).collect();
+    Some((Order { placement: task.placement.clone(), microbatches: task.microbatches, rows }, end))
+}
+
+impl<'a> Run<'a> {
+    fn of(task: &'a Task<'a>, rules: Rules) -> Option<Self> {
+        let placement = task.placement;
+        let rank_of: Vec<u32> = placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect();
+        let mut links = Links::default();
+        links.set(&rank_of);
+        let mut stages: Vec<StageState> = rank_of
+            .iter()
+            .map(|&rank| StageState {
+                rank,
+                forwards: 0,
+                inputs: 0,
+                input_at: VecDeque::new(),
+                gradient_at: VecDeque::new(),
+                room: 0,
+            })
+            .collect();
+        stages[0].input_at.extend(std::iter::repeat_n(0.0, task.microbatches as usize));
+        let ranks = placement.all_ranks().map(|rank| {
+            let own: Vec<usize> = placement.stages_of(rank).iter().map(|stage| stage.index()).collect();
+            let limit = rank_limit(task, &own, &mut stages)?;
+            let row = Vec::with_capacity(3 * own.len() * task.microbatches as usize);
+            let pending = VecDeque::new();
+            Some(RankState { free: 0.0, held: 0, limit, pending, backward_was_last: false, own, row })
+        });
+        let ranks = ranks.collect::<Option<Vec<_>>>()?;
+        let left = 3 * stages.len() * task.microbatches as usize;
+        Some(Self { task, rules, stages, ranks, links, wakes: BinaryHeap::from([Reverse((0, 0))]), left })
+    }
+
+    /// Returns the next computation of a free rank; `None` to wait for a message.
+    fn choose(&self, rank: usize, now: f64) -> Option<Cell> {
+        let state = &self.ranks[rank];
+        let mut input: Option<(u32, Reverse<usize>)> = None;
+        let mut forward: Option<(u32, Reverse<usize>)> = None;
+        let mut next_arrival = f64::INFINITY;
+        let mut is_full = false;
+        for &stage in &state.own {
+            let it = &self.stages[stage];
+            if let Some(&arrival) = it.gradient_at.front() {
+                let key = (it.inputs, Reverse(stage));
+                if arrival > now {
+                    next_arrival = next_arrival.min(arrival);
+                } else if state.held.saturating_add(growth(&self.task.loads[stage])) > state.limit {
+                    // Weight gradients run first, because they free memory.
+                    is_full = true;
+                } else if input.is_none_or(|best| key < best) {
+                    input = Some(key);
+                }
+            }
+            if let Some(&arrival) = it.input_at.front()
+                && self.may_forward(state, stage)
+            {
+                let key = (if self.rules.deepest { 0 } else { it.forwards }, Reverse(stage));
+                if arrival > now {
+                    next_arrival = next_arrival.min(arrival);
+                } else if forward.is_none_or(|best| key < best) {
+                    forward = Some(key);
+                }
+            }
+        }
+        let forward = forward.map(|(_, Reverse(stage))| self.cell(Kind::Forward, stage));
+        let input = input.map(|(_, Reverse(stage))| self.cell(Kind::Input, stage));
+        if self.rules.alternate && state.backward_was_last && forward.is_some() {
+            return forward;
+        }
+        input.or(forward).or_else(|| {
+            let &cell = state.pending.front()?;
+            let takes = self.task.loads[cell.stage as usize].weight;
+            let fits = is_full || next_arrival - now >= self.rules.filling * takes;
+            fits.then_some(cell)
+        })
+    }
+
+    fn may_forward(&self, state: &RankState, stage: usize) -> bool {
+        let it = &self.stages[stage];
+        let is_admitted =
+            stage > 0 || self.rules.in_flight == 0 || it.forwards - it.inputs < self.rules.in_flight;
+        is_admitted && state.held.saturating_add(it.room) <= state.limit
+    }
+
+    fn cell(&self, kind: Kind, stage: usize) -> Cell {
+        let it = &self.stages[stage];
+        let microbatch = if kind == Kind::Forward { it.forwards } else { it.inputs };
+        Cell { kind, stage: stage as u32, microbatch }
+    }
+
+    /// Runs a computation and returns its end.
+    fn perform(&mut self, rank: usize, cell: Cell, now: f64) -> f64 {
+        let stage = cell.stage as usize;
+        let load = &self.task.loads[stage];
+        let state = &mut self.ranks[rank];
+        let end = match cell.kind {
+            Kind::Forward => {
+                self.stages[stage].input_at.pop_front();
+                self.stages[stage].forwards += 1;
+                state.held += load.kept;
+                state.backward_was_last = false;
+                now + load.forward
+            }
+            Kind::Input | Kind::Backward => {
+                self.stages[stage].gradient_at.pop_front();
+                self.stages[stage].inputs += 1;
+                state.held = (state.held + load.stash).saturating_sub(load.kept);
+                state.pending.push_back(Cell { kind: Kind::Weight, ..cell });
+                state.backward_was_last = true;
+                now + load.input
+            }
+            Kind::Weight => {
+                state.pending.pop_front();
+                state.held = state.held.saturating_sub(load.stash);
+                now + load.weight
+            }
+        };
+        state.row.push(cell);
+        state.free = end;
+        self.left -= 1;
+        self.wake(end, rank as u32);
+        self.deliver(cell, end);
+        end
+    }
+
+    fn deliver(&mut self, cell: Cell, end: f64) {
+        let (stage, last) = (cell.stage as usize, self.stages.len() - 1);
+        let (direction, target, bytes) = match cell.kind {
+            Kind::Forward if stage == last => {
+                self.stages[stage].gradient_at.push_back(end);
+                return;
+            }
+            Kind::Forward => (0, stage + 1, self.task.loads[stage].output),
+            Kind::Input if stage > 0 => (1, stage - 1, self.task.loads[stage - 1].output),
+            _ => return,
+        };
+        let arrival = self.links.send(self.links.of[stage][direction], bytes, end, self.task.link);
+        let target = &mut self.stages[target];
+        let queue = if direction == 0 { &mut target.input_at } else { &mut target.gradient_at };
+        queue.push_back(arrival);
+        let rank = target.rank;
+        self.wake(arrival, rank);
+    }
+
+    fn wake(&mut self, at: f64, rank: u32) {
+        self.wakes.push(Reverse((at.to_bits(), rank)));
+    }
+}
+
+/// Returns the bytes that a rank has for activations, and sets the room that a forward of each of its stages needs;
+/// `None` if not even one microbatch fits.
+fn rank_limit(task: &Task<'_>, own: &[usize], stages: &mut [StageState]) -> Option<u64> {
+    let loads = own.iter().map(|&stage| &task.loads[stage]);
+    let always =
+        loads.clone().map(|load| load.fixed.saturating_add(load.gradient)).fold(0, u64::saturating_add);
+    let mut room = loads.map(growth).max().unwrap_or(0);
+    for &stage in own.iter().rev() {
+        room = room.saturating_add(task.loads[stage].kept);
+        stages[stage].room = room;
+    }
+    let limit = task.memory.unwrap_or(u64::MAX).checked_sub(always)?;
+    (room <= limit).then_some(limit)
+}
+
+/// Returns the bytes by which an input backward may exceed what its forward keeps.
+fn growth(load: &StageLoad) -> u64 {
+    load.rebuilt.max(load.stash.saturating_sub(load.kept))
+}

@@ -1,0 +1,49 @@
+//! Plans a run: searches how to cut a model into stages, where to place them, and in which order to run them, for the
+//! costs of a [`Profile`](crate::profile::Profile), and proves how much better a plan could be.
+//!
+//! `README.md` beside this file describes the search space, the cost of a plan and the proofs of the bounds.
+//!
+//! ```
+//! use pipewright_schedule::plan::{PlanRequest, plan};
+//! use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
+//! let block = LayerProfile {
+//!     kind: "block".into(),
+//!     count: 8,
+//!     forward_s: 1e-3,
+//!     input_backward_s: 1e-3,
+//!     weight_backward_s: 1e-3,
+//!     parameter_bytes: 1 << 24,
+//!     ..LayerProfile::default()
+//! };
+//! let link = LinkProfile { latency_s: 1e-6, bytes_per_s: 1e10 };
+//! let profile = Profile { link, layers: vec![block], ..Profile::default() };
+//! let request = PlanRequest { ranks: 2, microbatches: 8, ..PlanRequest::default() };
+//! let report = plan(&profile, &request, &mut || true)?;
+//! assert!(report.gap() < 0.02);
+//! # Ok::<(), pipewright_schedule::plan::PlanError>(())
+//! ```
+
+mod request;
+mod report;
+mod layers;
+mod stage_load;
+mod class;
+mod cuts;
+mod rank_times;
+mod bound;
+mod balance;
+mod order;
+mod evaluate;
+mod greedy;
+mod families;
+mod recompute;
+mod shape;
+mod search;
+mod predict;
+mod explore;
+mod planner;
+
+pub use planner::plan;
+pub use predict::{PlanChoice, PredictError, Prediction, predict};
+pub use report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport, PlanSettings, SEARCHED, Shortage};
+pub use request::PlanRequest;

@@ -1,0 +1,127 @@
+//! The planner: from a profile and a request to the best plans and the proved bound.
+
+use crate::plan::bound::{lower_bound, optimizer_bound};
+use crate::plan::explore::explore;
+use crate::plan::predict::{PlanChoice, PredictError, predict};
+use crate::plan::report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport};
+use crate::plan::request::PlanRequest;
+use crate::plan::search::{Candidate, Search};
+use crate::plan::shape::Shape;
+use crate::profile::Profile;
+
+/// Searches the best plans. `keep_going` is asked before each simulation; once it says no, the search ends with what it
+/// has.
+///
+/// # Errors
+/// When the profile or the request has values that cannot be, or when no plan fits into the memory.
+pub fn plan(
+    profile: &Profile,
+    request: &PlanRequest,
+    keep_going: &mut dyn FnMut() -> bool,
+) -> Result<PlanReport, PlanError> {
+    let problems = profile.problems();
+    if !problems.is_empty() {
+        return Err(PlanError::Profile(problems));
+    }
+    let PlanRequest { ranks, microbatches, .. } = *request;
+    if ranks == 0 || microbatches == 0 || request.microbatch_rows == 0 {
+        return Err(PlanError::Empty { ranks, microbatches });
+    }
+    let shapes = Shape::all(profile, request);
+    if shapes.is_empty() {
+        return Err(PlanError::NoShape { ranks, layers: profile.layer_count() as usize, microbatches });
+    }
+    let bounds: Vec<f64> = shapes.iter().map(bound_of).collect();
+    let bound = bounds.iter().copied().fold(f64::INFINITY, f64::min);
+    let mut order: Vec<usize> = (0..shapes.len()).collect();
+    order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
+    let mut search = Search::new(request, keep_going);
+    for at in order {
+        if bounds[at] < search.best_time() {
+            explore(&mut search, &shapes, at, bound);
+        }
+    }
+    finish(profile, request, &search, &shapes, bound)
+}
+
+fn bound_of(shape: &Shape) -> f64 {
+    lower_bound(shape.step(), &shape.classes) + optimizer_bound(shape.step())
+}
+
+fn finish(
+    profile: &Profile,
+    request: &PlanRequest,
+    search: &Search<'_>,
+    shapes: &[Shape],
+    lower_bound_s: f64,
+) -> Result<PlanReport, PlanError> {
+    let mut plans = Vec::new();
+    for candidate in search.best.values() {
+        let made = finished(profile, &shapes[candidate.shape], candidate);
+        plans.push(made.map_err(|error| PlanError::NothingTried { reason: error.to_string() })?);
+    }
+    plans.sort_by(|one, other| one.step_s.total_cmp(&other.step_s));
+    if plans.is_empty() {
+        return Err(failure(search));
+    }
+    let outcomes = outcomes(search);
+    plans.truncate(request.plans.max(1));
+    let (simulated, stopped) = (search.simulated, search.stopped);
+    Ok(PlanReport { plans, lower_bound_s, outcomes, simulated, stopped })
+}
+
+/// Returns the plan of a candidate. Its numbers are those of [`predict`].
+fn finished(profile: &Profile, shape: &Shape, candidate: &Candidate) -> Result<Plan, PredictError> {
+    let schedule = candidate.order.schedule();
+    let boundaries = candidate.starts[1..candidate.starts.len() - 1].to_vec();
+    let choice = PlanChoice {
+        boundaries,
+        recompute: candidate.recompute.clone(),
+        data_parallel: shape.data_parallel,
+        microbatch_rows: shape.microbatch_rows,
+    };
+    let prediction = predict(profile, &schedule, &choice)?;
+    Ok(Plan {
+        name: candidate.name,
+        settings: candidate.settings,
+        schedule,
+        boundaries: choice.boundaries,
+        recompute: choice.recompute,
+        data_parallel: choice.data_parallel,
+        microbatch_rows: choice.microbatch_rows,
+        step_s: prediction.step_s(),
+        bubble_fraction: prediction.run.timeline().bubble_fraction(),
+        peak_bytes: prediction.peak_bytes,
+    })
+}
+
+fn failure(search: &Search<'_>) -> PlanError {
+    let least = search.shortages.values().min_by_key(|(shortage, _)| shortage.needed);
+    match least {
+        Some((shortage, plan)) => PlanError::DoesNotFit { plan: plan.clone(), shortage: *shortage },
+        None => {
+            let refused = search.refused.iter().next().map(|(_, reason)| reason.clone());
+            let reason = refused.unwrap_or_else(|| "the search was stopped at once".to_owned());
+            PlanError::NothingTried { reason }
+        }
+    }
+}
+
+fn outcomes(search: &Search<'_>) -> Vec<Outcome> {
+    let takes = search.best.values().map(|best| (best.name, OutcomeKind::Takes(best.time)));
+    let too_large = search.shortages.iter().map(|(&name, (it, _))| (name, OutcomeKind::TooLarge(*it)));
+    let refused = search.refused.iter().map(|(&name, why)| (name, OutcomeKind::Refused(why.clone())));
+    let mut outcomes: Vec<Outcome> = Vec::new();
+    for (name, result) in takes.chain(too_large).chain(refused) {
+        if !outcomes.iter().any(|known| known.name == name) {
+            outcomes.push(Outcome { name, result });
+        }
+    }
+    let rank = |outcome: &Outcome| match &outcome.result {
+        OutcomeKind::Takes(time) => (0, *time),
+        OutcomeKind::TooLarge(shortage) => (1, shortage.needed as f64),
+        OutcomeKind::Refused(_) => (2, 0.0),
+    };
+    outcomes.sort_by(|one, other| rank(one).partial_cmp(&rank(other)).unwrap_or(std::cmp::Ordering::Equal));
+    outcomes
+}

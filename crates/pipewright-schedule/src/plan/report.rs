@@ -1,0 +1,158 @@
+//! The output of a plan.
+
+use thiserror::Error;
+
+use crate::ids::Rank;
+use crate::profile::ProfileProblem;
+use crate::schedule::Schedule;
+
+/// The name of orders that no named schedule has.
+pub const SEARCHED: &str = "searched";
+
+/// The best plans, and how much better a plan could be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlanReport {
+    /// The best plan of each schedule, the fastest first.
+    pub plans: Vec<Plan>,
+    /// A time that no plan of the search space is below, in seconds.
+    pub lower_bound_s: f64,
+    /// What became of the schedules, by their best plan.
+    pub outcomes: Vec<Outcome>,
+    /// The number of plans that were simulated.
+    pub simulated: u64,
+    /// Whether the search was stopped before its work was done.
+    pub stopped: bool,
+}
+
+/// A choice of everything that can be chosen, and its prediction.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The name of the schedule, or [`SEARCHED`].
+    pub name: &'static str,
+    /// The settings of the schedule besides its size.
+    pub settings: PlanSettings,
+    /// What each rank of a replica computes.
+    pub schedule: Schedule,
+    /// The first layer of each stage except the first.
+    pub boundaries: Vec<usize>,
+    /// For each stage, whether it recomputes its forward.
+    pub recompute: Vec<bool>,
+    /// The number of replicas.
+    pub data_parallel: u32,
+    /// The number of rows of a microbatch.
+    pub microbatch_rows: u32,
+    /// The time of a step: the schedule, the sum of gradients over replicas, and the optimizer.
+    pub step_s: f64,
+    /// The mean share of the step without the optimizer in which a rank does not compute.
+    pub bubble_fraction: f64,
+    /// The peak bytes of each rank of a replica.
+    pub peak_bytes: Vec<u64>,
+}
+
+/// The settings of a schedule besides its size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PlanSettings {
+    /// [`ScheduleSpec::group`](crate::ScheduleSpec::group).
+    pub group: Option<u32>,
+    /// [`ScheduleSpec::wide_warmup`](crate::ScheduleSpec::wide_warmup).
+    pub wide_warmup: bool,
+    /// [`ScheduleSpec::memory_limit`](crate::ScheduleSpec::memory_limit).
+    pub memory_limit: Option<u32>,
+}
+
+/// What became of a schedule.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// The name of the schedule.
+    pub name: &'static str,
+    /// The result.
+    pub result: OutcomeKind,
+}
+
+/// The result of trying a schedule.
+#[derive(Debug, Clone, PartialEq)]
+pub enum OutcomeKind {
+    /// Its best plan takes so long, in seconds.
+    Takes(f64),
+    /// Its smallest plan does not fit.
+    TooLarge(Shortage),
+    /// It does not exist at this size.
+    Refused(String),
+}
+
+/// The memory that a plan lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shortage {
+    /// The rank that lacks the most.
+    pub rank: Rank,
+    /// The bytes that it needs.
+    pub needed: u64,
+    /// The part of them that parameters, gradients and optimizer state take.
+    pub fixed: u64,
+    /// The bytes that it has.
+    pub memory: u64,
+}
+
+/// The errors of a plan.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum PlanError {
+    /// The profile has values that cannot be.
+    #[error("{} problems in the profile, the first: {}", .0.len(), .0[0])]
+    Profile(Vec<ProfileProblem>),
+    /// The sizes do not fit together.
+    #[error("{ranks} ranks and {microbatches} microbatches; use at least one of both")]
+    Empty {
+        /// The number of ranks.
+        ranks: u32,
+        /// The number of microbatches.
+        microbatches: u32,
+    },
+    /// No number of replicas makes pipelines of the ranks.
+    #[error(
+        "{ranks} ranks have no plan for {layers} layers and {microbatches} microbatches: the ranks of a pipeline are at \
+         most the layers, and the replicas share the microbatches evenly; use fewer ranks or other microbatches"
+    )]
+    NoShape {
+        /// The number of ranks.
+        ranks: u32,
+        /// The number of layers.
+        layers: usize,
+        /// The number of microbatches.
+        microbatches: u32,
+    },
+    /// No plan fits into the memory.
+    #[error(
+        "no plan fits: rank {} of the smallest one ({plan}) needs {} bytes, {} of them for parameters, gradients and \
+         optimizer state, and has {}, which is {} too few; use more ranks or more memory",
+        .shortage.rank, .shortage.needed, .shortage.fixed, .shortage.memory, .shortage.needed - .shortage.memory
+    )]
+    DoesNotFit {
+        /// The plan that lacks the least.
+        plan: String,
+        /// What it lacks.
+        shortage: Shortage,
+    },
+    /// The schedules of the space do not exist at this size, or the search was stopped before it tried one.
+    #[error("no schedule was tried: {reason}")]
+    NothingTried {
+        /// The reason.
+        reason: String,
+    },
+}
+
+impl PlanReport {
+    /// Returns how much longer the best plan takes than the lower bound, as a share of the lower bound.
+    pub fn gap(&self) -> f64 {
+        match self.plans.first() {
+            Some(best) if self.lower_bound_s > 0.0 => (best.step_s / self.lower_bound_s - 1.0).max(0.0),
+            _ => 0.0,
+        }
+    }
+}
+
+impl Plan {
+    /// Returns the number of microbatches of a step, over all replicas.
+    pub fn microbatches(&self) -> u32 {
+        self.schedule.microbatches() * self.data_parallel
+    }
+}

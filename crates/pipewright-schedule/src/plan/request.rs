@@ -1,0 +1,46 @@
+//! The input of a plan.
+
+/// What to plan, besides the profile.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlanRequest {
+    /// The number of ranks, over all replicas.
+    pub ranks: u32,
+    /// The number of microbatches of a step, over all replicas.
+    pub microbatches: u32,
+    /// The number of rows of a microbatch. Plans may use larger microbatches, and fewer of them.
+    pub microbatch_rows: u32,
+    /// The memory of each rank in bytes; `None` for any amount.
+    pub memory: Option<u64>,
+    /// The number of replicas; `None` to search it.
+    pub data_parallel: Option<u32>,
+    /// Whether larger microbatches may be tried.
+    pub larger_microbatches: bool,
+    /// Whether orders that no named schedule has may be tried.
+    pub searched: bool,
+    /// The work of the search, in simulated computations. About ten million take a second.
+    pub effort: u64,
+    /// The number of plans to return.
+    pub plans: usize,
+}
+
+impl PlanRequest {
+    /// The usual work of a search, in simulated computations.
+    pub const EFFORT: u64 = 12_000_000;
+}
+
+impl Default for PlanRequest {
+    /// Eight microbatches of one row on two ranks, and everything searched.
+    fn default() -> Self {
+        Self {
+            ranks: 2,
+            microbatches: 8,
+            microbatch_rows: 1,
+            memory: None,
+            data_parallel: None,
+            larger_microbatches: true,
+            searched: true,
+            effort: Self::EFFORT,
+            plans: 5,
+        }
+    }
+}

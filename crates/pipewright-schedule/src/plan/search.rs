@@ -1,0 +1,229 @@
+//! The search: simulates plans, the most promising first, and keeps the best of each schedule.
+//!
+//! `plan/README.md` describes the phases. Everything is deterministic; only the caller's clock can stop it early.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use crate::ids::Rank;
+use crate::plan::class::Class;
+use crate::plan::evaluate::{Evaluator, peaks};
+use crate::plan::greedy::{Rules, Task, greedy};
+use crate::plan::order::Order;
+use crate::plan::report::{PlanSettings, SEARCHED, Shortage};
+use crate::plan::request::PlanRequest;
+use crate::plan::shape::Shape;
+use crate::plan::stage_load::{StageLoad, stage_loads};
+
+/// A plan that was simulated and fits.
+#[derive(Debug, Clone)]
+pub(super) struct Candidate {
+    pub(super) name: &'static str,
+    pub(super) settings: PlanSettings,
+    pub(super) order: Rc<Order>,
+    /// The rules that made the order, if it is searched.
+    pub(super) rules: Option<Rules>,
+    pub(super) starts: Vec<usize>,
+    pub(super) recompute: Vec<bool>,
+    /// The place of its shape in the list of shapes.
+    pub(super) shape: usize,
+    /// The time of a step.
+    pub(super) time: f64,
+    /// The peak bytes of the rank with the most.
+    pub(super) peak: u64,
+}
+
+/// The state of a search.
+pub(super) struct Search<'a> {
+    pub(super) request: &'a PlanRequest,
+    keep_going: &'a mut dyn FnMut() -> bool,
+    evaluator: Evaluator,
+    /// The work that is left, in computations.
+    left: u64,
+    pub(super) simulated: u64,
+    pub(super) stopped: bool,
+    /// The best plan of each schedule.
+    pub(super) best: BTreeMap<&'static str, Candidate>,
+    /// The smallest shortage of each schedule, with a description of the plan.
+    pub(super) shortages: BTreeMap<&'static str, (Shortage, String)>,
+    pub(super) refused: BTreeMap<&'static str, String>,
+}
+
+/// The name of a schedule and its settings.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Label {
+    pub(super) name: &'static str,
+    pub(super) settings: PlanSettings,
+}
+
+/// What the order of a plan is for: everything but the order.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Choice<'a> {
+    pub(super) shape: usize,
+    pub(super) starts: &'a [usize],
+    pub(super) recompute: &'a [bool],
+}
+
+impl<'a> Search<'a> {
+    /// Starts a search.
+    pub(super) fn new(request: &'a PlanRequest, keep_going: &'a mut dyn FnMut() -> bool) -> Self {
+        Self {
+            request,
+            keep_going,
+            evaluator: Evaluator::default(),
+            left: request.effort,
+            simulated: 0,
+            stopped: false,
+            best: BTreeMap::new(),
+            shortages: BTreeMap::new(),
+            refused: BTreeMap::new(),
+        }
+    }
+
+    /// Returns the work that is left.
+    pub(super) fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Returns whether the search may simulate more while more than `reserve` of the work is left.
+    pub(super) fn goes_on(&mut self, reserve: u64) -> bool {
+        if !self.stopped && !(self.keep_going)() {
+            self.stopped = true;
+        }
+        !self.stopped && self.left > reserve
+    }
+
+    /// Returns the time of the best plan so far.
+    pub(super) fn best_time(&self) -> f64 {
+        self.best.values().map(|candidate| candidate.time).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Returns the best plan so far.
+    pub(super) fn best_candidate(&self) -> Option<&Candidate> {
+        self.best.values().min_by(|one, other| one.time.total_cmp(&other.time))
+    }
+
+    /// Simulates an order, and keeps it if it is the best of its schedule. Returns its time if it fits.
+    pub(super) fn consider(
+        &mut self,
+        shapes: &[Shape],
+        label: Label,
+        order: &Rc<Order>,
+        choice: Choice<'_>,
+    ) -> Option<f64> {
+        let shape = &shapes[choice.shape];
+        let loads = stage_loads(&shape.layers, choice.starts, choice.recompute, shape.data_parallel);
+        let peaks = peaks(order, &loads);
+        if let Some(shortage) = self.shortage(order, &loads, &peaks) {
+            self.keep_shortage(label.name, shortage, shape, choice);
+            return None;
+        }
+        self.charge(order.rows.iter().map(|row| row.len() as u64).sum());
+        let time = self.evaluator.time(order, &loads, shape.layers.link)? + optimizer_time(order, &loads);
+        self.keep(label, order, None, choice, time, peaks.into_iter().max().unwrap_or(0));
+        Some(time)
+    }
+
+    /// Makes an order by rules, and keeps it if it is the best. Returns its time if it is better than `before`.
+    pub(super) fn search_order(
+        &mut self,
+        shapes: &[Shape],
+        class: Class,
+        choice: Choice<'_>,
+        rules: Rules,
+        before: f64,
+    ) -> Option<f64> {
+        let shape = &shapes[choice.shape];
+        let loads = stage_loads(&shape.layers, choice.starts, choice.recompute, shape.data_parallel);
+        let placement = class.placement();
+        let own =
+            |rank: Rank| placement.stages_of(rank).iter().map(|stage| loads[stage.index()].optimizer).sum();
+        let optimizer = placement.all_ranks().map(own).fold(0.0, f64::max);
+        let task = Task {
+            placement: &placement,
+            microbatches: shape.microbatches,
+            loads: &loads,
+            link: shape.layers.link,
+            memory: self.request.memory,
+        };
+        let mut work = 0;
+        let made = greedy(&task, rules, before - optimizer, &mut work);
+        self.charge(work.max(1));
+        let (order, _) = made?;
+        let order = Rc::new(order);
+        let peaks = peaks(&order, &loads);
+        if let Some(shortage) = self.shortage(&order, &loads, &peaks) {
+            self.keep_shortage(SEARCHED, shortage, shape, choice);
+            return None;
+        }
+        let time = self.evaluator.time(&order, &loads, shape.layers.link)? + optimizer_time(&order, &loads);
+        let label = Label { name: SEARCHED, settings: PlanSettings::default() };
+        self.keep(label, &order, Some(rules), choice, time, peaks.into_iter().max().unwrap_or(0));
+        (time < before).then_some(time)
+    }
+
+    fn charge(&mut self, work: u64) {
+        self.simulated += 1;
+        self.left = self.left.saturating_sub(work);
+    }
+
+    fn keep(
+        &mut self,
+        label: Label,
+        order: &Rc<Order>,
+        rules: Option<Rules>,
+        choice: Choice<'_>,
+        time: f64,
+        peak: u64,
+    ) {
+        let is_better = self.best.get(label.name).is_none_or(|best| (time, peak) < (best.time, best.peak));
+        if !is_better {
+            return;
+        }
+        let candidate = Candidate {
+            name: label.name,
+            settings: label.settings,
+            order: Rc::clone(order),
+            rules,
+            starts: choice.starts.to_vec(),
+            recompute: choice.recompute.to_vec(),
+            shape: choice.shape,
+            time,
+            peak,
+        };
+        self.best.insert(label.name, candidate);
+    }
+
+    /// Returns what an order lacks on the rank that lacks the most, if it does not fit.
+    fn shortage(&self, order: &Order, loads: &[StageLoad], peaks: &[u64]) -> Option<Shortage> {
+        let memory = self.request.memory?;
+        let (rank, &needed) = (0..).map(Rank::new).zip(peaks).max_by_key(|&(_, peak)| peak)?;
+        let of_stage = |load: &StageLoad| load.fixed.saturating_add(load.gradient);
+        let own = order.placement.stages_of(rank).iter().map(|stage| of_stage(&loads[stage.index()]));
+        let fixed = own.fold(0, u64::saturating_add);
+        (needed > memory).then_some(Shortage { rank, needed, fixed, memory })
+    }
+
+    fn keep_shortage(&mut self, name: &'static str, shortage: Shortage, shape: &Shape, choice: Choice<'_>) {
+        if self.shortages.get(name).is_some_and(|(known, _)| known.needed <= shortage.needed) {
+            return;
+        }
+        let recomputes = choice.recompute.iter().filter(|&&recomputes| recomputes).count();
+        let plan = format!(
+            "{name}, {} replicas of {} ranks, {} stages, {recomputes} of them recomputing",
+            shape.data_parallel,
+            shape.ranks,
+            choice.starts.len() - 1
+        );
+        self.shortages.insert(name, (shortage, plan));
+    }
+}
+
+/// Returns the time of the optimizer, which all ranks begin together.
+pub(super) fn optimizer_time(order: &Order, loads: &[StageLoad]) -> f64 {
+    let of_rank = |rank| {
+        let own = order.placement.stages_of(rank).iter();
+        own.map(|stage| loads[stage.index()].optimizer).sum::<f64>()
+    };
+    order.placement.all_ranks().map(of_rank).fold(0.0, f64::max)
+}

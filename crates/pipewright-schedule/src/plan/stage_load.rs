@@ -1,0 +1,105 @@
+//! The times and sizes of a stage, from the layers in it.
+//!
+//! A stage that recomputes keeps its input instead of its activations. Before `I` (or `B`) it computes its forward once
+//! more, which takes part in the time of `I`, and its activations exist until the end of `I`. Each byte of parameters
+//! needs a byte of gradients, from the first weight gradient of the step, and two bytes of optimizer state (the two
+//! moments of AdamW), always.
+
+use crate::costs::{Costs, Link, StageCosts, StageSizes};
+use crate::plan::layers::Layers;
+
+/// The bytes of optimizer state for each byte of parameters.
+const STATE: u64 = 2;
+
+/// The times and sizes of a stage for one microbatch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct StageLoad {
+    pub(super) forward: f64,
+    /// The time of `I`, with recomputation.
+    pub(super) input: f64,
+    pub(super) weight: f64,
+    pub(super) optimizer: f64,
+    /// The time to sum the gradients over the replicas.
+    pub(super) reduce: f64,
+    pub(super) output: u64,
+    /// What a forward keeps until `I`.
+    pub(super) kept: u64,
+    /// What recomputation adds during `I`.
+    pub(super) rebuilt: u64,
+    /// What `I` keeps until `W`.
+    pub(super) stash: u64,
+    pub(super) gradient: u64,
+    /// Parameters and optimizer state.
+    pub(super) fixed: u64,
+}
+
+/// Returns the loads of all stages. `starts` has the first layer of each stage and the number of layers at the end;
+/// `recompute` tells for each stage whether it recomputes.
+pub(super) fn stage_loads(
+    layers: &Layers,
+    starts: &[usize],
+    recompute: &[bool],
+    replicas: u32,
+) -> Vec<StageLoad> {
+    let stages = starts.windows(2).zip(recompute);
+    stages.map(|(range, &recomputes)| stage_load(layers, range[0], range[1], recomputes, replicas)).collect()
+}
+
+fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool, replicas: u32) -> StageLoad {
+    let mut load = StageLoad {
+        forward: 0.0,
+        input: 0.0,
+        weight: 0.0,
+        optimizer: 0.0,
+        reduce: 0.0,
+        output: layers.list[end - 1].output,
+        kept: 0,
+        rebuilt: 0,
+        stash: 0,
+        gradient: 0,
+        fixed: 0,
+    };
+    let mut again = 0.0;
+    for layer in &layers.list[start..end] {
+        load.forward += layer.forward;
+        load.input += layer.input;
+        load.weight += layer.weight;
+        load.optimizer += layer.optimizer;
+        again += layer.recompute;
+        load.kept = load.kept.saturating_add(layer.activation);
+        load.stash = load.stash.saturating_add(layer.stash);
+        load.gradient = load.gradient.saturating_add(layer.parameters);
+    }
+    load.fixed = load.gradient.saturating_mul(1 + STATE);
+    if recomputes {
+        load.input += again;
+        load.rebuilt = load.kept;
+        load.kept = start.checked_sub(1).map_or(0, |before| layers.list[before].output);
+    }
+    if replicas > 1 {
+        load.reduce = ring(layers, load.gradient, replicas);
+    }
+    load
+}
+
+/// Returns the time of an all-reduce on a ring: each member sends every byte but its own share twice.
+fn ring(layers: &Layers, bytes: u64, replicas: u32) -> f64 {
+    let steps = f64::from(2 * (replicas - 1));
+    steps * (bytes as f64 / f64::from(replicas) / layers.link.bytes_per_s + layers.link.latency_s)
+}
+
+/// Returns the loads as the costs of the engine. The sizes leave out what recomputation adds during `I`.
+pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
+    let stages = loads.iter().map(|load| StageCosts {
+        reduce_grad: load.reduce,
+        ..StageCosts::new(load.forward, load.input, load.weight)
+    });
+    let sizes = loads.iter().map(|load| StageSizes {
+        output: load.output,
+        activation: load.kept,
+        stash: load.stash,
+        gradient: load.gradient,
+    });
+    let link = Link { latency: layers.link.latency_s, bandwidth: layers.link.bytes_per_s };
+    Costs { stages: stages.collect(), sizes: sizes.collect(), link, ..Costs::default() }
+}

@@ -1,0 +1,315 @@
+//! A profile: the measured costs of a model's layers and of the link between ranks, in seconds and bytes.
+//!
+//! A profile is measured on a device or written by hand. It is plain data; whoever reads it from a file finds its
+//! mistakes with [`Profile::problems`]. [`mod@crate::plan`] searches for the best run at these costs.
+//!
+//! ```
+//! use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
+//! let layer = LayerProfile { kind: "block".into(), count: 8, forward_s: 1e-3, ..LayerProfile::default() };
+//! let profile = Profile { layers: vec![layer], link: LinkProfile { latency_s: 0.0, bytes_per_s: 1e10 }, ..Profile::default() };
+//! assert_eq!(profile.layer_count(), 8);
+//! assert!(profile.problems().is_empty());
+//! ```
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The largest number of layers, with repetitions.
+pub const MAX_LAYERS: u64 = 10_000;
+/// The longest time of a layer or a message, in seconds. Any longer time is a mistake in the unit.
+pub const MAX_PROFILE_SECONDS: f64 = 1e6;
+/// The largest size in bytes. Sums over the largest model fit 64 bits.
+pub const MAX_PROFILE_BYTES: u64 = 1_000_000_000_000_000;
+/// The largest bandwidth in bytes per second.
+pub const MAX_BYTES_PER_SECOND: f64 = 1e18;
+
+/// The costs of a model on a device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// The rows of the microbatch that the times and sizes are for.
+    #[serde(default = "one")]
+    pub rows: u32,
+    /// The device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceProfile>,
+    /// The link between any two ranks.
+    pub link: LinkProfile,
+    /// The layers in the order of the model.
+    pub layers: Vec<LayerProfile>,
+}
+
+/// The device that a profile is for.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceProfile {
+    /// The name, for people.
+    #[serde(default)]
+    pub name: String,
+    /// The memory of one rank.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+}
+
+/// The link between two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkProfile {
+    /// The time from the departure of the last byte to its arrival.
+    pub latency_s: f64,
+    /// The bandwidth.
+    pub bytes_per_s: f64,
+}
+
+/// The costs of a layer, or of several equal layers in a row, for one microbatch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LayerProfile {
+    /// The kind of layer, for people.
+    pub kind: String,
+    /// The number of such layers in a row.
+    #[serde(default = "one")]
+    pub count: u32,
+    /// The time of `F`.
+    pub forward_s: f64,
+    /// The time of `I`.
+    pub input_backward_s: f64,
+    /// The time of `W`.
+    pub weight_backward_s: f64,
+    /// The time to recompute the forward before a backward; `None` for the time of `F`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute_s: Option<f64>,
+    /// The time of the optimizer, once per step.
+    #[serde(default)]
+    pub optimizer_s: f64,
+    /// The size of the output, which crosses a boundary after this layer.
+    pub output_bytes: u64,
+    /// The size of the parameters, without gradients and optimizer state.
+    pub parameter_bytes: u64,
+    /// The size of the tensors that the forward keeps until `I`.
+    pub activation_bytes: u64,
+    /// The size of the tensors that `I` keeps until `W`; `None` for half of `activation_bytes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_activation_bytes: Option<u64>,
+}
+
+/// The part of a profile that a problem is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProfilePart {
+    /// The keys before the first section.
+    Top,
+    /// The section `[device]`.
+    Device,
+    /// The section `[link]`.
+    Link,
+    /// The section `[[layers]]` with this index, counted from 0.
+    Layer(usize),
+}
+
+/// A value that a profile cannot have.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProfileProblem {
+    /// The part of the profile.
+    pub part: ProfilePart,
+    /// The key.
+    pub key: &'static str,
+    /// The value, as text.
+    pub value: String,
+    /// The values that are possible, in words.
+    pub expected: String,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl Default for Profile {
+    /// A profile for microbatches of one row, without layers.
+    fn default() -> Self {
+        Self { rows: 1, device: None, link: LinkProfile::default(), layers: Vec::new() }
+    }
+}
+
+impl Default for LayerProfile {
+    /// One layer without costs.
+    fn default() -> Self {
+        Self {
+            kind: String::new(),
+            count: 1,
+            forward_s: 0.0,
+            input_backward_s: 0.0,
+            weight_backward_s: 0.0,
+            recompute_s: None,
+            optimizer_s: 0.0,
+            output_bytes: 0,
+            parameter_bytes: 0,
+            activation_bytes: 0,
+            weight_activation_bytes: None,
+        }
+    }
+}
+
+impl LayerProfile {
+    /// Returns the size of the tensors that `I` keeps until `W`.
+    pub fn stash_bytes(&self) -> u64 {
+        self.weight_activation_bytes.unwrap_or(self.activation_bytes / 2)
+    }
+}
+
+impl Profile {
+    /// Returns the number of layers, with repetitions.
+    pub fn layer_count(&self) -> u64 {
+        self.layers.iter().map(|layer| u64::from(layer.count)).sum()
+    }
+
+    /// Returns every layer in the order of the model, with repetitions.
+    pub fn each_layer(&self) -> impl Iterator<Item = &LayerProfile> {
+        self.layers.iter().flat_map(|layer| std::iter::repeat_n(layer, layer.count as usize))
+    }
+
+    /// Returns all values that a profile cannot have; nothing if it can be used.
+    pub fn problems(&self) -> Vec<ProfileProblem> {
+        let mut found = Vec::new();
+        if self.layers.is_empty() {
+            let expected = "at least one [[layers]] section";
+            found.push(problem(ProfilePart::Top, "layers", "empty", expected));
+        }
+        if self.layer_count() > MAX_LAYERS {
+            let expected = format!("at most {MAX_LAYERS} layers in all");
+            found.push(problem(ProfilePart::Top, "layers", self.layer_count(), expected));
+        }
+        if self.rows == 0 {
+            found.push(problem(ProfilePart::Top, "rows", self.rows, "at least 1"));
+        }
+        if let Some(memory) = self.device.as_ref().and_then(|device| device.memory_bytes) {
+            check_bytes(&mut found, ProfilePart::Device, "memory_bytes", memory);
+        }
+        check_seconds(&mut found, ProfilePart::Link, "latency_s", self.link.latency_s);
+        if !(1.0..=MAX_BYTES_PER_SECOND).contains(&self.link.bytes_per_s) {
+            let expected = format!("a number from 1 to {MAX_BYTES_PER_SECOND:e}");
+            found.push(problem(ProfilePart::Link, "bytes_per_s", self.link.bytes_per_s, expected));
+        }
+        for (index, layer) in self.layers.iter().enumerate() {
+            check_layer(&mut found, ProfilePart::Layer(index), layer);
+        }
+        found
+    }
+}
+
+fn check_layer(found: &mut Vec<ProfileProblem>, part: ProfilePart, layer: &LayerProfile) {
+    if layer.count == 0 {
+        found.push(problem(part, "count", layer.count, "at least 1"));
+    }
+    let times = [
+        ("forward_s", Some(layer.forward_s)),
+        ("input_backward_s", Some(layer.input_backward_s)),
+        ("weight_backward_s", Some(layer.weight_backward_s)),
+        ("recompute_s", layer.recompute_s),
+        ("optimizer_s", Some(layer.optimizer_s)),
+    ];
+    for (key, seconds) in times {
+        check_seconds(found, part, key, seconds.unwrap_or(0.0));
+    }
+    let sizes = [
+        ("output_bytes", Some(layer.output_bytes)),
+        ("parameter_bytes", Some(layer.parameter_bytes)),
+        ("activation_bytes", Some(layer.activation_bytes)),
+        ("weight_activation_bytes", layer.weight_activation_bytes),
+    ];
+    for (key, bytes) in sizes {
+        check_bytes(found, part, key, bytes.unwrap_or(0));
+    }
+}
+
+fn check_seconds(found: &mut Vec<ProfileProblem>, part: ProfilePart, key: &'static str, seconds: f64) {
+    if !(0.0..=MAX_PROFILE_SECONDS).contains(&seconds) {
+        let expected = format!("a number of seconds from 0 to {MAX_PROFILE_SECONDS:e}");
+        found.push(problem(part, key, seconds, expected));
+    }
+}
+
+fn check_bytes(found: &mut Vec<ProfileProblem>, part: ProfilePart, key: &'static str, bytes: u64) {
+    if bytes > MAX_PROFILE_BYTES {
+        let expected = format!("a number of bytes from 0 to {MAX_PROFILE_BYTES}");
+        found.push(problem(part, key, bytes, expected));
+    }
+}
+
+fn problem(
+    part: ProfilePart,
+    key: &'static str,
+    value: impl fmt::Display,
+    expected: impl Into<String>,
+) -> ProfileProblem {
+    ProfileProblem { part, key, value: value.to_string(), expected: expected.into() }
+}
+
+impl fmt::Display for ProfilePart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Top => f.write_str("the profile"),
+            Self::Device => f.write_str("[device]"),
+            Self::Link => f.write_str("[link]"),
+            Self::Layer(index) => write!(f, "[[layers]] number {}", index + 1),
+        }
+    }
+}
+
+impl fmt::Display for ProfileProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { part, key, value, expected } = self;
+        write!(f, "`{key}` of {part} is {value}, where {expected} is expected")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(change: impl FnOnce(&mut Profile), expected: &[&str]) {
+        let layer = LayerProfile { kind: "a".into(), count: 2, ..LayerProfile::default() };
+        let link = LinkProfile { latency_s: 0.0, bytes_per_s: 1e9 };
+        let mut profile = Profile { rows: 1, device: None, link, layers: vec![layer] };
+        change(&mut profile);
+        let found: Vec<String> = profile.problems().iter().map(ToString::to_string).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn values_that_cannot_be_are_found() {
+        check(|_| {}, &[]);
+        check(
+            |profile| profile.layers[0].forward_s = -1.0,
+            &[
+                "`forward_s` of [[layers]] number 1 is -1, where a number of seconds from 0 to 1e6 is expected",
+            ],
+        );
+        check(
+            |profile| profile.layers[0].recompute_s = Some(f64::NAN),
+            &[
+                "`recompute_s` of [[layers]] number 1 is NaN, where a number of seconds from 0 to 1e6 is expected",
+            ],
+        );
+        check(
+            |profile| profile.layers[0].output_bytes = u64::MAX,
+            &[
+                "`output_bytes` of [[layers]] number 1 is 18446744073709551615, where a number of bytes from 0 to \
+               1000000000000000 is expected",
+            ],
+        );
+        check(
+            |profile| profile.link.bytes_per_s = 0.0,
+            &["`bytes_per_s` of [link] is 0, where a number from 1 to 1e18 is expected"],
+        );
+        check(
+            |profile| profile.layers.clear(),
+            &["`layers` of the profile is empty, where at least one [[layers]] section is expected"],
+        );
+        check(
+            |profile| profile.layers[0].count = 20_000,
+            &["`layers` of the profile is 20000, where at most 10000 layers in all is expected"],
+        );
+        check(|profile| profile.rows = 0, &["`rows` of the profile is 0, where at least 1 is expected"]);
+    }
+}

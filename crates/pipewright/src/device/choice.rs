@@ -1,0 +1,158 @@
+//! How a configuration names a device.
+//!
+//! ```text
+//! flex              the processor
+//! cuda, cuda:1      the first GPU, or the one with this number; also rocm
+//! wgpu              the adapter that the graphics interface prefers; also metal and vulkan
+//! wgpu:1            the discrete GPU with this number
+//! wgpu:integrated   the first integrated GPU; wgpu:integrated:1 the next; also wgpu:virtual
+//! wgpu:cpu          an adapter that computes on the processor
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::back_end::BackEnd;
+use super::error::DeviceError;
+
+/// A device by its name in a configuration. It need not be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct DeviceChoice {
+    /// The back end that computes on it.
+    pub back_end: BackEnd,
+    /// Which of the back end's devices it is.
+    pub adapter: Adapter,
+}
+
+/// One of a back end's devices. Numbers start at 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Adapter {
+    /// The first device or, with a graphics interface, the preferred one.
+    #[default]
+    Default,
+    /// The GPU with this number; with a graphics interface, the discrete GPU.
+    Gpu(usize),
+    /// The integrated GPU with this number.
+    Integrated(usize),
+    /// The virtual GPU with this number.
+    Virtual(usize),
+    /// An adapter that computes on the processor.
+    Cpu,
+}
+
+impl DeviceChoice {
+    /// The processor.
+    pub const FLEX: Self = Self { back_end: BackEnd::Flex, adapter: Adapter::Default };
+}
+
+impl Default for DeviceChoice {
+    fn default() -> Self {
+        Self::FLEX
+    }
+}
+
+impl From<DeviceChoice> for String {
+    fn from(choice: DeviceChoice) -> Self {
+        choice.to_string()
+    }
+}
+
+impl TryFrom<String> for DeviceChoice {
+    type Error = DeviceError;
+
+    fn try_from(text: String) -> Result<Self, DeviceError> {
+        text.parse()
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = DeviceError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        let (name, rest) = text.split_once(':').map_or((text, None), |(name, rest)| (name, Some(rest)));
+        let back_end = BackEnd::named(name).ok_or_else(|| DeviceError::Unknown { name: name.to_owned() })?;
+        let adapter = match rest {
+            None => Some(Adapter::Default),
+            Some(rest) => adapter(back_end, rest),
+        };
+        let adapter = adapter.ok_or_else(|| DeviceError::Adapter { text: text.to_owned(), back_end })?;
+        Ok(Self { back_end, adapter })
+    }
+}
+
+/// Returns the adapter that the text after the back end's name means; `None` if there is no such adapter.
+fn adapter(back_end: BackEnd, text: &str) -> Option<Adapter> {
+    let number = |text: &str| {
+        let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        is_plain.then(|| text.parse::<u16>().ok()).flatten().map(usize::from)
+    };
+    if back_end == BackEnd::Flex {
+        return None;
+    }
+    if let Some(number) = number(text) {
+        return Some(Adapter::Gpu(number));
+    }
+    let (kind, rest) = text.split_once(':').map_or((text, None), |(kind, rest)| (kind, Some(rest)));
+    let index = rest.map_or(Some(0), number)?;
+    match kind {
+        _ if !back_end.has_adapters() => None,
+        "integrated" => Some(Adapter::Integrated(index)),
+        "virtual" => Some(Adapter::Virtual(index)),
+        "cpu" if rest.is_none() => Some(Adapter::Cpu),
+        _ => None,
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { back_end, adapter } = self;
+        match adapter {
+            Adapter::Default => write!(f, "{back_end}"),
+            Adapter::Gpu(number) => write!(f, "{back_end}:{number}"),
+            Adapter::Integrated(0) => write!(f, "{back_end}:integrated"),
+            Adapter::Integrated(number) => write!(f, "{back_end}:integrated:{number}"),
+            Adapter::Virtual(0) => write!(f, "{back_end}:virtual"),
+            Adapter::Virtual(number) => write!(f, "{back_end}:virtual:{number}"),
+            Adapter::Cpu => write!(f, "{back_end}:cpu"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> String {
+        text.parse::<DeviceChoice>().expect_err(text).to_string()
+    }
+
+    #[test]
+    fn names_come_back() {
+        let names = "flex cuda cuda:1 rocm:0 metal vulkan:2 wgpu wgpu:cpu wgpu:integrated wgpu:integrated:1 \
+                     wgpu:virtual vulkan:virtual:3";
+        for name in names.split_whitespace() {
+            let choice: DeviceChoice = name.parse().expect(name);
+            assert_eq!(choice.to_string(), name);
+        }
+        assert_eq!("wgpu:integrated:0".parse(), "wgpu:integrated".parse::<DeviceChoice>());
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        assert_eq!(
+            refused("cudda:1"),
+            "`cudda` is not a back end: there are flex, cuda, rocm, metal, vulkan, wgpu"
+        );
+        assert_eq!(refused("flex:0"), "`flex:0` is not a device: the processor is `flex`, without a number");
+        for text in ["cuda:", "cuda:x", "cuda:-1", "cuda:+1", "cuda:cpu", "cuda:99999999", "cuda:1:2"] {
+            let error = refused(text);
+            assert!(error.contains("`cuda` is followed by nothing or by a number (`cuda:1`)"), "{error}");
+        }
+        for text in ["wgpu:gpu", "wgpu:cpu:1", "wgpu:integrated:", "wgpu:virtual:x", "wgpu:1:cpu"] {
+            assert!(refused(text).contains("`wgpu:integrated`"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! A rank's report as a message between processes.
+//!
+//! A report's times count from the start of the step in the rank's own process. As a message they are on the clock that
+//! all processes share, so that the process that merges them can subtract the start of its own step.
+
+use std::time::Duration;
+
+use pipewright_schedule::{
+    Action, ClockSkew, Event, Microbatch, SkipAction, SkipEvent, SkipMessage, StageIndex,
+};
+use serde::{Deserialize, Serialize};
+
+use super::report::{AuxiliaryPart, RankReport};
+use crate::ids::WorldRank;
+
+/// A report as a message. It does not contain the outputs, which stay on their rank.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Figures {
+    pub(super) rank: WorldRank,
+    losses: Vec<f64>,
+    auxiliary: Vec<PackedAuxiliary>,
+    gradient_norm: Option<f64>,
+    exposed_communication: Duration,
+    update: Duration,
+    peak_bytes: u64,
+    sends_in_flight: u32,
+    interrupted: bool,
+    pub(super) times: Times,
+}
+
+/// The part of a report that only the process needs that merges the timeline.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct Times {
+    skew: Option<PackedSkew>,
+    /// Each with its start and its end.
+    events: Vec<(PackedAction, f64, f64)>,
+    skips: Vec<(PackedSkip, f64, f64)>,
+}
+
+/// The uncertainty and the change of [`ClockSkew`].
+pub(super) type PackedSkew = (f64, f64);
+
+/// An action as a number.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+struct PackedAction(Action);
+
+/// Name, stage, microbatch, weight and loss of an auxiliary loss.
+type PackedAuxiliary = (String, u32, u32, f64, f64);
+
+/// Whether a message of a skip connection is sent, its stages, and its microbatch.
+type PackedSkip = (bool, StageIndex, StageIndex, Microbatch);
+
+impl From<PackedAction> for u64 {
+    fn from(PackedAction(action): PackedAction) -> Self {
+        action.to_bits()
+    }
+}
+
+impl TryFrom<u64> for PackedAction {
+    type Error = String;
+
+    fn try_from(bits: u64) -> Result<Self, String> {
+        Action::from_bits(bits).map(Self).ok_or_else(|| format!("{bits:#x} is not an action"))
+    }
+}
+
+fn packed_skip(action: SkipAction) -> PackedSkip {
+    let SkipMessage { from, to, microbatch } = action.message();
+    (matches!(action, SkipAction::Send(_)), from, to, microbatch)
+}
+
+fn unpacked_skip((is_send, from, to, microbatch): PackedSkip) -> SkipAction {
+    let message = SkipMessage { from, to, microbatch };
+    if is_send { SkipAction::Send(message) } else { SkipAction::Receive(message) }
+}
+
+fn packed_auxiliary(part: &AuxiliaryPart) -> PackedAuxiliary {
+    (part.name.to_string(), part.stage.get(), part.microbatch.get(), part.weight, part.loss)
+}
+
+fn unpacked_auxiliary((name, stage, microbatch, weight, loss): PackedAuxiliary) -> AuxiliaryPart {
+    let (stage, microbatch) = (StageIndex::new(stage), Microbatch::new(microbatch));
+    AuxiliaryPart { name: name.into(), stage, microbatch, weight, loss }
+}
+
+impl Figures {
+    /// Makes the message of a report; `common` converts its times to the common clock.
+    pub(super) fn of(report: &RankReport, common: impl Fn(f64) -> f64) -> Self {
+        let events = report.events.iter();
+        let events = events.map(|event| (PackedAction(event.action), common(event.start), common(event.end)));
+        let skips = report.skips.iter();
+        let skips = skips.map(|skip| (packed_skip(skip.action), common(skip.start), common(skip.end)));
+        let skew = report.clock_skew.map(|skew| (skew.uncertainty, skew.change));
+        Self {
+            rank: report.rank,
+            losses: report.losses.clone(),
+            auxiliary: report.auxiliary.iter().map(packed_auxiliary).collect(),
+            gradient_norm: report.gradient_norm,
+            exposed_communication: report.exposed_communication,
+            update: report.update,
+            peak_bytes: report.peak_bytes,
+            sends_in_flight: report.sends_in_flight,
+            interrupted: report.interrupted,
+            times: Times { skew, events: events.collect(), skips: skips.collect() },
+        }
+    }
+
+    /// Returns the report; its times count from `origin`, a time on the common clock.
+    pub(super) fn into_report(self, origin: f64) -> RankReport {
+        let rank = self.rank;
+        let row = rank.timeline_row();
+        let Times { skew, events, skips } = self.times;
+        let event = |(PackedAction(action), start, end)| Event {
+            rank: row,
+            action,
+            start: start - origin,
+            end: end - origin,
+        };
+        let skip = |(skip, start, end)| SkipEvent {
+            rank: row,
+            action: unpacked_skip(skip),
+            start: start - origin,
+            end: end - origin,
+        };
+        RankReport {
+            rank,
+            losses: self.losses,
+            auxiliary: self.auxiliary.into_iter().map(unpacked_auxiliary).collect(),
+            outputs: Vec::new(),
+            gradient_norm: self.gradient_norm,
+            events: events.into_iter().map(event).collect(),
+            skips: skips.into_iter().map(skip).collect(),
+            clock_skew: skew.map(unpacked_skew),
+            exposed_communication: self.exposed_communication,
+            update: self.update,
+            peak_bytes: self.peak_bytes,
+            sends_in_flight: self.sends_in_flight,
+            interrupted: self.interrupted,
+        }
+    }
+}
+
+/// Returns the largest skew of several ranks.
+pub(super) fn largest_skew<'a>(times: impl IntoIterator<Item = &'a Times>) -> Option<PackedSkew> {
+    let skews = times.into_iter().filter_map(|times| times.skew.map(unpacked_skew));
+    skews.reduce(ClockSkew::max).map(|skew| (skew.uncertainty, skew.change))
+}
+
+pub(super) fn unpacked_skew((uncertainty, change): PackedSkew) -> ClockSkew {
+    ClockSkew { uncertainty, change }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Tag, decoded, encoded};
+
+    fn report() -> RankReport {
+        RankReport {
+            rank: WorldRank::new(2),
+            losses: vec![0.5],
+            auxiliary: vec![AuxiliaryPart {
+                name: "balance".into(),
+                stage: StageIndex::new(3),
+                microbatch: Microbatch::new(4),
+                weight: 0.01,
+                loss: 0.25,
+            }],
+            outputs: Vec::new(),
+            gradient_norm: Some(f64::NAN),
+            events: Vec::new(),
+            skips: Vec::new(),
+            clock_skew: Some(ClockSkew { uncertainty: 2e-5, change: 1e-6 }),
+            exposed_communication: Duration::from_nanos(7),
+            update: Duration::from_nanos(8),
+            peak_bytes: 9,
+            sends_in_flight: 3,
+            interrupted: true,
+        }
+    }
+
+    #[test]
+    fn events_travel_as_numbers() {
+        let row = WorldRank::new(2).timeline_row();
+        let texts = ["0F3", "(1F7;2B3)OVERLAP_F_B", "4UNSHARD", "2RECV_B9"];
+        let events = texts.map(|text| {
+            let action = text.parse().expect("an action");
+            Event { rank: row, action, start: 0.5, end: 0.75 }
+        });
+        let message = SkipMessage { from: StageIndex::new(4), to: StageIndex::new(1), microbatch: 3.into() };
+        let skips = [SkipAction::Send(message), SkipAction::Receive(message)];
+        let skips = skips.map(|action| SkipEvent { rank: row, action, start: 0.25, end: 0.5 });
+        let report = RankReport { events: events.to_vec(), skips: skips.to_vec(), ..report() };
+        // The step began at 100 s on the common clock here, and at 99 s in the process that merges.
+        let bytes = encoded(&Figures::of(&report, |seconds| 100.0 + seconds));
+        let found: Figures = decoded(report.rank, Tag::Report, &bytes).expect("a report");
+        let found = found.into_report(99.0);
+        let later = |event: Event| Event { start: event.start + 1.0, end: event.end + 1.0, ..event };
+        assert_eq!(found.events, events.map(later));
+        let later = |skip: SkipEvent| SkipEvent { start: skip.start + 1.0, end: skip.end + 1.0, ..skip };
+        assert_eq!(found.skips, skips.map(later));
+        assert_eq!((found.losses, found.auxiliary), (report.losses, report.auxiliary));
+        assert_eq!((found.clock_skew, found.sends_in_flight), (report.clock_skew, 3));
+        assert!(bytes.len() < 160 + texts.len() * 26, "{} bytes", bytes.len());
+    }
+
+    /// Every process gets this part of every rank's report.
+    #[test]
+    fn figures_without_times_are_small() {
+        let typical =
+            RankReport { peak_bytes: 1 << 34, auxiliary: Vec::new(), losses: Vec::new(), ..report() };
+        let figures: Vec<Figures> = (0..1024)
+            .map(|_| Figures { times: Times::default(), ..Figures::of(&typical, |at| at) })
+            .collect();
+        let bytes = encoded(&figures).len();
+        assert!(bytes <= 40 * figures.len(), "{bytes} bytes for {} ranks", figures.len());
+    }
+}
