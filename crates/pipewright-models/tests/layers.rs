@@ -24,6 +24,7 @@ const LAYERS: &[&str] = &[
     "hybrid::boundary",
     "hybrid::pattern",
     "hybrid::config",
+    "hybrid::validate",
     "hybrid::side_check",
     "hybrid::tokens",
     "hybrid::experts",

@@ -30,6 +30,7 @@ mod side_check;
 mod side_inputs;
 mod stage;
 mod tokens;
+mod validate;
 
 pub use boundary::{HybridInput, HybridOutput};
 pub use config::{EmbedNorm, HybridConfig};

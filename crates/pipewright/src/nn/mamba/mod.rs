@@ -4,8 +4,10 @@
 //! Convolution, scan and norm are one operation: on the CPU back end it keeps its input, the scan's result and the
 //! scales of the norm, and computes everything else again in its backward.
 
-// Checkpoints name two parameters with capitals, and Burn makes parameter paths of field names.
-#![allow(non_snake_case)]
+#![expect(
+    non_snake_case,
+    reason = "checkpoints name two parameters with capitals, and Burn makes parameter paths of field names"
+)]
 
 mod composed;
 mod operation;

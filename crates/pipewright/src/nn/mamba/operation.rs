@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::module::ParamId;
+use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
 
 use super::super::convolution_task::ConvolutionTask;
@@ -26,7 +26,7 @@ pub(super) fn mix(
     documents: Option<&Arc<[u32]>>,
 ) -> Tensor<2> {
     let (weight, id) = (mixer.conv1d.weight.val(), mixer.conv1d.weight.id);
-    let bias = mixer.conv1d.bias.as_ref().map(|bias| bias.val());
+    let bias = mixer.conv1d.bias.as_ref().map(Param::val);
     let has_bias = bias.is_some();
     // A constant is not on the tape.
     let bias = bias.unwrap_or_else(|| Tensor::zeros([mixer.sizes.convolved()], &weight.device().inner()));
