@@ -13,7 +13,7 @@ use pipewright::train::data::{Cursor, DataConfig, Tokenizer};
 use pipewright::train::{Decay, LearningRate};
 use pipewright::transport::World;
 use pipewright_models::hf::HfError;
-use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
+use pipewright_models::{ModelConfig, ModelFamily, TrainingModule, hf};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{
@@ -108,6 +108,7 @@ fn train(
         ModelConfig::Qwen2(config) => train_family(reference, config, program, recompute),
         ModelConfig::Qwen3(config) => train_family(reference, config, program, recompute),
         ModelConfig::Qwen3Moe(config) => train_family(reference, config, program, recompute),
+        ModelConfig::NemotronH(config) => train_family(reference, config, program, recompute),
         other => panic!("no reference is of {other:?}"),
     }
 }
@@ -176,7 +177,7 @@ where
     let make = move |stage: StageIndex| -> Result<Stage, HfError> {
         let module = hf::load_stage(&dir, &model, stages.range(stage), &Device::flex().autodiff())?;
         let is_last = stage.get() + 1 == count;
-        Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
+        Ok(module.into_stage(is_last))
     };
     let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
     let config = PipelineConfig {

@@ -160,7 +160,7 @@ pub fn rotary_frequencies(head_dim: usize, theta: f64) -> Vec<f32> {
 }
 
 /// Repeats each head of `[batch, heads, sequence, head_dim]` `group` times.
-fn repeat_heads(x: Tensor<4>, group: usize) -> Tensor<4> {
+pub(super) fn repeat_heads(x: Tensor<4>, group: usize) -> Tensor<4> {
     let [batch, heads, sequence, width] = x.dims();
     x.unsqueeze_dim::<5>(2).repeat_dim(2, group).reshape([batch, heads * group, sequence, width])
 }
@@ -188,6 +188,8 @@ impl Saved {
             v: elements(&self.v),
             turn_q,
             turn_k,
+            starts: None,
+            bias: None,
         }
     }
 }
@@ -202,9 +204,9 @@ struct AttentionBackward {
 impl Operation<3> for AttentionBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
         let Self { saved, out, normalisers } = &self;
-        let (d_q, d_k, d_v) = backward(saved.inputs(), elements(out), normalisers, elements(&gradient));
+        let d = backward(saved.inputs(), elements(out), normalisers, elements(&gradient));
         let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
-        [like(d_q, &saved.q), like(d_k, &saved.k), like(d_v, &saved.v)]
+        [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v)]
     }
 }
 
