@@ -104,6 +104,7 @@ const LAYERS: &[&str] = &[
     "plan::rank_times",
     "plan::bound",
     "plan::balance",
+    "plan::recut",
     "plan::order",
     "plan::evaluate",
     "plan::greedy",

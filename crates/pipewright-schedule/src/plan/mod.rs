@@ -32,6 +32,7 @@ mod cuts;
 mod rank_times;
 mod bound;
 mod balance;
+mod recut;
 mod order;
 mod evaluate;
 mod greedy;

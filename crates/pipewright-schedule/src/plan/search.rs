@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::ids::Rank;
-use crate::plan::class::Class;
+use crate::placement::Placement;
 use crate::plan::evaluate::{Evaluator, peaks};
 use crate::plan::greedy::{Rules, Task, greedy};
 use crate::plan::order::Order;
@@ -128,18 +128,17 @@ impl<'a> Search<'a> {
     pub(super) fn search_order(
         &mut self,
         shapes: &[Shape],
-        class: Class,
+        placement: &Placement,
         choice: Choice<'_>,
         rules: Rules,
         before: f64,
     ) -> Option<f64> {
         let shape = &shapes[choice.shape];
         let loads = stage_loads(&shape.layers, choice.starts, choice.recompute, shape.data_parallel);
-        let placement = class.placement();
         let own = |rank: Rank| placement.stages_of(rank).iter().map(|stage| loads[stage.index()].optimizer).sum();
         let optimizer = placement.all_ranks().map(own).fold(0.0, f64::max);
         let task = Task {
-            placement: &placement,
+            placement,
             microbatches: shape.microbatches,
             loads: &loads,
             link: shape.layers.link,
