@@ -41,10 +41,12 @@ mod recompute;
 mod shape;
 mod search;
 mod predict;
+mod best_cut;
 mod explore;
 mod planner;
 
+pub use best_cut::best_cut;
 pub use planner::plan;
-pub use predict::{PlanChoice, PredictError, Prediction, predict};
+pub use predict::{PlanChoice, PredictError, Prediction, choice_costs, predict};
 pub use report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport, PlanSettings, SEARCHED, Shortage};
 pub use request::PlanRequest;
