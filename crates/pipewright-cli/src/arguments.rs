@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    completions, export, init, inspect, lower, man, partition, resume, schedule, simulate, validate, vpp,
+    completions, export, init, inspect, lower, man, partition, plan, resume, schedule, simulate, validate, vpp,
 };
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
@@ -94,6 +94,15 @@ tick. The last line says how long the engine itself took.
 Example:
   pipewright simulate 1f1b --ranks 4 --microbatches 8 --cost F=1,I=1,W=1")]
     Simulate(simulate::SimulateArguments),
+    /// Search the fastest cut, placement, schedule and recomputation, and say how far from the best it can be.
+    #[command(after_help = "\
+Plans are judged by `pipewright simulate --profile`. With a configuration, its ranks, microbatches and model apply. -o \
+writes a configuration for `train`, and beside it the schedule as a CSV file if it has no name. Exits with 3 if nothing \
+fits into the memory.
+
+Example:
+  pipewright plan --profile profile.toml --ranks 4 --microbatches 16 --memory 8GiB")]
+    Plan(plan::PlanArguments),
     /// Distribute layers over stages.
     #[command(after_help = "\
 Example:

@@ -64,6 +64,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Lower(arguments) => commands::lower::run(arguments),
         Command::Validate(arguments) => commands::validate::run(arguments),
         Command::Simulate(arguments) => commands::simulate::run(arguments),
+        Command::Plan(arguments) => commands::plan::run(arguments),
         Command::Partition(arguments) => commands::partition::run(arguments),
         Command::Vpp(arguments) => commands::vpp::run(arguments),
         Command::Completions(arguments) => commands::completions::run(arguments, Arguments::command()),

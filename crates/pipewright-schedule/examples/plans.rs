@@ -5,7 +5,6 @@
 //! cargo run --release -p pipewright-schedule --example plans -- 20 each # 20 of them, each on a line
 //! ```
 
-#[expect(dead_code, reason = "the tests use the other parts of the module")]
 #[path = "../tests/plan/instances.rs"]
 mod instances;
 

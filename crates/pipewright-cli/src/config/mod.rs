@@ -14,6 +14,7 @@ mod paths;
 pub(crate) mod pipeline;
 mod place;
 mod problem;
+pub(crate) mod profile;
 pub(crate) mod run;
 pub(crate) mod sample;
 mod section;

@@ -44,6 +44,8 @@ mod predict;
 mod best_cut;
 mod explore;
 mod planner;
+#[cfg(test)]
+mod tests;
 
 pub use best_cut::best_cut;
 pub use planner::plan;

@@ -98,11 +98,6 @@ impl<'a> Search<'a> {
         self.best.values().map(|candidate| candidate.time).fold(f64::INFINITY, f64::min)
     }
 
-    /// Returns the best plan so far.
-    pub(super) fn best_candidate(&self) -> Option<&Candidate> {
-        self.best.values().min_by(|one, other| one.time.total_cmp(&other.time))
-    }
-
     /// Simulates an order, and keeps it if it is the best of its schedule. Returns its time if it fits.
     pub(super) fn consider(
         &mut self,
