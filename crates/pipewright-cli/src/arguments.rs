@@ -7,7 +7,8 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    completions, export, init, inspect, lower, man, partition, plan, resume, schedule, simulate, validate, vpp,
+    completions, export, init, inspect, lower, man, partition, plan, resume, schedule, simulate, validate,
+    vpp,
 };
 
 /// Trains models that do not fit on one device, by pipeline parallelism.

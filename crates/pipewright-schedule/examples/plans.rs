@@ -54,16 +54,28 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let (median, ninth, most) = spread(&mut gaps);
-    writeln!(out, "{count} random models: gap {:.2}% median, {:.2}% 90th percentile, {:.2}% at most", 100.0 * median, 100.0 * ninth, 100.0 * most)?;
+    writeln!(
+        out,
+        "{count} random models: gap {:.2}% median, {:.2}% 90th percentile, {:.2}% at most",
+        100.0 * median,
+        100.0 * ninth,
+        100.0 * most
+    )?;
     let (median, ninth, most) = spread(&mut times);
     writeln!(out, "time {median:.2} s median, {ninth:.2} s 90th percentile, {most:.2} s at most")?;
     writeln!(out, "{worse} plans are worse than a named schedule with an even or optimal cut")?;
     gains(count.div_ceil(4), each, &mut out)?;
 
     let deep = instances::deep();
-    let (report, seconds) = planned(&deep, deep.profile.device.as_ref().and_then(|device| device.memory_bytes))?;
+    let (report, seconds) =
+        planned(&deep, deep.profile.device.as_ref().and_then(|device| device.memory_bytes))?;
     let best = &report.plans[0];
-    writeln!(out, "126 layers, 64 ranks, limited memory: gap {:.2}%, {}, {seconds:.2} s", 100.0 * report.gap(), best.name)?;
+    writeln!(
+        out,
+        "126 layers, 64 ranks, limited memory: gap {:.2}%, {}, {seconds:.2} s",
+        100.0 * report.gap(),
+        best.name
+    )?;
     Ok(())
 }
 
@@ -99,9 +111,11 @@ fn time(instance: &Instance, name: &str, chunks: u32, method: &Method) -> Option
     };
     let schedule = generate(name, &spec).ok()?;
     let stages = schedule.placement().stages();
-    let weights: Vec<u64> = instance.profile.each_layer().map(|layer| {
-        ((layer.forward_s + layer.input_backward_s + layer.weight_backward_s) * 1e9) as u64
-    }).collect();
+    let weights: Vec<u64> = instance
+        .profile
+        .each_layer()
+        .map(|layer| ((layer.forward_s + layer.input_backward_s + layer.weight_backward_s) * 1e9) as u64)
+        .collect();
     let cut = partition(&weights, stages, method).ok()?;
     let choice = PlanChoice {
         boundaries: cut.ranges().skip(1).map(|range| range.start).collect(),
@@ -135,12 +149,23 @@ fn gains(count: u64, each: bool, out: &mut impl Write) -> Result<(), Box<dyn Err
         let (report, _) = planned(&instance, None)?;
         let gain = usual / report.plans[0].step_s;
         if each {
-            writeln!(out, "{:8} {} layers, {} ranks: {gain:.2} times as fast, gap {:.2}%", instance.what, instance.profile.layers.len(), instance.ranks, 100.0 * report.gap())?;
+            writeln!(
+                out,
+                "{:8} {} layers, {} ranks: {gain:.2} times as fast, gap {:.2}%",
+                instance.what,
+                instance.profile.layers.len(),
+                instance.ranks,
+                100.0 * report.gap()
+            )?;
         }
         gains.push(gain);
     }
     let mean = gains.iter().sum::<f64>() / gains.len().max(1) as f64;
-    writeln!(out, "{} heterogeneous models: {mean:.2} times as fast as interleaved 1F1B with an even split", gains.len())?;
+    writeln!(
+        out,
+        "{} heterogeneous models: {mean:.2} times as fast as interleaved 1F1B with an even split",
+        gains.len()
+    )?;
     Ok(())
 }
 

@@ -281,16 +281,22 @@ mod tests {
         check(|_| {}, &[]);
         check(
             |profile| profile.layers[0].forward_s = -1.0,
-            &["`forward_s` of [[layers]] number 1 is -1, where a number of seconds from 0 to 1e6 is expected"],
+            &[
+                "`forward_s` of [[layers]] number 1 is -1, where a number of seconds from 0 to 1e6 is expected",
+            ],
         );
         check(
             |profile| profile.layers[0].recompute_s = Some(f64::NAN),
-            &["`recompute_s` of [[layers]] number 1 is NaN, where a number of seconds from 0 to 1e6 is expected"],
+            &[
+                "`recompute_s` of [[layers]] number 1 is NaN, where a number of seconds from 0 to 1e6 is expected",
+            ],
         );
         check(
             |profile| profile.layers[0].output_bytes = u64::MAX,
-            &["`output_bytes` of [[layers]] number 1 is 18446744073709551615, where a number of bytes from 0 to \
-               1000000000000000 is expected"],
+            &[
+                "`output_bytes` of [[layers]] number 1 is 18446744073709551615, where a number of bytes from 0 to \
+               1000000000000000 is expected",
+            ],
         );
         check(
             |profile| profile.link.bytes_per_s = 0.0,

@@ -115,7 +115,8 @@ fn run_layout(arguments: &PartitionArguments, layout: &Layout) -> Result<(), Fai
     };
     let weights = Weights::parse(&weights)?;
     let method = Method::Explicit { boundaries: layout.boundaries.clone() };
-    let cut = partition(&weights.scaled, layout.boundaries.len() as u32 + 1, &method).map_err(Failure::input)?;
+    let cut =
+        partition(&weights.scaled, layout.boundaries.len() as u32 + 1, &method).map_err(Failure::input)?;
     write_stages(arguments, &stages(&cut, &weights))
 }
 

@@ -93,7 +93,9 @@ fn request(
     settings: Option<&Settings>,
 ) -> Result<PlanRequest, Failure> {
     let missing = |flag: &str| {
-        Failure::input(format!("{flag} is missing; give it, or a configuration, such as --ranks 4 --microbatches 16"))
+        Failure::input(format!(
+            "{flag} is missing; give it, or a configuration, such as --ranks 4 --microbatches 16"
+        ))
     };
     let of_settings = settings.map(|settings| &settings.pipeline);
     let all_ranks = |settings: &Settings| settings.pipeline.ranks.saturating_mul(settings.mesh.data_parallel);
@@ -148,7 +150,9 @@ fn parse_size(text: &str) -> Result<u64, String> {
     let (number, bytes) = unit.unwrap_or((&lower, 1.0));
     let value = number.trim().parse::<f64>().ok().map(|number| number * bytes);
     let value = value.filter(|value| (1.0..=1e18).contains(value));
-    value.map(|value| value as u64).ok_or_else(|| "write a size such as 16GiB, 500MB or a number of bytes".to_owned())
+    value
+        .map(|value| value as u64)
+        .ok_or_else(|| "write a size such as 16GiB, 500MB or a number of bytes".to_owned())
 }
 
 /// Reads a time such as `20s`, `500ms` or `2m`.

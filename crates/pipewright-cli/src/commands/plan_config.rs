@@ -19,7 +19,8 @@ pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
         Some(settings) => Table::try_from(settings).expect("settings are tables of plain values"),
         None => Table::new(),
     };
-    let is_named = plan.name != SEARCHED && plan.name != "zb-greedy" && plan.settings == PlanSettings::default();
+    let is_named =
+        plan.name != SEARCHED && plan.name != "zb-greedy" && plan.settings == PlanSettings::default();
     let schedule = if is_named {
         plan.name.to_owned()
     } else {

@@ -110,7 +110,12 @@ pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64) -> 
     let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
     for (place, plan) in report.plans.iter().enumerate() {
         let title = if place == 0 { "best" } else { "then" };
-        line(format!("{title}  {}  {:.6} s a step, bubble {:.1}%", title_of(plan), plan.step_s, plan.bubble_fraction * 100.0));
+        line(format!(
+            "{title}  {}  {:.6} s a step, bubble {:.1}%",
+            title_of(plan),
+            plan.step_s,
+            plan.bubble_fraction * 100.0
+        ));
         if place == 0 {
             line(format!("      boundaries {:?}", plan.boundaries));
             if let Recompute::Stages(stages) = Recompute::of(plan) {
@@ -127,7 +132,11 @@ pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64) -> 
         report.simulated
     ));
     let best = report.plans.first().map_or(0.0, |plan| plan.step_s);
-    for outcome in report.outcomes.iter().filter(|outcome| Some(outcome.name) != report.plans.first().map(|plan| plan.name)) {
+    for outcome in report
+        .outcomes
+        .iter()
+        .filter(|outcome| Some(outcome.name) != report.plans.first().map(|plan| plan.name))
+    {
         line(format!("lost  {}: {}", outcome.name, reason(&outcome.result, best)));
     }
     if request.memory.is_none() {
@@ -137,7 +146,8 @@ pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64) -> 
 }
 
 fn title_of(plan: &Plan) -> String {
-    let replicas = if plan.data_parallel > 1 { format!("{} replicas of ", plan.data_parallel) } else { String::new() };
+    let replicas =
+        if plan.data_parallel > 1 { format!("{} replicas of ", plan.data_parallel) } else { String::new() };
     let recompute = match Recompute::of(plan) {
         Recompute::Word("none") => "",
         Recompute::Word(_) => ", all stages recompute",

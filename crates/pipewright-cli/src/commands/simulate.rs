@@ -114,7 +114,8 @@ fn run_profile(arguments: &SimulateArguments) -> Result<(), Failure> {
             (name, predicted)
         }
         Source::File(file) => {
-            let schedule = parse_schedule(&read(&file)?).map_err(|error| Failure::input(locate(&file, &error)))?;
+            let schedule =
+                parse_schedule(&read(&file)?).map_err(|error| Failure::input(locate(&file, &error)))?;
             (file.display().to_string(), arguments.profile.predict_schedule(&schedule)?)
         }
     };

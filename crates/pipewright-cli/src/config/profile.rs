@@ -42,8 +42,8 @@ const SECTIONS: [(&str, &[&str]); 4] = [
 
 /// Units that people write instead of seconds and bytes.
 const OTHER_UNITS: [&str; 20] = [
-    "ns", "us", "ms", "sec", "secs", "seconds", "min", "kb", "mb", "gb", "kib", "mib", "gib", "k", "m", "g", "bits",
-    "gbps", "gbit", "b",
+    "ns", "us", "ms", "sec", "secs", "seconds", "min", "kb", "mb", "gb", "kib", "mib", "gib", "k", "m", "g",
+    "bits", "gbps", "gbit", "b",
 ];
 
 /// The keys of a section that were read, with their places.
@@ -87,7 +87,10 @@ fn parse(source: Source, problems: &mut Vec<Problem>) -> Option<Profile> {
         match (key.get_ref().as_ref(), value.into_inner()) {
             ("device", DeValue::Table(keys)) => {
                 let mut keys = Keys::of(1, key_place, keys, &place, problems);
-                device = Some(DeviceProfile { name: keys.text("name"), memory_bytes: keys.optional("memory_bytes") });
+                device = Some(DeviceProfile {
+                    name: keys.text("name"),
+                    memory_bytes: keys.optional("memory_bytes"),
+                });
                 keys.keep(ProfilePart::Device, &mut places);
             }
             ("link", DeValue::Table(keys)) => {
@@ -104,7 +107,11 @@ fn parse(source: Source, problems: &mut Vec<Problem>) -> Option<Profile> {
                         layers.push(layer(&mut keys));
                         keys.keep(ProfilePart::Layer(index), &mut places);
                     } else {
-                        let kind = ProblemKind::WrongType { key: "layers", expected: "[[layers]] sections", found: "a list" };
+                        let kind = ProblemKind::WrongType {
+                            key: "layers",
+                            expected: "[[layers]] sections",
+                            found: "a list",
+                        };
                         problems.push(Problem { place: item_place, kind });
                     }
                 }
@@ -123,7 +130,8 @@ fn parse(source: Source, problems: &mut Vec<Problem>) -> Option<Profile> {
     let mut keys = Keys::of(0, whole.clone(), top, &place, problems);
     let rows = keys.optional("rows").unwrap_or(1);
     keys.keep(ProfilePart::Top, &mut places);
-    let missing = |key| Problem { place: whole.clone(), kind: ProblemKind::Missing { key, section: SECTIONS[0].0 } };
+    let missing =
+        |key| Problem { place: whole.clone(), kind: ProblemKind::Missing { key, section: SECTIONS[0].0 } };
     if link.is_none() {
         problems.push(missing("link"));
     }
@@ -137,7 +145,8 @@ fn parse(source: Source, problems: &mut Vec<Problem>) -> Option<Profile> {
     for problem in profile.problems() {
         let known = places.iter().find(|(part, key, _)| (*part, *key) == (problem.part, problem.key));
         let place = known.map_or(whole.clone(), |(_, _, place)| place.clone());
-        let kind = ProblemKind::OutOfRange { key: problem.key, value: problem.value, range: problem.expected };
+        let kind =
+            ProblemKind::OutOfRange { key: problem.key, value: problem.value, range: problem.expected };
         problems.push(Problem { place, kind });
     }
     Some(profile)
@@ -207,7 +216,11 @@ impl<'a> Keys<'a> {
     fn miss(&mut self, key: &'static str) {
         let kind = ProblemKind::Missing { key, section: SECTIONS[self.section].0 };
         // A key that was written wrongly is reported as such.
-        if !self.problems.iter().any(|problem| matches!(&problem.kind, ProblemKind::Unit { meant, .. } if *meant == key)) {
+        if !self
+            .problems
+            .iter()
+            .any(|problem| matches!(&problem.kind, ProblemKind::Unit { meant, .. } if *meant == key))
+        {
             self.problems.push(Problem { place: self.place.clone(), kind });
         }
     }
@@ -346,9 +359,17 @@ mod tests {
             "output_bytes = -1",
             &["p.toml:10:16: `output_bytes` is -1, where a whole number, 0 or above is expected"],
         );
-        check("kind = \"attention\"", "kind = 3", &["p.toml:5:8: `kind` is a whole number, where a text in quotes is expected"]);
+        check(
+            "kind = \"attention\"",
+            "kind = 3",
+            &["p.toml:5:8: `kind` is a whole number, where a text in quotes is expected"],
+        );
         check("forward_s = 1e-3\n", "", &["p.toml:4:1: `forward_s` is missing in [[layers]]"]);
-        check("bytes_per_s = 1e10", "bytes_per_s = 0", &["p.toml:3:15: `bytes_per_s` is 0, where a number from 1 to 1e18 is expected"]);
+        check(
+            "bytes_per_s = 1e10",
+            "bytes_per_s = 0",
+            &["p.toml:3:15: `bytes_per_s` is 0, where a number from 1 to 1e18 is expected"],
+        );
         assert_eq!(
             problems("[link]\nlatency_s = 0\nbytes_per_s = 1e9\n"),
             ["p.toml:1:1: `layers` is missing in the profile"]

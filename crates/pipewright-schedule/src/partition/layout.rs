@@ -170,7 +170,8 @@ impl Parser<'_> {
         while self.letters.get(self.at).is_some_and(|letter| letter.is_whitespace()) {
             self.at += 1;
         }
-        let digits: String = self.letters[self.at..].iter().take_while(|letter| letter.is_ascii_digit()).collect();
+        let digits: String =
+            self.letters[self.at..].iter().take_while(|letter| letter.is_ascii_digit()).collect();
         let column = self.at;
         self.at += digits.len();
         if digits.is_empty() || digits.chars().all(|digit| digit == '0') {
@@ -232,7 +233,10 @@ impl fmt::Display for LayoutErrorKind {
         let name = |letter: &char| if *letter == ENDS[0] { "embedding" } else { "head" };
         match self {
             Self::Unknown(letter) => {
-                write!(f, "`{letter}` is not part of a layout; write capital letters, `|`, `*3` and parentheses")
+                write!(
+                    f,
+                    "`{letter}` is not part of a layout; write capital letters, `|`, `*3` and parentheses"
+                )
             }
             Self::EmptyStage => f.write_str("this stage has no layer; remove the bar, or write a layer"),
             Self::EmptyGroup => f.write_str("this group has no layer; remove it, or write a layer"),
@@ -242,7 +246,9 @@ impl fmt::Display for LayoutErrorKind {
             Self::NoCount => f.write_str("`*` needs a number of at least 1, such as `A*3`"),
             Self::Unclosed => f.write_str("this group is not closed; write `)` at its end"),
             Self::Unopened => f.write_str("there is no group to close; remove the `)`"),
-            Self::TooDeep => write!(f, "groups are nested more than {MAX_DEPTH} deep; write some of them out"),
+            Self::TooDeep => {
+                write!(f, "groups are nested more than {MAX_DEPTH} deep; write some of them out")
+            }
             Self::TooLong => write!(f, "the layout has more than {MAX_LAYOUT_LAYERS} layers; use fewer"),
             Self::Twice(letter) => write!(f, "a second {}; write `{letter}` once", name(letter)),
             Self::OutOfPlace('E') => f.write_str("the embedding is not the first layer; write `E` first"),
@@ -309,7 +315,8 @@ mod tests {
     #[test]
     fn a_message_has_a_caret() {
         let error = "E | | L".parse::<Layout>().expect_err("an empty stage").to_string();
-        let message = "column 5: this stage has no layer; remove the bar, or write a layer\n  E | | L\n      ^";
+        let message =
+            "column 5: this stage has no layer; remove the bar, or write a layer\n  E | | L\n      ^";
         assert_eq!(error, message);
     }
 }

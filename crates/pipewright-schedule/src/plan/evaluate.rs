@@ -55,8 +55,7 @@ impl Links {
         self.of.clear();
         for (stage, &rank) in rank_of.iter().enumerate() {
             let output = rank_of.get(stage + 1).map_or(NO_LINK, |&next| number(rank, next));
-            let gradient =
-                stage.checked_sub(1).map_or(NO_LINK, |before| number(rank, rank_of[before]));
+            let gradient = stage.checked_sub(1).map_or(NO_LINK, |before| number(rank, rank_of[before]));
             self.of.push([output, gradient]);
         }
         self.free.clear();

@@ -11,8 +11,8 @@ use crate::plan::evaluate::ranks_of_stages;
 use crate::plan::families::Family;
 use crate::plan::greedy::Rules;
 use crate::plan::order::Order;
-use crate::plan::recut::descended;
 use crate::plan::recompute::{ALL_CHOICES, every_choice, to_fit, to_hold};
+use crate::plan::recut::descended;
 use crate::plan::report::SEARCHED;
 use crate::plan::search::{Choice, Label, Search};
 use crate::plan::shape::Shape;
@@ -212,7 +212,13 @@ fn try_named(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut],
 }
 
 /// Simulates a named schedule with a cut, without recomputation and with what it needs to fit.
-fn try_cut(search: &mut Search<'_>, shapes: &[Shape], at: usize, named: &Named, starts: &[usize]) -> Option<f64> {
+fn try_cut(
+    search: &mut Search<'_>,
+    shapes: &[Shape],
+    at: usize,
+    named: &Named,
+    starts: &[usize],
+) -> Option<f64> {
     let shape = &shapes[at];
     let stages = starts.len() - 1;
     let none = vec![false; stages];
@@ -250,14 +256,7 @@ fn try_cut(search: &mut Search<'_>, shapes: &[Shape], at: usize, named: &Named, 
 }
 
 /// Tries all rules on all cuts that may be better than the best plan, while more than `reserve` of the work is left.
-fn try_rules(
-    search: &mut Search<'_>,
-    shapes: &[Shape],
-    at: usize,
-    cuts: &[Cut],
-    bound: f64,
-    reserve: u64,
-) {
+fn try_rules(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bound: f64, reserve: u64) {
     let shape = &shapes[at];
     let rules = |cut: &Cut| Rules::all(shape.ranks, cut.layout.rank_of.len() as u32);
     let most = cuts.iter().map(|cut| rules(cut).len()).max().unwrap_or(0);
@@ -358,7 +357,8 @@ fn run_episode(
             continue;
         }
         let choice = Choice { shape: at, starts: &next.layout.starts, recompute: &next.recompute };
-        if let Some(time) = search.search_order(shapes, &placement(&next.layout), choice, next.rules, before) {
+        if let Some(time) = search.search_order(shapes, &placement(&next.layout), choice, next.rules, before)
+        {
             next.time = time;
             now = next;
         }

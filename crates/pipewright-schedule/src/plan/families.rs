@@ -1,11 +1,11 @@
 //! The named schedules that the search tries, with their parameters.
 
 use crate::costs::Costs;
+use crate::generate::ScheduleSpec;
 use crate::generate::{Generator, PerStage, Setting, catalogue, generate};
 use crate::plan::class::MAX_CHUNKS;
 use crate::plan::order::Order;
 use crate::plan::report::PlanSettings;
-use crate::generate::ScheduleSpec;
 
 /// A named schedule at one size, with settings.
 #[derive(Debug, Clone)]

@@ -125,8 +125,7 @@ pub(super) fn greedy(task: &Task<'_>, rules: Rules, before: f64, work: &mut u64)
 impl<'a> Run<'a> {
     fn of(task: &'a Task<'a>, rules: Rules) -> Option<Self> {
         let placement = task.placement;
-        let rank_of: Vec<u32> =
-            placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect();
+        let rank_of: Vec<u32> = placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect();
         let mut links = Links::default();
         links.set(&rank_of);
         let mut stages: Vec<StageState> = rank_of
@@ -199,7 +198,8 @@ impl<'a> Run<'a> {
 
     fn may_forward(&self, state: &RankState, stage: usize) -> bool {
         let it = &self.stages[stage];
-        let is_admitted = stage > 0 || self.rules.in_flight == 0 || it.forwards - it.inputs < self.rules.in_flight;
+        let is_admitted =
+            stage > 0 || self.rules.in_flight == 0 || it.forwards - it.inputs < self.rules.in_flight;
         is_admitted && state.held.saturating_add(it.room) <= state.limit
     }
 
@@ -272,7 +272,8 @@ impl<'a> Run<'a> {
 /// `None` if not even one microbatch fits.
 fn rank_limit(task: &Task<'_>, own: &[usize], stages: &mut [StageState]) -> Option<u64> {
     let loads = own.iter().map(|&stage| &task.loads[stage]);
-    let always = loads.clone().map(|load| load.fixed.saturating_add(load.gradient)).fold(0, u64::saturating_add);
+    let always =
+        loads.clone().map(|load| load.fixed.saturating_add(load.gradient)).fold(0, u64::saturating_add);
     let mut room = loads.map(growth).max().unwrap_or(0);
     for &stage in own.iter().rev() {
         room = room.saturating_add(task.loads[stage].kept);

@@ -50,7 +50,9 @@ pub enum PredictError {
     #[error(transparent)]
     Partition(#[from] PartitionError),
     /// There are more or fewer entries than stages.
-    #[error("recomputation is given for {entries} stages, and the schedule has {stages}; give one entry for each")]
+    #[error(
+        "recomputation is given for {entries} stages, and the schedule has {stages}; give one entry for each"
+    )]
     Recompute {
         /// The number of entries.
         entries: usize,
@@ -76,7 +78,11 @@ impl Prediction {
 ///
 /// # Errors
 /// When the choice does not fit the schedule, or the schedule is unsound.
-pub fn predict(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> Result<Prediction, PredictError> {
+pub fn predict(
+    profile: &Profile,
+    schedule: &Schedule,
+    choice: &PlanChoice,
+) -> Result<Prediction, PredictError> {
     let layers = Layers::of(profile, choice.microbatch_rows);
     let loads = loads(&layers, schedule.placement().stages(), choice)?;
     let lowering = TrainingLowering { replicas: choice.data_parallel, ..TrainingLowering::default() };

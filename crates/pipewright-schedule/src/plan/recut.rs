@@ -28,7 +28,13 @@ struct Round<'a> {
 }
 
 /// Returns the best cut that `tries` attempts find.
-pub(super) fn descended(step: Step<'_>, class: Class, memory: Option<u64>, seed: u64, tries: usize) -> Vec<usize> {
+pub(super) fn descended(
+    step: Step<'_>,
+    class: Class,
+    memory: Option<u64>,
+    seed: u64,
+    tries: usize,
+) -> Vec<usize> {
     let (layers, ranks) = (step.layers.count(), class.ranks as usize);
     let mut bytes = vec![0u64];
     for layer in &step.layers.list {
@@ -68,10 +74,14 @@ fn shake(starts: &mut [usize], ranks: usize, numbers: &mut Numbers) {
             return;
         }
         let is_limit = chunks > 1 && numbers.below(3) > 0;
-        let boundary = if is_limit { ranks * (1 + numbers.below(chunks - 1)) } else { 1 + numbers.below(stages - 1) };
+        let boundary =
+            if is_limit { ranks * (1 + numbers.below(chunks - 1)) } else { 1 + numbers.below(stages - 1) };
         let reach = 1 + numbers.below(3);
-        let moved =
-            if numbers.below(2) == 0 { starts[boundary].saturating_sub(reach) } else { starts[boundary] + reach };
+        let moved = if numbers.below(2) == 0 {
+            starts[boundary].saturating_sub(reach)
+        } else {
+            starts[boundary] + reach
+        };
         let (low, high) = (starts[boundary - 1] + 1, starts[boundary + 1] - 1);
         starts[boundary] = moved.clamp(low, high);
     }

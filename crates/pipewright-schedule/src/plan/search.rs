@@ -130,7 +130,8 @@ impl<'a> Search<'a> {
     ) -> Option<f64> {
         let shape = &shapes[choice.shape];
         let loads = stage_loads(&shape.layers, choice.starts, choice.recompute, shape.data_parallel);
-        let own = |rank: Rank| placement.stages_of(rank).iter().map(|stage| loads[stage.index()].optimizer).sum();
+        let own =
+            |rank: Rank| placement.stages_of(rank).iter().map(|stage| loads[stage.index()].optimizer).sum();
         let optimizer = placement.all_ranks().map(own).fold(0.0, f64::max);
         let task = Task {
             placement,

@@ -79,7 +79,8 @@ pub(crate) fn deep() -> Instance {
 
 fn with_link(layers: Vec<LayerProfile>, numbers: &mut Numbers) -> Profile {
     let mean = layers.iter().map(|layer| layer.forward_s).sum::<f64>() / layers.len() as f64;
-    let link = LinkProfile { latency_s: mean * 0.02 * numbers.share(), bytes_per_s: 524_288.0 / (mean * 0.05) };
+    let link =
+        LinkProfile { latency_s: mean * 0.02 * numbers.share(), bytes_per_s: 524_288.0 / (mean * 0.05) };
     Profile { rows: 1, device: None, link, layers }
 }
 

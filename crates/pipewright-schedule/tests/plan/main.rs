@@ -34,8 +34,14 @@ fn small(seed: u64) -> Instance {
     Instance { what: "small", profile, ranks, microbatches: numbers.between(1, 6) as u32 }
 }
 
-fn predicted(profile: &Profile, schedule: &Schedule, boundaries: &[usize], recompute: Vec<bool>) -> Prediction {
-    let choice = PlanChoice { boundaries: boundaries.to_vec(), recompute, data_parallel: 1, microbatch_rows: 1 };
+fn predicted(
+    profile: &Profile,
+    schedule: &Schedule,
+    boundaries: &[usize],
+    recompute: Vec<bool>,
+) -> Prediction {
+    let choice =
+        PlanChoice { boundaries: boundaries.to_vec(), recompute, data_parallel: 1, microbatch_rows: 1 };
     predict(profile, schedule, &choice).expect("a sound schedule")
 }
 
@@ -52,7 +58,12 @@ fn every_spec(instance: &Instance) -> Vec<(&'static str, bool, ScheduleSpec)> {
     for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
         let has = |setting| generator.settings.contains(&setting);
         for chunks in 1..=4 {
-            let plain = ScheduleSpec { ranks, microbatches, stages_per_rank: Some(chunks), ..ScheduleSpec::default() };
+            let plain = ScheduleSpec {
+                ranks,
+                microbatches,
+                stages_per_rank: Some(chunks),
+                ..ScheduleSpec::default()
+            };
             let mut all = vec![plain.clone()];
             if has(Setting::WideWarmup) {
                 all.push(ScheduleSpec { wide_warmup: true, ..plain.clone() });
@@ -62,7 +73,8 @@ fn every_spec(instance: &Instance) -> Vec<(&'static str, bool, ScheduleSpec)> {
             }
             if has(Setting::MemoryLimit) {
                 let limits = [2 * ranks, microbatches].into_iter().filter(|&limit| limit > ranks);
-                let limited = |limit| ScheduleSpec { memory_limit: Some(PerStage::Same(limit)), ..plain.clone() };
+                let limited =
+                    |limit| ScheduleSpec { memory_limit: Some(PerStage::Same(limit)), ..plain.clone() };
                 all.extend(limits.map(limited));
             }
             specs.extend(all.into_iter().map(|spec| (generator.name, has(Setting::Costs), spec)));
@@ -85,7 +97,12 @@ fn by_trying(instance: &Instance, memory: Option<u64>) -> f64 {
             let choices = if memory.is_some() { 1u32 << stages } else { 1 };
             let schedule = if is_made_to_measure {
                 let recompute = vec![false; stages];
-                let choice = PlanChoice { boundaries: boundaries.clone(), recompute, data_parallel: 1, microbatch_rows: 1 };
+                let choice = PlanChoice {
+                    boundaries: boundaries.clone(),
+                    recompute,
+                    data_parallel: 1,
+                    microbatch_rows: 1,
+                };
                 let costs = choice_costs(&instance.profile, stages as u32, &choice).expect("a cut");
                 generate(name, &ScheduleSpec { costs: Some(costs), ..spec.clone() })
             } else {
@@ -115,9 +132,15 @@ fn check_against_trying(seed: u64, memory: Option<u64>) {
         Ok(report) => {
             let found = report.plans[0].step_s;
             assert!((found - best).abs() <= 1e-12 * best, "seed {seed}: {found} instead of {best}");
-            assert!(report.lower_bound_s <= best, "seed {seed}: the bound {} of {best}", report.lower_bound_s);
+            assert!(
+                report.lower_bound_s <= best,
+                "seed {seed}: the bound {} of {best}",
+                report.lower_bound_s
+            );
         }
-        Err(PlanError::DoesNotFit { .. }) => assert!(best.is_infinite(), "seed {seed}: a plan of {best} fits"),
+        Err(PlanError::DoesNotFit { .. }) => {
+            assert!(best.is_infinite(), "seed {seed}: a plan of {best} fits")
+        }
         Err(error) => assert!(best.is_infinite(), "seed {seed}: {error}"),
     }
     if let Ok(report) = plan(&instance.profile, &request(&instance, memory, true), &mut || true) {
@@ -141,8 +164,7 @@ fn small_plans_in_little_memory_are_the_best_of_all() {
 }
 
 fn check_plan(instance: &Instance, plan: &Plan, memory: Option<u64>) {
-    let prediction =
-        predicted(&instance.profile, &plan.schedule, &plan.boundaries, plan.recompute.clone());
+    let prediction = predicted(&instance.profile, &plan.schedule, &plan.boundaries, plan.recompute.clone());
     assert_eq!((prediction.step_s(), &prediction.peak_bytes), (plan.step_s, &plan.peak_bytes));
     if let Some(memory) = memory {
         assert!(plan.peak_bytes.iter().all(|&peak| peak <= memory), "{}: {:?}", plan.name, plan.peak_bytes);
@@ -232,10 +254,16 @@ fn the_best_cut_of_a_schedule_is_found() {
         let spec = ScheduleSpec { ranks, microbatches: instance.microbatches, ..ScheduleSpec::default() };
         let schedule = generate("gpipe", &spec).expect("a schedule");
         let recompute = vec![false; ranks as usize];
-        let choice = PlanChoice { recompute: recompute.clone(), data_parallel: 1, microbatch_rows: 1, ..PlanChoice::default() };
+        let choice = PlanChoice {
+            recompute: recompute.clone(),
+            data_parallel: 1,
+            microbatch_rows: 1,
+            ..PlanChoice::default()
+        };
         let found = best_cut(&instance.profile, &schedule, &choice).expect("enough layers");
         let time = |cut: &[usize]| predicted(&instance.profile, &schedule, cut, recompute.clone()).step_s();
-        let best = every_cut(layers, ranks as usize).iter().map(|cut| time(cut)).fold(f64::INFINITY, f64::min);
+        let best =
+            every_cut(layers, ranks as usize).iter().map(|cut| time(cut)).fold(f64::INFINITY, f64::min);
         assert_eq!(time(&found), best, "seed {seed}");
     }
 }
@@ -252,5 +280,8 @@ fn impossible_requests_are_refused() {
     assert!(of(&|request| request.ranks = 40).starts_with("40 ranks have no plan for "));
     let empty = Profile::default();
     let error = plan(&empty, &PlanRequest::default(), &mut || true).expect_err("no layers").to_string();
-    assert!(error.starts_with("2 problems in the profile, the first: `layers` of the profile is empty"), "{error}");
+    assert!(
+        error.starts_with("2 problems in the profile, the first: `layers` of the profile is empty"),
+        "{error}"
+    );
 }

@@ -33,8 +33,7 @@ pub(super) fn matched(step: Step<'_>, class: Class) -> Option<f64> {
     let mut least = f64::INFINITY;
     for_each_cut(step.layers.count(), class.stages(), &mut |starts| {
         let work = |stage: usize| step.microbatches * step.layers.work(starts[stage]..starts[stage + 1]);
-        let mut first: Vec<f64> =
-            (0..ranks).map(|rank| step.fill(rank, starts[rank]) + work(rank)).collect();
+        let mut first: Vec<f64> = (0..ranks).map(|rank| step.fill(rank, starts[rank]) + work(rank)).collect();
         let mut second: Vec<f64> = (ranks..2 * ranks).map(work).collect();
         first.sort_by(f64::total_cmp);
         second.sort_by(|one, other| other.total_cmp(one));

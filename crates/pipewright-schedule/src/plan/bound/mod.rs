@@ -23,11 +23,8 @@ const ROUNDING: f64 = 1e-9;
 pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f64 {
     let any = any::bound(step);
     let of_class = |&class: &Class| {
-        let own = if is_free && class.chunks > 1 {
-            few::matched(step, class)
-        } else {
-            few::bound(step, class)
-        };
+        let own =
+            if is_free && class.chunks > 1 { few::matched(step, class) } else { few::bound(step, class) };
         let own = own.or_else(|| match (class.chunks, class.path) {
             (2.., _) if is_free => None,
             (1, _) => Some(one::bound(step, any)),
