@@ -72,29 +72,8 @@ pub(super) fn stages_per_rank(plan: &Plan) -> u32 {
 
 /// Returns the report as JSON.
 pub(super) fn json(report: &PlanReport, seconds: f64) -> String {
-    let of = |plan| {
-        let Plan { name, schedule, settings, .. } = plan;
-        let placement = schedule.placement();
-        PlanJson {
-            schedule: name,
-            ranks: schedule.ranks(),
-            stages_per_rank: stages_per_rank(plan),
-            microbatches: plan.microbatches(),
-            microbatch_size: plan.microbatch_rows,
-            boundaries: &plan.boundaries,
-            data_parallel: plan.data_parallel,
-            recompute: Recompute::of(plan),
-            predicted_step_s: plan.step_s,
-            bubble_fraction: plan.bubble_fraction,
-            peak_bytes: &plan.peak_bytes,
-            stage_to_rank: placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect(),
-            group: settings.group,
-            wide_warmup: settings.wide_warmup,
-            memory_limit: settings.memory_limit,
-        }
-    };
     let report = Report {
-        plans: report.plans.iter().map(of).collect(),
+        plans: report.plans.iter().map(plan_json).collect(),
         lower_bound_s: report.lower_bound_s,
         gap: report.gap(),
         search_s: seconds,
@@ -102,6 +81,28 @@ pub(super) fn json(report: &PlanReport, seconds: f64) -> String {
         stopped: report.stopped,
     };
     serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
+}
+
+fn plan_json(plan: &Plan) -> PlanJson<'_> {
+    let Plan { name, schedule, settings, .. } = plan;
+    let placement = schedule.placement();
+    PlanJson {
+        schedule: name,
+        ranks: schedule.ranks(),
+        stages_per_rank: stages_per_rank(plan),
+        microbatches: plan.microbatches(),
+        microbatch_size: plan.microbatch_rows,
+        boundaries: &plan.boundaries,
+        data_parallel: plan.data_parallel,
+        recompute: Recompute::of(plan),
+        predicted_step_s: plan.step_s,
+        bubble_fraction: plan.bubble_fraction,
+        peak_bytes: &plan.peak_bytes,
+        stage_to_rank: placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect(),
+        group: settings.group,
+        wide_warmup: settings.wide_warmup,
+        memory_limit: settings.memory_limit,
+    }
 }
 
 /// Returns the report as text.

@@ -227,7 +227,7 @@ fn the_search_stops_when_told() {
 }
 
 #[test]
-fn replicas_and_larger_microbatches_are_searched() {
+fn replicas_are_searched() {
     // Messages so slow that a pipeline is hopeless, and gradients so small that replicas cost nothing.
     let layers = (0..4)
         .map(|_| {
@@ -241,9 +241,6 @@ fn replicas_and_larger_microbatches_are_searched() {
     let request = PlanRequest { ranks: 4, microbatches: 8, ..PlanRequest::default() };
     let report = plan(&profile, &request, &mut || true).expect("a plan");
     assert_eq!(report.plans[0].data_parallel, 4, "{:?}", report.plans[0]);
-    let pipelines = PlanRequest { data_parallel: Some(1), ..request };
-    let report = plan(&profile, &pipelines, &mut || true).expect("a plan");
-    assert!(report.plans[0].microbatch_rows > 1, "{:?}", report.plans[0]);
 }
 
 #[test]
@@ -252,7 +249,7 @@ fn the_best_cut_of_a_schedule_is_found() {
         let instance = small(seed);
         let (layers, ranks) = (instance.profile.layers.len(), instance.ranks);
         let spec = ScheduleSpec { ranks, microbatches: instance.microbatches, ..ScheduleSpec::default() };
-        let schedule = generate("gpipe", &spec).expect("a schedule");
+        let schedule = generate("zb-h1", &spec).expect("a schedule");
         let recompute = vec![false; ranks as usize];
         let choice = PlanChoice {
             recompute: recompute.clone(),
