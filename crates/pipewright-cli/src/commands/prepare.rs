@@ -208,7 +208,8 @@ pub(super) fn lowering(mesh: &MeshSettings) -> TrainingLowering {
     }
 }
 
-fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failure> {
+/// Returns the configuration of the model that the settings name.
+pub(super) fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failure> {
     match settings {
         ModelSettings::From { from } => ModelConfig::read(from).map_err(Failure::input),
         ModelSettings::Fresh(model) => Ok(model.config()),
