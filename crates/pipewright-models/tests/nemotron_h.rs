@@ -2,6 +2,7 @@
 //! loaded weights, whole training runs in the pipeline, model directories, and configurations that are refused.
 
 #[path = "support/pipelined_run.rs"]
+#[expect(dead_code, reason = "this family has no loss that balances routers")]
 mod pipelined_run;
 #[path = "support/reference.rs"]
 mod reference;
@@ -23,6 +24,11 @@ use serde_json::{Value, json};
 
 const NAME: &str = "nemotron-h-tiny";
 static NEMOTRON_H: Model = Model::new(NAME);
+
+#[test]
+fn recomputation_changes_no_bit() {
+    NEMOTRON_H.check_recomputed("1f1b", 2, 4);
+}
 
 /// The part of `expected.json` about the loaded weights.
 #[derive(Deserialize)]

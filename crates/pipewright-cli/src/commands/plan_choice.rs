@@ -6,7 +6,7 @@ use clap::Args;
 use pipewright_schedule::plan::{PlanChoice, best_cut, choice_costs, predict};
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::simulate::{Summary, logical};
-use pipewright_schedule::{Recompute, Schedule, ScheduleSpec, generate};
+use pipewright_schedule::{Recompute, Schedule, ScheduleSpec, StageIndex, generate};
 
 use crate::commands::schedule_size::depends_on_costs;
 use crate::config;
@@ -129,6 +129,6 @@ fn recompute_of(recompute: &Recompute, stages: u32) -> Result<Vec<bool>, Failure
             "--recompute: there is no stage {stage}; write none, stage, or stages from 0 to {}",
             stages - 1
         ))),
-        _ => Ok((0..stages).map(|stage| recompute.applies_to(stage.into())).collect()),
+        _ => Ok((0..stages).map(|stage| recompute.applies_to(StageIndex::new(stage))).collect()),
     }
 }

@@ -26,6 +26,7 @@ impl HybridConfig {
             // For each table the forward copies a row, and the backward adds to a row.
             weight: ELEMENT * self.hidden_size as u64 * (4 * self.tables() + NORM_PASSES),
             activation_bytes: tokens * (TOKEN_ID * self.tables() + 2 * FLOAT * self.hidden_size as u64),
+            output_bytes: tokens * FLOAT * self.hidden_size as u64,
         };
         let block = |index: usize| {
             let cost = self.block_cost(index, tokens);
@@ -35,6 +36,7 @@ impl HybridConfig {
                 parameters: cost.parameters,
                 weight: cost.weight,
                 activation_bytes: tokens * FLOAT * cost.kept,
+                output_bytes: tokens * FLOAT * self.hidden_size as u64,
             }
         };
         let head = self.head_cost(tokens);
@@ -44,6 +46,7 @@ impl HybridConfig {
             parameters: head.parameters,
             weight: head.weight,
             activation_bytes: tokens * FLOAT * head.kept,
+            output_bytes: tokens * FLOAT * self.vocab_size as u64,
         };
         let blocks = (0..self.blocks().len()).map(block);
         ModelDesc { layers: std::iter::once(embedding).chain(blocks).chain([head]).collect() }

@@ -29,6 +29,7 @@ impl NemotronHConfig {
             // The forward copies a row, and the backward adds to a row.
             weight: 4 * ELEMENT * hidden,
             activation_bytes: tokens * TOKEN_ID,
+            output_bytes: tokens * FLOAT * self.hidden_size as u64,
         };
         let block = |(index, &kind): (usize, &BlockKind)| {
             let cost = self.mixer_cost(kind, tokens);
@@ -38,6 +39,7 @@ impl NemotronHConfig {
                 parameters: cost.parameters + hidden,
                 weight: cost.weight + ELEMENT * NORM_PASSES * hidden,
                 activation_bytes: tokens * FLOAT * (cost.kept + 2 * hidden + 1),
+                output_bytes: tokens * FLOAT * self.hidden_size as u64,
             }
         };
         let vocabulary = self.vocab_size as u64;
@@ -47,6 +49,7 @@ impl NemotronHConfig {
             parameters: hidden + if self.tie_word_embeddings { 0 } else { table },
             weight: 6 * table + ELEMENT * (NORM_PASSES * hidden + LOSS_PASSES * vocabulary),
             activation_bytes: tokens * FLOAT * (2 * hidden + 1 + vocabulary + 1),
+            output_bytes: tokens * FLOAT * self.vocab_size as u64,
         };
         let blocks = self.blocks.iter().enumerate().map(block);
         ModelDesc { layers: std::iter::once(embedding).chain(blocks).chain([head]).collect() }
