@@ -399,7 +399,7 @@ fn what_is_recomputed_is_a_word_or_a_list_of_stages() {
     for (set, expected) in [
         ("[0, 2]", "`recompute` is 2"),
         ("[-1]", "`recompute`"),
-        ("stages", "did you mean `stage`"),
+        ("stages", "where none, stage, block is expected"),
         ("true", "a word, or a list of whole numbers"),
     ] {
         let error = found(&format!("pipeline.recompute={set}")).expect_err(set);
