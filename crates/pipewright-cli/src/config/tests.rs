@@ -93,7 +93,7 @@ fn keys_of_a_family_are_checked_where_they_are_written() {
     check("num_experts = \"many\"", "the value of `num_experts` cannot be used");
     check_set(
         &["model.num_experts=4"],
-        &["--set model.num_experts=4: `num_experts` is not a key of `llama`: only qwen3_moe has it"],
+        &["--set model.num_experts=4: `num_experts` is not a key of `llama`: only qwen3_moe, hybrid have it"],
     );
 }
 
@@ -235,7 +235,7 @@ fn words() {
         |argument: &str, message: &str| check_set(&[argument], &[&format!("--set {argument}: {message}")]);
     refuse(
         "model.architecture=lama",
-        "`architecture` is \"lama\", where llama, qwen2, qwen3, qwen3_moe is expected",
+        "`architecture` is \"lama\", where llama, qwen2, qwen3, qwen3_moe, nemotron_h, hybrid is expected",
     );
     refuse("pipeline.schedule=1f1", "unknown schedule `1f1`; did you mean `1f1b`?");
     refuse(

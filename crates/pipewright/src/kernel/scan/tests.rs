@@ -1,3 +1,5 @@
+//! Tests of the chunked scan against the recurrence.
+
 use super::*;
 
 /// Sequences of whole chunks and of others give each token the result that it has in a longer sequence.

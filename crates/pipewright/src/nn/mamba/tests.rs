@@ -1,3 +1,5 @@
+//! Tests of the Mamba-2 operation against its composition and the recurrence.
+
 use burn::tensor::{Device, Tolerance};
 
 use super::super::check::{check as compare, numbers};
