@@ -35,11 +35,12 @@ pub(crate) fn read_config<T>(
     })
 }
 
-/// Returns the line of the first mention of a key, counted from 1. A nested key is given as `outer.inner`.
+/// Returns the line of the first mention of a key, counted from 1. A nested key is given as `outer.inner`. If the file
+/// spells the inner key in another way, the line is that of the outer one.
 fn line_of(json: &[u8], key: &str) -> Option<usize> {
     let text = std::str::from_utf8(json).ok()?;
-    let quoted = format!("\"{}\"", key.split('.').next_back()?);
-    Some(text[..text.find(&quoted)?].matches('\n').count() + 1)
+    let place = key.rsplit('.').find_map(|part| text.find(&format!("\"{part}\"")))?;
+    Some(text[..place].matches('\n').count() + 1)
 }
 
 /// Builds the stage of `config`'s model that holds `layers`, with the weights in `dir`, on `device`.
