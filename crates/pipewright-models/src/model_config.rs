@@ -53,6 +53,7 @@ fn training_stage<F: ModelFamily + 'static>(
 macro_rules! families {
     ($($(#[$doc:meta])* $variant:ident($config:ty),)*) => {
         /// The configuration of a model of any family.
+        #[expect(clippy::large_enum_variant, reason = "a run has one configuration")]
         #[derive(Debug, Clone, PartialEq)]
         #[non_exhaustive]
         pub enum ModelConfig {

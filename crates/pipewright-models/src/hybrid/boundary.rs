@@ -4,6 +4,10 @@ use burn::tensor::{Int, Tensor};
 use pipewright::tensor::{Boundary, BoundaryError, Unpack, Value, ValueKind, Values};
 
 /// The input of a stage.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "an input lives for one call, and a box would cost an allocation"
+)]
 #[derive(Debug, Clone)]
 pub enum HybridInput {
     /// Token ids `[batch, sequence]`, for the stage with the embeddings.

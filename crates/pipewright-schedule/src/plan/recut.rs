@@ -111,7 +111,8 @@ impl<'a> Round<'a> {
     /// Returns the first layers of the stages of this round, filled from the front or from the back; `None` if no cut
     /// fits into the memory.
     fn cut(&self, from_front: bool) -> Option<Vec<usize>> {
-        let fill = |time: f64| if from_front { self.from_front(time) } else { self.from_back(time) };
+        let fill =
+            |time: f64| if from_front { self.filled_from_front(time) } else { self.filled_from_back(time) };
         let (mut low, mut high) = (0.0, self.step.cut_time(&self.class.ranks_of(), self.starts));
         let mut best = fill(high)?;
         for _ in 0..HALVINGS {
@@ -132,7 +133,7 @@ impl<'a> Round<'a> {
         self.starts[self.number * ranks]..self.starts[(self.number + 1) * ranks]
     }
 
-    fn from_front(&self, time: f64) -> Option<Vec<usize>> {
+    fn filled_from_front(&self, time: f64) -> Option<Vec<usize>> {
         let (limits, ranks) = (self.limits(), self.class.ranks as usize);
         let mut cut = Vec::with_capacity(ranks);
         let mut start = limits.start;
@@ -152,7 +153,7 @@ impl<'a> Round<'a> {
         (start == limits.end).then_some(cut)
     }
 
-    fn from_back(&self, time: f64) -> Option<Vec<usize>> {
+    fn filled_from_back(&self, time: f64) -> Option<Vec<usize>> {
         let (limits, ranks) = (self.limits(), self.class.ranks as usize);
         let mut cut = vec![0; ranks];
         let mut end = limits.end;

@@ -139,7 +139,7 @@ fn check_against_trying(seed: u64, memory: Option<u64>) {
             );
         }
         Err(PlanError::DoesNotFit { .. }) => {
-            assert!(best.is_infinite(), "seed {seed}: a plan of {best} fits")
+            assert!(best.is_infinite(), "seed {seed}: a plan of {best} fits");
         }
         Err(error) => assert!(best.is_infinite(), "seed {seed}: {error}"),
     }

@@ -23,7 +23,7 @@ pub(super) fn v_bound(step: Step<'_>, low: f64) -> f64 {
             let mut next: Vec<Option<usize>> = vec![None; layers + 1];
             for (front, back) in backs.iter().enumerate() {
                 let &Some(back) = back else { continue };
-                for end in front..=back {
+                for (end, known) in next.iter_mut().enumerate().take(back + 1).skip(front) {
                     let fits = |start: usize| fits(step, rank, [front..end, start..back], time);
                     if !fits(back) {
                         break;
@@ -32,7 +32,7 @@ pub(super) fn v_bound(step: Step<'_>, low: f64) -> f64 {
                     if start == end {
                         return true;
                     }
-                    next[end] = Some(next[end].map_or(start, |known| known.min(start)));
+                    *known = Some(known.map_or(start, |known| known.min(start)));
                 }
             }
             backs = next;
@@ -60,13 +60,13 @@ fn loop_fits(step: Step<'_>, cut: usize, time: f64) -> bool {
         let mut next: Vec<Option<usize>> = vec![None; cut + 1];
         for (front, second) in seconds.iter().enumerate() {
             let &Some(second) = second else { continue };
-            for end in front..=cut {
+            for (end, known) in next.iter_mut().enumerate().skip(front) {
                 let fits = |stop: usize| fits(step, rank, [front..end, second..stop], time);
                 if !fits(second) {
                     break;
                 }
                 let stop = highest(second, layers, fits);
-                next[end] = next[end].max(Some(stop));
+                *known = (*known).max(Some(stop));
             }
         }
         seconds = next;

@@ -56,13 +56,13 @@ impl Decays {
                 *high = sum as f32;
                 *low = (sum - f64::from(*high)) as f32;
             }
-            for t in 0..chunk.len {
+            for (t, step) in steps.iter().enumerate() {
                 let here = place * CHUNK + t;
                 let enters = continues && self.open[t] == 0;
                 self.enter[here] = if enters { exp(self.high[here]) } else { 0.0 };
                 let stays = t >= self.open[end];
                 self.leave[here] = if stays { exp(self.between(place, end, t)) } else { 0.0 };
-                self.give[here] = self.leave[here] * steps[t];
+                self.give[here] = self.leave[here] * step;
             }
             self.pass[place] = self.enter[place * CHUNK + end];
         }
