@@ -10,7 +10,7 @@ use pipewright::train::data::{DataConfig, Tokenizer};
 use pipewright::train::{Decay, LearningRate, Metrics, Trainer};
 use pipewright::transport::World;
 use pipewright_models::hf::HfError;
-use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
+use pipewright_models::{ModelConfig, ModelFamily, TrainingModule, hf};
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition};
 
@@ -47,8 +47,10 @@ impl Run<'_> {
     /// Trains and compares losses and gradient norms with PyTorch's.
     pub(crate) fn check(self, devices: &Devices) -> Vec<Step> {
         let metrics = self.train(devices);
-        let steps: Vec<Step> =
-            metrics.iter().map(|step| Step { loss: step.loss, grad_norm: step.grad_norm }).collect();
+        let steps: Vec<Step> = metrics
+            .iter()
+            .map(|step| Step { loss: step.loss, grad_norm: step.grad_norm, balance: None })
+            .collect();
         let expected = Reference::load(self.model).expected.steps;
         Reference::assert_within(&steps, &expected, Within { loss: 2e-5, grad_norm: 2e-4 });
         steps
@@ -107,7 +109,7 @@ impl Run<'_> {
         let make = move |stage: StageIndex| -> Result<Stage, HfError> {
             let module = hf::load_stage(&dir, &model, stages.range(stage), &Device::flex().autodiff())?;
             let is_last = stage.get() + 1 == count;
-            Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
+            Ok(module.into_stage(is_last))
         };
         let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
         let config = PipelineConfig {
