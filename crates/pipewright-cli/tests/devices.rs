@@ -104,8 +104,10 @@ mod on_a_device {
         }
         let on_device = format!("run.device={DEVICE}");
         let (moved, stays) = (Run::new(), Run::new());
-        stays.train(&["run.steps=6"]);
-        moved.train(&["run.steps=6", &on_device, "run.checkpoint_every=2"]);
+        // With a decay, the learning rate of a step depends on the last step.
+        let constant = "optimizer.schedule=constant";
+        stays.train(&["run.steps=6", constant]);
+        moved.train(&["run.steps=6", constant, &on_device, "run.checkpoint_every=2"]);
         close(&moved, &stays);
         // Back to the checkpoint of step 2, which the device wrote, and on with the processor.
         let output = moved.command(&[

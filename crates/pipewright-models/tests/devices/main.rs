@@ -3,7 +3,6 @@
 //! The device is a Vulkan adapter that computes on the processor (Mesa's lavapipe), so the tests run on any machine.
 //! Without such an adapter they print a message and pass, unless `PIPEWRIGHT_REQUIRE_DEVICE` is set.
 
-mod failures;
 mod layers;
 mod memory;
 #[path = "../support/reference.rs"]

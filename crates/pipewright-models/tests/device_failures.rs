@@ -1,12 +1,11 @@
-//! A failure on a device is reported with its place.
+//! A kernel that fails on a device ends the step with a report.
 
 use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
+use pipewright::device::{DeviceChoice, Devices};
 use pipewright::pipeline::{Layers, Pipeline};
 use pipewright::stage::{StageContext, StageModule};
-
-use crate::{DEVICE, devices};
 
 /// Multiplies by its factor. In the second microbatch, the second layer asks for more memory than any device has.
 #[derive(Module, Debug)]
@@ -31,8 +30,13 @@ impl StageModule for Greedy {
 }
 
 #[test]
-fn a_device_without_memory_is_reported_with_rank_and_step() {
-    let Some(devices) = devices(&[DEVICE]) else { return };
+fn a_kernel_that_fails_is_reported_with_its_step() {
+    let device: DeviceChoice = "wgpu:cpu".parse().expect("a device");
+    let devices = match Devices::open(&[device]) {
+        Ok(devices) => devices,
+        Err(error) if std::env::var_os("PIPEWRIGHT_REQUIRE_DEVICE").is_some() => panic!("{error}"),
+        Err(error) => return println!("not tested: {error}"),
+    };
     let layer = |place| Greedy {
         factor: Param::from_tensor(Tensor::ones([4], &Device::flex())),
         is_greedy: place == 1,
@@ -47,6 +51,6 @@ fn a_device_without_memory_is_reported_with_rank_and_step() {
         .expect("it starts");
     let batch = || Tensor::<2>::ones([8, 4], &Device::flex());
     let error = pipeline.step(batch(), batch(), 0.1).expect_err("there is no such memory").to_string();
-    println!("{error}");
-    assert!(error.contains("step 1") && error.contains("rank 1"), "{error}");
+    // Work on a device runs later, so the failure appears where a rank reads its first result.
+    assert!(error.starts_with("step 1: rank "), "{error}");
 }
