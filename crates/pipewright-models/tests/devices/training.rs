@@ -12,13 +12,24 @@ use crate::reference::Step;
 use crate::run::Run;
 use crate::{DEVICE, devices};
 
-/// Checks a run against PyTorch, and against one rank to the bit.
+/// Checks that two runs agree: the losses to the bit. The back end's sum of squares adds in no fixed order, so norms may
+/// differ in their last digits.
+fn assert_same(found: &[Step], expected: &[Step], what: &str) {
+    let losses = |steps: &[Step]| steps.iter().map(|step| step.loss).collect::<Vec<_>>();
+    assert_eq!(losses(found), losses(expected), "{what}");
+    for (found, expected) in found.iter().zip(expected) {
+        let error = (found.grad_norm / expected.grad_norm - 1.0).abs();
+        assert!(error < 1e-9, "{what}: norms {} and {}", found.grad_norm, expected.grad_norm);
+    }
+}
+
+/// Checks a run against PyTorch and against one rank.
 fn check(schedule: &str, ranks: u32) {
     let Some(devices) = devices(&[DEVICE]) else { return };
     let run = Run { schedule, ranks, ..Run::default() };
     let steps = run.check(&devices);
     let one_rank = Run { schedule: "1f1b", ranks: 1, ..run }.check(&devices);
-    assert_eq!(steps, one_rank, "{schedule} on {ranks} ranks: the bits of one rank");
+    assert_same(&steps, &one_rank, &format!("{schedule} on {ranks} ranks and on one"));
 }
 
 #[test]
@@ -66,7 +77,7 @@ fn the_processor_and_a_device_train_together() {
     let Some(devices) = devices(&["flex", DEVICE]) else { return };
     let run = Run { ranks: 2, ..Run::default() };
     let first = run.check(&devices);
-    assert_eq!(first, run.check(&devices), "the same bits in every run");
+    assert_same(&first, &run.check(&devices), "two runs");
     Run { schedule: "zbvzerobubble", ..run }.check(&devices);
 }
 
@@ -91,7 +102,7 @@ fn replicas_and_shards() {
         let Some(devices) = devices(names) else { return };
         let replicated = run.check(&devices);
         let sharded = Run { is_sharded: true, ..run }.check(&devices);
-        assert_eq!(replicated, sharded, "the bits of whole replicas");
+        assert_same(&sharded, &replicated, "sharded and whole replicas");
         close(&sharded, &Run { ranks: 1, ..Run::default() }.check(&devices));
     }
 }
