@@ -12,14 +12,13 @@ use crate::reference::Step;
 use crate::run::Run;
 use crate::{DEVICE, devices};
 
-/// Checks that two runs agree: the losses to the bit. The back end's sum of squares adds in no fixed order, so norms may
-/// differ in their last digits.
+/// Checks that two runs agree. The back end's sum of squares adds in no fixed order, so clipped gradients may differ in
+/// their last bits, and with them the losses of later steps.
 fn assert_same(found: &[Step], expected: &[Step], what: &str) {
-    let losses = |steps: &[Step]| steps.iter().map(|step| step.loss).collect::<Vec<_>>();
-    assert_eq!(losses(found), losses(expected), "{what}");
     for (found, expected) in found.iter().zip(expected) {
-        let error = (found.grad_norm / expected.grad_norm - 1.0).abs();
-        assert!(error < 1e-9, "{what}: norms {} and {}", found.grad_norm, expected.grad_norm);
+        for (found, expected) in [(found.loss, expected.loss), (found.grad_norm, expected.grad_norm)] {
+            assert!((found / expected - 1.0).abs() < 1e-6, "{what}: {found} and {expected}");
+        }
     }
 }
 
