@@ -228,6 +228,8 @@ enum PartSquares {
 impl PartSquares {
     fn of(part: Value, on_device: &mut Vec<Tensor<1>>) -> Self {
         let is_on_host = part.device() == Device::flex();
+        let elements_of_row = part.shape().last().map_or(1, |&width| width.max(1));
+        let rows = part.shape().iter().product::<usize>() / elements_of_row;
         // The number of dimensions does not matter for a sum over all elements; 1 is arbitrary.
         let part = Tensor::<1>::from_dispatch(part.into_dispatch());
         if let Some(part) = cpu(part.clone()) {
@@ -236,7 +238,9 @@ impl PartSquares {
         if is_on_host {
             return Self::Added(sum_squares(&part.into_data().iter::<f32>().collect::<Vec<_>>()));
         }
-        on_device.push(part.cast(DType::F32).square().sum());
+        // Burn's sum over all elements adds atomically, in no fixed order; its sums along a dimension have an order.
+        let squares = part.cast(DType::F32).square().reshape([rows, elements_of_row]);
+        on_device.push(squares.sum_dim(1).sum_dim(0).reshape([1]));
         Self::OnDevice(on_device.len() - 1)
     }
 }
