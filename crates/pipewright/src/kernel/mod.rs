@@ -10,6 +10,7 @@ pub(crate) mod attention;
 pub(crate) mod cross_entropy;
 mod exp;
 pub(crate) mod grouped;
+pub(crate) mod half;
 pub(crate) mod product;
 pub(crate) mod rms_norm;
 pub(crate) mod routing;

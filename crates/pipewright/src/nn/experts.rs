@@ -4,13 +4,16 @@
 //! gradients of the experts can be deferred. The gradient of an expert that no token chose is zero: it is not absent,
 //! because an optimizer changes parameters with a zero gradient (momentum, weight decay) and skips those without one.
 
+use std::borrow::Cow;
+
+use burn::backend::TensorMetadata;
 use burn::module::{Module, ParamId};
 use burn::tensor::{Int, Tensor, TensorData};
 
 use super::bundle::{Bundle, Slots};
 use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
 use super::linear::Linear;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu, with_dtype};
 use super::routing::Routing;
 use super::swiglu::swiglu;
 use crate::kernel;
@@ -69,15 +72,21 @@ pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tenso
     let Some(([x, weights, _], tape)) = on_cpu(inputs) else { return composed(x, routing, experts, &groups) };
     let tape = recorded_on(tape, 2, deferred.as_ref());
 
-    let sorted: Vec<f32> = groups.assignments().iter().map(|&place| elements(&weights)[place]).collect();
-    let held = matrices.held.iter().map(|held| held.value.clone()).collect::<Vec<_>>();
+    let sorted: Vec<f32> = {
+        let weights = elements(&weights);
+        groups.assignments().iter().map(|&place| weights[place]).collect()
+    };
+    let held: Vec<_> = matrices.held.iter().map(|held| elements(&held.value)).collect();
     let [gates, ups, downs] = slices(&held);
-    let rows = groups.gather(elements(&x), width);
-    let gate = groups.product(&rows, &gates, [width, inner], false);
-    let up = groups.product(&rows, &ups, [width, inner], false);
-    let activated = kernel::swiglu::forward(&gate, &up);
-    let out =
-        groups.scatter(&groups.product(&activated, &downs, [inner, width], false), Some(&sorted), width);
+    let rows = groups.gather(&elements(&x), width);
+    // What the backward keeps is rounded first, so that it sees the numbers that the forward went on with.
+    let kept = |rows: Vec<f32>| tape.kept(rows, [groups.rows(), inner]);
+    let gate = kept(groups.product(&rows, &gates, [width, inner], false));
+    let up = kept(groups.product(&rows, &ups, [width, inner], false));
+    let activated = kept(kernel::swiglu::forward(&elements(&gate), &elements(&up)));
+    let out = groups.product(&elements(&activated), &downs, [inner, width], false);
+    let out = groups.scatter(&out, Some(&sorted), width);
+    drop(held);
     tape.record(out, [tokens, width], |_| ExpertsBackward {
         sizes: [tokens, width, inner],
         count,
@@ -92,8 +101,8 @@ pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tenso
 }
 
 /// Returns the matrices of all gates, of all up and of all down projections.
-fn slices(held: &[CpuTensor]) -> [Vec<&[f32]>; 3] {
-    [0, 1, 2].map(|part| held.iter().skip(part).step_by(PARTS).map(elements).collect())
+fn slices<'a>(held: &'a [Cow<'_, [f32]>]) -> [Vec<&'a [f32]>; 3] {
+    [0, 1, 2].map(|part| held.iter().skip(part).step_by(PARTS).map(AsRef::as_ref).collect())
 }
 
 /// The number of matrices of an expert.
@@ -131,7 +140,7 @@ impl Gradient {
 }
 
 impl Matrices {
-    /// Returns `None` if a matrix is not of the CPU back end in single precision.
+    /// Returns `None` if a matrix has no operations of its own on the CPU back end.
     fn new(experts: &[Expert]) -> Option<Self> {
         let mut held = Vec::with_capacity(PARTS * experts.len());
         let mut bundle = Bundle::new();
@@ -200,9 +209,10 @@ struct ExpertsBackward {
     x: CpuTensor,
     /// The weight of each sorted row.
     weights: Vec<f32>,
-    gate: Vec<f32>,
-    up: Vec<f32>,
-    activated: Vec<f32>,
+    /// Shape `[rows, inner width]`, as are the next two.
+    gate: CpuTensor,
+    up: CpuTensor,
+    activated: CpuTensor,
     groups: Groups,
     matrices: KeptMatrices,
 }
@@ -216,18 +226,19 @@ impl Operation<3> for ExpertsBackward {
         let Self { sizes: [tokens, width, inner], count, x, weights, gate, up, activated, groups, matrices } =
             self;
         let held: Vec<_> = matrices.kept.iter().map(|kept| kept.weight.get_on_cpu()).collect();
+        let held: Vec<_> = held.iter().map(elements).collect();
         let [gates, ups, downs] = slices(&held);
-        let mut d_out = groups.gather(elements(&gradient), width);
+        let mut d_out = groups.gather(&elements(&gradient), width);
         // The gradient of the activated rows, before the weight of the row.
         let mut d_activated = groups.product(&d_out, &downs, [width, inner], true);
         let d_weights = for_weights.then(|| {
             let mut d_weights = vec![0.0; tokens * count];
-            let products = row_products(&activated, &d_activated, inner);
+            let products = row_products(&elements(&activated), &d_activated, inner);
             groups.assignments().iter().zip(products).for_each(|(&place, d)| d_weights[place] = d);
             cpu_tensor(d_weights, [tokens, count])
         });
         scale_rows(&mut d_activated, &weights, inner);
-        let (d_gate, d_up) = kernel::swiglu::backward(&gate, &up, &d_activated);
+        let (d_gate, d_up) = kernel::swiglu::backward(&elements(&gate), &elements(&up), &d_activated);
         drop((gate, up, d_activated));
         let d_x = for_x.then(|| {
             let mut d_rows = groups.product(&d_gate, &gates, [inner, width], true);
@@ -236,11 +247,11 @@ impl Operation<3> for ExpertsBackward {
         });
         if for_matrices {
             scale_rows(&mut d_out, &weights, width);
-            let rows = groups.rows();
-            let x = cpu_tensor(groups.gather(elements(&x), width), [rows, width]);
-            let [activated, d_gate, d_up] =
-                [activated, d_gate, d_up].map(|elements| cpu_tensor(elements, [rows, inner]));
-            let d_out = cpu_tensor(d_out, [rows, width]);
+            let (rows, dtype) = (groups.rows(), x.dtype());
+            let tensor = |elements, width| with_dtype(cpu_tensor(elements, [rows, width]), dtype);
+            let x = tensor(groups.gather(&elements(&x), width), width);
+            let [d_gate, d_up] = [d_gate, d_up].map(|elements| tensor(elements, inner));
+            let d_out = tensor(d_out, width);
             matrices.differentiate(&groups, [(&x, &d_gate), (&x, &d_up), (&activated, &d_out)]);
         }
         // The token has a gradient, so that the tape goes on to the bundle, which takes the gradients out of the slots.
@@ -274,9 +285,9 @@ impl KeptMatrices {
 fn weight_gradient(x: &CpuTensor, gradient: &CpuTensor) -> CpuTensor {
     let dims = |tensor: &CpuTensor| [tensor.layout().shape()[0], tensor.layout().shape()[1]];
     let ([rows, inputs], [_, outputs]) = (dims(x), dims(gradient));
-    let x = Matrix::new(elements(x), rows, inputs);
-    let gradient = Matrix::new(elements(gradient), rows, outputs);
-    cpu_tensor(product(x.transposed(), gradient), [inputs, outputs])
+    let (x, gradient) = (elements(x), elements(gradient));
+    let gradient = Matrix::new(&gradient, rows, outputs);
+    cpu_tensor(product(Matrix::new(&x, rows, inputs).transposed(), gradient), [inputs, outputs])
 }
 
 /// The mixture of Burn's operations. An expert that no token chose computes the first token, and nobody uses its result:
@@ -308,7 +319,8 @@ fn composed(x: Tensor<2>, routing: &Routing, experts: &[Expert], groups: &Groups
         expert.forward(of_expert)
     });
     let outputs = Tensor::cat(outputs.collect(), 0).select(0, ids(places));
-    let weighted = outputs * routing.weights().reshape([tokens * count, 1]);
+    let weights = routing.weights().reshape([tokens * count, 1]).cast(outputs.dtype());
+    let weighted = outputs * weights;
     weighted.reshape([tokens, count, width]).sum_dim(1).reshape([tokens, width])
 }
 

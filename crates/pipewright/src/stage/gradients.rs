@@ -175,7 +175,7 @@ fn add_task(sum: Option<Tensor<2>>, task: WeightTask, shape: [usize; 2]) -> Tens
             let gradient = cpu(gradient).expect("ids are on the host if the gradient is on the CPU back end");
             let zeros = || cpu_tensor(vec![0.0; shape.iter().product()], shape);
             let mut sum = sum.map_or_else(zeros, into_cpu);
-            add_rows(sum.storage_mut(), &ids, elements(&gradient));
+            add_rows(sum.storage_mut(), &ids, &elements(&gradient));
             from_cpu(sum)
         }
         WeightTask::Rows { ids: RowIds::Device(ids), gradient, .. } => {
@@ -191,8 +191,9 @@ fn add_product_on_cpu(
     [inputs, outputs]: [usize; 2],
 ) -> CpuTensor {
     let rows = x.layout().num_elements() / inputs;
-    let x = Matrix::new(elements(x), rows, inputs).transposed();
-    let gradient = Matrix::new(elements(gradient), rows, outputs);
+    let (x, gradient) = (elements(x), elements(gradient));
+    let x = Matrix::new(&x, rows, inputs).transposed();
+    let gradient = Matrix::new(&gradient, rows, outputs);
     let Some(mut sum) = sum else { return cpu_tensor(product(x, gradient), [inputs, outputs]) };
     add_product(sum.storage_mut(), outputs, x, gradient);
     sum
@@ -216,7 +217,7 @@ impl PartSquares {
         // The number of dimensions does not matter for a sum over all elements; 1 is arbitrary.
         let part = Tensor::<1>::from_dispatch(part.into_dispatch());
         if let Some(part) = cpu(part.clone()) {
-            return Self::Added(sum_squares(elements(&part)));
+            return Self::Added(sum_squares(&elements(&part)));
         }
         if is_on_host {
             return Self::Added(sum_squares(&part.into_data().iter::<f32>().collect::<Vec<_>>()));
