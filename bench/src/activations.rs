@@ -7,16 +7,20 @@
 //! measured peak of activations. The prediction is that of the simulation with the measured sizes, in which an
 //! activation is held from `F` until its last backward ends. GPipe stays below the prediction, because it has no
 //! gradients yet at its peak.
+//!
+//! With `--recompute stage`, a forward keeps its inputs only, and its backward computes it again. The bench then also
+//! measures the time of a step, alternately with and without recomputation.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::error::Error;
 
-use pipewright_schedule::costs::StageSizes;
+use pipewright::transport::World;
+use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::simulate::summarize;
-use pipewright_schedule::{Costs, StageIndex};
+use pipewright_schedule::{Costs, Recompute, StageIndex};
 
-use crate::model::{Bench, parameters};
+use crate::model::{Bench, Setup, input_bytes, parameters};
 use crate::size::Size;
 use crate::statistics::Spread;
 
@@ -32,10 +36,15 @@ pub(crate) struct Options {
         default_value = "gpipe,1f1b,zb-h1,zb-h2,interleaved1f1b,zbvzerobubble,dualpipev,v-half,v-min"
     )]
     schedules: Vec<String>,
+    /// The stages that compute their forward again: none, stage, or a list of stages.
+    #[arg(long, default_value = "none")]
+    recompute: Recompute,
 }
 
 /// Bytes of one parameter with its gradient and both moments.
 const STATIC: f64 = 16.0;
+/// Pairs of steps whose times are compared.
+const PAIRS: usize = 7;
 const MIB: f64 = (1 << 20) as f64;
 
 /// The memory of one stage, in bytes.
@@ -52,18 +61,23 @@ struct StageBytes {
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut measured: BTreeMap<u32, Vec<StageBytes>> = BTreeMap::new();
     for schedule in &options.schedules {
-        let mut bench = Bench::new(schedule, options.size.ranks, options.size.microbatches)?;
+        let plain = Setup::new(schedule, options.size.ranks, options.size.microbatches);
+        let setup = Setup { recompute: &options.recompute, ..plain };
+        let mut bench = Bench::over(World::local(plain.ranks), &setup)?;
         let placement = bench.program().placement().clone();
         let count = placement.stages();
         let stages = match measured.entry(count) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => unknown.insert(measure_stages(count)?),
         };
-        let size = |stage: &StageBytes| {
+        let inputs = input_bytes(count)?;
+        let size = |(stage, kept): (&StageBytes, u64)| {
             let activation = stage.activation as u64;
-            StageSizes { activation, stash: activation, ..StageSizes::default() }
+            let recompute = Some(RecomputeSizes { kept, recomputed: activation.saturating_sub(kept) });
+            StageSizes { activation, stash: activation, recompute, ..StageSizes::default() }
         };
-        let costs = Costs { sizes: stages.iter().map(size).collect(), ..Costs::default() };
+        let sizes = stages.iter().zip(inputs).map(size).collect();
+        let costs = Costs { sizes, recompute: options.recompute.clone(), ..Costs::default() };
         let predicted = summarize(bench.program().as_program(), &costs)?.peak_bytes.unwrap_or_default();
         let report = bench.steps(2, 1)?.pop().ok_or("a step was taken")?;
         for rank in placement.all_ranks() {
@@ -80,7 +94,27 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
                 measured / predicted
             );
         }
+        if options.recompute != Recompute::None {
+            print_ratio(&plain, &mut bench)?;
+        }
     }
+    Ok(())
+}
+
+/// Prints the time of a step with recomputation, divided by the time without. Steps of both alternate.
+fn print_ratio(plain: &Setup<'_>, bench: &mut Bench) -> Result<(), Box<dyn Error>> {
+    let mut without = Bench::over(World::local(plain.ranks), plain)?;
+    without.steps(2, 1)?;
+    let mut ratios = Vec::new();
+    for _ in 0..PAIRS {
+        let (with, without) = (bench.step()?.wall, without.step()?.wall);
+        ratios.push(with.as_secs_f64() / without.as_secs_f64());
+    }
+    println!(
+        "{}: a step takes {:.3} of the time without recomputation",
+        plain.schedule,
+        Spread::new(ratios).median()
+    );
     Ok(())
 }
 

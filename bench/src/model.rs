@@ -17,8 +17,8 @@ use pipewright_models::llama::LlamaConfig;
 use pipewright_models::{ConfigError, ModelFamily, cross_entropy};
 use pipewright_schedule::lower::{TrainingLowering, UnshardConfig, for_training};
 use pipewright_schedule::{
-    Level, LowerConfig, Method, ScheduleSpec, StageIndex, ValidatedProgram, csv, generate, lower, partition,
-    validate,
+    Level, LowerConfig, Method, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, csv, generate, lower,
+    partition, validate,
 };
 
 /// Tokens of a row.
@@ -55,6 +55,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) mode: DataParallelMode,
     /// The number of stages of a rank that are gathered at once, if parameters are sharded.
     pub(crate) window: NonZeroU32,
+    /// The stages that compute their forward again.
+    pub(crate) recompute: &'a Recompute,
     /// Whether to lower the schedule for training. Otherwise messages follow whole actions, for one replica.
     pub(crate) send_early: bool,
 }
@@ -70,6 +72,7 @@ impl<'a> Setup<'a> {
             replicas: 1,
             mode: DataParallelMode::Replicated,
             window: UnshardConfig::default().window,
+            recompute: &Recompute::None,
             send_early: true,
         }
     }
@@ -118,6 +121,7 @@ impl Bench {
             clip_norm: Some(1.0),
             data_parallel: setup.replicas,
             data_parallel_mode: setup.mode,
+            recompute: setup.recompute.clone(),
             ..PipelineConfig::default()
         };
         let pipeline = Pipeline::launch(program, world, &config, make)?;
@@ -148,6 +152,18 @@ impl Bench {
         }
         (0..count).map(|_| self.step()).collect()
     }
+}
+
+/// Returns the bytes of each stage's input for one microbatch, if the model is cut into `stages` stages.
+pub(crate) fn input_bytes(stages: u32) -> Result<Vec<u64>, Box<dyn Error>> {
+    let layers = config().describe(SEQUENCE);
+    let cut = partition(&layers.weights(), stages, &Method::Optimal)?;
+    let ids = (SEQUENCE * size_of::<i64>()) as u64;
+    let input = |range: std::ops::Range<usize>| match range.start.checked_sub(1) {
+        Some(before) => layers.layers[before].output_bytes,
+        None => ids,
+    };
+    Ok(cut.ranges().map(input).collect())
 }
 
 /// Returns the number of parameters of each stage, if the model is cut into `stages` stages.

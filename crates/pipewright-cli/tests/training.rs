@@ -194,3 +194,12 @@ fn replicas_share_a_batch() {
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("which 3 replicas (`mesh.data_parallel`) cannot share evenly"), "{said}");
 }
+
+#[test]
+fn recomputation_changes_no_figure() {
+    let folder = folder();
+    let expected = figures(&folder, &[]);
+    for choice in ["stage", "block", "[0]"] {
+        assert_eq!(figures(&folder, &[&format!("pipeline.recompute={choice}")]), expected, "{choice}");
+    }
+}

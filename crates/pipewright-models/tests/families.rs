@@ -83,3 +83,8 @@ cases! {
     MOE_WITHOUT_BALANCE: unbalanced_1_rank, unbalanced_2_ranks, unbalanced_4_ranks, unbalanced_8_ranks,
         unbalanced_microbatches;
 }
+
+#[test]
+fn recomputation_changes_no_bit() {
+    QWEN3_MOE.check_recomputed("1f1b", 4, 8);
+}

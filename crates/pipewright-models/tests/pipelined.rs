@@ -64,3 +64,9 @@ fn the_turns_and_splits_of_more_ranks_retrace_it_too() {
     }
     LLAMA.check("zb-h2", 4, 8);
 }
+
+#[test]
+fn recomputation_changes_no_bit() {
+    LLAMA.check_recomputed("1f1b", 4, 8);
+    LLAMA.check_recomputed("zbvzerobubble", 2, 8);
+}

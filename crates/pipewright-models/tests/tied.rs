@@ -35,3 +35,9 @@ cases! {
 fn every_schedule_retraces_the_reference() {
     LLAMA_TIED.check_every_schedule(2, 8);
 }
+
+#[test]
+fn recomputation_changes_no_bit() {
+    LLAMA_TIED.check_recomputed("1f1b", 4, 8);
+    LLAMA_TIED.check_recomputed("zbvzerobubble", 2, 8);
+}

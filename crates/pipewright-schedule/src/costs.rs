@@ -16,6 +16,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::ids::{Rank, StageIndex};
+use crate::recompute::Recompute;
 
 /// The largest cost in seconds. It is far above the time of any action, and small enough that sums of costs do not
 /// overflow.
@@ -35,6 +36,8 @@ pub struct Costs {
     pub links: BTreeMap<(Rank, Rank), Link>,
     /// The messages of skip connections, which bypass the stages between two stages.
     pub skips: Vec<SkipTransfer>,
+    /// The stages that compute their forward again before their backward.
+    pub recompute: Recompute,
 }
 
 /// A message that a stage sends directly to a later stage for each microbatch, in addition to the messages between
@@ -80,6 +83,25 @@ pub struct StageSizes {
     pub stash: u64,
     /// The gradients of the stage's weights, from the first weight gradient to the end of the step.
     pub gradient: u64,
+    /// The sizes of a forward that is computed again; if they are not known, it keeps nothing, and its backward holds
+    /// the whole activation.
+    pub recompute: Option<RecomputeSizes>,
+}
+
+/// The bytes of a forward that is computed again, for one microbatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RecomputeSizes {
+    /// The inputs that it keeps until its backward ends.
+    pub kept: u64,
+    /// The activations that its backward holds at once, in addition to the inputs.
+    pub recomputed: u64,
+}
+
+impl StageSizes {
+    /// Returns what a forward keeps that is computed again, and what its backward holds in addition.
+    pub(crate) fn of_recomputed(&self) -> RecomputeSizes {
+        self.recompute.unwrap_or(RecomputeSizes { kept: 0, recomputed: self.activation })
+    }
 }
 
 /// The connection from one rank to another. It carries one message at a time.
@@ -132,6 +154,14 @@ pub enum CostsError {
         /// The number of stages.
         stages: u32,
     },
+    /// A stage that is to be recomputed does not exist.
+    #[error("stage {stage} of {stages} is to be recomputed; name stages that exist")]
+    RecomputedStage {
+        /// The stage.
+        stage: StageIndex,
+        /// The number of stages.
+        stages: u32,
+    },
     /// There are more or fewer entries than stages.
     #[error("{entries} entries for the {what} of {stages} stages; give one for all, or one each")]
     Entries {
@@ -173,6 +203,7 @@ impl Default for Costs {
             link: Link { latency: 0.0, bandwidth: f64::INFINITY },
             links: BTreeMap::new(),
             skips: Vec::new(),
+            recompute: Recompute::None,
         }
     }
 }
@@ -203,6 +234,9 @@ impl Costs {
         }
         if !self.sizes.is_empty() && !fits(self.sizes.len()) {
             return Err(CostsError::Entries { what: "sizes", entries: self.sizes.len(), stages });
+        }
+        if let Some(stage) = self.recompute.largest_stage().filter(|stage| stage.get() >= stages) {
+            return Err(CostsError::RecomputedStage { stage, stages });
         }
         let misled = |skip: &&SkipTransfer| skip.from >= skip.to || skip.to.get() >= stages;
         if let Some(&SkipTransfer { from, to, .. }) = self.skips.iter().find(misled) {

@@ -37,6 +37,8 @@ pub mod schedule;
 
 pub mod csv;
 
+pub mod recompute;
+
 pub mod costs;
 
 pub mod generate;
@@ -79,6 +81,7 @@ pub use model::{LayerDesc, ModelDesc};
 pub use overlap::Overlap;
 pub use partition::{Method, Partition, PartitionError, partition};
 pub use placement::{Placement, PlacementError};
+pub use recompute::Recompute;
 pub use schedule::{Program, Schedule, ScheduleError};
 pub use skip_event::{SkipAction, SkipEvent, SkipMessage};
 pub use timeline::{ClockSkew, Event, Timeline};

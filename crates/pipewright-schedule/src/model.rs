@@ -26,6 +26,8 @@ pub struct LayerDesc {
     pub weight: u64,
     /// The bytes that the layer's forward keeps for its backward, for a microbatch of one row.
     pub activation_bytes: u64,
+    /// The bytes of the layer's output, for a microbatch of one row.
+    pub output_bytes: u64,
 }
 
 impl ModelDesc {

@@ -19,6 +19,7 @@ const LAYERS: &[&str] = &[
     "notation",
     "schedule",
     "csv",
+    "recompute",
     "costs",
     // Schedules by name.
     "generate::settings",

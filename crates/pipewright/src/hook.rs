@@ -35,9 +35,17 @@ pub trait ActionHook: Send + Sync {
     }
 
     /// Replaces `OVERLAP_F_B`. It must call `run` for each part, a forward and a backward, in any order. The tensors of both
-    /// have arrived. A program has no overlaps after [`pipewright_schedule::lower::send_early`].
+    /// have arrived. A program has overlaps only if its lowering keeps them
+    /// ([`keep_overlaps`](pipewright_schedule::LowerConfig::keep_overlaps)); see [`ActionHook::runs_overlaps`].
     fn overlap(&self, _rank: WorldRank, parts: [Action; 2], run: &mut dyn FnMut(Action)) {
         parts.into_iter().for_each(run);
+    }
+
+    /// Returns whether [`ActionHook::overlap`] runs both parts together. [`Pipeline::builder`](crate::pipeline::Pipeline::builder)
+    /// then keeps overlaps whole. Otherwise it takes them apart, so that the forward's output leaves before the backward
+    /// begins.
+    fn runs_overlaps(&self) -> bool {
+        false
     }
 
     /// Called before the action is first tried; the action may then wait for its tensors.

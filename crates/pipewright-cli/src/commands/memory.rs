@@ -9,7 +9,7 @@
 use std::fmt::Write;
 
 use pipewright_models::ParameterSpec;
-use pipewright_schedule::costs::StageSizes;
+use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::simulate::{peak_memory, timed};
 use pipewright_schedule::{Costs, Rank, StageIndex};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
@@ -163,7 +163,8 @@ impl MemoryPlan {
         let (part, name) = parts.into_iter().max_by_key(|(part, _)| *part).unwrap_or_default();
         let advice = match name {
             "activations" => {
-                "use fewer or shorter rows a microbatch, or a schedule that holds fewer microbatches"
+                "use fewer or shorter rows a microbatch, a schedule that holds fewer microbatches, or \
+                 pipeline.recompute=stage"
             }
             _ => {
                 "use a smaller model, or spread it over more machines with more pipeline.ranks and \
@@ -233,10 +234,28 @@ fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
         let activation = of_row.saturating_mul(rows);
         // `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as
         // large as the activations.
-        StageSizes { activation, stash: activation, ..StageSizes::default() }
+        // The inputs of the first stage are token ids, which its activations include.
+        let input = |layer: usize| {
+            rows.saturating_mul(
+                layer.checked_sub(1).map_or(0, |before| prepared.layers.layers[before].output_bytes),
+            )
+        };
+        let range = partition.range(stage);
+        let recompute = match settings.pipeline.recompute.is_by_block() {
+            true => {
+                let of_layers = layers.iter().map(|layer| layer.activation_bytes.saturating_mul(rows));
+                RecomputeSizes { kept: range.map(input).sum(), recomputed: of_layers.max().unwrap_or(0) }
+            }
+            false => RecomputeSizes { kept: input(range.start), recomputed: activation },
+        };
+        StageSizes { activation, stash: activation, recompute: Some(recompute), ..StageSizes::default() }
     };
     // A rank runs its actions in the order of its row for any costs, so unit costs give the same peaks.
-    let costs = Costs { sizes: program.placement().all_stages().map(size).collect(), ..Costs::default() };
+    let costs = Costs {
+        sizes: program.placement().all_stages().map(size).collect(),
+        recompute: settings.pipeline.recompute.clone(),
+        ..Costs::default()
+    };
     let run = timed(program.as_program(), &costs).map_err(|error| Failure::new(Exit::Bug, error))?;
     Ok(peak_memory(run.timeline(), &costs.sizes))
 }

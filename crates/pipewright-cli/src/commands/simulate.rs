@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use pipewright_schedule::csv::print_rows;
 use pipewright_schedule::simulate::{LogicalRun, SimulateError, Summary, logical, timed};
-use pipewright_schedule::{Costs, Timeline, picture};
+use pipewright_schedule::{Costs, Recompute, Timeline, picture};
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size};
 use crate::commands::engine::{Engine, Source};
@@ -32,6 +32,9 @@ pub(crate) struct SimulateArguments {
     /// own cost
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
+    /// The stages that compute their forward again in their backward: none, stage, block, or a list of stages
+    #[arg(long, value_name = "none|stage|0,2", default_value = "none", conflicts_with = "logical")]
+    recompute: Recompute,
     /// What to print
     #[arg(long, value_enum, default_value = "text")]
     format: Format,
@@ -79,7 +82,8 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
         ));
     }
     arguments.picture.check(arguments.format.picture())?;
-    let costs = arguments.cost.clone().unwrap_or_default();
+    let costs =
+        Costs { recompute: arguments.recompute.clone(), ..arguments.cost.clone().unwrap_or_default() };
     let mut engine = Engine::of(source(arguments)?)?;
     if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
         check_size(&engine.program)?;

@@ -47,6 +47,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "boundaries",
             "transport",
             "threads_per_rank",
+            "recompute",
         ],
     ),
     ("mesh", &["data_parallel", "data_parallel_mode", "unshard_window"]),

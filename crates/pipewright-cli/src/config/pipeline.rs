@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::partition::{Method, partition};
-use pipewright_schedule::{Action, GenerateError, ModelDesc, Program, Schedule, ScheduleSpec, generate};
+use pipewright_schedule::{
+    Action, GenerateError, ModelDesc, Program, Recompute, Schedule, ScheduleSpec, StageIndex, generate,
+};
 use serde::{Serialize, Serializer};
 
 use crate::config::document::Document;
@@ -41,6 +43,8 @@ pub(crate) struct PipelineSettings {
     pub(crate) transport: TransportChoice,
     /// The number of threads that each rank computes with.
     pub(crate) threads_per_rank: u32,
+    /// The stages that compute their forward again in their backward.
+    pub(crate) recompute: Recompute,
 }
 
 /// A schedule by name, or from a file.
@@ -64,6 +68,16 @@ pub(crate) enum FoundSchedule {
         /// Its actions, which may include communication.
         program: Program,
     },
+}
+
+impl FoundSchedule {
+    /// Returns the number of stages.
+    fn stages(&self) -> u32 {
+        match self {
+            Self::Generated(schedule) => schedule.placement().stages(),
+            Self::Read { program, .. } => program.placement().stages(),
+        }
+    }
 }
 
 /// How layers are distributed over stages.
@@ -167,6 +181,7 @@ pub(super) fn read(
         boundaries: section.counts("boundaries"),
         transport: read_transport(&mut section),
         threads_per_rank: section.count_to("threads_per_rank", 1, 1024),
+        recompute: read_recompute(&mut section),
     };
     if section.is_sound() {
         check_boundaries(&mut section, &pipeline);
@@ -176,6 +191,9 @@ pub(super) fn read(
     }
     let schedule =
         section.is_sound().then(|| find_schedule(&mut section, &mut pipeline, layers, replicas)).flatten();
+    if let Some(schedule) = &schedule {
+        check_recompute(&mut section, &pipeline.recompute, schedule.stages());
+    }
     (pipeline, schedule)
 }
 
@@ -187,6 +205,25 @@ fn read_schedule(section: &mut Section<'_>) -> ScheduleChoice {
     ScheduleChoice::Named(
         find(&text).map_or_else(|_unknown| text.to_lowercase(), |known| known.name.to_owned()),
     )
+}
+
+fn read_recompute(section: &mut Section<'_>) -> Recompute {
+    let words = [("none", Recompute::None), ("stage", Recompute::Stage), ("block", Recompute::Block)];
+    section.choice_or_list("recompute", Recompute::None, &words, |stages| {
+        let stages = stages.into_iter().map(|stage| StageIndex::try_from(stage).ok());
+        stages.collect::<Option<_>>().map(Recompute::Stages)
+    })
+}
+
+/// Refuses a list with a stage that the schedule does not have.
+fn check_recompute(section: &mut Section<'_>, recompute: &Recompute, stages: u32) {
+    if let Some(stage) = recompute.largest_stage().filter(|stage| stage.get() >= stages) {
+        let range = format!("stages from 0 to {}", stages - 1);
+        section.report(
+            "recompute",
+            ProblemKind::OutOfRange { key: "recompute", value: stage.to_string(), range },
+        );
+    }
 }
 
 fn read_transport(section: &mut Section<'_>) -> TransportChoice {

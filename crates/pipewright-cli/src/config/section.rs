@@ -213,6 +213,35 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// Reads one of the words in `options`, or a list of whole numbers.
+    pub(super) fn choice_or_list<T: Clone>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        options: &[(&str, T)],
+        list: impl FnOnce(Vec<u32>) -> Option<T>,
+    ) -> T {
+        const EXPECTED: &str = "a word, or a list of whole numbers, such as [0, 2]";
+        match self.value(key) {
+            None => default,
+            Some(Value::String(text)) => match options.iter().find(|(name, _)| *name == text) {
+                Some((_, option)) => option.clone(),
+                None => {
+                    self.report_unknown_word(key, &text, options.iter().map(|(name, _)| *name));
+                    default
+                }
+            },
+            Some(value) => {
+                let number = |item: &Value| u32::try_from(item.as_integer()?).ok();
+                let items = value.as_array().and_then(|items| items.iter().map(number).collect());
+                items.and_then(list).unwrap_or_else(|| {
+                    self.report(key, wrong_type(key, EXPECTED, &value));
+                    default
+                })
+            }
+        }
+    }
+
     /// Reads a path and makes it absolute: relative to the file's folder, or to the working folder after `--set`.
     pub(super) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
         let text = self.text(key)?;

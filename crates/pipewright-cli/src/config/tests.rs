@@ -385,3 +385,21 @@ fn a_file_that_cannot_be_read() {
     assert_eq!(error.to_string(), "no-such.toml: cannot read the configuration");
     assert!(std::error::Error::source(&error).is_some());
 }
+
+#[test]
+fn what_is_recomputed_is_a_word_or_a_list_of_stages() {
+    let found = |set: &str| load(None, &[set]).map(|settings| settings.pipeline.recompute.to_string());
+    assert_eq!(found("pipeline.ranks=2"), Ok("none".to_owned()));
+    for (set, expected) in [("stage", "stage"), ("\"block\"", "block"), ("[1, 0]", "0,1")] {
+        assert_eq!(found(&format!("pipeline.recompute={set}")).as_deref(), Ok(expected));
+    }
+    for (set, expected) in [
+        ("[0, 2]", "`recompute` is 2"),
+        ("[-1]", "`recompute`"),
+        ("stages", "did you mean `stage`"),
+        ("true", "a word, or a list of whole numbers"),
+    ] {
+        let error = found(&format!("pipeline.recompute={set}")).expect_err(set);
+        assert!(error.contains(expected), "{set}: {error}");
+    }
+}

@@ -28,6 +28,7 @@ impl DecoderConfig {
             // The forward copies a row, and the backward adds to a row.
             weight: 4 * ELEMENT * hidden,
             activation_bytes: tokens * TOKEN_ID,
+            output_bytes: tokens * FLOAT * hidden,
         };
         let block = |index| {
             let mixture = form.mixture_of(index);
@@ -40,6 +41,7 @@ impl DecoderConfig {
                 parameters: sum(|part| part.parameters) + 2 * hidden,
                 weight: sum(|part| part.operations) + ELEMENT * 2 * NORM_PASSES * hidden,
                 activation_bytes: tokens * FLOAT * (sum(|part| part.activations) + norms),
+                output_bytes: tokens * FLOAT * hidden,
             }
         };
         let head = LayerDesc {
@@ -49,6 +51,7 @@ impl DecoderConfig {
             weight: 6 * table + ELEMENT * (NORM_PASSES * hidden + LOSS_PASSES * self.vocab_size as u64),
             // The input and the output of the norm, and the logits with a normaliser, which the loss keeps.
             activation_bytes: tokens * FLOAT * (norm(hidden) + self.vocab_size as u64 + 1),
+            output_bytes: tokens * FLOAT * self.vocab_size as u64,
         };
 
         let mut layers = vec![embedding];

@@ -7,8 +7,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TiedHead};
 use pipewright::stage::{StageContext, StageModule};
-use pipewright::tensor::{Boundary, BoundaryError, Unpack};
-use pipewright::tensor::{ValueKind, Values};
+use pipewright::tensor::{Boundary, BoundaryError, Unpack, ValueKind, Values, pack, unpack};
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::block::DecoderBlock;
@@ -59,6 +58,67 @@ impl DecoderStage {
     pub fn run(&self, input: DecoderInput) -> Tensor<3> {
         self.forward(input, &StageContext::new(StageIndex::new(0), Microbatch::new(0)))
     }
+
+    /// Returns the layers that the stage has, in order.
+    fn layers(&self) -> Vec<Layer> {
+        let embedding = self.model.embed_tokens.iter().map(|_| Layer::Embedding);
+        let blocks = (0..self.model.layers.len()).filter(|&index| self.model.layers[index].is_some());
+        let head = self.model.norm.iter().map(|_| Layer::Head);
+        embedding.chain(blocks.map(Layer::Block)).chain(head).collect()
+    }
+
+    /// Runs a layer. It returns hidden states `[batch, sequence, hidden]`, or logits `[batch, sequence, vocabulary]`.
+    fn run_layer(&self, layer: Layer, input: DecoderInput, context: &StageContext) -> Tensor<3> {
+        let hidden = match (layer, input) {
+            (Layer::Embedding, DecoderInput::Tokens(tokens)) => return self.embed(tokens),
+            (Layer::Embedding, DecoderInput::Hidden(_)) => {
+                panic!("the first stage takes token ids, not hidden states")
+            }
+            (_, DecoderInput::Hidden(hidden)) => hidden,
+            (_, DecoderInput::Tokens(_)) => {
+                panic!("a stage without the embedding takes hidden states, not token ids")
+            }
+        };
+        let [batch, sequence, width] = hidden.dims();
+        let attention = self.attention.get(sequence, &hidden.device());
+        let mut hidden = hidden.reshape([batch * sequence, width]);
+        match layer {
+            Layer::Embedding => {}
+            Layer::Block(index) => {
+                if let Some(block) = &self.model.layers[index] {
+                    hidden = block.forward(hidden, &attention, context);
+                }
+            }
+            Layer::Head => {
+                if let Some(norm) = &self.model.norm {
+                    hidden = norm.forward(hidden);
+                }
+                if let Some(head) = &self.lm_head {
+                    hidden = head.forward(hidden);
+                }
+                if let Some(head) = &self.tied_head {
+                    hidden = head.forward(hidden);
+                }
+            }
+        }
+        let width = hidden.dims()[1];
+        hidden.reshape([batch, sequence, width])
+    }
+
+    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let embedding = self.model.embed_tokens.as_ref().expect("the layer is one of this stage's");
+        embedding.forward(tokens)
+    }
+}
+
+/// A layer of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layer {
+    Embedding,
+    /// A block, by its index in the whole model.
+    Block(usize),
+    /// The last norm and the head.
+    Head,
 }
 
 impl StageModule for DecoderStage {
@@ -67,34 +127,24 @@ impl StageModule for DecoderStage {
 
     /// Does what [`DecoderStage::run`] does, and adds the auxiliary losses of its blocks to the step.
     fn forward(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
-        let hidden = match (&self.model.embed_tokens, input) {
-            (Some(embedding), DecoderInput::Tokens(tokens)) => embedding.forward(tokens),
-            (None, DecoderInput::Hidden(hidden)) => hidden,
-            (Some(_), DecoderInput::Hidden(_)) => {
-                panic!("the first stage takes token ids, not hidden states")
-            }
-            (None, DecoderInput::Tokens(_)) => {
-                panic!("a stage without the embedding takes hidden states, not token ids")
-            }
-        };
-        let [batch, sequence, width] = hidden.dims();
-        let attention = self.attention.get(sequence, &hidden.device());
+        let mut layers = self.layers().into_iter();
+        let first = layers.next().expect("a stage has a layer");
+        let hidden = self.run_layer(first, input, context);
+        layers.fold(hidden, |hidden, layer| self.run_layer(layer, DecoderInput::Hidden(hidden), context))
+    }
 
-        let mut hidden = hidden.reshape([batch * sequence, width]);
-        for block in self.model.layers.iter().flatten() {
-            hidden = block.forward(hidden, &attention, context);
-        }
-        if let Some(norm) = &self.model.norm {
-            hidden = norm.forward(hidden);
-        }
-        if let Some(head) = &self.lm_head {
-            hidden = head.forward(hidden);
-        }
-        if let Some(head) = &self.tied_head {
-            hidden = head.forward(hidden);
-        }
-        let width = hidden.dims()[1];
-        hidden.reshape([batch, sequence, width])
+    /// Every layer is a block.
+    fn blocks(&self) -> usize {
+        self.layers().len()
+    }
+
+    fn forward_block(
+        &self,
+        block: usize,
+        input: Values,
+        context: &StageContext,
+    ) -> Result<Values, BoundaryError> {
+        Ok(pack(self.run_layer(self.layers()[block], unpack(input)?, context)))
     }
 
     /// Gives the table of a tied head the path of the embedding's table.

@@ -16,7 +16,9 @@ use pipewright_models::hf::HfError;
 use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
-use pipewright_schedule::{Method, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition};
+use pipewright_schedule::{
+    Method, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
+};
 
 use crate::reference::{Balance, Reference, Step};
 
@@ -67,6 +69,16 @@ impl Model {
         }
     }
 
+    /// Checks that stages and blocks that compute their forward again have the bits of one rank.
+    pub(crate) fn check_recomputed(&self, schedule: &str, ranks: u32, microbatches: u32) {
+        let (_, one_rank) = self.runs(schedule, ranks, microbatches);
+        for recompute in [Recompute::Stage, Recompute::Block] {
+            let reference = Reference::load(self.name);
+            let run = train(&reference, schedule, ranks, microbatches, &recompute);
+            assert_eq!(run, one_rank, "{schedule}, recompute {recompute}");
+        }
+    }
+
     /// Returns a run, which it compares with PyTorch's, and the run of one rank.
     fn runs(&self, schedule: &str, ranks: u32, microbatches: u32) -> (Vec<Step>, &[Step]) {
         let mut reference = Reference::load(self.name);
@@ -75,21 +87,27 @@ impl Model {
             config.mixture.output_router_logits = false;
             reference.expected.expected_aux.clear();
         }
-        let run = train(&reference, schedule, ranks, microbatches);
+        let run = train(&reference, schedule, ranks, microbatches, &Recompute::None);
         reference.assert_close(&run, &reference.steps(microbatches));
         let one_rank = self.one_rank[microbatches.ilog2() as usize]
-            .get_or_init(|| train(&reference, "gpipe", 1, microbatches));
+            .get_or_init(|| train(&reference, "gpipe", 1, microbatches, &Recompute::None));
         (run, one_rank)
     }
 }
 
-fn train(reference: &Reference, schedule: &str, ranks: u32, microbatches: u32) -> Vec<Step> {
+fn train(
+    reference: &Reference,
+    schedule: &str,
+    ranks: u32,
+    microbatches: u32,
+    recompute: &Recompute,
+) -> Vec<Step> {
     let program = program(schedule, ranks, microbatches);
     match reference.config.clone() {
-        ModelConfig::Llama(config) => train_family(reference, config, program),
-        ModelConfig::Qwen2(config) => train_family(reference, config, program),
-        ModelConfig::Qwen3(config) => train_family(reference, config, program),
-        ModelConfig::Qwen3Moe(config) => train_family(reference, config, program),
+        ModelConfig::Llama(config) => train_family(reference, config, program, recompute),
+        ModelConfig::Qwen2(config) => train_family(reference, config, program, recompute),
+        ModelConfig::Qwen3(config) => train_family(reference, config, program, recompute),
+        ModelConfig::Qwen3Moe(config) => train_family(reference, config, program, recompute),
         other => panic!("no reference is of {other:?}"),
     }
 }
@@ -101,7 +119,12 @@ fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {
     for_training(&schedule, &TrainingLowering::default()).expect("it is sound")
 }
 
-fn train_family<F>(reference: &Reference, model: F, program: ValidatedProgram) -> Vec<Step>
+fn train_family<F>(
+    reference: &Reference,
+    model: F,
+    program: ValidatedProgram,
+    recompute: &Recompute,
+) -> Vec<Step>
 where
     F: ModelFamily + 'static,
 {
@@ -123,7 +146,7 @@ where
         warmup_steps: 0,
         steps: steps as u64,
     };
-    let mut trainer = Trainer::new(launch(reference, model, program), rows, batch, rate);
+    let mut trainer = Trainer::new(launch(reference, model, program, recompute), rows, batch, rate);
     let step = |_| {
         let (metrics, _) = trainer.step().expect("a step");
         let balance = metrics.auxiliary.get("moe_aux");
@@ -142,7 +165,7 @@ where
     run
 }
 
-fn launch<F>(reference: &Reference, model: F, program: ValidatedProgram) -> Pipeline
+fn launch<F>(reference: &Reference, model: F, program: ValidatedProgram, recompute: &Recompute) -> Pipeline
 where
     F: ModelFamily + 'static,
 {
@@ -156,8 +179,12 @@ where
         Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
     };
     let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
-    let config =
-        PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..PipelineConfig::default() };
+    let config = PipelineConfig {
+        optimizer: Some(adam.init()),
+        clip_norm: Some(1.0),
+        recompute: recompute.clone(),
+        ..PipelineConfig::default()
+    };
     let world = World::local(program.ranks());
     Pipeline::launch(program, world, &config, make).expect("it starts")
 }

@@ -95,6 +95,7 @@ pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
         ..StageCosts::new(load.forward, load.input, load.weight)
     });
     let sizes = loads.iter().map(|load| StageSizes {
+        recompute: None,
         output: load.output,
         activation: load.kept,
         stash: load.stash,

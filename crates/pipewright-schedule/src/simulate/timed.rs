@@ -8,7 +8,8 @@
 //! a stage computes once it is gathered, and `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its
 //! forward and then its backward, each with its own tensors, costs and event, and the forward's output leaves when the
 //! forward ends; (7) the messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor
-//! ends, before the sends that follow it. There is one link for each ordered pair of ranks, and messages are buffered:
+//! ends, before the sends that follow it; (8) a backward of a stage that is recomputed ([`Costs::recompute`]) first computes
+//! its forward again, once its tensors have arrived, unless that forward was the rank's last computation. There is one link for each ordered pair of ranks, and messages are buffered:
 //! a send does not wait for its receive.
 //!
 //! Rule 6 assumes that a rank computes one thing at a time. An overlap then saves time because the messages of each
@@ -40,7 +41,8 @@ pub struct TimedRun {
 }
 
 impl TimedRun {
-    /// Returns all events. An overlap has two events, one for each half. The event of a send lasts while the message
+    /// Returns all events. An overlap has two events, one for each half. A backward that computes its forward again has
+    /// the event of the forward before its own. The event of a send lasts while the message
     /// occupies its link, that of a receive until the arrival, and that of a collective until it is complete. They may
     /// overlap with computation of the rank. [`Timeline::skips`] has the messages of skip connections between ranks.
     pub fn timeline(&self) -> &Timeline {
@@ -83,6 +85,8 @@ struct RankState {
     collectives: f64,
     exposed: f64,
     waits_for: Option<BoundaryTensor>,
+    /// Its last computation.
+    computed: Option<Action>,
     /// The output of the last overlap's forward, and the end of the forward.
     first_half: Option<(BoundaryTensor, f64)>,
 }
@@ -189,13 +193,29 @@ impl<'a> Run<'a> {
             }
         }
         let start = latest.at;
-        let end = start + self.duration(part);
+        let again = self.recomputed_by(rank, part);
+        let begin = again.map_or(start, |forward| start + self.duration(forward));
+        let end = begin + self.duration(part);
         let state = &mut self.ranks[rank.index()];
         state.exposed += start - latest.issued.max(now);
-        state.free = end;
+        (state.free, state.computed) = (end, Some(part));
+        if let Some(forward) = again {
+            self.events[rank.index()].push(Event { rank, action: forward, start, end: begin });
+        }
         self.deliver(rank, part, end);
-        self.events[rank.index()].push(Event { rank, action: part, start, end });
+        self.events[rank.index()].push(Event { rank, action: part, start: begin, end });
         Ok(end)
+    }
+
+    /// Returns the forward that a backward computes again.
+    fn recomputed_by(&self, rank: Rank, part: Action) -> Option<Action> {
+        let (Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch }) = part
+        else {
+            return None;
+        };
+        let forward = Action::Forward { stage, microbatch };
+        let is_last = self.ranks[rank.index()].computed == Some(forward);
+        (self.costs.recompute.applies_to(stage) && !is_last).then_some(forward)
     }
 
     fn duration(&self, part: Action) -> f64 {

@@ -25,13 +25,13 @@ pub(crate) trait Rule: Debug + Send + Sync {
 /// Returns `result`, which is off the tape, as the result of an operation on `inputs`. If no input is on a tape, neither
 /// is the result.
 pub(crate) fn record(inputs: [Tensor<2>; 2], result: Tensor<2>, rule: Arc<dyn Rule>) -> Tensor<2> {
-    if !inputs.iter().any(Tensor::is_autodiff) {
+    let Some(strategy) = inputs.iter().find_map(Tensor::gradient_checkpointing_strategy) else {
         return result;
-    }
+    };
     // A constant becomes an untracked leaf of the other input's tape.
     let on_tape = |tensor: Tensor<2>| match tensor.is_autodiff() {
         true => tensor.into_dispatch(),
-        false => tensor.autodiff().into_dispatch(),
+        false => tensor.autodiff().with_gradient_checkpointing_strategy(strategy).into_dispatch(),
     };
     let [first, second] = inputs.map(on_tape);
     Tensor::from_dispatch(<Dispatch as RecordBackend>::record(first, second, on_tape(result), rule))

@@ -7,8 +7,9 @@
 //! Between stages of one rank (the turn of a V placement) tensors are passed in place, and the program has no
 //! communication for them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use pipewright_schedule::recompute::backward_follows;
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use super::machine::Executor;
@@ -16,7 +17,7 @@ use crate::failure::Cause;
 use crate::message::{Direction, Tag};
 use crate::progress::{Sending, Waiting};
 use crate::random::StreamKey;
-use crate::stage::{ForwardTask, StageContext};
+use crate::stage::{ForwardTask, InputGradients, StageContext};
 use crate::tensor::{OptionalTensors, Values};
 
 /// `None` when the action is done, otherwise the message that it waits for.
@@ -142,7 +143,14 @@ impl Executor {
         };
         let input = &self.step.input;
         let side_inputs = input.side_inputs.clone();
-        let task = ForwardTask { loss_weight: input.loss_weights[place], keep_outputs: input.keep_outputs };
+        // A forward that its backward follows at once has nothing to save.
+        let recompute = self.recompute.applies_to(stage)
+            && !backward_follows(self.program().row(self.rank), self.step.position);
+        let task = ForwardTask {
+            loss_weight: input.loss_weights[place],
+            keep_outputs: input.keep_outputs,
+            recompute,
+        };
         let local_stage = self.local_stage(stage);
         let device = local_stage.runner.device();
         let target = local_stage.targets[place].take();
@@ -195,7 +203,12 @@ impl Executor {
             false => self.local_stage(stage).output_gradients[place].take().expect(MADE_BEFORE),
         };
         self.append_skips(Direction::Backward, stage, microbatch, &mut gradients);
-        let mut gradients = self.local_stage(stage).runner.backward_inputs(microbatch, gradients)?;
+        let start = Instant::now();
+        let InputGradients { mut gradients, recomputed } =
+            self.local_stage(stage).runner.backward_inputs(microbatch, gradients)?;
+        if !recomputed.is_zero() {
+            self.note_recomputed(Action::Forward { stage, microbatch }, start, recomputed);
+        }
         self.hand_over(Direction::Backward, stage, microbatch, &mut gradients);
         match self.placement().previous(stage) {
             Some(previous) if self.elsewhere(previous).is_none() => {

@@ -8,14 +8,14 @@ use pipewright_schedule::{Microbatch, StageIndex};
 
 use crate::collective::Exchange;
 use crate::message::Direction;
-use crate::stage::{Auxiliary, Runner, Skips, Stage};
+use crate::stage::{Auxiliary, Skips, StageRunner};
 use crate::tensor::{Boundaries, OptionalTensors, Values};
 
 /// A stage on its rank. Every list has one entry per microbatch. The action that makes the tensors fills the entry, and
 /// the action that uses them empties it.
 pub(crate) struct LocalStage {
     pub(crate) index: StageIndex,
-    pub(crate) runner: Box<dyn Runner>,
+    pub(crate) runner: Box<dyn StageRunner>,
     pub(crate) inputs: Vec<Option<Values>>,
     pub(crate) targets: Vec<Option<Values>>,
     pub(crate) outputs: Vec<Option<Values>>,
@@ -38,12 +38,17 @@ pub(crate) struct LocalStage {
 }
 
 impl LocalStage {
-    pub(crate) fn new(index: StageIndex, stage: Stage, microbatches: u32, boundaries: Boundaries) -> Self {
+    pub(crate) fn new(
+        index: StageIndex,
+        runner: Box<dyn StageRunner>,
+        microbatches: u32,
+        boundaries: Boundaries,
+    ) -> Self {
         let microbatches = microbatches as usize;
         Self {
-            routes: Arc::new(stage.runner.skips().clone()),
+            routes: Arc::new(runner.skips().clone()),
             index,
-            runner: stage.runner,
+            runner,
             inputs: vec![None; microbatches],
             targets: vec![None; microbatches],
             outputs: vec![None; microbatches],

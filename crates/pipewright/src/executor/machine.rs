@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use pipewright_schedule::{Action, Event, Placement, Rank, StageIndex, ValidatedProgram};
+use pipewright_schedule::{Action, Event, Placement, Rank, Recompute, StageIndex, ValidatedProgram};
 
 use super::gather::NamedParameter;
 use super::local_stage::LocalStage;
@@ -18,7 +18,7 @@ use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::message::Tag;
 use crate::progress::{Activity, Blocked, ProgressBoard, Waiting};
-use crate::stage::Stage;
+use crate::stage::StageRunner;
 use crate::tensor::{Boundaries, CheckMetadata, Metadata};
 
 /// The settings that an executor gets from its pipeline.
@@ -29,6 +29,7 @@ pub(crate) struct ExecutorConfig {
     pub(crate) check_metadata: CheckMetadata,
     pub(crate) seed: u64,
     pub(crate) clip_norm: Option<f64>,
+    pub(crate) recompute: Recompute,
     pub(crate) hook: Option<Arc<dyn ActionHook>>,
     pub(crate) interrupt: Option<Arc<AtomicBool>>,
 }
@@ -44,6 +45,8 @@ pub(crate) struct Executor {
     /// The seed of the random numbers that layers draw.
     pub(super) seed: u64,
     pub(super) clip_norm: Option<f64>,
+    /// The stages that compute their forward again.
+    pub(super) recompute: Recompute,
     pub(super) memory: RankMemory,
     pub(super) board: ProgressBoard,
     /// The flag that ends training after the current step.
@@ -61,13 +64,13 @@ impl Executor {
     pub(crate) fn new(
         config: ExecutorConfig,
         endpoint: MeshEndpoint,
-        stages: Vec<(StageIndex, Stage)>,
+        stages: Vec<(StageIndex, Box<dyn StageRunner>)>,
         memory: RankMemory,
     ) -> Self {
         let microbatches = config.program.microbatches();
-        let stages = stages.into_iter().map(|(index, stage)| {
+        let stages = stages.into_iter().map(|(index, runner)| {
             let boundaries = Boundaries::new(&config.metadata, config.check_metadata, index, microbatches);
-            LocalStage::new(index, stage, microbatches, boundaries)
+            LocalStage::new(index, runner, microbatches, boundaries)
         });
         Self {
             rank: endpoint.coord().rank,
@@ -76,6 +79,7 @@ impl Executor {
             endpoint,
             seed: config.seed,
             clip_norm: config.clip_norm,
+            recompute: config.recompute,
             memory,
             board: config.board,
             hook: config.hook,
@@ -181,6 +185,21 @@ impl Executor {
             start: entered.saturating_duration_since(origin).as_secs_f64(),
             end: origin.elapsed().as_secs_f64(),
         });
+    }
+
+    /// Adds the event of a forward that a backward computed again from `start` on. The event of the backward begins after
+    /// it, so that the two do not overlap. Blocks are recomputed alternately with their backwards, and the event has
+    /// their times together.
+    pub(super) fn note_recomputed(&mut self, forward: Action, start: Instant, recomputed: Duration) {
+        let origin = self.step.input.origin;
+        let begin = start.saturating_duration_since(origin);
+        self.step.events.push(Event {
+            rank: self.world_rank.timeline_row(),
+            action: forward,
+            start: begin.as_secs_f64(),
+            end: (begin + recomputed).as_secs_f64(),
+        });
+        self.step.entered = Some(start + recomputed);
     }
 
     /// Adds the event of a receive whose message has just been taken. The computation that uses it begins now.

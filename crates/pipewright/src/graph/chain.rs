@@ -56,10 +56,17 @@ impl<L: StageModule + ModuleDisplay> StageBody for TypedChain<L> {
     type Output = Values;
 
     fn run(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
-        self.layers.iter().zip(&self.places.names).try_fold(inputs, |values, (layer, name)| {
-            let input = unpack(values).map_err(|source| StageError::Layer { layer: name.clone(), source })?;
-            Ok(pack(layer.forward(input, context)))
-        })
+        (0..self.layers.len()).try_fold(inputs, |values, layer| self.run_block(layer, values, context))
+    }
+
+    fn blocks(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+        let (layer, name) = (&self.layers[block], &self.places.names[block]);
+        let input = unpack(inputs).map_err(|source| StageError::Layer { layer: name.clone(), source })?;
+        Ok(pack(layer.forward(input, context)))
     }
 
     fn path(&self, local: &str) -> String {
@@ -86,9 +93,16 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
     type Output = Values;
 
     fn run(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
-        self.layers.iter().zip(&self.places.names).try_fold(inputs, |values, (layer, name)| {
-            layer.forward(values, context).map_err(|source| StageError::Layer { layer: name.clone(), source })
-        })
+        (0..self.layers.len()).try_fold(inputs, |values, layer| self.run_block(layer, values, context))
+    }
+
+    fn blocks(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+        let (layer, name) = (&self.layers[block], &self.places.names[block]);
+        layer.forward(inputs, context).map_err(|source| StageError::Layer { layer: name.clone(), source })
     }
 
     fn path(&self, local: &str) -> String {

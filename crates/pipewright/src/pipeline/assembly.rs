@@ -15,7 +15,7 @@ use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::mesh::{Mesh, MeshCoord};
 use crate::progress::ProgressBoard;
-use crate::stage::Stage;
+use crate::stage::{Stage, StageSettings};
 use crate::tensor::{Metadata, Values};
 use crate::transport::{Endpoint, World};
 
@@ -74,6 +74,11 @@ impl Assembly {
         {
             return Err(PipelineError::Metadata { found: stages.len(), expected });
         }
+        if let Some(stage) = config.recompute.largest_stage()
+            && stage > program.placement().last_stage()
+        {
+            return Err(PipelineError::RecomputedStage { stage, stages: program.placement().stages() });
+        }
         let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
         let program = Arc::new(program);
         board.run(&program, StepNumber::default());
@@ -101,23 +106,18 @@ impl Assembly {
         let placement = self.program.placement();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
-            let mut made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
-            if let Some(device) = self.config.devices.of(world_rank) {
-                made.runner.move_to(device);
-            }
-            made.runner.check().map_err(|error| failure(format!("stage {stage}: {error}")))?;
-            let must_have_loss = stage == placement.last_stage() && !self.program.is_forward_only();
-            if must_have_loss && !made.runner.has_loss() {
-                return Err(failure(PipelineError::NoLoss { stage }.to_string()));
-            }
-            if let Some(optimizer) = &self.config.optimizer {
-                made.runner.set_optimizer(optimizer.clone());
-            }
-            if let Some(part) = endpoint.part() {
-                made.runner.shard(part).map_err(|error| failure(format!("stage {stage}: {error}")))?;
-            }
+            let made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
+            let settings = StageSettings {
+                device: self.config.devices.of(world_rank).cloned(),
+                optimizer: self.config.optimizer.clone(),
+                part: endpoint.part(),
+                must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),
+                by_block: self.config.recompute.is_by_block(),
+            };
+            let runner =
+                made.prepare(settings).map_err(|error| failure(format!("stage {stage}: {error}")))?;
             self.board.moved(world_rank, 0);
-            stages.push((stage, made));
+            stages.push((stage, runner));
         }
         let config = ExecutorConfig {
             program: self.program.clone(),
@@ -126,6 +126,7 @@ impl Assembly {
             check_metadata: self.config.check_metadata,
             seed: self.config.seed,
             clip_norm: self.config.clip_norm,
+            recompute: self.config.recompute.clone(),
             hook: self.config.hook.clone(),
             interrupt: self.config.interrupt.clone(),
         };

@@ -10,7 +10,8 @@ use std::time::Duration;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Tensor;
 use pipewright_schedule::{
-    LowerConfig, Method, Partition, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
+    LowerConfig, Method, Partition, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate,
+    partition,
 };
 
 use super::build_error::BuildError;
@@ -252,6 +253,12 @@ impl PipelineBuilder {
     /// Sets how the shapes and types of the tensors between stages are known. Default: from the first step.
     pub fn metadata(mut self, metadata: Metadata) -> Self {
         self.config.metadata = metadata;
+        self
+    }
+
+    /// Sets the stages that keep only their inputs after a forward, and compute it again in their backward. Default: none.
+    pub fn recompute(mut self, recompute: Recompute) -> Self {
+        self.config.recompute = recompute;
         self
     }
 

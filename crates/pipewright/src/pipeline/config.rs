@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use burn::optim::ModuleOptimizer;
-use pipewright_schedule::ValidatedProgram;
+use pipewright_schedule::{Recompute, ValidatedProgram};
 
 use crate::device::Devices;
 use crate::hook::ActionHook;
@@ -41,6 +41,14 @@ pub struct PipelineConfig {
     /// The seed of the random numbers that layers draw in training
     /// ([`StageContext::random`](crate::stage::StageContext::random)); the same on all ranks.
     pub seed: u64,
+    /// The stages that keep only their inputs after a forward, and compute it again in their backward; the same on all
+    /// ranks. Losses, gradients and random numbers do not change. A forward that its backward follows at once is not
+    /// recomputed ([`pipewright_schedule::recompute`]).
+    ///
+    /// A module must depend only on itself, its input and its context: what it draws from a device's own generator
+    /// would differ in the second forward, so it draws from
+    /// [`StageContext::random`](crate::stage::StageContext::random).
+    pub recompute: Recompute,
     /// Called around every action.
     pub hook: Option<Arc<dyn ActionHook>>,
     /// A flag that the caller raises to end training. Each rank reads it at the end of a step, and the step's report
@@ -63,6 +71,7 @@ impl Default for PipelineConfig {
             metadata: Metadata::default(),
             check_metadata: CheckMetadata::default(),
             seed: 0,
+            recompute: Recompute::None,
             hook: None,
             interrupt: None,
         }
@@ -93,6 +102,7 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("metadata", config.metadata.fingerprint()),
         ("clip norm", format!("{:?}", config.clip_norm)),
         ("seed", config.seed.to_string()),
+        ("recompute", config.recompute.to_string()),
         ("replicas", config.data_parallel.to_string()),
         ("data parallel mode", format!("{:?}", config.data_parallel_mode)),
         ("trains", config.optimizer.is_some().to_string()),

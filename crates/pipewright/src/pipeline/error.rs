@@ -57,11 +57,13 @@ pub enum PipelineError {
         /// The number of boundaries of the program.
         expected: usize,
     },
-    /// The last stage has no loss.
-    #[error("stage {stage} is the last one and has no loss: make it with `Stage::with_loss`")]
-    NoLoss {
-        /// The last stage.
+    /// A stage that is to be recomputed does not exist.
+    #[error("stage {stage} is to be recomputed, and the program has {stages} stages: name stages that exist")]
+    RecomputedStage {
+        /// The stage.
         stage: StageIndex,
+        /// The number of stages of the program.
+        stages: u32,
     },
     /// The batch cannot be split.
     #[error("the {what} cannot be split into microbatches: {source}")]

@@ -73,6 +73,6 @@ fn training_passes(config: &PipelineConfig) -> LowerConfig {
     LowerConfig::from(TrainingLowering {
         replicas: config.data_parallel,
         unshard_window: config.is_sharded().then(|| UnshardConfig::default().window),
-        ..TrainingLowering::default()
+        keep_overlaps: config.hook.as_ref().is_some_and(|hook| hook.runs_overlaps()),
     })
 }

@@ -3,9 +3,9 @@
 use burn::module::Module;
 use pipewright_schedule::StageIndex;
 
+use super::error::StageError;
 use super::module::{StageContext, StageModule};
-use super::runner::StageError;
-use crate::tensor::{Boundary, Values, unpack};
+use crate::tensor::{Boundary, Values, pack, unpack};
 
 /// A module that takes the tensors of a boundary without their types and checks them itself.
 pub(crate) trait StageBody: Module + 'static {
@@ -14,6 +14,18 @@ pub(crate) trait StageBody: Module + 'static {
 
     /// Runs the module for one microbatch.
     fn run(&self, inputs: Values, context: &StageContext) -> Result<Self::Output, StageError>;
+
+    /// Returns the number of blocks: parts that run one after another and can be recomputed one by one.
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    /// Runs a block. The first takes the inputs of the stage, each other one the tensors of the block before it, and the
+    /// last returns the outputs of the stage.
+    fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+        let _ = block;
+        Ok(pack(self.run(inputs, context)?))
+    }
 
     /// Returns the global path of a parameter.
     fn path(&self, local: &str) -> String;
@@ -48,6 +60,14 @@ impl<M: StageModule> StageBody for M {
 
     fn run(&self, inputs: Values, context: &StageContext) -> Result<M::Output, StageError> {
         Ok(self.forward(unpack(inputs).map_err(StageError::Input)?, context))
+    }
+
+    fn blocks(&self) -> usize {
+        StageModule::blocks(self)
+    }
+
+    fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
+        self.forward_block(block, inputs, context).map_err(StageError::Input)
     }
 
     fn path(&self, local: &str) -> String {

@@ -3,18 +3,25 @@
 //! [`StageModule`] is the typed trait that a user implements. [`Stage`] is such a module without its types, together
 //! with the state of training: the tape of every microbatch in flight, the gradient sums and the optimizer.
 
-mod body;
-mod gradients;
+mod error;
 mod module;
-mod runner;
-mod shards;
-mod state;
-mod training;
+mod body;
 mod weights;
+mod gradients;
+mod state;
+mod shards;
+mod tape;
+mod runner;
+mod prepare;
+mod training;
+mod recompute;
+mod parameters;
 
 pub(crate) use body::{NO_SKIPS, Skip, Skips, StageBody};
+pub use error::StageError;
 pub(crate) use module::Auxiliary;
 pub use module::{StageContext, StageModule};
-pub(crate) use runner::{ForwardTask, Runner};
-pub use runner::{Stage, StageError};
+pub use prepare::Stage;
+pub(crate) use prepare::StageSettings;
+pub(crate) use runner::{ForwardTask, InputGradients, StageRunner};
 pub use weights::WeightWork;

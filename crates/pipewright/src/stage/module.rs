@@ -9,7 +9,7 @@ use pipewright_schedule::{Microbatch, StageIndex};
 
 use crate::batch::{SideInputError, SideInputs};
 use crate::random::{RandomStream, StreamKey};
-use crate::tensor::Boundary;
+use crate::tensor::{Boundary, BoundaryError, Values, pack, unpack};
 
 /// A stage: a contiguous part of the model, with ordinary tensors at both edges.
 ///
@@ -51,6 +51,29 @@ pub trait StageModule: Module + 'static {
 
     /// Returns the stage's output for one microbatch. It must depend only on `self`, `input` and `context`.
     fn forward(&self, input: Self::Input, context: &StageContext) -> Self::Output;
+
+    /// Returns the number of blocks: parts of the module that run one after another. If stages are recomputed block by
+    /// block ([`Recompute::Block`](pipewright_schedule::Recompute::Block)), [`StageModule::forward_block`] runs them one
+    /// by one. No two blocks use the same parameter.
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    /// Runs one block, counted from 0. The first one takes the tensors of the stage's input, each other one those that
+    /// the block before it returns, and the last one returns those of the stage's output. Together they compute what
+    /// [`StageModule::forward`] computes. A module with several blocks must implement it.
+    ///
+    /// # Errors
+    /// When the tensors are not those that the block takes.
+    fn forward_block(
+        &self,
+        block: usize,
+        input: Values,
+        context: &StageContext,
+    ) -> Result<Values, BoundaryError> {
+        let _ = block;
+        Ok(pack(self.forward(unpack(input)?, context)))
+    }
 
     /// Returns the global path of the parameter that this module knows as `local`.
     ///

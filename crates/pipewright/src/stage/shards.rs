@@ -106,7 +106,7 @@ impl Shards {
 
     /// Returns the module for one forward, in which gradients are caught, and the collector that belongs to it.
     pub(super) fn forward<M: Module>(&self, module: M, deferred: Deferred) -> (M, Catches, Deferred) {
-        let anchor = Tensor::zeros([1], &device_of(&module).inner()).autodiff().require_grad();
+        let anchor = Tensor::zeros([1], &device_of(&module)).require_grad();
         let mut catcher = Catcher { anchor, place: 0, catches: Vec::new(), nodes: HashMap::new() };
         let module = module.map(&mut catcher);
         let Catcher { anchor, catches, nodes, .. } = catcher;

@@ -80,6 +80,11 @@ impl Value {
         Self { constant: true, ..self }
     }
 
+    /// Returns the tensor marked as one whose gradient a stage before needs.
+    pub(crate) fn requiring_grad(self) -> Self {
+        Self { constant: false, ..self }
+    }
+
     /// Whether a stage before this one needs the tensor's gradient.
     pub(crate) fn requires_grad(&self) -> bool {
         !self.constant && self.kind() == ValueKind::Float

@@ -17,7 +17,9 @@ use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::Metadata;
 use pipewright::transport::World;
 use pipewright_schedule::csv::{parse_schedule, print_program};
-use pipewright_schedule::{Action, Level, LowerConfig, Method, Rank, ScheduleSpec, ValidatedProgram};
+use pipewright_schedule::{
+    Action, Level, LowerConfig, Method, Rank, Recompute, ScheduleSpec, ValidatedProgram,
+};
 
 use crate::model::{Block, alone, random_block, seeded_block};
 use crate::support::{LAYERS, batch, loss, optimizer};
@@ -232,4 +234,32 @@ fn a_hook_sees_every_action() {
     pipeline.step(batch(0, MICROBATCHES), batch(1, MICROBATCHES), 1e-2).expect("a step");
     let rows: usize = [0, 1].map(|rank| pipeline.program().row(Rank::new(rank)).len()).iter().sum();
     assert_eq!(seen.0.lock().expect("no panic").len(), rows);
+}
+
+#[test]
+fn overlaps_stay_whole_for_a_hook_that_runs_them() {
+    struct Overlapping(bool);
+    impl ActionHook for Overlapping {
+        fn runs_overlaps(&self) -> bool {
+            self.0
+        }
+    }
+    let overlaps = |runs| {
+        let hook = Arc::new(Overlapping(runs));
+        let program =
+            builder().schedule("dualpipev").microbatches(4).hook(hook).program().expect("it exists");
+        let rows = [0, 1].map(Rank::new).map(|rank| program.row(rank).to_vec()).concat();
+        rows.iter().filter(|action| matches!(action, Action::Overlap(_))).count()
+    };
+    assert_eq!(overlaps(false), 0);
+    assert!(overlaps(true) > 0);
+}
+
+#[test]
+fn recomputation_changes_no_bit() {
+    let expected = run(builder());
+    for recompute in [Recompute::Stage, Recompute::Block] {
+        assert_eq!(run(builder().schedule("gpipe").recompute(recompute)), run(builder().schedule("gpipe")));
+    }
+    assert_eq!(run(builder().recompute(Recompute::Stage)), expected);
 }

@@ -17,11 +17,11 @@ use pipewright::tensor::{pack, unpack};
 use pipewright::transport::World;
 use pipewright_schedule::costs::{SkipTransfer, StageSizes};
 use pipewright_schedule::simulate::timed;
-use pipewright_schedule::{Costs, Placement, Rank, SkipAction, StageIndex, Timeline};
+use pipewright_schedule::{Costs, Placement, Rank, Recompute, SkipAction, StageIndex, Timeline};
 use support::{ROWS, WIDTH, batch, config, lose_each, optimizer, program};
 use unet::{
-    Kind, Layer, MICROBATCHES, Outcome, STEPS, brought, ids, in_stages, launch, loss, make, sorted, stage,
-    train,
+    Kind, Layer, MICROBATCHES, Outcome, STEPS, brought, ids, in_stages, launch, launch_with, loss, make,
+    sorted, stage, train, train_on,
 };
 
 fn one_stage(replicas: u32) -> Outcome {
@@ -406,4 +406,16 @@ fn a_layer_in_the_wrong_place_is_named() {
     );
     let error = failure(Kind::Halves, 3).to_string();
     assert!(error.starts_with("the layer `b` returned 2 tensor(s), and the graph says 3"), "{error}");
+}
+
+#[test]
+fn stages_that_compute_their_forward_again_take_skips() {
+    for (schedule, ranks) in [("gpipe", 4), ("1f1b", 3), ("zbvzerobubble", 2), ("interleaved1f1b", 2)] {
+        let program = program(schedule, ranks, MICROBATCHES);
+        let expected = train(program.clone(), World::local(ranks));
+        for recompute in [Recompute::Stage, Recompute::Block] {
+            let pipeline = launch_with(program.clone(), World::local(ranks), recompute);
+            assert!(train_on(pipeline) == expected, "{schedule} on {ranks} ranks");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use pipewright::pipeline::{NamedParameter, Pipeline, PipelineConfig};
 use pipewright::stage::{Stage, StageContext};
 use pipewright::tensor::{BoundaryError, Values, pack, unpack};
 use pipewright::transport::World;
-use pipewright_schedule::{Placement, StageIndex, ValidatedProgram};
+use pipewright_schedule::{Placement, Recompute, StageIndex, ValidatedProgram};
 
 use crate::support::{ROWS, Step, WIDTH, batch, config, numbers};
 
@@ -155,9 +155,15 @@ pub(crate) fn stage(
 
 /// The U-Net in the program's stages, with as many replicas as the world has room for.
 pub(crate) fn launch(program: ValidatedProgram, world: World) -> Pipeline {
+    launch_with(program, world, Recompute::None)
+}
+
+/// As [`launch`], with stages that compute their forward again.
+pub(crate) fn launch_with(program: ValidatedProgram, world: World, recompute: Recompute) -> Pipeline {
     let placement = program.placement().clone();
     let graph = in_stages(placement.stages());
-    let config = PipelineConfig { data_parallel: world.ranks() / program.ranks(), ..config() };
+    let data_parallel = world.ranks() / program.ranks();
+    let config = PipelineConfig { data_parallel, recompute, ..config() };
     Pipeline::launch(program, world, &config, move |index| stage(&graph, &placement, index))
         .expect("it starts")
 }
@@ -166,7 +172,10 @@ pub(crate) fn launch(program: ValidatedProgram, world: World) -> Pipeline {
 pub(crate) type Outcome = (Vec<Step>, Vec<(String, TensorData)>);
 
 pub(crate) fn train(program: ValidatedProgram, world: World) -> Outcome {
-    let mut pipeline = launch(program, world);
+    train_on(launch(program, world))
+}
+
+pub(crate) fn train_on(mut pipeline: Pipeline) -> Outcome {
     let step = |step| {
         let report = pipeline.step_batch(brought(step), 1e-2).expect("a step");
         (report.losses, report.gradient_norm)

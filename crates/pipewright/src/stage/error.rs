@@ -1,0 +1,111 @@
+//! The errors of a stage.
+
+use std::sync::Arc;
+
+use crate::tensor::BoundaryError;
+
+/// Why a stage cannot be prepared or cannot run an action.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum StageError {
+    /// The tensors that arrived do not fit the stage's input type.
+    #[error("the stage cannot take its input: {0}")]
+    Input(#[source] BoundaryError),
+    /// The targets do not fit the type that the loss takes.
+    #[error("the loss cannot take its targets: {0}")]
+    Target(#[source] BoundaryError),
+    /// The model's outputs do not fit the type that the loss takes.
+    #[error("the loss cannot take the model's outputs: {0}")]
+    Output(#[source] BoundaryError),
+    /// A layer of a graph received tensors that it does not take.
+    #[error("the layer `{layer}` cannot take its inputs: {source}")]
+    Layer {
+        /// The layer's node.
+        layer: Arc<str>,
+        /// The error of the boundary.
+        source: BoundaryError,
+    },
+    /// A layer of a graph returned a number of tensors that differs from the graph.
+    #[error(
+        "the layer `{layer}` returned {found} tensor(s), and the graph says {expected}: see `node_with_outputs`"
+    )]
+    LayerOutputs {
+        /// The layer's node.
+        layer: Arc<str>,
+        /// The number of tensors that it returned.
+        found: usize,
+        /// The number of tensors that the graph declares.
+        expected: usize,
+    },
+    /// A number inside the stage is infinite or not a number
+    /// ([`StageContext::not_finite`](super::StageContext::not_finite)). The parameters are those before the step.
+    #[error(
+        "{what} is not finite; the parameters are still those before this step: lower the learning rate, clip gradients, \
+         or look at the data of this step"
+    )]
+    NotFinite {
+        /// The number and its layer.
+        what: String,
+    },
+    /// The stage has a loss, but the step has no targets.
+    #[error("the stage ends in a loss, and the step brought no targets for it")]
+    NoTarget,
+    /// A loss that is not a scalar.
+    #[error("{what} has {elements} elements; a loss is one number, the mean over the microbatch (shape [1])")]
+    LossShape {
+        /// The name of the loss.
+        what: String,
+        /// The number of its elements.
+        elements: usize,
+    },
+    /// Two places of a stage hold the same parameter.
+    #[error(
+        "`{first}` and `{second}` are one parameter at two places of the stage: give each place a parameter of its own, \
+         and the same path and `shared_parameters` if they are to stay equal"
+    )]
+    DuplicateParameter {
+        /// The path of the first place.
+        first: Arc<str>,
+        /// The path of the second place.
+        second: Arc<str>,
+    },
+    /// Parameters are sharded, but the optimizer's update of an element depends on other elements.
+    #[error(
+        "the optimizer's update of an element of `{parameter}` depends on other elements, and parameters are sharded: use \
+         one that works element by element, such as `AdamW`, or keep parameters replicated"
+    )]
+    MixesRows {
+        /// A parameter with such an update.
+        parameter: Arc<str>,
+    },
+    /// The number of gradients differs from the number of outputs.
+    #[error("{gradients} gradient(s) arrived for {outputs} output(s)")]
+    GradientCount {
+        /// The number of outputs that the forward returned.
+        outputs: usize,
+        /// The number of gradients that arrived.
+        gradients: usize,
+    },
+    /// The stage is the last one of a pipeline that trains, and has no loss.
+    #[error("it is the last one and has no loss: make it with `Stage::with_loss`")]
+    NoLoss,
+    /// The second run of a forward gave a gradient to an output that had none in the first run.
+    #[error(
+        "output {index} of a forward needs a gradient when the forward is computed again, and needed none the first time: \
+         `forward` must depend only on the module, its input and its context; random numbers come from \
+         `StageContext::random`"
+    )]
+    RecomputedOutput {
+        /// The output's place.
+        index: usize,
+    },
+    /// A gradient has another shape than its output.
+    #[error("the gradient of output {index} has shape {gradient:?}, the output had {output:?}")]
+    GradientShape {
+        /// The output's place.
+        index: usize,
+        /// Shape of the output.
+        output: Vec<usize>,
+        /// Shape of the gradient.
+        gradient: Vec<usize>,
+    },
+}

@@ -1,0 +1,127 @@
+//! Access to the parameters of a stage in training: values, gradient sums, the optimizer's update, checkpoints.
+
+use std::sync::Arc;
+
+use burn::tensor::TensorData;
+
+use super::body::StageBody;
+use super::runner::{Held, StageParameters};
+use super::shards::Shards;
+use super::state::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
+use super::training::TrainingStage;
+use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
+use crate::tensor::shard::RowShard;
+use crate::tensor::{OptionalTensor, OptionalTensors, Value};
+
+/// The reason why a stage that needs its shards has them.
+const SHARDED: &str = "a stage was cut before its parameters are gathered";
+
+impl<M: StageBody> StageParameters for TrainingStage<M> {
+    fn paths(&self) -> &[Arc<str>] {
+        self.sums.paths()
+    }
+
+    fn held(&self) -> Vec<Held> {
+        let declared = self.module().shared();
+        let shared = |path: &str, value: Value| {
+            declared.iter().any(|declared| declared == path).then(|| value.into_data())
+        };
+        let paths = self.sums.paths().iter().zip(self.sums.shapes().iter().cloned());
+        let floats = parameters_of(self.module()).into_iter().zip(paths).map(|(found, (path, shape))| Held {
+            path: path.clone(),
+            shape,
+            shared: shared(path, found.value),
+        });
+        let discrete = discrete_of(self.module()).into_iter().zip(&self.discrete).map(|(found, path)| Held {
+            path: path.clone(),
+            shape: found.value.shape().to_vec(),
+            shared: shared(path, found.value),
+        });
+        floats.chain(discrete).collect()
+    }
+
+    fn gradient(&self, place: usize) -> OptionalTensor {
+        self.sums.get(place)
+    }
+
+    fn set_gradient(&mut self, place: usize, gradient: OptionalTensor) {
+        self.sums.set(place, gradient);
+    }
+
+    fn gradient_squares(&self, parts: u32) -> Vec<f64> {
+        self.sums.squares(parts)
+    }
+
+    fn rows(&self) -> OptionalTensors {
+        let shards = self.shards.as_ref().expect(SHARDED);
+        shards.rows(self.module())
+    }
+
+    fn gather(&mut self, whole: OptionalTensors) {
+        let module = self.take_module();
+        let shards = self.shards.as_mut().expect(SHARDED);
+        self.module = Some(shards.gather(module, whole));
+    }
+
+    fn release(&mut self) {
+        let Some(shards) = &mut self.shards else { return };
+        self.module = self.module.take().map(|module| shards.release(module));
+    }
+
+    fn update(&mut self, factor: f64, learning_rate: f64) {
+        let Some(mut optimizer) = self.optimizer.take() else { return self.sums.clear() };
+        // The module is moved through the optimizer, so that it owns the storage and may write in place.
+        let module = self.take_module();
+        let gradients = self.sums.take(&module, factor);
+        self.module = Some(optimizer.step(learning_rate, module, gradients));
+        self.optimizer = Some(optimizer);
+    }
+
+    fn parameters(&self) -> Vec<TensorData> {
+        parameters_of(self.settled()).into_iter().map(|found| found.value.into_data()).collect()
+    }
+
+    fn state(&self) -> StageState {
+        let floats = parameters_of(self.settled()).into_iter().zip(self.sums.paths());
+        let found = floats.chain(discrete_of(self.module()).into_iter().zip(&self.discrete)).enumerate();
+        let counts = |place| self.shards.as_ref().is_none_or(|shards| shards.counts(place));
+        let parameters = found.filter(|(place, _)| counts(*place)).map(|(place, (found, path))| {
+            let NamedTensor { id, value, .. } = found;
+            HeldParameter { place, path: path.clone(), id, value }
+        });
+        let part = self.shards.as_ref().map(Shards::part);
+        StageState { parameters: parameters.collect(), optimizer: self.optimizer.clone(), part }
+    }
+
+    fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        self.release();
+        self.settled();
+        let module = self.take_module();
+        let (sums, shards) = (&self.sums, &self.shards);
+        let part = |place| shards.as_ref().map_or(RowShard::WHOLE, |shards| shards.part_of(place));
+        let (module, outcome) = filled(module, |place, held| {
+            let (path, shape) = (&sums.paths()[place], &sums.shapes()[place]);
+            let data = checkpoint.part_of(path, shape, held.dtype(), part(place))?;
+            Ok(Some(Value::from_data(data, &held.device())))
+        });
+        let discrete = &self.discrete;
+        let (module, discrete_outcome) = with_discrete(module, |place, held| {
+            let data = checkpoint.parameter(&discrete[place], &held.shape(), held.dtype())?;
+            Ok(Value::from_data(data.convert_dtype(held.dtype()), &held.device()))
+        });
+        self.module = Some(module);
+        outcome?;
+        discrete_outcome?;
+        if let Some(optimizer) = &self.optimizer {
+            let found = parameters_of(self.module());
+            // The optimizer does not know a parameter of which this replica has no rows.
+            let held = found.iter().zip(self.sums.paths()).filter(|(found, _)| found.value.shape()[0] > 0);
+            let targets: Vec<Target<'_>> =
+                held.map(|(found, path)| Target { id: found.id, path, local: &found.local }).collect();
+            // A parameter that is not sharded is not trained either, so it has no optimizer state.
+            let part = shards.as_ref().map_or(RowShard::WHOLE, Shards::part);
+            self.optimizer = Some(put_together(optimizer.clone(), &targets, part, checkpoint)?);
+        }
+        Ok(())
+    }
+}
