@@ -58,11 +58,11 @@ pub(super) fn select(
 
 /// Returns a tensor in half precision in single precision, and any other tensor as it is: statistics, softmax and losses
 /// of half precision are computed in single precision.
-pub(super) fn at_least_single<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+pub(crate) fn at_least_single<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if is_half(tensor.dtype()) { tensor.cast(DType::F32) } else { tensor }
 }
 
-pub(super) fn is_half(dtype: DType) -> bool {
+fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 

@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, Gradients, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor};
 
 use super::body::StageBody;
 use super::shards::Catches;
@@ -21,7 +21,8 @@ use crate::nn::{
 use crate::tensor::Value;
 use crate::tensor::shard::RowShard;
 
-/// One sum for each float parameter of a stage, in the order in which Burn visits them.
+/// One sum for each float parameter of a stage, in the order in which Burn visits them. Gradients in half precision are
+/// added in single precision.
 #[derive(Debug)]
 pub(crate) struct GradientSums {
     paths: Vec<Arc<str>>,
@@ -99,7 +100,12 @@ impl GradientSums {
         }
     }
 
+    /// Adds a gradient to a sum, which has at least single precision.
     fn add_at(&mut self, place: usize, gradient: DispatchTensor) {
+        let gradient = match gradient.dtype() {
+            DType::F16 | DType::BF16 => Dispatch::float_cast(gradient, FloatDType::F32),
+            _ => gradient,
+        };
         let sum = &mut self.sums[place];
         *sum = Some(match sum.take() {
             Some(sum) => Dispatch::float_add(sum, gradient),
@@ -253,7 +259,8 @@ impl ModuleVisitor for Taker<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let sum = self.sums.next().expect("a module has the same parameters on every visit");
         if let Some(sum) = sum.take() {
-            self.taken.register(param.id, Tensor::<D>::from_dispatch(sum).mul_scalar(self.factor));
+            let gradient = Tensor::<D>::from_dispatch(sum).mul_scalar(self.factor);
+            self.taken.register(param.id, gradient.cast(param.dtype()));
         }
     }
 }
