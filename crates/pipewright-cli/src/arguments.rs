@@ -106,11 +106,10 @@ Example:
     /// Make a page that shows and explains the timelines of a run or a schedule.
     #[command(after_help = "\
 The page compares the predicted and the measured timeline of each rank, names the cause of every bubble, highlights the \
-critical path, and simulates the schedule again for other costs or numbers of microbatches. For the folder of a run, the \
-prediction has the median costs of the recorded steps.
+critical path, and simulates the schedule again for other costs or numbers of microbatches. For the folder of a run, such \
+as runs/sample, the prediction has the median costs of the recorded steps.
 
-Examples:
-  pipewright view runs/sample -o view.html
+Example:
   pipewright view 1f1b --ranks 4 --microbatches 8 -o view.html")]
     View(view::ViewArguments),
     /// Make a page about one or more runs: loss, speed, utilisation, memory.

@@ -204,7 +204,7 @@ fn check_counts_what_a_family_and_tied_embeddings_change() {
     };
     check("model.tie_word_embeddings=true", "6480 parameters");
     check("model.architecture=qwen2", "8624 parameters");
-    check("model.architecture=qwen3", "8544 parameters");
+    check("model.architecture=qwen3", "8560 parameters");
 }
 
 #[test]
@@ -225,6 +225,7 @@ fn the_examples_of_the_help_work_as_typed() {
         "lower",
         "validate",
         "simulate",
+        "view",
         "partition",
         "vpp",
         "completions",
@@ -254,6 +255,8 @@ fn help_is_wrapped_once() {
         "lower",
         "validate",
         "simulate",
+        "view",
+        "report",
         "partition",
         "vpp",
         "completions",

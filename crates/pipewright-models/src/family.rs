@@ -106,17 +106,26 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
 fn parse_error<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> ConfigError {
     /// Files with more keys than any model has are not searched.
     const MOST_KEYS: usize = 256;
+    const MISSING: &str = "missing field";
     let message = source.to_string();
-    let names_its_key = message.starts_with('`') || message.starts_with("missing field");
-    let without = |key: &String| {
+    if message.starts_with('`') || message.starts_with(MISSING) {
+        return ConfigError::Parse(source);
+    }
+    let without = |key: &str| {
         let mut json = json.clone();
         json.as_object_mut()?.remove(key);
         F::deserialize(json).err().map(|error| error.to_string())
     };
-    let keys = json.as_object().into_iter().flat_map(|table| table.keys().take(MOST_KEYS));
-    let culprit = keys.into_iter().find(|key| !names_its_key && without(key).as_ref() != Some(&message));
+    let keys: Vec<&String> =
+        json.as_object().into_iter().flat_map(|table| table.keys().take(MOST_KEYS)).collect();
+    let errors: Vec<Option<String>> = keys.iter().map(|key| without(key)).collect();
+    let find = |is_culprit: &dyn Fn(&Option<String>) -> bool| errors.iter().position(is_culprit);
+    // The removal of a required key changes the error too, so the other keys are looked at first.
+    let is_missing = |error: &Option<String>| error.as_ref().is_some_and(|error| error.starts_with(MISSING));
+    let has_changed = |error: &Option<String>| error.as_ref() != Some(&message);
+    let culprit = find(&|error| has_changed(error) && !is_missing(error)).or_else(|| find(&has_changed));
     match culprit {
-        Some(key) => ConfigError::Value { key: key.clone(), source },
+        Some(place) => ConfigError::Value { key: keys[place].clone(), source },
         None => ConfigError::Parse(source),
     }
 }

@@ -86,5 +86,5 @@ cases! {
 
 #[test]
 fn recomputation_changes_no_bit() {
-    QWEN3_MOE.check_recomputed("1f1b", 4, 8);
+    MOE.check_recomputed("1f1b", 4, 8);
 }

@@ -455,7 +455,7 @@ fn configurations_that_cannot_be_run_are_refused() {
     }
     check(
         r#"{"architectures": ["Qwen3NextForCausalLM"]}"#,
-        &["FILE:1: the model cannot be run", &unknown("Qwen3NextForCausalLM", "qwen3")],
+        &["FILE: the model cannot be run", &unknown("Qwen3NextForCausalLM", "qwen3")],
     );
     check(
         "{}",

@@ -232,22 +232,9 @@ fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
         let layers = &layers.layers[partition.range(stage)];
         let of_row = layers.iter().fold(0, |sum: u64, layer| sum.saturating_add(layer.activation_bytes));
         let activation = of_row.saturating_mul(rows);
+        let recompute = recompute_sizes(prepared, stage);
         // `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as
         // large as the activations.
-        // The inputs of the first stage are token ids, which its activations include.
-        let input = |layer: usize| {
-            rows.saturating_mul(
-                layer.checked_sub(1).map_or(0, |before| prepared.layers.layers[before].output_bytes),
-            )
-        };
-        let range = partition.range(stage);
-        let recompute = match settings.pipeline.recompute.is_by_block() {
-            true => {
-                let of_layers = layers.iter().map(|layer| layer.activation_bytes.saturating_mul(rows));
-                RecomputeSizes { kept: range.map(input).sum(), recomputed: of_layers.max().unwrap_or(0) }
-            }
-            false => RecomputeSizes { kept: input(range.start), recomputed: activation },
-        };
         StageSizes { activation, stash: activation, recompute: Some(recompute), ..StageSizes::default() }
     };
     // A rank runs its actions in the order of its row for any costs, so unit costs give the same peaks.
@@ -258,6 +245,21 @@ fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
     };
     let run = timed(program.as_program(), &costs).map_err(|error| Failure::new(Exit::Bug, error))?;
     Ok(peak_memory(run.timeline(), &costs.sizes))
+}
+
+/// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and those that its backward then holds.
+fn recompute_sizes(prepared: &Prepared, stage: StageIndex) -> RecomputeSizes {
+    let (settings, layers) = (&prepared.settings.pipeline, &prepared.layers.layers);
+    let rows = u64::from(settings.microbatch_size);
+    // The first layer's inputs are token ids, which its activations include.
+    let input = |layer: usize| layer.checked_sub(1).map_or(0, |before| layers[before].output_bytes);
+    let range = prepared.partition.range(stage);
+    let of_layers = layers[range.clone()].iter().map(|layer| layer.activation_bytes);
+    let (kept, recomputed) = match settings.recompute.is_by_block() {
+        true => (range.map(input).fold(0, u64::saturating_add), of_layers.max().unwrap_or(0)),
+        false => (input(range.start), of_layers.fold(0, u64::saturating_add)),
+    };
+    RecomputeSizes { kept: kept.saturating_mul(rows), recomputed: recomputed.saturating_mul(rows) }
 }
 
 /// Returns the memory that this process may use, in bytes: that of the machine, or the limit of its control group.

@@ -76,10 +76,10 @@ rope_scaling = { rope_type = \"llama3\", factor = 8, low_freq_factor = 1.0, high
 #[test]
 fn keys_of_a_family_are_checked_where_they_are_written() {
     let check = |keys: &str, problem: &str| {
-        check(
-            &format!("[model]\narchitecture = \"qwen3_moe\"\n{keys}\n"),
-            &[&format!("a.toml:3:1: {problem}")],
-        );
+        // The place is that of the value.
+        let column = keys.find("= ").expect("a key with a value") + 3;
+        let text = format!("[model]\narchitecture = \"qwen3_moe\"\n{keys}\n");
+        check(&text, &[&format!("a.toml:3:{column}: {problem}")]);
     };
     check(
         "num_experts_per_tok = 9",

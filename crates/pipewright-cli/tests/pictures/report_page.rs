@@ -43,9 +43,29 @@ fn write_run(folder: &Path, name: &str, steps: u64, ranks: &str) {
         .expect("a file");
 }
 
+/// Returns the number of records of a run's event file. Each has a length, two checksums of four bytes, and its data.
+fn tensorboard_records(run: &Path) -> usize {
+    let mut files = fs::read_dir(run).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let is_events = |path: &std::path::PathBuf| path.to_string_lossy().contains("events.out.tfevents.");
+    let bytes = fs::read(files.find(is_events).expect("an event file")).expect("a file");
+    let (mut at, mut records) = (0, 0);
+    while at < bytes.len() {
+        let length = u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        at += 8 + 4 + length as usize + 4;
+        records += 1;
+    }
+    assert_eq!(at, bytes.len(), "the last record is complete");
+    records
+}
+
 #[test]
 fn a_trained_run_has_its_charts_tables_and_links() {
     let folder = trained(&["run.tensorboard=true"]);
+    assert_eq!(
+        tensorboard_records(&folder.path().join("out")),
+        1 + 12,
+        "the version, and one record per step"
+    );
     report(folder.path(), &["out"]);
     let Some(mut browser) = Browser::open(&folder.path().join("report.html"), 1400, 900) else { return };
     assert!(browser.requests().is_empty());
@@ -59,7 +79,7 @@ fn a_trained_run_has_its_charts_tables_and_links() {
     assert!(browser.holds(drawn));
     let figures = browser.text("#figures");
     for words in [
-        "steps\t12",
+        "steps\n12",
         "last loss",
         "tokens per second",
         "step, predicted",

@@ -30,12 +30,13 @@ fn expected(file: &str, cost: &str) -> Vec<Event> {
 fn found(browser: &mut Browser, program: &str, costs: &str) -> Vec<Event> {
     let script = format!(
         "simulate(parseProgram({}), {costs}).flatMap((events, rank) => events.map(({{ kind, stage, microbatch, start, end }}) =>
-            [rank, stage + kind + (microbatch < 0 ? '' : microbatch), start, end]))",
+            [rank, stage + kind + (microbatch < 0 ? '' : microbatch), String(start), String(end)]))",
         Value::from(program)
     );
     let events = browser.value(&script);
     let event = |event: &Value| {
-        let number = |at: usize| event[at].as_f64().expect("a number");
+        // As texts, because the reader of JSON may round the last digit of a number.
+        let number = |at: usize| event[at].as_str().expect("a text").parse::<f64>().expect("a number");
         let action = event[1].as_str().expect("an action").to_owned();
         (event[0].as_u64().expect("a rank"), action, number(2), number(3))
     };

@@ -72,13 +72,13 @@ fn every_bubble_names_its_cause_and_the_chain_ends_at_the_start() {
 #[test]
 fn clicking_a_bubble_explains_it_and_escape_returns() {
     let Some((_made, mut browser)) = open(SMALL, 1400) else { return };
-    assert!(browser.text("#why").contains("Why it takes 34.5 s"), "{}", browser.text("#why"));
+    assert!(browser.text("#why").contains("Why it takes 37 s"), "{}", browser.text("#why"));
     // Rank 2 waits for the first microbatch, which passes ranks 0 and 1.
     browser.click_at(2, 1.0);
     let text = browser.text("#why");
     assert!(text.contains("Bubble of 2.5 s on rank 2"), "{text}");
     assert!(text.contains("It needs its input: the message of 1F0 from rank 1."), "{text}");
-    assert!(text.contains("That action ends at 2.25 s; the message takes 0.25 s."), "{text}");
+    assert!(text.contains("That action ends at 2.25 s; the message takes 250 ms."), "{text}");
     assert!(text.contains("rank 0 0F0: 0 s to 1 s, at the start of the step"), "{text}");
     // A link in the chain leads to the action.
     browser.click_on("#why .chain .go");
@@ -144,6 +144,7 @@ fn search_and_keys_find_actions_and_bubbles() {
 #[test]
 fn the_what_if_panel_simulates_as_the_command_does() {
     let Some((_made, mut browser)) = open(SMALL, 1400) else { return };
+    assert_eq!(browser.text("#whatif-unit"), "ms");
     let mut check = |selector: &str, value: &str, arguments: &str| {
         browser.enter(selector, value);
         let found = browser.number("whatIfSource.end * data.quantum");
@@ -153,7 +154,7 @@ fn the_what_if_panel_simulates_as_the_command_does() {
         assert!(browser.holds("ranks.length === 8 && ranks[1].tag === 'what if'"), "each rank has two lanes");
     };
     check("#whatif-F", "50", "1f1b --ranks 4 --microbatches 8 --cost F=0.5,I=1,W=1,hop=0.25");
-    check("#whatif-hop", "1", "1f1b --ranks 4 --microbatches 8 --cost F=0.5,I=1,W=1,hop=1");
+    check("#whatif-hop", "1000", "1f1b --ranks 4 --microbatches 8 --cost F=0.5,I=1,W=1,hop=1");
     check("#whatif-microbatches", "13", "1f1b --ranks 4 --microbatches 13 --cost F=0.5,I=1,W=1,hop=1");
     browser.click_on("#whatif-reset");
     assert!(browser.holds("whatIfSource === null && ranks.length === 4"));

@@ -63,7 +63,7 @@ fn a_run_keeps_timelines_and_its_page_shows_them() {
     browser.key("[", "[");
     assert!(browser.holds("measuredSource().step === data.view.steps.at(-2).step"));
     browser.enter("#step", "0");
-    assert!(browser.text("#step-name").starts_with("step 1, number 1 of "), "{}", browser.text("#step-name"));
+    assert!(browser.text("#step-name").starts_with("step 1 (1 of "), "{}", browser.text("#step-name"));
     browser.click_on("#show-predicted");
     assert!(browser.holds("ranks.length === 2 && ranks.every(({ tag }) => tag === 'measured')"));
     // The schedule is known from the configuration, so other numbers of microbatches can be simulated.

@@ -62,7 +62,7 @@ fn transits_of(timeline: &Timeline) -> Vec<f64> {
         |event: &&Event| matches!(event.action, Action::RecvForward { .. } | Action::RecvBackward { .. });
     let transit = |receive: &Event| {
         let send = sends.get(&Transfer::other_end(receive.action)?)?;
-        (receive.start < send.start).then_some((receive.end - send.start).max(0.0))
+        (receive.start <= send.start).then_some((receive.end - send.start).max(0.0))
     };
     timeline.events().iter().filter(is_receive).filter_map(transit).collect()
 }

@@ -87,6 +87,8 @@ struct Source {
     quantum: f64,
     /// In seconds.
     makespan: f64,
+    /// How well the clocks of several processes agree, in seconds.
+    uncertainty: Option<f64>,
     ranks: Vec<RankData>,
 }
 
@@ -178,7 +180,8 @@ fn data(view: &View<'_>, chunks: &Chunks) -> ViewData {
 fn source(step: Option<u64>, timeline: &Timeline, settings: &PictureSettings<'_>) -> Source {
     let clock = Clock::of(timeline);
     let ranks = ranks(timeline, &Chunks::of(timeline), &clock, settings);
-    Source { step, quantum: clock.quantum(), makespan: timeline.makespan(), ranks }
+    let uncertainty = timeline.clock_skew().map(|skew| skew.uncertainty);
+    Source { step, quantum: clock.quantum(), makespan: timeline.makespan(), uncertainty, ranks }
 }
 
 fn costs_data(costs: &Costs) -> CostsData {

@@ -128,8 +128,9 @@ impl Routing {
                 tape.in_single().record(vec![loss], [1], |_| BalanceBackward { probabilities, loads })
             }
             Probabilities::Composed(probabilities) => {
-                let loads = TensorData::new(loads, [1, self.experts]).convert_dtype(probabilities.dtype());
+                let loads = TensorData::new(loads, [1, self.experts]);
                 let loads = Tensor::<2>::from_data(loads, &probabilities.device());
+                let loads = loads.cast(probabilities.dtype());
                 (probabilities.clone().mean_dim(0) * loads).sum()
             }
         }

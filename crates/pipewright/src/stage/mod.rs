@@ -1,7 +1,8 @@
 //! Stages: the modules that users write, and the operations that the executor runs on them.
 //!
-//! [`StageModule`] is the typed trait that a user implements. [`Stage`] is such a module without its types, together
-//! with the state of training: the tape of every microbatch in flight, the gradient sums and the optimizer.
+//! [`StageModule`] is the typed trait that a user implements. [`Stage`] is such a module without its types. A pipeline
+//! prepares it for its rank (`prepare.rs`), which gives it the state of training: the tape of every microbatch in
+//! flight, the gradient sums and the optimizer.
 
 mod error;
 mod module;

@@ -52,7 +52,7 @@ pub(crate) struct Held {
     pub shared: Option<TensorData>,
 }
 
-/// A stage that is prepared for its rank. It exists only after [`Stage::prepare`](super::Stage::prepare).
+/// A stage that is prepared for its rank. It exists only after `Stage::prepare`.
 pub(crate) trait StageRunner: StageCompute + StageParameters {}
 
 impl<S: StageCompute + StageParameters> StageRunner for S {}

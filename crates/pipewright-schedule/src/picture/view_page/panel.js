@@ -113,6 +113,7 @@ function explainStep(source) {
     paragraph("The critical path, the chain of causes that ends with the last action, spends its time in:"), shareBar(timesOf(path)),
     ...listOf("Longest bubbles", bubbles.map(bubbleEntry), "None: every rank computes all the time."),
     ...source.step ? listOf("Slowest against their median", slow.map(slowEntry), "None takes 1.2 times the median of its stage and kind.") : [],
+    ...source.uncertainty ? [paragraph(`The clocks of the processes agree within ${time(source.uncertainty / data.quantum)}.`)] : [],
     paragraph("Click an action or a bubble to see its cause."),
   ];
 }

@@ -5,6 +5,7 @@
 const pipelineRanks = data.view.ranks, recorded = data.view.steps;
 const shown = { predicted: true, measured: recorded.length > 0, "what if": false };
 const readSteps = new Map();
+const isNarrow = matchMedia("(max-width: 1099px)");
 let whatIfSource = null, stepAt = recorded.length - 1;
 
 // Names the lanes of a timeline and finds its end.
@@ -16,9 +17,9 @@ function completeSource(source) {
   return source;
 }
 
-function readSource(name, { step, quantum, ranks }) {
+function readSource(name, { step, quantum, uncertainty, ranks }) {
   const scale = quantum / data.quantum;
-  return completeSource({ name, step, lanes: ranks.map((rank, index) => readRank(rank, index, scale)) });
+  return completeSource({ name, step, uncertainty, lanes: ranks.map((rank, index) => readRank(rank, index, scale)) });
 }
 
 const predictedSource = readSource("predicted", data.view.predicted);
@@ -49,6 +50,9 @@ function showSources() {
   whole = Math.max(...sources.map(({ end }) => end), 0) || 1;
   peak = ranks.reduce((most, lane) => Math.max(most, lane.peak), 1);
   overviewImage = null;
+  // On a narrow page the explanation is below the plot, which then is only as high as its lanes.
+  const lanes = axisHeight + ranks.length * (laneMost + memoryMost) + 8;
+  plot.style.height = isNarrow.matches ? Math.min(Math.max(lanes, 260), Math.max(innerHeight * 0.6, 260)) + "px" : "";
   if (seen) [view.zoom, view.left] = [whole / (seen.to - seen.from), seen.from];
   clampView();
   requestDraw();

@@ -46,6 +46,7 @@ document.getElementById("choose-measured").hidden = recorded.length === 0;
 document.getElementById("steps").hidden = recorded.length < 2;
 stepBox.max = recorded.length - 1;
 stepBox.addEventListener("input", () => showStep(+stepBox.value));
+isNarrow.addEventListener("change", showSources);
 pathBox.addEventListener("change", () => select(null));
 
 listenToWhatIf();

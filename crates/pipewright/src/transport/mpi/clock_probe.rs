@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::transport::clock::{ClockOffset, Nanos, RoundTrip, best};
+use crate::transport::clock::{ClockOffset, RoundTrip, best};
 
 /// Round trips of a measurement. The shortest counts; a trip is long if one of the two MPI threads sleeps meanwhile.
 const TRIPS: usize = 16;
@@ -60,14 +60,10 @@ impl ClockProbe {
     }
 }
 
-/// Makes the round trip of an answer that arrives at `received`.
-pub(super) fn trip(sent: Nanos, answered: Nanos, received: Nanos) -> RoundTrip {
-    RoundTrip { sent, answered, received }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::clock::Nanos;
 
     #[test]
     fn trips_follow_each_other_and_measurements_are_apart() {
@@ -75,8 +71,8 @@ mod tests {
         let mut probe = ClockProbe::new(start);
         for number in 1..=TRIPS {
             assert!(probe.is_due(start) && !probe.is_due(start), "one request at a time");
-            let length = 1000 - number as Nanos;
-            let offset = probe.answer(trip(0, 5_000, length), start);
+            let received = 1000 - number as Nanos;
+            let offset = probe.answer(RoundTrip { sent: 0, answered: 5_000, received }, start);
             assert_eq!(offset.is_some(), number == TRIPS);
             assert!(offset.is_none_or(|offset| offset.uncertainty == (1000 - TRIPS as Nanos) / 2));
         }

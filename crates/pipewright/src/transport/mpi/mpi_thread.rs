@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::calls::{Calls, MpiError, Transfer};
-use super::clock_probe::{ClockProbe, trip};
+use super::clock_probe::ClockProbe;
 use super::heartbeats::Heartbeats;
 use super::neighbours::Neighbours;
 use super::process_clock::ProcessClock;
@@ -18,6 +18,7 @@ use super::sends::{Sends, SentMessage};
 use crate::failure::{Cause, FailureNotice, StepError};
 use crate::ids::WorldRank;
 use crate::progress::ProgressBoard;
+use crate::transport::clock::RoundTrip;
 use crate::transport::local::Mailboxes;
 use crate::transport::wire::{self, Frame};
 
@@ -247,7 +248,7 @@ impl MpiThread {
                 self.send_frame(from, Frame::ClockAnswer { sent, answered })?;
             }
             Ok(Frame::ClockAnswer { sent, answered }) => {
-                let trip = trip(sent, answered, self.shared.clock.now());
+                let trip = RoundTrip { sent, answered, received: self.shared.clock.now() };
                 let probe = self.probe.as_mut();
                 if let Some(offset) = probe.and_then(|probe| probe.answer(trip, Instant::now())) {
                     self.shared.clock.add(offset);

@@ -1,0 +1,134 @@
+//! Tests of the folder of a run's results.
+
+use super::*;
+
+fn metrics(step: u64) -> Metrics {
+    Metrics {
+        step,
+        loss: 2.5,
+        grad_norm: 1.0,
+        learning_rate: 1e-3,
+        tokens_per_second: 10.0,
+        step_ms: 20.0,
+        elapsed_s: 1.5,
+        tokens: 64,
+        epoch: 0.25,
+        bubble_fraction: 0.125,
+        peak_bytes: vec![3, 4],
+        ..Metrics::default()
+    }
+}
+
+#[test]
+fn a_line_a_step_with_the_documented_keys() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("a/b");
+    let mut folder = RunFolder::create(&path, "[run]\n").expect("the scratch folder takes files");
+    folder.write_metrics(&metrics(1)).expect("it takes lines");
+    let line = "{\"step\":1,\"loss\":2.5,\"grad_norm\":1.0,\"learning_rate\":0.001,\"tokens_per_second\":10.0,\
+                \"step_ms\":20.0,\"elapsed_s\":1.5,\"tokens\":64,\
+                \"epoch\":0.25,\"bubble_fraction\":0.125,\"exposed_comm_fraction\":0.0,\"peak_bytes\":[3,4],\
+                \"bubble_per_rank\":[]}\n";
+    assert_eq!(fs::read_to_string(path.join(METRICS)).ok().as_deref(), Some(line), "readable at once");
+    assert_eq!(fs::read_to_string(path.join(CONFIG)).ok().as_deref(), Some("[run]\n"));
+}
+
+#[test]
+fn earlier_runs_are_moved_aside() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("a");
+    for run in 0..3 {
+        let mut folder = RunFolder::create(&path, "").expect("the scratch folder takes files");
+        folder.write_metrics(&metrics(run)).expect("it takes lines");
+    }
+    let step = |name: &str| {
+        let line = fs::read_to_string(scratch.path().join(name).join(METRICS)).expect(name);
+        line.chars().nth(8).expect("the step")
+    };
+    assert_eq!([step("a.1"), step("a.2"), step("a")], ['0', '1', '2']);
+}
+
+#[test]
+fn timelines_of_later_steps_are_moved_aside() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("a");
+    let folder = RunFolder::create(&path, "").expect("the scratch folder takes files");
+    for step in [4, 8, 12] {
+        folder.keep_timeline(step, "{}").expect("it takes files");
+    }
+    folder.drop_timeline(4).expect("the file is there");
+    folder.drop_timeline(5).expect("a missing file is no error");
+    let sentence = move_later_timelines(&path, 8).expect("the folder can be written");
+    assert!(sentence.is_some_and(|text| text.starts_with("moved 1 timeline(s) of steps after 8 to ")));
+    let steps: Vec<u64> =
+        kept_timelines(&path).expect("a folder").into_iter().map(|(step, _)| step).collect();
+    assert_eq!(steps, [8]);
+    assert!(path.join("timelines.1/step-00000012.json").is_file());
+    assert!(move_later_timelines(&path, 8).is_ok_and(|sentence| sentence.is_none()));
+}
+
+#[test]
+fn metrics_are_cut_back_to_the_step() {
+    let check = |text: &str, done: u64, kept: usize| {
+        assert_eq!(&text[..lines_to(text, done)], text.split_inclusive('\n').take(kept).collect::<String>());
+    };
+    let whole = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n";
+    check(whole, 3, 3);
+    check(whole, 2, 2);
+    check(whole, 0, 0);
+    check("{\"step\":1}\n{\"step\":2}", 2, 1);
+    check("{\"step\":1}\n{\"st\n{\"step\":3}\n", 3, 1);
+    check("", 3, 0);
+}
+
+#[test]
+fn a_reopened_run_goes_on_behind_its_checkpoint() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("a");
+    let mut folder = RunFolder::create(&path, "old").expect("the scratch folder takes files");
+    (1..=3).for_each(|step| folder.write_metrics(&metrics(step)).expect("it takes lines"));
+    drop(folder);
+    let checkpoints = own_checkpoints(&path).expect("no other process has it");
+    let mut folder = RunFolder::reopen(&path, "new", 1, checkpoints).expect("the folder takes files");
+    folder.write_metrics(&metrics(2)).expect("it takes lines");
+    let text = fs::read_to_string(path.join(METRICS)).expect("metrics");
+    let steps = |text: &str| text.lines().map(|line| line[..9].to_owned()).collect::<Vec<_>>();
+    assert_eq!(steps(&text), ["{\"step\":1", "{\"step\":2"]);
+    let aside = fs::read_to_string(path.join("metrics.1.jsonl")).expect("the lines that were cut off");
+    assert_eq!(steps(&aside), ["{\"step\":2", "{\"step\":3"]);
+    let expected =
+        format!("moved the metrics of steps after 1 to {}", path.join("metrics.1.jsonl").display());
+    assert_eq!(folder.moved(), [expected]);
+    assert_eq!(fs::read_to_string(path.join(CONFIG)).ok().as_deref(), Some("new"));
+}
+
+#[test]
+fn checkpoints_without_metrics_are_moved_aside_too() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("a");
+    fs::create_dir_all(checkpoints_of(&path).join("step-00000009")).expect("a folder");
+    let folder = RunFolder::create(&path, "").expect("the scratch folder takes files");
+    assert_eq!(folder.moved().len(), 1);
+    assert!(scratch.path().join("a.1/checkpoints/step-00000009").exists());
+    assert!(!checkpoints_of(&path).join("step-00000009").exists());
+}
+
+#[test]
+fn files_of_no_run_are_kept() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    fs::write(scratch.path().join(CONFIG), "mine").expect("a file");
+    for result in [RunFolder::create(scratch.path(), "").map(drop), probe(scratch.path())] {
+        assert!(matches!(result, Err(RunFolderError::Foreign { .. })), "{result:?}");
+    }
+    assert_eq!(fs::read_to_string(scratch.path().join(CONFIG)).ok().as_deref(), Some("mine"));
+}
+
+#[test]
+fn a_probe_leaves_no_trace() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    probe(&scratch.path().join("a/b")).expect("it could be made");
+    assert_eq!(fs::read_dir(scratch.path()).expect("a folder").count(), 0);
+    fs::write(scratch.path().join("c"), "").expect("a file");
+    let found = probe(&scratch.path().join("c/d"));
+    assert!(matches!(found, Err(RunFolderError::NotAFolder { .. })), "{found:?}");
+}
