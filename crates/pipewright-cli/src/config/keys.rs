@@ -67,6 +67,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "device",
             "devices",
             "exclusive",
+            "precision",
             "timelines",
             "tensorboard",
         ],

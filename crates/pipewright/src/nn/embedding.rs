@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use burn::backend::TensorMetadata;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Int, Tensor};
 

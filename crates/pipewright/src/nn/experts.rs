@@ -6,7 +6,6 @@
 
 use std::borrow::Cow;
 
-use burn::backend::TensorMetadata;
 use burn::module::{Module, ParamId};
 use burn::tensor::{Int, Tensor, TensorData};
 
