@@ -415,5 +415,5 @@ fn the_precision_is_one_of_those_that_there_are() {
         assert!(written.contains(&format!("precision = \"{precision}\"")), "{written}");
     }
     let error = found(&["run.precision=bf6"]).expect_err("there is none");
-    assert!(error.contains("`bf6`") && error.contains("bf16"), "{error}");
+    assert!(error.contains("`precision` is \"bf6\"") && error.contains("f32, bf16"), "{error}");
 }
