@@ -27,6 +27,8 @@ mod tied_head;
 
 #[cfg(test)]
 mod check;
+#[cfg(test)]
+mod half_precision;
 
 pub use attention::{CausalAttention, rotary_frequencies};
 pub(crate) use composed::{

@@ -158,7 +158,10 @@ impl<M: StageBody> TrainingStage<M> {
             return Err(StageError::RunningStatistics { layer: layer.into(), precision });
         }
         if !self.device.supports_dtype(half) {
-            return Err(StageError::Precision { device: format!("{:?}", self.device).into(), precision });
+            return Err(StageError::Precision {
+                device: format!("{:?}", self.device.clone().inner()).into(),
+                precision,
+            });
         }
         Ok(())
     }
