@@ -42,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let linear =
         |inputs, outputs| Linear { weight: Param::from_tensor(random([inputs, outputs], 0.02)), bias: None };
     let expert = |inner| Expert {
-        gate_proj: linear(width, inner),
+        gate_proj: Some(linear(width, inner)),
         up_proj: linear(width, inner),
         down_proj: linear(inner, width),
     };
@@ -53,7 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 
     let sparse = || mix_experts(x.clone(), &Routing::new(logits.clone(), chosen, true), &mixture);
     let dense = || {
-        let gate = wide.gate_proj.forward(x.clone());
+        let gate = wide.gate_proj.as_ref().map(|gate| gate.forward(x.clone())).expect("a gate");
         wide.down_proj.forward(swiglu(gate, wide.up_proj.forward(x.clone())))
     };
     let timed = |layer: &dyn Fn() -> Tensor<2>| {

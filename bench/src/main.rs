@@ -11,6 +11,7 @@
 //! cargo run --release -p pipewright-bench -- engine     # the schedule engine's time per action
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
 //! cargo run --release -p pipewright-bench -- experts    # a mixture of experts against a dense layer of the same work
+//! cargo run --release -p pipewright-bench -- scan       # Mamba-2's scan in chunks against its recurrence
 //! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
 //! cargo run --release -p pipewright-bench --features mpi -- processes  # two processes against two threads
 //! cargo run --release -p pipewright-bench -- peer       # against PyTorch; needs bench/peer/setup.sh
@@ -30,6 +31,7 @@ mod overhead;
 mod peer;
 mod processes;
 mod products;
+mod scan;
 mod schedules;
 mod shards;
 mod size;
@@ -71,6 +73,8 @@ enum Bench {
     Schedules(schedules::Options),
     /// A mixture of experts against the dense layer with the same operations.
     Experts(experts::Options),
+    /// Mamba-2's scan in chunks, against its recurrence token by token.
+    Scan(scan::Options),
     /// The memory of a rank with sharded parameters, against replicated ones.
     Shards(shards::Options),
     /// Two processes over MPI against two threads, in turn.
@@ -93,6 +97,7 @@ fn main() -> ExitCode {
         Bench::Engine(options) => engine::run(&options),
         Bench::Schedules(options) => schedules::run(&options),
         Bench::Experts(options) => experts::run(&options),
+        Bench::Scan(options) => scan::run(&options),
         Bench::Shards(options) => shards::run(&options),
         Bench::Processes(options) => processes::run(&options),
         Bench::Peer(options) => peer::run(&options),

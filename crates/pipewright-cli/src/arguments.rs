@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    completions, devices, export, init, inspect, lower, man, partition, report, resume, schedule, simulate,
-    validate, view, vpp,
+    completions, devices, export, init, inspect, lower, man, partition, plan, report, resume, schedule,
+    simulate, validate, view, vpp,
 };
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
@@ -119,6 +119,15 @@ Several runs are shown side by side, in the same charts.
 Example:
   pipewright report runs/sample -o report.html")]
     Report(report::ReportArguments),
+    /// Search the fastest cut, placement, schedule and recomputation, and say how far from the best it can be.
+    #[command(after_help = "\
+Plans are judged by `pipewright simulate --profile`. With a configuration, its ranks, microbatches and model apply. -o \
+writes a configuration for `train`, and beside it the schedule as a CSV file if it has no name. Exits with 3 if nothing \
+fits into the memory.
+
+Example:
+  pipewright plan --profile profile.toml --ranks 4 --microbatches 16 --memory 8GiB")]
+    Plan(plan::PlanArguments),
     /// Distribute layers over stages.
     #[command(after_help = "\
 Example:

@@ -80,6 +80,26 @@ pub enum ConfigError {
         /// The divisor.
         divisor: usize,
     },
+    /// The list of blocks, or the pattern, names a kind of block that the family does not have.
+    #[error("`{key}`: block {place} is `{found}`, counted from 0; the kinds of blocks are {known}")]
+    Block {
+        /// The key.
+        key: &'static str,
+        /// The block's place.
+        place: usize,
+        /// Its kind.
+        found: String,
+        /// The kinds that there are.
+        known: &'static str,
+    },
+    /// A part of a pattern has no letters.
+    #[error("`pattern = {pattern:?}`: stage {stage} has no block")]
+    EmptyStage {
+        /// The pattern.
+        pattern: String,
+        /// The stage, counted from 0.
+        stage: usize,
+    },
     /// The range of layers is not a stage of the model.
     #[error("layers {start}..{end} are not a stage of a model of {layers} layers")]
     LayerRange {
@@ -102,12 +122,14 @@ impl ConfigError {
             Self::NotSupported { key, .. }
             | Self::NotANumber { key }
             | Self::OutOfRange { key, .. }
+            | Self::Block { key, .. }
             | Self::NotDivisible { key, .. } => Some((*key).to_owned()),
             // A refusal of a value comes through the parser as text, such as "`hidden_act = gelu` is not supported".
             Self::Parse(error) => {
                 let message = error.to_string();
                 Some(message.strip_prefix('`')?.split([' ', '`']).next()?.to_owned())
             }
+            Self::EmptyStage { .. } => Some("pattern".to_owned()),
             Self::LayerRange { .. } => None,
         }
     }

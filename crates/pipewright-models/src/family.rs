@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Tensor};
-use pipewright::stage::StageModule;
+use burn::tensor::Device;
+use pipewright::train::data::{SideError, SideRows, SideTensor};
 use pipewright_schedule::ModelDesc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,6 +13,7 @@ use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::init::SeededInit;
 use crate::parameter::{Outline, ParameterSource, ParameterSpec};
+use crate::training_module::TrainingModule;
 
 /// A model family: its configuration, and the construction of its stages. The configuration serialises as the keys of
 /// `config.json` that affect the results.
@@ -23,9 +24,8 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     const ARCHITECTURE: &'static str;
     /// The keys of `config.json` that the family adds to those of all families, and that a configuration of sizes may set.
     const KEYS: &'static [&'static str];
-    /// The module of a stage. The last stage returns logits `[batch, sequence, vocabulary]`, every other stage hidden
-    /// states `[batch, sequence, hidden]`.
-    type Stage: StageModule<Output = Tensor<3>>;
+    /// The module of a stage.
+    type Stage: TrainingModule;
 
     /// Returns the configuration of a model of these sizes, with the family's usual values for everything else.
     fn of_sizes(sizes: DecoderConfig) -> Self;
@@ -56,6 +56,24 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// Returns the layers in order. Their weights are the floating point operations of a token's forward and backward
     /// at this sequence length. A stage is a range of this list.
     fn describe(&self, sequence: usize) -> ModelDesc;
+
+    /// Checks that the model takes these side inputs, for rows of `sequence` tokens.
+    ///
+    /// # Errors
+    /// When the family has no side input of a name, or a side input has another shape or a number outside its range. The
+    /// error names the tensor and, where it can, the row.
+    fn check_side(&self, side: &SideRows, _sequence: usize) -> Result<(), SideError> {
+        let unknown = |tensor: &SideTensor| {
+            let problem = format!("is not an input of the model: `{}` has no side inputs", Self::MODEL_TYPE);
+            Err(side.error(&tensor.name, problem))
+        };
+        side.tensors().first().map_or(Ok(()), unknown)
+    }
+
+    /// Returns the first layer of each stage except the first, if the model has a pattern that says it.
+    fn cuts(&self) -> Option<Vec<usize>> {
+        None
+    }
 
     /// Returns the standard deviation of initial parameters.
     fn initializer_range(&self) -> f64;

@@ -36,6 +36,27 @@ impl ParameterSource for SeededInit {
     }
 }
 
+/// Returns the random bits of a parameter.
+fn stream(seed: u64, path: &str) -> ChaCha8Rng {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&seed.to_le_bytes());
+    key[8..16].copy_from_slice(&fnv1a(path.as_bytes()).to_le_bytes());
+    ChaCha8Rng::from_seed(key)
+}
+
+/// A source of independent numbers between 0 and 1.
+pub(crate) struct Uniform(ChaCha8Rng);
+
+impl Uniform {
+    pub(crate) fn new(seed: u64, path: &str) -> Self {
+        Self(stream(seed, path))
+    }
+
+    pub(crate) fn next(&mut self) -> f64 {
+        (symmetric(self.0.next_u32()) + 1.0) / 2.0
+    }
+}
+
 /// A source of independent standard normal numbers.
 struct Normal {
     stream: ChaCha8Rng,
@@ -44,10 +65,7 @@ struct Normal {
 
 impl Normal {
     fn new(seed: u64, path: &str) -> Self {
-        let mut key = [0; 32];
-        key[..8].copy_from_slice(&seed.to_le_bytes());
-        key[8..16].copy_from_slice(&fnv1a(path.as_bytes()).to_le_bytes());
-        Self { stream: ChaCha8Rng::from_seed(key), spare: None }
+        Self { stream: stream(seed, path), spare: None }
     }
 
     fn next(&mut self) -> f64 {

@@ -37,16 +37,23 @@ pub mod parameter;
 
 pub mod init;
 
+pub mod loss;
+pub mod training_module;
+
+mod cost;
+
+mod mamba;
+
 pub mod decoder;
 
 pub mod family;
 
+pub mod hybrid;
 pub mod llama;
+pub mod nemotron_h;
 pub mod qwen2;
 pub mod qwen3;
 pub mod qwen3_moe;
-
-pub mod loss;
 
 pub mod hf;
 
@@ -57,3 +64,4 @@ pub use family::ModelFamily;
 pub use loss::cross_entropy;
 pub use model_config::{InitialParameters, ModelConfig};
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};
+pub use training_module::TrainingModule;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::stage::Stage;
+use pipewright::train::data::{SideError, SideRows};
 use pipewright_schedule::ModelDesc;
 use serde_json::{Map, Value};
 
@@ -15,12 +16,14 @@ use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
 use crate::hf::{self, HfError};
+use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
-use crate::loss::cross_entropy;
+use crate::nemotron_h::NemotronHConfig;
 use crate::parameter::ParameterSpec;
 use crate::qwen2::Qwen2Config;
 use crate::qwen3::Qwen3Config;
 use crate::qwen3_moe::Qwen3MoeConfig;
+use crate::training_module::TrainingModule;
 
 /// The source of the parameters with which training starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,11 +43,11 @@ fn training_stage<F: ModelFamily + 'static>(
 ) -> Result<Stage, HfError> {
     // The sequence length affects only costs.
     let is_last = layers.end == config.describe(1).layers.len();
-    let module = match initial {
+    let stage: F::Stage = match initial {
         InitialParameters::Seed(seed) => config.init_stage(layers, *seed, device)?,
         InitialParameters::Directory(directory) => hf::load_stage(directory, config, layers, device)?,
     };
-    Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
+    Ok(stage.into_stage(is_last))
 }
 
 macro_rules! families {
@@ -137,6 +140,23 @@ macro_rules! families {
                 }
             }
 
+            /// Checks that the model takes these side inputs; see [`ModelFamily::check_side`].
+            ///
+            /// # Errors
+            /// As [`ModelFamily::check_side`].
+            pub fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError> {
+                match self {
+                    $(Self::$variant(config) => config.check_side(side, sequence),)*
+                }
+            }
+
+            /// Returns the first layer of each stage except the first, if the model has a pattern that says it.
+            pub fn cuts(&self) -> Option<Vec<usize>> {
+                match self {
+                    $(Self::$variant(config) => config.cuts(),)*
+                }
+            }
+
             /// Returns the parameters of a stage, without their values; see [`ModelFamily::outline`].
             ///
             /// # Errors
@@ -209,6 +229,10 @@ families! {
     Qwen3(Qwen3Config),
     /// Qwen3-MoE: Qwen3 with a mixture of experts in some layers.
     Qwen3Moe(Qwen3MoeConfig),
+    /// Nemotron-H: Mamba-2, attention, feed-forward layers and experts by a pattern.
+    NemotronH(NemotronHConfig),
+    /// Attention, Mamba-2, experts and feed-forward layers by a pattern, with documents, windows and further embeddings.
+    Hybrid(HybridConfig),
 }
 
 fn family_name(json: &Value) -> Option<&str> {

@@ -3,10 +3,11 @@
 //! A global path is the parameter's name in a Hugging Face checkpoint, such as `model.layers.3.mlp.up_proj.weight`. The
 //! modules of a stage are nested so that Burn's own parameter paths are these names, whatever the cut of the model.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 
 use pipewright::nn::{Embedding, Linear, RmsNorm, TiedHead};
+use pipewright::stage::StageModule;
 
 use crate::error::ConfigError;
 
@@ -108,7 +109,8 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         Ok(RmsNorm { weight, epsilon })
     }
 
-    fn parameter<const D: usize>(
+    /// Builds the parameter `name` of the layer at the path `layer`.
+    pub(crate) fn parameter<const D: usize>(
         &mut self,
         layer: &str,
         name: &str,
@@ -151,7 +153,7 @@ impl ParameterSource for Outline {
 
 /// Returns the parameters that `stage` contributes to a model directory, in the order in which Burn visits them. The
 /// table of a tied head is not among them, because it belongs to the embedding.
-pub fn parameter_specs<M: Module>(stage: &M) -> Vec<ParameterSpec> {
+pub fn parameter_specs<M: StageModule>(stage: &M) -> Vec<ParameterSpec> {
     let mut specs = Vec::new();
     visit_parameters(stage, |spec, _| specs.push(spec));
     specs
@@ -160,20 +162,31 @@ pub fn parameter_specs<M: Module>(stage: &M) -> Vec<ParameterSpec> {
 /// Calls `visit` for each parameter of [`parameter_specs`], with a function that copies its elements out.
 pub(crate) fn visit_parameters<M, F>(stage: &M, visit: F)
 where
-    M: Module,
+    M: StageModule,
     F: FnMut(ParameterSpec, &dyn Fn() -> TensorData),
 {
-    stage.visit(&mut PathVisitor { names: Vec::new(), owners: Vec::new(), visit });
+    stage.visit(&mut PathVisitor { stage, names: Vec::new(), owners: Vec::new(), visit });
+}
+
+/// The names of the variants of the families' enums of mixers.
+const VARIANTS: [&str; 4] = ["Mamba", "Attention", "Mlp", "Experts"];
+
+/// Removes the names of variants from a parameter path that Burn made. Checkpoints have no such part.
+pub(crate) fn without_variants(path: &str) -> String {
+    path.split('.').filter(|name| !VARIANTS.contains(name)).collect::<Vec<_>>().join(".")
 }
 
 /// Tracks the names and the types of the modules around a parameter. A matrix is recognised by its linear layer.
-struct PathVisitor<F> {
+struct PathVisitor<'a, M, F> {
+    stage: &'a M,
     names: Vec<String>,
     owners: Vec<String>,
     visit: F,
 }
 
-impl<F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor for PathVisitor<F> {
+impl<M: StageModule, F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor
+    for PathVisitor<'_, M, F>
+{
     fn enter_module(&mut self, name: &str, container_type: &str) {
         self.names.push(name.to_owned());
         self.owners.push(container_type.to_owned());
@@ -186,14 +199,15 @@ impl<F: FnMut(ParameterSpec, &dyn Fn() -> TensorData)> ModuleVisitor for PathVis
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let kind = match self.owners.last().map(String::as_str) {
-            Some("Struct:TiedHead") => return,
-            Some("Struct:Linear") if D == 2 => ParameterKind::Matrix,
-            Some("Struct:Linear") => ParameterKind::Bias,
+            Some("Struct:TiedHead" | "Struct:RelationCopy") => return,
+            Some("Struct:Linear" | "Struct:Router") if D == 2 => ParameterKind::Matrix,
+            Some("Struct:Linear" | "Struct:Router") => ParameterKind::Bias,
             Some("Struct:Embedding") => ParameterKind::Table,
             _ => ParameterKind::Scale,
         };
         let value = param.val();
-        let spec = ParameterSpec { path: self.names.join("."), shape: value.dims().to_vec(), kind };
+        let path = self.stage.parameter_path(&self.names.join("."));
+        let spec = ParameterSpec { path, shape: value.dims().to_vec(), kind };
         (self.visit)(spec, &|| value.to_data());
     }
 }

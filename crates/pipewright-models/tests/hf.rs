@@ -440,7 +440,7 @@ fn configurations_that_cannot_be_run_are_refused() {
     };
     check("{", &["FILE: cannot be parsed", "EOF while parsing an object at line 1 column 1"]);
     let unknown = |family: &str, nearest: &str| {
-        let known = "set `model_type` (or `architectures`) to one of llama, qwen2, qwen3, qwen3_moe";
+        let known = "set `model_type` (or `architectures`) to one of llama, qwen2, qwen3, qwen3_moe, nemotron_h, hybrid";
         format!("model family `{family}` is not supported, and the nearest one is `{nearest}`: {known}")
     };
     for (family, nearest) in [
@@ -461,7 +461,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         "{}",
         &[
             "FILE: the model cannot be run",
-            "no model family is named: set `model_type` (or `architectures`) to one of llama, qwen2, qwen3, qwen3_moe",
+            "no model family is named: set `model_type` (or `architectures`) to one of llama, qwen2, qwen3, qwen3_moe, nemotron_h, hybrid",
         ],
     );
     check(

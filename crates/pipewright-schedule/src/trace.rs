@@ -409,7 +409,7 @@ mod tests {
         let skips: Vec<&Value> = entries.iter().filter(|entry| entry["cat"] == "skip").collect();
         assert_eq!(skips.len(), 4, "{skips:?}");
         let expected = json!({
-            "name": "receive skip", "cat": "skip", "ph": "X", "ts": 1e6, "dur": 2e6, "pid": 3, "tid": 9,
+            "name": "receive skip", "cat": "skip", "ph": "X", "ts": 1e6, "dur": 2e6, "pid": 3, "tid": 6,
             "args": {"action": "2RECV_SKIP_F0 from stage 0", "stage": 2, "microbatch": 0, "peer_stage": 0},
         });
         assert!(skips.contains(&&expected), "{skips:?}");

@@ -59,6 +59,11 @@ impl Engine {
         Ok(Self { name, program, times })
     }
 
+    /// Returns an engine for a sound program that was made elsewhere.
+    pub(super) fn of_program(name: &str, program: Program) -> Self {
+        Self { name: name.to_ascii_lowercase(), program, times: EngineTimes::default() }
+    }
+
     /// Returns the name of the schedule and its size, on one line.
     pub(super) fn title(&self) -> String {
         let (program, name) = (&self.program, &self.name);

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use clap::{Args, ValueEnum};
-use pipewright_schedule::partition::{Method, Partition, partition};
+use pipewright_schedule::partition::{Layout, Method, Partition, partition};
 use serde::Serialize;
 
 use crate::commands::weight::{Sum, Weights};
@@ -18,12 +18,15 @@ pub(crate) struct PartitionArguments {
         long,
         value_name = "WEIGHT,..",
         value_delimiter = ',',
-        required = true,
+        required_unless_present = "layout",
         allow_hyphen_values = true
     )]
     weights: Vec<String>,
+    /// A cut by hand, with a letter for each layer: "E | A*3 | (A M)*2 | A L"; a bar ends a stage, *3 repeats
+    #[arg(long, value_name = "LAYOUT", conflicts_with_all = ["stages", "method", "boundaries"])]
+    layout: Option<Layout>,
     /// The number of stages
-    #[arg(long, value_name = "N", required_unless_present = "boundaries")]
+    #[arg(long, value_name = "N", required_unless_present_any = ["boundaries", "layout"])]
     stages: Option<u32>,
     /// The method of distribution
     #[arg(long, value_enum, default_value = "optimal")]
@@ -72,6 +75,9 @@ pub(crate) fn run(arguments: &PartitionArguments) -> Result<(), Failure> {
             "--boundaries are given without --method explicit; leave one out or add the other",
         ));
     }
+    if let Some(layout) = &arguments.layout {
+        return run_layout(arguments, layout);
+    }
     let method = match arguments.method {
         MethodName::Even => Method::Even,
         MethodName::Weighted => Method::Weighted,
@@ -83,12 +89,35 @@ pub(crate) fn run(arguments: &PartitionArguments) -> Result<(), Failure> {
     let weights = Weights::parse(&arguments.weights)?;
     let cut =
         partition(&weights.scaled, arguments.stages.unwrap_or(implied), &method).map_err(Failure::input)?;
-    let stages = stages(&cut, &weights);
+    write_stages(arguments, &stages(&cut, &weights))
+}
+
+fn write_stages(arguments: &PartitionArguments, stages: &Stages) -> Result<(), Failure> {
     let text = match arguments.format {
-        Format::Text => text(&stages),
-        Format::Json => serde_json::to_string(&stages).expect("numbers can be written as JSON") + "\n",
+        Format::Text => text(stages),
+        Format::Json => serde_json::to_string(stages).expect("numbers can be written as JSON") + "\n",
     };
     arguments.output.write(&text)
+}
+
+/// Prints the stages of a layout. Without weights, every layer has the weight 1.
+fn run_layout(arguments: &PartitionArguments, layout: &Layout) -> Result<(), Failure> {
+    let layers = layout.kinds.len();
+    let weights = match arguments.weights.as_slice() {
+        [] => vec!["1".to_owned(); layers],
+        weights if weights.len() == layers => weights.to_vec(),
+        weights => {
+            return Err(Failure::input(format!(
+                "--weights has {} entries and --layout has {layers} layers; give one weight for each layer",
+                weights.len()
+            )));
+        }
+    };
+    let weights = Weights::parse(&weights)?;
+    let method = Method::Explicit { boundaries: layout.boundaries.clone() };
+    let cut =
+        partition(&weights.scaled, layout.boundaries.len() as u32 + 1, &method).map_err(Failure::input)?;
+    write_stages(arguments, &stages(&cut, &weights))
 }
 
 fn stages(cut: &Partition, weights: &Weights) -> Stages {

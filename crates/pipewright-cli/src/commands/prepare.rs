@@ -8,12 +8,12 @@ use std::num::NonZeroU32;
 use std::path::Path;
 
 use pipewright::device::Devices;
-use pipewright::train::data::{DataConfig, TokenRows, Tokenizer};
+use pipewright::train::data::{DataConfig, SideRows, TokenRows, Tokenizer};
 use pipewright::transport::Fields;
 use pipewright_models::{InitialParameters, ModelConfig, hf};
 use pipewright_schedule::csv::parse_schedule;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
-use pipewright_schedule::partition::{Partition, partition};
+use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::{Action, Level, ModelDesc, Program, ValidatedProgram, validate};
 use serde_json::{Map, Value};
 
@@ -22,7 +22,9 @@ use crate::commands::schedule_file::{implied_level, locate};
 use crate::config::data::{BYTES, DataSettings};
 use crate::config::mesh::MeshSettings;
 use crate::config::model::ModelSettings;
-use crate::config::pipeline::{FoundSchedule, PipelineSettings, ScheduleChoice, TransportChoice};
+use crate::config::pipeline::{
+    FoundSchedule, PartitionChoice, PipelineSettings, ScheduleChoice, TransportChoice,
+};
 use crate::config::{Loaded, Settings, Surroundings, sample};
 use crate::failure::{Exit, Failure};
 
@@ -49,8 +51,9 @@ pub(super) struct Prepared {
 /// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ, because
 /// files may be in different folders on different machines.
 pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
-    const MAY_DIFFER: [&str; 8] = [
+    const MAY_DIFFER: [&str; 9] = [
         "data.path",
+        "data.side",
         "data.tokenizer",
         "model.from",
         "pipeline.threads_per_rank",
@@ -105,10 +108,10 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
     let program = sound_program(schedule, &settings.pipeline, &settings.mesh)?;
     let model = read_model(&settings.model)?;
     let layers = model.describe(settings.data.seq_len as usize);
-    let method = settings.pipeline.method();
-    let partition =
-        partition(&layers.weights(), program.placement().stages(), &method).map_err(Failure::input)?;
-    let rows = open_data(&settings, model.vocab_size())?;
+    let stages = program.placement().stages();
+    let method = method(&settings.pipeline, &model, stages)?;
+    let partition = partition(&layers.weights(), stages, &method).map_err(Failure::input)?;
+    let rows = open_data(&settings, &model)?;
     let initial = match &settings.model {
         ModelSettings::From { from } => InitialParameters::Directory(from.clone()),
         ModelSettings::Fresh(_) => InitialParameters::Seed(settings.run.seed),
@@ -121,6 +124,27 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
         TransportChoice::Mpi => Devices::default(),
     };
     Ok(Prepared { settings, model, initial, layers, program, partition, rows, devices })
+}
+
+/// Returns how layers are distributed over stages.
+fn method(pipeline: &PipelineSettings, model: &ModelConfig, stages: u32) -> Result<Method, Failure> {
+    if pipeline.partition != PartitionChoice::Pattern {
+        return Ok(pipeline.method());
+    }
+    let Some(cuts) = model.cuts() else {
+        return Err(Failure::input(
+            "`pipeline.partition` is \"pattern\", and the model has no pattern with bars: write `optimal`",
+        ));
+    };
+    if cuts.len() + 1 != stages as usize {
+        return Err(Failure::input(format!(
+            "the model's pattern has {} bar(s), which make {} stage(s), and the schedule has {stages} stages: add or \
+             remove bars, or set `pipeline.ranks` or `pipeline.stages_per_rank`",
+            cuts.len(),
+            cuts.len() + 1,
+        )));
+    }
+    Ok(Method::Explicit { boundaries: cuts })
 }
 
 /// Returns the sound program of the schedule that was found with the settings, for one replica.
@@ -184,16 +208,18 @@ pub(super) fn lowering(mesh: &MeshSettings) -> TrainingLowering {
     }
 }
 
-fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failure> {
+/// Returns the configuration of the model that the settings name.
+pub(super) fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failure> {
     match settings {
         ModelSettings::From { from } => ModelConfig::read(from).map_err(Failure::input),
         ModelSettings::Fresh(model) => Ok(model.config()),
     }
 }
 
-fn open_data(settings: &Settings, vocab_size: usize) -> Result<TokenRows, Failure> {
+fn open_data(settings: &Settings, model: &ModelConfig) -> Result<TokenRows, Failure> {
+    let vocab_size = model.vocab_size();
     let is_built_in = settings.data.is_built_in();
-    let DataSettings { path, tokenizer, seq_len, shuffle } = &settings.data;
+    let DataSettings { path, tokenizer, seq_len, shuffle, side } = &settings.data;
     let config = DataConfig {
         path: path.clone(),
         tokenizer: match tokenizer.as_str() {
@@ -209,5 +235,9 @@ fn open_data(settings: &Settings, vocab_size: usize) -> Result<TokenRows, Failur
         true => config.open_text(sample::TEXT, vocab_size, batch_rows),
         false => config.open(vocab_size, batch_rows),
     };
-    opened.map_err(Failure::input)
+    let rows = opened.map_err(Failure::input)?;
+    let Some(side) = side else { return Ok(rows) };
+    let side = SideRows::read(side).map_err(Failure::input)?;
+    model.check_side(&side, *seq_len as usize).map_err(Failure::input)?;
+    rows.with_side(side).map_err(Failure::input)
 }

@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use pipewright_schedule::csv::print_rows;
+use pipewright_schedule::csv::{parse_schedule, print_rows};
 use pipewright_schedule::simulate::{LogicalRun, SimulateError, Summary, logical, timed};
 use pipewright_schedule::{Costs, Recompute, Timeline, picture};
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size};
 use crate::commands::engine::{Engine, Source};
+use crate::commands::plan_choice::{Predicted, ProfileArguments};
+use crate::commands::schedule_file::{locate, read};
 use crate::commands::schedule_size::{ScheduleSize, is_file_name};
 use crate::commands::simulation_text::{events, json, text};
 use crate::failure::{Exit, Failure};
@@ -32,6 +34,8 @@ pub(crate) struct SimulateArguments {
     /// own cost
     #[arg(long, value_name = "F=1,I=1,W=1,hop=0.1")]
     cost: Option<Costs>,
+    #[command(flatten)]
+    profile: ProfileArguments,
     /// The stages that compute their forward again in their backward: none, stage, block, or a list of stages
     #[arg(long, value_name = "none|stage|0,2", default_value = "none", conflicts_with = "logical")]
     recompute: Recompute,
@@ -82,6 +86,9 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
         ));
     }
     arguments.picture.check(arguments.format.picture())?;
+    if arguments.profile.profile.is_some() {
+        return run_profile(arguments);
+    }
     let costs =
         Costs { recompute: arguments.recompute.clone(), ..arguments.cost.clone().unwrap_or_default() };
     let mut engine = Engine::of(source(arguments)?)?;
@@ -101,6 +108,27 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
         print(summary, run.timeline(), &engine, arguments)
     };
     arguments.output.write(&printed)
+}
+
+/// Simulates at the costs of a profile: the program that `train` runs.
+fn run_profile(arguments: &SimulateArguments) -> Result<(), Failure> {
+    let (name, predicted) = match source(arguments)? {
+        Source::Named(name, spec) => {
+            let predicted = arguments.profile.predict_named(&name, &spec, &arguments.recompute)?;
+            (name, predicted)
+        }
+        Source::File(file) => {
+            let schedule =
+                parse_schedule(&read(&file)?).map_err(|error| Failure::input(locate(&file, &error)))?;
+            (file.display().to_string(), arguments.profile.predict_schedule(&schedule, &arguments.recompute)?)
+        }
+    };
+    let Predicted { summary, prediction } = predicted;
+    let engine = Engine::of_program(&name, prediction.program.into_program());
+    if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
+        check_size(&engine.program)?;
+    }
+    arguments.output.write(&print(|| summary.clone(), prediction.run.timeline(), &engine, arguments))
 }
 
 /// Returns the schedule to simulate.

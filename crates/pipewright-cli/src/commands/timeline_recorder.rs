@@ -40,12 +40,9 @@ impl TimelineRecorder {
         }
         let seconds = timeline.makespan();
         let is_slowest = step > self.cold_until && self.slowest.is_none_or(|(_, slowest)| seconds > slowest);
-        if is_slowest {
-            if let Some((earlier, _)) = self.slowest.replace((step, seconds))
-                && !self.is_regular(earlier)
-            {
-                folder.drop_timeline(earlier)?;
-            }
+        let replaced = if is_slowest { self.slowest.replace((step, seconds)) } else { None };
+        if let Some((earlier, _)) = replaced.filter(|(earlier, _)| !self.is_regular(*earlier)) {
+            folder.drop_timeline(earlier)?;
         }
         if is_slowest || self.is_regular(step) {
             folder.keep_timeline(step, &timeline.chrome_trace())?;

@@ -1,5 +1,7 @@
 //! The `[data]` section: the training data and the length of a row.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 use crate::config::document::Document;
@@ -17,6 +19,9 @@ pub(crate) struct DataSettings {
     pub(crate) seq_len: u32,
     /// Whether rows come in a seeded random order.
     pub(crate) shuffle: bool,
+    /// A file with side inputs for each row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) side: Option<PathBuf>,
 }
 
 /// The name of the tokenizer whose tokens are bytes.
@@ -47,5 +52,6 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Data
         }
     };
     let seq_len = section.count("seq_len", 256);
-    DataSettings { path, tokenizer, seq_len, shuffle: section.flag("shuffle", true) }
+    let (shuffle, side) = (section.flag("shuffle", true), section.path("side"));
+    DataSettings { path, tokenizer, seq_len, shuffle, side }
 }

@@ -18,6 +18,7 @@ mod paths;
 pub(crate) mod pipeline;
 mod place;
 mod problem;
+pub(crate) mod profile;
 pub(crate) mod run;
 pub(crate) mod sample;
 mod section;

@@ -92,6 +92,8 @@ pub(crate) enum PartitionChoice {
     Optimal,
     /// The distribution that `boundaries` gives.
     Explicit,
+    /// The distribution that the bars of the model's pattern give.
+    Pattern,
 }
 
 /// The transport of tensors between ranks.
@@ -105,12 +107,12 @@ pub(crate) enum TransportChoice {
 }
 
 impl PipelineSettings {
-    /// Returns how layers are distributed over stages.
+    /// Returns how layers are distributed over stages, if it does not follow from the model's pattern.
     pub(crate) fn method(&self) -> Method {
         match self.partition {
             PartitionChoice::Even => Method::Even,
             PartitionChoice::Weighted => Method::Weighted,
-            PartitionChoice::Optimal => Method::Optimal,
+            PartitionChoice::Optimal | PartitionChoice::Pattern => Method::Optimal,
             PartitionChoice::Explicit => {
                 let boundaries = self.boundaries.iter().flatten();
                 Method::Explicit { boundaries: boundaries.map(|layer| *layer as usize).collect() }
@@ -164,11 +166,12 @@ pub(super) fn read(
     layers: Option<&ModelDesc>,
     replicas: u32,
 ) -> (PipelineSettings, Option<FoundSchedule>) {
-    const PARTITIONS: [(&str, PartitionChoice); 4] = [
+    const PARTITIONS: [(&str, PartitionChoice); 5] = [
         ("even", PartitionChoice::Even),
         ("weighted", PartitionChoice::Weighted),
         ("optimal", PartitionChoice::Optimal),
         ("explicit", PartitionChoice::Explicit),
+        ("pattern", PartitionChoice::Pattern),
     ];
     let mut section = Section::new(document, surroundings, "pipeline");
     let mut pipeline = PipelineSettings {
@@ -369,9 +372,7 @@ fn trains(schedule: &Schedule) -> bool {
 fn check_boundaries(section: &mut Section<'_>, pipeline: &PipelineSettings) {
     match (&pipeline.boundaries, pipeline.partition) {
         (None, PartitionChoice::Explicit) => section.report("partition", ProblemKind::NoBoundaries),
-        (Some(_), PartitionChoice::Even | PartitionChoice::Weighted | PartitionChoice::Optimal) => {
-            section.report("boundaries", ProblemKind::UnusedBoundaries);
-        }
         (Some(_), PartitionChoice::Explicit) | (None, _) => {}
+        (Some(_), _) => section.report("boundaries", ProblemKind::UnusedBoundaries),
     }
 }

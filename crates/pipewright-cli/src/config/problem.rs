@@ -85,6 +85,34 @@ pub(crate) enum ProblemKind {
         /// The key that was probably meant.
         suggestion: Option<Suggestion>,
     },
+    /// A key of a profile is missing.
+    #[error("`{key}` is missing in {section}")]
+    Missing {
+        /// The key.
+        key: &'static str,
+        /// The section, with its brackets.
+        section: &'static str,
+    },
+    /// A key of a profile does not exist.
+    #[error("unknown key `{key}` in {section}")]
+    UnknownProfileKey {
+        /// The key as written.
+        key: String,
+        /// The section, with its brackets.
+        section: &'static str,
+        /// The keys that the section has.
+        known: Vec<&'static str>,
+        /// The key that was probably meant.
+        suggestion: Option<&'static str>,
+    },
+    /// A key of a profile has another unit.
+    #[error("`{key}` has a unit that profiles do not use; times are in seconds and sizes in bytes")]
+    Unit {
+        /// The key as written.
+        key: String,
+        /// The key with the right unit.
+        meant: &'static str,
+    },
     /// The value is of another type.
     #[error("`{key}` is {found}, where {expected} is expected")]
     WrongType {
@@ -273,6 +301,10 @@ impl ProblemKind {
             Self::OutsideSections { .. } => format!("put it below one of {}", sections()),
             Self::UnknownKey { section, .. } => format!("the keys of [{section}] are {}", keys(section)),
             Self::UnknownValue { .. } => "write one of these".into(),
+            Self::Missing { key, .. } => format!("write `{key} = ...`"),
+            Self::UnknownProfileKey { suggestion: Some(meant), .. } => format!("did you mean `{meant}`?"),
+            Self::UnknownProfileKey { known, .. } => format!("the keys are {}", known.join(", ")),
+            Self::Unit { meant, .. } => format!("write `{meant}`, and convert the value"),
             Self::WrongType { expected, .. } => format!("write {expected}"),
             Self::OutOfRange { range, .. } => format!("write {range}"),
             Self::NotCompiledIn { key, value, instead } => {

@@ -145,7 +145,7 @@ fn require_utf8(path: &Path) -> std::io::Result<()> {
     }
 }
 
-fn read_source(path: &Path) -> Result<Source, ConfigError> {
+pub(super) fn read_source(path: &Path) -> Result<Source, ConfigError> {
     let text = require_utf8(path)
         .and_then(|()| read_text(path, SMALL_TEXT))
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;

@@ -93,7 +93,7 @@ fn keys_of_a_family_are_checked_where_they_are_written() {
     check("num_experts = \"many\"", "the value of `num_experts` cannot be used");
     check_set(
         &["model.num_experts=4"],
-        &["--set model.num_experts=4: `num_experts` is not a key of `llama`: only qwen3_moe has it"],
+        &["--set model.num_experts=4: `num_experts` is not a key of `llama`: only qwen3_moe, hybrid have it"],
     );
 }
 
@@ -233,7 +233,10 @@ fn numbers_out_of_range() {
 fn words() {
     let refuse =
         |argument: &str, message: &str| check_set(&[argument], &[&format!("--set {argument}: {message}")]);
-    refuse("model.architecture=lama", "`architecture` is \"lama\", where llama, qwen2 is expected");
+    refuse(
+        "model.architecture=lama",
+        "`architecture` is \"lama\", where llama, qwen2, qwen3, qwen3_moe, nemotron_h, hybrid is expected",
+    );
     refuse("pipeline.schedule=1f1", "unknown schedule `1f1`; did you mean `1f1b`?");
     refuse(
         "pipeline.schedule=ForwardOnly",
@@ -241,7 +244,7 @@ fn words() {
     );
     refuse(
         "pipeline.partition=best",
-        "`partition` is \"best\", where even, weighted, optimal, explicit is expected",
+        "`partition` is \"best\", where even, weighted, optimal, explicit, pattern is expected",
     );
     #[cfg(not(feature = "mpi"))]
     refuse("pipeline.transport=mpi", "`transport` is \"mpi\", which is not compiled into this binary");
@@ -396,7 +399,7 @@ fn what_is_recomputed_is_a_word_or_a_list_of_stages() {
     for (set, expected) in [
         ("[0, 2]", "`recompute` is 2"),
         ("[-1]", "`recompute`"),
-        ("stages", "did you mean `stage`"),
+        ("stages", "where none, stage, block is expected"),
         ("true", "a word, or a list of whole numbers"),
     ] {
         let error = found(&format!("pipeline.recompute={set}")).expect_err(set);

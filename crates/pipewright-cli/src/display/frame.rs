@@ -155,7 +155,7 @@ fn learning(metrics: &Metrics, losses: &[f64], width: usize) -> Vec<Field> {
         fields[2].texts.remove(0);
     }
     let room = width.saturating_sub(width_of(&fields) + GAP).min(WIDEST_CURVE);
-    if room >= NARROWEST {
+    if room >= NARROWEST && !losses.is_empty() {
         fields.insert(1, Field::new(3, [sparkline(losses, room)]).styled(AnsiColor::Green.on_default()));
     }
     fields

@@ -2,6 +2,7 @@
 
 mod edges;
 mod golden;
+mod plans;
 mod predictions;
 
 use std::fs;

@@ -9,10 +9,7 @@ use pipewright_schedule::{LayerDesc, ModelDesc};
 use super::config::DecoderConfig;
 use super::form::BlockForm;
 use super::mixture::MixtureConfig;
-
-/// The cost of reading and writing an element in an element-wise pass, in floating point operations of a matrix
-/// product. A CPU core computes a few hundred operations of a product in the time in which memory moves ten floats.
-const ELEMENT: u64 = 32;
+use crate::cost::{BIAS_PASSES, ELEMENT, FLOAT, GATE_PASSES, LOSS_PASSES, NORM_PASSES, TOKEN_ID};
 
 impl DecoderConfig {
     /// Returns the layers in order; see [`ModelFamily::describe`](crate::ModelFamily::describe).
@@ -61,15 +58,6 @@ impl DecoderConfig {
     }
 }
 
-/// Bytes of a number, and of a token id that the embedding keeps for its backward.
-const FLOAT: u64 = 4;
-const TOKEN_ID: u64 = 8;
-
-/// Element-wise passes of a bias, of a normalisation, of the loss, and of a gated activation, forward and backward.
-const BIAS_PASSES: u64 = 4;
-const NORM_PASSES: u64 = 16;
-const LOSS_PASSES: u64 = 12;
-const GATE_PASSES: u64 = 12;
 /// Element-wise passes of an expert's rows: they are gathered and summed in both directions, and weighted.
 const ROW_PASSES: u64 = 10;
 /// Element-wise passes of an expert's matrices in a microbatch: the products read them in both directions and add to

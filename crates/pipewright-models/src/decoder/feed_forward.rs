@@ -88,7 +88,7 @@ impl FeedForward {
         let expert = |expert: usize| {
             let path = format!("{path}.experts.{expert}");
             Ok(Expert {
-                gate_proj: builder.linear(&format!("{path}.gate_proj"), hidden, inner)?,
+                gate_proj: Some(builder.linear(&format!("{path}.gate_proj"), hidden, inner)?),
                 up_proj: builder.linear(&format!("{path}.up_proj"), hidden, inner)?,
                 down_proj: builder.linear(&format!("{path}.down_proj"), inner, hidden)?,
             })

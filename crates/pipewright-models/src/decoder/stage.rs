@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TiedHead};
-use pipewright::stage::{StageContext, StageModule};
+use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{Boundary, BoundaryError, Unpack, ValueKind, Values, pack, unpack};
 use pipewright_schedule::{Microbatch, StageIndex};
 
@@ -15,6 +15,7 @@ use super::config::DecoderConfig;
 use super::form::BlockForm;
 use crate::error::ConfigError;
 use crate::parameter::{Builder, ParameterSource};
+use crate::training_module::{TrainingModule, stage_of_logits};
 
 /// A contiguous range of layers.
 ///
@@ -163,6 +164,12 @@ impl StageModule for DecoderStage {
     /// Returns the path of the embedding's table, of which a tied head on another stage holds a copy.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight")]
+    }
+}
+
+impl TrainingModule for DecoderStage {
+    fn into_stage(self, is_last: bool) -> Stage {
+        stage_of_logits(self, is_last)
     }
 }
 

@@ -28,18 +28,19 @@ pub(crate) fn read_config<T>(
 ) -> Result<T, HfError> {
     let path = dir.join(CONFIG);
     let text = read_bytes(&path, SMALL_TEXT)?;
-    let json = parse(&path, &text)?;
+    let json = parse(&path, &named_floats(&text))?;
     parse_model(json).map_err(|source| {
         let line = source.key().and_then(|key| line_of(&text, &key));
         HfError::Config { path, line, source }
     })
 }
 
-/// Returns the line of the first mention of a key, counted from 1. A nested key is given as `outer.inner`.
+/// Returns the line of the first mention of a key, counted from 1. A nested key is given as `outer.inner`. If the file
+/// spells the inner key in another way, the line is that of the outer one.
 fn line_of(json: &[u8], key: &str) -> Option<usize> {
     let text = std::str::from_utf8(json).ok()?;
-    let quoted = format!("\"{}\"", key.split('.').next_back()?);
-    Some(text[..text.find(&quoted)?].matches('\n').count() + 1)
+    let place = key.rsplit('.').find_map(|part| text.find(&format!("\"{part}\"")))?;
+    Some(text[..place].matches('\n').count() + 1)
 }
 
 /// Builds the stage of `config`'s model that holds `layers`, with the weights in `dir`, on `device`.
@@ -155,9 +156,38 @@ impl ParameterSource for Weights {
     }
 }
 
+/// Writes bare `Infinity` and `NaN`, which Python puts into files and JSON does not have, as objects with a name, as
+/// version 5 of transformers does. Lines stay the same, so that errors name the right one.
+fn named_floats(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let (mut in_text, mut rest) = (false, text);
+    while let Some((&byte, after)) = rest.split_first() {
+        let name = [&b"-Infinity"[..], b"Infinity", b"NaN"].into_iter().find(|name| rest.starts_with(name));
+        match name.filter(|_| !in_text) {
+            Some(name) => {
+                out.extend_from_slice(b"{\"__float__\": \"");
+                out.extend_from_slice(name);
+                out.extend_from_slice(b"\"}");
+                rest = &rest[name.len()..];
+            }
+            None if in_text && byte == b'\\' => {
+                let (pair, after) = rest.split_at(rest.len().min(2));
+                out.extend_from_slice(pair);
+                rest = after;
+            }
+            None => {
+                in_text ^= byte == b'"';
+                out.push(byte);
+                rest = after;
+            }
+        }
+    }
+    out
+}
+
 /// Reads and parses a small JSON file.
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, HfError> {
-    parse(path, &read_bytes(path, SMALL_TEXT)?)
+    parse(path, &named_floats(&read_bytes(path, SMALL_TEXT)?))
 }
 
 fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, HfError> {

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use burn::module::Module;
+use pipewright::stage::StageModule;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::json;
@@ -152,7 +152,7 @@ impl Writer {
     ///
     /// # Errors
     /// As [`Writer::write`], for the first parameter that fails.
-    pub fn write_stage<M: Module>(&mut self, stage: &M) -> Result<(), HfError> {
+    pub fn write_stage<M: StageModule>(&mut self, stage: &M) -> Result<(), HfError> {
         let mut result = Ok(());
         visit_parameters(stage, |spec, data| {
             if result.is_ok() {

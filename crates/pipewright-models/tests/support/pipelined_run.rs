@@ -13,7 +13,7 @@ use pipewright::train::data::{Cursor, DataConfig, Tokenizer};
 use pipewright::train::{Decay, LearningRate};
 use pipewright::transport::World;
 use pipewright_models::hf::HfError;
-use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf};
+use pipewright_models::{ModelConfig, ModelFamily, TrainingModule, hf};
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::{
@@ -129,6 +129,7 @@ fn train(
         ModelConfig::Qwen2(model) => train_family(reference, model, program, config),
         ModelConfig::Qwen3(model) => train_family(reference, model, program, config),
         ModelConfig::Qwen3Moe(model) => train_family(reference, model, program, config),
+        ModelConfig::NemotronH(model) => train_family(reference, model, program, config),
         other => panic!("no reference is of {other:?}"),
     }
 }
@@ -197,7 +198,7 @@ where
     let make = move |stage: StageIndex| -> Result<Stage, HfError> {
         let module = hf::load_stage(&dir, &model, stages.range(stage), &Device::flex().autodiff())?;
         let is_last = stage.get() + 1 == count;
-        Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
+        Ok(module.into_stage(is_last))
     };
     let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
     let config = PipelineConfig { optimizer: Some(adam.init()), clip_norm: Some(1.0), ..config.clone() };

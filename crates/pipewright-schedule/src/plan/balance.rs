@@ -1,14 +1,17 @@
-//! Cuts that keep the bound of [`Step::cut_time`] small: where the search for the best cut begins.
+//! Cuts and placements that keep the bound of [`Step::cut_time`] small: where the search begins.
 //!
-//! A random walk over the boundaries between stages, from a fixed seed. It minimises the sum of a high power of the
-//! bounds of all ranks, which behaves like their maximum but also rewards a rank that is lighter than another. A rank
-//! whose parameters, gradients and optimizer state exceed the memory counts as much slower.
+//! A random walk from a fixed seed. It moves the boundary between two stages, or several boundaries in a row at once,
+//! which hands a layer from a stage to a stage far away; and in free placements, it swaps the ranks of two stages of a
+//! round. It minimises the sum of a high power of the bounds of all ranks, which behaves like their maximum but also
+//! rewards a rank that is lighter than another. A rank whose parameters, gradients and optimizer state exceed the
+//! memory counts as much slower.
 
-use crate::plan::class::Class;
 use crate::plan::rank_times::Step;
 
 /// The high power, which makes the sum behave like the maximum.
 const POWER: i32 = 24;
+/// The share by which a step of the walk may be worse, at first.
+const TOLERANCE: f64 = 0.5;
 
 /// A generator of pseudo-random numbers: SplitMix64 of Steele, Lea and Flood, 2014.
 #[derive(Debug, Clone)]
@@ -25,68 +28,78 @@ impl Numbers {
     }
 }
 
-/// The walk over cuts.
+/// The first layer of each stage with the number of layers at the end, and the rank of each stage.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Layout {
+    pub(super) starts: Vec<usize>,
+    pub(super) rank_of: Vec<u32>,
+}
+
+impl Layout {
+    /// Changes one thing at random: boundaries, or with `is_free` the ranks of two stages of a round other than the
+    /// first. The result has no empty stage.
+    pub(super) fn shake(&mut self, ranks: usize, is_free: bool, numbers: &mut Numbers) {
+        let stages = self.rank_of.len();
+        if stages < 2 {
+            return;
+        }
+        let rounds = stages / ranks;
+        if is_free && rounds > 1 && numbers.below(3) == 0 {
+            let round = ranks * (1 + numbers.below(rounds - 1));
+            self.rank_of.swap(round + numbers.below(ranks), round + numbers.below(ranks));
+            return;
+        }
+        let first = 1 + numbers.below(stages - 1);
+        let last = if numbers.below(3) == 0 { first + numbers.below(stages - first) } else { first };
+        let is_up = numbers.below(2) == 0;
+        let fits = if is_up {
+            self.starts[last] + 1 < self.starts[last + 1]
+        } else {
+            self.starts[first] - 1 > self.starts[first - 1]
+        };
+        if fits {
+            for start in &mut self.starts[first..=last] {
+                *start = if is_up { *start + 1 } else { *start - 1 };
+            }
+        }
+    }
+}
+
+/// The walk over layouts.
 struct Walk<'a> {
     step: Step<'a>,
-    class: Class,
     memory: Option<u64>,
-    starts: Vec<usize>,
-    /// The stages of each rank.
-    own: Vec<Vec<usize>>,
-    energy: Vec<f64>,
     scale: f64,
     /// Running sums of the bytes that a rank always holds.
     bytes: Vec<u64>,
 }
 
-/// Returns a cut of all layers for `class`: the first layer of each stage, and the number of layers. `walk` is the
-/// number of steps of the walk.
+/// Returns a layout near `layout` with balanced ranks. `steps` is the length of the walk.
 pub(super) fn balanced(
     step: Step<'_>,
-    class: Class,
     memory: Option<u64>,
-    seed: u64,
-    walk: usize,
-) -> Vec<usize> {
-    let (layers, stages) = (step.layers.count(), class.stages());
-    let mut it = Walk::of(step, class, memory, even(layers, stages));
-    if stages == 1 {
-        return it.starts;
-    }
-    let mut numbers = Numbers(seed);
-    let mut total: f64 = it.energy.iter().sum();
-    let mut best = (total, it.starts.clone());
-    for round in 0..walk {
-        let left = (walk - round) as f64 / walk as f64;
-        let tolerance = 0.5 * left * left * left;
-        let boundary = 1 + numbers.below(stages - 1);
-        let reach = 1 + numbers.below(2);
-        let moved = if numbers.below(2) == 0 {
-            it.starts[boundary].saturating_sub(reach)
-        } else {
-            it.starts[boundary] + reach
-        };
-        if moved <= it.starts[boundary - 1] || moved >= it.starts[boundary + 1] {
+    layout: Layout,
+    is_free: bool,
+    numbers: &mut Numbers,
+    steps: usize,
+) -> Layout {
+    let walk = Walk::of(step, memory);
+    let mut now = layout;
+    let mut energy = walk.energy(&now);
+    let mut best = (energy, now.clone());
+    for round in 0..steps {
+        let left = (steps - round) as f64 / steps as f64;
+        let tolerance = TOLERANCE * left * left * left;
+        let mut next = now.clone();
+        next.shake(step.ranks as usize, is_free, numbers);
+        let found = walk.energy(&next);
+        if found > energy * (1.0 + tolerance) {
             continue;
         }
-        let before = std::mem::replace(&mut it.starts[boundary], moved);
-        let changed = [class.rank_of(boundary - 1), class.rank_of(boundary)];
-        let energies = changed.map(|rank| it.rank_energy(rank));
-        let (one, other) = (changed[0], changed[1]);
-        let mut found = total - it.energy[one] + energies[0];
-        if one != other {
-            found += energies[1] - it.energy[other];
-        }
-        if found > total * (1.0 + tolerance) {
-            it.starts[boundary] = before;
-            continue;
-        }
-        it.energy[one] = energies[0];
-        it.energy[other] = energies[1];
-        // A sum of the terms, because differences of such powers lose all digits.
-        total = it.energy.iter().sum();
-        if total < best.0 {
-            best = (total, it.starts.clone());
+        energy = found;
+        now = next;
+        if energy < best.0 {
+            best = (energy, now.clone());
         }
     }
     best.1
@@ -98,35 +111,30 @@ pub(super) fn even(layers: usize, stages: usize) -> Vec<usize> {
 }
 
 impl<'a> Walk<'a> {
-    fn of(step: Step<'a>, class: Class, memory: Option<u64>, starts: Vec<usize>) -> Self {
-        let mut own = vec![Vec::new(); class.ranks as usize];
-        for stage in 0..class.stages() {
-            own[class.rank_of(stage)].push(stage);
-        }
+    fn of(step: Step<'a>, memory: Option<u64>) -> Self {
         let mut bytes = vec![0u64];
         for layer in &step.layers.list {
-            // Parameters, gradients, two moments; and the activations of one microbatch.
+            // Parameters, gradients, two moments; and a little for activations.
             let always = layer.parameters.saturating_mul(4).saturating_add(layer.output);
             bytes.push(bytes[bytes.len() - 1].saturating_add(always));
         }
         let all = step.layers.work(0..step.layers.count());
-        let scale = (step.microbatches * all / f64::from(class.ranks)).max(f64::MIN_POSITIVE);
-        let mut walk = Self { step, class, memory, starts, own, energy: Vec::new(), scale, bytes };
-        walk.energy = (0..class.ranks as usize).map(|rank| walk.rank_energy(rank)).collect();
-        walk
+        let scale = (step.microbatches * all / f64::from(step.ranks)).max(f64::MIN_POSITIVE);
+        Self { step, memory, scale, bytes }
     }
 
-    fn rank_energy(&self, rank: usize) -> f64 {
-        let (mut work, mut critical, mut bytes) = (0.0, 0.0, 0u64);
-        for &stage in &self.own[rank] {
-            let range = self.starts[stage]..self.starts[stage + 1];
-            work += self.step.layers.work(range.clone());
-            critical += self.step.layers.forward(range.clone()) + self.step.layers.input(range.clone());
-            bytes += self.bytes[range.end] - self.bytes[range.start];
+    /// Returns the sum of the powers of all ranks.
+    fn energy(&self, layout: &Layout) -> f64 {
+        let times = self.step.rank_times(&layout.rank_of, &layout.starts);
+        let mut bytes = vec![0u64; times.len()];
+        for (range, &rank) in layout.starts.windows(2).zip(&layout.rank_of) {
+            let held = &mut bytes[rank as usize];
+            *held = held.saturating_add(self.bytes[range[1]] - self.bytes[range[0]]);
         }
-        debug_assert_eq!(self.class.rank_of(rank), rank, "the first stage of a rank has its number");
-        let time = self.step.rank_time(rank, self.starts[rank], work, critical);
-        let excess = self.memory.map_or(1.0, |memory| (bytes as f64 / memory.max(1) as f64).max(1.0));
-        (time / self.scale * excess * excess).powi(POWER)
+        let powers = times.into_iter().zip(bytes).map(|(time, bytes)| {
+            let excess = self.memory.map_or(1.0, |memory| (bytes as f64 / memory.max(1) as f64).max(1.0));
+            (time / self.scale * excess * excess).powi(POWER)
+        });
+        powers.sum()
     }
 }

@@ -60,6 +60,11 @@ impl Class {
         }
     }
 
+    /// Returns the rank of every stage.
+    pub(super) fn ranks_of(self) -> Vec<u32> {
+        (0..self.stages()).map(|stage| self.rank_of(stage) as u32).collect()
+    }
+
     /// Returns the placement.
     pub(super) fn placement(self) -> Placement {
         let placed = match self.path {

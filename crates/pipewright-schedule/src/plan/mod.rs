@@ -32,6 +32,7 @@ mod cuts;
 mod rank_times;
 mod bound;
 mod balance;
+mod recut;
 mod order;
 mod evaluate;
 mod greedy;
@@ -40,10 +41,14 @@ mod recompute;
 mod shape;
 mod search;
 mod predict;
+mod best_cut;
 mod explore;
 mod planner;
+#[cfg(test)]
+mod tests;
 
+pub use best_cut::best_cut;
 pub use planner::plan;
-pub use predict::{PlanChoice, PredictError, Prediction, predict};
+pub use predict::{PlanChoice, PredictError, Prediction, choice_costs, predict};
 pub use report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport, PlanSettings, SEARCHED, Shortage};
 pub use request::PlanRequest;

@@ -31,7 +31,7 @@ pub fn plan(
     if shapes.is_empty() {
         return Err(PlanError::NoShape { ranks, layers: profile.layer_count() as usize, microbatches });
     }
-    let bounds: Vec<f64> = shapes.iter().map(bound_of).collect();
+    let bounds: Vec<f64> = shapes.iter().map(|shape| bound_of(shape, request)).collect();
     let bound = bounds.iter().copied().fold(f64::INFINITY, f64::min);
     let mut order: Vec<usize> = (0..shapes.len()).collect();
     order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
@@ -44,8 +44,8 @@ pub fn plan(
     finish(profile, request, &search, &shapes, bound)
 }
 
-fn bound_of(shape: &Shape) -> f64 {
-    lower_bound(shape.step(), &shape.classes) + optimizer_bound(shape.step())
+fn bound_of(shape: &Shape, request: &PlanRequest) -> f64 {
+    lower_bound(shape.step(), &shape.classes, request.searched) + optimizer_bound(shape.step())
 }
 
 fn finish(

@@ -3,14 +3,13 @@
 use thiserror::Error;
 
 use crate::costs::Costs;
-use crate::ids::StageIndex;
 use crate::lower::{LowerError, TrainingLowering, for_training};
-use crate::partition::PartitionError;
+use crate::partition::{Method, PartitionError, partition};
 use crate::plan::evaluate::peaks;
 use crate::plan::layers::Layers;
 use crate::plan::order::Order;
 use crate::plan::search::optimizer_time;
-use crate::plan::stage_load::{engine_costs, stage_loads};
+use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
 use crate::profile::Profile;
 use crate::schedule::Schedule;
 use crate::simulate::{SimulateError, TimedRun, timed};
@@ -85,21 +84,31 @@ pub fn predict(
     choice: &PlanChoice,
 ) -> Result<Prediction, PredictError> {
     let layers = Layers::of(profile, choice.microbatch_rows);
-    let stages = schedule.placement().stages();
-    let method = crate::partition::Method::Explicit { boundaries: choice.boundaries.clone() };
-    let cut = crate::partition::partition(&vec![1; layers.count()], stages, &method)?;
-    if choice.recompute.len() != stages as usize {
-        return Err(PredictError::Recompute { entries: choice.recompute.len(), stages });
-    }
-    let mut starts: Vec<usize> = cut.ranges().map(|range| range.start).collect();
-    starts.push(layers.count());
-    let loads = stage_loads(&layers, &starts, &choice.recompute, choice.data_parallel);
+    let loads = loads(&layers, schedule.placement().stages(), choice)?;
     let lowering = TrainingLowering { replicas: choice.data_parallel, ..TrainingLowering::default() };
     let program = for_training(schedule, &lowering)?;
     let costs = engine_costs(&layers, &loads);
     let run = timed(program.as_program(), &costs)?;
     let order = Order::of(schedule);
-    debug_assert_eq!(cut.range(StageIndex::new(0)).start, 0);
     let (optimizer_s, peak_bytes) = (optimizer_time(&order, &loads), peaks(&order, &loads));
     Ok(Prediction { program, costs, run, optimizer_s, peak_bytes })
+}
+
+/// Returns the costs of `stages` stages at a choice, for schedules that are made to measure.
+///
+/// # Errors
+/// When the choice does not fit the stages.
+pub fn choice_costs(profile: &Profile, stages: u32, choice: &PlanChoice) -> Result<Costs, PredictError> {
+    let layers = Layers::of(profile, choice.microbatch_rows);
+    Ok(engine_costs(&layers, &loads(&layers, stages, choice)?))
+}
+
+fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageLoad>, PredictError> {
+    let method = Method::Explicit { boundaries: choice.boundaries.clone() };
+    let cut = partition(&vec![1; layers.count()], stages, &method)?;
+    if choice.recompute.len() != stages as usize {
+        return Err(PredictError::Recompute { entries: choice.recompute.len(), stages });
+    }
+    let starts: Vec<usize> = cut.ranges().map(|range| range.start).chain([layers.count()]).collect();
+    Ok(stage_loads(layers, &starts, &choice.recompute, choice.data_parallel))
 }

@@ -10,8 +10,11 @@
 //!    other one leads to one. It is followed by the input backwards of all earlier layers, and a weight gradient.
 //! 3. **Path.** `(F + I)(all layers) + 2 (p - 1) hop + W(layer 0)`, plus `m - 1` times the larger of `F` and `I` of the
 //!    layers of any one stage: each microbatch passes all ranks and returns, and a stage takes one after another.
+//! 4. **Starvation.** Before its first backward, at the earliest at `t`, a rank runs forwards only. The forward of
+//!    microbatch `n` (from 0) of a stage starts no earlier than `F(layers before) + n slowest`, where `slowest` is the
+//!    largest `F` of the stages up to this one. So the work that the rank can have done by `t` is limited, and the step
+//!    takes at least `t` and the rest of its work.
 
-use crate::plan::class::Class;
 use crate::plan::layers::Layers;
 
 /// The sizes that the bounds of a step share.
@@ -58,23 +61,57 @@ impl<'a> Step<'a> {
         filled.max(drained)
     }
 
-    /// Returns the bound for a cut: the largest of all.
-    pub(super) fn cut_time(&self, class: Class, starts: &[usize]) -> f64 {
-        let ranks = class.ranks as usize;
-        let mut work = vec![[0.0; 2]; ranks];
-        let mut slowest = 0.0f64;
-        for (stage, range) in starts.windows(2).enumerate() {
-            let (forward, input) =
-                (self.layers.forward(range[0]..range[1]), self.layers.input(range[0]..range[1]));
-            let of_rank = &mut work[class.rank_of(stage)];
-            of_rank[0] += self.layers.work(range[0]..range[1]);
-            of_rank[1] += forward + input;
-            slowest = slowest.max(forward.max(input));
+    /// Returns the bounds 1, 2 and 4 of every rank for a cut. `rank_of` has the rank of each stage; the first stages are
+    /// on the ranks of their number.
+    pub(super) fn rank_times(&self, rank_of: &[u32], starts: &[usize]) -> Vec<f64> {
+        let (ranks, end) = (self.ranks as usize, self.layers.count());
+        let mut sums = vec![RankSums::default(); ranks];
+        for (stage, &rank) in rank_of.iter().enumerate() {
+            let range = starts[stage]..starts[stage + 1];
+            let sum = &mut sums[rank as usize];
+            let forward = self.layers.forward(range.clone());
+            sum.work += self.layers.work(range.clone());
+            sum.critical += forward + self.layers.input(range.clone());
+            sum.first_backward = self.layers.forward(0..end) + self.layers.input(range.end..end);
         }
-        let path = self.path() + (self.microbatches - 1.0) * slowest;
-        let times = work.iter().enumerate();
-        times
-            .map(|(rank, &[work, critical])| self.rank_time(rank, starts[rank], work, critical))
-            .fold(path, f64::max)
+        let mut slowest = 0.0f64;
+        for (stage, &rank) in rank_of.iter().enumerate() {
+            let range = starts[stage]..starts[stage + 1];
+            let sum = &mut sums[rank as usize];
+            let forward = self.layers.forward(range.clone());
+            slowest = slowest.max(forward);
+            let since = sum.first_backward - self.layers.forward(0..range.start);
+            let begun = if slowest > 0.0 { (since / slowest).ceil().max(0.0) } else { f64::INFINITY };
+            sum.available += forward * begun.min(self.microbatches);
+        }
+        let of_rank = |(rank, sum): (usize, &RankSums)| {
+            let idle = sum.first_backward + (self.microbatches * sum.work - sum.available);
+            self.rank_time(rank, starts[rank], sum.work, sum.critical).max(idle)
+        };
+        sums.iter().enumerate().map(of_rank).collect()
     }
+
+    /// Returns the bound for a cut: the largest of all.
+    pub(super) fn cut_time(&self, rank_of: &[u32], starts: &[usize]) -> f64 {
+        let of_stage = |range: &[usize]| {
+            let range = range[0]..range[1];
+            self.layers.forward(range.clone()).max(self.layers.input(range))
+        };
+        let slowest = starts.windows(2).map(of_stage).fold(0.0, f64::max);
+        let path = self.path() + (self.microbatches - 1.0) * slowest;
+        self.rank_times(rank_of, starts).into_iter().fold(path, f64::max)
+    }
+}
+
+/// The sums over the stages of a rank.
+#[derive(Debug, Clone, Copy, Default)]
+struct RankSums {
+    /// `F + I + W`.
+    work: f64,
+    /// `F + I`.
+    critical: f64,
+    /// The earliest start of the first backward: of the last stage of the rank.
+    first_backward: f64,
+    /// The most work that the rank can have done by then.
+    available: f64,
 }

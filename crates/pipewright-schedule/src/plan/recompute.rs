@@ -1,6 +1,5 @@
 //! The stages that recompute their forward, to fit into the memory.
 
-use crate::plan::class::Class;
 use crate::plan::evaluate::peaks;
 use crate::plan::layers::Layers;
 use crate::plan::order::Order;
@@ -45,17 +44,17 @@ pub(super) fn to_fit(
 /// Returns the choice in which the ranks recompute that otherwise cannot hold `wanted` microbatches at once.
 pub(super) fn to_hold(
     loads: &[StageLoad],
-    class: Class,
+    rank_of: &[u32],
     memory: u64,
     wanted: impl Fn(usize) -> u64,
 ) -> Vec<bool> {
-    let ranks = class.ranks as usize;
+    let ranks = rank_of.iter().max().map_or(0, |&last| last as usize + 1);
     let (mut fixed, mut kept) = (vec![0u64; ranks], vec![0u64; ranks]);
     for (stage, load) in loads.iter().enumerate() {
-        let rank = class.rank_of(stage);
+        let rank = rank_of[stage] as usize;
         fixed[rank] = fixed[rank].saturating_add(load.fixed).saturating_add(load.gradient);
         kept[rank] = kept[rank].saturating_add(load.kept);
     }
     let lacks = |rank: usize| fixed[rank].saturating_add(kept[rank].saturating_mul(wanted(rank))) > memory;
-    (0..loads.len()).map(|stage| lacks(class.rank_of(stage))).collect()
+    (0..loads.len()).map(|stage| lacks(rank_of[stage] as usize)).collect()
 }

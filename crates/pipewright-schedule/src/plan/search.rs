@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::ids::Rank;
-use crate::plan::class::Class;
+use crate::placement::Placement;
 use crate::plan::evaluate::{Evaluator, peaks};
 use crate::plan::greedy::{Rules, Task, greedy};
 use crate::plan::order::Order;
@@ -98,11 +98,6 @@ impl<'a> Search<'a> {
         self.best.values().map(|candidate| candidate.time).fold(f64::INFINITY, f64::min)
     }
 
-    /// Returns the best plan so far.
-    pub(super) fn best_candidate(&self) -> Option<&Candidate> {
-        self.best.values().min_by(|one, other| one.time.total_cmp(&other.time))
-    }
-
     /// Simulates an order, and keeps it if it is the best of its schedule. Returns its time if it fits.
     pub(super) fn consider(
         &mut self,
@@ -128,19 +123,18 @@ impl<'a> Search<'a> {
     pub(super) fn search_order(
         &mut self,
         shapes: &[Shape],
-        class: Class,
+        placement: &Placement,
         choice: Choice<'_>,
         rules: Rules,
         before: f64,
     ) -> Option<f64> {
         let shape = &shapes[choice.shape];
         let loads = stage_loads(&shape.layers, choice.starts, choice.recompute, shape.data_parallel);
-        let placement = class.placement();
         let own =
             |rank: Rank| placement.stages_of(rank).iter().map(|stage| loads[stage.index()].optimizer).sum();
         let optimizer = placement.all_ranks().map(own).fold(0.0, f64::max);
         let task = Task {
-            placement: &placement,
+            placement,
             microbatches: shape.microbatches,
             loads: &loads,
             link: shape.layers.link,

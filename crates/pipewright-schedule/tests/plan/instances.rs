@@ -3,11 +3,11 @@
 use pipewright_schedule::profile::{DeviceProfile, LayerProfile, LinkProfile, Profile};
 
 /// A generator of pseudo-random numbers: SplitMix64.
-pub struct Numbers(pub u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
     /// Returns a number from `low` to `high`.
-    pub fn between(&mut self, low: u64, high: u64) -> u64 {
+    pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -16,21 +16,21 @@ impl Numbers {
     }
 
     /// Returns a number from 0 to below 1.
-    pub fn share(&mut self) -> f64 {
+    pub(crate) fn share(&mut self) -> f64 {
         self.between(0, 999_999) as f64 / 1e6
     }
 }
 
 /// A profile and a size of the pipeline.
-pub struct Instance {
-    pub what: &'static str,
-    pub profile: Profile,
-    pub ranks: u32,
-    pub microbatches: u32,
+pub(crate) struct Instance {
+    pub(crate) what: &'static str,
+    pub(crate) profile: Profile,
+    pub(crate) ranks: u32,
+    pub(crate) microbatches: u32,
 }
 
 /// Returns the instance of a seed: up to 100 layers on up to 16 ranks, of one of four kinds.
-pub fn random(seed: u64) -> Instance {
+pub(crate) fn random(seed: u64) -> Instance {
     let mut numbers = Numbers(seed);
     let ranks = numbers.between(2, 16) as u32;
     let layers = numbers.between(u64::from(ranks).max(8), 100) as usize;
@@ -47,7 +47,7 @@ pub fn random(seed: u64) -> Instance {
 
 /// Returns a heterogeneous model: every fourth layer an expert layer ten times as heavy, a head as heavy as four
 /// layers, or half of the layers lighter Mamba layers.
-pub fn heterogeneous(seed: u64) -> Instance {
+pub(crate) fn heterogeneous(seed: u64) -> Instance {
     let mut numbers = Numbers(seed ^ 0xabcd);
     let ranks = [4, 8, 16][numbers.between(0, 2) as usize];
     let count = numbers.between(u64::from(2 * ranks), 96) as usize;
@@ -66,7 +66,7 @@ pub fn heterogeneous(seed: u64) -> Instance {
 }
 
 /// Returns a deep model with memory limits: 126 layers for 64 ranks.
-pub fn deep() -> Instance {
+pub(crate) fn deep() -> Instance {
     let mut layers = vec![block("embedding", 0.2)];
     layers.extend(std::iter::repeat_n(block("layer", 1.0), 124));
     layers.push(block("head", 2.0));
@@ -85,7 +85,7 @@ fn with_link(layers: Vec<LayerProfile>, numbers: &mut Numbers) -> Profile {
 }
 
 /// A layer with the costs of an attention block, times `weight`.
-pub fn block(kind: &str, weight: f64) -> LayerProfile {
+pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
     LayerProfile {
         kind: kind.to_owned(),
         count: 1,

@@ -51,7 +51,8 @@ impl<C> PlacedGraph<'_, C> {
     /// use pipewright_schedule::costs::{Link, SkipTransfer};
     /// use pipewright_schedule::{Costs, Placement, StageIndex};
     ///
-    /// let graph = Graph::builder().input("x").node("down", (), ["x"]).node("middle", (), ["down"]);
+    /// let graph = Graph::builder().input("x").node("down", (), ["x"]).node("first", (), ["down"]);
+    /// let graph = graph.node("middle", (), ["first"]);
     /// let graph = graph.node("up", (), ["middle", "down"]).output("up");
     /// let graph = graph.split_before("middle").split_before("up").build()?;
     /// let placement = Placement::explicit([0, 1, 2].map(Into::into).to_vec())?;

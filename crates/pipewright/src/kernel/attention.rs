@@ -6,6 +6,10 @@
 //! P = softmax(S)    out = P v
 //! ```
 //!
+//! A query may see less than all earlier keys: a run of keys that ends at the query and begins at a place that never
+//! moves back from one query to the next (documents, windows). Keys before the run of a block's first query are not
+//! computed.
+//!
 //! Scores are not kept: the backward pass computes them again from `q`, `k` and each row's normaliser (Dao et al.,
 //! 2022). With `D = sum(g out)` by row: `dP = g vᵀ`, `dS = P (dP - D)`, `dv = Pᵀ g`, `dq = dS k`, `dk = dSᵀ q`.
 
@@ -66,6 +70,15 @@ pub(crate) struct Rotary<'a> {
     pub scale: f32,
 }
 
+impl<'a> Rotary<'a> {
+    /// Returns the tables of a sequence: its own if there are as many as sequences, otherwise those of all.
+    fn of(self, dims: Dims, batch: usize) -> Self {
+        let size = dims.sequence * dims.head_dim / 2;
+        let start = if self.cos.len() > size { batch * size } else { 0 };
+        Self { cos: &self.cos[start..][..size], sin: &self.sin[start..][..size], ..self }
+    }
+}
+
 /// Rotates a head, whose rows are `stride` apart in `from`, into rows of `width`.
 #[multiversion(targets = "simd")]
 fn turn(by: Rotary<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usize) {
@@ -118,11 +131,99 @@ pub(crate) struct Inputs<'a> {
     /// For the queries; includes the scale of the scores.
     pub turn_q: Rotary<'a>,
     pub turn_k: Rotary<'a>,
+    /// The first key that each row sees, counted from the beginning of its sequence; `None` if each sees all.
+    pub starts: Option<&'a [u32]>,
+    /// A summand of the scores.
+    pub bias: Option<Bias<'a>>,
+}
+
+/// The sum over relations of `mask[batch][relation][query][key] table[relation][head]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bias<'a> {
+    pub relations: usize,
+    pub mask: &'a [u8],
+    pub table: &'a [f32],
+}
+
+impl<'a> Bias<'a> {
+    /// Returns the masks of a row of queries, one for each relation, from key `low` to `end`.
+    fn masks(
+        self,
+        dims: Dims,
+        batch: usize,
+        query: usize,
+        low: usize,
+        end: usize,
+    ) -> impl Iterator<Item = &'a [u8]> {
+        let of =
+            move |relation| ((batch * self.relations + relation) * dims.sequence + query) * dims.sequence;
+        (0..self.relations).map(move |relation| &self.mask[of(relation) + low..of(relation) + end])
+    }
+
+    /// Adds the bias of a head to the scores of a block.
+    fn add(self, dims: Dims, batch: usize, head: usize, rows: Rows<'_>, scores: &mut [f32]) {
+        let Rows { first, low, end, .. } = rows;
+        for (row, scores) in scores.chunks_exact_mut(end - low).enumerate() {
+            for (relation, mask) in self.masks(dims, batch, first + row, low, end).enumerate() {
+                let bias = self.table[relation * dims.heads + head];
+                scores.iter_mut().zip(mask).for_each(|(score, &holds)| *score += bias * f32::from(holds));
+            }
+        }
+    }
+
+    /// Adds the gradient of a head's entries of the table, from that of the scores of a block.
+    fn add_gradient(
+        self,
+        (dims, batch, head): (Dims, usize, usize),
+        rows: Rows<'_>,
+        d_scores: &[f32],
+        d_table: &mut [f32],
+    ) {
+        let Rows { first, low, end, .. } = rows;
+        for (row, d_scores) in d_scores.chunks_exact(end - low).enumerate() {
+            for (relation, mask) in self.masks(dims, batch, first + row, low, end).enumerate() {
+                let sum: f32 = d_scores.iter().zip(mask).map(|(d, &holds)| d * f32::from(holds)).sum();
+                d_table[relation * dims.heads + head] += sum;
+            }
+        }
+    }
+}
+
+/// A block of queries, with the keys `low..end` that its scores are of.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    first: usize,
+    low: usize,
+    end: usize,
+    /// The first key of each query of the block.
+    starts: Option<&'a [u32]>,
+}
+
+impl<'a> Rows<'a> {
+    fn new(inputs: &Inputs<'a>, batch: usize, (first, end): (usize, usize)) -> Self {
+        let of_sequence = |starts: &'a [u32]| &starts[batch * inputs.dims.sequence..];
+        let starts = inputs.starts.map(|starts| &of_sequence(starts)[first..end]);
+        let low = starts.map_or(0, |starts| starts[0] as usize);
+        Self { first, low, end, starts }
+    }
+
+    fn span(self) -> usize {
+        self.end - self.low
+    }
+
+    /// Splits a row into the keys before those that the query sees, these, and those after.
+    #[inline(always)]
+    fn split(self, row: usize, scores: &mut [f32]) -> [&mut [f32]; 3] {
+        let start = self.starts.map_or(0, |starts| starts[row] as usize - self.low);
+        let (before, rest) = scores.split_at_mut(start);
+        let (seen, after) = rest.split_at_mut(self.first + row + 1 - self.low - start);
+        [before, seen, after]
+    }
 }
 
 /// The result, and `log sum exp` of each row of scores, `[batch, heads, sequence]`.
 pub(crate) fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
-    let Inputs { dims, q, k, v, turn_q, turn_k } = inputs;
+    let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
     let Dims { sequence, head_dim, .. } = dims;
     let (wide, narrow) = (dims.query_width(), dims.key_width());
     let mut out = vec![0f32; dims.batch * sequence * wide];
@@ -131,6 +232,7 @@ pub(crate) fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
     let (mut queries, mut keys) = (vec![0f32; sequence * head_dim], vec![0f32; sequence * head_dim]);
     for (batch, key_head) in dims.key_heads() {
         let key_start = dims.start(batch, key_head, narrow);
+        let (turn_q, turn_k) = (turn_q.of(dims, batch), turn_k.of(dims, batch));
         turn(turn_k, &k[key_start..], narrow, &mut keys, head_dim);
         let values = &v[key_start..];
         for head in key_head * dims.group()..(key_head + 1) * dims.group() {
@@ -138,35 +240,46 @@ pub(crate) fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
             turn(turn_q, &q[start..], wide, &mut queries, head_dim);
             let normalisers = &mut normalisers[(batch * dims.heads + head) * sequence..][..sequence];
             for (first, end) in dims.chunks() {
-                let scores = &mut scores[..(end - first) * end];
-                score(scores, &queries, &keys, head_dim, first, end);
-                softmax(scores, first, end, &mut normalisers[first..end]);
+                let rows = Rows::new(&inputs, batch, (first, end));
+                let scores = &mut scores[..(end - first) * rows.span()];
+                score(scores, &queries, &keys, head_dim, rows);
+                if let Some(bias) = bias {
+                    bias.add(dims, batch, head, rows, scores);
+                }
+                softmax(scores, rows, &mut normalisers[first..end]);
                 let out = &mut out[start + first * wide..];
-                let weights = Matrix::new(scores, end - first, end);
-                product_into(out, wide, weights, Matrix::strided(values, end, head_dim, narrow));
+                let weights = Matrix::new(scores, end - first, rows.span());
+                let values = Matrix::strided(&values[rows.low * narrow..], rows.span(), head_dim, narrow);
+                product_into(out, wide, weights, values);
             }
         }
     }
     (out, normalisers)
 }
 
-/// Gradients of `q`, `k` and `v`.
-pub(crate) fn backward(
-    inputs: Inputs<'_>,
-    out: &[f32],
-    normalisers: &[f32],
-    gradient: &[f32],
-) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
-    let Inputs { dims, q, k, v, turn_q, turn_k } = inputs;
+/// The gradients of an attention's inputs.
+pub(crate) struct Gradients {
+    pub q: Vec<f32>,
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+    /// Of the table of the bias; empty without one.
+    pub table: Vec<f32>,
+}
+
+/// Returns the gradients of the inputs.
+pub(crate) fn backward(inputs: Inputs<'_>, out: &[f32], normalisers: &[f32], gradient: &[f32]) -> Gradients {
+    let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
     let Dims { sequence, head_dim, .. } = dims;
     let (wide, narrow) = (dims.query_width(), dims.key_width());
     let (mut d_q, mut d_k, mut d_v) = (vec![0f32; q.len()], vec![0f32; k.len()], vec![0f32; v.len()]);
+    let mut d_table = vec![0f32; bias.map_or(0, |bias| bias.table.len())];
     let head = || vec![0f32; sequence * head_dim];
     let (mut queries, mut keys, mut d_queries, mut d_keys) = (head(), head(), head(), head());
     let chunk = || vec![0f32; CHUNK.min(sequence) * sequence];
     let (mut weights, mut d_scores) = (chunk(), chunk());
     for (batch, key_head) in dims.key_heads() {
         let key_start = dims.start(batch, key_head, narrow);
+        let (turn_q, turn_k) = (turn_q.of(dims, batch), turn_k.of(dims, batch));
         turn(turn_k, &k[key_start..], narrow, &mut keys, head_dim);
         d_keys.fill(0.0);
         for head in key_head * dims.group()..(key_head + 1) * dims.group() {
@@ -174,47 +287,53 @@ pub(crate) fn backward(
             turn(turn_q, &q[start..], wide, &mut queries, head_dim);
             let normalisers = &normalisers[(batch * dims.heads + head) * sequence..][..sequence];
             for (first, end) in dims.chunks() {
-                let rows = end - first;
-                let (weights, d_scores) = (&mut weights[..rows * end], &mut d_scores[..rows * end]);
+                let (count, rows) = (end - first, Rows::new(&inputs, batch, (first, end)));
+                let (low, span) = (rows.low, rows.span());
+                let (weights, d_scores) = (&mut weights[..count * span], &mut d_scores[..count * span]);
                 let here = start + first * wide..;
-                let g = Matrix::strided(&gradient[here.clone()], rows, head_dim, wide);
-                score(weights, &queries, &keys, head_dim, first, end);
-                product_into(
-                    d_scores,
-                    end,
-                    g,
-                    Matrix::strided(&v[key_start..], end, head_dim, narrow).transposed(),
-                );
-                let rows_of = Rows { first, end, normalisers: &normalisers[first..end] };
+                let g = Matrix::strided(&gradient[here.clone()], count, head_dim, wide);
+                let values = &v[key_start + low * narrow..];
+                score(weights, &queries, &keys, head_dim, rows);
+                if let Some(bias) = bias {
+                    bias.add(dims, batch, head, rows, weights);
+                }
+                let values = Matrix::strided(values, span, head_dim, narrow);
+                product_into(d_scores, span, g, values.transposed());
                 let (out, gradient) = (&out[here.clone()], &gradient[here]);
-                softmax_backward(weights, d_scores, rows_of, (out, gradient), wide, head_dim);
+                let normalisers = &normalisers[first..end];
+                softmax_backward(weights, d_scores, (rows, normalisers), (out, gradient), wide, head_dim);
+                if let Some(bias) = bias {
+                    bias.add_gradient((dims, batch, head), rows, d_scores, &mut d_table);
+                }
 
-                let weights = Matrix::new(weights, rows, end);
-                add_product(&mut d_v[key_start..], narrow, weights.transposed(), g);
-                let d_scores = Matrix::new(d_scores, rows, end);
-                let keys = Matrix::new(&keys, end, head_dim);
+                let weights = Matrix::new(weights, count, span);
+                add_product(&mut d_v[key_start + low * narrow..], narrow, weights.transposed(), g);
+                let d_scores = Matrix::new(d_scores, count, span);
+                let keys = Matrix::new(&keys[low * head_dim..], span, head_dim);
                 product_into(&mut d_queries[first * head_dim..], head_dim, d_scores, keys);
-                let queries = Matrix::new(&queries[first * head_dim..], rows, head_dim);
-                add_product(&mut d_keys, head_dim, d_scores.transposed(), queries);
+                let queries = Matrix::new(&queries[first * head_dim..], count, head_dim);
+                add_product(&mut d_keys[low * head_dim..], head_dim, d_scores.transposed(), queries);
             }
             turn_back(turn_q, &d_queries, head_dim, &mut d_q[start..], wide);
         }
         turn_back(turn_k, &d_keys, head_dim, &mut d_k[key_start..], narrow);
     }
-    (d_q, d_k, d_v)
+    Gradients { q: d_q, k: d_k, v: d_v, table: d_table }
 }
 
-/// Computes the scores of query rows `first..end` against keys `0..end`.
-fn score(scores: &mut [f32], queries: &[f32], keys: &[f32], head_dim: usize, first: usize, end: usize) {
+/// Computes the scores of a block of queries.
+fn score(scores: &mut [f32], queries: &[f32], keys: &[f32], head_dim: usize, rows: Rows<'_>) {
+    let Rows { first, low, end, .. } = rows;
     let queries = Matrix::new(&queries[first * head_dim..], end - first, head_dim);
-    product_into(scores, end, queries, Matrix::new(keys, end, head_dim).transposed());
+    let keys = Matrix::new(&keys[low * head_dim..], rows.span(), head_dim);
+    product_into(scores, rows.span(), queries, keys.transposed());
 }
 
-/// Turns scores into weights: row `i` of the block attends to keys up to `first + i`; the other weights are 0.
+/// Turns scores into weights; those of keys that a query does not see are 0.
 #[multiversion(targets = "simd")]
-fn softmax(scores: &mut [f32], first: usize, end: usize, normalisers: &mut [f32]) {
-    for (row, (scores, normaliser)) in scores.chunks_exact_mut(end).zip(normalisers).enumerate() {
-        let (seen, hidden) = scores.split_at_mut(first + row + 1);
+fn softmax(scores: &mut [f32], rows: Rows<'_>, normalisers: &mut [f32]) {
+    for (row, (scores, normaliser)) in scores.chunks_exact_mut(rows.span()).zip(normalisers).enumerate() {
+        let [before, seen, after] = rows.split(row, scores);
         let largest = max(seen);
         for score in seen.iter_mut() {
             *score = exp(*score - largest);
@@ -224,17 +343,10 @@ fn softmax(scores: &mut [f32], first: usize, end: usize, normalisers: &mut [f32]
         for score in seen.iter_mut() {
             *score *= share;
         }
-        hidden.fill(0.0);
+        before.fill(0.0);
+        after.fill(0.0);
         *normaliser = largest + total.ln();
     }
-}
-
-/// Returns the rows of a block.
-#[derive(Clone, Copy)]
-struct Rows<'a> {
-    first: usize,
-    end: usize,
-    normalisers: &'a [f32],
 }
 
 /// Turns scores into weights `P` again, and `dP` into `dS`, both in place.
@@ -242,23 +354,24 @@ struct Rows<'a> {
 fn softmax_backward(
     scores: &mut [f32],
     d_weights: &mut [f32],
-    rows: Rows<'_>,
+    (rows, normalisers): (Rows<'_>, &[f32]),
     (out, gradient): (&[f32], &[f32]),
     stride: usize,
     head_dim: usize,
 ) {
-    let Rows { first, end, normalisers } = rows;
-    let both = scores.chunks_exact_mut(end).zip(d_weights.chunks_exact_mut(end));
+    let span = rows.span();
+    let both = scores.chunks_exact_mut(span).zip(d_weights.chunks_exact_mut(span));
     for (row, ((scores, d_weights), normaliser)) in both.zip(normalisers).enumerate() {
         let (out, gradient) = (&out[row * stride..][..head_dim], &gradient[row * stride..][..head_dim]);
         let along = sum(head_dim, |i| out[i] * gradient[i]);
-        let (seen, hidden) = scores.split_at_mut(first + row + 1);
-        let (d_seen, d_hidden) = d_weights.split_at_mut(first + row + 1);
+        let [before, seen, after] = rows.split(row, scores);
+        let [d_before, d_seen, d_after] = rows.split(row, d_weights);
         for (score, d) in seen.iter_mut().zip(d_seen) {
             *score = exp(*score - normaliser);
             *d = *score * (*d - along);
         }
-        hidden.fill(0.0);
-        d_hidden.fill(0.0);
+        for hidden in [before, after, d_before, d_after] {
+            hidden.fill(0.0);
+        }
     }
 }

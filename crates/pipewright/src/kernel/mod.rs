@@ -7,13 +7,18 @@
 
 pub(crate) mod adamw;
 pub(crate) mod attention;
+pub(crate) mod convolution;
 pub(crate) mod cross_entropy;
 mod exp;
+pub(crate) mod gated_norm;
 pub(crate) mod grouped;
 pub(crate) mod half;
 pub(crate) mod product;
+pub(crate) mod relu_squared;
 pub(crate) mod rms_norm;
+pub(crate) mod router_losses;
 pub(crate) mod routing;
+pub(crate) mod scan;
 mod simd;
 pub(crate) mod squares;
 pub(crate) mod swiglu;

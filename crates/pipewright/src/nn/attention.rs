@@ -163,7 +163,7 @@ pub fn rotary_frequencies(head_dim: usize, theta: f64) -> Vec<f32> {
 }
 
 /// Repeats each head of `[batch, heads, sequence, head_dim]` `group` times.
-fn repeat_heads(x: Tensor<4>, group: usize) -> Tensor<4> {
+pub(super) fn repeat_heads(x: Tensor<4>, group: usize) -> Tensor<4> {
     let [batch, heads, sequence, width] = x.dims();
     x.unsqueeze_dim::<5>(2).repeat_dim(2, group).reshape([batch, heads * group, sequence, width])
 }
@@ -185,7 +185,7 @@ impl Saved {
         let turn_k = Rotary { cos: &cos, sin: &sin, scale: 1.0 };
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
-        pass(Inputs { dims: self.dims, q: &q, k: &k, v: &v, turn_q, turn_k })
+        pass(Inputs { dims: self.dims, q: &q, k: &k, v: &v, turn_q, turn_k, starts: None, bias: None })
     }
 }
 
@@ -200,9 +200,9 @@ impl Operation<3> for AttentionBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
         let Self { saved, out, normalisers } = &self;
         let (out, gradient) = (elements(out), elements(&gradient));
-        let (d_q, d_k, d_v) = saved.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
+        let d = saved.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
         let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
-        [like(d_q, &saved.q), like(d_k, &saved.k), like(d_v, &saved.v)]
+        [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v)]
     }
 }
 

@@ -22,6 +22,7 @@ use burn::backend::autodiff::NodeId;
 use burn::module::ParamId;
 use burn::tensor::{Int, Tensor};
 
+use super::convolution_task::ConvolutionTask;
 use super::operation::{CpuTensor, Tape, cpu, node_of};
 use crate::tensor::Value;
 
@@ -36,6 +37,18 @@ pub(crate) enum WeightTask {
     Product { weight: ParamId, x: Box<Tensor<2>>, gradient: Tensor<2> },
     /// Row `i` of the gradient is added to row `ids[i]` of the table.
     Rows { weight: ParamId, ids: RowIds, gradient: Tensor<2> },
+    /// The taps of a depthwise convolution of the CPU back end.
+    Convolution(ConvolutionTask),
+}
+
+impl WeightTask {
+    /// Returns the parameter whose gradient it is.
+    pub(crate) fn weight(&self) -> ParamId {
+        match self {
+            Self::Product { weight, .. } | Self::Rows { weight, .. } => *weight,
+            Self::Convolution(task) => task.weight,
+        }
+    }
 }
 
 /// The rows of a table that a forward selected.

@@ -1,13 +1,16 @@
 //! Tests of all operations on bfloat16 tensors: each result is that of single precision on the same numbers, rounded. The
 //! hand-written operations and the compositions are both tested; Burn's tape with checkpointing has only the latter.
 
+use std::sync::Arc;
+
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::check::numbers;
 use super::{
-    CausalAttention, Embedding, Expert, Linear, Routing, TiedHead, cross_entropy, mix_experts, rms_norm,
-    swiglu,
+    CausalAttention, DepthwiseConvolution, Embedding, Expert, GroupNormWeight, Linear, Mamba2, MambaSizes,
+    Relations, Routing, ScopedAttention, TiedHead, TokenScope, choice_loss, cross_entropy, mix_experts,
+    relu_squared, rms_norm, router_losses, swiglu,
 };
 
 /// The result of an operation and the gradients of its inputs.
@@ -113,6 +116,83 @@ fn losses_have_single_precision() {
 }
 
 #[test]
+fn losses_of_routers_have_single_precision() {
+    let weights: Arc<[f32]> = [0.25, 0.0, 0.5, 0.25, 0.0].into();
+    let loads: Arc<[f32]> = [0.5, 1.5, 0.0, 2.0].into();
+    check([numbers([5, 4], 2.0)], DType::F32, |[logits]| {
+        router_losses(logits, loads.clone(), weights.clone()).unsqueeze()
+    });
+    let was_chosen: Arc<[f32]> = [1.0, 0.0, 0.0, 1.0, 1.0].into();
+    check([numbers([5, 1], 2.0)], DType::F32, |[scores]| {
+        choice_loss(scores, was_chosen.clone(), weights.clone()).unsqueeze()
+    });
+}
+
+#[test]
+fn squared_rectifiers() {
+    check([numbers([4, 9], 2.0)], DType::BF16, |[x]| relu_squared(x));
+}
+
+#[test]
+fn scoped_attention() {
+    let attention = ScopedAttention { head_dim: 8, rope_theta: Some(100.0), window: Some(20) };
+    let documents = (0..70).map(|token| token / 30).collect();
+    let scope = TokenScope { documents, ..TokenScope::whole(1, 70) };
+    let mask = (0..2 * 70 * 70).map(|flag| u8::from(flag * 7919 % 13 < 4)).collect();
+    let relations = Relations { count: 2, mask };
+    let rows = |width| numbers([70, width], 1.0);
+    check([rows(16), rows(8), rows(8), numbers([2, 2], 1.0)], DType::BF16, |[q, k, v, table]| {
+        attention.forward([q, k, v], &scope, Some((&relations, table)))
+    });
+}
+
+#[test]
+fn mamba() {
+    let sizes = MambaSizes {
+        heads: 4,
+        head_dim: 3,
+        groups: 2,
+        state: 5,
+        taps: 4,
+        limits: (0.0, f64::INFINITY),
+        epsilon: 1e-5,
+    };
+    let (width, channels) = (sizes.width(), sizes.convolved());
+    let inputs = [
+        numbers([9, 6], 1.0),
+        numbers([6, sizes.projected()], 1.0),
+        numbers([channels, sizes.taps], 0.7),
+        numbers([1, channels], 0.3),
+        numbers([3, 4], 1.0),
+        numbers([1, width], 0.5) + 1.0,
+        numbers([width, 6], 1.0),
+    ];
+    let vector = |tensor: Tensor<2>| {
+        let size = tensor.dims().iter().product::<usize>();
+        Param::initialized(ParamId::new(), tensor.reshape([size]))
+    };
+    let documents: Arc<[u32]> = [0, 0, 0, 0, 1, 1, 1, 1, 1].into();
+    check(inputs, DType::BF16, |[x, enter, weight, bias, of_heads, norm, leave]| {
+        let of_heads = |row| vector(of_heads.clone().narrow(0, row, 1));
+        let weight = weight.reshape([channels, 1, sizes.taps]);
+        let mixer = Mamba2 {
+            in_proj: linear(enter),
+            conv1d: DepthwiseConvolution {
+                weight: Param::initialized(ParamId::new(), weight),
+                bias: Some(vector(bias)),
+            },
+            dt_bias: of_heads(0),
+            A_log: of_heads(1),
+            D: of_heads(2),
+            norm: GroupNormWeight { weight: vector(norm) },
+            out_proj: linear(leave),
+            sizes,
+        };
+        mixer.forward(x, 9, Some(&documents))
+    });
+}
+
+#[test]
 fn mixtures_of_experts() {
     let inputs = [
         numbers([9, 6], 1.0),
@@ -121,12 +201,16 @@ fn mixtures_of_experts() {
         numbers([6, 4], 0.7),
         numbers([4, 6], 1.0),
     ];
-    check(inputs, DType::BF16, |[x, logits, gate, up, down]| {
+    let mix = |[x, logits, gate, up, down]: [Tensor<2>; 5], gated: bool| {
         let expert = |factor: f32| Expert {
-            gate_proj: linear(gate.clone() * factor),
+            gate_proj: gated.then(|| linear(gate.clone() * factor)),
             up_proj: linear(up.clone()),
             down_proj: linear(down.clone() * factor),
         };
-        mix_experts(x, &Routing::new(logits, 1, false), &[expert(1.0), expert(-0.5)])
-    });
+        // An unused gate has the gradient zero.
+        let unused = gate.clone().sum().reshape([1, 1]) * 0.0;
+        mix_experts(x, &Routing::new(logits, 1, false), &[expert(1.0), expert(-0.5)]) + unused
+    };
+    check(inputs.clone(), DType::BF16, |inputs| mix(inputs, true));
+    check(inputs, DType::BF16, |inputs| mix(inputs, false));
 }

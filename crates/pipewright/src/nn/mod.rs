@@ -7,21 +7,27 @@
 //!
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
-//! The functions ([`rms_norm`], [`swiglu`], [`CausalAttention`], [`cross_entropy`], [`Routing`], [`mix_experts`]) are
-//! single operations on the CPU back end and compositions of Burn's elsewhere.
+//! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`], [`cross_entropy`],
+//! [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are single operations on the CPU back end and
+//! compositions of Burn's elsewhere.
 
 mod attention;
 mod bundle;
 mod composed;
+mod convolution_task;
 mod cross_entropy;
 mod deferred;
 mod dropout;
 mod embedding;
 mod experts;
 mod linear;
+mod mamba;
 mod operation;
+mod relu_squared;
 mod rms_norm;
+mod router_losses;
 mod routing;
+mod scoped_attention;
 mod swiglu;
 mod tied_head;
 
@@ -34,15 +40,20 @@ pub use attention::{CausalAttention, rotary_frequencies};
 pub(crate) use composed::{
     add_product as add_product_on_device, add_rows as add_rows_on_device, at_least_single,
 };
+pub(crate) use convolution_task::ConvolutionTask;
 pub use cross_entropy::cross_entropy;
 pub(crate) use deferred::{Deferred, RowIds, WeightStore, WeightTask};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub(crate) use embedding::add_rows;
-pub use experts::{Expert, mix_experts};
+pub use experts::{Expert, mix_chosen, mix_experts};
 pub use linear::Linear;
+pub use mamba::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
 pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned};
+pub use relu_squared::relu_squared;
 pub use rms_norm::{RmsNorm, rms_norm};
+pub use router_losses::{choice_loss, router_losses};
 pub use routing::Routing;
+pub use scoped_attention::{Relations, ScopedAttention, TokenScope};
 pub use swiglu::swiglu;
 pub use tied_head::TiedHead;

@@ -1,7 +1,10 @@
 //! Adam with decoupled weight decay (Loshchilov and Hutter, 2019), in one pass over parameter, gradient and moments.
 
 use burn::backend::Flex;
-use burn::optim::{AdamWState, AdaptiveMomentumState, LearningRate, ModuleOptimizer, Optimizer};
+use burn::optim::{
+    AdamWState, AdaptiveMomentumState, LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink,
+    StateSource,
+};
 use burn::tensor::{DType, Device, Tensor};
 
 use crate::kernel::adamw::{Coefficients, step};
@@ -53,19 +56,36 @@ impl AdamW {
     }
 }
 
+/// The state of a parameter, recorded as Burn's.
+///
+/// It is restored in the processor's memory, and the next step moves it to the device of the parameter. Burn restores
+/// state on the default device of the build. That may be one that the machine does not have.
+#[derive(Clone)]
+pub struct AdamWMoments<const D: usize>(AdamWState<D>);
+
+impl<const D: usize> RecordState for AdamWMoments<D> {
+    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
+        self.0.state_flatten(prefix, out);
+    }
+
+    fn state_unflatten(prefix: &str, from: &mut StateSource, _device: &Device) -> Option<Self> {
+        AdamWState::state_unflatten(prefix, from, &Device::flex()).map(Self)
+    }
+}
+
 impl Optimizer for AdamW {
-    type State<const D: usize> = AdamWState<D>;
+    type State<const D: usize> = AdamWMoments<D>;
 
     fn step<const D: usize>(
         &self,
         learning_rate: LearningRate,
         parameter: Tensor<D>,
         gradient: Tensor<D>,
-        state: Option<AdamWState<D>>,
-    ) -> (Tensor<D>, Option<AdamWState<D>>) {
-        let state = state.unwrap_or_else(|| {
+        state: Option<AdamWMoments<D>>,
+    ) -> (Tensor<D>, Option<AdamWMoments<D>>) {
+        let AdamWMoments(state) = state.unwrap_or_else(|| {
             let zeros = gradient.zeros_like();
-            AdamWState::new(AdaptiveMomentumState::new(0, zeros.clone(), zeros))
+            AdamWMoments(AdamWState::new(AdaptiveMomentumState::new(0, zeros.clone(), zeros)))
         });
         let AdaptiveMomentumState { time, moment_1, moment_2, .. } = state.momentum;
         let step = self.at(time + 1, learning_rate);
@@ -79,11 +99,11 @@ impl Optimizer for AdamW {
             _ => composed(tensors, step),
         };
         let momentum = AdaptiveMomentumState::new(time + 1, moment_1, moment_2);
-        (parameter, Some(AdamWState::new(momentum)))
+        (parameter, Some(AdamWMoments(AdamWState::new(momentum))))
     }
 
-    fn to_device<const D: usize>(state: AdamWState<D>, device: &Device) -> AdamWState<D> {
-        AdamWState::new(state.momentum.to_device(device))
+    fn to_device<const D: usize>(AdamWMoments(state): AdamWMoments<D>, device: &Device) -> AdamWMoments<D> {
+        AdamWMoments(AdamWState::new(state.momentum.to_device(device)))
     }
 }
 

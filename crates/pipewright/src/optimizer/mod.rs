@@ -3,5 +3,5 @@
 mod adamw;
 mod rows;
 
-pub use adamw::AdamW;
+pub use adamw::{AdamW, AdamWMoments};
 pub(crate) use rows::mixes_rows;

@@ -126,9 +126,17 @@ impl Pipeline {
         targets: impl Boundary,
         learning_rate: f64,
     ) -> Result<StepSummary, PipelineError> {
-        let inputs = self.split("inputs", inputs)?;
-        let targets = self.split("targets", targets)?;
-        self.step_batch(Batch::new(inputs, targets), learning_rate)
+        let batch = self.split_batch(inputs, targets)?;
+        self.step_batch(batch, learning_rate)
+    }
+
+    /// Splits a batch into the program's microbatches, for [`Pipeline::step_batch`].
+    pub(crate) fn split_batch(
+        &self,
+        inputs: impl Boundary,
+        targets: impl Boundary,
+    ) -> Result<Batch, PipelineError> {
+        Ok(Batch::new(self.split("inputs", inputs)?, self.split("targets", targets)?))
     }
 
     /// As [`Pipeline::step`], with a batch that is split already and may have side inputs.

@@ -15,8 +15,8 @@ use super::state::parameters_of;
 use crate::kernel::product::{Matrix, add_product, product};
 use crate::kernel::squares::sum_squares;
 use crate::nn::{
-    CpuTensor, RowIds, WeightTask, add_product_on_device, add_rows, add_rows_on_device, cpu, cpu_tensor,
-    elements, from_cpu, owned,
+    ConvolutionTask, CpuTensor, RowIds, WeightTask, add_product_on_device, add_rows, add_rows_on_device, cpu,
+    cpu_tensor, elements, from_cpu, owned,
 };
 use crate::tensor::Value;
 use crate::tensor::shard::RowShard;
@@ -116,13 +116,16 @@ impl GradientSums {
     /// Computes the weight gradients that a backward pass deferred and adds them, in place if there is already a sum.
     pub(crate) fn add_deferred(&mut self, tasks: impl IntoIterator<Item = WeightTask>) {
         for task in tasks {
-            let (WeightTask::Product { weight, .. } | WeightTask::Rows { weight, .. }) = &task;
-            let place = *self.places.get(weight).expect("a stage's layers have the stage's parameters");
-            let sum = self.sums[place].take().map(Tensor::from_dispatch);
-            let &[rows, columns] = self.shapes[place].as_slice() else {
-                unreachable!("weights whose gradients are deferred are matrices")
-            };
-            self.sums[place] = Some(add_task(sum, task, [rows, columns]).into_dispatch());
+            let place =
+                *self.places.get(&task.weight()).expect("a stage's layers have the stage's parameters");
+            let (sum, shape) = (self.sums[place].take(), self.shapes[place].as_slice());
+            self.sums[place] = Some(match (task, shape) {
+                (WeightTask::Convolution(task), shape) => add_convolution(sum, &task, shape),
+                (task, &[rows, columns]) => {
+                    add_task(sum.map(Tensor::from_dispatch), task, [rows, columns]).into_dispatch()
+                }
+                _ => unreachable!("other weights whose gradients are deferred are matrices"),
+            });
         }
     }
 
@@ -168,6 +171,17 @@ impl GradientSums {
     }
 }
 
+/// Returns the sum with the gradient of a convolution's weight added.
+fn add_convolution(sum: Option<DispatchTensor>, task: &ConvolutionTask, shape: &[usize]) -> DispatchTensor {
+    // The number of dimensions does not matter here; 1 is arbitrary.
+    let on_cpu =
+        |sum| cpu(Tensor::<1>::from_dispatch(sum)).expect("a convolution is deferred on the CPU back end");
+    let zeros = || cpu_tensor(vec![0.0; shape.iter().product()], shape.to_vec());
+    let mut sum = sum.map(on_cpu).map_or_else(zeros, owned);
+    task.add_to(sum.storage_mut());
+    from_cpu::<1>(sum).into_dispatch()
+}
+
 /// Returns the sum, of `shape`, with the task's gradient added.
 fn add_task(sum: Option<Tensor<2>>, task: WeightTask, shape: [usize; 2]) -> Tensor<2> {
     match task {
@@ -187,6 +201,7 @@ fn add_task(sum: Option<Tensor<2>>, task: WeightTask, shape: [usize; 2]) -> Tens
         WeightTask::Rows { ids: RowIds::Device(ids), gradient, .. } => {
             add_rows_on_device(sum, *ids, gradient, shape)
         }
+        WeightTask::Convolution(_) => unreachable!("it is added by a function of its own"),
     }
 }
 

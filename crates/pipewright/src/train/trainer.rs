@@ -11,10 +11,11 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
+use crate::batch::{Batch as StepBatch, SplitError};
 use crate::checkpoint::{Checkpoint, TrainingState};
 use crate::pipeline::{Pipeline, PipelineError, StepSummary};
 use crate::train::LearningRate;
-use crate::train::data::{DataError, TokenRows};
+use crate::train::data::{DataError, SideTensor, TokenRows};
 
 /// The member of a checkpoint's description that holds the elapsed seconds.
 const ELAPSED: &str = "elapsed_s";
@@ -72,6 +73,26 @@ pub struct Metrics {
     pub predicted_step_ms: Option<f64>,
 }
 
+/// Adds the side inputs of a batch, each split as its rows are.
+fn with_side(batch: StepBatch, side: Vec<SideTensor>, device: &Device) -> Result<StepBatch, SplitError> {
+    let mut batch = batch;
+    for SideTensor { name, shape, values } in side {
+        // The number of dimensions is part of a tensor's type.
+        batch = match shape.len() {
+            1 => batch.with_split(&name, ints::<1>(values, shape, device))?,
+            2 => batch.with_split(&name, ints::<2>(values, shape, device))?,
+            3 => batch.with_split(&name, ints::<3>(values, shape, device))?,
+            4 => batch.with_split(&name, ints::<4>(values, shape, device))?,
+            _ => batch.with_split(&name, ints::<5>(values, shape, device))?,
+        };
+    }
+    Ok(batch)
+}
+
+fn ints<const D: usize>(values: Vec<i32>, shape: Vec<usize>, device: &Device) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
 /// Why a run cannot resume from a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
@@ -114,7 +135,17 @@ impl Trainer {
         let device = Device::flex();
         let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new::<i32, _>(ids, shape), &device);
         let rate = self.learning_rate.at(self.steps_done);
-        let report = self.pipeline.step(tensor(batch.inputs), tensor(batch.targets), rate)?;
+        let (inputs, targets) = (tensor(batch.inputs), tensor(batch.targets));
+        let side = batch.side;
+        let report = match side.is_empty() {
+            true => self.pipeline.step(inputs, targets, rate)?,
+            false => {
+                let batch = self.pipeline.split_batch(inputs, targets)?;
+                let batch = with_side(batch, side, &device)
+                    .map_err(|source| PipelineError::Split { what: "side inputs", source })?;
+                self.pipeline.step_batch(batch, rate)?
+            }
+        };
         self.steps_done += 1;
         Ok((self.metrics(&report, rate, shape[0] * shape[1]), report))
     }

@@ -18,11 +18,15 @@ const ACCURACY: f64 = 5e-4;
 /// The share that rounding errors may add to a bound.
 const ROUNDING: f64 = 1e-9;
 
-/// Returns a time that no step with an arrangement of `classes` is below, without the optimizer.
-pub(super) fn lower_bound(step: Step<'_>, classes: &[Class]) -> f64 {
+/// Returns a time that no step with an arrangement of `classes` is below, without the optimizer. If placements are free,
+/// rounds may visit the ranks in any order.
+pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f64 {
     let any = any::bound(step);
     let of_class = |&class: &Class| {
-        let own = few::bound(step, class).or_else(|| match (class.chunks, class.path) {
+        let own =
+            if is_free && class.chunks > 1 { few::matched(step, class) } else { few::bound(step, class) };
+        let own = own.or_else(|| match (class.chunks, class.path) {
+            (2.., _) if is_free => None,
             (1, _) => Some(one::bound(step, any)),
             (2, Path::V) => Some(two::v_bound(step, any)),
             (2, Path::Loop) => two::loop_bound(step, any),

@@ -34,6 +34,7 @@ mod memory_budget;
 mod order;
 mod pattern;
 mod rows;
+mod side;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -43,3 +44,4 @@ pub use crate::checkpoint::Cursor;
 pub use config::{DataConfig, Tokenizer};
 pub use error::{DataError, TokenPlace};
 pub use rows::{Batch, DataIdentity, TokenRows};
+pub use side::{SideError, SideRows, SideTensor};

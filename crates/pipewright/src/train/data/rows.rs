@@ -7,6 +7,7 @@ use crate::train::data::config::DataConfig;
 use crate::train::data::error::DataError;
 use crate::train::data::ids::Ids;
 use crate::train::data::order::permutation;
+use crate::train::data::side::{SideError, SideRows, SideTensor};
 
 /// All rows of a data source, and the place of the next row.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub struct TokenRows {
     cursor: Cursor,
     /// The number of an epoch and its order, which is computed when a row of that epoch is first taken.
     order: Option<(u64, Vec<u32>)>,
+    /// The side inputs of all rows.
+    side: Option<SideRows>,
 }
 
 /// The identity of a data source. Two sources with the same identity return the same rows in the same order.
@@ -49,6 +52,8 @@ pub struct Batch {
     pub rows: usize,
     /// Tokens per row.
     pub seq_len: usize,
+    /// The side inputs of the rows.
+    pub side: Vec<SideTensor>,
 }
 
 /// How rows are cut from the stream of ids.
@@ -69,7 +74,17 @@ impl TokenRows {
         };
         let rows = u32::try_from(rows).map_err(|_| DataError::ManyRows { found: rows })?;
         let shuffle = config.shuffle.then_some(config.seed);
-        Ok(Self { ids, seq_len, stride, rows, shuffle, cursor: Cursor::default(), order: None })
+        Ok(Self { ids, seq_len, stride, rows, shuffle, cursor: Cursor::default(), order: None, side: None })
+    }
+
+    /// Adds the side inputs of the rows; each batch has those of its rows.
+    ///
+    /// # Errors
+    /// When a side input has fewer rows.
+    pub fn with_side(mut self, side: SideRows) -> Result<Self, SideError> {
+        side.check(self.rows())?;
+        self.side = Some(side);
+        Ok(self)
     }
 
     /// Returns the next `rows` rows; the first row of the next epoch follows the last row of an epoch.
@@ -79,12 +94,14 @@ impl TokenRows {
         let rows = if self.rows == 0 { 0 } else { rows };
         let mut inputs = Vec::with_capacity(rows * self.seq_len);
         let mut targets = Vec::with_capacity(rows * self.seq_len);
-        for _ in 0..rows {
-            let start = self.next_row() * self.stride;
+        let places: Vec<usize> = (0..rows).map(|_| self.next_row()).collect();
+        for place in &places {
+            let start = place * self.stride;
             self.ids.copy(start, self.seq_len, &mut inputs);
             self.ids.copy(start + 1, self.seq_len, &mut targets);
         }
-        Batch { inputs, targets, rows, seq_len: self.seq_len }
+        let side = self.side.as_ref().map(|side| side.of_rows(&places)).unwrap_or_default();
+        Batch { inputs, targets, rows, seq_len: self.seq_len, side }
     }
 
     /// Returns the number of rows per epoch.

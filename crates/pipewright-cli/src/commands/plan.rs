@@ -1,0 +1,186 @@
+//! `pipewright plan`: searches the best plan for a profile, and writes its configuration.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use pipewright_schedule::plan::{PlanError, PlanRequest, plan};
+use pipewright_schedule::profile::Profile;
+
+use crate::commands::plan_config::write_plan;
+use crate::commands::plan_print::{json, text};
+use crate::commands::prepare::{load_settings, read_model};
+use crate::config::{self, Settings};
+use crate::failure::{Exit, Failure};
+use crate::output;
+
+/// The arguments of `pipewright plan`.
+#[derive(Debug, Args)]
+pub(crate) struct PlanArguments {
+    /// The configuration to plan; without it, the profile alone is planned
+    #[arg(value_name = "CONFIG.toml")]
+    config: Option<PathBuf>,
+    /// Override a key of the configuration with a TOML value
+    #[arg(long, value_name = "section.key=value")]
+    set: Vec<String>,
+    /// The costs of layers and links, from a file that `profile` wrote or that is written by hand
+    #[arg(long, value_name = "PROFILE.toml")]
+    profile: Option<PathBuf>,
+    /// The number of ranks, over all replicas; by default, those of the configuration
+    #[arg(long, value_name = "N")]
+    ranks: Option<u32>,
+    /// The number of microbatches of a step, over all replicas; by default, those of the configuration
+    #[arg(long, value_name = "M")]
+    microbatches: Option<u32>,
+    /// The number of replicas; by default, it is searched
+    #[arg(long, value_name = "D")]
+    data_parallel: Option<u32>,
+    /// The memory of a rank, such as 16GiB; by default, that of the profile, or any amount
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    memory: Option<u64>,
+    /// The longest search, such as 20s
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "20s")]
+    time_limit: Duration,
+    /// What to print
+    #[arg(long, value_enum, default_value = "text")]
+    format: Format,
+    /// The configuration to write for the best plan
+    #[arg(short, long, value_name = "CONFIG.toml")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    /// The best plans, and why other schedules lost
+    Text,
+    /// The best plans, the lower bound and the gap
+    Json,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
+    let has_config = arguments.config.is_some() || !arguments.set.is_empty();
+    let settings = match has_config {
+        true => Some(load_settings(arguments.config.as_deref(), &arguments.set)?.settings),
+        false => None,
+    };
+    let file = arguments.profile.as_deref().ok_or_else(|| {
+        Failure::input("--profile is missing; write the costs of layers and links to a file, or measure them")
+    })?;
+    let profile = config::profile::read(file)?;
+    if let Some(settings) = &settings {
+        check_layers(file, &profile, settings)?;
+    }
+    let request = request(arguments, &profile, settings.as_ref())?;
+    let start = Instant::now();
+    let mut keep_going = || start.elapsed() < arguments.time_limit;
+    let report = plan(&profile, &request, &mut keep_going).map_err(refused)?;
+    let seconds = start.elapsed().as_secs_f64();
+    if let Some(output) = &arguments.output {
+        let best = report.plans.first().ok_or_else(|| Failure::input("there is no plan to write"))?;
+        write_plan(output, best, settings.as_ref())?;
+    }
+    let printed = match arguments.format {
+        Format::Text => text(&report, &request, seconds),
+        Format::Json => json(&report, seconds),
+    };
+    output::write(None, &printed)
+}
+
+fn request(
+    arguments: &PlanArguments,
+    profile: &Profile,
+    settings: Option<&Settings>,
+) -> Result<PlanRequest, Failure> {
+    let missing = |flag: &str| {
+        Failure::input(format!(
+            "{flag} is missing; give it, or a configuration, such as --ranks 4 --microbatches 16"
+        ))
+    };
+    let of_settings = settings.map(|settings| &settings.pipeline);
+    let all_ranks = |settings: &Settings| settings.pipeline.ranks.saturating_mul(settings.mesh.data_parallel);
+    let ranks = arguments.ranks.or(settings.map(all_ranks)).ok_or_else(|| missing("--ranks"))?;
+    let microbatches = arguments.microbatches.or(of_settings.map(|pipeline| pipeline.microbatches));
+    let memory = arguments.memory.or(profile.device.as_ref().and_then(|device| device.memory_bytes));
+    Ok(PlanRequest {
+        ranks,
+        microbatches: microbatches.ok_or_else(|| missing("--microbatches"))?,
+        microbatch_rows: of_settings.map_or(profile.rows, |pipeline| pipeline.microbatch_size),
+        memory,
+        data_parallel: arguments.data_parallel,
+        ..PlanRequest::default()
+    })
+}
+
+/// Refuses a profile of another model than that of the configuration.
+fn check_layers(file: &Path, profile: &Profile, settings: &Settings) -> Result<(), Failure> {
+    let layers = read_model(&settings.model)?.describe(settings.data.seq_len as usize).layers.len() as u64;
+    match profile.layer_count() {
+        found if found == layers => Ok(()),
+        found => Err(Failure::input(format!(
+            "{}: the profile has {found} layers, and the model of the configuration has {layers}; use the profile of \
+             this model",
+            file.display()
+        ))),
+    }
+}
+
+fn refused(error: PlanError) -> Failure {
+    match error {
+        PlanError::DoesNotFit { .. } => Failure::new(Exit::CheckFailed, error),
+        error => Failure::input(error),
+    }
+}
+
+/// Reads a size such as `16GiB`, `500MB` or `1000`.
+fn parse_size(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, f64); 9] = [
+        ("kib", 1024.0),
+        ("mib", 1_048_576.0),
+        ("gib", 1_073_741_824.0),
+        ("tib", 1_099_511_627_776.0),
+        ("kb", 1e3),
+        ("mb", 1e6),
+        ("gb", 1e9),
+        ("tb", 1e12),
+        ("b", 1.0),
+    ];
+    let lower = text.trim().to_lowercase();
+    let unit = UNITS.iter().find_map(|(name, bytes)| Some((lower.strip_suffix(name)?, *bytes)));
+    let (number, bytes) = unit.unwrap_or((&lower, 1.0));
+    let value = number.trim().parse::<f64>().ok().map(|number| number * bytes);
+    let value = value.filter(|value| (1.0..=1e18).contains(value));
+    value
+        .map(|value| value as u64)
+        .ok_or_else(|| "write a size such as 16GiB, 500MB or a number of bytes".to_owned())
+}
+
+/// Reads a time such as `20s`, `500ms` or `2m`.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let lower = text.trim().to_lowercase();
+    let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0)];
+    let unit = units.iter().find_map(|(name, seconds)| Some((lower.strip_suffix(name)?, *seconds)));
+    let (number, seconds) = unit.unwrap_or((&lower, 1.0));
+    let value = number.trim().parse::<f64>().ok().map(|number| number * seconds);
+    let value = value.filter(|value| (0.0..=1e6).contains(value));
+    value.map(Duration::from_secs_f64).ok_or_else(|| "write a time such as 20s, 500ms or 2m".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times() {
+        assert_eq!(parse_size("16GiB"), Ok(16 << 30));
+        assert_eq!(parse_size("1.5 mb"), Ok(1_500_000));
+        assert_eq!(parse_size("17179869184"), Ok(16 << 30));
+        assert_eq!(parse_time("20s"), Ok(Duration::from_secs(20)));
+        assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_time("2m"), Ok(Duration::from_secs(120)));
+        for wrong in ["", "-1GiB", "nan", "16 gigs", "inf"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+            assert!(parse_time(wrong).is_err(), "{wrong}");
+        }
+    }
+}

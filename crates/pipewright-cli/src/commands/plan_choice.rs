@@ -1,0 +1,134 @@
+//! The arguments that choose a profile and what follows from it, for `simulate --profile`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use pipewright_schedule::plan::{PlanChoice, best_cut, choice_costs, predict};
+use pipewright_schedule::profile::Profile;
+use pipewright_schedule::simulate::{Summary, logical};
+use pipewright_schedule::{Recompute, Schedule, ScheduleSpec, StageIndex, generate};
+
+use crate::commands::schedule_size::depends_on_costs;
+use crate::config;
+use crate::failure::{Exit, Failure};
+
+/// A profile, and the choices for it.
+#[derive(Debug, Args)]
+pub(super) struct ProfileArguments {
+    /// The costs of layers and links, from a file that `profile` wrote or that is written by hand
+    #[arg(long, value_name = "PROFILE.toml", conflicts_with_all = ["cost", "logical"])]
+    pub(super) profile: Option<PathBuf>,
+    /// With --profile, the first layer of each stage except stage 0; by default, the best partition
+    #[arg(long, value_name = "LAYER,..", value_delimiter = ',', requires = "profile")]
+    boundaries: Vec<usize>,
+}
+
+/// The predicted figures, and what they are for.
+pub(super) struct Predicted {
+    pub(super) summary: Summary,
+    pub(super) prediction: pipewright_schedule::plan::Prediction,
+}
+
+impl ProfileArguments {
+    /// Predicts the schedule called `name`.
+    pub(super) fn predict_named(
+        &self,
+        name: &str,
+        spec: &ScheduleSpec,
+        recompute: &Recompute,
+    ) -> Result<Predicted, Failure> {
+        let plain = generate(name, spec).map_err(Failure::input)?;
+        let choices = self.choices(&plain, recompute)?;
+        if !depends_on_costs(name) {
+            return choices.predict(&plain, choices.boundaries(&plain)?);
+        }
+        let stages = plain.placement().stages();
+        let made = |boundaries: &[usize]| {
+            let choice = choices.choice(boundaries.to_vec());
+            let costs = choice_costs(&choices.profile, stages, &choice).map_err(Failure::input)?;
+            let spec = ScheduleSpec { costs: Some(costs), ..spec.clone() };
+            generate(name, &spec).map_err(Failure::input)
+        };
+        let measured = made(&choices.boundaries(&plain)?)?;
+        let boundaries = choices.boundaries(&measured)?;
+        choices.predict(&made(&boundaries)?, boundaries)
+    }
+
+    /// Predicts a schedule.
+    pub(super) fn predict_schedule(
+        &self,
+        schedule: &Schedule,
+        recompute: &Recompute,
+    ) -> Result<Predicted, Failure> {
+        let choices = self.choices(schedule, recompute)?;
+        choices.predict(schedule, choices.boundaries(schedule)?)
+    }
+
+    /// Reads the profile and checks the choices for a schedule.
+    fn choices(&self, schedule: &Schedule, recompute: &Recompute) -> Result<Choices, Failure> {
+        let file = self.profile.as_deref().unwrap_or_else(|| std::path::Path::new("-"));
+        Ok(Choices {
+            profile: config::profile::read(file)?,
+            boundaries: self.boundaries.clone(),
+            recompute: recompute_of(recompute, schedule.placement().stages())?,
+        })
+    }
+}
+
+/// The profile and what was chosen for it.
+struct Choices {
+    profile: Profile,
+    /// Empty for the best partition.
+    boundaries: Vec<usize>,
+    /// Whether each stage recomputes its forward.
+    recompute: Vec<bool>,
+}
+
+impl Choices {
+    fn boundaries(&self, schedule: &Schedule) -> Result<Vec<usize>, Failure> {
+        let stages = schedule.placement().stages();
+        if !self.boundaries.is_empty() || stages == 1 {
+            return Ok(self.boundaries.clone());
+        }
+        best_cut(&self.profile, schedule, &self.choice(Vec::new())).ok_or_else(|| {
+            let layers = self.profile.layer_count();
+            Failure::input(format!(
+                "{layers} layers of the profile cannot fill {stages} stages; use at most {layers} stages"
+            ))
+        })
+    }
+
+    fn predict(&self, schedule: &Schedule, boundaries: Vec<usize>) -> Result<Predicted, Failure> {
+        let prediction =
+            predict(&self.profile, schedule, &self.choice(boundaries)).map_err(Failure::input)?;
+        let steps = logical(prediction.program.as_program());
+        let steps = steps.map_err(|error| Failure::new(Exit::Bug, error))?.steps();
+        let summary = Summary {
+            makespan: prediction.step_s(),
+            peak_bytes: Some(prediction.peak_bytes.clone()),
+            ..Summary::of(&prediction.run, steps, &prediction.costs)
+        };
+        Ok(Predicted { summary, prediction })
+    }
+
+    fn choice(&self, boundaries: Vec<usize>) -> PlanChoice {
+        let recompute = self.recompute.clone();
+        PlanChoice { boundaries, recompute, data_parallel: 1, microbatch_rows: self.profile.rows }
+    }
+}
+
+/// Returns whether each stage recomputes its forward.
+fn recompute_of(recompute: &Recompute, stages: u32) -> Result<Vec<bool>, Failure> {
+    if recompute.is_by_block() {
+        return Err(Failure::input(
+            "--recompute block: a profile has no blocks inside its layers; write stage, or a list of stages",
+        ));
+    }
+    match recompute.largest_stage() {
+        Some(stage) if stage.get() >= stages => Err(Failure::input(format!(
+            "--recompute: there is no stage {stage}; write none, stage, or stages from 0 to {}",
+            stages - 1
+        ))),
+        _ => Ok((0..stages).map(|stage| recompute.applies_to(StageIndex::new(stage))).collect()),
+    }
+}

@@ -1,0 +1,69 @@
+//! Writes the configuration of a plan, for `train`.
+
+use std::path::Path;
+
+use pipewright_schedule::csv::print_schedule;
+use pipewright_schedule::plan::{Plan, PlanSettings, SEARCHED};
+use toml::{Table, Value};
+
+use crate::commands::plan_print::{Recompute, stages_per_rank};
+use crate::config::Settings;
+use crate::failure::Failure;
+use crate::output;
+
+/// Writes the configuration of `plan` to `file`: the settings with the choices of the plan, or without settings the
+/// choices alone. A schedule that has no name, or whose settings a configuration does not have, is written to a CSV file
+/// beside it.
+pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) -> Result<(), Failure> {
+    let mut config = match settings {
+        Some(settings) => Table::try_from(settings).expect("settings are tables of plain values"),
+        None => Table::new(),
+    };
+    let is_named =
+        plan.name != SEARCHED && plan.name != "zb-greedy" && plan.settings == PlanSettings::default();
+    let schedule = if is_named {
+        plan.name.to_owned()
+    } else {
+        let csv = file.with_extension("csv");
+        output::write(Some(&csv), &print_schedule(&plan.schedule))?;
+        csv.file_name().map_or_else(|| "schedule.csv".to_owned(), |name| name.to_string_lossy().into_owned())
+    };
+    let number = |number: u32| Value::Integer(i64::from(number));
+    let mut pipeline = vec![
+        ("ranks", number(plan.schedule.ranks())),
+        ("stages_per_rank", number(stages_per_rank(plan))),
+        ("schedule", Value::String(schedule)),
+        ("microbatches", number(plan.microbatches())),
+        ("microbatch_size", number(plan.microbatch_rows)),
+    ];
+    if plan.boundaries.is_empty() {
+        pipeline.push(("partition", Value::String("even".to_owned())));
+    } else {
+        let boundaries = plan.boundaries.iter().map(|&layer| Value::Integer(layer as i64)).collect();
+        pipeline.push(("partition", Value::String("explicit".to_owned())));
+        pipeline.push(("boundaries", Value::Array(boundaries)));
+    }
+    match Recompute::of(plan) {
+        Recompute::Word("none") => {}
+        Recompute::Word(word) => pipeline.push(("recompute", Value::String(word.to_owned()))),
+        Recompute::Stages(stages) => {
+            let stages = stages.into_iter().map(|stage| Value::Integer(stage as i64)).collect();
+            pipeline.push(("recompute", Value::Array(stages)));
+        }
+    }
+    set(&mut config, "pipeline", pipeline);
+    set(&mut config, "mesh", vec![("data_parallel", number(plan.data_parallel))]);
+    let text = toml::to_string(&config).expect("a table of plain values can be written as TOML");
+    output::write(Some(file), &text)
+}
+
+/// Sets keys of a section.
+fn set(config: &mut Table, section: &str, keys: Vec<(&str, Value)>) {
+    let section = config.entry(section).or_insert_with(|| Value::Table(Table::new()));
+    if let Value::Table(table) = section {
+        if keys.iter().any(|(key, _)| *key == "partition") {
+            table.remove("boundaries");
+        }
+        table.extend(keys.into_iter().map(|(key, value)| (key.to_owned(), value)));
+    }
+}

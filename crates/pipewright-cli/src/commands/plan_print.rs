@@ -1,0 +1,187 @@
+//! Prints plans as text or as JSON.
+
+use std::fmt::Write;
+
+use pipewright_schedule::plan::{OutcomeKind, Plan, PlanReport, PlanRequest};
+use serde::Serialize;
+
+use crate::display::bytes;
+
+/// The output of `--format json`.
+#[derive(Serialize)]
+struct Report<'a> {
+    plans: Vec<PlanJson<'a>>,
+    lower_bound_s: f64,
+    gap: f64,
+    search_s: f64,
+    simulated: u64,
+    stopped: bool,
+}
+
+#[derive(Serialize)]
+struct PlanJson<'a> {
+    schedule: &'a str,
+    ranks: u32,
+    stages_per_rank: u32,
+    microbatches: u32,
+    microbatch_size: u32,
+    boundaries: &'a [usize],
+    data_parallel: u32,
+    recompute: Recompute,
+    predicted_step_s: f64,
+    bubble_fraction: f64,
+    peak_bytes: &'a [u64],
+    /// The rank of each stage.
+    stage_to_rank: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<u32>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    wide_warmup: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_limit: Option<u32>,
+}
+
+/// The stages that recompute, as the configuration has them.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub(super) enum Recompute {
+    /// `none`, or `stage` for all stages.
+    Word(&'static str),
+    /// Some stages.
+    Stages(Vec<usize>),
+}
+
+impl Recompute {
+    /// Returns the stages that a plan recomputes.
+    pub(super) fn of(plan: &Plan) -> Self {
+        let stages = plan.recompute.iter().enumerate().filter(|(_, recomputes)| **recomputes);
+        let stages: Vec<usize> = stages.map(|(stage, _)| stage).collect();
+        match stages.len() {
+            0 => Self::Word("none"),
+            all if all == plan.recompute.len() => Self::Word("stage"),
+            _ => Self::Stages(stages),
+        }
+    }
+}
+
+/// Returns the number of stages of the rank with the most.
+pub(super) fn stages_per_rank(plan: &Plan) -> u32 {
+    let placement = plan.schedule.placement();
+    placement.all_ranks().map(|rank| placement.stages_of(rank).len() as u32).max().unwrap_or(1)
+}
+
+/// Returns the report as JSON.
+pub(super) fn json(report: &PlanReport, seconds: f64) -> String {
+    let report = Report {
+        plans: report.plans.iter().map(plan_json).collect(),
+        lower_bound_s: report.lower_bound_s,
+        gap: report.gap(),
+        search_s: seconds,
+        simulated: report.simulated,
+        stopped: report.stopped,
+    };
+    serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
+}
+
+fn plan_json(plan: &Plan) -> PlanJson<'_> {
+    let Plan { name, schedule, settings, .. } = plan;
+    let placement = schedule.placement();
+    PlanJson {
+        schedule: name,
+        ranks: schedule.ranks(),
+        stages_per_rank: stages_per_rank(plan),
+        microbatches: plan.microbatches(),
+        microbatch_size: plan.microbatch_rows,
+        boundaries: &plan.boundaries,
+        data_parallel: plan.data_parallel,
+        recompute: Recompute::of(plan),
+        predicted_step_s: plan.step_s,
+        bubble_fraction: plan.bubble_fraction,
+        peak_bytes: &plan.peak_bytes,
+        stage_to_rank: placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect(),
+        group: settings.group,
+        wide_warmup: settings.wide_warmup,
+        memory_limit: settings.memory_limit,
+    }
+}
+
+/// Returns the report as text.
+pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64) -> String {
+    let mut text = String::new();
+    let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
+    for (place, plan) in report.plans.iter().enumerate() {
+        let title = if place == 0 { "best" } else { "then" };
+        line(format!(
+            "{title}  {}  {:.6} s a step, bubble {:.1}%",
+            title_of(plan),
+            plan.step_s,
+            plan.bubble_fraction * 100.0
+        ));
+        if place == 0 {
+            line(format!("      boundaries {:?}", plan.boundaries));
+            if let Recompute::Stages(stages) = Recompute::of(plan) {
+                line(format!("      stages that recompute {stages:?}"));
+            }
+            line(format!("      memory by rank {}", memory(&plan.peak_bytes)));
+        }
+    }
+    let stopped = if report.stopped { ", stopped by the time limit" } else { "" };
+    line(format!(
+        "within {:.1}% of the best possible ({:.6} s); {} plans simulated in {seconds:.1} s{stopped}",
+        report.gap() * 100.0,
+        report.lower_bound_s,
+        report.simulated
+    ));
+    let best = report.plans.first().map_or(0.0, |plan| plan.step_s);
+    for outcome in report
+        .outcomes
+        .iter()
+        .filter(|outcome| Some(outcome.name) != report.plans.first().map(|plan| plan.name))
+    {
+        line(format!("lost  {}: {}", outcome.name, reason(&outcome.result, best)));
+    }
+    if request.memory.is_none() {
+        line("memory is not limited; --memory limits it".to_owned());
+    }
+    text
+}
+
+fn title_of(plan: &Plan) -> String {
+    let replicas =
+        if plan.data_parallel > 1 { format!("{} replicas of ", plan.data_parallel) } else { String::new() };
+    let recompute = match Recompute::of(plan) {
+        Recompute::Word("none") => "",
+        Recompute::Word(_) => ", all stages recompute",
+        Recompute::Stages(_) => ", some stages recompute",
+    };
+    let (ranks, stages) = (plan.schedule.ranks(), plan.schedule.placement().stages());
+    let (microbatches, rows) = (plan.microbatches(), plan.microbatch_rows);
+    format!(
+        "{}: {replicas}{ranks} ranks, {stages} stages, {microbatches} microbatches of {rows} rows{recompute}",
+        plan.name
+    )
+}
+
+fn reason(result: &OutcomeKind, best: f64) -> String {
+    match result {
+        OutcomeKind::Takes(time) => format!("{time:.6} s, {:.1}% longer", (time / best - 1.0) * 100.0),
+        OutcomeKind::TooLarge(shortage) => format!(
+            "rank {} needs {} of {}, {} too much",
+            shortage.rank,
+            bytes(shortage.needed),
+            bytes(shortage.memory),
+            bytes(shortage.needed - shortage.memory)
+        ),
+        OutcomeKind::Refused(reason) => reason.clone(),
+    }
+}
+
+/// Returns the bytes of the ranks. A long list is shortened.
+fn memory(peaks: &[u64]) -> String {
+    const SHOWN: usize = 16;
+    let mut shown: Vec<String> = peaks.iter().take(SHOWN).map(|&peak| bytes(peak)).collect();
+    if peaks.len() > SHOWN {
+        shown.push(format!("(and {} more)", peaks.len() - SHOWN));
+    }
+    shown.join("  ")
+}

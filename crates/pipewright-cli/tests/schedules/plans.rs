@@ -1,0 +1,175 @@
+//! Tests of `plan`, `simulate --profile` and `partition --layout` through the binary.
+
+use serde_json::Value;
+
+use crate::{folder, refuse, run, succeed, text, write};
+
+const PROFILE: &str = "\
+[device]
+name = \"by hand\"
+memory_bytes = 17179869184
+[link]
+latency_s = 5e-6
+bytes_per_s = 1e10
+[[layers]]
+kind = \"embedding\"
+forward_s = 2e-4
+input_backward_s = 1e-4
+weight_backward_s = 1e-4
+output_bytes = 524288
+parameter_bytes = 4194304
+activation_bytes = 524288
+[[layers]]
+kind = \"attention\"
+count = 8
+forward_s = 1e-3
+input_backward_s = 1e-3
+weight_backward_s = 1e-3
+optimizer_s = 1e-4
+output_bytes = 524288
+parameter_bytes = 4194304
+activation_bytes = 6291456
+[[layers]]
+kind = \"head\"
+forward_s = 3e-3
+input_backward_s = 3e-3
+weight_backward_s = 3e-3
+output_bytes = 0
+parameter_bytes = 8388608
+activation_bytes = 12582912
+";
+
+fn json(output: &str) -> Value {
+    serde_json::from_str(output).expect("JSON")
+}
+
+#[test]
+fn a_plan_is_what_simulate_predicts() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    let size = ["--ranks", "2", "--microbatches", "4", "--data-parallel", "1"];
+    let planned =
+        succeed(&folder, &[&["plan", "--profile", "p.toml", "--format", "json"], &size[..]].concat());
+    let report = json(&planned);
+    let bound = report["lower_bound_s"].as_f64().expect("a bound");
+    let plans = report["plans"].as_array().expect("plans");
+    let best = plans[0]["predicted_step_s"].as_f64().expect("a time");
+    assert!(
+        bound <= best && report["gap"].as_f64().is_some_and(|gap| (gap - (best / bound - 1.0)).abs() < 1e-9)
+    );
+    let named = plans.iter().filter(|plan| plan["schedule"] != "searched" && plan["schedule"] != "zb-greedy");
+    let mut compared = 0;
+    for plan in named.filter(|plan| plan["group"].is_null() && plan["wide_warmup"].is_null()) {
+        let boundaries: Vec<String> =
+            plan["boundaries"].as_array().expect("a list").iter().map(ToString::to_string).collect();
+        let (boundaries, microbatches) = (boundaries.join(","), plan["microbatches"].to_string());
+        let chunks = plan["stages_per_rank"].to_string();
+        if plan["microbatch_size"] != 1 {
+            continue;
+        }
+        let name = plan["schedule"].as_str().expect("a name");
+        let simulated = json(&succeed(
+            &folder,
+            &[
+                "simulate",
+                name,
+                "--ranks",
+                "2",
+                "--stages-per-rank",
+                &chunks,
+                "--microbatches",
+                &microbatches,
+                "--profile",
+                "p.toml",
+                "--boundaries",
+                &boundaries,
+                "--format",
+                "json",
+            ],
+        ));
+        assert_eq!(simulated["makespan"], plan["predicted_step_s"], "{name}");
+        assert_eq!(simulated["peak_bytes"], plan["peak_bytes"], "{name}");
+        compared += 1;
+    }
+    assert!(compared > 0, "{planned}");
+}
+
+#[test]
+fn a_plan_is_written_for_train() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    let arguments = [
+        "plan",
+        "--profile",
+        "p.toml",
+        "--ranks",
+        "2",
+        "--microbatches",
+        "8",
+        "--data-parallel",
+        "1",
+        "-o",
+        "best.toml",
+    ];
+    let printed = succeed(&folder, &arguments);
+    assert!(printed.starts_with("best  ") && printed.contains("of the best possible"), "{printed}");
+    assert!(printed.contains("lost  gpipe: "), "{printed}");
+    let config = std::fs::read_to_string(folder.path().join("best.toml")).expect("the configuration");
+    assert!(config.contains("ranks = 2") && config.contains("schedule = "), "{config}");
+    if config.contains("best.csv") {
+        let proved = succeed(&folder, &["validate", "best.csv", "--level", "compute"]);
+        assert!(proved.starts_with("best.csv: sound"), "{proved}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_exits_with_3() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    let arguments =
+        ["plan", "--profile", "p.toml", "--ranks", "2", "--microbatches", "4", "--memory", "20MiB"];
+    refuse(&folder, &arguments, 3, "error: no plan fits: rank ");
+}
+
+#[test]
+fn a_wrong_profile_is_refused_with_its_line() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE.replacen("forward_s = 2e-4", "forward_ms = 0.2", 1));
+    let output = run(&folder, &["plan", "--profile", "p.toml", "--ranks", "2", "--microbatches", "4"]);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("p.toml:9:1: `forward_ms` has a unit") && stderr.contains("write `forward_s`"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn the_best_partition_is_the_default() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    let of = |further: &[&str]| {
+        let size = ["--ranks", "2", "--microbatches", "4", "--profile", "p.toml", "--format", "json"];
+        let printed = succeed(&folder, &[&["simulate", "1f1b"], &size[..], further].concat());
+        json(&printed)["makespan"].as_f64().expect("a time")
+    };
+    let best = of(&[]);
+    for boundary in 1..10 {
+        assert!(best <= of(&["--boundaries", &boundary.to_string()]), "boundary {boundary}");
+    }
+    assert!(of(&["--recompute", "stage"]) > best);
+}
+
+#[test]
+fn a_layout_is_a_partition() {
+    let folder = folder();
+    let printed = succeed(&folder, &["partition", "--layout", "E | A*3 | (A M)*2 | A L", "--format", "json"]);
+    assert_eq!(printed, "{\"stages\":[[0,0],[1,3],[4,7],[8,9]],\"weights\":[1,3,4,2]}\n");
+    let output = run(&folder, &["partition", "--layout", "E | | L"]);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("column 5: this stage has no layer") && stderr.contains("  E | | L\n      ^"),
+        "{stderr}"
+    );
+}

@@ -1,0 +1,68 @@
+//! What stages take and return.
+
+use burn::tensor::{Int, Tensor};
+use pipewright::tensor::{Boundary, BoundaryError, Unpack, Value, ValueKind, Values};
+
+/// The input of a stage.
+#[derive(Debug, Clone)]
+pub enum HybridInput {
+    /// Token ids `[batch, sequence]`, for the stage with the embeddings.
+    Tokens(Tensor<2, Int>),
+    /// Hidden states `[batch, sequence, hidden]` and the token ids.
+    Hidden(Tensor<3>, Tensor<2, Int>),
+}
+
+/// The output of a stage.
+#[derive(Debug, Clone)]
+pub enum HybridOutput {
+    /// Hidden states `[batch, sequence, hidden]` and the token ids.
+    Hidden(Tensor<3>, Tensor<2, Int>),
+    /// The logits `[batch, sequence, vocabulary]` of the last stage.
+    Logits {
+        /// Of the next token.
+        logits: Tensor<3>,
+        /// Of the token after it, if the model has a second head.
+        second: Option<Tensor<3>>,
+    },
+}
+
+impl Boundary for HybridInput {
+    fn pack(self, into: &mut Values) {
+        match self {
+            Self::Tokens(ids) => ids.pack(into),
+            Self::Hidden(hidden, ids) => (hidden, ids).pack(into),
+        }
+    }
+
+    fn unpack(from: &mut Unpack) -> Result<Self, BoundaryError> {
+        match from.peek().map(Value::kind) {
+            Some(ValueKind::Int) => Tensor::unpack(from).map(Self::Tokens),
+            _ => <(Tensor<3>, Tensor<2, Int>)>::unpack(from).map(|(hidden, ids)| Self::Hidden(hidden, ids)),
+        }
+    }
+}
+
+impl Boundary for HybridOutput {
+    fn pack(self, into: &mut Values) {
+        match self {
+            Self::Hidden(hidden, ids) => (hidden, ids).pack(into),
+            Self::Logits { logits, second } => {
+                logits.pack(into);
+                if let Some(second) = second {
+                    second.pack(into);
+                }
+            }
+        }
+    }
+
+    fn unpack(from: &mut Unpack) -> Result<Self, BoundaryError> {
+        let first = Tensor::unpack(from)?;
+        match from.peek().map(Value::kind) {
+            Some(ValueKind::Int) => Tensor::unpack(from).map(|ids| Self::Hidden(first, ids)),
+            Some(_) => {
+                Tensor::unpack(from).map(|second| Self::Logits { logits: first, second: Some(second) })
+            }
+            None => Ok(Self::Logits { logits: first, second: None }),
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Blocks of experts with their two losses.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use pipewright::nn::{Expert, Linear, Routing, mix_experts, router_losses};
+use pipewright::stage::StageContext;
+
+use super::config::HybridConfig;
+use super::pattern::BlockKind;
+use super::tokens::Tokens;
+use crate::parameter::{Builder, ParameterSource};
+
+#[derive(Module, Debug)]
+pub(super) struct ExpertMixer {
+    router: Linear,
+    experts: Vec<Expert>,
+    shared_expert: Option<Expert>,
+    #[module(skip)]
+    settings: Settings,
+}
+
+#[derive(Clone, Debug)]
+struct Settings {
+    /// The path of the router, for errors.
+    path: String,
+    count: usize,
+    normalised: bool,
+    /// The weights of the balance loss and of the loss of the logits.
+    weights: (f64, f64),
+    /// The share of this block in the mean over all blocks of experts.
+    share: f64,
+}
+
+impl ExpertMixer {
+    pub(super) fn build<S: ParameterSource>(
+        config: &HybridConfig,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let width = config.hidden_size;
+        let router = builder.linear(&format!("{path}.router"), width, config.num_experts)?;
+        let mut expert = |path: &str, inner| build_expert(width, inner, path, builder);
+        let experts = (0..config.num_experts)
+            .map(|index| expert(&format!("{path}.experts.{index}"), config.moe_intermediate_size))
+            .collect::<Result<_, _>>()?;
+        let shared_expert = match config.shared_expert_intermediate_size {
+            0 => None,
+            inner => Some(expert(&format!("{path}.shared_expert"), inner)?),
+        };
+        let settings = Settings {
+            path: format!("{path}.router"),
+            count: config.num_experts_per_tok,
+            normalised: config.norm_topk_prob,
+            weights: (config.moe_aux_loss_weight, config.moe_router_z_loss_weight),
+            share: 1.0 / config.pattern.count(BlockKind::Experts).max(1) as f64,
+        };
+        Ok(Self { router, experts, shared_expert, settings })
+    }
+
+    /// Shapes: `[tokens, hidden]` in and out.
+    pub(super) fn forward(&self, x: Tensor<2>, tokens: &Tokens, context: &StageContext) -> Tensor<2> {
+        // The choice of experts is sensitive to rounding, so the router keeps its precision.
+        let logits = self.router.forward(x.clone().cast(self.router.weight.dtype()));
+        let Settings { path, count, normalised, weights: (balance, z), share } = &self.settings;
+        let routing = Routing::new(logits.clone(), *count, *normalised);
+        if !routing.is_finite() {
+            context.not_finite(&format!("a probability of the router `{path}`"));
+        }
+        let losses = router_losses(logits, loads(&routing, tokens), tokens.mean_weights()).mul_scalar(*share);
+        context.auxiliary_loss("moe_aux", *balance, losses.clone().narrow(0, 0, 1));
+        context.auxiliary_loss("moe_z", *z, losses.narrow(0, 1, 1));
+        // The experts' gradients are added first, and then the router's: see `one_gradient`.
+        let x = one_gradient(x);
+        let mixed = mix_experts(x.clone(), &routing, &self.experts);
+        match &self.shared_expert {
+            Some(shared) => mixed + shared.forward(x),
+            None => mixed,
+        }
+    }
+}
+
+/// Returns `x` as a tensor of its own on the tape, which passes one gradient on. Where losses join the backward pass in the
+/// middle of a stage, the order in which a tensor gets more than two gradients depends on the cut, and so would the last
+/// bits of their sum.
+pub(super) fn one_gradient(x: Tensor<2>) -> Tensor<2> {
+    x.mul_scalar(1.0)
+}
+
+/// Builds a feed-forward layer with a gate.
+pub(super) fn build_expert<S: ParameterSource>(
+    width: usize,
+    inner: usize,
+    path: &str,
+    builder: &mut Builder<'_, S>,
+) -> Result<Expert, S::Error> {
+    Ok(Expert {
+        gate_proj: Some(builder.linear(&format!("{path}.gate_proj"), width, inner)?),
+        up_proj: builder.linear(&format!("{path}.up_proj"), width, inner)?,
+        down_proj: builder.linear(&format!("{path}.down_proj"), inner, width)?,
+    })
+}
+
+/// Returns the number of experts times the share of the valid tokens that chose each.
+fn loads(routing: &Routing, tokens: &Tokens) -> Arc<[f32]> {
+    let experts = routing.experts();
+    let choices = routing.chosen().len() / tokens.len().max(1);
+    let valid = tokens.valid.iter().filter(|valid| **valid).count().max(1);
+    let mut counts = vec![0usize; experts];
+    for (choice, &expert) in routing.chosen().iter().enumerate() {
+        counts[expert] += usize::from(tokens.valid[choice / choices]);
+    }
+    counts.iter().map(|&count| (experts * count) as f32 / valid as f32).collect()
+}

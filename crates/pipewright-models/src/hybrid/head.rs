@@ -1,0 +1,111 @@
+//! The second prediction head (DeepSeek-AI, 2024, depth 1), and the losses of both heads.
+
+use burn::module::Module;
+use burn::tensor::{Int, Tensor, TensorData};
+use pipewright::nn::{Embedding, Linear, RmsNorm, ScopedAttention, cross_entropy};
+use pipewright::stage::StageContext;
+
+use super::block::Block;
+use super::boundary::HybridOutput;
+use super::config::HybridConfig;
+use super::pattern::BlockKind;
+use super::tokens::{Tokens, counts};
+use crate::parameter::{Builder, ParameterSource};
+
+/// What predicts the token after the next one from the hidden states of the last block and the next token.
+#[derive(Module, Debug)]
+pub(super) struct SecondHead {
+    hidden_norm: RmsNorm,
+    embed_norm: RmsNorm,
+    proj: Linear,
+    block: Block,
+    norm: RmsNorm,
+}
+
+impl SecondHead {
+    pub(super) fn build<S: ParameterSource>(
+        config: &HybridConfig,
+        kind: BlockKind,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let width = config.hidden_size;
+        let norm = |builder: &mut Builder<'_, S>, name: &str| {
+            builder.norm(&format!("mtp.{name}"), width, config.rms_norm_eps)
+        };
+        let rope_theta = Some(config.rope_theta);
+        let attention = ScopedAttention { head_dim: config.head_dim(), rope_theta, window: None };
+        Ok(Self {
+            hidden_norm: norm(builder, "hidden_norm")?,
+            embed_norm: norm(builder, "embed_norm")?,
+            proj: builder.linear("mtp.proj", 2 * width, width)?,
+            block: Block::of_kind(config, kind, attention, "mtp.block", builder)?,
+            norm: norm(builder, "norm")?,
+        })
+    }
+
+    /// Returns what the model's head takes, `[tokens, hidden]`, from the hidden states after the last block. The result at
+    /// the last position of a row has no meaning: its next token is not among the ids.
+    pub(super) fn forward(
+        &self,
+        hidden: Tensor<2>,
+        ids: &Tensor<2, Int>,
+        table: &Embedding,
+        tokens: &Tokens,
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let [rows, sequence] = ids.dims();
+        let last = ids.clone().narrow(1, sequence - 1, 1);
+        let next = Tensor::cat(vec![ids.clone().narrow(1, 1, sequence - 1), last], 1);
+        let [count, width] = hidden.dims();
+        let embedded = self.embed_norm.forward(table.forward(next).reshape([rows * sequence, width]));
+        let joined = Tensor::cat(vec![self.hidden_norm.forward(hidden), embedded], 1);
+        let x = self.proj.forward(joined.reshape([count, 2 * width]));
+        self.norm.forward(self.block.forward(x, tokens, context))
+    }
+}
+
+/// Returns the mean cross entropy of the valid positions, and adds the second head's loss as `mtp`.
+///
+/// # Panics
+/// When the output has no logits, or a target lies outside the vocabulary.
+pub(super) fn loss(
+    weight: f64,
+    output: HybridOutput,
+    targets: &Tensor<2, Int>,
+    context: &StageContext,
+) -> Tensor<1> {
+    let HybridOutput::Logits { logits, second } = output else {
+        panic!("the last stage returns logits, not hidden states")
+    };
+    let [rows, sequence] = targets.dims();
+    let counts = counts(context, rows, sequence);
+    if let Some(second) = second {
+        // Position `t` predicts the token after the target of `t`, which is the target of `t + 1`.
+        let places = |row: usize| (0..counts[row] - 1).map(move |t| row * sequence + t);
+        let places: Vec<usize> = (0..rows).flat_map(places).collect();
+        context.auxiliary_loss("mtp", weight, mean_loss(second, targets, &places, 1));
+    }
+    let places = |row: usize| (0..counts[row]).map(move |t| row * sequence + t);
+    let places: Vec<usize> = (0..rows).flat_map(places).collect();
+    mean_loss(logits, targets, &places, 0)
+}
+
+/// Returns the mean cross entropy of the logits at `places` against the targets `ahead` places after them; 0, with a
+/// gradient of 0, if there are no places.
+fn mean_loss(logits: Tensor<3>, targets: &Tensor<2, Int>, places: &[usize], ahead: usize) -> Tensor<1> {
+    let [rows, sequence, vocabulary] = logits.dims();
+    let logits = logits.reshape([rows * sequence, vocabulary]);
+    if places.is_empty() {
+        return logits.sum().mul_scalar(0.0);
+    }
+    let targets = targets.clone().reshape([rows * sequence]);
+    if places.len() == rows * sequence {
+        return cross_entropy(logits, targets);
+    }
+    let ids = |ahead: usize, tensor: &Tensor<1, Int>| {
+        let ids: Vec<i64> = places.iter().map(|&place| (place + ahead) as i64).collect();
+        Tensor::<1, Int>::from_data(TensorData::new(ids, [places.len()]), &tensor.device())
+    };
+    let of_targets = targets.clone().select(0, ids(ahead, &targets));
+    cross_entropy(logits.select(0, ids(0, &targets)), of_targets)
+}

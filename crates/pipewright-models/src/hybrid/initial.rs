@@ -1,0 +1,37 @@
+//! Initial parameters: those of Mamba-2 mixers as in the Mamba reference, no relation bias, a gentle bound of the
+//! embeddings; the others as in every family.
+
+use super::config::HybridConfig;
+use crate::error::ConfigError;
+use crate::init::SeededInit;
+use crate::mamba::MambaInit;
+use crate::parameter::{ParameterSource, ParameterSpec};
+
+/// The initial parameters of a model.
+pub(super) struct InitialParameters {
+    mixers: MambaInit,
+    others: SeededInit,
+}
+
+impl InitialParameters {
+    pub(super) fn new(config: &HybridConfig, seed: u64) -> Self {
+        let mixers = MambaInit { seed, steps: (0.001, 0.1), floor: 0.0, taps: config.conv_kernel };
+        Self { mixers, others: SeededInit { seed, deviation: config.initializer_range } }
+    }
+}
+
+impl ParameterSource for InitialParameters {
+    type Error = ConfigError;
+
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
+        if let Some(values) = self.mixers.parameter(spec) {
+            return Ok(values);
+        }
+        let len = spec.shape.iter().product();
+        match spec.path.as_str() {
+            "model.embed_norm.alpha" => Ok(vec![0.5; len]),
+            "model.relation_bias.weight" => Ok(vec![0.0; len]),
+            _ => self.others.parameter(spec),
+        }
+    }
+}

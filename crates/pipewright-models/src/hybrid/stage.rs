@@ -1,0 +1,302 @@
+//! A stage of a model: any contiguous range of its layers.
+
+use std::ops::Range;
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Int, Tensor};
+use pipewright::nn::{Embedding, Linear, RmsNorm, TiedHead};
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::train::data::{SideError, SideRows};
+use pipewright_schedule::ModelDesc;
+
+use super::block::{Block, RELATION_BIAS, relation_table};
+use super::boundary::{HybridInput, HybridOutput};
+use super::config::HybridConfig;
+use super::embedding::{FurtherEmbeddings, with_zero_gradient};
+use super::head::{SecondHead, loss};
+use super::initial::InitialParameters;
+use super::pattern::Pattern;
+use super::side_check::check_side;
+use super::tokens::Tokens;
+use crate::decoder::DecoderConfig;
+use crate::error::ConfigError;
+use crate::family::ModelFamily;
+use crate::mamba::is_of_scan;
+use crate::parameter::{Builder, ParameterSource, without_variants};
+use crate::training_module::TrainingModule;
+
+/// The path of the embedding.
+const EMBEDDING: &str = "model.embed_tokens";
+
+/// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), the struct has fields for the
+/// whole model.
+#[derive(Module, Debug)]
+pub struct HybridStage {
+    model: HybridModel,
+    lm_head: Option<Linear>,
+    /// A copy of the embedding's table, for the head of a model with tied embeddings and for the second head.
+    tied_head: Option<TiedHead>,
+    mtp: Option<SecondHead>,
+    #[module(skip)]
+    config: HybridConfig,
+}
+
+#[derive(Module, Debug)]
+struct HybridModel {
+    embed_tokens: Option<Embedding>,
+    further: Option<FurtherEmbeddings>,
+    relation_bias: Option<RelationBias>,
+    /// One entry for each block of the whole model.
+    layers: Vec<Option<Block>>,
+    norm: Option<RmsNorm>,
+}
+
+/// The table of the relations, `[relations, heads]`.
+#[derive(Module, Debug)]
+struct RelationBias {
+    weight: Param<Tensor<2>>,
+}
+
+impl HybridStage {
+    /// Runs the stage for a microbatch.
+    ///
+    /// # Panics
+    /// When the input is not of the kind that the stage takes, or an id lies outside its table.
+    pub fn run(&self, input: HybridInput, context: &StageContext) -> HybridOutput {
+        let (hidden, ids, tokens) = self.enter(input, context);
+        let [batch, sequence, width] = hidden.dims();
+        let mut hidden = hidden.reshape([batch * sequence, width]);
+        for block in self.model.layers.iter().flatten() {
+            hidden = block.forward(hidden, &tokens, context);
+        }
+        let Some(norm) = &self.model.norm else {
+            return HybridOutput::Hidden(hidden.reshape([batch, sequence, width]), ids);
+        };
+        let second = self.mtp.as_ref().map(|second| {
+            let copy = self.tied_head.as_ref().expect("a stage with a second head has a copy of the table");
+            let table = Embedding { weight: copy.weight.clone() };
+            second.forward(hidden.clone(), &ids, &table, &tokens, context)
+        });
+        let logits = |x: Tensor<2>| {
+            let logits = match (&self.lm_head, &self.tied_head) {
+                (Some(head), _) => head.forward(x),
+                (None, Some(head)) => head.forward(x),
+                (None, None) => unreachable!("a stage with the last norm has a head"),
+            };
+            let vocabulary = logits.dims()[1];
+            logits.reshape([batch, sequence, vocabulary])
+        };
+        HybridOutput::Logits { logits: logits(norm.forward(hidden)), second: second.map(logits) }
+    }
+
+    fn enter(&self, input: HybridInput, context: &StageContext) -> (Tensor<3>, Tensor<2, Int>, Tokens) {
+        let (Some(table), Some(further)) = (&self.model.embed_tokens, &self.model.further) else {
+            let HybridInput::Hidden(hidden, ids) = input else {
+                panic!("a stage without the embeddings takes hidden states, not token ids")
+            };
+            let tokens = Tokens::new(&self.config, &ids, context);
+            return (hidden, ids, tokens);
+        };
+        let HybridInput::Tokens(ids) = input else {
+            panic!("the first stage takes token ids, not hidden states")
+        };
+        let tokens = Tokens::new(&self.config, &ids, context);
+        let mut x = table.forward(ids.clone());
+        if let Some(table) = &self.model.relation_bias {
+            // The attentions have copies of the table, which are all that is read.
+            x = with_zero_gradient(x, table.weight.val());
+        }
+        if self.config.embed_scale {
+            x = x.mul_scalar((self.config.hidden_size as f64).sqrt());
+        }
+        (further.forward(x, &ids, &tokens, context), ids, tokens)
+    }
+}
+
+impl StageModule for HybridStage {
+    type Input = HybridInput;
+    type Output = HybridOutput;
+
+    fn forward(&self, input: HybridInput, context: &StageContext) -> HybridOutput {
+        self.run(input, context)
+    }
+
+    /// Gives parameters the paths of the checkpoint.
+    fn parameter_path(&self, local: &str) -> String {
+        let local = without_variants(local);
+        if local == "tied_head.weight" {
+            return format!("{EMBEDDING}.weight");
+        }
+        if local.ends_with(".relation.weight") {
+            return format!("{RELATION_BIAS}.weight");
+        }
+        let Some(further) = local.strip_prefix("model.further.") else { return local };
+        let names: Vec<&str> = further.split('.').collect();
+        let path = match names.as_slice() {
+            ["rms" | "tanh", name] => Some(format!("model.embed_norm.{name}")),
+            [list, place, name] => {
+                let tables = self.model.further.as_ref();
+                let path = place.parse().ok().and_then(|place| tables?.path(list, place));
+                path.map(|path| format!("{path}.{name}"))
+            }
+            _ => None,
+        };
+        path.unwrap_or_else(|| format!("model.{further}"))
+    }
+
+    /// The routers and the numbers of each head of a scan do.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        local.ends_with("router.weight") || is_of_scan(local)
+    }
+
+    /// Returns the paths of the embedding's table and of the table of the relations, of which there are copies.
+    fn shared_parameters(&self) -> Vec<String> {
+        vec![format!("{EMBEDDING}.weight"), format!("{RELATION_BIAS}.weight")]
+    }
+}
+
+impl TrainingModule for HybridStage {
+    fn into_stage(self, is_last: bool) -> Stage {
+        if !is_last {
+            return Stage::new(self);
+        }
+        let weight = self.config.mtp_loss_weight;
+        Stage::with_context_loss(self, move |output, targets: Tensor<2, Int>, context: &StageContext| {
+            loss(weight, output, &targets, context)
+        })
+    }
+}
+
+impl ModelFamily for HybridConfig {
+    const MODEL_TYPE: &'static str = "hybrid";
+    const ARCHITECTURE: &'static str = "HybridForCausalLM";
+    const KEYS: &'static [&'static str] = &super::config::KEYS;
+    type Stage = HybridStage;
+
+    /// Returns a model of attention and feed-forward layers in turn: `num_hidden_layers` of each.
+    fn of_sizes(sizes: DecoderConfig) -> Self {
+        let pattern = "AD".repeat(sizes.num_hidden_layers.max(1));
+        Self {
+            num_attention_heads: sizes.num_attention_heads,
+            num_key_value_heads: Some(sizes.num_key_value_heads),
+            head_dim: sizes.head_dim,
+            intermediate_size: sizes.intermediate_size,
+            rms_norm_eps: sizes.rms_norm_eps,
+            rope_theta: sizes.rope_theta,
+            initializer_range: sizes.initializer_range,
+            tie_word_embeddings: sizes.tie_word_embeddings,
+            ..Self::new(
+                sizes.vocab_size,
+                sizes.hidden_size,
+                Pattern::new(&pattern).expect("its letters are known"),
+            )
+        }
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn describe(&self, sequence: usize) -> ModelDesc {
+        self.describe_layers(sequence)
+    }
+
+    fn initializer_range(&self) -> f64 {
+        self.initializer_range
+    }
+
+    fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError> {
+        check_side(self, side, sequence)
+    }
+
+    fn cuts(&self) -> Option<Vec<usize>> {
+        // The embeddings are the layer before the first block.
+        Some(self.pattern.cuts().iter().map(|blocks| blocks + 1).collect())
+    }
+
+    fn init_stage(
+        &self,
+        layers: Range<usize>,
+        seed: u64,
+        device: &Device,
+    ) -> Result<HybridStage, ConfigError> {
+        self.build_stage(layers, &mut InitialParameters::new(self, seed), device)
+    }
+
+    fn build_stage<S>(
+        &self,
+        layers: Range<usize>,
+        source: &mut S,
+        device: &Device,
+    ) -> Result<HybridStage, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
+        self.validate()?;
+        let Range { start, end } = layers;
+        let head = self.layers() - 1;
+        if start >= end || end > self.layers() {
+            return Err(ConfigError::LayerRange { start, end, layers: self.layers() }.into());
+        }
+        let mut builder = Builder::new(source, device);
+        let mut stage = HybridStage::empty(self);
+        for layer in start..end {
+            if layer == 0 {
+                stage.add_embeddings(self, &mut builder)?;
+            } else if layer == head {
+                stage.add_head(self, &mut builder)?;
+            } else {
+                stage.model.layers[layer - 1] = Some(Block::build(self, layer - 1, &mut builder)?);
+            }
+        }
+        Ok(stage)
+    }
+}
+
+impl HybridStage {
+    fn empty(config: &HybridConfig) -> Self {
+        let layers = vec![None; config.blocks().len()];
+        Self {
+            model: HybridModel { embed_tokens: None, further: None, relation_bias: None, layers, norm: None },
+            lm_head: None,
+            tied_head: None,
+            mtp: None,
+            config: config.clone(),
+        }
+    }
+
+    fn add_embeddings<S: ParameterSource>(
+        &mut self,
+        config: &HybridConfig,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<(), S::Error> {
+        self.model.embed_tokens =
+            Some(builder.embedding(EMBEDDING, config.vocab_size, config.hidden_size)?);
+        self.model.further = Some(FurtherEmbeddings::build(config, builder)?);
+        if config.num_relations > 0 {
+            self.model.relation_bias = Some(RelationBias { weight: relation_table(config, builder)? });
+        }
+        Ok(())
+    }
+
+    fn add_head<S: ParameterSource>(
+        &mut self,
+        config: &HybridConfig,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<(), S::Error> {
+        let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
+        self.model.norm = Some(builder.norm("model.norm", hidden, config.rms_norm_eps)?);
+        if !config.tie_word_embeddings {
+            self.lm_head = Some(builder.linear("lm_head", hidden, vocabulary)?);
+        }
+        let second = config.second_block();
+        if config.tie_word_embeddings || second.is_some() {
+            self.tied_head = Some(builder.tied_head(EMBEDDING, vocabulary, hidden)?);
+        }
+        if let Some(kind) = second {
+            self.mtp = Some(SecondHead::build(config, kind, builder)?);
+        }
+        Ok(())
+    }
+}

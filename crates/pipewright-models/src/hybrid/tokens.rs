@@ -1,0 +1,157 @@
+//! What a microbatch's tokens carry beside their hidden states: documents, positions, validity and relations. Every stage
+//! makes it again from the token ids and the side inputs of the microbatch, which it looks up by the microbatch's index.
+
+use std::sync::Arc;
+
+use burn::tensor::{Bool, Int, Tensor};
+use pipewright::batch::SideInputError;
+use pipewright::nn::{Relations, TokenScope};
+use pipewright::stage::StageContext;
+
+use super::config::HybridConfig;
+use super::side_inputs::{COUNTS, DOCUMENTS, RELATIONS, side};
+
+/// The tokens of a microbatch, or those of them that a block sees.
+#[derive(Clone, Debug)]
+pub(super) struct Tokens {
+    pub(super) scope: TokenScope,
+    /// Whether each token is valid; the tokens after a row's valid ones are padding.
+    pub(super) valid: Arc<[bool]>,
+    pub(super) relations: Option<Relations>,
+}
+
+impl Tokens {
+    /// Returns the tokens of a microbatch with `ids`.
+    ///
+    /// # Panics
+    /// When a side input does not have the shape of its kind.
+    pub(super) fn new(config: &HybridConfig, ids: &Tensor<2, Int>, context: &StageContext) -> Self {
+        let [rows, sequence] = ids.dims();
+        let documents: Arc<[u32]> = match side::<Tensor<2, Int>>(context, DOCUMENTS) {
+            Some(given) => {
+                assert_eq!(given.dims(), [rows, sequence], "`{DOCUMENTS}` has a document for each token");
+                given.into_data().iter::<i64>().map(|id| id as u32).collect()
+            }
+            None => documents_of(&host(ids), sequence, config.bos_token_id).into(),
+        };
+        let whole = TokenScope::whole(rows, sequence);
+        let counts = counts(context, rows, sequence);
+        let valid = (0..rows * sequence).map(|token| token % sequence < counts[token / sequence]).collect();
+        let relations =
+            (config.num_relations > 0).then(|| relations(config, context, [rows, sequence])).flatten();
+        Self { scope: TokenScope { documents, ..whole }, valid, relations }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.valid.len()
+    }
+
+    /// Returns the tokens at these places, `length` of each row.
+    pub(super) fn choose(&self, places: &[usize], length: usize) -> Self {
+        let sequence = self.scope.sequence;
+        let of = |all: &[u32]| places.iter().map(|&place| all[place]).collect();
+        let relations = self.relations.as_ref().map(|relations| {
+            let mut mask = Vec::with_capacity(places.len() * relations.count * length);
+            for (row, places) in places.chunks(length).enumerate() {
+                for relation in 0..relations.count {
+                    for query in places {
+                        let start =
+                            ((row * relations.count + relation) * sequence + query % sequence) * sequence;
+                        mask.extend(places.iter().map(|key| relations.mask[start + key % sequence]));
+                    }
+                }
+            }
+            Relations { count: relations.count, mask: mask.into() }
+        });
+        Self {
+            scope: TokenScope {
+                sequence: length,
+                documents: of(&self.scope.documents),
+                positions: of(&self.scope.positions),
+            },
+            valid: places.iter().map(|&place| self.valid[place]).collect(),
+            relations,
+        }
+    }
+
+    /// Returns `1 / valid tokens` for a valid token and 0 for another: the weights of a mean over valid tokens.
+    pub(super) fn mean_weights(&self) -> Arc<[f32]> {
+        let share = 1.0 / self.valid.iter().filter(|valid| **valid).count().max(1) as f32;
+        self.valid.iter().map(|&valid| if valid { share } else { 0.0 }).collect()
+    }
+}
+
+/// Returns ids as numbers on the host.
+pub(super) fn host(ids: &Tensor<2, Int>) -> Vec<i64> {
+    ids.clone().into_data().iter::<i64>().collect()
+}
+
+/// Returns the number of valid tokens of each row: all, unless a side input says otherwise.
+///
+/// # Panics
+/// When a number is not that of a row's tokens.
+pub(super) fn counts(context: &StageContext, rows: usize, sequence: usize) -> Vec<usize> {
+    let Some(counts) = side::<Tensor<1, Int>>(context, COUNTS) else { return vec![sequence; rows] };
+    let counts: Vec<i64> = counts.into_data().iter::<i64>().collect();
+    assert_eq!(counts.len(), rows, "`{COUNTS}` has a number for each row");
+    let fits = counts.iter().all(|count| (1..=sequence as i64).contains(count));
+    assert!(fits, "`{COUNTS}`: {counts:?} are not all from 1 to {sequence}");
+    counts.into_iter().map(|count| count as usize).collect()
+}
+
+/// Returns how many of the row's ids up to each token are `bos`.
+fn documents_of(ids: &[i64], sequence: usize, bos: Option<usize>) -> Vec<u32> {
+    let mut documents = Vec::with_capacity(ids.len());
+    for row in ids.chunks(sequence) {
+        let mut document = 0;
+        for &id in row {
+            document += u32::from(bos.is_some_and(|bos| id == bos as i64));
+            documents.push(document);
+        }
+    }
+    documents
+}
+
+fn relations(
+    config: &HybridConfig,
+    context: &StageContext,
+    [rows, sequence]: [usize; 2],
+) -> Option<Relations> {
+    let count = config.num_relations;
+    let (shape, flags) = match context.side::<Tensor<4, Int>>(RELATIONS) {
+        Ok(mask) => (mask.dims(), mask.into_data().iter::<i64>().map(|flag| u8::from(flag != 0)).collect()),
+        Err(SideInputError::Missing { .. }) => return None,
+        Err(_) => {
+            let mask = side::<Tensor<4, Bool>>(context, RELATIONS)?;
+            (mask.dims(), mask.into_data().iter::<bool>().map(u8::from).collect::<Vec<u8>>())
+        }
+    };
+    let expected = [rows, count, sequence, sequence];
+    assert_eq!(shape, expected, "`{RELATIONS}` has a flag for each relation and pair of tokens");
+    Some(Relations { count, mask: flags.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bos_belongs_to_the_document_that_it_opens() {
+        assert_eq!(documents_of(&[5, 0, 7, 0, 0, 1, 0, 3], 4, Some(0)), [0, 1, 1, 2, 1, 1, 2, 2]);
+        assert_eq!(documents_of(&[5, 0, 7, 0], 4, None), [0; 4]);
+    }
+
+    #[test]
+    fn chosen_tokens_keep_what_they_carry() {
+        let tokens = Tokens {
+            scope: TokenScope { documents: vec![0, 1, 1, 3, 3, 3].into(), ..TokenScope::whole(2, 3) },
+            valid: vec![true, true, false, true, true, true].into(),
+            relations: Some(Relations { count: 1, mask: (0..18).collect() }),
+        };
+        let chosen = tokens.choose(&[0, 2, 4, 5], 2);
+        assert_eq!(*chosen.scope.positions, [0, 2, 1, 2]);
+        assert_eq!(*chosen.scope.documents, [0, 1, 3, 3]);
+        assert_eq!(*chosen.valid, [true, false, true, true]);
+        assert_eq!(*chosen.relations.expect("it has some").mask, [0, 2, 6, 8, 13, 14, 16, 17]);
+    }
+}

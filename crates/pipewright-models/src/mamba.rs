@@ -1,0 +1,122 @@
+//! Mamba-2 mixers: their parameters and costs, which are the same in every family.
+
+use pipewright::nn::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
+
+use crate::cost::{ELEMENT, GATE_PASSES, NORM_PASSES};
+use crate::init::Uniform;
+use crate::parameter::{Builder, ParameterKind, ParameterSource, ParameterSpec};
+
+/// Builds a mixer for hidden states of width `hidden`. `path` is the mixer's path. `biases` says whether the projections
+/// have a bias, and whether the convolution has one.
+pub(crate) fn build_mamba<S: ParameterSource>(
+    sizes: MambaSizes,
+    hidden: usize,
+    biases: (bool, bool),
+    path: &str,
+    builder: &mut Builder<'_, S>,
+) -> Result<Mamba2, S::Error> {
+    let (heads, width, convolved) = (sizes.heads, sizes.width(), sizes.convolved());
+    let scale = ParameterKind::Scale;
+    let conv = format!("{path}.conv1d");
+    Ok(Mamba2 {
+        in_proj: builder.linear_with_bias_if(
+            biases.0,
+            &format!("{path}.in_proj"),
+            hidden,
+            sizes.projected(),
+        )?,
+        conv1d: DepthwiseConvolution {
+            weight: builder.parameter(&conv, "weight", [convolved, 1, sizes.taps], scale)?,
+            bias: match biases.1 {
+                true => Some(builder.parameter(&conv, "bias", [convolved], scale)?),
+                false => None,
+            },
+        },
+        dt_bias: builder.parameter(path, "dt_bias", [heads], scale)?,
+        A_log: builder.parameter(path, "A_log", [heads], scale)?,
+        D: builder.parameter(path, "D", [heads], scale)?,
+        norm: GroupNormWeight {
+            weight: builder.parameter(&format!("{path}.norm"), "weight", [width], scale)?,
+        },
+        out_proj: builder.linear_with_bias_if(biases.0, &format!("{path}.out_proj"), width, hidden)?,
+        sizes,
+    })
+}
+
+/// Returns whether a parameter has a number for each head of a mixer's scan. The scan multiplies decays of many tokens, so
+/// it is sensitive to the rounding of these few numbers.
+pub(crate) fn is_of_scan(path: &str) -> bool {
+    [".dt_bias", ".A_log", ".D"].iter().any(|name| path.ends_with(name))
+}
+
+/// How the initial parameters of mixers are drawn, as in the Mamba reference: states of many lengths of memory are there
+/// from the start.
+pub(crate) struct MambaInit {
+    pub(crate) seed: u64,
+    /// The range of the initial steps, whose logarithms are uniform, and the lowest step.
+    pub(crate) steps: (f64, f64),
+    pub(crate) floor: f64,
+    pub(crate) taps: usize,
+}
+
+impl MambaInit {
+    /// Returns the initial values of a mixer's own parameters; `None` for any other, and for those that are 1.
+    pub(crate) fn parameter(&self, spec: &ParameterSpec) -> Option<Vec<f32>> {
+        let names: Vec<&str> = spec.path.rsplit('.').take(2).collect();
+        match names.as_slice() {
+            ["A_log", ..] => Some((1..=spec.shape[0]).map(|head| (head as f64).ln() as f32).collect()),
+            ["dt_bias", ..] => Some(self.step_biases(spec)),
+            [_, "conv1d"] => Some(uniform(self.seed, spec, 1.0 / (self.taps as f64).sqrt())),
+            _ => None,
+        }
+    }
+
+    /// Returns the inverse of the softplus of steps whose logarithms are uniform.
+    fn step_biases(&self, spec: &ParameterSpec) -> Vec<f32> {
+        let (low, high) = self.steps;
+        let mut uniform = Uniform::new(self.seed, &spec.path);
+        let bias = |_| {
+            let step = (low.ln() + uniform.next() * (high / low).ln()).exp().max(self.floor);
+            (step + (-(-step).exp_m1()).ln()) as f32
+        };
+        (0..spec.shape[0]).map(bias).collect()
+    }
+}
+
+/// Returns numbers that are uniform between `-bound` and `bound`.
+pub(crate) fn uniform(seed: u64, spec: &ParameterSpec, bound: f64) -> Vec<f32> {
+    let mut uniform = Uniform::new(seed, &spec.path);
+    let len = spec.shape.iter().product();
+    (0..len).map(|_| ((2.0 * uniform.next() - 1.0) * bound) as f32).collect()
+}
+
+/// Tokens in a chunk of the scan.
+const CHUNK: u64 = 64;
+
+/// Returns the number of parameters of the two projections' matrices, and of everything else but their biases.
+pub(crate) fn mamba_parameters(sizes: &MambaSizes, hidden: usize, conv_bias: bool) -> (u64, u64) {
+    let matrices = hidden * (sizes.projected() + sizes.width());
+    let convolution = sizes.convolved() * (sizes.taps + usize::from(conv_bias));
+    let others = convolution + 3 * sizes.heads + sizes.width();
+    (matrices as u64, others as u64)
+}
+
+/// Returns the floating point operations of a token without the projections, forward and backward. In the forward each
+/// token meets the tokens of its chunk and the state twice; the backward has twice the products of the tokens, and six
+/// of the state.
+pub(crate) fn mixing_weight(sizes: &MambaSizes) -> u64 {
+    let (width, state) = (sizes.width() as u64, sizes.state as u64);
+    let pairs = 3 * CHUNK * width + 4 * CHUNK * sizes.groups as u64 * state;
+    let states = 8 * state * width;
+    // A decay of each head and pair, forward and backward; they stay in the cache.
+    let decays = 2 * CHUNK * sizes.heads as u64;
+    let convolved = sizes.convolved() as u64;
+    let passes = convolved * (4 + sizes.taps as u64) + width * (GATE_PASSES + NORM_PASSES);
+    2 * (pairs + states) + 16 * decays + ELEMENT * passes
+}
+
+/// Returns the numbers that a mixer keeps per token until its backward: the projected channels, the result of the scan,
+/// the mixed channels and the scales of the norm.
+pub(crate) fn mamba_activations(sizes: &MambaSizes) -> u64 {
+    (sizes.projected() + 2 * sizes.width() + sizes.groups) as u64
+}

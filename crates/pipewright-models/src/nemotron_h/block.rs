@@ -1,0 +1,129 @@
+//! The blocks. Field names are those of the checkpoint, because parameter paths consist of them.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use pipewright::nn::{CausalAttention, Linear, Mamba2, RmsNorm, relu_squared};
+use pipewright::stage::StageContext;
+
+use super::config::{BlockKind, NemotronHConfig};
+use super::experts::ExpertMixer;
+use crate::mamba::build_mamba;
+use crate::parameter::{Builder, ParameterSource};
+
+/// `x + mixer(norm(x))`.
+#[derive(Module, Debug)]
+pub(super) struct Block {
+    norm: RmsNorm,
+    mixer: Mixer,
+}
+
+/// The names of the variants are in Burn's parameter paths and not in the checkpoint's; see [`crate::parameter`].
+#[derive(Module, Debug)]
+enum Mixer {
+    Mamba(Mamba2),
+    Attention(Attention),
+    Mlp(FeedForward),
+    Experts(ExpertMixer),
+}
+
+impl Block {
+    pub(super) fn build<S: ParameterSource>(
+        config: &NemotronHConfig,
+        kind: BlockKind,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let norm = builder.norm(&format!("{path}.norm"), config.hidden_size, config.layer_norm_epsilon)?;
+        let path = format!("{path}.mixer");
+        let mixer = match kind {
+            BlockKind::Mamba => {
+                let biases = (config.use_bias, config.use_conv_bias);
+                Mixer::Mamba(build_mamba(config.mamba(), config.hidden_size, biases, &path, builder)?)
+            }
+            BlockKind::Attention => Mixer::Attention(Attention::build(config, &path, builder)?),
+            BlockKind::Mlp => {
+                let inner = config.intermediate_size;
+                Mixer::Mlp(FeedForward::build(config, inner, config.mlp_bias, &path, builder)?)
+            }
+            BlockKind::Experts => Mixer::Experts(ExpertMixer::build(config, &path, builder)?),
+        };
+        Ok(Self { norm, mixer })
+    }
+
+    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape.
+    pub(super) fn forward(
+        &self,
+        hidden: Tensor<2>,
+        attention: &CausalAttention,
+        context: &StageContext,
+    ) -> Tensor<2> {
+        let x = self.norm.forward(hidden.clone());
+        let mixed = match &self.mixer {
+            Mixer::Mamba(mixer) => mixer.forward(x, attention.sequence(), None),
+            Mixer::Attention(mixer) => mixer.forward(x, attention),
+            Mixer::Mlp(mixer) => mixer.forward(x),
+            Mixer::Experts(mixer) => mixer.forward(x, context),
+        };
+        hidden + mixed
+    }
+}
+
+#[derive(Module, Debug)]
+struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+}
+
+impl Attention {
+    fn build<S: ParameterSource>(
+        config: &NemotronHConfig,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let hidden = config.hidden_size;
+        let queries = config.num_attention_heads * config.head_dim;
+        let keys = config.num_key_value_heads * config.head_dim;
+        Ok(Self {
+            q_proj: builder.linear(&format!("{path}.q_proj"), hidden, queries)?,
+            k_proj: builder.linear(&format!("{path}.k_proj"), hidden, keys)?,
+            v_proj: builder.linear(&format!("{path}.v_proj"), hidden, keys)?,
+            o_proj: builder.linear(&format!("{path}.o_proj"), queries, hidden)?,
+        })
+    }
+
+    fn forward(&self, x: Tensor<2>, attention: &CausalAttention) -> Tensor<2> {
+        let q = self.q_proj.forward(x.clone());
+        let k = self.k_proj.forward(x.clone());
+        let v = self.v_proj.forward(x);
+        self.o_proj.forward(attention.forward(q, k, v))
+    }
+}
+
+/// `down(max(up(x), 0)²)`.
+#[derive(Module, Debug)]
+pub(super) struct FeedForward {
+    up_proj: Linear,
+    down_proj: Linear,
+}
+
+impl FeedForward {
+    pub(super) fn build<S: ParameterSource>(
+        config: &NemotronHConfig,
+        inner: usize,
+        bias: bool,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let hidden = config.hidden_size;
+        Ok(Self {
+            up_proj: builder.linear_with_bias_if(bias, &format!("{path}.up_proj"), hidden, inner)?,
+            down_proj: builder.linear_with_bias_if(bias, &format!("{path}.down_proj"), inner, hidden)?,
+        })
+    }
+
+    pub(super) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.down_proj.forward(relu_squared(self.up_proj.forward(x)))
+    }
+}

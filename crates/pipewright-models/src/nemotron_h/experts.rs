@@ -1,0 +1,178 @@
+//! Blocks of experts: a router that scores with sigmoids, the experts that it chooses, and one that every token passes.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Int, Tensor, TensorData, activation};
+use pipewright::nn::{Expert, Linear, mix_chosen};
+use pipewright::stage::StageContext;
+
+use super::config::{Experts, NemotronHConfig};
+use crate::parameter::{Builder, ParameterKind, ParameterSource};
+
+/// Added to the sum of a token's scores before they are divided by it.
+const EPSILON: f64 = 1e-20;
+
+#[derive(Module, Debug)]
+pub(super) struct ExpertMixer {
+    gate: Router,
+    experts: Vec<Expert>,
+    shared_experts: Expert,
+    #[module(skip)]
+    choice: Choice,
+    /// The path of the router, for errors.
+    #[module(skip)]
+    path: String,
+}
+
+#[derive(Module, Debug)]
+struct Router {
+    /// `[hidden, experts]`.
+    weight: Param<Tensor<2>>,
+    /// Added to the scores for the choice alone, `[experts]`. It is not trained.
+    e_score_correction_bias: Param<Tensor<1>>,
+}
+
+impl ExpertMixer {
+    pub(super) fn build<S: ParameterSource>(
+        config: &NemotronHConfig,
+        path: &str,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<Self, S::Error> {
+        let hidden = config.hidden_size;
+        let sizes =
+            config.experts.as_ref().expect("a validated model with blocks of experts has their sizes");
+        let count = sizes.n_routed_experts;
+        let router = format!("{path}.gate");
+        let bias = "e_score_correction_bias";
+        let gate = Router {
+            weight: builder.parameter(&router, "weight", [hidden, count], ParameterKind::Matrix)?,
+            e_score_correction_bias: builder
+                .parameter(&router, bias, [count], ParameterKind::Bias)?
+                .set_require_grad(false),
+        };
+        let mut expert = |path: &str, inner| -> Result<Expert, S::Error> {
+            Ok(Expert {
+                gate_proj: None,
+                up_proj: builder.linear(&format!("{path}.up_proj"), hidden, inner)?,
+                down_proj: builder.linear(&format!("{path}.down_proj"), inner, hidden)?,
+            })
+        };
+        let experts =
+            (0..count).map(|index| expert(&format!("{path}.experts.{index}"), sizes.moe_intermediate_size));
+        let experts = experts.collect::<Result<_, _>>()?;
+        let shared_experts =
+            expert(&format!("{path}.shared_experts"), sizes.moe_shared_expert_intermediate_size)?;
+        Ok(Self { gate, experts, shared_experts, choice: Choice::new(sizes), path: router })
+    }
+
+    /// Shapes: `[tokens, hidden]` in and out.
+    pub(super) fn forward(&self, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
+        let router = Linear { weight: self.gate.weight.clone(), bias: None };
+        // The choice of experts is sensitive to rounding, so the router keeps its precision.
+        let scores = activation::sigmoid(router.forward(x.clone().cast(router.weight.dtype())));
+        let on_host = |data: TensorData| data.iter::<f32>().collect::<Vec<f32>>();
+        let correction = on_host(self.gate.e_score_correction_bias.val().into_data());
+        let found = on_host(scores.clone().into_data());
+        if !found.iter().all(|score| score.is_finite()) {
+            context.not_finite(&format!("a score of the router `{}`", self.path));
+        }
+        let chosen = self.choice.choose(&found, &correction);
+        let [tokens, _] = scores.dims();
+        let ids: Vec<i64> = chosen.iter().map(|&expert| expert as i64).collect();
+        let ids = TensorData::new(ids, [tokens, self.choice.count]);
+        let mut weights = scores.clone().gather(1, Tensor::<2, Int>::from_data(ids, &scores.device()));
+        if self.choice.normalised {
+            weights = weights.clone() / (weights.sum_dim(1) + EPSILON);
+        }
+        let routed = mix_chosen(x.clone(), weights * self.choice.factor, &chosen, &self.experts);
+        routed + self.shared_experts.forward(x)
+    }
+}
+
+/// How experts are chosen.
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    groups: usize,
+    open_groups: usize,
+    count: usize,
+    normalised: bool,
+    factor: f64,
+}
+
+impl Choice {
+    fn new(sizes: &Experts) -> Self {
+        Self {
+            groups: sizes.n_group,
+            open_groups: sizes.topk_group,
+            count: sizes.num_experts_per_tok,
+            normalised: sizes.norm_topk_prob,
+            factor: sizes.routed_scaling_factor,
+        }
+    }
+
+    /// Returns the experts of each token, `count` each: those with the largest corrected scores in the groups with the
+    /// largest sums of their two best. Of equal scores, the first expert is chosen.
+    fn choose(&self, scores: &[f32], correction: &[f32]) -> Vec<usize> {
+        let experts = correction.len();
+        let size = experts / self.groups;
+        let mut chosen = Vec::with_capacity(scores.len() / experts * self.count);
+        for scores in scores.chunks_exact(experts) {
+            let corrected: Vec<f32> = scores.iter().zip(correction).map(|(s, c)| s + c).collect();
+            let of_groups: Vec<f32> = match self.groups {
+                1 => vec![0.0],
+                _ => {
+                    corrected.chunks_exact(size).map(|group| best(group, 2).map(|i| group[i]).sum()).collect()
+                }
+            };
+            let mut open = vec![false; self.groups];
+            best(&of_groups, self.open_groups).for_each(|group| open[group] = true);
+            let eligible: Vec<usize> = (0..experts).filter(|expert| open[expert / size]).collect();
+            let of_eligible: Vec<f32> = eligible.iter().map(|&expert| corrected[expert]).collect();
+            chosen.extend(best(&of_eligible, self.count).map(|place| eligible[place]));
+        }
+        chosen
+    }
+}
+
+/// Returns the places of the `count` largest numbers, the largest first; of equal numbers the first. NaN is smaller than
+/// any number.
+fn best(numbers: &[f32], count: usize) -> impl Iterator<Item = usize> {
+    let key = |place: usize| if numbers[place].is_nan() { f32::NEG_INFINITY } else { numbers[place] };
+    let mut places: Vec<usize> = (0..numbers.len()).collect();
+    places.sort_by(|&a, &b| key(b).total_cmp(&key(a)));
+    places.into_iter().take(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHOICE: Choice = Choice { groups: 2, open_groups: 1, count: 2, normalised: true, factor: 1.0 };
+
+    #[test]
+    fn the_best_group_is_that_with_the_best_pair() {
+        // The best expert is in the first group; the second has the better pair.
+        let scores = [0.9, 0.1, 0.1, 0.6, 0.5, 0.2];
+        assert_eq!(CHOICE.choose(&scores, &[0.0; 6]), [3, 4]);
+        assert_eq!(Choice { open_groups: 2, ..CHOICE }.choose(&scores, &[0.0; 6]), [0, 3]);
+        assert_eq!(Choice { groups: 1, count: 3, ..CHOICE }.choose(&scores, &[0.0; 6]), [0, 3, 4]);
+    }
+
+    #[test]
+    fn a_correction_changes_the_choice() {
+        let scores = [0.9, 0.8, 0.7, 0.6];
+        let choice = Choice { groups: 1, ..CHOICE };
+        assert_eq!(choice.choose(&scores, &[-1.0, 0.0, 0.0, 0.15]), [1, 3]);
+    }
+
+    #[test]
+    fn an_expert_outside_the_best_groups_is_never_chosen() {
+        let corrected_below_zero = [-0.5, -0.6, -2.0, -2.0];
+        assert_eq!(CHOICE.choose(&[0.0; 4], &corrected_below_zero), [0, 1]);
+    }
+
+    #[test]
+    fn of_equal_scores_the_first_is_chosen() {
+        assert_eq!(best(&[1.0, 2.0, 2.0, 2.0], 2).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(best(&[f32::NAN, -1.0], 1).collect::<Vec<_>>(), [1]);
+    }
+}

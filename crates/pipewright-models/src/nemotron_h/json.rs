@@ -1,0 +1,339 @@
+//! The configuration in the form of `config.json`, in the spelling of both generations of files. Absent keys get
+//! transformers' defaults. Settings that change the results but are not implemented are errors.
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Value, json};
+
+use super::config::{BlockKind, Experts, NemotronHConfig};
+use crate::error::ConfigError;
+
+/// The keys of `config.json` that affect the results.
+#[derive(Deserialize)]
+struct RawConfig {
+    vocab_size: usize,
+    hidden_size: usize,
+    layers_block_type: Option<Vec<String>>,
+    hybrid_override_pattern: Option<String>,
+    layer_norm_epsilon: Option<f64>,
+    norm_eps: Option<f64>,
+    rms_norm_eps: Option<f64>,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    initializer_range: Option<f64>,
+    num_attention_heads: Option<usize>,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    attention_head_dim: Option<usize>,
+    intermediate_size: Option<usize>,
+    #[serde(default)]
+    mlp_bias: bool,
+    mlp_hidden_act: Option<String>,
+    mamba_hidden_act: Option<String>,
+    mamba_num_heads: Option<usize>,
+    mamba_head_dim: Option<usize>,
+    n_groups: Option<usize>,
+    ssm_state_size: Option<usize>,
+    conv_kernel: Option<usize>,
+    use_conv_bias: Option<bool>,
+    #[serde(default)]
+    use_bias: bool,
+    time_step_limit: Option<[Number; 2]>,
+    time_step_min: Option<f64>,
+    time_step_max: Option<f64>,
+    time_step_floor: Option<f64>,
+    rescale_prenorm_residual: Option<bool>,
+    n_routed_experts: Option<usize>,
+    num_experts_per_tok: Option<usize>,
+    n_group: Option<usize>,
+    topk_group: Option<usize>,
+    norm_topk_prob: Option<bool>,
+    routed_scaling_factor: Option<f64>,
+    moe_intermediate_size: Option<usize>,
+    moe_shared_expert_intermediate_size: Option<usize>,
+    n_shared_experts: Option<usize>,
+    moe_latent_size: Option<usize>,
+    sliding_window: Option<usize>,
+    attention_dropout: Option<f64>,
+    hidden_dropout: Option<f64>,
+}
+
+/// The keys that the family adds to those of all families.
+pub(super) const KEYS: [&str; 31] = [
+    "layers_block_type",
+    "hybrid_override_pattern",
+    "layer_norm_epsilon",
+    "mlp_bias",
+    "mlp_hidden_act",
+    "mamba_hidden_act",
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "n_groups",
+    "ssm_state_size",
+    "conv_kernel",
+    "use_conv_bias",
+    "use_bias",
+    "time_step_limit",
+    "time_step_min",
+    "time_step_max",
+    "time_step_floor",
+    "rescale_prenorm_residual",
+    "initializer_range",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "n_group",
+    "topk_group",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "n_shared_experts",
+    "moe_latent_size",
+    "norm_eps",
+    "attention_head_dim",
+];
+
+/// A number that may be infinite, which JSON cannot write.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Number {
+    Finite(f64),
+    Named {
+        #[serde(rename = "__float__")]
+        name: String,
+    },
+}
+
+impl Number {
+    fn value(&self) -> Result<f64, ConfigError> {
+        match self {
+            Self::Finite(number) => Ok(*number),
+            Self::Named { name } => name.parse().map_err(|_| ConfigError::NotSupported {
+                key: "time_step_limit",
+                value: name.clone(),
+                supported: "a number or {\"__float__\": \"Infinity\"}",
+            }),
+        }
+    }
+
+    fn json(number: f64) -> Value {
+        if number.is_finite() { json!(number) } else { json!({"__float__": "Infinity"}) }
+    }
+}
+
+const NAMES: &str = "`mamba` (or `linear_attention`), `attention` (or `full_attention`), `mlp` and `moe`";
+const LETTERS: &str = "M (Mamba-2), * (attention), - (feed-forward) and E (experts)";
+
+impl BlockKind {
+    fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "linear_attention" | "mamba" => Some(Self::Mamba),
+            "full_attention" | "attention" => Some(Self::Attention),
+            "mlp" => Some(Self::Mlp),
+            "moe" => Some(Self::Experts),
+            _ => None,
+        }
+    }
+
+    fn from_letter(letter: char) -> Option<Self> {
+        match letter {
+            'M' => Some(Self::Mamba),
+            '*' => Some(Self::Attention),
+            '-' => Some(Self::Mlp),
+            'E' => Some(Self::Experts),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Mamba => "linear_attention",
+            Self::Attention => "full_attention",
+            Self::Mlp => "mlp",
+            Self::Experts => "moe",
+        }
+    }
+}
+
+impl RawConfig {
+    /// Returns the blocks of the pattern or, if there is none, of the list. An error says which block is unknown.
+    fn blocks(&self) -> Result<Vec<BlockKind>, ConfigError> {
+        if let Some(names) =
+            self.layers_block_type.as_ref().filter(|_| self.hybrid_override_pattern.is_none())
+        {
+            let block = |(place, name): (usize, &String)| {
+                BlockKind::from_name(name).ok_or_else(|| ConfigError::Block {
+                    key: "layers_block_type",
+                    place,
+                    found: name.clone(),
+                    known: NAMES,
+                })
+            };
+            return names.iter().enumerate().map(block).collect();
+        }
+        let pattern = self.hybrid_override_pattern.as_deref().ok_or_else(|| {
+            ConfigError::Parse(Error::custom(
+                "missing field `layers_block_type` (or `hybrid_override_pattern`): the kinds of the blocks",
+            ))
+        })?;
+        let block = |(place, letter): (usize, char)| {
+            BlockKind::from_letter(letter).ok_or_else(|| ConfigError::Block {
+                key: "hybrid_override_pattern",
+                place,
+                found: letter.to_string(),
+                known: LETTERS,
+            })
+        };
+        pattern.chars().enumerate().map(block).collect()
+    }
+
+    fn refuse_unsupported(&self, blocks: &[BlockKind]) -> Result<(), ConfigError> {
+        let refuse = |key, value: &dyn ToString, supported| {
+            Err(ConfigError::NotSupported { key, value: value.to_string(), supported })
+        };
+        let acts = [
+            ("mlp_hidden_act", &self.mlp_hidden_act, "relu2"),
+            ("mamba_hidden_act", &self.mamba_hidden_act, "silu"),
+        ];
+        for (key, found, supported) in acts {
+            if let Some(found) = found.as_ref().filter(|found| *found != supported) {
+                return refuse(key, found, supported);
+            }
+        }
+        for (key, rate) in
+            [("attention_dropout", self.attention_dropout), ("hidden_dropout", self.hidden_dropout)]
+        {
+            if let Some(rate) = rate.filter(|rate| *rate != 0.0) {
+                return refuse(key, &rate, "0");
+            }
+        }
+        if let Some(window) = self.sliding_window {
+            return refuse("sliding_window", &window, "null");
+        }
+        if !blocks.contains(&BlockKind::Experts) {
+            return Ok(());
+        }
+        if let Some(width) = self.moe_latent_size {
+            return refuse("moe_latent_size", &width, "null");
+        }
+        if let Some(shared) = self.n_shared_experts.filter(|shared| *shared != 1) {
+            return refuse("n_shared_experts", &shared, "1");
+        }
+        if self.mlp_bias {
+            return refuse("mlp_bias", &true, "false, in a model with experts");
+        }
+        Ok(())
+    }
+
+    fn experts(&self) -> Option<Experts> {
+        Some(Experts {
+            n_routed_experts: self.n_routed_experts?,
+            num_experts_per_tok: self.num_experts_per_tok.unwrap_or(2),
+            n_group: self.n_group.unwrap_or(1),
+            topk_group: self.topk_group.unwrap_or(1),
+            norm_topk_prob: self.norm_topk_prob.unwrap_or(true),
+            routed_scaling_factor: self.routed_scaling_factor.unwrap_or(1.0),
+            moe_intermediate_size: self.moe_intermediate_size?,
+            moe_shared_expert_intermediate_size: self.moe_shared_expert_intermediate_size?,
+        })
+    }
+}
+
+impl TryFrom<RawConfig> for NemotronHConfig {
+    type Error = ConfigError;
+
+    fn try_from(raw: RawConfig) -> Result<Self, ConfigError> {
+        let blocks = raw.blocks()?;
+        raw.refuse_unsupported(&blocks)?;
+        let has_experts = blocks.contains(&BlockKind::Experts);
+        let limits = match &raw.time_step_limit {
+            Some([low, high]) => (low.value()?, high.value()?),
+            None => (0.0, f64::INFINITY),
+        };
+        let heads = raw.num_attention_heads.unwrap_or(32);
+        let config = Self {
+            experts: if has_experts { raw.experts() } else { None },
+            vocab_size: raw.vocab_size,
+            hidden_size: raw.hidden_size,
+            blocks,
+            layer_norm_epsilon: raw.layer_norm_epsilon.or(raw.norm_eps).or(raw.rms_norm_eps).unwrap_or(1e-5),
+            tie_word_embeddings: raw.tie_word_embeddings,
+            initializer_range: raw.initializer_range.unwrap_or(0.02),
+            num_attention_heads: heads,
+            num_key_value_heads: raw.num_key_value_heads.unwrap_or(8),
+            head_dim: raw.head_dim.or(raw.attention_head_dim).unwrap_or(128),
+            intermediate_size: raw.intermediate_size.unwrap_or(21504),
+            mlp_bias: raw.mlp_bias,
+            mamba_num_heads: raw.mamba_num_heads.unwrap_or(128),
+            mamba_head_dim: raw.mamba_head_dim.unwrap_or(64),
+            n_groups: raw.n_groups.unwrap_or(8),
+            ssm_state_size: raw.ssm_state_size.unwrap_or(128),
+            conv_kernel: raw.conv_kernel.unwrap_or(4),
+            use_conv_bias: raw.use_conv_bias.unwrap_or(true),
+            use_bias: raw.use_bias,
+            time_step_limit: limits,
+            time_step_range: (raw.time_step_min.unwrap_or(0.001), raw.time_step_max.unwrap_or(0.1)),
+            time_step_floor: raw.time_step_floor.unwrap_or(1e-4),
+            rescale_prenorm_residual: raw.rescale_prenorm_residual.unwrap_or(true),
+        };
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+impl<'de> Deserialize<'de> for NemotronHConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        RawConfig::deserialize(deserializer)?.try_into().map_err(D::Error::custom)
+    }
+}
+
+impl Serialize for NemotronHConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (low, high) = self.time_step_limit;
+        let mut json = json!({
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "layers_block_type": self.blocks.iter().map(|kind| kind.name()).collect::<Vec<_>>(),
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "initializer_range": self.initializer_range,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate_size,
+            "mlp_bias": self.mlp_bias,
+            "mlp_hidden_act": "relu2",
+            "mamba_hidden_act": "silu",
+            "mamba_num_heads": self.mamba_num_heads,
+            "mamba_head_dim": self.mamba_head_dim,
+            "n_groups": self.n_groups,
+            "ssm_state_size": self.ssm_state_size,
+            "conv_kernel": self.conv_kernel,
+            "use_conv_bias": self.use_conv_bias,
+            "use_bias": self.use_bias,
+            "time_step_limit": [Number::json(low), Number::json(high)],
+            "time_step_min": self.time_step_range.0,
+            "time_step_max": self.time_step_range.1,
+            "time_step_floor": self.time_step_floor,
+            "rescale_prenorm_residual": self.rescale_prenorm_residual,
+        });
+        if let Some(experts) = &self.experts {
+            let further = json!({
+                "n_routed_experts": experts.n_routed_experts,
+                "num_experts_per_tok": experts.num_experts_per_tok,
+                "n_group": experts.n_group,
+                "topk_group": experts.topk_group,
+                "norm_topk_prob": experts.norm_topk_prob,
+                "routed_scaling_factor": experts.routed_scaling_factor,
+                "moe_intermediate_size": experts.moe_intermediate_size,
+                "moe_shared_expert_intermediate_size": experts.moe_shared_expert_intermediate_size,
+                "n_shared_experts": 1,
+            });
+            let (Value::Object(json), Value::Object(further)) = (&mut json, further) else {
+                unreachable!("both are objects")
+            };
+            json.extend(further);
+        }
+        json.serialize(serializer)
+    }
+}

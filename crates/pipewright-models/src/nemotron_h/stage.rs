@@ -1,0 +1,244 @@
+//! A stage of a model: any contiguous range of its layers.
+
+use std::ops::Range;
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TiedHead};
+use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright_schedule::{Microbatch, ModelDesc, StageIndex};
+
+use super::block::Block;
+use super::config::{BlockKind, NemotronHConfig};
+use super::initial::InitialParameters;
+use crate::decoder::{DecoderConfig, DecoderInput};
+use crate::error::ConfigError;
+use crate::family::ModelFamily;
+use crate::mamba::is_of_scan;
+use crate::parameter::{Builder, ParameterSource, without_variants};
+use crate::training_module::{TrainingModule, stage_of_logits};
+
+/// The path of the embedding.
+const EMBEDDING: &str = "backbone.embeddings";
+
+/// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), parameters have the paths of the
+/// checkpoint, so the struct has fields for the whole model.
+#[derive(Module, Debug)]
+pub struct NemotronHStage {
+    backbone: Backbone,
+    lm_head: Option<Linear>,
+    /// The head of a model with tied embeddings, with a copy of the embedding's table.
+    tied_head: Option<TiedHead>,
+    #[module(skip)]
+    head_dim: usize,
+}
+
+#[derive(Module, Debug)]
+struct Backbone {
+    embeddings: Option<Embedding>,
+    /// One entry for each block of the whole model.
+    layers: Vec<Option<Block>>,
+    norm_f: Option<RmsNorm>,
+}
+
+impl NemotronHStage {
+    /// Runs the stage without a pipeline, and returns hidden states `[batch, sequence, hidden]`, or logits
+    /// `[batch, sequence, vocabulary]` on the last stage.
+    ///
+    /// # Panics
+    /// When the input is not of the kind that the stage takes, or a token id is outside the vocabulary.
+    pub fn run(&self, input: DecoderInput) -> Tensor<3> {
+        self.forward(input, &StageContext::new(StageIndex::new(0), Microbatch::new(0)))
+    }
+
+    fn run_in(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
+        let hidden = match (&self.backbone.embeddings, input) {
+            (Some(embedding), DecoderInput::Tokens(tokens)) => embedding.forward(tokens),
+            (None, DecoderInput::Hidden(hidden)) => hidden,
+            (Some(_), DecoderInput::Hidden(_)) => {
+                panic!("the first stage takes token ids, not hidden states")
+            }
+            (None, DecoderInput::Tokens(_)) => {
+                panic!("a stage without the embedding takes hidden states, not token ids")
+            }
+        };
+        let [batch, sequence, width] = hidden.dims();
+        let attention = CausalAttention::new(sequence, self.head_dim, &hidden.device());
+        let mut hidden = hidden.reshape([batch * sequence, width]);
+        for block in self.backbone.layers.iter().flatten() {
+            hidden = block.forward(hidden, &attention, context);
+        }
+        if let Some(norm) = &self.backbone.norm_f {
+            hidden = norm.forward(hidden);
+        }
+        if let Some(head) = &self.lm_head {
+            hidden = head.forward(hidden);
+        }
+        if let Some(head) = &self.tied_head {
+            hidden = head.forward(hidden);
+        }
+        let width = hidden.dims()[1];
+        hidden.reshape([batch, sequence, width])
+    }
+}
+
+impl StageModule for NemotronHStage {
+    type Input = DecoderInput;
+    type Output = Tensor<3>;
+
+    fn forward(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
+        self.run_in(input, context)
+    }
+
+    /// Gives parameters the paths of the checkpoint, and the table of a tied head that of the embedding's table.
+    fn parameter_path(&self, local: &str) -> String {
+        match local {
+            "tied_head.weight" => format!("{EMBEDDING}.weight"),
+            _ => without_variants(local),
+        }
+    }
+
+    /// The routers of experts and the numbers of each head of a scan do.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        let of_router = [".gate.weight", ".e_score_correction_bias"];
+        of_router.iter().any(|name| local.ends_with(name)) || is_of_scan(local)
+    }
+
+    /// Returns the path of the embedding's table, of which a tied head on another stage holds a copy.
+    fn shared_parameters(&self) -> Vec<String> {
+        vec![format!("{EMBEDDING}.weight")]
+    }
+}
+
+impl TrainingModule for NemotronHStage {
+    fn into_stage(self, is_last: bool) -> Stage {
+        stage_of_logits(self, is_last)
+    }
+}
+
+impl ModelFamily for NemotronHConfig {
+    const MODEL_TYPE: &'static str = "nemotron_h";
+    const ARCHITECTURE: &'static str = "NemotronHForCausalLM";
+    const KEYS: &'static [&'static str] = &super::json::KEYS;
+    type Stage = NemotronHStage;
+
+    /// Returns a model of Mamba-2 mixers and feed-forward layers in turn, with attention in every eighth block.
+    fn of_sizes(sizes: DecoderConfig) -> Self {
+        let kind = |index: usize| match index % 8 {
+            6 => BlockKind::Attention,
+            place if place % 2 == 0 => BlockKind::Mamba,
+            _ => BlockKind::Mlp,
+        };
+        let heads = sizes.num_attention_heads;
+        Self {
+            vocab_size: sizes.vocab_size,
+            hidden_size: sizes.hidden_size,
+            blocks: (0..sizes.num_hidden_layers).map(kind).collect(),
+            layer_norm_epsilon: sizes.rms_norm_eps,
+            tie_word_embeddings: sizes.tie_word_embeddings,
+            initializer_range: sizes.initializer_range,
+            num_attention_heads: heads,
+            num_key_value_heads: sizes.num_key_value_heads,
+            head_dim: sizes.head_dim(),
+            intermediate_size: sizes.intermediate_size,
+            mlp_bias: false,
+            mamba_num_heads: heads,
+            mamba_head_dim: 2 * sizes.hidden_size / heads,
+            n_groups: 1,
+            ssm_state_size: 128,
+            conv_kernel: 4,
+            use_conv_bias: true,
+            use_bias: false,
+            time_step_limit: (0.0, f64::INFINITY),
+            time_step_range: (0.001, 0.1),
+            time_step_floor: 1e-4,
+            rescale_prenorm_residual: true,
+            experts: None,
+        }
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn describe(&self, sequence: usize) -> ModelDesc {
+        self.describe_layers(sequence)
+    }
+
+    fn initializer_range(&self) -> f64 {
+        self.initializer_range
+    }
+
+    fn init_stage(
+        &self,
+        layers: Range<usize>,
+        seed: u64,
+        device: &Device,
+    ) -> Result<NemotronHStage, ConfigError> {
+        self.build_stage(layers, &mut InitialParameters::new(self, seed), device)
+    }
+
+    fn build_stage<S>(
+        &self,
+        layers: Range<usize>,
+        source: &mut S,
+        device: &Device,
+    ) -> Result<NemotronHStage, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
+        self.validate()?;
+        let Range { start, end } = layers;
+        let head = self.layers() - 1;
+        if start >= end || end > self.layers() {
+            return Err(ConfigError::LayerRange { start, end, layers: self.layers() }.into());
+        }
+        let mut builder = Builder::new(source, device);
+        let mut stage = NemotronHStage::empty(self);
+        for layer in start..end {
+            if layer == 0 {
+                let table = builder.embedding(EMBEDDING, self.vocab_size, self.hidden_size)?;
+                stage.backbone.embeddings = Some(table);
+            } else if layer == head {
+                stage.add_head(self, &mut builder)?;
+            } else {
+                let index = layer - 1;
+                let path = format!("backbone.layers.{index}");
+                stage.backbone.layers[index] =
+                    Some(Block::build(self, self.blocks[index], &path, &mut builder)?);
+            }
+        }
+        Ok(stage)
+    }
+}
+
+impl NemotronHStage {
+    fn empty(config: &NemotronHConfig) -> Self {
+        Self {
+            backbone: Backbone { embeddings: None, layers: vec![None; config.blocks.len()], norm_f: None },
+            lm_head: None,
+            tied_head: None,
+            // A model without attention may have any width of its heads.
+            head_dim: match config.blocks.contains(&BlockKind::Attention) {
+                true => config.head_dim,
+                false => 2,
+            },
+        }
+    }
+
+    fn add_head<S: ParameterSource>(
+        &mut self,
+        config: &NemotronHConfig,
+        builder: &mut Builder<'_, S>,
+    ) -> Result<(), S::Error> {
+        let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
+        self.backbone.norm_f = Some(builder.norm("backbone.norm_f", hidden, config.layer_norm_epsilon)?);
+        if config.tie_word_embeddings {
+            self.tied_head = Some(builder.tied_head(EMBEDDING, vocabulary, hidden)?);
+        } else {
+            self.lm_head = Some(builder.linear("lm_head", hidden, vocabulary)?);
+        }
+        Ok(())
+    }
+}

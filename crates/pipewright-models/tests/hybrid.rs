@@ -1,0 +1,545 @@
+//! The hybrid family compared with a reference in double precision: hidden states and gradients at the loaded weights,
+//! whole training runs in the pipeline for every number of microbatches, model directories, and what is refused.
+
+use std::collections::BTreeMap;
+use std::fs::{self, read_to_string};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
+use pipewright::optimizer::AdamW;
+use pipewright::pipeline::{Pipeline, PipelineConfig};
+use pipewright::stage::{StageContext, StageModule};
+use pipewright::tensor::Precision;
+use pipewright::train::data::{DataConfig, SideRows, Tokenizer};
+use pipewright::train::{Decay, LearningRate, Trainer};
+use pipewright::transport::World;
+use pipewright_models::hf::{self, HfError};
+use pipewright_models::hybrid::{HybridConfig, HybridInput, HybridOutput, HybridStage, Pattern};
+use pipewright_models::{ModelConfig, ModelFamily, TrainingModule, cross_entropy, parameter_specs};
+use pipewright_schedule::lower::{TrainingLowering, for_training};
+use pipewright_schedule::{
+    Method, Microbatch, ScheduleSpec, StageIndex, ValidatedProgram, generate, partition,
+};
+use safetensors::tensor::TensorView;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// A reference below `data`.
+struct Reference {
+    dir: PathBuf,
+    config: HybridConfig,
+    expected: Expected,
+}
+
+#[derive(Deserialize)]
+struct Expected {
+    batch: usize,
+    seq_len: usize,
+    steps: usize,
+    learning_rate: f64,
+    tolerance: Tolerance,
+    /// By the number of microbatches.
+    expected: BTreeMap<String, Vec<Losses>>,
+    first_step: FirstStep,
+}
+
+/// Relative errors.
+#[derive(Deserialize)]
+struct Tolerance {
+    loss: f64,
+    auxiliary: f64,
+    grad_norm: f64,
+}
+
+#[derive(Deserialize)]
+struct FirstStep {
+    hidden_rms: BTreeMap<String, f64>,
+    grad_norms: BTreeMap<String, f64>,
+}
+
+/// The results of a step.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+struct Losses {
+    total: f64,
+    ce: f64,
+    moe_aux: f64,
+    moe_z: f64,
+    mod_aux: f64,
+    mtp: f64,
+    grad_norm: f64,
+}
+
+impl Reference {
+    fn load(name: &str) -> Self {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
+        let config = match ModelConfig::read(&dir) {
+            Ok(ModelConfig::Hybrid(config)) => config,
+            other => panic!("the folder has a hybrid model, not {other:?}"),
+        };
+        let text = read_to_string(dir.join("expected.json")).expect("the file is here");
+        Self { dir, config, expected: serde_json::from_str(&text).expect("it has the fields") }
+    }
+
+    fn side(&self) -> Option<SideRows> {
+        let path = self.dir.join("side.safetensors");
+        path.exists().then(|| SideRows::read(&path).expect("the file is sound"))
+    }
+
+    fn train(&self, schedule: &str, ranks: u32, microbatches: u32, precision: Precision) -> Vec<Losses> {
+        let Expected { batch, seq_len, steps, learning_rate, .. } = self.expected;
+        let rows = DataConfig {
+            path: vec![self.dir.join("tokens.jsonl").display().to_string()],
+            tokenizer: Tokenizer::Bytes,
+            seq_len,
+            shuffle: false,
+            seed: 0,
+        };
+        let mut rows = rows.open(self.config.vocab_size, batch).expect("the data is here");
+        if let Some(side) = self.side() {
+            self.config.check_side(&side, seq_len).expect("the model takes it");
+            rows = rows.with_side(side).expect("it has as many rows");
+        }
+        let rate = LearningRate {
+            peak: learning_rate,
+            decay: Decay::Constant,
+            warmup_steps: 0,
+            steps: steps as u64,
+        };
+        let pipeline = self.launch(program(schedule, ranks, microbatches), precision);
+        let mut trainer = Trainer::new(pipeline, rows, batch, rate);
+        let step = |_| {
+            let (metrics, _) = trainer.step().expect("a step");
+            let part = |name: &str| metrics.auxiliary.get(name).copied().unwrap_or(0.0);
+            Losses {
+                total: metrics.total.expect("there are auxiliary losses"),
+                ce: metrics.loss,
+                moe_aux: part("moe_aux"),
+                moe_z: part("moe_z"),
+                mod_aux: part("mod_aux"),
+                mtp: part("mtp"),
+                grad_norm: metrics.grad_norm,
+            }
+        };
+        (0..steps).map(step).collect()
+    }
+
+    fn launch(&self, program: ValidatedProgram, precision: Precision) -> Pipeline {
+        let count = program.placement().stages();
+        let weights = self.config.describe(self.expected.seq_len).weights();
+        let stages = partition(&weights, count, &Method::Optimal).expect("it divides");
+        let (dir, config) = (self.dir.clone(), self.config.clone());
+        let make = move |stage: StageIndex| -> Result<_, HfError> {
+            let module = hf::load_stage(&dir, &config, stages.range(stage), &Device::flex().autodiff())?;
+            Ok(module.into_stage(stage.get() + 1 == count))
+        };
+        let adam = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 };
+        let config = PipelineConfig {
+            optimizer: Some(adam.init()),
+            clip_norm: Some(1.0),
+            precision,
+            ..PipelineConfig::default()
+        };
+        let world = World::local(program.ranks());
+        Pipeline::launch(program, world, &config, make).expect("it starts")
+    }
+
+    fn assert_close(&self, run: &[Losses], microbatches: u32) {
+        let expected = &self.expected.expected[&microbatches.to_string()];
+        assert_eq!(run.len(), expected.len());
+        let Tolerance { loss, auxiliary, grad_norm } = self.expected.tolerance;
+        for (step, (found, expected)) in run.iter().zip(expected).enumerate() {
+            let parts = [
+                ("ce", found.ce, expected.ce, loss),
+                ("moe_aux", found.moe_aux, expected.moe_aux, auxiliary),
+                ("moe_z", found.moe_z, expected.moe_z, auxiliary),
+                ("mod_aux", found.mod_aux, expected.mod_aux, auxiliary),
+                ("mtp", found.mtp, expected.mtp, loss),
+                ("total", found.total, expected.total, loss),
+                ("grad_norm", found.grad_norm, expected.grad_norm, grad_norm),
+            ];
+            for (name, found, expected, tolerance) in parts {
+                let error = (found - expected).abs() / expected.abs().max(1e-9);
+                assert!(error <= tolerance, "step {step}: {name} {found} is {error:.1e} from {expected}");
+            }
+        }
+    }
+}
+
+/// Makes the program of a training.
+fn program(schedule: &str, ranks: u32, microbatches: u32) -> ValidatedProgram {
+    let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
+    let schedule = generate(schedule, &spec).expect("a schedule");
+    for_training(&schedule, &TrainingLowering::default()).expect("it is sound")
+}
+
+/// A reference with its runs on one rank, by the logarithm of the number of microbatches.
+struct Model {
+    name: &'static str,
+    one_rank: [OnceLock<Vec<Losses>>; 4],
+}
+
+impl Model {
+    const fn new(name: &'static str) -> Self {
+        Self { name, one_rank: [const { OnceLock::new() }; 4] }
+    }
+
+    /// Checks that the run is the reference's, and has the bits of one rank.
+    fn check(&self, schedule: &str, ranks: u32, microbatches: u32) {
+        let reference = Reference::load(self.name);
+        let run = reference.train(schedule, ranks, microbatches, Precision::F32);
+        // The reference has curves for 1, 2 and 4 microbatches.
+        if microbatches <= 4 {
+            reference.assert_close(&run, microbatches);
+        }
+        let one_rank = self.one_rank[microbatches.ilog2() as usize]
+            .get_or_init(|| reference.train("gpipe", 1, microbatches, Precision::F32));
+        assert_eq!(&run, one_rank, "{schedule}: the bits of one rank");
+    }
+}
+
+static MIN: Model = Model::new("hybrid-min");
+static FULL: Model = Model::new("hybrid-full");
+
+macro_rules! cases {
+    ($model:ident: $($name:ident: $schedule:literal, $ranks:literal, $microbatches:literal;)*) => {$(
+        #[test]
+        fn $name() {
+            $model.check($schedule, $ranks, $microbatches);
+        }
+    )*};
+}
+
+cases! { MIN:
+    min_1_microbatch: "gpipe", 1, 1;
+    min_2_microbatches: "1f1b", 1, 2;
+    min_4_microbatches: "zb-h1", 1, 4;
+    min_gpipe_2_ranks: "gpipe", 2, 2;
+    min_one_f_one_b_2_ranks: "1f1b", 2, 4;
+    min_one_f_one_b_4_ranks: "1f1b", 4, 4;
+    min_interleaved_2_ranks: "interleaved1f1b", 2, 4;
+    min_zbv_2_ranks: "zbvzerobubble", 2, 4;
+    min_zbv_4_ranks: "zbvzerobubble", 4, 8;
+    min_dualpipev_2_ranks: "dualpipev", 2, 4;
+    min_dualpipev_4_ranks: "dualpipev", 4, 8;
+    min_weight_gradients_wait: "zb-h1", 4, 4;
+}
+
+cases! { FULL:
+    full_1_microbatch: "gpipe", 1, 1;
+    full_2_microbatches: "1f1b", 1, 2;
+    full_4_microbatches: "zb-h1", 1, 4;
+    full_gpipe_2_ranks: "gpipe", 2, 2;
+    full_one_f_one_b_2_ranks: "1f1b", 2, 4;
+    full_one_f_one_b_4_ranks: "1f1b", 4, 4;
+    full_interleaved_2_ranks: "interleaved1f1b", 2, 4;
+    full_zbv_2_ranks: "zbvzerobubble", 2, 4;
+    full_zbv_4_ranks: "zbvzerobubble", 4, 8;
+    full_dualpipev_2_ranks: "dualpipev", 2, 4;
+    full_dualpipev_4_ranks: "dualpipev", 4, 8;
+    full_weight_gradients_wait: "zb-h1", 4, 4;
+}
+
+#[test]
+fn half_precision_has_the_same_bits_for_every_cut() {
+    for model in [&MIN, &FULL] {
+        let reference = Reference::load(model.name);
+        let train = |schedule, ranks| reference.train(schedule, ranks, 4, Precision::Bf16);
+        let one_rank = train("gpipe", 1);
+        for (found, expected) in one_rank.iter().zip(&reference.expected.expected["4"]) {
+            assert!((found.ce - expected.ce).abs() <= 0.02 * expected.ce, "{found:?} {expected:?}");
+        }
+        let single = reference.train("gpipe", 1, 4, Precision::F32);
+        assert_ne!(one_rank, single, "nothing is rounded");
+        for (schedule, ranks) in [("1f1b", 2), ("zb-h1", 4), ("dualpipev", 2)] {
+            assert_eq!(train(schedule, ranks), one_rank, "{schedule} on {ranks} ranks of {}", model.name);
+        }
+    }
+}
+
+/// Returns the inputs and targets of the first step.
+fn first_batch(reference: &Reference, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
+    let text = read_to_string(reference.dir.join("tokens.jsonl")).expect("the file is here");
+    let rows = text.lines().take(reference.expected.batch);
+    let rows: Vec<Vec<i64>> = rows.map(|line| serde_json::from_str(line).expect("it is JSON")).collect();
+    let length = reference.expected.seq_len;
+    let tensor = |from: usize| {
+        let ids: Vec<i64> = rows.iter().flat_map(|row| row[from..from + length].to_vec()).collect();
+        Tensor::from_data(TensorData::new(ids, [rows.len(), length]), device)
+    };
+    (tensor(0), tensor(1))
+}
+
+#[test]
+fn hidden_states_are_those_of_the_reference() {
+    let reference = Reference::load("hybrid-min");
+    let device = Device::flex();
+    let layers = reference.config.describe(1).layers.len();
+    let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
+    let mut input = HybridInput::Tokens(first_batch(&reference, &device).0);
+    for layer in 0..layers - 1 {
+        let stage = hf::load_stage(&reference.dir, &reference.config, layer..layer + 1, &device);
+        let HybridOutput::Hidden(hidden, ids) = stage.expect("it loads").run(input, &context) else {
+            panic!("only the last layer returns logits")
+        };
+        let values: Vec<f64> = hidden.clone().into_data().iter().collect();
+        let rms = (values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64).sqrt();
+        let name = if layer == 0 { "embed".to_owned() } else { format!("layers.{}", layer - 1) };
+        let expected = reference.expected.first_step.hidden_rms[&name];
+        assert!((rms - expected).abs() < 2e-6 * expected, "{name}: {rms} for {expected}");
+        input = HybridInput::Hidden(hidden, ids);
+    }
+}
+
+struct GradientNorms<'a> {
+    stage: &'a HybridStage,
+    names: Vec<String>,
+    gradients: &'a Gradients,
+    norms: BTreeMap<String, f64>,
+}
+
+impl ModuleVisitor for GradientNorms<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.names.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.names.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let path = self.stage.parameter_path(&self.names.join("."));
+        // A copy that is not read has no gradient; the parameter itself has one.
+        let Some(gradient) = param.val().grad(self.gradients) else { return };
+        let norm = gradient.into_data().iter::<f64>().map(|x| x * x).sum::<f64>().sqrt();
+        self.norms.insert(path, norm);
+    }
+}
+
+#[test]
+fn each_parameter_has_a_gradient_and_a_path() {
+    for name in ["hybrid-min", "hybrid-full"] {
+        let reference = Reference::load(name);
+        let device = Device::flex().autodiff();
+        let layers = reference.config.describe(1).layers.len();
+        let stage = hf::load_stage(&reference.dir, &reference.config, 0..layers, &device).expect("it loads");
+        let (tokens, targets) = first_batch(&reference, &device);
+        let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
+        let output = stage.run(HybridInput::Tokens(tokens), &context);
+        let HybridOutput::Logits { logits, second } = output else { panic!("the last layer returns logits") };
+        let mut loss = cross_entropy(logits, targets);
+        if let Some(second) = second {
+            loss = loss + second.mean();
+        }
+        let gradients = loss.backward();
+        let mut found =
+            GradientNorms { stage: &stage, names: Vec::new(), gradients: &gradients, norms: BTreeMap::new() };
+        stage.visit(&mut found);
+        let expected = &reference.expected.first_step.grad_norms;
+        assert_eq!(found.norms.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    }
+}
+
+/// Returns the tensors of a file by name, each with its shape and bytes.
+fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
+    let bytes = fs::read(dir.join("model.safetensors")).expect("the file is here");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("it is a safetensors file");
+    let entry =
+        |(name, view): (String, TensorView<'_>)| (name, (view.shape().to_vec(), view.data().to_vec()));
+    file.tensors().into_iter().map(entry).collect()
+}
+
+#[test]
+fn what_is_read_is_written_with_the_same_bits() {
+    for name in ["hybrid-min", "hybrid-full"] {
+        let reference = Reference::load(name);
+        let config = &reference.config;
+        let layers = config.describe(1).layers.len();
+        let load = |layer: usize| {
+            hf::load_stage(&reference.dir, config, layer..layer + 1, &Device::flex()).expect("it loads")
+        };
+        let stages: Vec<_> = (0..layers).map(load).collect();
+        let folder = tempfile::TempDir::new().expect("a temporary folder");
+        let dir = folder.path().join("written");
+        hf::save(&dir, config, &stages.iter().collect::<Vec<_>>()).expect("it is written");
+        assert_eq!(tensors(&dir), tensors(&reference.dir));
+        assert_eq!(ModelConfig::read(&dir).expect("it is read"), ModelConfig::Hybrid(config.clone()));
+    }
+}
+
+#[test]
+fn descriptions_count_the_parameters_of_each_layer() {
+    let full = Reference::load("hybrid-full").config;
+    let tied = HybridConfig { tie_word_embeddings: true, mtp_block: "M".to_owned(), ..full.clone() };
+    for config in [Reference::load("hybrid-min").config, full, tied] {
+        for (index, layer) in config.describe(16).layers.iter().enumerate() {
+            let stage = config.init_stage(index..index + 1, 7, &Device::flex()).expect("it is a layer");
+            let specs = parameter_specs(&stage);
+            let count: usize = specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
+            assert_eq!(count as u64, layer.parameters, "{}", layer.path);
+            assert!(layer.weight > 0 && layer.activation_bytes > 0, "{}", layer.path);
+        }
+    }
+}
+
+/// Attention and feed-forward layers in turn are a Llama: its parameters, renamed, have its losses.
+#[test]
+fn a_pattern_of_attention_and_feed_forward_is_a_llama() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/llama-tiny");
+    let ModelConfig::Llama(llama) = ModelConfig::read(&dir).expect("it is read") else { panic!("a Llama") };
+    let sizes = &llama.decoder;
+    let config = HybridConfig {
+        num_attention_heads: sizes.num_attention_heads,
+        num_key_value_heads: Some(sizes.num_key_value_heads),
+        intermediate_size: sizes.intermediate_size,
+        rms_norm_eps: sizes.rms_norm_eps,
+        rope_theta: sizes.rope_theta,
+        ..HybridConfig::new(
+            sizes.vocab_size,
+            sizes.hidden_size,
+            Pattern::new(&"AD".repeat(sizes.num_hidden_layers)).expect("it is one"),
+        )
+    };
+    let device = Device::flex();
+    let whole = llama.describe(1).layers.len();
+    let expected = hf::load_stage(&dir, &llama, 0..whole, &device).expect("it loads");
+    let folder = tempfile::TempDir::new().expect("a temporary folder");
+    renamed(&dir, folder.path());
+    let layers = config.describe(1).layers.len();
+    let found = hf::load_stage(folder.path(), &config, 0..layers, &device).expect("it loads");
+    let ids: Vec<i64> = (0..2 * 20).map(|i| i * 13 % sizes.vocab_size as i64).collect();
+    let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [2, 20]), &device);
+    let expected = expected.run(pipewright_models::decoder::DecoderInput::Tokens(ids.clone()));
+    let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
+    let HybridOutput::Logits { logits, .. } = found.run(HybridInput::Tokens(ids), &context) else {
+        panic!("the whole model returns logits")
+    };
+    let (found, expected) = (logits.into_data(), expected.into_data());
+    for (found, expected) in found.iter::<f32>().zip(expected.iter::<f32>()) {
+        assert!((found - expected).abs() < 1e-5, "{found} for {expected}");
+    }
+}
+
+/// Writes the weights of a Llama under the names of a hybrid model.
+fn renamed(from: &Path, to: &Path) {
+    let name = |path: &str| {
+        let Some(rest) = path.strip_prefix("model.layers.") else { return path.to_owned() };
+        let (index, name) = rest.split_once('.').expect("a layer has parts");
+        let index: usize = index.parse().expect("a number");
+        let (block, name) = match name.split_once('.').expect("a part has parameters") {
+            ("input_layernorm", name) => (2 * index, format!("norm.{name}")),
+            ("self_attn", name) => (2 * index, format!("mixer.{name}")),
+            ("post_attention_layernorm", name) => (2 * index + 1, format!("norm.{name}")),
+            (_, name) => (2 * index + 1, format!("mixer.{name}")),
+        };
+        format!("model.layers.{block}.{name}")
+    };
+    let all = tensors(from);
+    let mut views = Vec::new();
+    for (path, (shape, bytes)) in &all {
+        let view = TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).expect("a tensor");
+        views.push((name(path), view));
+    }
+    safetensors::serialize_to_file(views, None, &to.join("model.safetensors")).expect("it is written");
+}
+
+/// Returns the configuration of the full reference with changes.
+fn changed(changes: Value) -> Result<HybridConfig, String> {
+    let mut json = Reference::load("hybrid-full").config.to_json();
+    for (key, value) in changes.as_object().expect("it is one") {
+        json[key] = value.clone();
+    }
+    HybridConfig::from_json(json).map_err(|error| {
+        use std::error::Error;
+        error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
+    })
+}
+
+#[test]
+fn models_that_cannot_be_are_refused_where_they_are_wrong() {
+    let check = |changes: Value, message: &str| {
+        let error = changed(changes).expect_err(message);
+        assert!(error.contains(message), "{error}\nhas not: {message}");
+    };
+    assert_eq!(changed(json!({})), Ok(Reference::load("hybrid-full").config));
+    changed(json!({"window_sizes": [null, 0, 0, 0, 10, 0, 0, null]})).expect("nothing is full attention");
+    check(json!({"pattern": "AEMX|AEMA"}), "`pattern`: block 3 is `X`, counted from 0");
+    check(json!({"pattern": "AEMD||AEMA"}), "stage 1 has no block");
+    check(
+        json!({"window_sizes": [1, 2]}),
+        "`window_sizes = 2` is out of range: it must be empty, or one number",
+    );
+    check(
+        json!({"nope_layers": [1]}),
+        "`nope_layers = 1` is out of range: it must be places of attention blocks",
+    );
+    check(json!({"mod_layers": [8]}), "`mod_layers = 8` is out of range: it must be places of blocks");
+    check(
+        json!({"num_experts_per_tok": 11}),
+        "`num_experts_per_tok = 11` is out of range: it must be at most",
+    );
+    check(json!({"num_key_value_heads": 3}), "`num_attention_heads = 4` is not divisible by");
+    check(json!({"n_groups": 4}), "`mamba_num_heads = 6` is not divisible by `n_groups = 4`");
+    check(json!({"head_dim": 11}), "`head_dim = 11` is out of range");
+    check(json!({"mod_capacity_factor": 1.5}), "`mod_capacity_factor = 1.5` is out of range");
+    check(
+        json!({"bos_token_id": 128}),
+        "`bos_token_id = 128` is out of range: it must be below `vocab_size`",
+    );
+    check(json!({"ngram_orders": [1]}), "`ngram_orders = 1` is out of range: it must be at least 2");
+    check(json!({"ngram_buckets": 0}), "`ngram_buckets = 0` is out of range");
+    check(json!({"mtp_block": "E"}), "`mtp_block = E` is out of range: it must be A, M or D");
+    check(
+        json!({"structure_vocab_sizes": {"colour": 3}}),
+        "`structure_vocab_sizes = colour` is out of range",
+    );
+}
+
+#[test]
+fn side_inputs_that_do_not_fit_are_refused_where_they_are_wrong() {
+    let config = Reference::load("hybrid-full").config;
+    let folder = tempfile::TempDir::new().expect("a temporary folder");
+    let path = folder.path().join("side.safetensors");
+    let check = |config: &HybridConfig, name: &str, shape: Vec<usize>, numbers: &[i64], message: &str| {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let view = TensorView::new(safetensors::Dtype::I64, shape, &bytes).expect("a tensor");
+        safetensors::serialize_to_file([(name, view)], None, &path).expect("it is written");
+        let side = SideRows::read(&path).expect("it is read");
+        let error = config.check_side(&side, 3).expect_err(message).to_string();
+        assert!(error.contains(name) && error.contains(message), "{error}\nhas not: {message}");
+    };
+    check(&config, "colour", vec![1], &[0], "is not an input of the model: those are row_valid_token_counts");
+    check(
+        &config,
+        "platform_ids",
+        vec![2],
+        &[4, 5],
+        "has 5 in row 1, counted from 0: it must be below the 5 rows",
+    );
+    check(
+        &config,
+        "row_valid_token_counts",
+        vec![2],
+        &[3, 0],
+        "has 0 in row 1, counted from 0: it must be from 1",
+    );
+    check(
+        &config,
+        "doc_ids",
+        vec![1, 2],
+        &[0, 1],
+        "has shape [1, 2], and the model asks for [3] in each row",
+    );
+    check(&config, "doc_ids", vec![2, 3], &[0, 1, 1, 2, 1, 1], "falls along row 1");
+    check(
+        &config,
+        "dep_levels",
+        vec![1, 3],
+        &[0, 6, 0],
+        "has 6 in row 0, counted from 0: it must be below the 6",
+    );
+    let plain = HybridConfig { structure_vocab_sizes: BTreeMap::new(), num_relations: 0, ..config };
+    check(&plain, "dep_levels", vec![1, 3], &[0; 3], "needs a table, and the model has none");
+    check(&plain, "chunk_relation_mask", vec![1, 1, 3, 3], &[0; 9], "needs a table, and the model has");
+}

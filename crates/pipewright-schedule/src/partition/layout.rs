@@ -1,0 +1,322 @@
+//! The layout language: a cut by hand, with one letter for each layer.
+//!
+//! ```text
+//! E | A*3 | (A M)*2 | A L
+//! ```
+//!
+//! A capital letter is a layer: `E` the embedding, `L` the head, any other letter a layer of that kind. A bar ends a
+//! stage. `*3` repeats the layer or the group before it; a group in parentheses may contain bars. Spaces do not matter.
+//! The embedding comes first and the head last, each exactly once, and no stage is empty.
+//!
+//! ```
+//! use pipewright_schedule::partition::Layout;
+//! let layout: Layout = "E | A*3 | (A M)*2 | A L".parse()?;
+//! assert_eq!((layout.kinds.as_str(), layout.boundaries.as_slice()), ("EAAAAMAMAL", &[1, 4, 8][..]));
+//! # Ok::<(), pipewright_schedule::partition::LayoutError>(())
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// The largest number of layers of a layout.
+pub const MAX_LAYOUT_LAYERS: usize = 10_000;
+/// The deepest nesting of groups.
+const MAX_DEPTH: usize = 32;
+
+/// The letter of the embedding, and that of the head.
+const ENDS: [char; 2] = ['E', 'L'];
+
+/// The layers of a layout, and the cuts between its stages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// The letters of all layers, in order.
+    pub kinds: String,
+    /// The first layer of each stage except the first.
+    pub boundaries: Vec<usize>,
+}
+
+/// A mistake in a layout. Its text has the layout and a caret below the mistake.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("column {}: {kind}\n  {text}\n  {}^", .column + 1, " ".repeat(*.column))]
+pub struct LayoutError {
+    /// The layout.
+    pub text: String,
+    /// The place of the mistake, in characters from 0.
+    pub column: usize,
+    /// The mistake.
+    pub kind: LayoutErrorKind,
+}
+
+/// A kind of mistake in a layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LayoutErrorKind {
+    /// A character that has no meaning.
+    Unknown(char),
+    /// A stage without a layer.
+    EmptyStage,
+    /// A group without a layer.
+    EmptyGroup,
+    /// A `*` without something to repeat.
+    NothingToRepeat,
+    /// A `*` without a number of at least 1.
+    NoCount,
+    /// A `(` without its `)`.
+    Unclosed,
+    /// A `)` without its `(`.
+    Unopened,
+    /// Groups inside groups, too deep.
+    TooDeep,
+    /// More than [`MAX_LAYOUT_LAYERS`] layers.
+    TooLong,
+    /// A second embedding or head.
+    Twice(char),
+    /// An embedding that is not the first layer, or a head that is not the last.
+    OutOfPlace(char),
+    /// No embedding or no head.
+    Missing(char),
+}
+
+/// A part of an expanded layout: a layer or a bar, with its column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Part {
+    letter: char,
+    column: usize,
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    letters: Vec<char>,
+    at: usize,
+}
+
+impl FromStr for Layout {
+    type Err = LayoutError;
+
+    fn from_str(text: &str) -> Result<Self, LayoutError> {
+        let mut parser = Parser { text, letters: text.chars().collect(), at: 0 };
+        let parts = parser.sequence(0)?;
+        if parser.at < parser.letters.len() {
+            return Err(parser.error(parser.at, LayoutErrorKind::Unopened));
+        }
+        parser.assemble(&parts)
+    }
+}
+
+impl Parser<'_> {
+    fn error(&self, column: usize, kind: LayoutErrorKind) -> LayoutError {
+        LayoutError { text: self.text.to_owned(), column, kind }
+    }
+
+    /// Reads layers, bars and groups up to the end or to a `)`, and expands them.
+    fn sequence(&mut self, depth: usize) -> Result<Vec<Part>, LayoutError> {
+        let mut parts: Vec<Part> = Vec::new();
+        // Where the last layer or group begins, if a `*` may follow.
+        let mut last: Option<usize> = None;
+        while let Some(&letter) = self.letters.get(self.at) {
+            let column = self.at;
+            self.at += 1;
+            match letter {
+                'A'..='Z' => {
+                    last = Some(parts.len());
+                    parts.push(Part { letter, column });
+                }
+                '|' => {
+                    last = None;
+                    parts.push(Part { letter, column });
+                }
+                '(' => {
+                    last = Some(parts.len());
+                    let group = self.group(depth, column)?;
+                    parts.extend(group);
+                }
+                ')' => {
+                    self.at = column;
+                    return Ok(parts);
+                }
+                '*' => {
+                    let nothing = self.error(column, LayoutErrorKind::NothingToRepeat);
+                    let start = last.take().ok_or(nothing)?;
+                    self.repeat(&mut parts, start, column)?;
+                }
+                letter if letter.is_whitespace() => {}
+                letter => return Err(self.error(column, LayoutErrorKind::Unknown(letter))),
+            }
+            if parts.len() > 2 * MAX_LAYOUT_LAYERS {
+                return Err(self.error(column, LayoutErrorKind::TooLong));
+            }
+        }
+        Ok(parts)
+    }
+
+    fn group(&mut self, depth: usize, open: usize) -> Result<Vec<Part>, LayoutError> {
+        if depth == MAX_DEPTH {
+            return Err(self.error(open, LayoutErrorKind::TooDeep));
+        }
+        let group = self.sequence(depth + 1)?;
+        if self.letters.get(self.at) != Some(&')') {
+            return Err(self.error(open, LayoutErrorKind::Unclosed));
+        }
+        self.at += 1;
+        match group.iter().any(|part| part.letter != '|') {
+            true => Ok(group),
+            false => Err(self.error(open, LayoutErrorKind::EmptyGroup)),
+        }
+    }
+
+    /// Reads the number after a `*`, and repeats the parts from `start` on.
+    fn repeat(&mut self, parts: &mut Vec<Part>, start: usize, star: usize) -> Result<(), LayoutError> {
+        while self.letters.get(self.at).is_some_and(|letter| letter.is_whitespace()) {
+            self.at += 1;
+        }
+        let digits: String =
+            self.letters[self.at..].iter().take_while(|letter| letter.is_ascii_digit()).collect();
+        let column = self.at;
+        self.at += digits.len();
+        if digits.is_empty() || digits.chars().all(|digit| digit == '0') {
+            return Err(self.error(if digits.is_empty() { star } else { column }, LayoutErrorKind::NoCount));
+        }
+        let too_long = self.error(column, LayoutErrorKind::TooLong);
+        let count: usize = digits.parse().map_err(|_too_many_digits| too_long.clone())?;
+        let unit = parts[start..].to_vec();
+        if unit.len().saturating_mul(count) > 2 * MAX_LAYOUT_LAYERS {
+            return Err(too_long);
+        }
+        for _ in 1..count {
+            parts.extend_from_slice(&unit);
+        }
+        Ok(())
+    }
+
+    /// Splits the parts at their bars, and checks the stages and the ends.
+    fn assemble(&self, parts: &[Part]) -> Result<Layout, LayoutError> {
+        let (mut kinds, mut boundaries) = (String::new(), Vec::new());
+        let mut is_empty = true;
+        let layers: Vec<Part> = parts.iter().copied().filter(|part| part.letter != '|').collect();
+        for part in parts {
+            if part.letter == '|' {
+                if is_empty {
+                    return Err(self.error(part.column, LayoutErrorKind::EmptyStage));
+                }
+                is_empty = true;
+                boundaries.push(kinds.len());
+            } else {
+                is_empty = false;
+                kinds.push(part.letter);
+            }
+        }
+        if is_empty {
+            return Err(self.error(self.letters.len(), LayoutErrorKind::EmptyStage));
+        }
+        if kinds.len() > MAX_LAYOUT_LAYERS {
+            return Err(self.error(self.letters.len(), LayoutErrorKind::TooLong));
+        }
+        for (letter, place) in ENDS.into_iter().zip([0, layers.len() - 1]) {
+            let mut found = layers.iter().enumerate().filter(|(_, part)| part.letter == letter);
+            let first = found.next();
+            let missing = if letter == ENDS[0] { 0 } else { self.letters.len() };
+            let (at, part) = first.ok_or_else(|| self.error(missing, LayoutErrorKind::Missing(letter)))?;
+            if let Some((_, second)) = found.next() {
+                return Err(self.error(second.column, LayoutErrorKind::Twice(letter)));
+            }
+            if at != place {
+                return Err(self.error(part.column, LayoutErrorKind::OutOfPlace(letter)));
+            }
+        }
+        Ok(Layout { kinds, boundaries })
+    }
+}
+
+impl fmt::Display for LayoutErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |letter: &char| if *letter == ENDS[0] { "embedding" } else { "head" };
+        match self {
+            Self::Unknown(letter) => {
+                write!(
+                    f,
+                    "`{letter}` is not part of a layout; write capital letters, `|`, `*3` and parentheses"
+                )
+            }
+            Self::EmptyStage => f.write_str("this stage has no layer; remove the bar, or write a layer"),
+            Self::EmptyGroup => f.write_str("this group has no layer; remove it, or write a layer"),
+            Self::NothingToRepeat => {
+                f.write_str("there is nothing to repeat; write `*` directly behind a layer or a group")
+            }
+            Self::NoCount => f.write_str("`*` needs a number of at least 1, such as `A*3`"),
+            Self::Unclosed => f.write_str("this group is not closed; write `)` at its end"),
+            Self::Unopened => f.write_str("there is no group to close; remove the `)`"),
+            Self::TooDeep => {
+                write!(f, "groups are nested more than {MAX_DEPTH} deep; write some of them out")
+            }
+            Self::TooLong => write!(f, "the layout has more than {MAX_LAYOUT_LAYERS} layers; use fewer"),
+            Self::Twice(letter) => write!(f, "a second {}; write `{letter}` once", name(letter)),
+            Self::OutOfPlace('E') => f.write_str("the embedding is not the first layer; write `E` first"),
+            Self::OutOfPlace(letter) => {
+                write!(f, "the {} is not the last layer; write `{letter}` last", name(letter))
+            }
+            Self::Missing(letter) => {
+                let end = if *letter == ENDS[0] { "first" } else { "last" };
+                write!(f, "there is no {}; write `{letter}` {end}", name(letter))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, kinds: &str, boundaries: &[usize]) {
+        let expected = Layout { kinds: kinds.to_owned(), boundaries: boundaries.to_vec() };
+        assert_eq!(text.parse(), Ok(expected), "{text}");
+    }
+
+    fn check_error(text: &str, column: usize, kind: LayoutErrorKind) {
+        let error = LayoutError { text: text.to_owned(), column, kind };
+        assert_eq!(text.parse::<Layout>(), Err(error), "{text}");
+    }
+
+    #[test]
+    fn letters_bars_and_repetitions() {
+        check("E | A*3 | (A M)*2 | A L", "EAAAAMAMAL", &[1, 4, 8]);
+        check("EAML", "EAML", &[]);
+        check("E(A|)*2 A L", "EAAAL", &[2, 3]);
+        check("E ((A*2 M)*2 X)*2 | L", "EAAMAAMXAAMAAMXL", &[15]);
+        check("E*1|L * 1", "EL", &[1]);
+    }
+
+    #[test]
+    fn mistakes_have_a_column() {
+        check_error("E | | L", 4, LayoutErrorKind::EmptyStage);
+        check_error("| E L", 0, LayoutErrorKind::EmptyStage);
+        check_error("E A L |", 7, LayoutErrorKind::EmptyStage);
+        check_error("", 0, LayoutErrorKind::EmptyStage);
+        check_error("E () L", 2, LayoutErrorKind::EmptyGroup);
+        check_error("E a L", 2, LayoutErrorKind::Unknown('a'));
+        check_error("*3 E L", 0, LayoutErrorKind::NothingToRepeat);
+        check_error("E |*2 L", 3, LayoutErrorKind::NothingToRepeat);
+        check_error("E A*0 L", 4, LayoutErrorKind::NoCount);
+        check_error("E A* L", 3, LayoutErrorKind::NoCount);
+        check_error("E A*99999999999999999999 L", 4, LayoutErrorKind::TooLong);
+        check_error("E ((A*9999)*9999)*9999 L", 12, LayoutErrorKind::TooLong);
+        check_error("E (A L", 2, LayoutErrorKind::Unclosed);
+        check_error("E A) L", 3, LayoutErrorKind::Unopened);
+        check_error("A L", 0, LayoutErrorKind::Missing('E'));
+        check_error("E A", 3, LayoutErrorKind::Missing('L'));
+        check_error("E A E L", 4, LayoutErrorKind::Twice('E'));
+        check_error("E L*2", 2, LayoutErrorKind::Twice('L'));
+        check_error("A E L", 2, LayoutErrorKind::OutOfPlace('E'));
+        check_error("E L A", 2, LayoutErrorKind::OutOfPlace('L'));
+        let deep = format!("E {}A{} L", "(".repeat(40), ")".repeat(40));
+        check_error(&deep, 34, LayoutErrorKind::TooDeep);
+    }
+
+    #[test]
+    fn a_message_has_a_caret() {
+        let error = "E | | L".parse::<Layout>().expect_err("an empty stage").to_string();
+        let message =
+            "column 5: this stage has no layer; remove the bar, or write a layer\n  E | | L\n      ^";
+        assert_eq!(error, message);
+    }
+}

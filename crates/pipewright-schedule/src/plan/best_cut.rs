@@ -1,0 +1,88 @@
+//! The best cut for a given schedule: of all cuts where there are few, otherwise the end of a climb.
+
+use crate::plan::balance::{Layout, Numbers, balanced, even};
+use crate::plan::cuts::{count_cuts, for_each_cut};
+use crate::plan::evaluate::{Evaluator, ranks_of_stages};
+use crate::plan::layers::Layers;
+use crate::plan::order::Order;
+use crate::plan::predict::PlanChoice;
+use crate::plan::rank_times::Step;
+use crate::plan::search::optimizer_time;
+use crate::plan::stage_load::stage_loads;
+use crate::profile::Profile;
+use crate::schedule::Schedule;
+
+/// The largest number of cuts that are all tried.
+const ALL_CUTS: u64 = 3_000;
+/// The steps of the walk to a first cut, for each stage.
+const WALK_STEPS: usize = 1_500;
+
+/// Returns the first layer of each stage except the first in the fastest cut that is found for `schedule`; `None` if
+/// there are more stages than layers. The boundaries of `choice` are ignored, and memory is not limited.
+pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> Option<Vec<usize>> {
+    let layers = Layers::of(profile, choice.microbatch_rows);
+    let order = Order::of(schedule);
+    let stages = choice.recompute.len();
+    if stages > layers.count() || stages != schedule.placement().stages() as usize {
+        return None;
+    }
+    let mut evaluator = Evaluator::default();
+    let mut time = |starts: &[usize]| {
+        let loads = stage_loads(&layers, starts, &choice.recompute, choice.data_parallel);
+        let time = evaluator.time(&order, &loads, layers.link).unwrap_or(f64::INFINITY);
+        time + optimizer_time(&order, &loads)
+    };
+    let mut best = Best { time: f64::INFINITY, starts: Vec::new() };
+    let even = even(layers.count(), stages);
+    best.consider(time(&even), &even);
+    if count_cuts(layers.count(), stages) <= ALL_CUTS {
+        for_each_cut(layers.count(), stages, &mut |starts| {
+            best.consider(time(starts), starts);
+        });
+        return Some(best.inner());
+    }
+    let rank_of = ranks_of_stages(&order);
+    // The walk assumes that the first stages are on the ranks of their number.
+    if (0..schedule.ranks()).zip(&rank_of).all(|(rank, &of_stage)| rank == of_stage) {
+        let step = Step::of(&layers, schedule.ranks(), schedule.microbatches());
+        let layout = Layout { starts: even, rank_of };
+        let walked = balanced(step, None, layout, false, &mut Numbers(1), WALK_STEPS * stages).starts;
+        best.consider(time(&walked), &walked);
+    }
+    let mut improved = true;
+    while improved {
+        improved = false;
+        for boundary in 1..stages {
+            for up in [false, true] {
+                let mut starts = best.starts.clone();
+                starts[boundary] = if up { starts[boundary] + 1 } else { starts[boundary] - 1 };
+                if starts.is_sorted_by(|one, other| one < other) {
+                    improved |= best.consider(time(&starts), &starts);
+                }
+            }
+        }
+    }
+    Some(best.inner())
+}
+
+/// The fastest cut so far.
+struct Best {
+    time: f64,
+    starts: Vec<usize>,
+}
+
+impl Best {
+    /// Keeps a cut if it is faster, and returns whether it is.
+    fn consider(&mut self, time: f64, starts: &[usize]) -> bool {
+        let is_faster = self.starts.is_empty() || time < self.time;
+        if is_faster {
+            *self = Self { time, starts: starts.to_vec() };
+        }
+        is_faster
+    }
+
+    /// Returns the first layer of each stage except the first.
+    fn inner(&self) -> Vec<usize> {
+        self.starts[1..self.starts.len() - 1].to_vec()
+    }
+}

@@ -1,0 +1,135 @@
+//! Checks the fast evaluation against the simulator, and the bounds against everything that is simulated.
+
+use proptest::prelude::*;
+
+use crate::ids::Rank;
+use crate::lower::{TrainingLowering, for_training};
+use crate::plan::balance::{Layout, Numbers, even};
+use crate::plan::bound::lower_bound;
+use crate::plan::class::Class;
+use crate::plan::evaluate::{Evaluator, peaks};
+use crate::plan::families::Family;
+use crate::plan::greedy::{Rules, Task, greedy};
+use crate::plan::layers::Layers;
+use crate::plan::order::Order;
+use crate::plan::rank_times::Step;
+use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
+use crate::profile::{LayerProfile, LinkProfile, Profile};
+use crate::simulate::{peak_memory, timed};
+
+fn model(seed: u64, count: usize) -> Layers {
+    let mut numbers = Numbers(seed);
+    let mut number = |most: usize| numbers.below(most + 1) as f64;
+    let layers = (0..count).map(|_| LayerProfile {
+        kind: "layer".into(),
+        forward_s: number(40) / 8.0,
+        input_backward_s: number(40) / 8.0,
+        weight_backward_s: number(40) / 8.0,
+        output_bytes: number(100) as u64,
+        parameter_bytes: number(100) as u64,
+        activation_bytes: number(100) as u64,
+        ..LayerProfile::default()
+    });
+    let layers = layers.collect();
+    let link = LinkProfile { latency_s: number(4) / 16.0, bytes_per_s: 100.0 };
+    Layers::of(&Profile { link, layers, ..Profile::default() }, 1)
+}
+
+/// Checks that the evaluation of an order gives the numbers of the simulator, and that no bound is above them.
+fn check(layers: &Layers, order: &Order, layout: &Layout, replicas: u32) -> Result<(), TestCaseError> {
+    let none = vec![false; layout.rank_of.len()];
+    let loads = stage_loads(layers, &layout.starts, &none, replicas);
+    let found = Evaluator::default().time(order, &loads, layers.link);
+    let lowering = TrainingLowering { replicas, ..TrainingLowering::default() };
+    let program = for_training(&order.schedule(), &lowering).expect("a sound order");
+    let run = timed(program.as_program(), &engine_costs(layers, &loads)).expect("no deadlock");
+    prop_assert_eq!(found, Some(run.timeline().makespan()));
+    let held = |rank: Rank| -> u64 {
+        order.placement.stages_of(rank).iter().map(|stage| loads[stage.index()].fixed).sum()
+    };
+    let sizes: Vec<_> = engine_costs(layers, &loads).sizes;
+    let expected: Vec<u64> = peak_memory(run.timeline(), &sizes)
+        .into_iter()
+        .zip(order.placement.all_ranks())
+        .map(|(peak, rank)| peak + held(rank))
+        .collect();
+    prop_assert_eq!(peaks(order, &loads), expected);
+
+    let step = Step::of(layers, order.placement.ranks(), order.microbatches);
+    let time = run.timeline().makespan() * (1.0 + 1e-9);
+    let cut_time = step.cut_time(&layout.rank_of, &layout.starts);
+    prop_assert!(cut_time <= time, "the bound {cut_time} of a cut that takes {time}");
+    if let Some(class) = Class::of(&order.placement) {
+        for is_free in [false, true] {
+            let bound = lower_bound(step, &[class], is_free);
+            prop_assert!(bound <= time, "the bound {bound} of {class:?}, free {is_free}, that takes {time}");
+        }
+    }
+    Ok(())
+}
+
+/// Returns random boundaries.
+fn cut(layers: usize, stages: usize, numbers: &mut Numbers) -> Vec<usize> {
+    let mut layout = Layout { starts: even(layers, stages), rank_of: vec![0; stages] };
+    for _ in 0..4 * stages {
+        layout.shake(stages, false, numbers);
+    }
+    layout.starts
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn named_orders_have_the_numbers_of_the_simulator(
+        seed in any::<u64>(), ranks in 1..5u32, microbatches in 1..9u32, count in 4..24usize, replicas in 1..3u32,
+    ) {
+        prop_assume!(ranks as usize <= count);
+        let layers = model(seed, count);
+        let mut numbers = Numbers(seed);
+        for family in Family::all(ranks, microbatches, count) {
+            let stages = (ranks * family.chunks) as usize;
+            let starts = cut(count, stages, &mut numbers);
+            let loads = stage_loads(&layers, &starts, &vec![false; stages], 1);
+            let Ok(order) = family.order(&engine_costs(&layers, &loads)) else { continue };
+            let rank_of = crate::plan::evaluate::ranks_of_stages(&order);
+            check(&layers, &order, &Layout { starts, rank_of }, replicas)?;
+        }
+    }
+
+    #[test]
+    fn searched_orders_are_sound_and_keep_to_their_memory(
+        seed in any::<u64>(), ranks in 1..5u32, microbatches in 1..9u32, count in 4..24usize, room in 0..3000u64,
+    ) {
+        prop_assume!(ranks as usize <= count);
+        let layers = model(seed, count);
+        let mut numbers = Numbers(seed);
+        for class in Class::all(ranks, count) {
+            let mut layout = Layout { starts: cut(count, class.stages(), &mut numbers), rank_of: class.ranks_of() };
+            layout.shake(ranks as usize, true, &mut numbers);
+            let recompute: Vec<bool> = (0..class.stages()).map(|_| numbers.below(3) == 0).collect();
+            let ranks_of = layout.rank_of.iter().copied().map(Rank::new).collect();
+            let placement = crate::placement::Placement::explicit(ranks_of).expect("every rank has a stage");
+            let loads: Vec<StageLoad> = stage_loads(&layers, &layout.starts, &recompute, 1);
+            let all = Rules::all(ranks, class.stages() as u32);
+            let rules = all[numbers.below(all.len())];
+            for memory in [None, Some(room)] {
+                let task = Task { placement: &placement, microbatches, loads: &loads, link: layers.link, memory };
+                let mut work = 0;
+                let Some((order, end)) = greedy(&task, rules, f64::INFINITY, &mut work) else {
+                    prop_assert!(memory.is_some(), "without a limit there is always an order");
+                    continue;
+                };
+                prop_assert_eq!(Evaluator::default().time(&order, &loads, layers.link), Some(end));
+                let program = for_training(&order.schedule(), &TrainingLowering::default());
+                prop_assert!(program.is_ok(), "{:?}", program.err());
+                if let Some(memory) = memory {
+                    prop_assert!(peaks(&order, &loads).iter().all(|&peak| peak <= memory));
+                }
+                if recompute.iter().all(|recomputes| !recomputes) {
+                    check(&layers, &order, &layout, 1)?;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Tests of the planner: against an enumerator that tries everything, and over random models.
+
+#[expect(dead_code, reason = "the report of the planner uses the other instances")]
+mod instances;
+
+use instances::{Instance, Numbers, block};
+use pipewright_schedule::generate::{PerStage, Setting, catalogue};
+use pipewright_schedule::plan::{
+    Plan, PlanChoice, PlanError, PlanRequest, Prediction, best_cut, choice_costs, plan, predict,
+};
+use pipewright_schedule::profile::{LinkProfile, Profile};
+use pipewright_schedule::{Schedule, ScheduleSpec, generate};
+
+fn request(instance: &Instance, memory: Option<u64>, searched: bool) -> PlanRequest {
+    PlanRequest {
+        ranks: instance.ranks,
+        microbatches: instance.microbatches,
+        data_parallel: Some(1),
+        larger_microbatches: false,
+        memory,
+        searched,
+        ..PlanRequest::default()
+    }
+}
+
+/// Returns a model of a few layers with random costs.
+fn small(seed: u64) -> Instance {
+    let mut numbers = Numbers(seed);
+    let count = numbers.between(3, 10);
+    let layers = (0..count).map(|_| block("layer", 0.3 + 2.0 * numbers.share())).collect();
+    let link = LinkProfile { latency_s: 1e-5 * numbers.share(), bytes_per_s: 1e10 };
+    let profile = Profile { link, layers, ..Profile::default() };
+    let ranks = numbers.between(1, 3) as u32;
+    Instance { what: "small", profile, ranks, microbatches: numbers.between(1, 6) as u32 }
+}
+
+fn predicted(
+    profile: &Profile,
+    schedule: &Schedule,
+    boundaries: &[usize],
+    recompute: Vec<bool>,
+) -> Prediction {
+    let choice =
+        PlanChoice { boundaries: boundaries.to_vec(), recompute, data_parallel: 1, microbatch_rows: 1 };
+    predict(profile, schedule, &choice).expect("a sound schedule")
+}
+
+/// Returns all boundaries of `stages` stages, by counting in binary.
+fn every_cut(layers: usize, stages: usize) -> Vec<Vec<usize>> {
+    let cuts = (0u32..1 << (layers - 1)).filter(|bits| bits.count_ones() as usize == stages - 1);
+    cuts.map(|bits| (1..layers).filter(|layer| bits >> (layer - 1) & 1 == 1).collect()).collect()
+}
+
+/// Returns every named schedule of a size with every setting that the planner tries, as a function of the costs.
+fn every_spec(instance: &Instance) -> Vec<(&'static str, bool, ScheduleSpec)> {
+    let mut specs = Vec::new();
+    let (ranks, microbatches) = (instance.ranks, instance.microbatches);
+    for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+        let has = |setting| generator.settings.contains(&setting);
+        for chunks in 1..=4 {
+            let plain = ScheduleSpec {
+                ranks,
+                microbatches,
+                stages_per_rank: Some(chunks),
+                ..ScheduleSpec::default()
+            };
+            let mut all = vec![plain.clone()];
+            if has(Setting::WideWarmup) {
+                all.push(ScheduleSpec { wide_warmup: true, ..plain.clone() });
+            }
+            if has(Setting::Group) {
+                all.extend((1..ranks).map(|group| ScheduleSpec { group: Some(group), ..plain.clone() }));
+            }
+            if has(Setting::MemoryLimit) {
+                let limits = [2 * ranks, microbatches].into_iter().filter(|&limit| limit > ranks);
+                let limited =
+                    |limit| ScheduleSpec { memory_limit: Some(PerStage::Same(limit)), ..plain.clone() };
+                all.extend(limits.map(limited));
+            }
+            specs.extend(all.into_iter().map(|spec| (generator.name, has(Setting::Costs), spec)));
+        }
+    }
+    specs
+}
+
+/// Returns the time of the best named schedule over all cuts and all choices of recomputation.
+fn by_trying(instance: &Instance, memory: Option<u64>) -> f64 {
+    let layers = instance.profile.layers.len();
+    let mut best = f64::INFINITY;
+    for (name, is_made_to_measure, spec) in every_spec(instance) {
+        let stages = (spec.ranks * spec.stages_per_rank.unwrap_or(1)) as usize;
+        if stages > layers {
+            continue;
+        }
+        let plain = generate(name, &spec);
+        for boundaries in every_cut(layers, stages) {
+            let choices = if memory.is_some() { 1u32 << stages } else { 1 };
+            let schedule = if is_made_to_measure {
+                let recompute = vec![false; stages];
+                let choice = PlanChoice {
+                    boundaries: boundaries.clone(),
+                    recompute,
+                    data_parallel: 1,
+                    microbatch_rows: 1,
+                };
+                let costs = choice_costs(&instance.profile, stages as u32, &choice).expect("a cut");
+                generate(name, &ScheduleSpec { costs: Some(costs), ..spec.clone() })
+            } else {
+                plain.clone()
+            };
+            let Ok(schedule) = schedule else { continue };
+            for bits in 0..choices {
+                let recompute = (0..stages).map(|stage| bits >> stage & 1 == 1).collect();
+                let prediction = predicted(&instance.profile, &schedule, &boundaries, recompute);
+                if memory.is_none_or(|memory| prediction.peak_bytes.iter().all(|&peak| peak <= memory)) {
+                    best = best.min(prediction.step_s());
+                }
+            }
+        }
+    }
+    best
+}
+
+fn check_against_trying(seed: u64, memory: Option<u64>) {
+    let instance = small(seed);
+    if instance.ranks as usize > instance.profile.layers.len() {
+        return;
+    }
+    let best = by_trying(&instance, memory);
+    let named = plan(&instance.profile, &request(&instance, memory, false), &mut || true);
+    match named {
+        Ok(report) => {
+            let found = report.plans[0].step_s;
+            assert!((found - best).abs() <= 1e-12 * best, "seed {seed}: {found} instead of {best}");
+            assert!(
+                report.lower_bound_s <= best,
+                "seed {seed}: the bound {} of {best}",
+                report.lower_bound_s
+            );
+        }
+        Err(PlanError::DoesNotFit { .. }) => {
+            assert!(best.is_infinite(), "seed {seed}: a plan of {best} fits")
+        }
+        Err(error) => assert!(best.is_infinite(), "seed {seed}: {error}"),
+    }
+    if let Ok(report) = plan(&instance.profile, &request(&instance, memory, true), &mut || true) {
+        assert!(report.plans[0].step_s <= best * (1.0 + 1e-12), "seed {seed}: a searched plan is worse");
+        assert!(report.lower_bound_s <= report.plans[0].step_s, "seed {seed}");
+    }
+}
+
+#[test]
+fn small_plans_are_the_best_of_all() {
+    for seed in 0..25 {
+        check_against_trying(seed, None);
+    }
+}
+
+#[test]
+fn small_plans_in_little_memory_are_the_best_of_all() {
+    for seed in 100..108 {
+        check_against_trying(seed, Some(70_000_000));
+    }
+}
+
+fn check_plan(instance: &Instance, plan: &Plan, memory: Option<u64>) {
+    let prediction = predicted(&instance.profile, &plan.schedule, &plan.boundaries, plan.recompute.clone());
+    assert_eq!((prediction.step_s(), &prediction.peak_bytes), (plan.step_s, &plan.peak_bytes));
+    if let Some(memory) = memory {
+        assert!(plan.peak_bytes.iter().all(|&peak| peak <= memory), "{}: {:?}", plan.name, plan.peak_bytes);
+    }
+}
+
+#[test]
+fn plans_of_random_models_are_sound_and_near_the_bound() {
+    let mut gaps = Vec::new();
+    for seed in 0..8 {
+        let instance = instances::random(seed);
+        let request = PlanRequest { effort: 1_000_000, ..request(&instance, None, true) };
+        let report = plan(&instance.profile, &request, &mut || true).expect("a plan");
+        assert_eq!(plan(&instance.profile, &request, &mut || true).as_ref(), Ok(&report), "seed {seed}");
+        for plan in &report.plans {
+            check_plan(&instance, plan, None);
+        }
+        assert!(report.lower_bound_s <= report.plans[0].step_s);
+        gaps.push(report.gap());
+    }
+    gaps.sort_by(f64::total_cmp);
+    assert!(gaps[gaps.len() / 2] < 0.08, "{gaps:?}");
+}
+
+#[test]
+fn plans_keep_to_the_memory() {
+    for seed in 0..6 {
+        let instance = Instance { microbatches: 24, ..instances::random(seed) };
+        let of = |memory| PlanRequest { effort: 600_000, ..request(&instance, memory, true) };
+        let free = plan(&instance.profile, &of(None), &mut || true).expect("a plan");
+        let most = free.plans[0].peak_bytes.iter().copied().max().expect("a rank");
+        let memory = most / 2;
+        match plan(&instance.profile, &of(Some(memory)), &mut || true) {
+            Ok(report) => report.plans.iter().for_each(|plan| check_plan(&instance, plan, Some(memory))),
+            Err(PlanError::DoesNotFit { shortage, .. }) => assert!(shortage.needed > memory),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_said() {
+    let instance = small(1);
+    let error = plan(&instance.profile, &request(&instance, Some(1_000_000), true), &mut || true);
+    let message = error.expect_err("a megabyte is too little").to_string();
+    assert!(message.starts_with("no plan fits: rank "), "{message}");
+    assert!(message.contains(" and has 1000000, which is "), "{message}");
+}
+
+#[test]
+fn the_search_stops_when_told() {
+    let instance = instances::random(0);
+    let mut asked = 0;
+    let mut keep_going = || {
+        asked += 1;
+        asked < 20
+    };
+    let report = plan(&instance.profile, &request(&instance, None, true), &mut keep_going).expect("a plan");
+    assert!(report.stopped && report.simulated <= 20, "{} plans", report.simulated);
+}
+
+#[test]
+fn replicas_are_searched() {
+    // Gradients so small that replicas cost nothing, and too few microbatches to fill a pipeline.
+    let layers = (0..4)
+        .map(|_| {
+            let mut layer = block("layer", 1.0);
+            layer.parameter_bytes = 1;
+            layer
+        })
+        .collect();
+    let link = LinkProfile { latency_s: 1e-6, bytes_per_s: 1e12 };
+    let profile = Profile { link, layers, ..Profile::default() };
+    let request = PlanRequest { ranks: 4, microbatches: 4, ..PlanRequest::default() };
+    let report = plan(&profile, &request, &mut || true).expect("a plan");
+    assert_eq!(report.plans[0].data_parallel, 4, "{:?}", report.plans[0]);
+}
+
+#[test]
+fn the_best_cut_of_a_schedule_is_found() {
+    for seed in 0..20 {
+        let instance = small(seed);
+        let (layers, ranks) = (instance.profile.layers.len(), instance.ranks);
+        let spec = ScheduleSpec { ranks, microbatches: instance.microbatches, ..ScheduleSpec::default() };
+        let schedule = generate("zb-h1", &spec).expect("a schedule");
+        let recompute = vec![false; ranks as usize];
+        let choice = PlanChoice {
+            recompute: recompute.clone(),
+            data_parallel: 1,
+            microbatch_rows: 1,
+            ..PlanChoice::default()
+        };
+        let found = best_cut(&instance.profile, &schedule, &choice).expect("enough layers");
+        let time = |cut: &[usize]| predicted(&instance.profile, &schedule, cut, recompute.clone()).step_s();
+        let best =
+            every_cut(layers, ranks as usize).iter().map(|cut| time(cut)).fold(f64::INFINITY, f64::min);
+        assert_eq!(time(&found), best, "seed {seed}");
+    }
+}
+
+#[test]
+fn impossible_requests_are_refused() {
+    let instance = small(1);
+    let of = |change: &dyn Fn(&mut PlanRequest)| {
+        let mut request = request(&instance, None, true);
+        change(&mut request);
+        plan(&instance.profile, &request, &mut || true).expect_err("impossible").to_string()
+    };
+    assert!(of(&|request| request.ranks = 0).starts_with("0 ranks and "));
+    assert!(of(&|request| request.ranks = 40).starts_with("40 ranks have no plan for "));
+    let empty = Profile::default();
+    let error = plan(&empty, &PlanRequest::default(), &mut || true).expect_err("no layers").to_string();
+    assert!(
+        error.starts_with("2 problems in the profile, the first: `layers` of the profile is empty"),
+        "{error}"
+    );
+}

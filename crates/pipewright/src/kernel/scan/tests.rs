@@ -1,0 +1,46 @@
+//! Tests of the chunked scan against the recurrence.
+
+use super::*;
+
+/// Sequences of whole chunks and of others give each token the result that it has in a longer sequence.
+#[test]
+fn a_token_sees_no_later_token() {
+    let dims = Dims { batch: 1, sequence: 200, heads: 4, head_dim: 2, groups: 2, state: 3 };
+    let numbers = |count: usize, scale: f32| {
+        (0..count).map(|i| ((i * 37) % 19) as f32 / 19.0 * scale).collect::<Vec<f32>>()
+    };
+    let u = numbers(200 * dims.channels(), 1.0);
+    let whole = numbers(4 * 200, 0.3);
+    let run = |sequence: usize| {
+        let dims = Dims { sequence, ..dims };
+        let steps: Vec<f32> = whole.chunks(200).flat_map(|head| head[..sequence].to_vec()).collect();
+        let u = &u[..sequence * dims.channels()];
+        let inputs = Inputs {
+            dims,
+            u,
+            steps: &steps,
+            rates: &[-0.5, -1.0, -2.0, -30.0],
+            skip: &[1.0; 4],
+            documents: None,
+        };
+        forward(inputs)
+    };
+    let expected = run(200);
+    for sequence in [1, 63, 64, 65, 130] {
+        let found = run(sequence);
+        let close = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(1.0));
+        assert!(close, "{sequence}");
+    }
+}
+
+/// Rates at which `exp` of a running sum is 0 and `exp` of its negative would overflow.
+#[test]
+fn fast_decays_stay_finite() {
+    let dims = Dims { batch: 1, sequence: 130, heads: 1, head_dim: 2, groups: 1, state: 2 };
+    let (u, steps) = (vec![0.5; 130 * dims.channels()], vec![20.0; 130]);
+    let inputs = Inputs { dims, u: &u, steps: &steps, rates: &[-16.0], skip: &[0.0], documents: None };
+    let y = forward(inputs);
+    assert!(y.iter().all(|y| (y - 20.0 * 0.5 * 0.5).abs() < 1e-4), "only the token itself is left: {y:?}");
+    let found = backward(inputs, &vec![1.0; y.len()]);
+    assert!(found.u.iter().chain(&found.steps).chain(&found.rates).all(|d| d.is_finite()));
+}

@@ -1,0 +1,343 @@
+//! Attention that sees less than all earlier tokens: documents that share a row, windows, rows whose tokens are a choice
+//! of a longer row's, and a bias for relations between tokens.
+
+use std::sync::Arc;
+
+use burn::tensor::{Bool, DType, Tensor, TensorData, activation};
+
+use super::attention::repeat_heads;
+use super::composed::at_least_single;
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use crate::kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
+
+/// The tokens of a microbatch: rows of `sequence` tokens each.
+#[derive(Clone, Debug)]
+pub struct TokenScope {
+    /// Tokens of a row.
+    pub sequence: usize,
+    /// The document of each token, row by row. Tokens of one document follow each other, and see only each other.
+    pub documents: Arc<[u32]>,
+    /// The position of each token, row by row, ascending in a row.
+    pub positions: Arc<[u32]>,
+}
+
+/// Relations between the tokens of each row.
+#[derive(Clone, Debug)]
+pub struct Relations {
+    /// The number of relations.
+    pub count: usize,
+    /// 1 where a relation holds, `[rows, count, sequence, sequence]`, queries before keys.
+    pub mask: Arc<[u8]>,
+}
+
+/// An attention with grouped queries over the tokens of a [`TokenScope`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScopedAttention {
+    /// Width of a head.
+    pub head_dim: usize,
+    /// The base of rotary positions (Su et al., 2021) in Hugging Face's layout; `None` for an attention without
+    /// positions.
+    pub rope_theta: Option<f64>,
+    /// How many positions back a token sees, itself included; `None` for all.
+    pub window: Option<usize>,
+}
+
+impl TokenScope {
+    /// Returns the tokens of `rows` whole rows without documents.
+    pub fn whole(rows: usize, sequence: usize) -> Self {
+        let positions = (0..rows).flat_map(|_| 0..sequence as u32).collect();
+        Self { sequence, documents: vec![0; rows * sequence].into(), positions }
+    }
+
+    /// Returns the place in its row of the first token that each token sees.
+    fn starts(&self, window: Option<usize>) -> Vec<u32> {
+        let window = window.unwrap_or(usize::MAX);
+        let mut starts = Vec::with_capacity(self.documents.len());
+        let rows = self.documents.chunks(self.sequence).zip(self.positions.chunks(self.sequence));
+        for (documents, positions) in rows {
+            let mut start = 0;
+            for (place, (document, &position)) in documents.iter().zip(positions).enumerate() {
+                let sees = |start: usize| {
+                    documents[start] == *document && ((position - positions[start]) as usize) < window
+                };
+                while start < place && !sees(start) {
+                    start += 1;
+                }
+                starts.push(start as u32);
+            }
+        }
+        starts
+    }
+}
+
+impl ScopedAttention {
+    /// Returns `softmax(q kᵀ / sqrt(head_dim) + bias) v` for each head over the tokens that a token sees. The bias is the
+    /// sum of a head's entries of `table` `[relations, heads]` over the relations that hold.
+    ///
+    /// Shapes as of [`CausalAttention::forward`](super::CausalAttention::forward).
+    ///
+    /// # Panics
+    /// When the shapes do not match.
+    pub fn forward(
+        &self,
+        [q, k, v]: [Tensor<2>; 3],
+        scope: &TokenScope,
+        relations: Option<(&Relations, Tensor<2>)>,
+    ) -> Tensor<2> {
+        let dims = self.dims([&q, &k, &v], scope);
+        let shape = q.dims();
+        let (relations, table) = match relations {
+            Some((relations, table)) => {
+                assert_eq!(
+                    table.dims(),
+                    [relations.count, dims.heads],
+                    "an entry for each relation and head"
+                );
+                let size = dims.batch * relations.count * dims.sequence * dims.sequence;
+                assert_eq!(relations.mask.len(), size, "a flag for each relation and pair of tokens");
+                (Some(relations.clone()), table)
+            }
+            // A constant is not on the tape.
+            None => (None, Tensor::zeros([1, dims.heads], &q.device().inner())),
+        };
+        let places = Places::new(self, scope, dims);
+        let inputs = [&q, &k, &v, &table].map(|tensor| tensor.clone().into_dispatch());
+        let Some(([q, k, v, table], tape)) = on_cpu(inputs) else {
+            let bias = relations.map(|relations| (relations, table));
+            return composed([q, k, v], bias, dims, &places);
+        };
+        let saved = Saved { dims, q, k, v, table, relations, places };
+        let (out, normalisers) = saved.with_inputs(forward);
+        tape.record(out, shape, |out| ScopedBackward { saved, out: out.clone(), normalisers })
+    }
+
+    fn dims(&self, [q, k, v]: [&Tensor<2>; 3], scope: &TokenScope) -> Dims {
+        let (head_dim, sequence) = (self.head_dim, scope.sequence);
+        let ([rows, wide], [_, narrow]) = (q.dims(), k.dims());
+        let fits = rows.is_multiple_of(sequence)
+            && scope.documents.len() == rows
+            && scope.positions.len() == rows
+            && wide.is_multiple_of(head_dim)
+            && narrow.is_multiple_of(head_dim)
+            && narrow > 0
+            && wide.is_multiple_of(narrow)
+            && k.dims() == [rows, narrow]
+            && v.dims() == k.dims();
+        assert!(
+            fits,
+            "queries {:?}, keys {:?} and values {:?} do not fit {} tokens and heads of {head_dim}",
+            q.dims(),
+            k.dims(),
+            v.dims(),
+            scope.documents.len(),
+        );
+        let (heads, kv_heads) = (wide / head_dim, narrow / head_dim);
+        Dims { batch: rows / sequence, sequence, heads, kv_heads, head_dim }
+    }
+}
+
+/// Where tokens are and what they see, as both passes need it.
+#[derive(Clone, Debug)]
+struct Places {
+    starts: Arc<[u32]>,
+    /// Of each token, or of the tokens of one row if all rows have the same positions: `[tokens, head_dim / 2]`.
+    cos: Arc<[f32]>,
+    sin: Arc<[f32]>,
+}
+
+impl Places {
+    fn new(attention: &ScopedAttention, scope: &TokenScope, dims: Dims) -> Self {
+        let half = dims.head_dim / 2;
+        let first = &scope.positions[..scope.sequence.min(scope.positions.len())];
+        let is_same = scope.positions.chunks(scope.sequence).all(|row| row == first);
+        let positions = if is_same { first } else { &scope.positions[..] };
+        let (cos, sin) = match attention.rope_theta {
+            None => (vec![1.0; positions.len() * half], vec![0.0; positions.len() * half]),
+            Some(theta) => {
+                let frequencies: Vec<f64> =
+                    (0..half).map(|j| theta.powf(-((2 * j) as f64) / dims.head_dim as f64)).collect();
+                let angles =
+                    positions.iter().flat_map(|&at| frequencies.iter().map(move |f| f64::from(at) * f));
+                angles.map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip()
+            }
+        };
+        Self { starts: scope.starts(attention.window).into(), cos: cos.into(), sin: sin.into() }
+    }
+}
+
+/// The inputs of both passes.
+#[derive(Clone, Debug)]
+struct Saved {
+    dims: Dims,
+    q: CpuTensor,
+    k: CpuTensor,
+    v: CpuTensor,
+    table: CpuTensor,
+    relations: Option<Relations>,
+    places: Places,
+}
+
+impl Saved {
+    fn with_inputs<R>(&self, pass: impl FnOnce(Inputs<'_>) -> R) -> R {
+        let [q, k, v, table] = [&self.q, &self.k, &self.v, &self.table].map(elements);
+        let turn_k = Rotary { cos: &self.places.cos, sin: &self.places.sin, scale: 1.0 };
+        // The scale of the scores is part of the queries' rotation, so it costs nothing.
+        let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
+        let bias = self.relations.as_ref().map(|relations| Bias {
+            relations: relations.count,
+            mask: &relations.mask,
+            table: &table,
+        });
+        pass(Inputs {
+            dims: self.dims,
+            q: &q,
+            k: &k,
+            v: &v,
+            turn_q,
+            turn_k,
+            starts: Some(&self.places.starts),
+            bias,
+        })
+    }
+}
+
+#[derive(Clone, Debug)]
+struct ScopedBackward {
+    saved: Saved,
+    out: CpuTensor,
+    normalisers: Vec<f32>,
+}
+
+impl Operation<4> for ScopedBackward {
+    fn backward(self, gradient: CpuTensor, _wanted: [bool; 4]) -> [Option<CpuTensor>; 4] {
+        let Self { saved, out, normalisers } = &self;
+        let (out, gradient) = (elements(out), elements(&gradient));
+        let d = saved.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
+        let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
+        let table = if d.table.is_empty() { None } else { like(d.table, &saved.table) };
+        [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v), table]
+    }
+}
+
+fn composed(
+    [q, k, v]: [Tensor<2>; 3],
+    bias: Option<(Relations, Tensor<2>)>,
+    dims: Dims,
+    places: &Places,
+) -> Tensor<2> {
+    let Dims { batch, sequence, heads, kv_heads, head_dim } = dims;
+    let (device, precision, half) = (q.device(), q.dtype(), head_dim / 2);
+    // Positions and softmax of half precision are computed in single precision.
+    let wide = if precision == DType::F64 { DType::F64 } else { DType::F32 };
+    let rows = places.cos.len() / half / sequence;
+    let table = |table: &[f32]| {
+        Tensor::<4>::from_data(TensorData::new(table.to_vec(), [rows, 1, sequence, half]), &device).cast(wide)
+    };
+    let (cos, sin) = (table(&places.cos), table(&places.sin));
+    let turn = |x: Tensor<4>| {
+        let x = at_least_single(x);
+        let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
+        let first = a.clone() * cos.clone() - b.clone() * sin.clone();
+        Tensor::cat(vec![first, b * cos.clone() + a * sin.clone()], 3).cast(precision)
+    };
+    let split = |x: Tensor<2>, heads: usize| x.reshape([batch, sequence, heads, head_dim]).swap_dims(1, 2);
+    let share = |x: Tensor<4>| repeat_heads(x, heads / kv_heads);
+    let (q, k) = (turn(split(q, heads)), share(turn(split(k, kv_heads))));
+    let mut scores = at_least_single(q.matmul(k.transpose())) / (head_dim as f64).sqrt();
+    if let Some((relations, table)) = bias {
+        let shape = [batch, relations.count, sequence * sequence];
+        let mask: Vec<f32> = relations.mask.iter().map(|&holds| f32::from(holds)).collect();
+        let mask = Tensor::<3>::from_data(TensorData::new(mask, shape), &device).cast(wide);
+        let summed = at_least_single(table).transpose().unsqueeze::<3>().repeat_dim(0, batch).matmul(mask);
+        scores = scores + summed.reshape([batch, heads, sequence, sequence]);
+    }
+    let mut hidden = Vec::with_capacity(batch * sequence * sequence);
+    for (token, &start) in places.starts.iter().enumerate() {
+        hidden.extend((0..sequence).map(|key| key < start as usize || key > token % sequence));
+    }
+    let hidden = TensorData::new(hidden, [batch, 1, sequence, sequence]);
+    let hidden = Tensor::<4, Bool>::from_data(hidden, &device).repeat_dim(1, heads);
+    let weights = activation::softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 3);
+    let weights = weights.cast(precision);
+    weights.matmul(share(split(v, kv_heads))).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::check::{check as compare, numbers};
+    use super::*;
+
+    const ROPE: ScopedAttention = ScopedAttention { head_dim: 4, rope_theta: Some(100.0), window: None };
+
+    fn check(
+        attention: &ScopedAttention,
+        scope: &TokenScope,
+        [heads, kv_heads]: [usize; 2],
+        relations: usize,
+    ) {
+        let rows = scope.documents.len();
+        let (wide, narrow) = (heads * attention.head_dim, kv_heads * attention.head_dim);
+        let flags = rows * relations * scope.sequence;
+        let mask = (0..flags).map(|i| u8::from(i * 7919 % 13 < 4)).collect();
+        let relations = Relations { count: relations.max(1), mask };
+        let has_bias = flags > 0;
+        let split = |[q, k, v, table]: [Tensor<1>; 4]| {
+            let inputs = [q.reshape([rows, wide]), k.reshape([rows, narrow]), v.reshape([rows, narrow])];
+            (inputs, table.reshape([relations.count, heads]))
+        };
+        compare(
+            [
+                numbers([rows * wide], 2.0),
+                numbers([rows * narrow], 2.0),
+                numbers([rows * narrow], 1.0),
+                numbers([relations.count * heads], 1.0),
+            ],
+            |inputs| {
+                let (inputs, table) = split(inputs);
+                // An unused table has the gradient zero.
+                let unused = table.clone().sum().reshape([1, 1]) * 0.0;
+                attention.forward(inputs, scope, has_bias.then_some((&relations, table))) + unused
+            },
+            |inputs| {
+                let (inputs, table) = split(inputs);
+                let dims = attention.dims([&inputs[0], &inputs[1], &inputs[2]], scope);
+                let places = Places::new(attention, scope, dims);
+                let unused = table.clone().sum().reshape([1, 1]) * 0.0;
+                composed(inputs, has_bias.then(|| (relations.clone(), table)), dims, &places) + unused
+            },
+        );
+    }
+
+    /// Two rows with documents of several lengths.
+    fn documents(sequence: usize) -> TokenScope {
+        let document = |token: usize| (token % sequence / 5 * (1 + token / sequence)) as u32;
+        TokenScope { documents: (0..2 * sequence).map(document).collect(), ..TokenScope::whole(2, sequence) }
+    }
+
+    #[test]
+    fn equals_its_composition() {
+        check(&ROPE, &TokenScope::whole(2, 7), [4, 2], 0);
+        check(&ROPE, &documents(17), [2, 1], 0);
+        check(&ScopedAttention { window: Some(3), ..ROPE }, &documents(17), [2, 2], 0);
+        check(&ScopedAttention { rope_theta: None, window: Some(1), ..ROPE }, &documents(6), [2, 2], 0);
+        // More than one block of rows; the first keys are not computed.
+        check(&ScopedAttention { window: Some(70), ..ROPE }, &TokenScope::whole(1, 150), [2, 1], 0);
+    }
+
+    #[test]
+    fn relations_equal_their_composition() {
+        check(&ROPE, &documents(9), [4, 2], 3);
+        check(&ScopedAttention { window: Some(20), ..ROPE }, &TokenScope::whole(1, 100), [2, 1], 1);
+    }
+
+    #[test]
+    fn chosen_tokens_keep_their_positions() {
+        let positions: Vec<u32> = [0, 2, 3, 9, 11, 1, 2, 3, 4, 15].into();
+        let documents = vec![0, 0, 1, 1, 1, 0, 0, 0, 0, 7];
+        let scope = TokenScope { sequence: 5, documents: documents.into(), positions: positions.into() };
+        check(&ROPE, &scope, [2, 2], 1);
+        check(&ScopedAttention { window: Some(4), ..ROPE }, &scope, [2, 2], 0);
+        assert_eq!(scope.starts(Some(4)), [0, 0, 2, 3, 3, 0, 0, 0, 0, 4]);
+        assert_eq!(scope.starts(Some(3)), [0, 0, 2, 3, 3, 0, 0, 0, 1, 4]);
+    }
+}
