@@ -43,6 +43,12 @@ pub(crate) fn build_mamba<S: ParameterSource>(
     })
 }
 
+/// Returns whether a parameter has a number for each head of a mixer's scan. The scan multiplies decays of many tokens, so
+/// it is sensitive to the rounding of these few numbers.
+pub(crate) fn is_of_scan(path: &str) -> bool {
+    [".dt_bias", ".A_log", ".D"].iter().any(|name| path.ends_with(name))
+}
+
 /// How the initial parameters of mixers are drawn, as in the Mamba reference: states of many lengths of memory are there
 /// from the start.
 pub(crate) struct MambaInit {

@@ -88,3 +88,9 @@ cases! {
 fn recomputation_changes_no_bit() {
     MOE.check_recomputed("1f1b", 4, 8);
 }
+
+#[test]
+fn half_precision_has_the_same_bits_for_every_cut() {
+    MOE.check_in_half_precision(&[2], 8, 0.02);
+    QWEN3.check_in_half_precision(&[2], 8, 0.02);
+}

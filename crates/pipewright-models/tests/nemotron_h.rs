@@ -30,6 +30,11 @@ fn recomputation_changes_no_bit() {
     NEMOTRON_H.check_recomputed("1f1b", 2, 4);
 }
 
+#[test]
+fn half_precision_has_the_same_bits_for_every_cut() {
+    NEMOTRON_H.check_in_half_precision(&[2], 8, 0.02);
+}
+
 /// The part of `expected.json` about the loaded weights.
 #[derive(Deserialize)]
 struct Initial {

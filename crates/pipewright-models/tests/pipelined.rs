@@ -70,3 +70,8 @@ fn recomputation_changes_no_bit() {
     LLAMA.check_recomputed("1f1b", 4, 8);
     LLAMA.check_recomputed("zbvzerobubble", 2, 8);
 }
+
+#[test]
+fn half_precision_has_the_same_bits_for_every_cut() {
+    LLAMA.check_in_half_precision(&[1, 2, 4], 8, 0.01);
+}

@@ -41,3 +41,8 @@ fn recomputation_changes_no_bit() {
     LLAMA_TIED.check_recomputed("1f1b", 4, 8);
     LLAMA_TIED.check_recomputed("zbvzerobubble", 2, 8);
 }
+
+#[test]
+fn half_precision_has_the_same_bits_for_every_cut() {
+    LLAMA_TIED.check_in_half_precision(&[2], 8, 0.01);
+}

@@ -103,6 +103,7 @@ fn pipeline_config(settings: &Settings) -> PipelineConfig {
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
         threads_per_rank: settings.pipeline.threads_per_rank as usize,
         recompute: settings.pipeline.recompute.clone(),
+        precision: settings.run.precision,
         deadline: settings.run.deadline(),
         data_parallel: settings.mesh.data_parallel,
         data_parallel_mode: settings.mesh.data_parallel_mode,

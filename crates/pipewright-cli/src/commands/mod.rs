@@ -10,6 +10,7 @@ pub(crate) mod export;
 pub(crate) mod init;
 pub(crate) mod inspect;
 mod launch;
+mod layer_sizes;
 pub(crate) mod lower;
 pub(crate) mod man;
 mod origin;

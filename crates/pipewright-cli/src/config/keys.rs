@@ -107,6 +107,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "device",
             "devices",
             "exclusive",
+            "precision",
             "timelines",
             "tensorboard",
         ],

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pipewright::tensor::Precision;
 use serde::Serialize;
 
 use crate::config::devices::{self, DeviceSettings};
@@ -34,6 +35,8 @@ pub(crate) struct RunSettings {
     /// The devices of the ranks.
     #[serde(flatten)]
     pub(crate) devices: DeviceSettings,
+    /// The element type in which the ranks compute.
+    pub(crate) precision: Precision,
     /// The number of steps, spread over the run, whose timelines are kept; 0 keeps only that of the last step.
     pub(crate) timelines: u64,
     /// Whether the metrics are also written as TensorBoard event files.
@@ -58,6 +61,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         keep_checkpoints: section.count("keep_checkpoints", 3),
         deadline_seconds: read_deadline(&mut section),
         devices: devices::read(&mut section),
+        precision: section.choice("precision", Precision::F32, &Precision::NAMED),
         timelines: section.whole("timelines", 8, 0, 10_000),
         tensorboard: section.flag("tensorboard", false),
     }

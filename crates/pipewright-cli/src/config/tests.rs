@@ -406,3 +406,17 @@ fn what_is_recomputed_is_a_word_or_a_list_of_stages() {
         assert!(error.contains(expected), "{set}: {error}");
     }
 }
+
+#[test]
+fn the_precision_is_one_of_those_that_there_are() {
+    let found = |set: &[&str]| load(None, set).map(|settings| settings.run.precision.to_string());
+    assert_eq!(found(&[]).as_deref(), Ok("f32"));
+    for precision in ["f32", "bf16"] {
+        let set = format!("run.precision={precision}");
+        assert_eq!(found(&[&set]).as_deref(), Ok(precision));
+        let written = load(None, &[&set]).expect("it is known").to_toml();
+        assert!(written.contains(&format!("precision = \"{precision}\"")), "{written}");
+    }
+    let error = found(&["run.precision=bf6"]).expect_err("there is none");
+    assert!(error.contains("`precision` is \"bf6\"") && error.contains("f32, bf16"), "{error}");
+}

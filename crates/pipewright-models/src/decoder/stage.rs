@@ -156,6 +156,11 @@ impl StageModule for DecoderStage {
         }
     }
 
+    /// The routers of mixtures of experts do.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        local.ends_with(".mlp.gate.weight")
+    }
+
     /// Returns the path of the embedding's table, of which a tied head on another stage holds a copy.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight")]

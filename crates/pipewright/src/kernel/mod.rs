@@ -12,6 +12,7 @@ pub(crate) mod cross_entropy;
 mod exp;
 pub(crate) mod gated_norm;
 pub(crate) mod grouped;
+pub(crate) mod half;
 pub(crate) mod product;
 pub(crate) mod relu_squared;
 pub(crate) mod rms_norm;

@@ -4,13 +4,15 @@
 //! gradients of the experts can be deferred. The gradient of an expert that no token chose is zero: it is not absent,
 //! because an optimizer changes parameters with a zero gradient (momentum, weight decay) and skips those without one.
 
+use std::borrow::Cow;
+
 use burn::module::{Module, ParamId};
 use burn::tensor::{Int, Tensor, TensorData};
 
 use super::bundle::{Bundle, Slots};
 use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
 use super::linear::Linear;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu, with_dtype};
 use super::relu_squared::relu_squared;
 use super::routing::Routing;
 use super::swiglu::swiglu;
@@ -76,18 +78,24 @@ pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &
     let Some(([x, weights, _], tape)) = on_cpu(inputs) else { return composed(x, weights, experts, &groups) };
     let tape = recorded_on(tape, 2, deferred.as_ref());
 
-    let sorted: Vec<f32> = groups.assignments().iter().map(|&place| elements(&weights)[place]).collect();
-    let held = matrices.held.iter().map(|held| held.value.clone()).collect::<Vec<_>>();
-    let parts = Parts::new(&held, matrices.parts);
-    let rows = groups.gather(elements(&x), width);
-    let gate = parts.gates.as_ref().map(|gates| groups.product(&rows, gates, [width, inner], false));
-    let up = groups.product(&rows, &parts.ups, [width, inner], false);
-    let activated = match &gate {
-        Some(gate) => kernel::swiglu::forward(gate, &up),
-        None => kernel::relu_squared::forward(&up),
+    let sorted: Vec<f32> = {
+        let weights = elements(&weights);
+        groups.assignments().iter().map(|&place| weights[place]).collect()
     };
-    let out = groups.product(&activated, &parts.downs, [inner, width], false);
+    let held: Vec<_> = matrices.held.iter().map(|held| elements(&held.value)).collect();
+    let parts = Parts::new(&held, matrices.parts);
+    let rows = groups.gather(&elements(&x), width);
+    // What the backward keeps is rounded first, so that it sees the numbers that the forward went on with.
+    let kept = |rows: Vec<f32>| tape.kept(rows, [groups.rows(), inner]);
+    let gate = parts.gates.as_ref().map(|gates| kept(groups.product(&rows, gates, [width, inner], false)));
+    let up = kept(groups.product(&rows, &parts.ups, [width, inner], false));
+    let activated = kept(match &gate {
+        Some(gate) => kernel::swiglu::forward(&elements(gate), &elements(&up)),
+        None => kernel::relu_squared::forward(&elements(&up)),
+    });
+    let out = groups.product(&elements(&activated), &parts.downs, [inner, width], false);
     let out = groups.scatter(&out, Some(&sorted), width);
+    drop(held);
     tape.record(out, [tokens, width], |_| ExpertsBackward {
         sizes: [tokens, width, inner],
         count,
@@ -127,8 +135,8 @@ struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     /// `held` are the matrices of the first expert, of the second, and so on, `parts` each.
-    fn new(held: &'a [CpuTensor], parts: usize) -> Self {
-        let part = |part: usize| held.iter().skip(part).step_by(parts).map(elements).collect();
+    fn new(held: &'a [Cow<'_, [f32]>], parts: usize) -> Self {
+        let part = |part: usize| held.iter().skip(part).step_by(parts).map(AsRef::as_ref).collect();
         Self { gates: (parts == 3).then(|| part(0)), ups: part(parts - 2), downs: part(parts - 1) }
     }
 }
@@ -167,7 +175,7 @@ impl Gradient {
 }
 
 impl Matrices {
-    /// Returns `None` if a matrix is not of the CPU back end in single precision.
+    /// Returns `None` if a matrix has no operations of its own on the CPU back end.
     fn new(experts: &[Expert]) -> Option<Self> {
         let parts = experts[0].layers().len();
         let mut held = Vec::with_capacity(parts * experts.len());
@@ -238,9 +246,10 @@ struct ExpertsBackward {
     x: CpuTensor,
     /// The weight of each sorted row.
     weights: Vec<f32>,
-    gate: Option<Vec<f32>>,
-    up: Vec<f32>,
-    activated: Vec<f32>,
+    /// Shape `[rows, inner width]`, as are the next two.
+    gate: Option<CpuTensor>,
+    up: CpuTensor,
+    activated: CpuTensor,
     groups: Groups,
     matrices: KeptMatrices,
 }
@@ -254,23 +263,24 @@ impl Operation<3> for ExpertsBackward {
         let Self { sizes: [tokens, width, inner], count, x, weights, gate, up, activated, groups, matrices } =
             self;
         let held: Vec<_> = matrices.kept.iter().map(|kept| kept.weight.get_on_cpu()).collect();
+        let held: Vec<_> = held.iter().map(elements).collect();
         let parts = Parts::new(&held, matrices.parts);
-        let mut d_out = groups.gather(elements(&gradient), width);
+        let mut d_out = groups.gather(&elements(&gradient), width);
         // The gradient of the activated rows, before the weight of the row.
         let mut d_activated = groups.product(&d_out, &parts.downs, [width, inner], true);
         let d_weights = for_weights.then(|| {
             let mut d_weights = vec![0.0; tokens * count];
-            let products = row_products(&activated, &d_activated, inner);
+            let products = row_products(&elements(&activated), &d_activated, inner);
             groups.assignments().iter().zip(products).for_each(|(&place, d)| d_weights[place] = d);
             cpu_tensor(d_weights, [tokens, count])
         });
         scale_rows(&mut d_activated, &weights, inner);
         let (d_gate, d_up) = match &gate {
             Some(gate) => {
-                let (d_gate, d_up) = kernel::swiglu::backward(gate, &up, &d_activated);
+                let (d_gate, d_up) = kernel::swiglu::backward(&elements(gate), &elements(&up), &d_activated);
                 (Some(d_gate), d_up)
             }
-            None => (None, kernel::relu_squared::backward(&up, &d_activated)),
+            None => (None, kernel::relu_squared::backward(&elements(&up), &d_activated)),
         };
         drop((gate, up, d_activated));
         let d_x = for_x.then(|| {
@@ -282,12 +292,12 @@ impl Operation<3> for ExpertsBackward {
         });
         if for_matrices {
             scale_rows(&mut d_out, &weights, width);
-            let rows = groups.rows();
-            let x = cpu_tensor(groups.gather(elements(&x), width), [rows, width]);
-            let of_inner = |elements| cpu_tensor(elements, [rows, inner]);
-            let (activated, d_out) = (of_inner(activated), cpu_tensor(d_out, [rows, width]));
-            let inputs = d_gate.into_iter().chain([d_up]).map(of_inner).map(|d| (x.clone(), d));
-            matrices.differentiate(&groups, &inputs.chain([(activated, d_out)]).collect::<Vec<_>>());
+            let (rows, dtype) = (groups.rows(), x.dtype());
+            let tensor = |elements, width| with_dtype(cpu_tensor(elements, [rows, width]), dtype);
+            let x = tensor(groups.gather(&elements(&x), width), width);
+            let inputs = d_gate.into_iter().chain([d_up]).map(|d| (x.clone(), tensor(d, inner)));
+            let down = (activated, tensor(d_out, width));
+            matrices.differentiate(&groups, &inputs.chain([down]).collect::<Vec<_>>());
         }
         // The token has a gradient, so that the tape goes on to the bundle, which takes the gradients out of the slots.
         let d_token = matrices.slots.filter(|_| for_matrices).map(|_| cpu_tensor(vec![0.0], [1]));
@@ -320,9 +330,9 @@ impl KeptMatrices {
 fn weight_gradient(x: &CpuTensor, gradient: &CpuTensor) -> CpuTensor {
     let dims = |tensor: &CpuTensor| [tensor.layout().shape()[0], tensor.layout().shape()[1]];
     let ([rows, inputs], [_, outputs]) = (dims(x), dims(gradient));
-    let x = Matrix::new(elements(x), rows, inputs);
-    let gradient = Matrix::new(elements(gradient), rows, outputs);
-    cpu_tensor(product(x.transposed(), gradient), [inputs, outputs])
+    let (x, gradient) = (elements(x), elements(gradient));
+    let gradient = Matrix::new(&gradient, rows, outputs);
+    cpu_tensor(product(Matrix::new(&x, rows, inputs).transposed(), gradient), [inputs, outputs])
 }
 
 /// The mixture of Burn's operations. An expert that no token chose computes the first token, and nobody uses its result:
@@ -354,7 +364,8 @@ fn composed(x: Tensor<2>, weights: Tensor<2>, experts: &[Expert], groups: &Group
         expert.forward(of_expert)
     });
     let outputs = Tensor::cat(outputs.collect(), 0).select(0, ids(places));
-    let weighted = outputs * weights.reshape([tokens * count, 1]);
+    let weights = weights.reshape([tokens * count, 1]).cast(outputs.dtype());
+    let weighted = outputs * weights;
     weighted.reshape([tokens, count, width]).sum_dim(1).reshape([tokens, width])
 }
 

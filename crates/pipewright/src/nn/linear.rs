@@ -60,7 +60,8 @@ fn multiply(x: Tensor<2>, weight: Tensor<2>, id: ParamId) -> Tensor<2> {
     let Some(([x, weight], tape)) = on_cpu(operands) else {
         return composed::product(x, weight, Layout::Plain, id, deferred);
     };
-    let y = product(Matrix::new(elements(&x), rows, inputs), Matrix::new(elements(&weight), inputs, outputs));
+    let y =
+        product(Matrix::new(&elements(&x), rows, inputs), Matrix::new(&elements(&weight), inputs, outputs));
     let dims = [rows, inputs, outputs];
     let weight = KeptWeight::new(from_cpu(weight), id, deferred.as_ref());
     let tape = recorded_on(tape, 1, deferred.as_ref());
@@ -80,11 +81,11 @@ struct LinearBackward {
 impl Operation<2> for LinearBackward {
     fn backward(self, gradient: CpuTensor, [for_x, for_weight]: [bool; 2]) -> [Option<CpuTensor>; 2] {
         let Self { x, weight, id, dims: [rows, inputs, outputs], deferred } = self;
-        let g = Matrix::new(elements(&gradient), rows, outputs);
         let d_x = for_x.then(|| {
             let weight = weight.get_on_cpu();
-            let weight = Matrix::new(elements(&weight), inputs, outputs);
-            cpu_tensor(product(g, weight.transposed()), [rows, inputs])
+            let (g, weight) = (elements(&gradient), elements(&weight));
+            let weight = Matrix::new(&weight, inputs, outputs);
+            cpu_tensor(product(Matrix::new(&g, rows, outputs), weight.transposed()), [rows, inputs])
         });
         let d_weight = match deferred {
             Some(deferred) => {
@@ -95,8 +96,9 @@ impl Operation<2> for LinearBackward {
                 None
             }
             None => for_weight.then(|| {
-                let x = Matrix::new(elements(&x), rows, inputs);
-                cpu_tensor(product(x.transposed(), g), [inputs, outputs])
+                let (x, g) = (elements(&x), elements(&gradient));
+                let x = Matrix::new(&x, rows, inputs);
+                cpu_tensor(product(x.transposed(), Matrix::new(&g, rows, outputs)), [inputs, outputs])
             }),
         };
         [d_x, d_weight]

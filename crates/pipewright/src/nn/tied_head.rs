@@ -49,8 +49,8 @@ fn multiply(x: Tensor<2>, table: Tensor<2>, id: ParamId) -> Tensor<2> {
         return composed::product(x, table, Layout::Transposed, id, deferred);
     };
     let y = {
-        let table = Matrix::new(elements(&table), vocabulary, width);
-        product(Matrix::new(elements(&x), rows, width), table.transposed())
+        let (x, table) = (elements(&x), elements(&table));
+        product(Matrix::new(&x, rows, width), Matrix::new(&table, vocabulary, width).transposed())
     };
     let dims = [rows, vocabulary, width];
     let table = KeptWeight::new(from_cpu(table), id, deferred.as_ref());
@@ -71,11 +71,11 @@ struct HeadBackward {
 impl Operation<2> for HeadBackward {
     fn backward(self, gradient: CpuTensor, [for_x, for_table]: [bool; 2]) -> [Option<CpuTensor>; 2] {
         let Self { x, table, id, dims: [rows, vocabulary, width], deferred } = self;
-        let g = Matrix::new(elements(&gradient), rows, vocabulary);
         let d_x = for_x.then(|| {
             let table = table.get_on_cpu();
-            let table = Matrix::new(elements(&table), vocabulary, width);
-            cpu_tensor(product(g, table), [rows, width])
+            let (g, table) = (elements(&gradient), elements(&table));
+            let table = Matrix::new(&table, vocabulary, width);
+            cpu_tensor(product(Matrix::new(&g, rows, vocabulary), table), [rows, width])
         });
         let d_table = match deferred {
             Some(deferred) => {
@@ -87,8 +87,9 @@ impl Operation<2> for HeadBackward {
                 None
             }
             None => for_table.then(|| {
-                let x = Matrix::new(elements(&x), rows, width);
-                cpu_tensor(product(g.transposed(), x), [vocabulary, width])
+                let (x, g) = (elements(&x), elements(&gradient));
+                let g = Matrix::new(&g, rows, vocabulary);
+                cpu_tensor(product(g.transposed(), Matrix::new(&x, rows, width)), [vocabulary, width])
             }),
         };
         [d_x, d_table]

@@ -109,6 +109,7 @@ impl Assembly {
             let made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
             let settings = StageSettings {
                 device: self.config.devices.of(world_rank).cloned(),
+                precision: self.config.precision,
                 optimizer: self.config.optimizer.clone(),
                 part: endpoint.part(),
                 must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),

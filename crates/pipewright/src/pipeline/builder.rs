@@ -23,7 +23,7 @@ use crate::device::Devices;
 use crate::hook::ActionHook;
 use crate::mesh::DataParallelMode;
 use crate::stage::{StageContext, StageError};
-use crate::tensor::{Boundary, Metadata, unpack};
+use crate::tensor::{Boundary, Metadata, Precision, unpack};
 use crate::transport::World;
 
 /// The settings of a pipeline that is not launched yet; [`Pipeline::builder`] makes one.
@@ -247,6 +247,12 @@ impl PipelineBuilder {
     /// Sets the part of the parameters that each replica holds. Default: all.
     pub fn data_parallel_mode(mut self, mode: DataParallelMode) -> Self {
         self.config.data_parallel_mode = mode;
+        self
+    }
+
+    /// Sets the element type in which stages compute. Default: single precision.
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.config.precision = precision;
         self
     }
 

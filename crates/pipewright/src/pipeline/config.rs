@@ -11,7 +11,7 @@ use pipewright_schedule::{Recompute, ValidatedProgram};
 use crate::device::Devices;
 use crate::hook::ActionHook;
 use crate::mesh::DataParallelMode;
-use crate::tensor::{CheckMetadata, Metadata};
+use crate::tensor::{CheckMetadata, Metadata, Precision};
 use crate::transport::Fields;
 
 /// The configuration of a running pipeline.
@@ -26,6 +26,8 @@ pub struct PipelineConfig {
     /// The devices of the ranks. A stage is made where the caller makes it and then moved to the device of its rank.
     /// Without devices it stays where it was made.
     pub devices: Devices,
+    /// The element type in which stages compute and which crosses their boundaries; the same on all ranks.
+    pub precision: Precision,
     /// The time without progress on any rank after which a step fails.
     pub deadline: Duration,
     /// Replicas of the pipeline, each of which gets its share of every batch. The number of ranks in the world is this
@@ -65,6 +67,7 @@ impl Default for PipelineConfig {
             clip_norm: None,
             threads_per_rank: 1,
             devices: Devices::default(),
+            precision: Precision::default(),
             deadline: Duration::from_secs(60),
             data_parallel: 1,
             data_parallel_mode: DataParallelMode::default(),
@@ -102,6 +105,7 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("metadata", config.metadata.fingerprint()),
         ("clip norm", format!("{:?}", config.clip_norm)),
         ("seed", config.seed.to_string()),
+        ("precision", config.precision.to_string()),
         ("recompute", config.recompute.to_string()),
         ("replicas", config.data_parallel.to_string()),
         ("data parallel mode", format!("{:?}", config.data_parallel_mode)),

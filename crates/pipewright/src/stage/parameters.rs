@@ -65,6 +65,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
 
     fn release(&mut self) {
         let Some(shards) = &mut self.shards else { return };
+        drop(self.rounded.take());
         self.module = self.module.take().map(|module| shards.release(module));
     }
 

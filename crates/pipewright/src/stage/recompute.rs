@@ -55,7 +55,7 @@ impl<M: StageBody> TrainingStage<M> {
     ) -> Result<(Forwarded, Saved), StageError> {
         let key = requires_grad(&inputs);
         let promised = self.promises.get(&key);
-        let unrecorded = promised.map(|_| self.module().clone().map(&mut WithoutGradients));
+        let unrecorded = promised.map(|_| self.computing().clone().map(&mut WithoutGradients));
         let mut saved = Saved { pass, inputs: Vec::with_capacity(self.segments.len()) };
         let mut all = Forwarded { outputs: inputs, loss: None, auxiliary: Vec::new() };
         let mut found = Vec::new();
@@ -115,7 +115,8 @@ impl<M: StageBody> TrainingStage<M> {
     /// others, and an empty list if all are trained.
     fn buffers(&self) -> OptionalTensors {
         let found = parameters_of(self.module());
-        if found.iter().all(|found| found.is_trained) {
+        // A module of half precision has no running statistics.
+        if self.precision.half().is_some() || found.iter().all(|found| found.is_trained) {
             return OptionalTensors::new();
         }
         let found = parameters_of(self.settled());

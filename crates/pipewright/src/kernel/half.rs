@@ -1,0 +1,49 @@
+//! Conversion between single precision and bfloat16, which has the exponent of single precision and 8 bits of mantissa.
+
+use burn::tensor::bf16;
+
+/// Returns the elements in single precision, exactly.
+pub(crate) fn widened(elements: &[bf16]) -> Vec<f32> {
+    elements.iter().map(|element| f32::from_bits(u32::from(element.to_bits()) << 16)).collect()
+}
+
+/// Returns the elements in bfloat16: each is the closest number, and of two that are equally close the even one.
+pub(crate) fn narrowed(elements: &[f32]) -> Vec<bf16> {
+    elements.iter().map(|&element| narrow(element)).collect()
+}
+
+/// Has no branch, so that the compiler makes vector instructions of the loop over it.
+fn narrow(element: f32) -> bf16 {
+    let bits = element.to_bits();
+    // Half of the last place, less one if that place is even: the carry then rounds to the closest number.
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    // Rounding could turn a NaN into infinity, so it is cut, with a bit set that keeps it a NaN.
+    let not_a_number = (bits >> 16) | 0x40;
+    bf16::from_bits((if element.is_nan() { not_a_number } else { rounded }) as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_rounded_as_the_type_itself_rounds() {
+        let patterns = (0..=u32::MAX).step_by(65_521 * 7).chain([
+            0x0000_0001,
+            0x7f7f_ffff,
+            0x7f80_0000,
+            0xff80_0000,
+            0x7f80_0001,
+            0x3f80_8000,
+            0x3f81_8000,
+            0x3f80_8001,
+        ]);
+        for bits in patterns {
+            let number = f32::from_bits(bits);
+            let (found, expected) = (narrow(number), bf16::from_f32(number));
+            assert_eq!(found.to_bits(), expected.to_bits(), "{number} ({bits:#x})");
+            let back = widened(&[found])[0];
+            assert_eq!(back.to_bits(), expected.to_f32().to_bits(), "{number} ({bits:#x})");
+        }
+    }
+}
