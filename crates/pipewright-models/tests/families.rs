@@ -8,6 +8,7 @@ mod pipelined_run;
 mod reference;
 
 use pipelined_run::Model;
+use pipewright::tensor::Precision;
 
 static LLAMA31: Model = Model::new("llama31-tiny");
 static QWEN3: Model = Model::new("qwen3-tiny");
@@ -91,6 +92,6 @@ fn recomputation_changes_no_bit() {
 
 #[test]
 fn half_precision_has_the_same_bits_for_every_cut() {
-    MOE.check_in_half_precision(&[2], 8, 0.02);
-    QWEN3.check_in_half_precision(&[2], 8, 0.02);
+    MOE.check_in(Precision::Bf16, &[2], 8, 0.02);
+    QWEN3.check_in(Precision::Bf16, &[2], 8, 0.02);
 }

@@ -15,6 +15,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use pipelined_run::Model;
 use pipewright::stage::StageModule;
+use pipewright::tensor::Precision;
 use pipewright_models::decoder::DecoderInput;
 use pipewright_models::nemotron_h::{BlockKind, NemotronHConfig, NemotronHStage};
 use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf, parameter_specs};
@@ -32,7 +33,7 @@ fn recomputation_changes_no_bit() {
 
 #[test]
 fn half_precision_has_the_same_bits_for_every_cut() {
-    NEMOTRON_H.check_in_half_precision(&[2], 8, 0.02);
+    NEMOTRON_H.check_in(Precision::Bf16, &[2], 8, 0.02);
 }
 
 /// The part of `expected.json` about the loaded weights.

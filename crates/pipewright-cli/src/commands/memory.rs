@@ -215,7 +215,7 @@ fn held_always(mut stages: Vec<u64>, sharding: Option<Sharding>, precision: Prec
     };
     let copy = match precision {
         Precision::F32 => 0,
-        half @ Precision::Bf16 => computing.saturating_mul(half.bytes()),
+        half => computing.saturating_mul(half.bytes()),
     };
     RankMemory {
         parameters: part.saturating_add(gathered).saturating_mul(NUMBER).saturating_add(copy),

@@ -108,6 +108,8 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "devices",
             "exclusive",
             "precision",
+            "loss_scale",
+            "loss_scale_interval",
             "timelines",
             "tensorboard",
         ],

@@ -1,25 +1,52 @@
-//! Conversion between single precision and bfloat16, which has the exponent of single precision and 8 bits of mantissa.
+//! Conversion between single precision and the two types of half precision: bfloat16, which has the exponent of single
+//! precision and 8 bits of mantissa, and f16, which has 5 bits of exponent and 11 of mantissa.
 
-use burn::tensor::bf16;
+use burn::tensor::{Element, bf16, f16};
+
+/// A type of half precision.
+pub(crate) trait Half: Element {
+    /// Returns the number in single precision, exactly.
+    fn widen(self) -> f32;
+
+    /// Returns the closest number of this type; of two that are equally close, the even one.
+    fn narrow(number: f32) -> Self;
+}
 
 /// Returns the elements in single precision, exactly.
-pub(crate) fn widened(elements: &[bf16]) -> Vec<f32> {
-    elements.iter().map(|element| f32::from_bits(u32::from(element.to_bits()) << 16)).collect()
+pub(crate) fn widened<H: Half>(elements: &[H]) -> Vec<f32> {
+    elements.iter().map(|element| element.widen()).collect()
 }
 
-/// Returns the elements in bfloat16: each is the closest number, and of two that are equally close the even one.
-pub(crate) fn narrowed(elements: &[f32]) -> Vec<bf16> {
-    elements.iter().map(|&element| narrow(element)).collect()
+/// Returns the elements in half precision: each is the closest number, and of two that are equally close the even one.
+pub(crate) fn narrowed<H: Half>(elements: &[f32]) -> Vec<H> {
+    elements.iter().map(|&element| H::narrow(element)).collect()
 }
 
-/// Has no branch, so that the compiler makes vector instructions of the loop over it.
-fn narrow(element: f32) -> bf16 {
-    let bits = element.to_bits();
-    // Half of the last place, less one if that place is even: the carry then rounds to the closest number.
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    // Rounding could turn a NaN into infinity, so it is cut, with a bit set that keeps it a NaN.
-    let not_a_number = (bits >> 16) | 0x40;
-    bf16::from_bits((if element.is_nan() { not_a_number } else { rounded }) as u16)
+/// The conversions have no branch, so that the compiler makes vector instructions of the loops over them.
+impl Half for bf16 {
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    fn narrow(number: f32) -> Self {
+        let bits = number.to_bits();
+        // Half of the last place, less one if that place is even: the carry then rounds to the closest number.
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        // Rounding could turn a NaN into infinity, so it is cut, with a bit set that keeps it a NaN.
+        let not_a_number = (bits >> 16) | 0x40;
+        Self::from_bits((if number.is_nan() { not_a_number } else { rounded }) as u16)
+    }
+}
+
+/// The type's own conversions use the processor's instructions where it has them.
+impl Half for f16 {
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    fn narrow(number: f32) -> Self {
+        Self::from_f32(number)
+    }
 }
 
 #[cfg(test)]
@@ -40,7 +67,7 @@ mod tests {
         ]);
         for bits in patterns {
             let number = f32::from_bits(bits);
-            let (found, expected) = (narrow(number), bf16::from_f32(number));
+            let (found, expected) = (bf16::narrow(number), bf16::from_f32(number));
             assert_eq!(found.to_bits(), expected.to_bits(), "{number} ({bits:#x})");
             let back = widened(&[found])[0];
             assert_eq!(back.to_bits(), expected.to_f32().to_bits(), "{number} ({bits:#x})");

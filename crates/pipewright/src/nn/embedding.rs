@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Int, Tensor, bf16, f16};
 
 use super::composed;
 use super::deferred::{Deferred, RowIds, WeightTask, recorded_on};
 use super::operation::{
-    CpuTensor, Operation, cpu_tensor, elements, from_cpu, half_tensor, indices, on_cpu, range_of,
+    CpuTensor, Operation, cpu_tensor, elements, from_cpu, indices, on_cpu, range_of, tensor_of,
 };
 
 /// Burn's embedding, with the same parameter and record path. Convert one that Burn initialised.
@@ -51,8 +51,9 @@ fn select(table: Tensor<2>, ids: Tensor<1, Int>, id: ParamId) -> Tensor<2> {
     let shape = [ids.len(), width];
     // A whole table is too large to be converted for a few of its rows.
     let rows = match weight.dtype() {
-        DType::BF16 => half_tensor(rows_of(&weight.storage()[range_of(&weight)], &ids, width), shape),
-        _ => cpu_tensor(rows_of(&elements(&weight), &ids, width), shape),
+        DType::BF16 => tensor_of(rows_of::<bf16>(&weight.storage()[range_of(&weight)], &ids, width), shape),
+        DType::F16 => tensor_of(rows_of::<f16>(&weight.storage()[range_of(&weight)], &ids, width), shape),
+        _ => tensor_of(rows_of::<f32>(&weight.storage()[range_of(&weight)], &ids, width), shape),
     };
     let tape = recorded_on(tape, 0, deferred.as_ref());
     tape.record_tensor(rows, |_| SelectBackward { ids, count, width, id, deferred })

@@ -1,5 +1,6 @@
-//! Tests of all operations on bfloat16 tensors: each result is that of single precision on the same numbers, rounded. The
-//! hand-written operations and the compositions are both tested; Burn's tape with checkpointing has only the latter.
+//! Tests of all operations on tensors of half precision: each result is that of single precision on the same numbers,
+//! rounded. The hand-written operations and the compositions are both tested; Burn's tape with checkpointing has only the
+//! latter.
 
 use std::sync::Arc;
 
@@ -29,16 +30,28 @@ fn run<const N: usize>(
     let on_tape = |x: Tensor<2>| x.autodiff().with_gradient_checkpointing_strategy(strategy);
     let leaves = inputs.clone().map(|input| on_tape(input.cast(dtype)).require_grad());
     let result = operation(leaves.clone());
+    // Bfloat16 has fewer bits of mantissa than f16, which has these numbers too.
     let upstream = on_tape(numbers(result.dims(), 1.0).cast(DType::BF16).cast(DType::F32));
     let gradients = (result.clone().cast(DType::F32) * upstream).sum().backward();
     let gradient = |leaf: Tensor<2>| leaf.grad(&gradients).expect("each input is differentiated").into_data();
     Outcome { result: result.into_data(), gradients: leaves.map(gradient).into() }
 }
 
-/// Checks an operation whose result has element type `result`.
+/// The types of half precision.
+const HALF: [DType; 2] = [DType::BF16, DType::F16];
+
+/// The element type of a result.
+#[derive(Clone, Copy, PartialEq)]
+enum ResultType {
+    /// The type of the inputs.
+    Half,
+    Single,
+}
+
+/// Checks an operation with this type of result.
 fn check<const N: usize>(
     inputs: [Tensor<2>; N],
-    result: DType,
+    result: ResultType,
     operation: impl Fn([Tensor<2>; N]) -> Tensor<2>,
 ) {
     let plain = Device::flex().autodiff();
@@ -48,15 +61,15 @@ fn check<const N: usize>(
 fn check_on<const N: usize>(
     devices: &[Device],
     inputs: [Tensor<2>; N],
-    result: DType,
+    result: ResultType,
     operation: impl Fn([Tensor<2>; N]) -> Tensor<2>,
 ) {
     let inputs = inputs.map(|input| input.cast(DType::BF16).cast(DType::F32));
     let expected = run(&inputs, DType::F32, &Device::flex().autodiff(), &operation);
-    for device in devices {
-        let found = run(&inputs, DType::BF16, device, &operation);
-        assert_eq!(found.result.dtype(), result);
-        assert!(found.gradients.iter().all(|gradient| gradient.dtype() == DType::BF16));
+    for (device, half) in devices.iter().flat_map(|device| HALF.map(|half| (device, half))) {
+        let found = run(&inputs, half, device, &operation);
+        assert_eq!(found.result.dtype(), if result == ResultType::Half { half } else { DType::F32 });
+        assert!(found.gradients.iter().all(|gradient| gradient.dtype() == half));
         near(&found.result, &expected.result);
         found.gradients.iter().zip(&expected.gradients).for_each(|(found, expected)| near(found, expected));
     }
@@ -82,9 +95,9 @@ fn linear(weight: Tensor<2>) -> Linear {
 #[test]
 fn products_and_selections() {
     let (x, w) = (numbers([5, 32], 1.0), numbers([32, 7], 1.0));
-    check([x.clone(), w.clone()], DType::BF16, |[x, w]| linear(w).forward(x));
-    check([x, w.transpose()], DType::BF16, |[x, w]| TiedHead { weight: parameter(w) }.forward(x));
-    check([numbers([4, 6], 1.0)], DType::BF16, |[table]| {
+    check([x.clone(), w.clone()], ResultType::Half, |[x, w]| linear(w).forward(x));
+    check([x, w.transpose()], ResultType::Half, |[x, w]| TiedHead { weight: parameter(w) }.forward(x));
+    check([numbers([4, 6], 1.0)], ResultType::Half, |[table]| {
         let ids = Tensor::<2, Int>::from_data([[3, 0, 3]], &Device::flex());
         Embedding { weight: parameter(table) }.forward(ids).reshape([3, 6])
     });
@@ -93,24 +106,24 @@ fn products_and_selections() {
 #[test]
 fn norms_activations_and_attention() {
     // The mean of squares does not fit into bfloat16's mantissa.
-    check([numbers([3, 300], 10.0), numbers([1, 300], 1.0)], DType::BF16, |[x, weight]| {
+    check([numbers([3, 300], 10.0), numbers([1, 300], 1.0)], ResultType::Half, |[x, weight]| {
         rms_norm(x, weight.reshape([300]), 1e-5)
     });
-    check([numbers([4, 9], 2.0), numbers([4, 9], 1.0)], DType::BF16, |[gate, up]| swiglu(gate, up));
+    check([numbers([4, 9], 2.0), numbers([4, 9], 1.0)], ResultType::Half, |[gate, up]| swiglu(gate, up));
     let attention = CausalAttention::rotary(70, 8, 100.0, &Device::flex());
     let rows = |width| numbers([70, width], 1.0);
     // The tables of positions are on a tape without checkpointing.
     let inputs = [rows(16), rows(8), rows(8)];
-    check_on(&[Device::flex().autodiff()], inputs, DType::BF16, |[q, k, v]| attention.forward(q, k, v));
+    check_on(&[Device::flex().autodiff()], inputs, ResultType::Half, |[q, k, v]| attention.forward(q, k, v));
 }
 
 #[test]
 fn losses_have_single_precision() {
-    check([numbers([6, 20], 3.0)], DType::F32, |[logits]| {
+    check([numbers([6, 20], 3.0)], ResultType::Single, |[logits]| {
         let targets = Tensor::<1, Int>::from_data([0, 19, 2, 1, 1, 3], &Device::flex());
         cross_entropy(logits, targets).unsqueeze()
     });
-    check([numbers([7, 5], 3.0)], DType::F32, |[logits]| {
+    check([numbers([7, 5], 3.0)], ResultType::Single, |[logits]| {
         Routing::new(logits, 2, true).balance_loss().unsqueeze()
     });
 }
@@ -119,18 +132,18 @@ fn losses_have_single_precision() {
 fn losses_of_routers_have_single_precision() {
     let weights: Arc<[f32]> = [0.25, 0.0, 0.5, 0.25, 0.0].into();
     let loads: Arc<[f32]> = [0.5, 1.5, 0.0, 2.0].into();
-    check([numbers([5, 4], 2.0)], DType::F32, |[logits]| {
+    check([numbers([5, 4], 2.0)], ResultType::Single, |[logits]| {
         router_losses(logits, loads.clone(), weights.clone()).unsqueeze()
     });
     let was_chosen: Arc<[f32]> = [1.0, 0.0, 0.0, 1.0, 1.0].into();
-    check([numbers([5, 1], 2.0)], DType::F32, |[scores]| {
+    check([numbers([5, 1], 2.0)], ResultType::Single, |[scores]| {
         choice_loss(scores, was_chosen.clone(), weights.clone()).unsqueeze()
     });
 }
 
 #[test]
 fn squared_rectifiers() {
-    check([numbers([4, 9], 2.0)], DType::BF16, |[x]| relu_squared(x));
+    check([numbers([4, 9], 2.0)], ResultType::Half, |[x]| relu_squared(x));
 }
 
 #[test]
@@ -141,7 +154,7 @@ fn scoped_attention() {
     let mask = (0..2 * 70 * 70).map(|flag| u8::from(flag * 7919 % 13 < 4)).collect();
     let relations = Relations { count: 2, mask };
     let rows = |width| numbers([70, width], 1.0);
-    check([rows(16), rows(8), rows(8), numbers([2, 2], 1.0)], DType::BF16, |[q, k, v, table]| {
+    check([rows(16), rows(8), rows(8), numbers([2, 2], 1.0)], ResultType::Half, |[q, k, v, table]| {
         attention.forward([q, k, v], &scope, Some((&relations, table)))
     });
 }
@@ -172,7 +185,7 @@ fn mamba() {
         Param::initialized(ParamId::new(), tensor.reshape([size]))
     };
     let documents: Arc<[u32]> = [0, 0, 0, 0, 1, 1, 1, 1, 1].into();
-    check(inputs, DType::BF16, |[x, enter, weight, bias, of_heads, norm, leave]| {
+    check(inputs, ResultType::Half, |[x, enter, weight, bias, of_heads, norm, leave]| {
         let of_heads = |row| vector(of_heads.clone().narrow(0, row, 1));
         let weight = weight.reshape([channels, 1, sizes.taps]);
         let mixer = Mamba2 {
@@ -211,6 +224,6 @@ fn mixtures_of_experts() {
         let unused = gate.clone().sum().reshape([1, 1]) * 0.0;
         mix_experts(x, &Routing::new(logits, 1, false), &[expert(1.0), expert(-0.5)]) + unused
     };
-    check(inputs.clone(), DType::BF16, |inputs| mix(inputs, true));
-    check(inputs, DType::BF16, |inputs| mix(inputs, false));
+    check(inputs.clone(), ResultType::Half, |inputs| mix(inputs, true));
+    check(inputs, ResultType::Half, |inputs| mix(inputs, false));
 }

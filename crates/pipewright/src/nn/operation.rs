@@ -1,11 +1,11 @@
 //! Converts tensors for a hand-written operation of the CPU back end, and records the operation on the tape.
 //!
-//! [`on_cpu`] checks whether the operation can run here: single precision or bfloat16, the CPU back end, and a tape
+//! [`on_cpu`] checks whether the operation can run here: single or half precision, the CPU back end, and a tape
 //! without checkpointing or no tape. Otherwise the caller composes Burn operations, so that each operation runs on every
 //! device.
 //!
-//! All arithmetic is in single precision. An operation keeps bfloat16 tensors as they are for its backward, reads their
-//! [`elements`] in single precision, and its results and gradients are rounded once.
+//! All arithmetic is in single precision. An operation keeps tensors of half precision as they are for its backward, reads
+//! their [`elements`] in single precision, and its results and gradients are rounded once.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -17,7 +17,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, DispatchTensor, Flex, TensorMetadata};
-use burn::tensor::{DType, Int, Shape, Tensor, TensorData, bf16};
+use burn::tensor::{DType, Element, Int, Shape, Tensor, TensorData, bf16, f16};
 
 use crate::kernel::half::{narrowed, widened};
 
@@ -72,7 +72,7 @@ pub(crate) fn on_cpu<const N: usize>(tensors: [DispatchTensor; N]) -> Option<([C
 
 /// Whether the CPU back end has hand-written operations on elements of this type.
 fn is_computed_here(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::BF16)
+    matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
 }
 
 /// Returns the tape's node of a tensor on a tape without checkpointing.
@@ -87,7 +87,7 @@ pub(crate) fn node_of<const D: usize>(tensor: &Tensor<D>) -> Option<NodeId> {
     node
 }
 
-/// Returns the tensor of the CPU back end, row-major, if it is there and off the tape, in single precision or bfloat16.
+/// Returns the tensor of the CPU back end, row-major, if it is there and off the tape, in single or half precision.
 pub(crate) fn cpu<const D: usize>(tensor: Tensor<D>) -> Option<CpuTensor> {
     if !is_computed_here(tensor.dtype()) {
         return None;
@@ -156,29 +156,30 @@ pub(crate) fn cpu_tensor(elements: Vec<f32>, shape: impl Into<Shape>) -> CpuTens
     CpuTensor::from_data(TensorData::new(elements, shape.into()))
 }
 
-/// Returns the tensor with its elements rounded to `dtype`, single precision or bfloat16.
+/// Returns the tensor with its elements rounded to `dtype`, single or half precision.
 pub(super) fn with_dtype(tensor: CpuTensor, dtype: DType) -> CpuTensor {
     if tensor.dtype() == dtype {
         return tensor;
     }
     let shape = tensor.layout().shape().clone();
     match dtype {
-        DType::BF16 => half_tensor(narrowed(&elements(&tensor)), shape),
+        DType::BF16 => tensor_of::<bf16>(narrowed(&elements(&tensor)), shape),
+        DType::F16 => tensor_of::<f16>(narrowed(&elements(&tensor)), shape),
         _ => cpu_tensor(elements(&tensor).into_owned(), shape),
     }
 }
 
-/// Returns a tensor from its elements in row-major order.
-pub(super) fn half_tensor(elements: Vec<bf16>, shape: impl Into<Shape>) -> CpuTensor {
+/// Returns a tensor of any element type from its elements in row-major order.
+pub(super) fn tensor_of<E: Element>(elements: Vec<E>, shape: impl Into<Shape>) -> CpuTensor {
     CpuTensor::from_data(TensorData::new(elements, shape.into()))
 }
 
-/// Returns the elements of a tensor that [`row_major`] returned, in single precision. Those of a bfloat16 tensor are a
-/// copy.
+/// Returns the elements of a tensor that [`row_major`] returned, in single precision. Those of half precision are a copy.
 pub(crate) fn elements(tensor: &CpuTensor) -> Cow<'_, [f32]> {
     let range = range_of(tensor);
     match tensor.dtype() {
         DType::BF16 => Cow::Owned(widened(&tensor.storage::<bf16>()[range])),
+        DType::F16 => Cow::Owned(widened(&tensor.storage::<f16>()[range])),
         _ => Cow::Borrowed(&tensor.storage::<f32>()[range]),
     }
 }

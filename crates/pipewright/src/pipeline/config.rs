@@ -10,6 +10,7 @@ use pipewright_schedule::{Recompute, ValidatedProgram};
 
 use crate::device::Devices;
 use crate::hook::ActionHook;
+use crate::loss_scale::LossScaling;
 use crate::mesh::DataParallelMode;
 use crate::tensor::{CheckMetadata, Metadata, Precision};
 use crate::transport::Fields;
@@ -28,6 +29,8 @@ pub struct PipelineConfig {
     pub devices: Devices,
     /// The element type in which stages compute and which crosses their boundaries; the same on all ranks.
     pub precision: Precision,
+    /// How losses are scaled if the precision is f16.
+    pub loss_scaling: LossScaling,
     /// The time without progress on any rank after which a step fails.
     pub deadline: Duration,
     /// Replicas of the pipeline, each of which gets its share of every batch. The number of ranks in the world is this
@@ -68,6 +71,7 @@ impl Default for PipelineConfig {
             threads_per_rank: 1,
             devices: Devices::default(),
             precision: Precision::default(),
+            loss_scaling: LossScaling::default(),
             deadline: Duration::from_secs(60),
             data_parallel: 1,
             data_parallel_mode: DataParallelMode::default(),
@@ -106,6 +110,7 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("clip norm", format!("{:?}", config.clip_norm)),
         ("seed", config.seed.to_string()),
         ("precision", config.precision.to_string()),
+        ("loss scaling", config.loss_scaling.to_string()),
         ("recompute", config.recompute.to_string()),
         ("replicas", config.data_parallel.to_string()),
         ("data parallel mode", format!("{:?}", config.data_parallel_mode)),

@@ -78,6 +78,10 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         self.optimizer = Some(optimizer);
     }
 
+    fn drop_gradients(&mut self) {
+        self.sums.clear();
+    }
+
     fn parameters(&self) -> Vec<TensorData> {
         parameters_of(self.settled()).into_iter().map(|found| found.value.into_data()).collect()
     }

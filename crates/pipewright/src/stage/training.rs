@@ -152,12 +152,11 @@ impl<M: StageBody> TrainingStage<M> {
     /// Sets the precision in which the stage computes. Must be called after [`TrainingStage::move_to`].
     pub(super) fn compute_in(&mut self, precision: Precision) -> Result<(), StageError> {
         self.precision = precision;
-        let Some(half) = precision.half() else { return Ok(()) };
-        let layer = running_statistics_of(self.module());
+        let layer = precision.half().and_then(|_| running_statistics_of(self.module()));
         if let Some(layer) = layer {
             return Err(StageError::RunningStatistics { layer: layer.into(), precision });
         }
-        if !self.device.supports_dtype(half) {
+        if !precision.is_computed_on(&self.device) {
             return Err(StageError::Precision {
                 device: format!("{:?}", self.device.clone().inner()).into(),
                 precision,

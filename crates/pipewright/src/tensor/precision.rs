@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Device};
 use serde::{Deserialize, Serialize};
 
 use super::value::{Value, ValueKind};
@@ -25,17 +25,23 @@ pub enum Precision {
     /// The range of single precision, with 8 bits of mantissa.
     #[serde(rename = "bf16")]
     Bf16,
+    /// Numbers up to 65504, with 11 bits of mantissa. Losses are scaled
+    /// ([`LossScaling`](crate::loss_scale::LossScaling)), because small gradients would be rounded to zero.
+    #[serde(rename = "f16")]
+    F16,
 }
 
 impl Precision {
     /// All precisions with their names in configurations.
-    pub const NAMED: [(&'static str, Self); 2] = [("f32", Self::F32), ("bf16", Self::Bf16)];
+    pub const NAMED: [(&'static str, Self); 3] =
+        [("f32", Self::F32), ("bf16", Self::Bf16), ("f16", Self::F16)];
 
     /// Returns the element type of half precision; `None` if nothing is rounded.
     pub(crate) fn half(self) -> Option<DType> {
         match self {
             Self::F32 => None,
             Self::Bf16 => Some(DType::BF16),
+            Self::F16 => Some(DType::F16),
         }
     }
 
@@ -43,8 +49,13 @@ impl Precision {
     pub fn bytes(self) -> u64 {
         match self {
             Self::F32 => 4,
-            Self::Bf16 => 2,
+            Self::Bf16 | Self::F16 => 2,
         }
+    }
+
+    /// Returns whether a device computes in this precision.
+    pub fn is_computed_on(self, device: &Device) -> bool {
+        self.half().is_none_or(|half| device.supports_dtype(half))
     }
 
     /// Returns a tensor as stages compute with it: single precision is rounded. The cast is recorded if the tensor is on

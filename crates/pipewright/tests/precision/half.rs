@@ -1,117 +1,87 @@
-//! Half precision: the same bits for every cut, half the bytes between stages, and parameters in single precision.
+//! What holds for both types of half precision.
 
-mod support;
-
-use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use burn::backend::Flex;
 use burn::module::{Module, Param};
 use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use pipewright::batch::Batch;
-use pipewright::checkpoint::{Checkpoint, CheckpointFolder, CheckpointWriter, TrainingState};
+use burn::tensor::{DType, Device, Tensor};
 use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::Linear;
 use pipewright::pipeline::{Layers, Pipeline, PipelineConfig, SeededPipeline};
 use pipewright::stage::{Stage, StageContext, StageModule, WeightWork};
 use pipewright::tensor::Precision;
-use pipewright::train::data::Cursor;
 use pipewright::transport::World;
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::{Microbatch, Recompute, StageIndex};
-use support::{LAYERS, ROWS, WIDTH, batch, config, loss, numbers, program, split, stage};
 
-const MICROBATCHES: u32 = 8;
-const STEPS: u64 = 3;
+use crate::run::{HALF, MICROBATCHES, STEPS, batch_of, in_precision, launch, run, saved, train};
+use crate::support::{LAYERS, ROWS, WIDTH, config, loss, numbers, program, stage};
 
-fn half() -> PipelineConfig {
-    PipelineConfig { precision: Precision::Bf16, ..config() }
-}
-
-fn launch(schedule: &str, ranks: u32, config: &PipelineConfig) -> Option<Pipeline> {
-    let program = program(schedule, ranks, MICROBATCHES / config.data_parallel);
-    let stages = program.placement().stages();
-    let world = World::local(ranks * config.data_parallel);
-    (stages as usize <= LAYERS).then(|| {
-        Pipeline::launch(program, world, config, move |index| stage(index, stages)).expect("it starts")
-    })
-}
-
-fn batch_of(step: u64) -> Batch {
-    let parts = |seed| split(batch(seed, MICROBATCHES), MICROBATCHES);
-    Batch::new(parts(step), parts(100 + step))
-}
-
-/// The losses and gradient norms of a run, and its parameters at the end.
-#[derive(Debug, PartialEq)]
-struct Outcome {
-    losses: Vec<Vec<f64>>,
-    norms: Vec<f64>,
-    parameters: BTreeMap<String, TensorData>,
-}
-
-fn train(pipeline: &mut Pipeline, steps: std::ops::Range<u64>) -> Outcome {
-    let summaries = steps.map(|step| pipeline.step_batch(batch_of(step), 1e-2).expect("a step"));
-    let (losses, norms) = summaries.map(|summary| (summary.losses, summary.gradient_norm)).unzip();
-    let parameters = pipeline.parameters().expect("they are there");
-    let parameters = parameters.into_iter().map(|parameter| (parameter.path.to_string(), parameter.data));
-    Outcome { losses, norms, parameters: parameters.collect() }
-}
-
-fn run(schedule: &str, ranks: u32, config: &PipelineConfig) -> Option<Outcome> {
-    Some(train(&mut launch(schedule, ranks, config)?, 0..STEPS))
-}
-
-#[test]
-fn every_schedule_has_the_bits_of_one_rank() {
-    let expected = run("gpipe", 1, &half()).expect("one stage");
+/// Checks that a run has the same bits for every schedule and cut, and with recomputation.
+fn check_cuts(precision: Precision) {
+    let half = in_precision(precision);
+    let expected = run("gpipe", 1, &half, STEPS).expect("one stage");
     // Looped BFS does not visit the microbatches in ascending order.
     let names = catalogue().iter().map(|generator| generator.name);
     for schedule in names.filter(|name| !["forwardonly", "loopedbfs"].contains(name)) {
         for ranks in [1, 2, 4] {
-            let Some(found) = run(schedule, ranks, &half()) else { continue };
+            let Some(found) = run(schedule, ranks, &half, STEPS) else { continue };
             assert_eq!(found, expected, "{schedule} on {ranks} ranks");
         }
     }
     for recompute in [Recompute::Stage, Recompute::Block] {
-        let config = PipelineConfig { recompute, ..half() };
-        assert_eq!(run("1f1b", 2, &config).expect("two stages"), expected);
+        let config = PipelineConfig { recompute, ..half.clone() };
+        assert_eq!(run("1f1b", 2, &config, STEPS).expect("two stages"), expected);
     }
 }
 
 #[test]
+fn every_schedule_has_the_bits_of_one_rank_in_bf16() {
+    check_cuts(Precision::Bf16);
+}
+
+#[test]
+fn every_schedule_has_the_bits_of_one_rank_in_f16() {
+    check_cuts(Precision::F16);
+}
+
+#[test]
 fn losses_are_near_those_of_single_precision_and_parameters_have_it() {
-    let single = run("1f1b", 2, &config()).expect("two stages");
-    let half = run("1f1b", 2, &half()).expect("two stages");
-    assert_ne!(half.losses, single.losses, "nothing is rounded");
-    for (found, expected) in half.losses.iter().flatten().zip(single.losses.iter().flatten()) {
-        assert!((found - expected).abs() <= 0.02 * expected, "{found} {expected}");
-    }
-    for (path, data) in &half.parameters {
-        assert_eq!(data.dtype(), DType::F32, "{path}");
-        let numbers: Vec<f32> = data.iter().collect();
-        let is_rounded = |number: &f32| number.to_bits().trailing_zeros() >= 16;
-        assert!(!numbers.iter().all(is_rounded), "{path} was stored in half precision");
+    let single = run("1f1b", 2, &config(), STEPS).expect("two stages");
+    for precision in HALF {
+        let half = run("1f1b", 2, &in_precision(precision), STEPS).expect("two stages");
+        assert_ne!(half.losses, single.losses, "nothing is rounded");
+        for (found, expected) in half.losses.iter().flatten().zip(single.losses.iter().flatten()) {
+            assert!((found - expected).abs() <= 0.02 * expected, "{found} {expected}");
+        }
+        for (path, data) in &half.parameters {
+            assert_eq!(data.dtype(), DType::F32, "{path}");
+            let numbers: Vec<f32> = data.iter().collect();
+            // The mantissa of f16 is the longer one: it leaves 13 bits of single precision's zero.
+            let is_rounded = |number: &f32| number.to_bits().trailing_zeros() >= 13;
+            assert!(!numbers.iter().all(is_rounded), "{path} was stored in half precision");
+        }
     }
 }
 
 #[test]
 fn replicas_have_the_same_bits_whole_and_sharded() {
-    for schedule in ["1f1b", "zbvzerobubble"] {
-        let of = |data_parallel_mode| PipelineConfig { data_parallel: 2, data_parallel_mode, ..half() };
-        let whole = run(schedule, 2, &of(DataParallelMode::Replicated)).expect("it has stages");
-        let sharded = run(schedule, 2, &of(DataParallelMode::Sharded)).expect("it has stages");
+    for (schedule, precision) in
+        ["1f1b", "zbvzerobubble"].into_iter().flat_map(|name| HALF.map(|precision| (name, precision)))
+    {
+        let half = in_precision(precision);
+        let of = |data_parallel_mode| PipelineConfig { data_parallel: 2, data_parallel_mode, ..half.clone() };
+        let whole = run(schedule, 2, &of(DataParallelMode::Replicated), STEPS).expect("it has stages");
+        let sharded = run(schedule, 2, &of(DataParallelMode::Sharded), STEPS).expect("it has stages");
         assert_eq!(sharded, whole, "{schedule}");
     }
 }
 
-/// The bytes that each of two ranks sends in a step, and the order in which it does so does not matter.
+/// Returns the bytes that each of two ranks sends in a step.
 fn sent(config: &PipelineConfig) -> Vec<u64> {
     let mut pipeline =
         SeededPipeline::new(program("1f1b", 2, MICROBATCHES), config, 0, |index| stage(index, 2))
@@ -125,16 +95,18 @@ fn sent(config: &PipelineConfig) -> Vec<u64> {
 #[test]
 fn stages_send_half_the_bytes() {
     let boundary = u64::from(MICROBATCHES) * (ROWS * WIDTH * 4) as u64;
-    for (single, half) in sent(&config()).into_iter().zip(sent(&half())) {
-        let rest = single - boundary;
-        assert!(rest < 128, "the boundary's tensors and the norm: {single}");
-        assert_eq!(half - rest, boundary / 2);
+    for precision in HALF {
+        for (single, half) in sent(&config()).into_iter().zip(sent(&in_precision(precision))) {
+            let rest = single - boundary;
+            assert!(rest < 128, "the boundary's tensors and the norm: {single}");
+            assert_eq!(half - rest, boundary / 2, "{precision}");
+        }
     }
 }
 
 #[test]
 fn weight_gradients_wait_in_half_precision_too() {
-    let counted = Arc::new(AtomicUsize::new(0));
+    let (half, counted) = (in_precision(Precision::Bf16), Arc::new(AtomicUsize::new(0)));
     let count = counted.clone();
     let program = program("zb-h1", 2, MICROBATCHES);
     let make = move |index: StageIndex| -> Result<Stage, Infallible> {
@@ -143,29 +115,21 @@ fn weight_gradients_wait_in_half_precision_too() {
             count.fetch_add(work.len(), Ordering::SeqCst);
         }))
     };
-    let mut pipeline = Pipeline::launch(program, World::local(2), &half(), make).expect("it starts");
+    let mut pipeline = Pipeline::launch(program, World::local(2), &half, make).expect("it starts");
     let outcome = train(&mut pipeline, 0..STEPS);
-    assert_eq!(outcome, run("gpipe", 1, &half()).expect("one stage"));
+    assert_eq!(outcome, run("gpipe", 1, &half, STEPS).expect("one stage"));
     assert_eq!(counted.load(Ordering::SeqCst), STEPS as usize * MICROBATCHES as usize * LAYERS);
-}
-
-/// Saves the state of a pipeline and reads it back.
-fn saved(pipeline: &mut Pipeline, folder: &Path) -> Arc<Checkpoint> {
-    let (cursor, ranks) = (Cursor { epoch: 0, index: 0 }, pipeline.state().expect("a state"));
-    let state = TrainingState { step: STEPS, cursor, description: Default::default(), ranks };
-    let owned = CheckpointFolder::own(folder).expect("an empty folder");
-    let mut writer = CheckpointWriter::start(owned, 1, 1, Duration::from_secs(20)).expect("it starts");
-    writer.save(state).and_then(|_| writer.wait()).expect("it is saved");
-    Arc::new(CheckpointFolder::newest(folder).expect("a sound checkpoint"))
 }
 
 #[test]
 fn a_checkpoint_resumes_in_the_other_precision() {
-    for (first, second) in [(half(), config()), (config(), half())] {
+    let pairs = HALF.map(|half| [(half, Precision::F32), (Precision::F32, half)]);
+    for pair in pairs.into_iter().flatten().chain([(Precision::Bf16, Precision::F16)]) {
+        let (first, second) = (in_precision(pair.0), in_precision(pair.1));
         let folder = tempfile::tempdir().expect("a scratch folder");
         let mut pipeline = launch("1f1b", 2, &first).expect("two stages");
         let before = train(&mut pipeline, 0..STEPS);
-        let checkpoint = saved(&mut pipeline, folder.path());
+        let checkpoint = saved(&mut pipeline, STEPS, folder.path());
         let mut resumed = launch("gpipe", 1, &second).expect("one stage");
         resumed.restore(&checkpoint).expect("it fits");
         let parameters = train(&mut resumed, 0..0).parameters;
@@ -234,7 +198,7 @@ fn weights_are_rounded_once_a_step_and_what_the_module_names_is_not() {
             assert_eq!((output.dtype(), target.dtype()), (DType::F32, DType::F32));
             loss(output, target)
         })
-        .config(half())
+        .config(in_precision(Precision::Bf16))
         .launch()
         .expect("it starts");
     let mut steps = Vec::new();
@@ -265,7 +229,10 @@ impl StageModule for Normalised {
 #[test]
 fn running_statistics_are_refused() {
     let layer = |_| Normalised { norm: BatchNormConfig::new(WIDTH).init(&Device::flex().autodiff()) };
-    let builder = Pipeline::builder(Layers::new(1, layer)).microbatches(1).loss(loss).config(half());
+    let builder = Pipeline::builder(Layers::new(1, layer))
+        .microbatches(1)
+        .loss(loss)
+        .config(in_precision(Precision::Bf16));
     let error = builder.launch().err().expect("they would not be updated").to_string();
     assert!(error.contains("the layer `layers.0.norm` keeps running statistics"), "{error}");
 }
