@@ -7,7 +7,7 @@ use burn::optim::{
 };
 use burn::tensor::{DType, Device, Tensor};
 
-use crate::kernel::adamw::{Coefficients, step};
+use pipewright_kernel::adamw::{Coefficients, step};
 use crate::nn::{CpuTensor, elements, owned};
 
 /// Burn's `AdamW` with the same update and the same state, in place on the CPU back end and composed of Burn's
