@@ -80,13 +80,7 @@ impl Groups {
 
     /// Multiplies the rows of each expert by its matrix: `[inputs, outputs]`, or the transpose of `[outputs, inputs]` if
     /// `transposed`.
-    pub fn product(
-        &self,
-        rows: &[f32],
-        matrices: &[&[f32]],
-        size: [usize; 2],
-        transposed: bool,
-    ) -> Vec<f32> {
+    pub fn product(&self, rows: &[f32], matrices: &[&[f32]], size: [usize; 2], transposed: bool) -> Vec<f32> {
         let mut out = vec![0.0; self.rows() * size[1]];
         self.multiply(&mut out, rows, matrices, size, transposed, product_into);
         out

@@ -46,12 +46,7 @@ pub fn choice(scores: &[f32], was_chosen: &[f32], weights: &[f32]) -> f32 {
 }
 
 /// Returns the gradient of the scores of [`choice`].
-pub fn choice_backward(
-    scores: &[f32],
-    was_chosen: &[f32],
-    weights: &[f32],
-    gradient: f32,
-) -> Vec<f32> {
+pub fn choice_backward(scores: &[f32], was_chosen: &[f32], weights: &[f32], gradient: f32) -> Vec<f32> {
     let tokens = scores.iter().zip(was_chosen).zip(weights);
     let d = |((score, chosen), weight): ((&f32, &f32), &f32)| {
         gradient * weight * (1.0 / (1.0 + exp(-score)) - chosen)

@@ -21,7 +21,8 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
         targets.iter().all(|&id| id < vocabulary),
         "a target lies outside the vocabulary of {vocabulary}"
     );
-    let (loss, normalisers) = pipewright_kernel::cross_entropy::forward(elements(&logits), &targets, vocabulary);
+    let (loss, normalisers) =
+        pipewright_kernel::cross_entropy::forward(elements(&logits), &targets, vocabulary);
     tape.record(vec![loss], [1], |_| CrossEntropyBackward { logits, targets, normalisers })
 }
 
