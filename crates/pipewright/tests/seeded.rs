@@ -165,7 +165,7 @@ fn a_report_names_what_every_rank_waits_for_after_any_loss() {
         "the gradients of microbatch 1 for stage 0",
         "its part of the gradients of stage 1",
         "its sum of gradients of stage 0",
-        "its part of the gradient norm",
+        "its squares of gradients",
         "whether its replica is ready to update",
     ] {
         assert!(lost.contains(expected), "{expected} in {lost}");
@@ -189,7 +189,7 @@ fn a_message_lost_in_any_phase_after_the_program_is_reported() {
         // Parameters are compared at launch, so a step sends no lists of them.
         assert_eq!(count("the list of its parameters"), 0);
         assert_eq!(count("the shared parameters of all ranks"), 0);
-        assert_eq!(count("its part of the gradient norm"), 2);
+        assert_eq!(count("its squares of gradients"), 2);
         assert_eq!(count("the gradient norm of all ranks"), 8);
     };
     lost_in(DataParallelMode::Replicated, &["whether its replica is ready to update"]);

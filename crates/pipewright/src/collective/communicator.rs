@@ -8,8 +8,7 @@ use super::exchange::Exchange;
 use super::group::Group;
 use super::sum::sum;
 use crate::ids::WorldRank;
-use crate::message::{MessageError, Payload, Tag};
-use crate::progress::Waiting;
+use crate::message::{AwaitedMessage, MessageError, Payload, Tag};
 use crate::tensor::shard::{RowShard, join};
 use crate::tensor::{OptionalTensors, Value, ValueKind, Values, pack};
 use crate::transport::{Endpoint, Waited};
@@ -245,7 +244,7 @@ impl<'a> Communicator<'a> {
     fn complete(&mut self, exchange: &mut Exchange<OptionalTensors>) -> Result<(), CollectiveError> {
         let now = Instant::now();
         let until = now.checked_add(self.deadline).unwrap_or(now + LONGEST);
-        while let Some(Waiting { from: rank, tag }) = exchange.poll(|waiting| self.take(waiting))? {
+        while let Some(AwaitedMessage { from: rank, tag }) = exchange.poll(|awaited| self.take(awaited))? {
             match self.endpoint.wait(until) {
                 Waited::Arrived => {}
                 Waited::TimedOut => return Err(CollectiveError::Silent { rank, tag, waited: self.deadline }),
@@ -260,7 +259,7 @@ impl<'a> Communicator<'a> {
 
     fn take(
         &mut self,
-        Waiting { from, tag }: Waiting,
+        AwaitedMessage { from, tag }: AwaitedMessage,
     ) -> Result<Option<(Instant, OptionalTensors)>, MessageError> {
         let Some(message) = self.endpoint.try_take(from, tag) else { return Ok(None) };
         let sent = message.sent();

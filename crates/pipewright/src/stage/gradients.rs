@@ -10,8 +10,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Gradients, Tensor};
 
 use super::body::StageBody;
+use super::module_parameters::parameters_of;
 use super::shards::Catches;
-use super::state::parameters_of;
 use crate::kernel::product::{Matrix, add_product, product};
 use crate::kernel::squares::sum_squares;
 use crate::nn::{

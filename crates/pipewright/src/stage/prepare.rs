@@ -9,7 +9,7 @@ use super::error::StageError;
 use super::module::{StageContext, StageModule};
 use super::runner::StageRunner;
 use super::training::{Loss, TrainingStage};
-use super::weights::{WeightRunner, WeightWork};
+use super::weight_work::{WeightRunner, WeightWork};
 use crate::tensor::shard::RowShard;
 use crate::tensor::{Boundary, unpack};
 

@@ -30,8 +30,8 @@ use pipewright_schedule::Microbatch;
 
 use super::body::StageBody;
 use super::error::StageError;
+use super::module_parameters::{parameters_of, with_values};
 use super::runner::{Forwarded, InputGradients};
-use super::state::{parameters_of, with_values};
 use super::training::{Pass, TrainingStage};
 use crate::tensor::{OptionalTensors, Value, Values};
 

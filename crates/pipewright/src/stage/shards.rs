@@ -16,8 +16,8 @@ use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
 
+use super::module_parameters::{NamedTensor, parameters_of, with_values};
 use super::runner::device_of;
-use super::state::{NamedTensor, parameters_of, with_values};
 use crate::autodiff::{Caught, catch};
 use crate::nn::{Deferred, WeightStore, node_of};
 use crate::tensor::shard::RowShard;
@@ -110,7 +110,7 @@ impl Shards {
         let mut catcher = Catcher { anchor, place: 0, catches: Vec::new(), nodes: HashMap::new() };
         let module = module.map(&mut catcher);
         let Catcher { anchor, catches, nodes, .. } = catcher;
-        (module, catches, deferred.passing(self.store.clone(), anchor, nodes))
+        (module, catches, deferred.with_sharded_weights(self.store.clone(), anchor, nodes))
     }
 }
 

@@ -282,9 +282,8 @@ mod tests {
     use pipewright_schedule::{Microbatch, StageIndex};
 
     use super::*;
-    use crate::message::Direction;
+    use crate::message::{AwaitedMessage, Direction};
     use crate::progress::Activity;
-    use crate::progress::Waiting;
     use crate::tensor::{pack, unpack};
 
     const FROM: WorldRank = WorldRank::new(3);
@@ -322,10 +321,10 @@ mod tests {
             Tag::SharedGradientSum { .. } => Tag::GradientShard { stage },
             Tag::GradientShard { .. } => Tag::GradientSum { stage },
             Tag::GradientSum { .. } => Tag::ParameterShard { stage, round: 6 },
-            Tag::ParameterShard { .. } => Tag::SquaredNorms,
-            Tag::SquaredNorms => Tag::Collective { communicator: 8, round: 9 },
-            Tag::Collective { .. } => Tag::GradientNorm,
-            Tag::GradientNorm => Tag::Ready,
+            Tag::ParameterShard { .. } => Tag::ReplicaSquares,
+            Tag::ReplicaSquares => Tag::Collective { communicator: 8, round: 9 },
+            Tag::Collective { .. } => Tag::Squares,
+            Tag::Squares => Tag::Ready,
             Tag::Ready => Tag::GlobalNorm,
             Tag::GlobalNorm => Tag::Report,
             Tag::Report => Tag::Summary,
@@ -460,7 +459,7 @@ mod tests {
     fn heartbeats_are_small_and_name_awaited_messages() {
         let (stage, microbatch) = (StageIndex::new(2000), Microbatch::new(5000));
         let tag = Tag::Boundary { direction: Direction::Forward, stage, microbatch };
-        let activity = Activity::Waits(Waiting { from: WorldRank::new(1000), tag });
+        let activity = Activity::Waits(AwaitedMessage { from: WorldRank::new(1000), tag });
         let heartbeat = Heartbeat { count: 100_000, moves: 1_000_000_000, position: 10_000, activity };
         let mut bytes = Vec::new();
         encode(Frame::Heartbeats(vec![heartbeat; 1000]), now(), &mut bytes);

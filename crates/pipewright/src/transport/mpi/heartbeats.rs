@@ -101,8 +101,8 @@ impl Heartbeats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Tag;
-    use crate::progress::{Activity, Waiting};
+    use crate::message::{AwaitedMessage, Tag};
+    use crate::progress::Activity;
 
     const DEADLINE: Duration = Duration::from_secs(4);
 
@@ -125,7 +125,7 @@ mod tests {
         let start = Instant::now();
         let (mut heartbeats, boards) = tables(ranks, start);
         boards[0].moved(WorldRank::new(0), 7);
-        let activity = Activity::Waits(Waiting { from: WorldRank::new(1), tag: Tag::GradientNorm });
+        let activity = Activity::Waits(AwaitedMessage { from: WorldRank::new(1), tag: Tag::Squares });
         boards[0].set_activity(WorldRank::new(0), activity);
         let hops = ranks.next_power_of_two().trailing_zeros();
         for k in 1..=hops {

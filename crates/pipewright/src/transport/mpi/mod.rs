@@ -9,7 +9,7 @@ mod clock_probe;
 mod process_clock;
 mod sends;
 mod calls;
-mod neighbours;
+mod same_machine;
 mod mpi_thread;
 
 use std::sync::Arc;
@@ -26,9 +26,9 @@ pub use self::calls::MpiError;
 use self::clock_probe::ClockProbe;
 use self::heartbeats::Heartbeats;
 use self::mpi_thread::{Command, FIRST, MpiThread, ThreadShared};
-use self::neighbours::Neighbours;
 pub use self::process_clock::ClockError;
 use self::process_clock::ProcessClock;
+use self::same_machine::LocalProcesses;
 use super::Waited;
 use super::local::{LocalEndpoint, Mailboxes};
 use super::wire::{self, Frame};
@@ -101,7 +101,7 @@ fn join(
     let endpoint = MpiEndpoint { inner, commands, shared: shared.clone(), mpi_thread: None };
     let mpi_thread = MpiThread {
         heartbeats: Heartbeats::new(rank, ranks, deadline, Instant::now()),
-        neighbours: Neighbours::new(),
+        local_processes: LocalProcesses::new(),
         probe: (!is_first).then(|| ClockProbe::new(Instant::now())),
         measures_clock: false,
         ended: None,

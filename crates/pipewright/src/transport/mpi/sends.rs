@@ -104,7 +104,7 @@ mod tests {
     fn the_peak_counts_messages_of_the_program() {
         let sends = Sends::default();
         let (to, attempt, _) = message(0);
-        sends.start((to, attempt, Tag::GradientNorm));
+        sends.start((to, attempt, Tag::Squares));
         (0..3).for_each(|microbatch| sends.start(message(microbatch)));
         sends.complete(&message(0));
         sends.start(message(3));
