@@ -21,6 +21,7 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 
+use super::on_tape::on_tape_of;
 use crate::tensor::Value;
 
 /// Holds a caught gradient.
@@ -41,11 +42,7 @@ impl Caught {
 /// Returns `value` as a tensor on the tape of `anchor`, a leaf that requires a gradient. A backward pass stores the
 /// gradient of the result in `caught`.
 pub(crate) fn catch<const D: usize>(anchor: &Tensor<1>, value: Tensor<D>, caught: Caught) -> Tensor<D> {
-    let value = value.inner().autodiff();
-    let value = match anchor.gradient_checkpointing_strategy() {
-        Some(strategy) => value.with_gradient_checkpointing_strategy(strategy),
-        None => value,
-    };
+    let value = on_tape_of(value.inner(), anchor);
     let (anchor, value) = (anchor.clone().into_dispatch(), value.into_dispatch());
     Tensor::from_dispatch(<Dispatch as CatchBackend>::catch(anchor, value, caught))
 }

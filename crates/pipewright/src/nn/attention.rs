@@ -4,6 +4,7 @@ use burn::backend::Flex;
 use burn::tensor::{Device, Tensor, TensorData, activation};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, row_major};
+use crate::autodiff::on_tape_of;
 use crate::kernel::attention::{Dims, Inputs, Rotary, backward, forward};
 
 /// An attention over sequences of one length, with its tables of positions.
@@ -139,11 +140,7 @@ impl CausalAttention {
     fn turn(&self, x: Tensor<4>) -> Tensor<4> {
         let half = self.head_dim / 2;
         let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
-        let table = |table: &Tensor<2>| match a.is_autodiff() {
-            true => table.clone().autodiff().unsqueeze::<4>(),
-            false => table.clone().unsqueeze::<4>(),
-        };
-        let (cos, sin) = (table(&self.cos), table(&self.sin));
+        let [cos, sin] = [&self.cos, &self.sin].map(|table| on_tape_of(table.clone(), &a).unsqueeze::<4>());
         let first = a.clone() * cos.clone() - b.clone() * sin.clone();
         Tensor::cat(vec![first, b * cos + a * sin], 3)
     }

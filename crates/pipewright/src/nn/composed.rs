@@ -10,7 +10,7 @@ use burn::module::ParamId;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 
 use super::deferred::{Deferred, KeptWeight, RowIds, WeightTask};
-use crate::autodiff::{Rule, record};
+use crate::autodiff::{Rule, inner_of, record};
 
 /// How a product uses its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) fn product(
         Layout::Transposed => weight.transpose(),
     };
     let Some(deferred) = deferred else { return x.matmul(factor(weight)) };
-    let (x_value, weight_value) = (off(x.clone()), off(weight.clone()));
+    let (x_value, weight_value) = (inner_of(x.clone()), inner_of(weight.clone()));
     let y = x_value.clone().matmul(factor(weight_value.clone()));
     let kept = KeptWeight::new(weight_value, id, Some(&deferred));
     let recorded = deferred.recorded(weight);
@@ -50,7 +50,7 @@ pub(super) fn select(
     deferred: Option<Deferred>,
 ) -> Tensor<2> {
     let Some(deferred) = deferred else { return table.select(0, ids) };
-    let rows = off(table.clone()).select(0, ids.clone());
+    let rows = inner_of(table.clone()).select(0, ids.clone());
     let recorded = deferred.recorded(table);
     let rule = SelectRule { ids, id, deferred };
     record([recorded.clone(), recorded], rows, Arc::new(rule))
@@ -74,11 +74,6 @@ pub(crate) fn add_rows(
 ) -> Tensor<2> {
     let sum = sum.unwrap_or_else(|| Tensor::zeros(shape, (&gradient.device(), gradient.dtype())));
     sum.select_assign(0, ids, gradient, IndexingUpdateOp::Add)
-}
-
-/// Returns a tensor without the tape that it may be on.
-fn off<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    if tensor.is_autodiff() { tensor.inner() } else { tensor }
 }
 
 #[derive(Debug)]

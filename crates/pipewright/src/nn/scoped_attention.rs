@@ -1,5 +1,5 @@
-//! Attention that sees less than all earlier tokens: documents that share a row, windows, rows whose tokens are a choice
-//! of a longer row's, and a bias for relations between tokens.
+//! Attention in which a token sees only some of the earlier tokens: those of its document, those in a window, or those
+//! that were chosen from a longer row. A bias may depend on relations between tokens.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub struct Relations {
 /// An attention with grouped queries over the tokens of a [`TokenScope`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScopedAttention {
-    /// Width of a head.
+    /// Elements of a head, an even number.
     pub head_dim: usize,
     /// The base of rotary positions (Su et al., 2021) in Hugging Face's layout; `None` for an attention without
     /// positions.
@@ -76,7 +76,7 @@ impl ScopedAttention {
     /// Shapes as of [`CausalAttention::forward`](super::CausalAttention::forward).
     ///
     /// # Panics
-    /// When the shapes do not match.
+    /// When the shapes do not match, rows have no tokens, or `head_dim` is odd or 0.
     pub fn forward(
         &self,
         [q, k, v]: [Tensor<2>; 3],
@@ -96,8 +96,7 @@ impl ScopedAttention {
                 assert_eq!(relations.mask.len(), size, "a flag for each relation and pair of tokens");
                 (Some(relations.clone()), table)
             }
-            // A constant is not on the tape.
-            None => (None, Tensor::zeros([1, dims.heads], &q.device().inner())),
+            None => (None, Tensor::zeros([1, dims.heads], &q.device())),
         };
         let places = Places::new(self, scope, dims);
         let inputs = [&q, &k, &v, &table].map(|tensor| tensor.clone().into_dispatch());
@@ -113,7 +112,9 @@ impl ScopedAttention {
     fn dims(&self, [q, k, v]: [&Tensor<2>; 3], scope: &TokenScope) -> Dims {
         let (head_dim, sequence) = (self.head_dim, scope.sequence);
         let ([rows, wide], [_, narrow]) = (q.dims(), k.dims());
-        let fits = rows.is_multiple_of(sequence)
+        let is_possible = sequence > 0 && head_dim > 0 && head_dim.is_multiple_of(2);
+        let fits = is_possible
+            && rows.is_multiple_of(sequence)
             && scope.documents.len() == rows
             && scope.positions.len() == rows
             && wide.is_multiple_of(head_dim)
@@ -124,7 +125,7 @@ impl ScopedAttention {
             && v.dims() == k.dims();
         assert!(
             fits,
-            "queries {:?}, keys {:?} and values {:?} do not fit {} tokens and heads of {head_dim}",
+            "queries {:?}, keys {:?} and values {:?} do not fit {} tokens in rows of {sequence} and heads of {head_dim}",
             q.dims(),
             k.dims(),
             v.dims(),
@@ -135,7 +136,7 @@ impl ScopedAttention {
     }
 }
 
-/// Where tokens are and what they see, as both passes need it.
+/// The positions of tokens and the first token that each sees, in the form that both passes need.
 #[derive(Clone, Debug)]
 struct Places {
     starts: Arc<[u32]>,
@@ -260,6 +261,13 @@ fn composed(
 mod tests {
     use super::super::check::{check as compare, numbers};
     use super::*;
+
+    #[test]
+    #[should_panic(expected = "do not fit 6 tokens in rows of 3 and heads of 3")]
+    fn an_odd_head_is_refused() {
+        let inputs = [(); 3].map(|()| numbers([6, 3], 1.0));
+        ScopedAttention { head_dim: 3, ..ROPE }.forward(inputs, &TokenScope::whole(2, 3), None);
+    }
 
     const ROPE: ScopedAttention = ScopedAttention { head_dim: 4, rope_theta: Some(100.0), window: None };
 

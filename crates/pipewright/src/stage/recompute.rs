@@ -33,6 +33,7 @@ use super::error::StageError;
 use super::module_parameters::{parameters_of, with_values};
 use super::runner::{Forwarded, InputGradients};
 use super::training::{Pass, TrainingStage};
+use crate::autodiff::{inner_of, on_tape_of};
 use crate::tensor::{OptionalTensors, Value, Values};
 
 /// Which outputs of each segment need a gradient, for each combination of inputs that do.
@@ -156,8 +157,5 @@ impl ModuleMapper for WithoutGradients {
 }
 
 fn untracked<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    match tensor.gradient_checkpointing_strategy() {
-        Some(strategy) => tensor.inner().autodiff().with_gradient_checkpointing_strategy(strategy),
-        None => tensor,
-    }
+    on_tape_of(inner_of(tensor.clone()), &tensor)
 }

@@ -25,8 +25,9 @@ use super::module_parameters::discrete_of;
 use super::recompute::{Promises, Saved};
 use super::runner::{ForwardTask, Forwarded, InputGradients, StageCompute, StageParameters, device_of};
 use super::shards::{Catches, Shards};
-use super::tape::{Tape, all_off_tape, as_leaf, check_scalar, off, off_tape, scaled, split_auxiliary};
+use super::tape::{Tape, all_off_tape, as_leaf, check_scalar, off_tape, scaled, split_auxiliary};
 use super::weight_work::{WeightRunner, WeightWork};
+use crate::autodiff::inner_of;
 use crate::nn::Deferred;
 use crate::optimizer::mixes_rows;
 use crate::tensor::shard::RowShard;
@@ -243,7 +244,7 @@ impl<M: StageBody> TrainingStage<M> {
             let loss =
                 self.loss_of(output, target.clone(), context)?.expect("a stage with a loss computes it");
             let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *loss_weight)?;
-            let report = off(loss.clone());
+            let report = inner_of(loss.clone());
             let tape = Tape::new(leaves, Some(scaled(loss, *loss_weight)), Vec::new(), weighted);
             return Ok((Forwarded { outputs, loss: Some(report), auxiliary }, tape));
         }

@@ -96,6 +96,26 @@ fn equals_its_composition() {
 }
 
 #[test]
+fn a_convolution_without_a_bias_has_the_bias_zero() {
+    let mut vectors = inputs(&SIZES, 14);
+    vectors[2] = vectors[2].zeros_like();
+    let expected = run(&SIZES, vectors.clone(), 7, None).into_data();
+    let device = Device::flex().autodiff();
+    for device in [device.clone(), device.gradient_checkpointing()] {
+        let leaves =
+            vectors.clone().map(|vector| Tensor::<1>::from_data(vector.into_data(), &device).require_grad());
+        let mut mixer = mixer(&SIZES, &leaves, ParamId::new());
+        mixer.conv1d.bias = None;
+        let projected = leaves[0].clone().reshape([14, SIZES.projected()]);
+        let result = operation::mix(&mixer, projected, 7, None);
+        result.clone().into_data().assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(2e-5, 2e-5));
+        let gradients = result.sum().backward();
+        assert!(leaves[0].grad(&gradients).is_some());
+        assert!(leaves[2].grad(&gradients).is_none());
+    }
+}
+
+#[test]
 fn steps_stay_within_their_limits() {
     check(&MambaSizes { limits: (0.2, 0.5), ..SIZES }, 2, 20, None);
     check(&MambaSizes { limits: (0.3, f64::INFINITY), ..SIZES }, 1, 70, None);

@@ -1,0 +1,22 @@
+//! Moves tensors on and off the tape.
+//!
+//! Burn has a kind of tape for each strategy of gradient checkpointing. An operation takes either inputs off the tape, or
+//! inputs on tapes of one kind; it panics otherwise.
+
+use burn::tensor::Tensor;
+
+/// Returns a tensor off the tape that it may be on.
+pub(crate) fn inner_of<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    if tensor.is_autodiff() { tensor.inner() } else { tensor }
+}
+
+/// Returns a tensor that can be combined with `other`: an untracked leaf of the same kind of tape if `other` is on one.
+/// A tensor that is on a tape does not change.
+pub(crate) fn on_tape_of<const D: usize, const E: usize>(tensor: Tensor<D>, other: &Tensor<E>) -> Tensor<D> {
+    match other.gradient_checkpointing_strategy() {
+        Some(strategy) if !tensor.is_autodiff() => {
+            tensor.autodiff().with_gradient_checkpointing_strategy(strategy)
+        }
+        _ => tensor,
+    }
+}
