@@ -19,6 +19,7 @@ mod cross_entropy;
 mod deferred;
 mod dropout;
 mod embedding;
+mod expert_matrices;
 mod experts;
 mod linear;
 mod mamba;
