@@ -150,8 +150,8 @@ impl std::fmt::Display for Tag {
             Self::Ready => f.write_str("whether its replica is ready to update"),
             Self::Report => f.write_str("its report of the step"),
             Self::Summary => f.write_str("the summary of the step"),
-            Self::Hello => f.write_str("what it is about to run"),
-            Self::Welcome => f.write_str("whether all are about to run the same"),
+            Self::Hello => f.write_str("the description of its run"),
+            Self::Welcome => f.write_str("whether all processes run the same"),
         }
     }
 }

@@ -219,7 +219,7 @@ impl ProgressBoard {
                 row[at.saturating_sub(SHOWN)..at].iter().map(Action::to_string).collect::<Vec<_>>().join(" ");
             let activity = *progress.activity();
             let silent = match progress.silent.load(Ordering::Relaxed) {
-                true => " is silent; when last heard of",
+                true => " is silent; at its last heartbeat",
                 false => "",
             };
             let done = match row.get(at) {
@@ -321,7 +321,7 @@ mod tests {
         let line =
             |board: &ProgressBoard| board.report().lines().nth(1).map(str::to_owned).expect("a line a rank");
         assert!(
-            line(&board).starts_with("  rank 1 is silent; when last heard of: 0 of 8"),
+            line(&board).starts_with("  rank 1 is silent; at its last heartbeat: 0 of 8"),
             "{}",
             line(&board)
         );

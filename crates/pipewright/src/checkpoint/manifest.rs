@@ -105,7 +105,7 @@ impl Manifest {
         let manifest: Self = serde_json::from_value(json).map_err(|error| damaged(&error.to_string()))?;
         let is_plain = |name: &str| Path::new(name).file_name() == Some(name.as_ref());
         match manifest.shards.iter().find(|shard| !is_plain(&shard.name)) {
-            Some(shard) => Err(Flaw::Damaged(format!("`{}` is no file name", shard.name))),
+            Some(shard) => Err(Flaw::Damaged(format!("`{}` is not a file name", shard.name))),
             None => Ok(manifest),
         }
     }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_format_is_no_damage() {
+    fn a_later_format_is_not_damage() {
         let later = Manifest { format: IN_PARTS + 1, ..manifest() };
         assert_eq!(Manifest::parse(later.to_text().as_bytes()), Err(Flaw::TooNew(IN_PARTS + 1)));
     }

@@ -175,7 +175,10 @@ pub enum Cause {
         report: String,
     },
     /// A rank's process sends no heartbeats.
-    #[error("rank {peer} has not been heard of for {:.1} s: its process is gone, stopped, or cut off\n{report}", .waited.as_secs_f64())]
+    #[error(
+        "rank {peer} has sent no heartbeat for {:.1} s: its process has ended, is stopped, or cannot be reached\n{report}",
+        .waited.as_secs_f64()
+    )]
     SilentPeer {
         /// The rank.
         peer: WorldRank,
@@ -197,7 +200,7 @@ pub enum Cause {
         message: String,
     },
     /// A rank's thread or process has ended.
-    #[error("rank {peer} is gone: its thread or process has ended")]
+    #[error("rank {peer} is lost: its thread or process has ended")]
     LostPeer {
         /// The rank that has ended.
         peer: WorldRank,

@@ -8,7 +8,7 @@ use pipewright_schedule::{Placement, StageIndex};
 use super::layer::GraphStage;
 use super::plan::{PlacedGraph, plans};
 
-/// A model as named layers; `C` is what a layer is made from. See [the module](super).
+/// A model as named layers; `C` is the configuration of a layer. See [the module](super).
 #[derive(Clone, Debug)]
 pub struct Graph<C> {
     /// The names of the inputs.
@@ -74,7 +74,7 @@ pub enum GraphError {
         name: String,
     },
     /// Nodes depend on each other in a cycle.
-    #[error("the nodes {} wait for each other in a circle: a node may take values of nodes before it only", .nodes.join(", "))]
+    #[error("the nodes {} depend on each other in a cycle: a node can only take values of other nodes that do not depend on it", .nodes.join(", "))]
     Cycle {
         /// Nodes on the cycle or after it, in the order in which they were named.
         nodes: Vec<String>,
@@ -95,7 +95,7 @@ pub enum GraphError {
     #[error("the graph has no output: name at least one with `output`")]
     NoOutput,
     /// A split names something that is not a node.
-    #[error("`{name}` is no node: a stage begins before a node")]
+    #[error("`{name}` is not a node: a stage begins before a node")]
     SplitAtNoNode {
         /// The name.
         name: String,

@@ -181,7 +181,7 @@ mod tests {
                 action: None,
                 cause: self.cause.clone(),
             };
-            let diverged = *self.diverged.lock().expect("nobody panics");
+            let diverged = *self.diverged.lock().expect("no panic");
             let notice = FailureNotice { error, attempt: Attempt::new(1), diverged };
             self.abort.get().expect("it was launched").raise_from_remote(notice);
         }
@@ -228,7 +228,7 @@ mod tests {
         *other.diverged.lock().expect("no panic") = Some(StepNumber::new(1));
         for _ in 0..2 {
             let error = failed_step(&mut pipeline);
-            assert!(error.ends_with("rank 0 is gone: its thread or process has ended"), "{error}");
+            assert!(error.ends_with("rank 0 is lost: its thread or process has ended"), "{error}");
         }
     }
 }

@@ -107,7 +107,7 @@ impl World {
         self.endpoints.iter().any(Endpoint::is_distributed)
     }
 
-    /// Checks that all processes are about to run the same. Every process calls it with a description of its run, or with
+    /// Checks that all processes run the same. Every process calls it with a description of its run, or with
     /// the reason why it cannot run. Within one process there is nothing to compare.
     ///
     /// # Errors

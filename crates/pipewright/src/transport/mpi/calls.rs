@@ -41,8 +41,8 @@ pub enum MpiError {
     },
     /// The first process did not answer when this process measured its clock.
     #[error(
-        "rank 0 did not answer within {:.1} s when this process compared its clock with that of rank 0: is it still \
-         starting, or gone?",
+        "rank 0 did not answer within {:.1} s when this process compared its clock with that of rank 0: it may still be \
+         starting, or it has ended",
         .waited.as_secs_f64()
     )]
     Clock {
@@ -50,7 +50,7 @@ pub enum MpiError {
         waited: std::time::Duration,
     },
     /// The MPI thread cannot be started, or ended before it had joined.
-    #[error("the thread that talks to MPI is not there: {message}")]
+    #[error("the thread that calls MPI cannot run: {message}")]
     Thread {
         /// The cause.
         message: String,
