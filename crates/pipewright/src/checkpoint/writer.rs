@@ -183,7 +183,7 @@ impl CheckpointWriter {
                         if let Some(Progress(call)) = &self.progress {
                             call();
                         }
-                    } else if since.elapsed() > self.deadline + GRACE {
+                    } else if since.elapsed() > self.deadline.saturating_add(GRACE) {
                         let (path, waited) = (self.path.clone(), self.deadline);
                         return Err(CheckpointError::Stuck { path, waited });
                     }

@@ -11,10 +11,7 @@ use crate::ids::WorldRank;
 use crate::message::{AwaitedMessage, MessageError, Payload, Tag};
 use crate::tensor::shard::{RowShard, join};
 use crate::tensor::{OptionalTensors, Value, ValueKind, Values, pack};
-use crate::transport::{Endpoint, Waited};
-
-/// Replaces a deadline that is too long to be added to the current time.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+use crate::transport::{Endpoint, Waited, end_of_wait};
 
 /// Runs collectives of a group for one of its members. All members call the same collectives in the same order.
 pub struct Communicator<'a> {
@@ -242,8 +239,7 @@ impl<'a> Communicator<'a> {
 
     /// Waits until all messages of an exchange have arrived.
     fn complete(&mut self, exchange: &mut Exchange<OptionalTensors>) -> Result<(), CollectiveError> {
-        let now = Instant::now();
-        let until = now.checked_add(self.deadline).unwrap_or(now + LONGEST);
+        let until = end_of_wait(self.deadline);
         while let Some(AwaitedMessage { from: rank, tag }) = exchange.poll(|awaited| self.take(awaited))? {
             match self.endpoint.wait(until) {
                 Waited::Arrived => {}

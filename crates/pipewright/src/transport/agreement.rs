@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Endpoint, Waited};
+use super::{Endpoint, Waited, end_of_wait};
 use crate::failure::{Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
 use crate::message::{MessageError, Payload, Tag, encoded};
@@ -141,7 +141,7 @@ fn exchange(endpoint: &mut Endpoint, hello: &Hello, deadline: Duration) -> Resul
     let first = WorldRank::new(0);
     let others = (1..endpoint.ranks()).map(WorldRank::new);
     let differences = if endpoint.rank() == first {
-        let until = Instant::now() + deadline;
+        let until = end_of_wait(deadline);
         let mut hellos = vec![(first, hello.clone())];
         let mut silent = Vec::new();
         for rank in others.clone() {
@@ -163,8 +163,8 @@ fn exchange(endpoint: &mut Endpoint, hello: &Hello, deadline: Duration) -> Resul
     } else {
         endpoint.send(first, Tag::Hello, Payload::of(hello));
         // The first rank may arrive last, and then waits for the others itself.
-        let waited = deadline * 2;
-        take(endpoint, first, Tag::Welcome, Instant::now() + waited, waited)?
+        let waited = deadline.saturating_mul(2);
+        take(endpoint, first, Tag::Welcome, end_of_wait(waited), waited)?
     };
     match differences.0.is_empty() {
         true => Ok(()),

@@ -16,6 +16,7 @@ mod agreement;
 #[cfg(any(feature = "mpi", test))]
 mod clock;
 mod controlled;
+mod deadline;
 mod local;
 mod mailbox;
 mod sync;
@@ -34,6 +35,7 @@ use crate::message::{Message, Payload, Tag};
 use crate::progress::ProgressBoard;
 pub use agreement::{AgreementError, Differences, Fields};
 pub use controlled::{ControlledEndpoint, InFlight, Traffic};
+pub(crate) use deadline::{LONGEST_WAIT, end_of_wait};
 pub use local::LocalEndpoint;
 #[cfg(all(feature = "mpi", not(feature = "testing")))]
 use mpi::ClockError;

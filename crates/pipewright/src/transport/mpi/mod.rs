@@ -29,9 +29,9 @@ use self::mpi_thread::{Command, FIRST, MpiThread, ThreadShared};
 pub use self::process_clock::ClockError;
 use self::process_clock::ProcessClock;
 use self::same_machine::LocalProcesses;
-use super::Waited;
 use super::local::{LocalEndpoint, Mailboxes};
 use super::wire::{self, Frame};
+use super::{Waited, end_of_wait};
 use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
@@ -57,7 +57,7 @@ const CLOCK_PAUSE: Duration = Duration::from_micros(200);
 /// # Errors
 /// When MPI cannot be joined within the deadline, or the first process does not answer.
 pub(super) fn world(deadline: Duration, error: ClockError) -> Joined {
-    let until = Instant::now() + deadline;
+    let until = end_of_wait(deadline);
     let (commands, orders) = crossbeam_channel::unbounded();
     let (sender, joined) = crossbeam_channel::bounded(1);
     let work = move || join(deadline, error, commands, orders, &sender);
