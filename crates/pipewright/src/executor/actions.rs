@@ -155,8 +155,8 @@ impl Executor {
         let local_stage = self.local_stage(stage);
         let device = local_stage.runner.device();
         let target = local_stage.targets[place].take();
-        let target = target.map(|target| target.into_iter().map(|value| value.to_device(&device)).collect());
-        let context = StageContext::new(stage, microbatch).with_side_inputs(side_inputs, device);
+        let target = target.map(|target| target.into_iter().map(|value| value.to_device(device)).collect());
+        let context = StageContext::new(stage, microbatch).with_side_inputs(side_inputs, device.clone());
         let forwarded = match forward_only {
             true => local_stage.runner.infer(&context, inputs, target)?,
             false => local_stage.runner.forward(&context.with_random(random), inputs, target, task)?,

@@ -18,7 +18,7 @@ impl Executor {
         let Some(previous) = self.placement().previous(stage) else {
             // The model's input data needs no gradient.
             let device = self.local_stage(stage).runner.device();
-            return Some(Ok(inputs.into_iter().map(|input| input.to_device(&device).constant()).collect()));
+            return Some(Ok(inputs.into_iter().map(|input| input.to_device(device).constant()).collect()));
         };
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);

@@ -60,7 +60,7 @@ impl Executor {
     /// Gives a stage its whole parameters if they are being gathered, or returns a missing message.
     pub(super) fn fetch_parameters(&mut self, index: StageIndex) -> Result<Option<AwaitedMessage>, Cause> {
         let Some(mut rows) = self.local_stage(index).gathering.take() else { return Ok(None) };
-        let device = self.local_stage(index).runner.device().inner();
+        let device = self.local_stage(index).runner.device().clone().inner();
         let awaited = self.receive_tensors(&mut rows, &device)?;
         if awaited.is_some() {
             self.local_stage(index).gathering = Some(rows);

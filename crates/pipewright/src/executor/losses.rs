@@ -65,6 +65,6 @@ impl Executor {
 fn read(scalars: Vec<Tensor<1>>) -> Vec<f64> {
     match scalars.is_empty() {
         true => Vec::new(),
-        false => Tensor::cat(scalars, 0).into_data().iter::<f32>().map(f64::from).collect(),
+        false => Tensor::cat(scalars, 0).into_data().iter::<f64>().collect(),
     }
 }

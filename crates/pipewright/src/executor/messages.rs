@@ -105,7 +105,7 @@ impl Executor {
         let Some((sent, tensors)) = self.try_take_tensors(awaited)? else { return Ok(None) };
         self.note_exposed(sent);
         let device = self.local_stage(stage).runner.device();
-        let moved = tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(&device)));
+        let moved = tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(device)));
         Ok(Some(moved.collect()))
     }
 

@@ -97,7 +97,7 @@ impl Executor {
     }
 
     fn advance_reduction(&mut self, stage: StageIndex, state: State) -> Result<State, Cause> {
-        let device = self.local_stage(stage).runner.device().inner();
+        let device = self.local_stage(stage).runner.device().clone().inner();
         match state {
             State::Scattering(mut parts) => {
                 if self.receive_tensors(&mut parts, &device)?.is_some() {

@@ -96,7 +96,7 @@ impl Executor {
         &mut self,
         sums: &mut [SharedSum],
     ) -> Result<Option<AwaitedMessage>, Cause> {
-        let device = self.stages[0].runner.device();
+        let device = self.stages[0].runner.device().clone();
         let mut missing = None;
         for sum in sums {
             let awaited = match &mut sum.state {
@@ -136,7 +136,7 @@ impl Executor {
             let State::Done(total) = state else { continue };
             for owner in copies {
                 let runner = &mut self.local_stage(owner.stage).runner;
-                let device = runner.device();
+                let device = runner.device().clone();
                 runner.set_gradient(owner.place, total.clone().map(|total| total.to_device(&device)));
             }
         }

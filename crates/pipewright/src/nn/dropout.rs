@@ -33,7 +33,8 @@ impl Dropout {
         let flags = stream.flags(shape.num_elements(), keep);
         let mask = flags.into_iter().map(|keeps| if keeps { scale } else { 0.0 }).collect();
         let mask: Tensor<D> = Tensor::from_data(TensorData::new(mask, shape), &input.device());
-        input.clone() * mask.cast(input.dtype())
+        let mask = mask.cast(input.dtype());
+        input * mask
     }
 }
 

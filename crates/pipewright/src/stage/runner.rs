@@ -92,7 +92,7 @@ pub(crate) trait StageCompute: Send {
     fn skips(&self) -> &Skips;
 
     /// Returns the device on which the stage computes.
-    fn device(&self) -> Device;
+    fn device(&self) -> &Device;
 
     /// Drops every microbatch in flight and every gradient, which restores the state before the step.
     fn reset(&mut self);

@@ -341,8 +341,8 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         self.module().skips()
     }
 
-    fn device(&self) -> Device {
-        self.device.clone()
+    fn device(&self) -> &Device {
+        &self.device
     }
 
     fn reset(&mut self) {
