@@ -115,8 +115,7 @@ impl<M: StageBody> TrainingStage<M> {
     /// Returns the values of the parameters that are not trained, such as running statistics; `None` at the places of
     /// others, and an empty list if all are trained.
     fn buffers(&self) -> OptionalTensors {
-        let found = parameters_of(self.module());
-        if found.iter().all(|found| found.is_trained) {
+        if !self.has_buffers {
             return OptionalTensors::new();
         }
         let found = parameters_of(self.settled());

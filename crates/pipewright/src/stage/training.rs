@@ -21,7 +21,7 @@ use super::body::{Skips, StageBody};
 use super::error::StageError;
 use super::gradients::GradientSums;
 use super::module::StageContext;
-use super::module_parameters::discrete_of;
+use super::module_parameters::{discrete_of, parameters_of};
 use super::recompute::{Promises, Saved};
 use super::runner::{ForwardTask, Forwarded, InputGradients, StageCompute, StageParameters, device_of};
 use super::shards::{Catches, Shards};
@@ -58,6 +58,8 @@ pub(crate) struct TrainingStage<M: StageBody> {
     pub(super) segments: Vec<Segment>,
     /// Which outputs of the recomputed forwards need a gradient.
     pub(super) promises: Promises,
+    /// Whether some float parameters are not trained, such as running statistics.
+    pub(super) has_buffers: bool,
 }
 
 /// A microbatch whose backward has not run.
@@ -98,6 +100,7 @@ impl<M: StageBody> TrainingStage<M> {
         let sums = GradientSums::new(&module);
         let discrete = discrete_of(&module).iter().map(|found| module.path(&found.local).into()).collect();
         let parameters = Arc::new(sums.ids().collect());
+        let has_buffers = parameters_of(&module).iter().any(|found| !found.is_trained);
         let device = device.autodiff();
         Self {
             parameters,
@@ -113,6 +116,7 @@ impl<M: StageBody> TrainingStage<M> {
             shards: None,
             segments: vec![Segment::Whole],
             promises: Promises::default(),
+            has_buffers,
         }
     }
 
