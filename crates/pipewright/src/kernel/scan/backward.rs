@@ -3,9 +3,9 @@
 
 use multiversion::multiversion;
 
+use super::chunks::{CHUNK, Chunk, Inputs};
 use super::decays::{Decays, Pairs, scale_heads, scale_state, weigh_backward};
 use super::forward::advance;
-use super::{CHUNK, Chunk, Inputs};
 use crate::kernel::product::{Matrix, add_product, product_into};
 use crate::kernel::simd::sum;
 

@@ -2,7 +2,7 @@
 
 use multiversion::multiversion;
 
-use super::{CHUNK, Chunk, Inputs};
+use super::chunks::{CHUNK, Chunk, Inputs};
 use crate::kernel::exp::exp;
 
 /// The decays of a chunk. Arrays over heads and tokens are `[heads of the group, CHUNK]`.

@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData, activation};
 
-use super::MambaSizes;
+use super::mixer::MambaSizes;
 
 /// Tokens in a chunk.
 const CHUNK: usize = 64;

@@ -1,12 +1,14 @@
 //! Tests of the Mamba-2 operation against its composition and the recurrence.
 
-use burn::tensor::{Device, Tolerance};
+use std::sync::Arc;
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{Device, Tensor, TensorData, Tolerance};
 
 use super::super::check::{check as compare, numbers};
+use super::super::linear::Linear;
 use super::composed::composed;
 use super::*;
-use burn::module::ParamId;
-use burn::tensor::TensorData;
 
 const SIZES: MambaSizes = MambaSizes {
     heads: 4,
