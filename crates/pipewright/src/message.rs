@@ -92,8 +92,8 @@ pub enum Tag {
     },
     /// The sums of squares of the gradients of some ranks, for the gradient norm: up the tree of a pipeline.
     Squares,
-    /// Replicas have summed their gradients and found them finite: up the tree of the replicas, where parameters are not
-    /// sharded.
+    /// Replicas have summed their gradients and found them finite: up the tree of the replicas, where parameters are
+    /// not sharded.
     Ready,
     /// The gradient norm over all ranks: down both trees.
     GlobalNorm,

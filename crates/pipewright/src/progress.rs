@@ -1,7 +1,7 @@
 //! The progress of every rank, for deadlines and reports.
 //!
-//! A long wait alone is not a failure: in a deep pipeline the last rank waits while the others compute. A step has failed
-//! when *no* rank has made progress for the whole deadline.
+//! A long wait alone is not a failure: in a deep pipeline the last rank waits while the others compute. A step has
+//! failed when *no* rank has made progress for the whole deadline.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

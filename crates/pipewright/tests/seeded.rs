@@ -88,7 +88,7 @@ impl ActionHook for LeavesOut {
     }
 }
 
-/// A fault at each action in turn is reported with its action and does not affect the next step.
+/// Returns a fault at each action in turn is reported with its action and does not affect the next step.
 fn check_faults(
     schedule: &str,
     fault: fn(usize) -> Arc<dyn ActionHook>,
@@ -196,7 +196,7 @@ fn a_message_lost_in_any_phase_after_the_program_is_reported() {
     lost_in(DataParallelMode::Sharded, &["its part of the squares of gradients"]);
 }
 
-/// The model cut as evenly as it goes; stages beyond the layers have none.
+/// Returns the model cut as evenly as it goes; stages beyond the layers have none.
 fn uneven(index: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
     let first = |stage: u32| stage as usize * LAYERS / stages as usize;
     let module = Mlp::new(first(index.get()), first(index.get() + 1) - first(index.get()));

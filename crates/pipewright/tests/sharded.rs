@@ -32,7 +32,7 @@ fn config_of(replicas: u32, mode: DataParallelMode) -> PipelineConfig {
     PipelineConfig { data_parallel: replicas, data_parallel_mode: mode, ..config() }
 }
 
-/// A program that gathers the parameters of at most `window` stages of a rank at once.
+/// Returns a program that gathers the parameters of at most `window` stages of a rank at once.
 fn program(
     schedule: &str,
     ranks: u32,
@@ -61,7 +61,7 @@ fn launch_with(program: ValidatedProgram, replicas: u32, mode: DataParallelMode,
 /// By path, to the bit.
 type Parameters = Vec<(Arc<str>, Vec<u32>)>;
 
-/// The results of steps, and one replica's parameters after them.
+/// Returns the results of steps, and one replica's parameters after them.
 fn train(pipeline: &mut Pipeline, steps: std::ops::Range<u64>, microbatches: u32) -> (Vec<Step>, Parameters) {
     let step = |step| {
         let (inputs, targets) = (batch(step, microbatches), batch(100 + step, microbatches));
@@ -335,7 +335,7 @@ fn parameters_may_be_looked_at_while_gradients_wait() {
     assert!(run(true) == run(false));
 }
 
-/// The pipeline's state after `step`, written and read again. Tensors are read from the folder on demand.
+/// Returns the pipeline's state after `step`, written and read again. Tensors are read from the folder on demand.
 fn saved(pipeline: &mut Pipeline, step: u64) -> (TempDir, Arc<Checkpoint>) {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let ranks = pipeline.state().expect("a state");

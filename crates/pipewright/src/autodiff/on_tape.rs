@@ -1,7 +1,7 @@
 //! Moves tensors on and off the tape.
 //!
-//! Burn has a kind of tape for each strategy of gradient checkpointing. An operation takes either inputs off the tape, or
-//! inputs on tapes of one kind; it panics otherwise.
+//! Burn has a kind of tape for each strategy of gradient checkpointing. An operation takes either inputs off the tape,
+//! or inputs on tapes of one kind; it panics otherwise.
 
 use burn::tensor::Tensor;
 

@@ -180,8 +180,8 @@ impl<'a> Communicator<'a> {
         Ok(sum(received).into_iter().flatten().collect())
     }
 
-    /// Returns the sum of float tensors over all members, with the same bits on every member: they are added in the order
-    /// of the members.
+    /// Returns the sum of float tensors over all members, with the same bits on every member: they are added in the
+    /// order of the members.
     ///
     /// # Errors
     /// As [`Communicator::reduce_scatter`].

@@ -41,7 +41,7 @@ impl Devices {
     /// Checks that no two of `ranks` ranks have the same device.
     ///
     /// # Errors
-    /// When they do.
+    /// When two ranks have the same device.
     pub fn require_exclusive(&self, ranks: usize) -> Result<(), DeviceError> {
         let mut different: Vec<&Device> = Vec::new();
         for device in self.0.iter() {

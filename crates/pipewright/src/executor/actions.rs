@@ -21,7 +21,7 @@ use crate::stage::{ForwardTask, InputGradients, StageContext};
 use crate::tensor::{OptionalTensors, Values};
 
 /// The reason why the tensors of an action exist.
-const MADE_BEFORE: &str = "in a validated program, what an action uses was made by one before it";
+const MADE_BEFORE: &str = "in a validated program, an earlier action has made the tensors of this one";
 
 impl Executor {
     /// Runs `action`, or returns the message that it waits for.
@@ -190,8 +190,8 @@ impl Executor {
         let products = local_stage.runner.backward_weights(microbatch);
         if products == 0 && !std::mem::replace(&mut local_stage.logged_empty_weight_backward, true) {
             tracing::info!(
-                "stage {stage} has no layer that puts off its weight gradients: they come with `I`, and `W` does nothing; \
-                 `pipewright::nn` has layers that do"
+                "stage {stage} has no layer that defers its weight gradients: `I` computes them, and `W` does nothing; \
+                 layers of `pipewright::nn` defer theirs"
             );
         }
         Ok(None)
@@ -315,7 +315,7 @@ impl Executor {
         self.send_tensors(to, Tag::Boundary { direction, stage, microbatch }, tensors);
     }
 
-    /// The message of a boundary from the rank of `source` to `stage`.
+    /// Returns the message of a boundary from the rank of `source` to `stage`.
     fn boundary(
         &self,
         direction: Direction,

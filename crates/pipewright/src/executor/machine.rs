@@ -187,9 +187,9 @@ impl Executor {
         });
     }
 
-    /// Adds the event of a forward that a backward computed again from `start` on. The event of the backward begins after
-    /// it, so that the two do not overlap. Blocks are recomputed alternately with their backwards, and the event has
-    /// their times together.
+    /// Adds the event of a forward that a backward computed again from `start` on. The event of the backward begins
+    /// after it, so that the two do not overlap. Blocks are recomputed alternately with their backwards, and the event
+    /// has their times together.
     pub(super) fn note_recomputed(&mut self, forward: Action, start: Instant, recomputed: Duration) {
         let origin = self.step.input.origin;
         let begin = start.saturating_duration_since(origin);

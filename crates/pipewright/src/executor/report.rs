@@ -42,8 +42,8 @@ pub(crate) struct RankReport {
     pub exposed_communication: Duration,
     /// Time of the gradient scaling and the optimizer step.
     pub update: Duration,
-    /// Most bytes that the rank held at once in this step; on a device other than the processor, the bytes that its back
-    /// end has reserved there for the rank.
+    /// Most bytes that the rank held at once in this step; on a device other than the processor, the bytes that its
+    /// back end has reserved there for the rank.
     pub peak_bytes: u64,
     /// The largest number of boundary messages that were in flight at once.
     pub sends_in_flight: u32,

@@ -33,8 +33,8 @@ pub(crate) struct FailureNotice {
     pub(crate) diverged: Option<StepNumber>,
 }
 
-/// The reasons for the flag. Processes end a failed step at different times, so a failure that another process reports may
-/// belong to an attempt that is over here, or to one that has not begun.
+/// The reasons for the flag. Processes end a failed step at different times, so a failure that another process reports
+/// may belong to an attempt that is over here, or to one that has not begun.
 #[derive(Debug, Default)]
 struct Reasons {
     first: Option<StepError>,
@@ -145,7 +145,7 @@ impl Abort {
         self.state.reasons.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a rank has failed. Costs one atomic load.
+    /// Returns whether a rank has failed. Costs one atomic load.
     pub fn is_raised(&self) -> bool {
         self.state.raised.load(Ordering::Acquire)
     }

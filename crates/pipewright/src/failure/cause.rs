@@ -234,8 +234,8 @@ impl Cause {
     }
 }
 
-/// Returns the bytes that a device could not provide, if that is what a back end's message says. Burn reports a failure
-/// of a device only as the text of a panic.
+/// Returns the bytes that a device could not provide, if a back end's message says so. Burn reports a failure of a
+/// device only as the text of a panic.
 fn device_memory(message: &str) -> Option<u64> {
     const WORDS: [&str; 2] = ["out of device memory allocating ", "can't allocate buffer of size: "];
     let rest = WORDS.iter().find_map(|words| Some(message.split_once(words)?.1))?;

@@ -6,8 +6,8 @@
 //! P = softmax(S)    out = P v
 //! ```
 //!
-//! A query may see less than all earlier keys: a run of keys that ends at the query and begins at a place that never
-//! moves back from one query to the next (documents, windows). Keys before the run of a block's first query are not
+//! A query may see only some of the earlier keys: a run that ends at the query. The start of the run does not decrease
+//! from one query to the next (documents, windows). Scores of keys before the run of a block's first query are not
 //! computed.
 //!
 //! Scores are not kept: the backward pass computes them again from `q`, `k` and each row's normaliser (Dao et al.,
@@ -22,8 +22,8 @@ use super::simd::{max, sum};
 /// Rows of queries in a block. Smaller blocks waste less work above the diagonal; larger ones make longer products.
 const CHUNK: usize = 64;
 
-/// Sizes of an attention. `q` and the result are `[batch * sequence, heads * head_dim]`, `k` and `v` `[batch * sequence,
-/// kv_heads * head_dim]`; each key head serves `heads / kv_heads` neighbouring query heads.
+/// Sizes of an attention. `q` and the result are `[batch * sequence, heads * head_dim]`, `k` and `v` `[batch *
+/// sequence, kv_heads * head_dim]`; each key head serves `heads / kv_heads` neighbouring query heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dims {
     pub batch: usize,
@@ -46,7 +46,7 @@ impl Dims {
         self.heads / self.kv_heads
     }
 
-    /// Returns every (batch, key head) with the index of its first element.
+    /// Returns every pair of a sequence of the batch and a key head.
     fn key_heads(self) -> impl Iterator<Item = (usize, usize)> {
         (0..self.batch).flat_map(move |batch| (0..self.kv_heads).map(move |head| (batch, head)))
     }
@@ -221,7 +221,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The result, and `log sum exp` of each row of scores, `[batch, heads, sequence]`.
+/// Returns the result, and `log sum exp` of each row of scores, `[batch, heads, sequence]`.
 pub(crate) fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
     let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
     let Dims { sequence, head_dim, .. } = dims;

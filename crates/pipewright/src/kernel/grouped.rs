@@ -78,8 +78,8 @@ impl Groups {
         sums
     }
 
-    /// Multiplies the rows of each expert by its matrix: `[inputs, outputs]`, or the transpose of `[outputs, inputs]` if
-    /// `transposed`.
+    /// Multiplies the rows of each expert by its matrix: `[inputs, outputs]`, or the transpose of `[outputs, inputs]`
+    /// if `transposed`.
     pub(crate) fn product(
         &self,
         rows: &[f32],
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn rows_go_to_their_expert_and_back() {
-        // Three tokens with two choices of four experts each; nobody chose expert 2.
+        // Three tokens with two choices of four experts each; no token chose expert 2.
         let groups = Groups::new(&[1, 0, 3, 1, 0, 3], 4, 2);
         assert_eq!(groups.ranges().collect::<Vec<_>>(), [0..2, 2..4, 4..4, 4..6]);
         assert_eq!(groups.tokens().collect::<Vec<_>>(), [0, 2, 0, 1, 1, 2]);

@@ -1,5 +1,5 @@
-//! Matrix products with the `gemm` crate, which Burn's CPU back end uses too. The result goes into uninitialised memory,
-//! or is added to existing values.
+//! Matrix products with the `gemm` crate, which Burn's CPU back end uses too. The result goes into uninitialised
+//! memory, or is added to existing values.
 
 use gemm::Parallelism;
 

@@ -7,7 +7,7 @@ use multiversion::multiversion;
 
 use super::simd::{fresh, sum, written};
 
-/// The result, and `s` of each row for the backward pass. A row has as many elements as `weight`.
+/// Returns the result, and `s` of each row for the backward pass. A row has as many elements as `weight`.
 pub(crate) fn forward(x: &[f32], weight: &[f32], epsilon: f32) -> (Vec<f32>, Vec<f32>) {
     let mut y = fresh(x.len());
     let mut scales = vec![0.0; x.len() / weight.len()];

@@ -26,8 +26,8 @@ impl CausalAttention {
         Self::with_angles(sequence, head_dim, device, |_, _| 0.0)
     }
 
-    /// Returns an attention with rotary positions (Su et al., 2021) in Hugging Face's layout: at position `p`, element `j`
-    /// of a head is rotated together with element `j + head_dim / 2`, by the angle `p / theta^(2 j / head_dim)`.
+    /// Returns an attention with rotary positions (Su et al., 2021) in Hugging Face's layout: at position `p`, element
+    /// `j` of a head is rotated together with element `j + head_dim / 2`, by the angle `p / theta^(2 j / head_dim)`.
     ///
     /// Angles are single precision, because the checkpoints were trained with such angles.
     ///
@@ -37,8 +37,8 @@ impl CausalAttention {
         Self::rotary_with(sequence, &rotary_frequencies(head_dim, theta), device)
     }
 
-    /// As [`CausalAttention::rotary`], with `frequencies[j]` in place of `1 / theta^(2 j / head_dim)`. A head has twice as
-    /// many elements as there are frequencies.
+    /// As [`CausalAttention::rotary`], with `frequencies[j]` in place of `1 / theta^(2 j / head_dim)`. A head has twice
+    /// as many elements as there are frequencies.
     ///
     /// # Panics
     /// When `sequence` is 0 or there are no frequencies.

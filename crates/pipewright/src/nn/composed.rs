@@ -139,8 +139,8 @@ mod tests {
         found.into_data().assert_approx_eq::<f64>(&expected.into_data(), Tolerance::rel_abs(1e-12, 1e-12));
     }
 
-    /// Runs `layer` with and without a collector. The results and the gradients of `x` must agree, and what waits in the
-    /// collector must be the gradient of `weight`.
+    /// Runs `layer` with and without a collector. The results and the gradients of `x` must agree, and what waits in
+    /// the collector must be the gradient of `weight`.
     fn check(
         x: Option<&Tensor<2>>,
         weight: &Tensor<2>,

@@ -1,8 +1,9 @@
 //! Deferred weight gradients: the tasks that a backward pass leaves for `W`.
 //!
-//! A stage runs its forward inside [`Deferred::collect`]. A layer that can defer its weight gradient finds the collector
-//! there and keeps it in its operation. In the backward pass the operation adds a [`WeightTask`] to the collector instead
-//! of computing the gradient. So the action `I` computes input gradients only, and `W` runs the tasks.
+//! A stage runs its forward inside [`Deferred::collect`]. A layer that can defer its weight gradient finds the
+//! collector there and keeps it in its operation. In the backward pass the operation adds a [`WeightTask`] to the
+//! collector instead of computing the gradient. So the action `I` computes input gradients only, and `W` runs the
+//! tasks.
 //!
 //! The collector is a thread-local variable, because a module's forward has no argument for it. It is set for the
 //! duration of one forward; a nested collector hides the outer one.
@@ -140,8 +141,8 @@ impl Deferred {
         Self { tasks: Arc::default(), parameters, sharded: None }
     }
 
-    /// Returns a collector for a stage that finds its weights in `store`, and whose parameters are `nodes` of the tape of
-    /// `anchor`.
+    /// Returns a collector for a stage that finds its weights in `store`, and whose parameters are `nodes` of the tape
+    /// of `anchor`.
     pub(crate) fn with_sharded_weights(
         self,
         store: WeightStore,
@@ -157,8 +158,8 @@ impl Deferred {
         forward()
     }
 
-    /// Returns the collector of the forward that runs on this thread, if the gradient of `weight` can be deferred. A weight
-    /// that is computed from parameters (as in an adapter) needs its gradient on the tape.
+    /// Returns the collector of the forward that runs on this thread, if the gradient of `weight` can be deferred. A
+    /// weight that is computed from parameters (as in an adapter) needs its gradient on the tape.
     pub(super) fn current<const D: usize>(weight: &Tensor<D>, id: ParamId) -> Option<Self> {
         let current = CURRENT.with_borrow(Clone::clone)?;
         let is_parameter = match &current.sharded {

@@ -84,8 +84,8 @@ impl Matrices {
         Some(Self { held, parts, bundle })
     }
 
-    /// Returns the tensor through which the tape reaches the matrices: the token of those on the tape. If there are none,
-    /// it is a matrix whose gradient is deferred, with its collector; the tape then gets no gradient of it.
+    /// Returns the tensor through which the tape reaches the matrices: the token of those on the tape. If there are
+    /// none, it is a matrix whose gradient is deferred, with its collector; the tape then gets no gradient of it.
     pub(super) fn token(&self, experts: &[Expert]) -> (Tensor<1>, Option<Deferred>) {
         let is_deferred = |held: &HeldMatrix| held.gradient.deferred().is_some();
         match self.held.iter().position(is_deferred).filter(|_| !self.bundle.token.is_tracked()) {
@@ -148,7 +148,7 @@ impl KeptMatrices {
     }
 }
 
-/// `xᵀ gradient`.
+/// Returns `xᵀ gradient`.
 pub(super) fn weight_gradient(x: &CpuTensor, gradient: &CpuTensor) -> CpuTensor {
     let dims = |tensor: &CpuTensor| [tensor.layout().shape()[0], tensor.layout().shape()[1]];
     let ([rows, inputs], [_, outputs]) = (dims(x), dims(gradient));

@@ -1,8 +1,9 @@
 //! A mixture of experts: each token goes through the experts that its router chose.
 //!
-//! On the CPU back end the tokens are sorted by expert, so that each expert is a product over its own tokens. The weight
-//! gradients of the experts can be deferred. The gradient of an expert that no token chose is zero: it is not absent,
-//! because an optimizer changes parameters with a zero gradient (momentum, weight decay) and skips those without one.
+//! On the CPU back end the tokens are sorted by expert, so that each expert is a product over its own tokens. The
+//! weight gradients of the experts can be deferred. The gradient of an expert that no token chose is zero: it is not
+//! absent, because an optimizer changes parameters with a zero gradient (momentum, weight decay) and skips those
+//! without one.
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData};
@@ -183,8 +184,8 @@ impl Operation<3> for ExpertsBackward {
     }
 }
 
-/// The mixture, composed of Burn's operations. An expert that no token chose computes the first token, and its result is
-/// not used. So its parameters have a gradient, which is zero.
+/// Returns the mixture, composed of Burn's operations. An expert that no token chose computes the first token, and its
+/// result is not used. So its parameters have a gradient, which is zero.
 fn composed(x: Tensor<2>, weights: Tensor<2>, experts: &[Expert], groups: &Groups) -> Tensor<2> {
     let ([tokens, width], [_, count]) = (x.dims(), weights.dims());
     let device = x.device();
@@ -233,7 +234,7 @@ mod tests {
     const WIDTH: usize = 6;
     const INNER: usize = 5;
 
-    /// The experts' weights, the inputs and the router's logits, in one precision.
+    /// Returns the experts' weights, the inputs and the router's logits, in one precision.
     fn setup(tokens: usize, count: usize, gated: bool, dtype: DType) -> (Vec<Expert>, Tensor<2>, Tensor<2>) {
         let linear = |shape: [usize; 2], scale| {
             let weight = Param::from_tensor(numbers(shape, scale).cast(dtype).autodiff());

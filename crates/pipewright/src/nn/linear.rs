@@ -52,7 +52,7 @@ impl Linear {
     }
 }
 
-/// `x w`; shapes `[rows, inputs]`, `[inputs, outputs]`, result `[rows, outputs]`.
+/// Returns `x w`; shapes `[rows, inputs]`, `[inputs, outputs]`, result `[rows, outputs]`.
 fn multiply(x: Tensor<2>, weight: Tensor<2>, id: ParamId) -> Tensor<2> {
     let (rows, [inputs, outputs]) = (x.dims()[0], weight.dims());
     let deferred = Deferred::current(&weight, id);

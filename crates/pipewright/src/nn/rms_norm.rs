@@ -26,7 +26,7 @@ impl RmsNorm {
     }
 }
 
-/// `x / sqrt(mean(x²) + epsilon) * weight`, the mean over a row.
+/// Returns `x / sqrt(mean(x²) + epsilon) * weight`, the mean over a row.
 ///
 /// Shapes: `x [rows, width]`, `weight [width]`, result `[rows, width]`.
 ///

@@ -70,8 +70,8 @@ impl TokenScope {
 }
 
 impl ScopedAttention {
-    /// Returns `softmax(q kᵀ / sqrt(head_dim) + bias) v` for each head over the tokens that a token sees. The bias is the
-    /// sum of a head's entries of `table` `[relations, heads]` over the relations that hold.
+    /// Returns `softmax(q kᵀ / sqrt(head_dim) + bias) v` for each head over the tokens that a token sees. The bias is
+    /// the sum of a head's entries of `table` `[relations, heads]` over the relations that hold.
     ///
     /// Shapes as of [`CausalAttention::forward`](super::CausalAttention::forward).
     ///
@@ -303,7 +303,7 @@ mod tests {
         );
     }
 
-    /// Two rows with documents of several lengths.
+    /// Returns two rows with documents of several lengths.
     fn documents(sequence: usize) -> TokenScope {
         let document = |token: usize| (token % sequence / 5 * (1 + token / sequence)) as u32;
         TokenScope { documents: (0..2 * sequence).map(document).collect(), ..TokenScope::whole(2, sequence) }

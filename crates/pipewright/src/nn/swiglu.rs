@@ -5,7 +5,7 @@ use burn::tensor::{Tensor, activation};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 use crate::kernel;
 
-/// `silu(gate) * up`, with `silu(x) = x / (1 + exp(-x))`. All shapes are the same.
+/// Returns `silu(gate) * up`, with `silu(x) = x / (1 + exp(-x))`. All shapes are the same.
 ///
 /// # Panics
 /// When the shapes differ.

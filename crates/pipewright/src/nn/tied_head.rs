@@ -1,4 +1,5 @@
-//! `y = x Eᵀ`: the head of a model whose output weight is its embedding's table, with a weight gradient that can be deferred.
+//! `y = x Eᵀ`: the head of a model whose output weight is its embedding's table, with a weight gradient that can be
+//! deferred.
 //!
 //! The head does not share the table's storage: it holds its own copy. The stages declare both copies as
 //! [shared](crate::stage::StageModule::shared_parameters); the pipeline sums their gradients and so keeps them equal.
@@ -40,7 +41,7 @@ impl TiedHead {
     }
 }
 
-/// `x Eᵀ`; shapes `[rows, width]`, `[vocabulary, width]`, result `[rows, vocabulary]`.
+/// Returns `x Eᵀ`; shapes `[rows, width]`, `[vocabulary, width]`, result `[rows, vocabulary]`.
 fn multiply(x: Tensor<2>, table: Tensor<2>, id: ParamId) -> Tensor<2> {
     let (rows, [vocabulary, width]) = (x.dims()[0], table.dims());
     let deferred = Deferred::current(&table, id);

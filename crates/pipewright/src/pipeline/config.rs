@@ -45,8 +45,8 @@ pub struct PipelineConfig {
     /// ranks. Losses, gradients and random numbers do not change. A forward that its backward follows at once is not
     /// recomputed ([`pipewright_schedule::recompute`]).
     ///
-    /// A module must depend only on itself, its input and its context: what it draws from a device's own generator
-    /// would differ in the second forward, so it draws from
+    /// A module must depend only on itself, its input and its context. Numbers from a device's own generator would
+    /// differ in the second forward, so a module draws from
     /// [`StageContext::random`](crate::stage::StageContext::random).
     pub recompute: Recompute,
     /// Called around every action.
@@ -57,8 +57,8 @@ pub struct PipelineConfig {
 }
 
 impl Default for PipelineConfig {
-    /// No optimizer, no clipping, one thread per rank, stages that stay where they are made, a deadline of a minute, one
-    /// replica, and metadata that is taken from the first step and checked there.
+    /// No optimizer, no clipping, one thread per rank, stages that stay where they are made, a deadline of a minute,
+    /// one replica, and metadata that is taken from the first step and checked there.
     fn default() -> Self {
         Self {
             optimizer: None,

@@ -99,8 +99,8 @@ impl Pipeline {
         self.assembly.abort.first().unwrap_or_else(|| self.lost_peer(silent))
     }
 
-    /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes treated a rank
-    /// of this process as lost, because it was paused, that is the error.
+    /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes treated a
+    /// rank of this process as lost, because it was paused, that is the error.
     fn diverged(&self, step: StepNumber) -> PipelineError {
         let is_own = |rank: WorldRank| self.ranks.iter().any(|thread| thread.rank == rank);
         match self.assembly.abort.diverged_by() {

@@ -10,9 +10,9 @@
 //!
 //! # Which outputs need a gradient
 //!
-//! The next stage wants to know which outputs need a gradient, and a forward that records nothing does not show it. The
-//! first forward for each combination of inputs with and without a gradient therefore does record, and its tape is
-//! discarded. Later forwards promise the same. A recomputed output that breaks the promise is an error
+//! The next stage needs to know which outputs need a gradient, and a forward that records nothing does not show it. So
+//! the first forward for each combination of inputs with and without a gradient does record, and its tape is discarded.
+//! Later forwards mark the same outputs. If a recomputed forward gives a gradient to another output, that is an error
 //! ([`StageError::RecomputedOutput`]).
 //!
 //! # Burn's gradient checkpointing
@@ -39,7 +39,7 @@ use crate::tensor::{OptionalTensors, Value, Values};
 /// Which outputs of each segment need a gradient, for each combination of inputs that do.
 pub(super) type Promises = HashMap<Vec<bool>, Vec<Vec<bool>>>;
 
-/// What a microbatch needs to compute its forward again.
+/// The data with which a microbatch computes its forward again.
 pub(super) struct Saved {
     pass: Pass,
     /// The inputs of each segment.

@@ -53,8 +53,8 @@ impl Shards {
         if self.is_spread(place) { self.part } else { RowShard::WHOLE }
     }
 
-    /// Whether the parameter at `place` is sharded. Integer and boolean parameters come after the others and are not
-    /// sharded.
+    /// Returns whether the parameter at `place` is sharded. Integer and boolean parameters come after the others and
+    /// are not sharded.
     fn is_spread(&self, place: usize) -> bool {
         self.spread.get(place).copied().unwrap_or(false)
     }
@@ -63,7 +63,7 @@ impl Shards {
         self.part
     }
 
-    /// Whether this replica contributes its parameter at `place` to the state of all replicas. Every replica
+    /// Returns whether this replica contributes its parameter at `place` to the state of all replicas. Every replica
     /// contributes its rows of sharded parameters; only the first one contributes those that every replica has whole.
     pub(super) fn counts(&self, place: usize) -> bool {
         self.is_spread(place) || self.part.index == 0

@@ -69,8 +69,8 @@ impl Tape {
         Ok(FinishedTape { gradients, leaves, deferred, catches })
     }
 
-    /// Frees what the operations recorded. Burn frees a tape only when its backward runs, so this runs the backward, with
-    /// gradients of zero, and drops the result.
+    /// Frees the tensors that the operations recorded. Burn frees a tape only when its backward runs, so this runs the
+    /// backward, with gradients of zero, and drops the result.
     pub(super) fn discard(self) {
         let Self { loss, outputs, auxiliary, .. } = self;
         let roots = outputs.into_iter().filter_map(|output| output.root.map(|(root, _)| root));
@@ -90,8 +90,8 @@ impl FinishedTape {
     }
 }
 
-/// Returns an input for the module, and the leaf that collects its gradient if an earlier stage needs it. The input goes
-/// on a tape of the module's kind, because tapes with and without gradient checkpointing do not mix.
+/// Returns an input for the module, and the leaf that collects its gradient if an earlier stage needs it. The input
+/// goes on a tape of the module's kind, because tapes with and without gradient checkpointing do not mix.
 pub(super) fn as_leaf(input: Value, device: &Device) -> (Value, Option<Tensor<1>>) {
     if input.kind() != ValueKind::Float {
         return (input, None);

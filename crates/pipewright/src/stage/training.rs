@@ -1,5 +1,5 @@
-//! A stage in training: its module, the tape of every microbatch in flight, the gradient sums and the optimizer. This file
-//! has its computation, and `parameters.rs` the access to its parameters.
+//! A stage in training: its module, the tape of every microbatch in flight, the gradient sums and the optimizer. This
+//! file has its computation, and `parameters.rs` the access to its parameters.
 //!
 //! # What a forward keeps
 //!
@@ -66,11 +66,11 @@ pub(crate) struct TrainingStage<M: StageBody> {
 enum InFlight {
     /// Everything that its backward needs.
     Recorded(Box<Tape>),
-    /// What its forward needs, which its backward computes again.
+    /// The inputs of its forward, which its backward computes again.
     Saved(Box<Saved>),
 }
 
-/// What the forwards of a microbatch have in common: the first one, and the second one if it is recomputed.
+/// The data that all forwards of a microbatch share: the first one, and the second one if it is recomputed.
 pub(super) struct Pass {
     pub(super) context: StageContext,
     pub(super) target: Option<Values>,
@@ -257,7 +257,8 @@ impl<M: StageBody> TrainingStage<M> {
         Ok((Forwarded { outputs, loss: None, auxiliary }, Tape::new(leaves, None, roots, weighted)))
     }
 
-    /// Runs the backward of a tape and adds the gradients of parameters to the sums. Returns the gradients of the inputs.
+    /// Runs the backward of a tape and adds the gradients of parameters to the sums. Returns the gradients of the
+    /// inputs.
     pub(super) fn run_backward(
         &mut self,
         microbatch: Microbatch,

@@ -1,9 +1,9 @@
 //! Checks before the start that all processes run the same program with the same settings.
 //!
-//! Each process sends the first rank a description of its run as named fields, or the reason why it cannot run. The first
-//! rank compares the descriptions and sends the differences to all ranks, so every process reports the same error, with
-//! ranks and fields. The error also names ranks that did not answer in time. The other processes do not wait for those
-//! when they leave, even if they still send heartbeats.
+//! Each process sends the first rank a description of its run as named fields, or the reason why it cannot run. The
+//! first rank compares the descriptions and sends the differences to all ranks, so every process reports the same
+//! error, with ranks and fields. The error also names ranks that did not answer in time. The other processes do not
+//! wait for those when they leave, even if they still send heartbeats.
 
 use std::collections::BTreeMap;
 use std::fmt;

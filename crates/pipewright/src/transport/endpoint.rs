@@ -55,7 +55,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether other ranks run in other processes.
+    /// Returns whether other ranks run in other processes.
     pub fn is_distributed(&self) -> bool {
         match self {
             Self::Local(_) | Self::Controlled(_) => false,
@@ -106,9 +106,9 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether the message with `tag` that this rank has sent to `to` in this attempt has left: its memory is free
-    /// at the sender. Within a process this is when it is delivered. If it has not left, [`Endpoint::wait`] returns when it
-    /// may have.
+    /// Returns whether the message with `tag` that this rank has sent to `to` in this attempt has left: its memory is
+    /// free at the sender. Within a process this is when it is delivered. If it has not left, [`Endpoint::wait`]
+    /// returns when it may have.
     pub fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
         match self {
             // Sending delivers a message.
@@ -119,8 +119,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns the largest number of boundary messages of this attempt that were sent and had not left at once; 0 within a
-    /// process, where messages are moved.
+    /// Returns the largest number of boundary messages of this attempt that were sent and had not left at once; 0
+    /// within a process, where messages are moved.
     pub(crate) fn sends_in_flight(&self) -> u32 {
         match self {
             Self::Local(_) | Self::Controlled(_) => 0,

@@ -4,8 +4,9 @@
 //! head's length (u32) | head (postcard) | pad | elements of tensor 0 | pad | elements of tensor 1 | pad ...
 //! ```
 //!
-//! Every part starts at a multiple of [`BLOCK`], and the size of a frame is a multiple of it. MPI counts blocks instead of
-//! bytes, so a frame may exceed 2^31 bytes. Elements are in the machine's byte order: all machines of a run have the same.
+//! Every part starts at a multiple of [`BLOCK`], and the size of a frame is a multiple of it. MPI counts blocks instead
+//! of bytes, so a frame may exceed 2^31 bytes. Elements are in the machine's byte order: all machines of a run have the
+//! same.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ use crate::tensor::{OptionalTensors, Value};
 /// Parts of a frame are padded to multiples of this many bytes.
 pub(crate) const BLOCK: usize = 64;
 
-/// What one process sends to another.
+/// A frame from one process to another.
 #[derive(Debug)]
 pub(crate) enum Frame {
     /// A message for a rank.

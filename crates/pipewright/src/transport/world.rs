@@ -44,7 +44,8 @@ impl World {
     /// Returns this process's rank in the world of the processes that `mpirun` started, one rank each. A process joins
     /// once; it leaves, together with the others, when the pipeline is dropped.
     ///
-    /// A process that sends no heartbeat for `deadline` counts as lost. A pipeline that is launched sets its own deadline.
+    /// A process that sends no heartbeat for `deadline` counts as lost. A pipeline that is launched sets its own
+    /// deadline.
     ///
     /// # Errors
     /// Without the feature `mpi`, and when MPI cannot be joined.
@@ -71,7 +72,7 @@ impl World {
         Ok(Self { endpoints: vec![Endpoint::Mpi(endpoint)], board })
     }
 
-    /// Whether ranks run in other processes.
+    /// Returns whether ranks run in other processes.
     pub fn is_distributed(&self) -> bool {
         self.endpoints.iter().any(Endpoint::is_distributed)
     }
@@ -80,7 +81,8 @@ impl World {
     /// the reason why it cannot run. Within one process there is nothing to compare.
     ///
     /// # Errors
-    /// When processes differ, some cannot run, or some do not answer within `deadline`. Every process gets the same error.
+    /// When processes differ, some cannot run, or some do not answer within `deadline`. Every process gets the same
+    /// error.
     pub fn agree(&mut self, hello: Result<Fields, String>, deadline: Duration) -> Result<(), AgreementError> {
         match self.endpoints.as_mut_slice() {
             [endpoint] if endpoint.is_distributed() => agreement::agree(endpoint, &hello, deadline),
@@ -98,8 +100,8 @@ impl World {
         self.endpoints.iter().map(Endpoint::rank)
     }
 
-    /// Returns a world as [`World::local`] does, in which a message arrives only when a test releases it from [`InFlight`].
-    /// Tests use it to choose the order of arrival or to lose a message.
+    /// Returns a world as [`World::local`] does, in which a message arrives only when a test releases it from
+    /// [`InFlight`]. Tests use it to choose the order of arrival or to lose a message.
     pub fn controlled(ranks: u32) -> (Self, InFlight) {
         let (endpoints, in_flight) = controlled::world(ranks);
         let endpoints = endpoints.into_iter().map(Endpoint::Controlled).collect();

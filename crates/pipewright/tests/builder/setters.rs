@@ -38,7 +38,7 @@ fn text(program: &ValidatedProgram) -> String {
     print_program(program.as_program())
 }
 
-/// The stage of each layer.
+/// Returns the stage of each layer.
 fn stages(builder: PipelineBuilder) -> Vec<u32> {
     let parameters = builder.launch().expect("it starts").parameters().expect("every rank answers");
     let weights = parameters.into_iter().filter(|parameter| parameter.path.ends_with("weight"));

@@ -95,7 +95,7 @@ fn skips_arrive_in_any_order() {
     }
 }
 
-/// The messages of skip connections in a timeline, at both ends.
+/// Returns the messages of skip connections in a timeline, at both ends.
 fn skips_of(timeline: &Timeline) -> BTreeSet<(Rank, SkipAction)> {
     let skips: BTreeSet<_> = timeline.skips().iter().map(|skip| (skip.rank, skip.action)).collect();
     assert_eq!(skips.len(), timeline.skips().len(), "each once");
@@ -226,7 +226,7 @@ fn one_stage_equals_plain_burn() {
     }
 }
 
-/// The U-Net without a graph, with the values of the first step.
+/// Returns the U-Net without a graph, with the values of the first step.
 fn by_hand(image: Tensor<2>, ids: Tensor<1, Int>) -> (Tensor<2>, Tensor<2>) {
     let mix = |name, inputs: Vec<&Tensor<2>>| {
         let Layer::Mix(mix) = make(name, &Kind::Mix) else { unreachable!("a mix was made") };
@@ -260,7 +260,7 @@ fn an_evaluation_takes_skips_too() {
     }
 }
 
-/// Losses, norms and parameters of a model in `stages` stages whose last layer shares the first one's weight.
+/// Returns the losses, norms and parameters of a model in `stages` stages whose last layer shares the first one's weight.
 fn tied(stages: u32) -> Outcome {
     let named = Graph::builder().input("x").node("a", Kind::Mix, ["x"]).node("b", Kind::Mix, ["a"]);
     let named = named.node("c", Kind::Mix, ["b", "a"]).output("c").tie("c.linear.weight", "a.linear.weight");
@@ -300,7 +300,7 @@ fn tied_parameters_stay_equal_for_every_cut() {
     assert_eq!(copies[0], copies[1]);
 }
 
-/// Five nodes in a row, a stage each, and one skip connection from the first to the last.
+/// Returns five nodes in a row, a stage each, and one skip connection from the first to the last.
 fn row() -> Graph<Kind> {
     let named = Graph::builder().input("x").node("a", Kind::Mix, ["x"]).node("b", Kind::Mix, ["a"]);
     let named =
@@ -370,7 +370,7 @@ fn nodes_may_be_named_in_any_order() {
     assert_eq!(graph.nodes_of(StageIndex::new(1)).collect::<Vec<_>>(), ["b"]);
 }
 
-/// The error of the first step of a two-stage graph whose node `b` does not match its connections.
+/// Returns the error of the first step of a two-stage graph whose node `b` does not match its connections.
 fn failure(kind: Kind, outputs: u32) -> StageError {
     let graph = Graph::builder()
         .input("x")

@@ -1,5 +1,5 @@
-//! The gradients of a scan: the states first, from the first chunk to the last, and then the chunks from the last to the
-//! first with the gradient `R` of the state after each of them.
+//! The gradients of a scan: the states first, from the first chunk to the last, and then the chunks from the last to
+//! the first with the gradient `R` of the state after each of them.
 
 use multiversion::multiversion;
 
@@ -92,7 +92,8 @@ impl Scratch {
         self.d_state.fill(0.0);
     }
 
-    /// Adds a chunk's part to the gradients, and turns the gradient of the state after it into that of the state before.
+    /// Adds a chunk's part to the gradients, and turns the gradient of the state after it into that of the state
+    /// before.
     fn chunk_backward(
         &mut self,
         inputs: &Inputs<'_>,
@@ -250,8 +251,8 @@ impl Scratch {
     }
 }
 
-/// Adds the parts of the state and of the skip to the gradient of a token's `x`. Returns the products of `g` with `read`,
-/// of `x` with `wanted` and of `g` with `x`.
+/// Adds the parts of the state and of the skip to the gradient of a token's `x`. Returns the products of `g` with
+/// `read`, of `x` with `wanted` and of `g` with `x`.
 #[multiversion(targets = "simd")]
 fn row_backward(
     (x, g): (&[f32], &[f32]),

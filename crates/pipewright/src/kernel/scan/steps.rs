@@ -49,7 +49,7 @@ pub(crate) fn steps_backward(
     d_bias
 }
 
-/// `ln(1 + e^x)`.
+/// Returns `ln(1 + e^x)`.
 fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }

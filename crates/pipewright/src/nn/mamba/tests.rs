@@ -20,7 +20,7 @@ const SIZES: MambaSizes = MambaSizes {
     epsilon: 1e-5,
 };
 
-/// The inputs of the operation, in its order, as vectors.
+/// Returns the inputs of the operation, in its order, as vectors.
 fn inputs(sizes: &MambaSizes, rows: usize) -> [Tensor<1>; 7] {
     let MambaSizes { heads, taps, .. } = *sizes;
     let channels = sizes.convolved();
@@ -134,7 +134,7 @@ fn documents_are_apart() {
     check(&SIZES, 2, 150, ends(&[20, 150, 290], 300));
 }
 
-/// The recurrence, token by token, in f64.
+/// Returns the recurrence, token by token, in f64.
 fn recurrence(sizes: &MambaSizes, inputs: &[Vec<f64>; 7], sequence: usize, documents: &[u32]) -> Vec<f64> {
     let &MambaSizes { heads, head_dim, groups, state, taps, .. } = sizes;
     let [projected, weight, bias, dt_bias, rates, skip, norm] = inputs;

@@ -1,7 +1,7 @@
 //! The MPI functions that this transport uses: non-blocking calls whose return codes are checked.
 //!
-//! The safe layer of the `mpi` crate drops return codes, so this file calls the functions below it. One thread makes all
-//! calls, the one that called [`Calls::init`]: `MPI_THREAD_FUNNELED` suffices.
+//! The safe layer of the `mpi` crate drops return codes, so this file calls the functions below it. One thread makes
+//! all calls, the one that called [`Calls::init`]: `MPI_THREAD_FUNNELED` suffices.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -253,7 +253,7 @@ impl Calls {
         Ok(Leaving(request))
     }
 
-    /// Whether all processes are leaving.
+    /// Returns whether all processes are leaving.
     pub(super) fn all_leave(&self, leaving: &mut Leaving) -> Result<bool, MpiError> {
         self.is_done(&mut leaving.0)
     }

@@ -1,7 +1,7 @@
 //! The thread that calls MPI: it sends and receives frames, sends heartbeats, and reports failures.
 //!
-//! Frames move while the rank computes, because this thread makes all MPI calls. It sleeps between two polls: for a short
-//! time if the rank waits for a frame, longer if the rank computes.
+//! Frames move while the rank computes, because this thread makes all MPI calls. It sleeps between two polls: for a
+//! short time if the rank waits for a frame, longer if the rank computes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -200,8 +200,8 @@ impl MpiThread {
         Ok(moved)
     }
 
-    /// Completes the remaining transfers, which are late heartbeats, once all processes are leaving. Returns whether none is
-    /// left.
+    /// Completes the remaining transfers, which are late heartbeats, once all processes are leaving. Returns whether
+    /// none is left.
     fn finish_frames(&mut self) -> Result<bool, MpiError> {
         let start = Instant::now();
         loop {
@@ -309,8 +309,8 @@ impl MpiThread {
     }
 
     /// Sends the remaining frames and waits until the others leave too; returns whether they all did. A process that is
-    /// still busy, for example with its last checkpoint, sends heartbeats. If one sends none, the abort flag is raised and
-    /// the wait ends.
+    /// still busy, for example with its last checkpoint, sends heartbeats. If one sends none, the abort flag is raised
+    /// and the wait ends.
     fn leave(&mut self) -> Result<bool, MpiError> {
         let mut leaving = None;
         let mut failed: Option<Instant> = None;

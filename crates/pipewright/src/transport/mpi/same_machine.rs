@@ -39,7 +39,7 @@ impl LocalProcesses {
     }
 }
 
-/// Whether a process of that number is running; `true` if the system does not say.
+/// Returns whether a process of that number is running; `true` if the system does not say.
 fn is_running(number: u32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{number}/stat")) else {
         return !Path::new("/proc/self/stat").exists();
