@@ -91,7 +91,7 @@ fn turn(by: Rotary<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usiz
     }
 }
 
-/// The transpose of the rotation, from rows of `width` to rows that are `stride` apart.
+/// Applies the transpose of the rotation, from rows of `width` to rows that are `stride` apart.
 #[multiversion(targets = "simd")]
 fn turn_back(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [f32], stride: usize) {
     let half = width / 2;

@@ -17,7 +17,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Dropout of the given probability. It is clamped to `0.0..=1.0`.
+    /// Makes a layer that drops elements with this probability, which is clamped to `0.0..=1.0`.
     pub fn new(probability: f64) -> Self {
         Self { probability: probability.clamp(0.0, 1.0) }
     }

@@ -23,7 +23,7 @@ impl From<burn::nn::Embedding> for Embedding {
 }
 
 impl Embedding {
-    /// Shapes: ids `[batch, sequence]`, result `[batch, sequence, width]`.
+    /// Returns the row of each id. Shapes: ids `[batch, sequence]`, result `[batch, sequence, width]`.
     ///
     /// # Panics
     /// When an id is outside the table. Only the CPU back end checks this: on another device the check would have to

@@ -36,7 +36,7 @@ impl Expert {
         self.gate_proj.iter().chain([&self.up_proj, &self.down_proj]).collect()
     }
 
-    /// Shapes: `[tokens, width]` in and out.
+    /// Returns the expert's result for each token. Shapes: `[tokens, width]` in and out.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let up = self.up_proj.forward(x.clone());
         self.down_proj.forward(match &self.gate_proj {
@@ -61,9 +61,10 @@ pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tenso
 /// `weights` `[tokens, choices of a token]` their weights.
 ///
 /// # Panics
-/// When weights and choices are not of the tokens, a choice is not of an expert, or an expert has a bias or a form or
-/// shape that differs from the first one's.
+/// When there are no experts, weights and choices are not of the tokens, a choice is not of an expert, or an expert has
+/// a bias or a form or shape that differs from the first one's.
 pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Expert]) -> Tensor<2> {
+    assert!(!experts.is_empty(), "a mixture has experts");
     let [tokens, width] = x.dims();
     let [routed, count] = weights.dims();
     assert_eq!((routed, chosen.len()), (tokens, tokens * count), "the choices are of these tokens");

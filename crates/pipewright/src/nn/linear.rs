@@ -34,7 +34,7 @@ impl From<burn::nn::Linear> for Linear {
 }
 
 impl Linear {
-    /// Shapes: `[.., inputs]` in, `[.., outputs]` out.
+    /// Returns `x w + b`. Shapes: `x [.., inputs]`, result `[.., outputs]`.
     ///
     /// # Panics
     /// When the last dimension of `x` is not the weight's inputs.

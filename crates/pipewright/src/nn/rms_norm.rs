@@ -17,7 +17,7 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// Shapes: `[rows, width]` in and out.
+    /// Returns the normalised rows. Shapes: `[rows, width]` in and out.
     ///
     /// # Panics
     /// When the weight is not as wide as the rows.

@@ -30,7 +30,10 @@ pub struct TiedHead {
 }
 
 impl TiedHead {
-    /// Shapes: hidden states `[.., width]` in, logits `[.., vocabulary]` out.
+    /// Returns the logits `x Eᵀ`. Shapes: hidden states `x [.., width]`, result `[.., vocabulary]`.
+    ///
+    /// # Panics
+    /// When the last dimension of `x` is not the width.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let table = self.weight.val();
         let [vocabulary, width] = table.dims();

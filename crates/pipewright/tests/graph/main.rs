@@ -260,7 +260,8 @@ fn an_evaluation_takes_skips_too() {
     }
 }
 
-/// Returns the losses, norms and parameters of a model in `stages` stages whose last layer shares the first one's weight.
+/// Returns the losses, norms and parameters of a model in `stages` stages whose last layer shares the first one's
+/// weight.
 fn tied(stages: u32) -> Outcome {
     let named = Graph::builder().input("x").node("a", Kind::Mix, ["x"]).node("b", Kind::Mix, ["a"]);
     let named = named.node("c", Kind::Mix, ["b", "a"]).output("c").tie("c.linear.weight", "a.linear.weight");

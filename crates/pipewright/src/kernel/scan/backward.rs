@@ -155,8 +155,8 @@ impl Scratch {
         add_product(d_b, channels, rows(&self.given), states(&self.d_state));
     }
 
-    /// The part of the pairs of tokens in the chunk: writes the gradient of `x`, and adds to those of scores, running
-    /// sums and steps.
+    /// Computes the part of the pairs of tokens in the chunk: writes the gradient of `x`, and adds to those of scores,
+    /// running sums and steps.
     fn pairs_backward(
         &mut self,
         inputs: &Inputs<'_>,
@@ -188,7 +188,7 @@ impl Scratch {
         }
     }
 
-    /// The part of the states before and after the chunk, and of the skip.
+    /// Computes the part of the states before and after the chunk, and of the skip.
     fn rows_backward(
         &mut self,
         inputs: &Inputs<'_>,
@@ -223,8 +223,8 @@ impl Scratch {
         }
     }
 
-    /// The part of the state that passes through the chunk; then the gradients of the running sums become those of
-    /// steps and rates.
+    /// Computes the part of the state that passes through the chunk; then the gradients of the running sums become
+    /// those of steps and rates.
     fn sums_backward(&mut self, inputs: &Inputs<'_>, group: usize, chunk: Chunk, found: &mut Gradients) {
         let dims = inputs.dims;
         for place in 0..dims.group_heads() {

@@ -136,8 +136,8 @@ fn convolve(
     sum
 }
 
-/// Shapes: `u [batch, sequence, channels]`, `steps [batch, sequence, heads]`, `rates` and `skip` `[heads]`, result
-/// `[batch, sequence, heads * head_dim]`.
+/// Returns the result of the scan. Shapes: `u [batch, sequence, channels]`, `steps [batch, sequence, heads]`, `rates`
+/// and `skip` `[heads]`, result `[batch, sequence, heads * head_dim]`.
 fn scan(
     sizes: &MambaSizes,
     u: Tensor<3>,
