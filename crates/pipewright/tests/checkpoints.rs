@@ -161,7 +161,7 @@ fn a_checkpoint_lists_its_tensors() {
     let paths: Vec<_> = checkpoint.parameters().map(|parameter| parameter.path.to_owned()).collect();
     assert_eq!(paths.len(), 16);
     assert!(paths.contains(&"layers.7.weight".to_owned()), "{paths:?}");
-    let names: Vec<_> = checkpoint.manifest().shards.iter().map(|shard| shard.name.as_str()).collect();
+    let names: Vec<_> = checkpoint.manifest().files.iter().map(|file| file.name.as_str()).collect();
     assert_eq!(names, ["rank-0000.safetensors", "rank-0001.safetensors"]);
 }
 
@@ -181,7 +181,7 @@ fn replicas_are_stored_once_and_all_restored() {
     let mut found = take_steps(&mut before, 0..2);
     save(&mut before, 2, scratch.path(), 1).expect("it is saved");
     let checkpoint = newest(scratch.path());
-    assert_eq!(checkpoint.manifest().shards.len(), 2);
+    assert_eq!(checkpoint.manifest().files.len(), 2);
     let mut after = launch_replicas();
     after.restore(&checkpoint).expect("it is taken over");
     found.extend(take_steps(&mut after, 2..4));
@@ -207,9 +207,9 @@ fn two_processes_write_one_checkpoint() {
     owner.save(first).expect("nothing is under way");
     owner.wait().and_then(|_| other.wait()).expect("it is saved");
     let checkpoint = newest(scratch.path());
-    assert_eq!(checkpoint.manifest().shards.len(), 2);
+    assert_eq!(checkpoint.manifest().files.len(), 2);
     let files = fs::read_dir(checkpoint.path()).expect("a folder").count();
-    assert_eq!(files, 3, "two shards and a manifest, and nothing of how they came together");
+    assert_eq!(files, 3, "two files and a manifest, and nothing of how they came together");
     let mut whole = launch("gpipe", 1, adamw());
     whole.restore(&checkpoint).expect("it is taken over");
     assert_eq!(parameters(&mut whole), parameters(&mut pipeline));
@@ -286,13 +286,13 @@ fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     fs::write(path, bytes).expect("a file");
 }
 
-const SHARD: &str = "rank-0001.safetensors";
+const FILE: &str = "rank-0001.safetensors";
 
 #[test]
 fn a_flipped_bit_is_found_wherever_it_is() {
     for place in [0, 3, 40, 900, 4000] {
-        let flip = |newer: &Path, _: &Path| edit(&newer.join(SHARD), |bytes| bytes[place] ^= 16);
-        let is_damage = |error: &CheckpointError| matches!(error, CheckpointError::DamagedShard { .. });
+        let flip = |newer: &Path, _: &Path| edit(&newer.join(FILE), |bytes| bytes[place] ^= 16);
+        let is_damage = |error: &CheckpointError| matches!(error, CheckpointError::DamagedFile { .. });
         check_damage(flip, is_damage, &["step-00000002/rank-0001.safetensors", "damaged"]);
     }
     let flip = |newer: &Path, _: &Path| edit(&newer.join("manifest.json"), |bytes| bytes[30] ^= 1);
@@ -303,26 +303,26 @@ fn a_flipped_bit_is_found_wherever_it_is() {
 #[test]
 fn a_truncated_file_is_reported() {
     for left in [0, 5, 200, 4000] {
-        let cut = |newer: &Path, _: &Path| edit(&newer.join(SHARD), |bytes| bytes.truncate(left));
-        let is_cut = |error: &CheckpointError| matches!(error, CheckpointError::ShardLength { .. });
-        check_damage(cut, is_cut, &[SHARD, &format!("has {left} bytes of ")]);
+        let cut = |newer: &Path, _: &Path| edit(&newer.join(FILE), |bytes| bytes.truncate(left));
+        let is_cut = |error: &CheckpointError| matches!(error, CheckpointError::FileLength { .. });
+        check_damage(cut, is_cut, &[FILE, &format!("has {left} bytes of ")]);
     }
 }
 
 #[test]
-fn a_missing_shard_is_reported() {
-    let remove = |newer: &Path, _: &Path| fs::remove_file(newer.join(SHARD)).expect("a file");
-    let is_missing = |error: &CheckpointError| matches!(error, CheckpointError::MissingShard { .. });
+fn a_missing_file_is_reported() {
+    let remove = |newer: &Path, _: &Path| fs::remove_file(newer.join(FILE)).expect("a file");
+    let is_missing = |error: &CheckpointError| matches!(error, CheckpointError::MissingFile { .. });
     check_damage(remove, is_missing, &["step-00000002/rank-0001.safetensors", "missing"]);
 }
 
 #[test]
-fn a_shard_of_another_step_is_reported() {
+fn a_file_of_another_step_is_reported() {
     let swap = |newer: &Path, older: &Path| {
-        fs::copy(older.join(SHARD), newer.join(SHARD)).expect("a file");
+        fs::copy(older.join(FILE), newer.join(FILE)).expect("a file");
     };
-    let is_foreign = |error: &CheckpointError| matches!(error, CheckpointError::ForeignShard { .. });
-    check_damage(swap, is_foreign, &[SHARD, "is of step 1", "of step 2"]);
+    let is_foreign = |error: &CheckpointError| matches!(error, CheckpointError::ForeignFile { .. });
+    check_damage(swap, is_foreign, &[FILE, "is of step 1", "of step 2"]);
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn the_newest_are_kept_and_leftovers_removed() {
     let mut pipeline = launch("1f1b", 2, adamw());
     let leftovers = [".saving-00000009", ".removing-step-00000001"].map(|name| scratch.path().join(name));
     for leftover in &leftovers {
-        fs::create_dir(leftover).and_then(|()| fs::write(leftover.join(SHARD), "half")).expect("a folder");
+        fs::create_dir(leftover).and_then(|()| fs::write(leftover.join(FILE), "half")).expect("a folder");
     }
     for step in 1..=4 {
         take_steps(&mut pipeline, step - 1..step);
@@ -460,8 +460,8 @@ fn two_parameters_of_one_path_are_not_written() {
 /// Writes the states as two processes do that do not know each other's parameters.
 fn written_apart(scratch: &Path, ranks: [RankState; 2]) -> Result<Checkpoint, CheckpointError> {
     let saving = Saving::begin(scratch, 1).expect("a scratch folder");
-    let shards = ranks.map(|rank| saving.write_shard(rank).expect("it is written"));
-    let manifest = Manifest::new(1, Cursor::default(), Default::default(), shards.into());
+    let files = ranks.map(|rank| saving.write_file(rank).expect("it is written"));
+    let manifest = Manifest::new(1, Cursor::default(), Default::default(), files.into());
     Checkpoint::open(&saving.commit(&manifest).expect("it is committed"))
 }
 

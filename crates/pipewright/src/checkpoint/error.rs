@@ -68,14 +68,14 @@ pub enum CheckpointError {
         known: u32,
     },
     /// A file that the manifest names does not exist.
-    #[error("{}: the shard is missing; delete the checkpoint's folder to resume from the previous one", path.display())]
-    MissingShard {
+    #[error("{}: the file is missing; delete the checkpoint's folder to resume from the previous one", path.display())]
+    MissingFile {
         /// The file.
         path: PathBuf,
     },
     /// A file has another length than the one that was written.
-    #[error("{}: the shard has {found} bytes of {expected}; delete the checkpoint's folder to resume from the previous one", path.display())]
-    ShardLength {
+    #[error("{}: the file has {found} bytes of {expected}; delete the checkpoint's folder to resume from the previous one", path.display())]
+    FileLength {
         /// The file.
         path: PathBuf,
         /// Bytes that were written.
@@ -84,8 +84,8 @@ pub enum CheckpointError {
         found: u64,
     },
     /// A file belongs to another checkpoint.
-    #[error("{}: the shard is of step {found}, the checkpoint of step {expected}; put the right file back", path.display())]
-    ForeignShard {
+    #[error("{}: the file is of step {found}, the checkpoint of step {expected}; put the right file back", path.display())]
+    ForeignFile {
         /// The file.
         path: PathBuf,
         /// The checkpoint's step.
@@ -94,8 +94,8 @@ pub enum CheckpointError {
         found: u64,
     },
     /// A file has other content than the one that was written.
-    #[error("{}: the shard is damaged: its content has another hash than was written; delete the checkpoint's folder to resume from the previous one", path.display())]
-    DamagedShard {
+    #[error("{}: the file is damaged: its content has another hash than was written; delete the checkpoint's folder to resume from the previous one", path.display())]
+    DamagedFile {
         /// The file.
         path: PathBuf,
     },
@@ -127,7 +127,7 @@ pub enum CheckpointError {
         /// The reason.
         reason: String,
     },
-    /// A parameter's path has a character that separates optimizer state in a shard.
+    /// A parameter's path has a character that separates optimizer state in a file.
     #[error(
         "the parameter `{parameter}` has an @ in its path, which separates optimizer state: give it another path"
     )]
@@ -148,7 +148,7 @@ pub enum CheckpointError {
     #[error(
         "{}: `{tensor}` differs between {} and {}: two parameters had this path when the checkpoint was written, and it \
          does not say which tensor belongs to which parameter; train again with a different path for each parameter \
-         (`StageModule::parameter_path`, or `Stage::with_prefix`)", path.display(), .shards.0, .shards.1
+         (`StageModule::parameter_path`, or `Stage::with_prefix`)", path.display(), .files.0, .files.1
     )]
     Ambiguous {
         /// The checkpoint.
@@ -156,7 +156,7 @@ pub enum CheckpointError {
         /// The tensor.
         tensor: String,
         /// The files.
-        shards: (String, String),
+        files: (String, String),
     },
     /// The format cannot hold a tensor.
     #[error("`{tensor}` has elements of type {dtype}, which a checkpoint cannot hold")]
@@ -174,7 +174,7 @@ pub enum CheckpointError {
     },
     /// Other processes have not written their parts.
     #[error(
-        "{}: the shards of ranks {ranks:?} are not there, and nothing has moved for {:.0} s: every process of the run must \
+        "{}: the files of ranks {ranks:?} are not there, and nothing has moved for {:.0} s: every process of the run must \
          see this folder", path.display(), waited.as_secs_f64()
     )]
     SilentRanks {
