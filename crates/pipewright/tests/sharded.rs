@@ -313,7 +313,7 @@ fn running_statistics_are_kept_through_evaluation_and_checkpoints() {
         let again = pipeline.eval(batch(9, 8), Some(batch(109, 8))).expect("an evaluation").losses;
         let (_folder, checkpoint) = saved(&mut pipeline, 4);
         let mut resumed = launch_with(program("1f1b", 2, None, 8, 1), 1, Replicated, mixed);
-        resumed.restore(&checkpoint).expect("it is taken over");
+        resumed.restore(&checkpoint).expect("it is restored");
         let after = resumed.eval(batch(9, 8), Some(batch(109, 8))).expect("an evaluation").losses;
         (evaluated, steps, again, after)
     };
@@ -362,7 +362,7 @@ fn check_resume(first: (DataParallelMode, u32), second: (DataParallelMode, u32))
     assert!(shapes.iter().all(|shape| shape[0] == WIDTH), "a reader sees whole parameters: {shapes:?}");
     let resumed = |cut| {
         let mut after = launch(cut, "interleaved1f1b");
-        after.restore(&checkpoint).expect("it is taken over");
+        after.restore(&checkpoint).expect("it is restored");
         let taken = parameters(&mut after);
         (taken, train(&mut after, 3..5, MICROBATCHES))
     };
