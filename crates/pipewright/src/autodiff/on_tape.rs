@@ -10,8 +10,8 @@ pub(crate) fn inner_of<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     if tensor.is_autodiff() { tensor.inner() } else { tensor }
 }
 
-/// Returns a tensor that can be combined with `other`: an untracked leaf of the same kind of tape if `other` is on one.
-/// A tensor that is on a tape does not change.
+/// Returns a tensor as an untracked leaf of the kind of tape that `other` is on. A tensor does not change if it is on a
+/// tape, or if `other` is not.
 pub(crate) fn on_tape_of<const D: usize, const E: usize>(tensor: Tensor<D>, other: &Tensor<E>) -> Tensor<D> {
     match other.gradient_checkpointing_strategy() {
         Some(strategy) if !tensor.is_autodiff() => {

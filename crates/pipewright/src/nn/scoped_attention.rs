@@ -96,7 +96,8 @@ impl ScopedAttention {
                 assert_eq!(relations.mask.len(), size, "a flag for each relation and pair of tokens");
                 (Some(relations.clone()), table)
             }
-            None => (None, Tensor::zeros([1, dims.heads], &q.device())),
+            // A constant is not on the tape.
+            None => (None, Tensor::zeros([1, dims.heads], &q.device().inner())),
         };
         let places = Places::new(self, scope, dims);
         let inputs = [&q, &k, &v, &table].map(|tensor| tensor.clone().into_dispatch());

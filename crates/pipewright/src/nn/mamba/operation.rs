@@ -28,7 +28,8 @@ pub(super) fn mix(
     let (weight, id) = (mixer.conv1d.weight.val(), mixer.conv1d.weight.id);
     let bias = mixer.conv1d.bias.as_ref().map(Param::val);
     let has_bias = bias.is_some();
-    let bias = bias.unwrap_or_else(|| Tensor::zeros([mixer.sizes.convolved()], &projected.device()));
+    // A constant is not on the tape.
+    let bias = bias.unwrap_or_else(|| Tensor::zeros([mixer.sizes.convolved()], &weight.device().inner()));
     let others = [bias, mixer.dt_bias.val(), mixer.A_log.val(), mixer.D.val(), mixer.norm.weight.val()];
     check(&mixer.sizes, &projected, &weight, &others);
     let rows = projected.dims()[0];
