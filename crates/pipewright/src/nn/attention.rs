@@ -139,7 +139,8 @@ impl CausalAttention {
     fn turn(&self, x: Tensor<4>) -> Tensor<4> {
         let half = self.head_dim / 2;
         let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
-        let [cos, sin] = [&self.cos, &self.sin].map(|table| on_tape_of(table.clone(), &a).unsqueeze::<4>());
+        // Burn puts the tables on the tape of the other operand, whatever its kind.
+        let [cos, sin] = [&self.cos, &self.sin].map(|table| table.clone().unsqueeze::<4>());
         let first = a.clone() * cos.clone() - b.clone() * sin.clone();
         Tensor::cat(vec![first, b * cos + a * sin], 3)
     }
