@@ -69,7 +69,8 @@ impl Pipeline {
                     (moves, since) = (self.assembly.board.moves(), Instant::now());
                 }
                 Err(RecvTimeoutError::Timeout) if since.elapsed() < self.patience => {}
-                Err(_) => return Err(self.give_up(self.ranks[silent].rank)),
+                Err(RecvTimeoutError::Timeout) => return Err(self.give_up(self.ranks[silent].rank)),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.lose(self.ranks[silent].rank)),
             }
         }
         let first = self.assembly.abort.first();
@@ -97,6 +98,14 @@ impl Pipeline {
         let cause = Cause::Deadline { waited: self.assembly.config.deadline, report };
         self.assembly.abort.raise(StepError { rank: silent, step: self.step, action: None, cause });
         self.assembly.abort.first().unwrap_or_else(|| self.lost_peer(silent))
+    }
+
+    /// Treats a rank as failed whose thread has ended without an answer.
+    fn lose(&mut self, lost: WorldRank) -> StepError {
+        self.end = Some(End::Lost(lost));
+        let error = self.lost_peer(lost);
+        self.assembly.abort.raise(error.clone());
+        self.assembly.abort.first().unwrap_or(error)
     }
 
     /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes treated a
@@ -220,6 +229,17 @@ mod tests {
         assert_eq!(failed_step(&mut pipeline), expected, "it had begun");
         assert_eq!(failed_step(&mut pipeline), expected, "it does not begin");
         assert_eq!(pipeline.parameters().expect_err("they are not usable").to_string(), expected);
+    }
+
+    #[test]
+    fn a_rank_whose_thread_ends_without_an_answer_is_lost() {
+        let (mut pipeline, _) = launch(Cause::Remote { message: "not used".to_owned() });
+        let (sender, replies) = crossbeam_channel::unbounded::<(WorldRank, ())>();
+        drop(sender);
+        let error = pipeline.await_ranks(&replies, Ok).expect_err("no rank can answer").to_string();
+        let expected = "rank 0 is lost: its thread or process has ended";
+        assert!(error.ends_with(expected), "{error}");
+        assert!(failed_step(&mut pipeline).ends_with(expected));
     }
 
     #[test]

@@ -220,13 +220,13 @@ impl Pipeline {
     /// the storage that it writes to, unless the state is dropped by then.
     ///
     /// # Errors
-    /// When gradients wait for an update, or a rank no longer answers.
+    /// When gradients wait for an update, a rank fails, or a rank no longer answers.
     pub fn state(&mut self) -> Result<Vec<RankState>, PipelineError> {
         if self.pending {
             return Err(PipelineError::GradientsPending);
         }
         let replies = self.command(|reply| Command::State { reply })?;
-        let mut ranks = self.await_ranks(&replies, |state| Ok(*state))?;
+        let mut ranks = self.await_ranks(&replies, |state| state.map(|state| *state))?;
         ranks.retain(|rank| !rank.stages.is_empty());
         Ok(ranks)
     }
