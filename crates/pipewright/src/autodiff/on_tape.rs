@@ -1,8 +1,8 @@
 //! Moves tensors on and off the tape.
 //!
-//! Burn has a kind of tape for each strategy of gradient checkpointing. An operation panics if its inputs are on tapes of
-//! two kinds. Burn's own operations put a constant that is off the tape on the tape of the other inputs; the operations
-//! of this crate do so with [`on_tape_of`].
+//! Burn has a kind of tape for each strategy of gradient checkpointing. An operation panics if its inputs are on tapes
+//! of two kinds. Burn's own operations put a constant that is off the tape on the tape of the other inputs; the
+//! operations of this crate do so with [`on_tape_of`].
 
 use burn::tensor::Tensor;
 

@@ -100,7 +100,7 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// The checkpoint does not have a parameter.
-    #[error("{}: the checkpoint has no parameter `{parameter}`; resume with the model that it was made of", path.display())]
+    #[error("{}: the checkpoint has no parameter `{parameter}`; resume with the model that wrote it", path.display())]
     MissingParameter {
         /// The checkpoint.
         path: PathBuf,
@@ -108,7 +108,7 @@ pub enum CheckpointError {
         parameter: Arc<str>,
     },
     /// A parameter has another shape or element type.
-    #[error("{}: `{parameter}` is {found} in the checkpoint and {expected} in the model; resume with the model that it was made of", path.display())]
+    #[error("{}: `{parameter}` is {found} in the checkpoint and {expected} in the model; resume with the model that wrote it", path.display())]
     Mismatch {
         /// The checkpoint.
         path: PathBuf,

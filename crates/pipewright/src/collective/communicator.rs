@@ -1,4 +1,4 @@
-//! Collectives that block until a deadline, for code that runs alone on a rank's thread.
+//! Collectives that block until a deadline, for code that has a rank's thread to itself.
 
 use std::time::{Duration, Instant};
 
@@ -79,7 +79,7 @@ pub enum CollectiveError {
         rank: WorldRank,
     },
     /// The members' lists have different lengths.
-    #[error("{own} tensor(s) here and {other} on rank {rank}: all members bring as many")]
+    #[error("{own} tensor(s) here and {other} on rank {rank}: all members pass the same number")]
     Count {
         /// Tensors here.
         own: usize,
@@ -89,7 +89,7 @@ pub enum CollectiveError {
         rank: WorldRank,
     },
     /// The number of parts is not the number of members.
-    #[error("{found} part(s) for {expected} members: bring one for each")]
+    #[error("{found} part(s) for {expected} members: pass one for each")]
     MemberCount {
         /// Tensors given.
         found: usize,
@@ -97,7 +97,7 @@ pub enum CollectiveError {
         expected: usize,
     },
     /// A tensor to be added is not of floats.
-    #[error("tensor {place} is {kind}; sums are of floats alone")]
+    #[error("tensor {place} is {kind}; only floats can be added")]
     Kind {
         /// Its place in the list.
         place: usize,

@@ -34,7 +34,7 @@ pub(crate) struct FailureNotice {
 }
 
 /// The reasons for the flag. Processes end a failed step at different times, so a failure that another process reports
-/// may belong to an attempt that is over here, or to one that has not begun.
+/// may belong to an attempt that has ended in this process, or to one that has not begun.
 #[derive(Debug, Default)]
 struct Reasons {
     first: Option<StepError>,

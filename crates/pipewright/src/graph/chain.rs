@@ -19,7 +19,7 @@ pub(crate) struct TypedChain<L: Module> {
     places: Places,
 }
 
-/// Contiguous layers that look at their tensors themselves, as a stage.
+/// Contiguous layers that check their tensors themselves, as a stage.
 #[derive(Module, Debug)]
 pub(crate) struct MixedChain<L: Module> {
     layers: Vec<L>,

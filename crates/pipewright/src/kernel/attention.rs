@@ -71,7 +71,7 @@ pub(crate) struct Rotary<'a> {
 }
 
 impl<'a> Rotary<'a> {
-    /// Returns the tables of a sequence: its own if there are as many as sequences, otherwise those of all.
+    /// Returns the tables of a sequence: its own if each sequence has tables, otherwise those of all sequences.
     fn of(self, dims: Dims, batch: usize) -> Self {
         let size = dims.sequence * dims.head_dim / 2;
         let start = if self.cos.len() > size { batch * size } else { 0 };

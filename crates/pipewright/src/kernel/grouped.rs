@@ -1,7 +1,7 @@
 //! Rows that are grouped by expert, and products of each group with the expert's matrix.
 //!
 //! A token that chose `count` experts has that many *assignments*. Sorted by expert, the assignments of an expert are
-//! consecutive rows of one matrix, so an expert is a matrix product over its own rows alone.
+//! consecutive rows of one matrix, so an expert is a matrix product over only its own rows.
 
 use std::ops::Range;
 

@@ -57,7 +57,7 @@ pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tenso
     mix_chosen(x, routing.weights(), routing.chosen(), experts)
 }
 
-/// As [`mix_experts`], for a router of one's own: `chosen` are the experts of each token, one after the other, and
+/// As [`mix_experts`], for another router: `chosen` has the experts of each token, one token after the other, and
 /// `weights` `[tokens, choices of a token]` their weights.
 ///
 /// # Panics
@@ -179,7 +179,8 @@ impl Operation<3> for ExpertsBackward {
             let inputs = d_gate.into_iter().chain([d_up]).map(of_inner).map(|d| (x.clone(), d));
             matrices.differentiate(&groups, &inputs.chain([(activated, d_out)]).collect::<Vec<_>>());
         }
-        // The token has a gradient, so that the tape goes on to the bundle, which takes the gradients out of the slots.
+        // The token has a gradient, so that the tape continues to the bundle, which takes the gradients out of the
+        // slots.
         let d_token = matrices.slots.filter(|_| for_matrices).map(|_| cpu_tensor(vec![0.0], [1]));
         [d_x, d_weights, d_token]
     }

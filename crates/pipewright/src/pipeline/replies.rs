@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// Starts a pipeline of one rank beside a process that fails with `cause`.
+    /// Starts a pipeline of one rank, and another process that fails with `cause`.
     fn launch(cause: Cause) -> (Pipeline, Arc<Other>) {
         let other = Arc::new(Other { cause, abort: OnceLock::new(), diverged: Mutex::default() });
         let optimizer = Some(AdamWConfig::new().init());

@@ -167,8 +167,8 @@ impl fmt::Display for Side {
 /// The two sides of a boundary disagree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "microbatch {microbatch}: {mismatch}: {from} sent {sent}, {to} expects {expected}; a dimension that may differ between \
-     microbatches is to be named in `PipelineConfig::metadata`"
+    "microbatch {microbatch}: {mismatch}: {from} sent {sent}, {to} expects {expected}; if a dimension may differ between \
+     microbatches, name it in `PipelineConfig::metadata`"
 )]
 pub struct MetadataError {
     /// The microbatch that crosses it.
