@@ -75,7 +75,7 @@ fn a_microbatch_of_another_shape_is_reported_with_both_sides() {
         assert_eq!((error.microbatch.get(), error.mismatch), (2, Mismatch::Tensor(0)), "{schedule}");
         let text = error.to_string();
         let expected = "microbatch 2: tensor 0 differs: stage 0 on rank 0 sent F32 [3, 12], stage 1 on rank 1 expects \
-                        F32 [_, 6]; a dimension that may differ between microbatches is to be named in \
+                        F32 [_, 6]; if a dimension may differ between microbatches, name it in \
                         `PipelineConfig::metadata`";
         assert_eq!(text, expected);
         // The metadata of the failed step is forgotten.
