@@ -10,16 +10,8 @@ use burn::module::ParamId;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 
 use super::deferred::{Deferred, KeptWeight, RowIds, WeightTask};
+use super::product::Layout;
 use crate::autodiff::{Rule, inner_of, record};
-
-/// How a product uses its weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
-    /// `x w`, with `w [inputs, outputs]`.
-    Plain,
-    /// `x wᵀ`, with `w [outputs, inputs]`.
-    Transposed,
-}
 
 /// Returns `x w` or `x wᵀ`, on the tape of both.
 pub(super) fn product(
@@ -96,12 +88,7 @@ impl Rule for ProductRule {
             })
         });
         if for_weight {
-            let (weight, x) = (*id, x.clone());
-            let (x, gradient) = match layout {
-                Layout::Plain => (x, gradient),
-                // The weight's gradient is `gradientᵀ x`: the same product with its two factors swapped.
-                Layout::Transposed => (gradient, x),
-            };
+            let (weight, (x, gradient)) = (*id, layout.gradient_factors(x.clone(), gradient));
             deferred.push(WeightTask::Product { weight, x: Box::new(x), gradient });
         }
         [d_x, None]

@@ -24,6 +24,7 @@ mod experts;
 mod linear;
 mod mamba;
 mod operation;
+mod product;
 mod relu_squared;
 mod rms_norm;
 mod router_losses;
