@@ -27,6 +27,14 @@ impl Layout {
         }
     }
 
+    /// Returns the number of outputs of a weight of this shape.
+    fn outputs(self, [rows, columns]: [usize; 2]) -> usize {
+        match self {
+            Self::Plain => columns,
+            Self::Transposed => rows,
+        }
+    }
+
     /// Returns `a` and `b` such that the weight's gradient is `aᵀ b`.
     pub(super) fn gradient_factors<T>(self, x: T, gradient: T) -> (T, T) {
         match self {
@@ -44,7 +52,7 @@ pub(super) fn multiply(x: Tensor<2>, weight: Tensor<2>, layout: Layout, id: Para
     let Some(([x, weight], tape)) = on_cpu(operands) else {
         return composed::product(x, weight, layout, id, deferred);
     };
-    let (_, outputs) = layout.gradient_factors(shape[0], shape[1]);
+    let outputs = layout.outputs(shape);
     let y = product(Matrix::new(elements(&x), rows, inputs), layout.factor(elements(&weight), shape));
     let weight = KeptWeight::new(from_cpu(weight), id, deferred.as_ref());
     let tape = recorded_on(tape, 1, deferred.as_ref());
