@@ -7,8 +7,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::module::ParamGroup;
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear as PlainLinear};
 use burn::optim::MuonConfig;
 use burn::tensor::{Device, Tensor};
@@ -56,6 +55,12 @@ fn launch_with(program: ValidatedProgram, replicas: u32, mode: DataParallelMode,
     let (stages, world) = (program.placement().stages(), World::local(program.ranks() * replicas));
     Pipeline::launch(program, world, &config_of(replicas, mode), move |index| make(index, stages))
         .expect("the pipeline starts")
+}
+
+/// Returns the inputs and targets of a step, cut into microbatches.
+fn batch_of(step: u64, microbatches: u32) -> Batch {
+    let cut = |step| split(batch(step, microbatches), microbatches);
+    Batch::new(cut(step), cut(100 + step))
 }
 
 /// By path, to the bit.
@@ -243,8 +248,7 @@ fn every_interleaving_gives_the_same_bits() {
         let mut pipeline =
             SeededPipeline::new(program, &config_of(2, Sharded), seed, make).expect("it starts");
         [0, 1].map(|step| {
-            let batch = Batch::new(split(batch(step, 8), 8), split(batch(100 + step, 8), 8));
-            let report = pipeline.step_batch(batch, 1e-2).expect("a step");
+            let report = pipeline.step_batch(batch_of(step, 8), 1e-2).expect("a step");
             (report.losses, report.gradient_norm)
         })
     };
@@ -258,23 +262,17 @@ fn every_interleaving_gives_the_same_bits() {
 fn a_lost_message_is_reported_and_the_next_step_is_clean() {
     let mut lost = 0;
     let microbatches = 4;
-    let batch_of = |step| {
-        Batch::new(
-            split(batch(step, microbatches), microbatches),
-            split(batch(100 + step, microbatches), microbatches),
-        )
-    };
     for nth in 0.. {
         let program = program("1f1b", 2, None, microbatches / 2, 1);
         let mut pipeline = SeededPipeline::new(program, &config_of(2, Sharded), nth, |index| stage(index, 2))
             .expect("it starts");
-        let expected = pipeline.step_batch(batch_of(0), 0.0).expect("a step").losses;
+        let expected = pipeline.step_batch(batch_of(0, microbatches), 0.0).expect("a step").losses;
         pipeline.lose_message(nth as usize);
-        if pipeline.step_batch(batch_of(1), 0.0).is_ok() {
+        if pipeline.step_batch(batch_of(1, microbatches), 0.0).is_ok() {
             break;
         }
         lost += 1;
-        let found = pipeline.step_batch(batch_of(0), 0.0);
+        let found = pipeline.step_batch(batch_of(0, microbatches), 0.0);
         assert!(
             matches!(&found, Err(PipelineError::Diverged { .. }))
                 || found.expect("a clean step").losses == expected
@@ -288,8 +286,7 @@ fn several_steps_evaluation_and_a_bad_loss() {
     let run = |mode| {
         let mut pipeline = launch_with(program("interleaved1f1b", 2, Some(2), 4, 1), 2, mode, stage);
         for step in 0..2 {
-            let batch = Batch::new(split(batch(step, 8), 8), split(batch(100 + step, 8), 8));
-            pipeline.accumulate(batch).expect("a step");
+            pipeline.accumulate(batch_of(step, 8)).expect("a step");
         }
         let report = pipeline.step(batch(2, 8), batch(102, 8), 1e-2).expect("a step");
         let evaluated = pipeline.eval(batch(3, 8), Some(batch(103, 8))).expect("an evaluation");
@@ -324,12 +321,11 @@ fn running_statistics_are_kept_through_evaluation_and_checkpoints() {
 fn parameters_may_be_looked_at_while_gradients_wait() {
     let run = |looks: bool| {
         let mut pipeline = launch_with(program("1f1b", 2, None, 4, 1), 2, Sharded, stage);
-        let batch_of = |step| Batch::new(split(batch(step, 8), 8), split(batch(100 + step, 8), 8));
-        pipeline.accumulate(batch_of(0)).expect("a step");
+        pipeline.accumulate(batch_of(0, 8)).expect("a step");
         if looks {
             parameters(&mut pipeline);
         }
-        let report = pipeline.step_batch(batch_of(1), 1e-2).expect("a step");
+        let report = pipeline.step_batch(batch_of(1, 8), 1e-2).expect("a step");
         (report.losses, report.gradient_norm, parameters(&mut pipeline))
     };
     assert!(run(true) == run(false));
