@@ -10,8 +10,8 @@
 )]
 
 mod composed;
-mod operation;
 mod mixer;
+mod operation;
 
 #[cfg(test)]
 mod tests;
