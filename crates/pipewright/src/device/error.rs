@@ -22,7 +22,10 @@ pub enum DeviceError {
         back_end: BackEnd,
     },
     /// The back end is not compiled in.
-    #[error("this build cannot compute on `{choice}`: build it with `cargo build --release --features {}`", .choice.back_end)]
+    #[error(
+        "this build cannot compute on `{choice}`: build it with `cargo build --release --features {}`",
+        .choice.back_end
+    )]
     NotCompiledIn {
         /// The device.
         choice: DeviceChoice,

@@ -74,7 +74,11 @@ pub enum GraphError {
         name: String,
     },
     /// Nodes depend on each other in a cycle.
-    #[error("the nodes {} depend on each other in a cycle: a node can only take values of other nodes that do not depend on it", .nodes.join(", "))]
+    #[error(
+        "the nodes {} depend on each other in a cycle: a node can only take values of other nodes that do \
+         not depend on it",
+        .nodes.join(", ")
+    )]
     Cycle {
         /// Nodes on the cycle or after it, in the order in which they were named.
         nodes: Vec<String>,
