@@ -17,6 +17,7 @@ mod agreement;
 mod clock;
 mod controlled;
 mod deadline;
+mod endpoint;
 mod local;
 mod mailbox;
 mod sync;
@@ -24,7 +25,6 @@ mod sync;
 mod mpi;
 #[cfg(any(feature = "mpi", test))]
 mod wire;
-mod endpoint;
 mod world;
 
 pub use agreement::{AgreementError, Differences, Fields};
