@@ -81,6 +81,6 @@ mod tests {
         assert_eq!(read(vec![third]), [1.0 / 3.0]);
         let third = Tensor::<1>::full([1], 1.0 / 3.0, &Device::flex());
         assert_eq!(read(vec![third]), [f64::from(1.0f32 / 3.0)]);
-        assert_eq!(read(Vec::new()), []);
+        assert!(read(Vec::new()).is_empty());
     }
 }
