@@ -83,7 +83,7 @@ const LAYERS: &[&str] = &[
     "lower::wait_send",
     "lower::defer_recv",
     "lower::passes",
-    "lower::pass_list",
+    "lower::named_passes",
     "lower::forward_part",
     "lower::training",
     "lower",

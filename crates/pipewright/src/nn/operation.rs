@@ -1,7 +1,8 @@
 //! Converts tensors for a hand-written operation of the CPU back end, and records the operation on the tape.
 //!
 //! [`on_cpu`] checks whether the operation can run here: single precision, the CPU back end, and a tape without
-//! checkpointing or no tape. Otherwise the caller composes Burn operations, so that each operation runs on every device.
+//! checkpointing or no tape. Otherwise the caller composes Burn operations, so that each operation runs on every
+//! device.
 
 use std::fmt::Debug;
 
@@ -89,8 +90,8 @@ impl<const N: usize> Tape<N> {
         Self(Some(nodes))
     }
 
-    /// Returns the operation's result as a tensor and records its backward pass. `operation` makes the backward pass from
-    /// the result.
+    /// Returns the operation's result as a tensor and records its backward pass. `operation` makes the backward pass
+    /// from the result.
     pub(crate) fn record<const D: usize, O: Operation<N>>(
         self,
         elements: Vec<f32>,

@@ -4,7 +4,7 @@ use burn::tensor::{Tensor, activation};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 
-/// `max(x, 0)²`, element by element.
+/// Returns `max(x, 0)²`, element by element. The result has the shape of `x`.
 pub fn relu_squared(x: Tensor<2>) -> Tensor<2> {
     let shape = x.dims();
     let Some(([x], tape)) = on_cpu([x.clone().into_dispatch()]) else { return composed(x) };

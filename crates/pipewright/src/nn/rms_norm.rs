@@ -16,7 +16,7 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// Shapes: `[rows, width]` in and out.
+    /// Returns the normalised rows. Shapes: `[rows, width]` in and out.
     ///
     /// # Panics
     /// When the weight is not as wide as the rows.
@@ -25,7 +25,7 @@ impl RmsNorm {
     }
 }
 
-/// `x / sqrt(mean(x²) + epsilon) * weight`, the mean over a row.
+/// Returns `x / sqrt(mean(x²) + epsilon) * weight`, the mean over a row.
 ///
 /// Shapes: `x [rows, width]`, `weight [width]`, result `[rows, width]`.
 ///

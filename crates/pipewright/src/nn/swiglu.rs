@@ -4,7 +4,7 @@ use burn::tensor::{Tensor, activation};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 
-/// `silu(gate) * up`, with `silu(x) = x / (1 + exp(-x))`. All shapes are the same.
+/// Returns `silu(gate) * up`, with `silu(x) = x / (1 + exp(-x))`. All shapes are the same.
 ///
 /// # Panics
 /// When the shapes differ.

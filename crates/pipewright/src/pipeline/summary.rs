@@ -29,8 +29,9 @@ pub struct StepSummary {
     pub outputs: Vec<Values>,
     /// Global norm of the gradient of the mean loss, before clipping.
     pub gradient_norm: f64,
-    /// The actions of each rank with their times, in seconds since the step began in this process. If ranks are processes,
-    /// the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each other one has its own.
+    /// The actions of each rank with their times, in seconds since the step began in this process. If ranks are
+    /// processes, the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each other one has
+    /// its own.
     pub timeline: Timeline,
     /// The time of each rank's optimizer step.
     pub update: Vec<Duration>,
@@ -67,7 +68,7 @@ pub struct EvalSummary {
 }
 
 impl StepSummary {
-    /// Mean of the losses, each microbatch weighted by its rows.
+    /// Returns the mean of the losses; each microbatch counts by its rows.
     pub fn loss(&self) -> f64 {
         let counted = self.losses.iter().zip(&self.loss_weights).map(|(loss, share)| loss * share);
         counted.sum::<f64>() / self.losses.len() as f64

@@ -6,6 +6,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, Int, Tensor};
 
+use crate::autodiff::on_tape_of;
 use crate::tensor::{OptionalTensors, Value};
 
 /// A parameter of a module. It shares the module's storage.
@@ -123,8 +124,7 @@ impl<E, F: FnMut(usize, &Value) -> Result<Option<Value>, E>> ModuleMapper for Fi
 
 /// Returns `value`, off the tape, as a leaf with the settings of `former`.
 fn in_place_of<const D: usize>(former: &Tensor<D>, value: Tensor<D>) -> Tensor<D> {
-    let Some(strategy) = former.gradient_checkpointing_strategy() else { return value };
-    let value = value.autodiff().with_gradient_checkpointing_strategy(strategy);
+    let value = on_tape_of(value, former);
     if former.is_require_grad() { value.require_grad() } else { value }
 }
 
