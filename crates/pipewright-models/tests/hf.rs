@@ -444,7 +444,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         format!("model family `{family}` is not supported, and the nearest one is `{nearest}`: {known}")
     };
     for (family, nearest) in [
-        ("mamba", "llama"),
+        ("mamba", "hybrid"),
         ("qwen2_moe", "qwen3_moe"),
         ("qwen3_next", "qwen3"),
         ("qwen", "qwen3"),
@@ -456,6 +456,10 @@ fn configurations_that_cannot_be_run_are_refused() {
     check(
         r#"{"architectures": ["Qwen3NextForCausalLM"]}"#,
         &["FILE: the model cannot be run", &unknown("Qwen3NextForCausalLM", "qwen3")],
+    );
+    check(
+        r#"{"model_type": "mixtral", "num_local_experts": 8}"#,
+        &["FILE:1: the model cannot be run", &unknown("mixtral", "qwen3_moe")],
     );
     check(
         "{}",

@@ -116,7 +116,7 @@ impl FeedForward {
             return mix_experts(x, &routing, &self.experts);
         }
         let (Some(gate), Some(up), Some(down)) = (&self.gate_proj, &self.up_proj, &self.down_proj) else {
-            unreachable!("a feed-forward layer that is no mixture is built with three projections")
+            unreachable!("a feed-forward layer without experts is built with three projections")
         };
         let gate = gate.forward(x.clone());
         down.forward(swiglu(gate, up.forward(x)))
