@@ -16,7 +16,7 @@ use pipewright_schedule::picture::RecordedStep;
 use pipewright_schedule::{Costs, Program, ScheduleSpec, Timeline, generate};
 
 use crate::commands::other_sizes::other_sizes;
-use crate::commands::prepare::{load_settings, lowering};
+use crate::commands::prepare::{load_settings, lowering, method};
 use crate::config::Settings;
 use crate::config::model::ModelSettings;
 use crate::config::pipeline::ScheduleChoice;
@@ -100,7 +100,8 @@ fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
     };
     let layers = model.describe(settings.data.seq_len as usize);
     let stages = program.placement().stages();
-    let cut = partition(&layers.weights(), stages, &settings.pipeline.method()).ok()?;
+    let method = method(&settings.pipeline, &model, stages).ok()?;
+    let cut = partition(&layers.weights(), stages, &method).ok()?;
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage| {
         let bytes =

@@ -324,7 +324,8 @@ fn as_number(value: &Value) -> Option<f64> {
     }
 }
 
-fn wrong_type(key: &'static str, expected: &'static str, value: &Value) -> ProblemKind {
+/// Returns the problem of a value of another type than `expected`.
+pub(super) fn wrong_type(key: &'static str, expected: &'static str, value: &Value) -> ProblemKind {
     let found = match value {
         Value::String(_) => "a text",
         Value::Integer(_) => "a whole number",
