@@ -3,9 +3,9 @@
 //!
 //! Files of an earlier run are never overwritten. `train` renames the folder of an earlier run: it appends `.1`, `.2`
 //! and so on to the name. `resume` from a checkpoint before the run's last step moves the later lines of the metrics to
-//! `metrics.1.jsonl`, the later checkpoints to `checkpoints.1` and the later timelines to `timelines.1`. If the folder contains files of the same names that
-//! do not belong to a run, the run is refused. The folder of the checkpoints is locked during a run, so two runs never
-//! write to the same folder.
+//! `metrics.1.jsonl`, the later checkpoints to `checkpoints.1` and the later timelines to `timelines.1`. If the folder
+//! contains files of the same names that do not belong to a run, the run is refused. The folder of the checkpoints is
+//! locked during a run, so two runs never write to the same folder.
 
 use std::ffi::OsString;
 use std::fs::{self, File};

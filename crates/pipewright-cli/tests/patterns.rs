@@ -80,7 +80,8 @@ fn what_the_stages_share_is_listed() {
     let run = Run::new();
     let (code, said) = command(&run, "check", &reference());
     assert_eq!(code, Some(0), "{said}");
-    // The second head has a copy of the embedding's table, and the attentions of each stage one of the relations' table.
+    // The second head has a copy of the embedding's table, and the attentions of each stage one of the relations'
+    // table.
     for table in ["embed_tokens", "relation_bias"] {
         let line = format!("shared    model.{table}.weight: one parameter, with a copy in each of stages 0 and 1\n");
         assert!(said.contains(&line), "{said}");

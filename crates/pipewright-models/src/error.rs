@@ -29,7 +29,7 @@ pub enum ConfigError {
     Value {
         /// The key.
         key: String,
-        /// What is wrong with its value.
+        /// The reason.
         source: serde_json::Error,
     },
     /// The family does not support a value.

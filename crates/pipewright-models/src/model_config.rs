@@ -227,8 +227,8 @@ fn parts<W: AsRef<str>>(words: impl Iterator<Item = W>) -> [bool; 2] {
 }
 
 impl ModelConfig {
-    /// Returns the error of a model of an unknown family, whose `config.json` has these keys. The nearest family has the
-    /// parts of the model and the fewest others; among equals, its name is the most similar.
+    /// Returns the error of a model of an unknown family, whose `config.json` has these keys. The nearest family has
+    /// the parts of the model and the fewest others; among equals, its name is the most similar.
     fn unknown<'a>(found: &str, keys: impl Iterator<Item = &'a str>) -> ConfigError {
         let name = found.strip_suffix("ForCausalLM").unwrap_or(found).to_lowercase();
         let wanted = parts(keys.map(str::to_owned).chain([name.clone()]));
@@ -262,7 +262,8 @@ families! {
     Qwen3Moe(Qwen3MoeConfig),
     /// Nemotron-H: Mamba-2, attention, feed-forward layers and experts by a pattern.
     NemotronH(NemotronHConfig),
-    /// Attention, Mamba-2, experts and feed-forward layers by a pattern, with documents, windows and further embeddings.
+    /// Attention, Mamba-2, experts and feed-forward layers by a pattern, with documents, windows and further
+    /// embeddings.
     Hybrid(HybridConfig),
 }
 

@@ -12,8 +12,8 @@ use crate::failure::Failure;
 use crate::output;
 
 /// Writes the configuration of `plan` to `file`: the settings with the choices of the plan, or without settings the
-/// choices alone. A schedule that has no name, or whose settings a configuration does not have, is written to a CSV file
-/// beside it.
+/// choices alone. A schedule that has no name, or whose settings a configuration does not have, is written to a CSV
+/// file beside it.
 pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) -> Result<(), Failure> {
     let mut config = match settings {
         Some(settings) => Table::try_from(settings).expect("settings are tables of plain values"),

@@ -152,8 +152,8 @@ fn read_sizes(section: &mut Section<'_>) -> FreshModel {
     model
 }
 
-/// The keys that are read here. The model family reads the others: keys that only some families have, and keys without a
-/// default.
+/// The keys that are read here. The model family reads the others: keys that only some families have, and keys without
+/// a default.
 const OWN: [&str; 11] = [
     "from",
     "architecture",

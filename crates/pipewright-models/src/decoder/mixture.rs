@@ -33,8 +33,8 @@ pub struct MixtureConfig {
 const MOST_EXPERTS: usize = 1 << 14;
 
 impl MixtureConfig {
-    /// Makes the configuration of a model with eight experts in every layer. Each token goes through two of them, and two
-    /// experts together are as wide as a dense layer of `intermediate_size`.
+    /// Makes the configuration of a model with eight experts in every layer. Each token goes through two of them, and
+    /// two experts together are as wide as a dense layer of `intermediate_size`.
     pub fn of_width(intermediate_size: usize) -> Self {
         Self {
             num_experts: 8,

@@ -43,8 +43,8 @@ impl SecondHead {
         })
     }
 
-    /// Returns what the model's head takes, `[tokens, hidden]`, from the hidden states after the last block. The result at
-    /// the last position of a row has no meaning: its next token is not among the ids.
+    /// Returns what the model's head takes, `[tokens, hidden]`, from the hidden states after the last block. The result
+    /// at the last position of a row has no meaning: its next token is not among the ids.
     pub(super) fn forward(
         &self,
         hidden: Tensor<2>,

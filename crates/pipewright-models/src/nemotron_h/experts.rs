@@ -147,8 +147,8 @@ impl Choice {
     }
 }
 
-/// Returns the places of the `count` largest numbers, the largest first; of equal numbers the first. NaN is smaller than
-/// any number.
+/// Returns the places of the `count` largest numbers, the largest first; of equal numbers the first. NaN is smaller
+/// than any number.
 fn best(numbers: &[f32], count: usize) -> impl Iterator<Item = usize> {
     let key = |place: usize| if numbers[place].is_nan() { f32::NEG_INFINITY } else { numbers[place] };
     let mut places: Vec<usize> = (0..numbers.len()).collect();

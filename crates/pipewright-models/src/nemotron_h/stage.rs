@@ -21,8 +21,8 @@ use crate::training_module::{TrainingModule, stage_of_logits};
 /// The path of the embedding.
 const EMBEDDING: &str = "backbone.embeddings";
 
-/// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), parameters have the paths of the
-/// checkpoint, so the struct has fields for the whole model.
+/// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), parameters have the paths of
+/// the checkpoint, so the struct has fields for the whole model.
 #[derive(Module, Debug)]
 pub struct NemotronHStage {
     backbone: Backbone,

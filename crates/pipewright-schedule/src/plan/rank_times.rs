@@ -61,8 +61,8 @@ impl<'a> Step<'a> {
         filled.max(drained)
     }
 
-    /// Returns the bounds 1, 2 and 4 of every rank for a cut. `rank_of` has the rank of each stage; the first stages are
-    /// on the ranks of their number.
+    /// Returns the bounds 1, 2 and 4 of every rank for a cut. `rank_of` has the rank of each stage; the first stages
+    /// are on the ranks of their number.
     pub(super) fn rank_times(&self, rank_of: &[u32], starts: &[usize]) -> Vec<f64> {
         let (ranks, end) = (self.ranks as usize, self.layers.count());
         let mut sums = vec![RankSums::default(); ranks];
