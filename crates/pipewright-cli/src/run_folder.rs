@@ -131,6 +131,7 @@ impl RunFolder {
     ) -> Result<Self, RunFolderError> {
         // Checkpoints are moved first: if this process is killed in between, the run can still be resumed.
         let mut moved: Vec<String> = move_later_checkpoints(path, done)?.into_iter().collect();
+        keep_last_timeline(path)?;
         moved.extend(move_later_timelines(path, done)?);
         let (metrics, cut) = cut_metrics(path, done)?;
         moved.extend(cut);
@@ -314,6 +315,17 @@ fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<String>, RunFo
     }
     let count = later.len();
     Ok(Some(format!("moved {count} checkpoint(s) of steps after {done} to {}", aside.display())))
+}
+
+/// Moves the timeline of the last step to those of further steps. While the run continues, the last line of the metrics
+/// is of another step than this timeline.
+fn keep_last_timeline(run: &Path) -> Result<(), RunFolderError> {
+    let (last, folder) = (run.join(TIMELINE), timelines_of(run));
+    let metrics = fs::read_to_string(run.join(METRICS)).unwrap_or_default();
+    let step_of = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
+    let Some(step) = metrics.lines().rev().find_map(step_of).filter(|_| last.is_file()) else { return Ok(()) };
+    fs::create_dir_all(&folder).map_err(write_error(&folder))?;
+    fs::rename(&last, folder.join(timeline_name(step))).map_err(move_error(&last))
 }
 
 /// Moves the timelines of steps after `done` to a separate folder, and returns a sentence that says so.

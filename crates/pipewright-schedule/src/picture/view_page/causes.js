@@ -19,7 +19,11 @@ function placesOf(source) {
     const places = source.places[lane.replica] ??= new Map(), { cells } = lane;
     for (let at = 0; at < cells.start.length; at++) {
       source.lengths.push(cells.end[at] - cells.start[at]);
-      for (const part of partsOf(lane, cells, at)) places.set(partKey(part.letter, part.stage, part.microbatch), { lane, at });
+      for (const part of partsOf(lane, cells, at)) {
+        // A forward that is computed again for its backward has sent its tensors the first time.
+        const key = partKey(part.letter, part.stage, part.microbatch);
+        if (!places.has(key)) places.set(key, { lane, at });
+      }
     }
     lane.skips = skipsOf(lane);
   }
