@@ -206,12 +206,12 @@ function memoryOf(events, sizes, trains) {
     memory.start.push(time);
     memory.held.push(held);
   };
-  const computed = events.filter(({ kind }) => "FBIW".includes(kind)), nameOf = ({ stage, microbatch }) => stage + " " + microbatch;
-  for (const event of computed.filter(({ kind }) => kind === "F")) forwards.set(nameOf(event), event);
+  const computed = events.filter(({ kind }) => "FBIW".includes(kind)), idOf = ({ stage, microbatch }) => stage + " " + microbatch;
+  for (const event of computed.filter(({ kind }) => kind === "F")) forwards.set(idOf(event), event);
   for (const event of computed) {
     const { kind, stage, start, end } = event, [activation, stash, gradient] = sizes[Math.min(stage, sizes.length - 1)] ?? [0, 0, 0];
     // Of a forward that is computed again, only the last one keeps its activation.
-    if (kind === "F" && forwards.get(nameOf(event)) === event) change(start, activation, 0);
+    if (kind === "F" && forwards.get(idOf(event)) === event) change(start, activation, 0);
     if ("BW".includes(kind) && !graded.has(stage)) change(start, gradient, 0);
     if ("BW".includes(kind)) graded.add(stage);
     if (kind === "F" && !trains) change(end, 0, activation);
