@@ -323,7 +323,9 @@ fn keep_last_timeline(run: &Path) -> Result<(), RunFolderError> {
     let (last, folder) = (run.join(TIMELINE), timelines_of(run));
     let metrics = fs::read_to_string(run.join(METRICS)).unwrap_or_default();
     let step_of = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
-    let Some(step) = metrics.lines().rev().find_map(step_of).filter(|_| last.is_file()) else { return Ok(()) };
+    let Some(step) = metrics.lines().rev().find_map(step_of).filter(|_| last.is_file()) else {
+        return Ok(());
+    };
     fs::create_dir_all(&folder).map_err(write_error(&folder))?;
     fs::rename(&last, folder.join(timeline_name(step))).map_err(move_error(&last))
 }

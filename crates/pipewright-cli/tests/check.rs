@@ -168,8 +168,7 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
 fn what_stages_share_is_listed() {
     let run = Run::new();
     let (_, printed, _) = check(&run, &["model.tie_word_embeddings=true"]);
-    let line =
-        "shared    model.embed_tokens.weight: one parameter, with a copy in each of stages 0 and 1\n";
+    let line = "shared    model.embed_tokens.weight: one parameter, with a copy in each of stages 0 and 1\n";
     assert!(printed.contains(line), "{printed}");
     let (_, printed, _) = check(&run, &[]);
     assert!(!printed.contains("shared"), "{printed}");

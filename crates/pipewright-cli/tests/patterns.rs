@@ -83,14 +83,21 @@ fn what_the_stages_share_is_listed() {
     // The second head has a copy of the embedding's table, and the attentions of each stage one of the relations'
     // table.
     for table in ["embed_tokens", "relation_bias"] {
-        let line = format!("shared    model.{table}.weight: one parameter, with a copy in each of stages 0 and 1\n");
+        let line =
+            format!("shared    model.{table}.weight: one parameter, with a copy in each of stages 0 and 1\n");
         assert!(said.contains(&line), "{said}");
     }
     let mut four = reference();
-    four.extend(["pipeline.partition=optimal", "pipeline.stages_per_rank=2", "pipeline.schedule=interleaved1f1b"].map(str::to_owned));
+    four.extend(
+        ["pipeline.partition=optimal", "pipeline.stages_per_rank=2", "pipeline.schedule=interleaved1f1b"]
+            .map(str::to_owned),
+    );
     let (code, said) = command(&run, "check", &four);
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("model.embed_tokens.weight: one parameter, with a copy in each of stages 0 and 3\n"), "{said}");
+    assert!(
+        said.contains("model.embed_tokens.weight: one parameter, with a copy in each of stages 0 and 3\n"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -94,7 +94,12 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
     }
 
     /// Builds a feed-forward layer with a gate: an expert, or a dense layer of the same form.
-    pub(crate) fn gated_expert(&mut self, path: &str, width: usize, inner: usize) -> Result<Expert, S::Error> {
+    pub(crate) fn gated_expert(
+        &mut self,
+        path: &str,
+        width: usize,
+        inner: usize,
+    ) -> Result<Expert, S::Error> {
         Ok(Expert {
             gate_proj: Some(self.linear(&format!("{path}.gate_proj"), width, inner)?),
             up_proj: self.linear(&format!("{path}.up_proj"), width, inner)?,

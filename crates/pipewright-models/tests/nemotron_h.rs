@@ -326,7 +326,11 @@ fn heads_may_have_an_odd_width() {
             let narrow = own(spec, [inputs / 4 * 3, outputs]);
             let row = |input: usize| -> Vec<f32> {
                 let place = input / 4 * 3 + input % 4;
-                if input % 4 == 3 { vec![0.0; outputs] } else { narrow[place * outputs..][..outputs].to_vec() }
+                if input % 4 == 3 {
+                    vec![0.0; outputs]
+                } else {
+                    narrow[place * outputs..][..outputs].to_vec()
+                }
             };
             return Some((0..inputs).flat_map(row).collect());
         }
@@ -455,7 +459,10 @@ fn models_that_cannot_be_are_refused_where_they_are_wrong() {
     check(json!({"mlp_hidden_act": "silu"}), "`mlp_hidden_act = silu` is not supported: only relu2 is");
     let needed = ["n_routed_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size"];
     for key in needed {
-        check(json!({key: null}), &format!("missing field `{key}`, which a model with blocks of experts needs"));
+        check(
+            json!({key: null}),
+            &format!("missing field `{key}`, which a model with blocks of experts needs"),
+        );
     }
     check(
         json!({"ssm_state_size": 1 << 20, "n_groups": 32}),

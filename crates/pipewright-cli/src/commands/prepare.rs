@@ -127,7 +127,11 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
 }
 
 /// Returns how layers are distributed over stages.
-pub(super) fn method(pipeline: &PipelineSettings, model: &ModelConfig, stages: u32) -> Result<Method, Failure> {
+pub(super) fn method(
+    pipeline: &PipelineSettings,
+    model: &ModelConfig,
+    stages: u32,
+) -> Result<Method, Failure> {
     if pipeline.partition != PartitionChoice::Pattern {
         return Ok(pipeline.method());
     }

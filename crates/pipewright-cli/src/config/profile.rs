@@ -173,7 +173,8 @@ impl Sections {
         }
         let profile = Profile { rows: self.rows, device: self.device, link: self.link?, layers: self.layers };
         for problem in profile.problems() {
-            let known = self.places.iter().find(|(part, key, _)| (*part, *key) == (problem.part, problem.key));
+            let known =
+                self.places.iter().find(|(part, key, _)| (*part, *key) == (problem.part, problem.key));
             let place = known.map_or(whole.clone(), |(_, _, place)| place.clone());
             let kind =
                 ProblemKind::OutOfRange { key: problem.key, value: problem.value, range: problem.expected };
@@ -389,7 +390,8 @@ mod tests {
             problems("[link]\nlatency_s = 0\nbytes_per_s = 1e9\n"),
             ["p.toml:1:1: `layers` is missing in the profile"]
         );
-        let not_sections = ["device = 3\nlayers = [4]\n", GOOD.split_once("[[").map_or("", |(link, _)| link)].concat();
+        let not_sections =
+            ["device = 3\nlayers = [4]\n", GOOD.split_once("[[").map_or("", |(link, _)| link)].concat();
         assert_eq!(
             problems(&not_sections),
             [

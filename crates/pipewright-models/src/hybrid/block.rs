@@ -100,9 +100,7 @@ impl Block {
                 Mixer::Mamba(build_mamba(config.mamba(), hidden, (false, true), &path, builder)?)
             }
             BlockKind::Attention => Mixer::Attention(Attention::build(config, attention, &path, builder)?),
-            BlockKind::Dense => {
-                Mixer::Mlp(builder.gated_expert(&path, hidden, config.intermediate_size)?)
-            }
+            BlockKind::Dense => Mixer::Mlp(builder.gated_expert(&path, hidden, config.intermediate_size)?),
             BlockKind::Experts => Mixer::Experts(ExpertMixer::build(config, &path, builder)?),
         };
         let depths = Depths {

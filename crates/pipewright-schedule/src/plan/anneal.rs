@@ -18,7 +18,14 @@ const WORSE: f64 = 0.01;
 /// Anneals plans with searched orders: changes the layout, the recomputation and the rules at random, and keeps changes
 /// that make the plan faster, or at first only a little slower. Episodes begin with the best plan and with the cuts
 /// that have the lowest bounds in turn.
-pub(super) fn anneal(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], bound: f64, reserve: u64) {
+pub(super) fn anneal(
+    search: &mut Search<'_>,
+    shapes: &[Shape],
+    at: usize,
+    cuts: &[Cut],
+    bound: f64,
+    reserve: u64,
+) {
     let shape = &shapes[at];
     let mut numbers = Numbers(2);
     for episode in 0..EPISODES {

@@ -33,8 +33,8 @@ impl<'a> Step<'a> {
         Self { layers, ranks, microbatches: f64::from(microbatches), hop: layers.shortest_hop() }
     }
 
-    /// Returns the earliest time at which a rank can start whose first stage follows `rank` stages and begins with the
-    /// layer `first`.
+    /// Returns the earliest start of a rank. Its first stage follows `rank` other stages and begins with the layer
+    /// `first`.
     pub(super) fn fill(&self, rank: usize, first: usize) -> f64 {
         self.layers.forward(0..first) + rank as f64 * self.hop
     }

@@ -121,8 +121,7 @@ fn events_at_once(program: &crate::Program) -> Vec<Event> {
 
 #[test]
 fn slices_of_a_thread_do_not_overlap() {
-    let program =
-        parse_program("0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1RECV_F1,1F0,1F1\n").expect("a program");
+    let program = parse_program("0F0,0SEND_F0,0F1,0SEND_F1\n1RECV_F0,1RECV_F1,1F0,1F1\n").expect("a program");
     let costs = "hop=0.5".parse().expect("costs");
     let entries = entries(timed(&program, &costs).expect("no deadlock").timeline());
     let mut ends = std::collections::BTreeMap::new();
