@@ -29,9 +29,9 @@ pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, boun
     if cuts.first().is_none_or(|cut| cut.bound >= search.best_time()) {
         return;
     }
-    let named = named(search, &shapes[at]);
     let budget = search.left();
     first_looks(search, shapes, at, &cuts);
+    let named = named(search, &shapes[at]);
     try_named(search, shapes, at, &cuts, &named);
     if search.request.searched {
         try_rules(search, shapes, at, &cuts, bound, budget / 4 * 3);
