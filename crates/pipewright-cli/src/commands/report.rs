@@ -59,7 +59,9 @@ fn absolute(path: &Path) -> std::io::Result<PathBuf> {
     let mut resolved = PathBuf::new();
     for part in std::path::absolute(path)?.components() {
         match part {
-            Component::ParentDir => drop(resolved.pop()),
+            Component::ParentDir => {
+                resolved.pop();
+            }
             part => resolved.push(part),
         }
     }

@@ -223,7 +223,7 @@ impl RawConfig {
     }
 
     fn experts(&self) -> Result<Experts, ConfigError> {
-        let required = |key, size: Option<usize>| {
+        let required = |key: &str, size: Option<usize>| {
             let missing = || format!("missing field `{key}`, which a model with blocks of experts needs");
             size.ok_or_else(|| ConfigError::Parse(Error::custom(missing())))
         };

@@ -20,7 +20,7 @@ pub(super) struct Shape {
 
 /// The most computations of a step with one stage a rank. More would take too much memory, and more time than a search
 /// has.
-pub(super) const MOST_COMPUTATIONS: u64 = 1 << 21;
+const MOST_COMPUTATIONS: u64 = 1 << 21;
 
 impl Shape {
     /// Returns all divisions of a request with at most [`MOST_COMPUTATIONS`].

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::costs::{Costs, Link, SkipTransfer};
 use crate::csv::parse_program;
+use crate::ids::StageIndex;
 use crate::simulate::{logical, timed};
 use crate::timeline::ClockSkew;
 
