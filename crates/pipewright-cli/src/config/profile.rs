@@ -15,7 +15,6 @@ use toml::{Spanned, Value};
 use crate::config::keys::nearest;
 use crate::config::place::{Place, Source};
 use crate::config::problem::{ConfigError, Problem, ProblemKind};
-use crate::config::section::wrong_type;
 use crate::config::settings::read_source;
 
 /// The sections of a profile with their keys. The first has the keys outside of any section.
@@ -79,108 +78,84 @@ fn parse(source: Source, problems: &mut Vec<Problem>) -> Option<Profile> {
         }));
         return None;
     }
-    let mut sections = Sections::default();
+    let mut places: Vec<(ProfilePart, &'static str, Place)> = Vec::new();
+    let (mut device, mut link) = (None, None);
+    let mut layers = Vec::new();
     let mut top = DeTable::new();
     for (key, value) in table.into_inner() {
-        let (name, span) = (key.get_ref().to_string(), value.span());
-        match (name.as_str(), value.into_inner()) {
+        let (key_place, value_place) = (place(key.span()), place(value.span()));
+        match (key.get_ref().as_ref(), value.into_inner()) {
             ("device", DeValue::Table(keys)) => {
-                sections.read_device(Keys::of(1, place(key.span()), keys, &place, problems));
+                let mut keys = Keys::of(1, key_place, keys, &place, problems);
+                device = Some(DeviceProfile {
+                    name: keys.text("name"),
+                    memory_bytes: keys.optional("memory_bytes"),
+                });
+                keys.keep(ProfilePart::Device, &mut places);
             }
             ("link", DeValue::Table(keys)) => {
-                sections.read_link(Keys::of(2, place(key.span()), keys, &place, problems));
+                let mut keys = Keys::of(2, key_place, keys, &place, problems);
+                let [latency_s, bytes_per_s] = ["latency_s", "bytes_per_s"].map(|key| keys.number(key));
+                link = Some(LinkProfile { latency_s, bytes_per_s });
+                keys.keep(ProfilePart::Link, &mut places);
             }
             ("layers", DeValue::Array(items)) => {
-                for item in items {
+                for (index, item) in items.into_iter().enumerate() {
                     let item_place = place(item.span());
-                    match item.into_inner() {
-                        DeValue::Table(keys) => {
-                            sections.read_layer(Keys::of(3, item_place, keys, &place, problems));
-                        }
-                        _ => problems.push(not_a_section("layers", item_place)),
+                    if let DeValue::Table(keys) = item.into_inner() {
+                        let mut keys = Keys::of(3, item_place, keys, &place, problems);
+                        layers.push(layer(&mut keys));
+                        keys.keep(ProfilePart::Layer(index), &mut places);
+                    } else {
+                        let kind = ProblemKind::WrongType {
+                            key: "layers",
+                            expected: "[[layers]] sections",
+                            found: "a list",
+                        };
+                        problems.push(Problem { place: item_place, kind });
                     }
                 }
             }
-            ("device", _) => problems.push(not_a_section("device", place(span))),
-            ("link", _) => problems.push(not_a_section("link", place(span))),
-            ("layers", _) => problems.push(not_a_section("layers", place(span))),
-            (_, value) => drop(top.insert(key, Spanned::new(span, value))),
+            ("device" | "link" | "layers", _) => {
+                let kind = ProblemKind::WrongType { key: "layers", expected: "a section", found: "a value" };
+                problems.push(Problem { place: value_place, kind });
+            }
+            (_, value) => {
+                let span = value_span(&value_place);
+                top.insert(key, Spanned::new(span, value));
+            }
         }
     }
     let whole = place(0..0);
-    sections.read_top(Keys::of(0, whole.clone(), top, &place, problems));
-    sections.finish(&whole, problems)
+    let mut keys = Keys::of(0, whole.clone(), top, &place, problems);
+    let rows = keys.optional("rows").unwrap_or(1);
+    keys.keep(ProfilePart::Top, &mut places);
+    let missing =
+        |key| Problem { place: whole.clone(), kind: ProblemKind::Missing { key, section: SECTIONS[0].0 } };
+    if link.is_none() {
+        problems.push(missing("link"));
+    }
+    if layers.is_empty() {
+        problems.push(missing("layers"));
+    }
+    if !problems.is_empty() {
+        return None;
+    }
+    let profile = Profile { rows, device, link: link?, layers };
+    for problem in profile.problems() {
+        let known = places.iter().find(|(part, key, _)| (*part, *key) == (problem.part, problem.key));
+        let place = known.map_or(whole.clone(), |(_, _, place)| place.clone());
+        let kind =
+            ProblemKind::OutOfRange { key: problem.key, value: problem.value, range: problem.expected };
+        problems.push(Problem { place, kind });
+    }
+    Some(profile)
 }
 
-/// Returns the problem of a value that stands where a section must be.
-fn not_a_section(key: &'static str, place: Place) -> Problem {
-    let expected = if key == "layers" { "a list of [[layers]] sections" } else { "a section" };
-    Problem { place, kind: ProblemKind::WrongType { key, expected, found: "a value" } }
-}
-
-/// The sections that were read, with the places of their keys.
-#[derive(Default)]
-struct Sections {
-    rows: u32,
-    device: Option<DeviceProfile>,
-    link: Option<LinkProfile>,
-    layers: Vec<LayerProfile>,
-    places: Vec<(ProfilePart, &'static str, Place)>,
-}
-
-impl Sections {
-    fn read_top(&mut self, mut keys: Keys<'_>) {
-        self.rows = keys.optional("rows").unwrap_or(1);
-        keys.keep(ProfilePart::Top, &mut self.places);
-    }
-
-    fn read_device(&mut self, mut keys: Keys<'_>) {
-        let (name, memory_bytes) = (keys.text("name"), keys.optional("memory_bytes"));
-        self.device = Some(DeviceProfile { name, memory_bytes });
-        keys.keep(ProfilePart::Device, &mut self.places);
-    }
-
-    fn read_link(&mut self, mut keys: Keys<'_>) {
-        let [latency_s, bytes_per_s] = ["latency_s", "bytes_per_s"].map(|key| keys.number(key));
-        self.link = Some(LinkProfile { latency_s, bytes_per_s });
-        keys.keep(ProfilePart::Link, &mut self.places);
-    }
-
-    fn read_layer(&mut self, mut keys: Keys<'_>) {
-        let index = self.layers.len();
-        self.layers.push(layer(&mut keys));
-        keys.keep(ProfilePart::Layer(index), &mut self.places);
-    }
-
-    /// Returns the profile. Records what is missing, or else the values that a profile cannot have.
-    fn finish(self, whole: &Place, problems: &mut Vec<Problem>) -> Option<Profile> {
-        let mut miss = |key| {
-            // A section that was written as a value is reported as such.
-            let is_known = |problem: &Problem| matches!(&problem.kind, ProblemKind::WrongType { key: wrong, .. } if *wrong == key);
-            if !problems.iter().any(is_known) {
-                let kind = ProblemKind::Missing { key, section: SECTIONS[0].0 };
-                problems.push(Problem { place: whole.clone(), kind });
-            }
-        };
-        if self.link.is_none() {
-            miss("link");
-        }
-        if self.layers.is_empty() {
-            miss("layers");
-        }
-        if !problems.is_empty() {
-            return None;
-        }
-        let profile = Profile { rows: self.rows, device: self.device, link: self.link?, layers: self.layers };
-        for problem in profile.problems() {
-            let known =
-                self.places.iter().find(|(part, key, _)| (*part, *key) == (problem.part, problem.key));
-            let place = known.map_or(whole.clone(), |(_, _, place)| place.clone());
-            let kind =
-                ProblemKind::OutOfRange { key: problem.key, value: problem.value, range: problem.expected };
-            problems.push(Problem { place, kind });
-        }
-        Some(profile)
+fn value_span(place: &Place) -> Range<usize> {
+    match place {
+        Place::File { span, .. } => span.clone(),
+        Place::Set { .. } | Place::Default => 0..0,
     }
 }
 
@@ -251,7 +226,16 @@ impl<'a> Keys<'a> {
     }
 
     fn wrong(&mut self, key: &'static str, place: Place, expected: &'static str, value: &Value) {
-        self.problems.push(Problem { place, kind: wrong_type(key, expected, value) });
+        let found = match value {
+            Value::String(_) => "a text",
+            Value::Integer(_) => "a whole number",
+            Value::Float(_) => "a number with a fraction",
+            Value::Boolean(_) => "true or false",
+            Value::Datetime(_) => "a date",
+            Value::Array(_) => "a list",
+            Value::Table(_) => "a table",
+        };
+        self.problems.push(Problem { place, kind: ProblemKind::WrongType { key, expected, found } });
     }
 
     fn text(&mut self, key: &'static str) -> String {
@@ -389,15 +373,6 @@ mod tests {
         assert_eq!(
             problems("[link]\nlatency_s = 0\nbytes_per_s = 1e9\n"),
             ["p.toml:1:1: `layers` is missing in the profile"]
-        );
-        let not_sections =
-            ["device = 3\nlayers = [4]\n", GOOD.split_once("[[").map_or("", |(link, _)| link)].concat();
-        assert_eq!(
-            problems(&not_sections),
-            [
-                "p.toml:1:10: `device` is a value, where a section is expected",
-                "p.toml:2:11: `layers` is a value, where a list of [[layers]] sections is expected",
-            ]
         );
     }
 }

@@ -324,8 +324,7 @@ fn as_number(value: &Value) -> Option<f64> {
     }
 }
 
-/// Returns the problem of a value of another type than `expected`.
-pub(super) fn wrong_type(key: &'static str, expected: &'static str, value: &Value) -> ProblemKind {
+fn wrong_type(key: &'static str, expected: &'static str, value: &Value) -> ProblemKind {
     let found = match value {
         Value::String(_) => "a text",
         Value::Integer(_) => "a whole number",
