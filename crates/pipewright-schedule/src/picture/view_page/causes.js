@@ -79,7 +79,7 @@ function causeOf(lane, at) {
 // Returns the actions that led to an action, from it back to the start of the step. Each has the `cause` of its start.
 function chainTo(lane, at) {
   const chain = [];
-  for (let limit = placesOf(lane.source).reduce((sum, places) => sum + places.size, 1); limit > 0; limit--) {
+  for (let limit = lane.source.lanes.reduce((sum, { cells }) => sum + cells.start.length, 1); limit > 0; limit--) {
     const cause = causeOf(lane, at);
     chain.push({ lane, at, cause });
     if (!cause.lane) break;
