@@ -6,6 +6,7 @@ use super::*;
 use crate::costs::{Costs, Link, SkipTransfer};
 use crate::csv::parse_program;
 use crate::ids::StageIndex;
+use crate::schedule::Program;
 use crate::simulate::{logical, timed};
 use crate::timeline::ClockSkew;
 
@@ -114,7 +115,7 @@ fn numbers_fit_31_bits() {
 }
 
 /// Returns every action of a program as an event in the first second.
-fn events_at_once(program: &crate::Program) -> Vec<Event> {
+fn events_at_once(program: &Program) -> Vec<Event> {
     let rows = (0..).map(Rank::new).zip(program.rows());
     let event = |rank, action| Event { rank, action, start: 0.0, end: 1.0 };
     rows.flat_map(|(rank, row)| row.iter().map(move |&action| event(rank, action))).collect()
