@@ -20,7 +20,7 @@ pub(super) struct Shape {
 
 /// The most computations of a step with one stage a rank. More would take too much memory, and more time than a search
 /// has.
-const MOST_COMPUTATIONS: u64 = 1 << 21;
+const MOST_COMPUTATIONS: u128 = 1 << 21;
 
 impl Shape {
     /// Returns all divisions of a request with at most [`MOST_COMPUTATIONS`].
@@ -34,7 +34,7 @@ impl Shape {
                 let wanted = request.data_parallel.is_none_or(|wanted| wanted == data_parallel);
                 let microbatches = request.microbatches / rows;
                 let ranks = request.ranks / data_parallel;
-                let computations = 3 * u64::from(ranks) * u64::from(microbatches / data_parallel);
+                let computations = 3 * u128::from(ranks) * u128::from(microbatches / data_parallel);
                 let fits = ranks as usize <= layers.count() && computations <= MOST_COMPUTATIONS;
                 if !wanted || !microbatches.is_multiple_of(data_parallel) || !fits {
                     continue;
