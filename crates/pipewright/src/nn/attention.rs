@@ -4,7 +4,7 @@ use burn::backend::Flex;
 use burn::tensor::{Device, Tensor, TensorData, activation};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, row_major};
-use crate::kernel::attention::{Dims, Inputs, Rotary, backward, forward};
+use pipewright_kernel::attention::{Dims, Inputs, Rotary, backward, forward};
 
 /// An attention over sequences of one length, with its tables of positions.
 #[derive(Debug, Clone)]

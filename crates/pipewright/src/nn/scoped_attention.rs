@@ -7,7 +7,7 @@ use burn::tensor::{Bool, Tensor, TensorData, activation};
 
 use super::attention::repeat_heads;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
-use crate::kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
+use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
 
 /// The tokens of a microbatch: rows of `sequence` tokens each.
 #[derive(Clone, Debug)]
