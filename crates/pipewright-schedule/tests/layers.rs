@@ -117,6 +117,8 @@ const LAYERS: &[&str] = &[
     "plan::search",
     "plan::predict",
     "plan::best_cut",
+    "plan::pool",
+    "plan::anneal",
     "plan::explore",
     "plan::planner",
     "plan",

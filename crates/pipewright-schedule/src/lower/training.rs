@@ -28,7 +28,7 @@ use crate::validate::{ValidatedProgram, validate};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrainingLowering {
-    /// The number of replicas of the pipeline, each of which runs the program.
+    /// The number of replicas of the pipeline. Each of them runs the program.
     pub replicas: u32,
     /// How many stages of a rank are gathered at once, if parameters are sharded over the replicas; `None` if every
     /// replica holds all parameters. Ignored with one replica.
