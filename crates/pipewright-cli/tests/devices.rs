@@ -37,7 +37,7 @@ fn devices_that_cannot_be_used_are_refused() {
     let both = ["check", "small.toml", "--set", "run.device=flex", "--set", "run.devices=[\"flex\"]"];
     refuse(&both, &["`device` and `devices` are both written", "remove one of them"]);
     let shared = ["check", "small.toml", "--set", "run.exclusive=true"];
-    refuse(&shared, &["2 ranks need a device each, and there are 1"]);
+    refuse(&shared, &["2 ranks need different devices, but have only 1"]);
 }
 
 #[test]

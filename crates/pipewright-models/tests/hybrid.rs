@@ -300,6 +300,24 @@ fn hidden_states_are_those_of_the_reference() {
     }
 }
 
+#[test]
+fn rows_of_one_token_have_a_second_prediction() {
+    let config = HybridConfig {
+        intermediate_size: 8,
+        mtp_loss_weight: 0.5,
+        mtp_block: "D".to_owned(),
+        ..HybridConfig::new(16, 8, Pattern::new("D").expect("it is one"))
+    };
+    let device = Device::flex();
+    let stage = config.init_stage(0..3, 1, &device).expect("it is the model");
+    let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
+    let ids = Tensor::from_data(TensorData::new(vec![3i64, 5], [2, 1]), &device);
+    let HybridOutput::Logits { second, .. } = stage.run(HybridInput::Tokens(ids), &context) else {
+        panic!("the last layer returns logits")
+    };
+    assert_eq!(second.map(|logits| logits.dims()), Some([2, 1, 16]));
+}
+
 struct GradientNorms<'a> {
     stage: &'a HybridStage,
     names: Vec<String>,
@@ -488,6 +506,12 @@ fn models_that_cannot_be_are_refused_where_they_are_wrong() {
         "`num_experts_per_tok = 11` is out of range: it must be at most",
     );
     check(json!({"num_key_value_heads": 3}), "`num_attention_heads = 4` is not divisible by");
+    // A table of relations has a number for each head, also in a model without attention.
+    check(
+        json!({"pattern": "D|D", "window_sizes": [], "nope_layers": [], "mod_layers": [], "mtp_loss_weight": 0.0,
+            "num_attention_heads": 0}),
+        "`num_attention_heads = 0` is out of range: it must be at least 1",
+    );
     check(json!({"n_groups": 4}), "`mamba_num_heads = 6` is not divisible by `n_groups = 4`");
     check(json!({"head_dim": 11}), "`head_dim = 11` is out of range");
     check(json!({"mod_capacity_factor": 1.5}), "`mod_capacity_factor = 1.5` is out of range");

@@ -2,6 +2,8 @@
 
 const LAYERS: &[&str] = &[
     "error",
+    "key_check",
+    "stage_layers",
     "parameter",
     "init",
     "loss",
@@ -20,6 +22,7 @@ const LAYERS: &[&str] = &[
     "decoder::stage",
     "decoder",
     "family",
+    "decoder_family",
     "hybrid::side_inputs",
     "hybrid::boundary",
     "hybrid::pattern",

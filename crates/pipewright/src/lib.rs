@@ -139,7 +139,6 @@ pub mod batch;
 pub mod memory;
 pub mod loss_scale;
 pub mod checkpoint;
-mod kernel;
 pub mod random;
 mod autodiff;
 pub mod nn;

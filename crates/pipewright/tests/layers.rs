@@ -12,7 +12,6 @@ const LAYERS: &[&str] = &[
     "loss_scale",
     "checkpoint",
     // Arithmetic.
-    "kernel",
     "random",
     "autodiff",
     "nn",

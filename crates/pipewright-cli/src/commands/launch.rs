@@ -77,7 +77,7 @@ pub(super) fn launch(
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's device.
     let make_stage = move |stage| {
         let made = model.training_stage(partition.range(stage), &initial, &Device::flex().autodiff());
-        made.map_err(|error| error.to_string())
+        made.map_err(|error| sentence(&error))
     };
     let pipeline = Pipeline::launch(program, world, &config, make_stage).map_err(|error| failure(&error))?;
     let OptimizerSettings { learning_rate: peak, schedule: decay, warmup_steps, .. } = settings.optimizer;

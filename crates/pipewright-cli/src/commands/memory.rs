@@ -177,7 +177,7 @@ impl MemoryPlan {
             Exit::CheckFailed,
             format!(
                 "the run does not fit into memory: {who} {}, and this machine has {}, which is {} too little; rank \
-                 {rank} needs the most, {}, of which {} are {name}; {advice}",
+                 {rank} needs the most, {}, including {} of {name}; {advice}",
                 bytes(needs),
                 bytes(has),
                 bytes(needs - has),

@@ -26,7 +26,7 @@ use crate::config::pipeline::{
     FoundSchedule, PartitionChoice, PipelineSettings, ScheduleChoice, TransportChoice,
 };
 use crate::config::{Loaded, Settings, Surroundings, sample};
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, sentence};
 
 /// A run, with all checks done that do not need training.
 pub(super) struct Prepared {
@@ -127,7 +127,11 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
 }
 
 /// Returns how layers are distributed over stages.
-fn method(pipeline: &PipelineSettings, model: &ModelConfig, stages: u32) -> Result<Method, Failure> {
+pub(super) fn method(
+    pipeline: &PipelineSettings,
+    model: &ModelConfig,
+    stages: u32,
+) -> Result<Method, Failure> {
     if pipeline.partition != PartitionChoice::Pattern {
         return Ok(pipeline.method());
     }
@@ -183,7 +187,9 @@ fn lower_file(
     program: Program,
     mesh: &MeshSettings,
 ) -> Result<ValidatedProgram, Failure> {
-    let unsound = |error: &dyn Error| Failure::new(Exit::CheckFailed, format!("{place}: {error}"));
+    let unsound = |error: &(dyn Error + 'static)| {
+        Failure::new(Exit::CheckFailed, format!("{place}: {}", sentence(error)))
+    };
     let gathers = program.rows().iter().flatten().any(|action| matches!(action, Action::Unshard { .. }));
     if implied_level(&program) > Level::Compute || gathers {
         let level = if mesh.is_sharded() && gathers { Level::Full } else { Level::Comms };

@@ -52,6 +52,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "topk_group",
             "routed_scaling_factor",
             "moe_shared_expert_intermediate_size",
+            "moe_latent_size",
             "initializer_range",
             "pattern",
             "bos_token_id",

@@ -85,7 +85,7 @@ fn keys_of_a_family_are_checked_where_they_are_written() {
         "num_experts_per_tok = 9",
         "`num_experts_per_tok = 9` is out of range: it must be from 1 to the number of experts",
     );
-    check("num_experts = 0", "`num_experts = 0` is out of range: it must be from 1 to 65536");
+    check("num_experts = 0", "`num_experts = 0` is out of range: it must be from 1 to 16384");
     check(
         "rope_scaling = { rope_type = \"yarn\" }",
         "`rope_scaling.rope_type = yarn` is not supported: only default or llama3 is",

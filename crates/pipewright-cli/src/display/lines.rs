@@ -24,7 +24,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Returns the lines for a run of `steps` steps, of which the first `done` are finished.
+    /// Returns the lines for a run of `steps` steps whose first `done` steps are finished.
     pub(super) fn new(done: u64, steps: u64) -> Self {
         Self { steps, done, start: Instant::now(), last: None }
     }

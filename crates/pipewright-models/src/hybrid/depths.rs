@@ -1,4 +1,4 @@
-//! Mixture of depths (Raposo et al., 2024): a block that only the tokens pass that its router chooses.
+//! Mixture of depths (Raposo et al., 2024): a router chooses the tokens that go through a block. The others skip it.
 
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorData, activation};
 use pipewright::nn::{Linear, choice_loss};

@@ -17,12 +17,12 @@ const SAVING: &str = ".saving-";
 pub(super) const REMOVING: &str = ".removing-";
 const LOCK: &str = "lock";
 
-/// The name of the complete checkpoint of `step`.
+/// Returns the name of the complete checkpoint of `step`.
 pub(super) fn committed_name(step: u64) -> String {
     format!("{COMMITTED}{step:08}")
 }
 
-/// The name of the folder while the checkpoint of `step` is written.
+/// Returns the name of the folder while the checkpoint of `step` is written.
 pub(super) fn scratch_name(step: u64) -> String {
     format!("{SAVING}{step:08}")
 }

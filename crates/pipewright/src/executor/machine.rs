@@ -18,8 +18,8 @@ use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
-use crate::message::Tag;
-use crate::progress::{Activity, Blocked, ProgressBoard, Waiting};
+use crate::message::{AwaitedMessage, Tag};
+use crate::progress::{Activity, Blocked, ProgressBoard};
 use crate::stage::StageRunner;
 use crate::tensor::{Boundaries, CheckMetadata, Metadata};
 
@@ -129,7 +129,7 @@ impl Executor {
                 self.board.set_activity(self.world_rank, Activity::NoStep);
                 return Ok(Poll::Done);
             }
-            _ => self.poll_epilogue().map(|waiting| waiting.map(Blocked::from)),
+            _ => self.poll_epilogue().map(|awaited| awaited.map(Blocked::from)),
         };
         match blocked {
             Ok(None) => Ok(Poll::Progress),
@@ -144,7 +144,7 @@ impl Executor {
 
     fn poll_action(&mut self) -> Result<Option<Blocked>, Cause> {
         let Some(&action) = self.program().row(self.rank).get(self.step.position) else {
-            return self.poll_epilogue().map(|waiting| waiting.map(Blocked::from));
+            return self.poll_epilogue().map(|awaited| awaited.map(Blocked::from));
         };
         if self.step.entered.is_none() {
             self.step.entered = Some(Instant::now());
@@ -155,8 +155,8 @@ impl Executor {
         if let Some(sending) = self.unsent(action) {
             return Ok(Some(Blocked::Sending(sending)));
         }
-        if let Some(waiting) = self.act_in_scope(action)? {
-            return Ok(Some(Blocked::Receiving(waiting)));
+        if let Some(awaited) = self.act_in_scope(action)? {
+            return Ok(Some(Blocked::Receiving(awaited)));
         }
         // The event of a receive is added when its message is taken: from the first attempt to take it until its
         // arrival.
@@ -189,9 +189,9 @@ impl Executor {
         });
     }
 
-    /// Adds the event of a forward that a backward computed again from `start` on. The event of the backward begins after
-    /// it, so that the two do not overlap. Blocks are recomputed alternately with their backwards, and the event has
-    /// their times together.
+    /// Adds the event of a forward that a backward computed again from `start` on. The event of the backward begins
+    /// after it, so that the two do not overlap. Blocks are recomputed alternately with their backwards, and the event
+    /// has their times together.
     pub(super) fn note_recomputed(&mut self, forward: Action, start: Instant, recomputed: Duration) {
         let origin = self.step.input.origin;
         let begin = start.saturating_duration_since(origin);
@@ -295,8 +295,8 @@ impl Executor {
     }
 
     /// Describes a message from a rank of this pipeline.
-    pub(super) fn waiting(&self, from: Rank, tag: Tag) -> Waiting {
-        Waiting { from: self.endpoint.world_rank_of(from), tag }
+    pub(super) fn awaited(&self, from: Rank, tag: Tag) -> AwaitedMessage {
+        AwaitedMessage { from: self.endpoint.world_rank_of(from), tag }
     }
 
     /// Returns the rank of `stage` in this pipeline; `None` if it is this rank.

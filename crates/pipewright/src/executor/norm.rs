@@ -40,13 +40,13 @@ impl Executor {
         let parts = if self.endpoint.part().is_some() { self.endpoint.replica_count() as usize } else { 1 };
         let squares = add_parts(&gathered, parts, self.counted_parameters(), self.replica_tag())?;
         let tree = self.endpoint.pipeline_tree();
-        Ok(Phase::Squares(Exchange::gather(squares, Tag::GradientNorm, tree.children())))
+        Ok(Phase::Squares(Exchange::gather(squares, Tag::Squares, tree.children())))
     }
 
     /// Passes on the squares of the ranks in this rank's subtree. The root computes the norm.
     pub(super) fn compute_norm(&mut self, gathered: Vec<f64>) -> Result<Phase, Cause> {
         if let Some(parent) = self.endpoint.pipeline_tree().parent() {
-            self.endpoint.send_world(parent, Tag::GradientNorm, Payload::of(&gathered));
+            self.endpoint.send_world(parent, Tag::Squares, Payload::of(&gathered));
             return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
         }
         Ok(Phase::Norm(Exchange::complete(self.gradient_norm(&gathered)?)))
@@ -111,7 +111,7 @@ impl Executor {
         let order = self.parameters.as_ref().map_or(&[][..], |known| &known.order);
         if order.len() != gathered.len() {
             let (found, expected) = (gathered.len(), order.len());
-            return Err(MessageError::Count { tag: Tag::GradientNorm, found, expected }.into());
+            return Err(MessageError::Count { tag: Tag::Squares, found, expected }.into());
         }
         if let Some((path, _)) = order.iter().find(|(_, place)| !gathered[*place].is_finite()) {
             return match loss_scale > LossScaling::SMALLEST {
@@ -131,7 +131,7 @@ impl Executor {
 
     /// Returns the tag of the messages between replicas before the norm.
     fn replica_tag(&self) -> Tag {
-        if self.endpoint.part().is_some() { Tag::SquaredNorms } else { Tag::Ready }
+        if self.endpoint.part().is_some() { Tag::ReplicaSquares } else { Tag::Ready }
     }
 }
 
@@ -153,11 +153,11 @@ mod tests {
     fn squares_of_replicas_are_added_in_their_order() {
         let (a, b) = ([1e16, 1.0, 1.0], [0.1, 0.2, 0.3]);
         let gathered = [a[0], b[0], a[1], b[1], a[2], b[2]];
-        let sums = add_parts(&gathered, 3, 2, Tag::SquaredNorms).expect("as many as there should be");
+        let sums = add_parts(&gathered, 3, 2, Tag::ReplicaSquares).expect("as many as there should be");
         assert_eq!(sums, [(1e16 + 1.0) + 1.0, (0.1 + 0.2) + 0.3]);
-        assert_eq!(add_parts(&[], 3, 0, Tag::SquaredNorms), Ok(Vec::new()));
+        assert_eq!(add_parts(&[], 3, 0, Tag::ReplicaSquares), Ok(Vec::new()));
         let error =
-            add_parts(&gathered[1..], 3, 2, Tag::SquaredNorms).expect_err("one is missing").to_string();
+            add_parts(&gathered[1..], 3, 2, Tag::ReplicaSquares).expect_err("one is missing").to_string();
         assert!(error.contains("has 5 numbers for 6 parameters"), "{error}");
     }
 }

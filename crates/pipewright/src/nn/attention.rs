@@ -2,10 +2,10 @@
 
 use burn::backend::Flex;
 use burn::tensor::{Device, Tensor, TensorData, activation};
+use pipewright_kernel::attention::{Dims, Inputs, Rotary, backward, forward};
 
 use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, row_major};
-use crate::kernel::attention::{Dims, Inputs, Rotary, backward, forward};
 
 /// An attention over sequences of one length, with its tables of positions.
 #[derive(Debug, Clone)]
@@ -26,8 +26,8 @@ impl CausalAttention {
         Self::with_angles(sequence, head_dim, device, |_, _| 0.0)
     }
 
-    /// Returns an attention with rotary positions (Su et al., 2021) in Hugging Face's layout: at position `p`, element `j`
-    /// of a head is rotated together with element `j + head_dim / 2`, by the angle `p / theta^(2 j / head_dim)`.
+    /// Returns an attention with rotary positions (Su et al., 2021) in Hugging Face's layout: at position `p`, element
+    /// `j` of a head is rotated together with element `j + head_dim / 2`, by the angle `p / theta^(2 j / head_dim)`.
     ///
     /// Angles are single precision, because the checkpoints were trained with such angles.
     ///
@@ -37,8 +37,8 @@ impl CausalAttention {
         Self::rotary_with(sequence, &rotary_frequencies(head_dim, theta), device)
     }
 
-    /// As [`CausalAttention::rotary`], with `frequencies[j]` in place of `1 / theta^(2 j / head_dim)`. A head has twice as
-    /// many elements as there are frequencies.
+    /// As [`CausalAttention::rotary`], with `frequencies[j]` in place of `1 / theta^(2 j / head_dim)`. A head has twice
+    /// as many elements as there are frequencies.
     ///
     /// # Panics
     /// When `sequence` is 0 or there are no frequencies.
@@ -142,11 +142,8 @@ impl CausalAttention {
         let (half, precision) = (self.head_dim / 2, x.dtype());
         let x = at_least_single(x);
         let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
-        let table = |table: &Tensor<2>| match a.is_autodiff() {
-            true => table.clone().autodiff().unsqueeze::<4>(),
-            false => table.clone().unsqueeze::<4>(),
-        };
-        let (cos, sin) = (table(&self.cos), table(&self.sin));
+        // Burn puts the tables on the tape of the other operand, whatever its kind.
+        let [cos, sin] = [&self.cos, &self.sin].map(|table| table.clone().unsqueeze::<4>());
         let first = a.clone() * cos.clone() - b.clone() * sin.clone();
         Tensor::cat(vec![first, b * cos + a * sin], 3).cast(precision)
     }

@@ -1,5 +1,5 @@
 //! Products and selections with deferred weight gradients, composed of Burn operations for devices that have no
-//! operation of their own in [`kernel`](crate::kernel).
+//! operation of their own in [`pipewright_kernel`].
 //!
 //! On the tape, Burn computes the gradients of both factors of a product in one go. These operations compute the
 //! gradient of the weight in `W`.
@@ -10,16 +10,8 @@ use burn::module::ParamId;
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 
 use super::deferred::{Deferred, KeptWeight, RowIds, WeightTask};
-use crate::autodiff::{Rule, record};
-
-/// How a product uses its weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
-    /// `x w`, with `w [inputs, outputs]`.
-    Plain,
-    /// `x wᵀ`, with `w [outputs, inputs]`.
-    Transposed,
-}
+use super::product::Layout;
+use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns `x w` or `x wᵀ`, on the tape of both.
 pub(super) fn product(
@@ -34,7 +26,7 @@ pub(super) fn product(
         Layout::Transposed => weight.transpose(),
     };
     let Some(deferred) = deferred else { return x.matmul(factor(weight)) };
-    let (x_value, weight_value) = (off(x.clone()), off(weight.clone()));
+    let (x_value, weight_value) = (inner_of(x.clone()), inner_of(weight.clone()));
     let y = x_value.clone().matmul(factor(weight_value.clone()));
     let kept = KeptWeight::new(weight_value, id, Some(&deferred));
     let recorded = deferred.recorded(weight);
@@ -50,7 +42,7 @@ pub(super) fn select(
     deferred: Option<Deferred>,
 ) -> Tensor<2> {
     let Some(deferred) = deferred else { return table.select(0, ids) };
-    let rows = off(table.clone()).select(0, ids.clone());
+    let rows = inner_of(table.clone()).select(0, ids.clone());
     let recorded = deferred.recorded(table);
     let rule = SelectRule { ids, id, deferred };
     record([recorded.clone(), recorded], rows, Arc::new(rule))
@@ -87,11 +79,6 @@ pub(crate) fn add_rows(
     sum.select_assign(0, ids, gradient, IndexingUpdateOp::Add)
 }
 
-/// Returns a tensor without the tape that it may be on.
-fn off<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    if tensor.is_autodiff() { tensor.inner() } else { tensor }
-}
-
 #[derive(Debug)]
 struct ProductRule {
     x: Tensor<2>,
@@ -112,12 +99,7 @@ impl Rule for ProductRule {
             })
         });
         if for_weight {
-            let (weight, x) = (*id, x.clone());
-            let (x, gradient) = match layout {
-                Layout::Plain => (x, gradient),
-                // The weight's gradient is `gradientᵀ x`: the same product with its two factors swapped.
-                Layout::Transposed => (gradient, x),
-            };
+            let (weight, (x, gradient)) = (*id, layout.gradient_factors(x.clone(), gradient));
             deferred.push(WeightTask::Product { weight, x: Box::new(x), gradient });
         }
         [d_x, None]
@@ -155,8 +137,8 @@ mod tests {
         found.into_data().assert_approx_eq::<f64>(&expected.into_data(), Tolerance::rel_abs(1e-12, 1e-12));
     }
 
-    /// Runs `layer` with and without a collector. The results and the gradients of `x` must agree, and what waits in the
-    /// collector must be the gradient of `weight`.
+    /// Runs `layer` with and without a collector. The results and the gradients of `x` must agree, and what waits in
+    /// the collector must be the gradient of `weight`.
     fn check(
         x: Option<&Tensor<2>>,
         weight: &Tensor<2>,

@@ -25,11 +25,11 @@ impl From<burn::nn::Embedding> for Embedding {
 }
 
 impl Embedding {
-    /// Shapes: ids `[batch, sequence]`, result `[batch, sequence, width]`.
+    /// Returns the row of each id. Shapes: ids `[batch, sequence]`, result `[batch, sequence, width]`.
     ///
     /// # Panics
-    /// When an id is outside the table. Only the CPU back end checks this: on another device the check would have to wait
-    /// for the ids.
+    /// When an id is outside the table. Only the CPU back end checks this: on another device the check would have to
+    /// wait for the ids.
     pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
         let [batch, sequence] = ids.dims();
         let weight = self.weight.val();

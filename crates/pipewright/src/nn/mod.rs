@@ -7,9 +7,9 @@
 //!
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
-//! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`], [`cross_entropy`],
-//! [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are single operations on the CPU back end and
-//! compositions of Burn's elsewhere.
+//! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
+//! [`cross_entropy`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are single operations on
+//! the CPU back end and compositions of Burn's elsewhere.
 
 mod attention;
 mod bundle;
@@ -19,10 +19,12 @@ mod cross_entropy;
 mod deferred;
 mod dropout;
 mod embedding;
+mod expert_matrices;
 mod experts;
 mod linear;
 mod mamba;
 mod operation;
+mod product;
 mod relu_squared;
 mod rms_norm;
 mod router_losses;

@@ -1,7 +1,7 @@
 //! Converts tensors for a hand-written operation of the CPU back end, and records the operation on the tape.
 //!
-//! [`on_cpu`] checks whether the operation can run here: single or half precision, the CPU back end, and a tape
-//! without checkpointing or no tape. Otherwise the caller composes Burn operations, so that each operation runs on every
+//! [`on_cpu`] checks whether the operation can run here: single or half precision, the CPU back end, and a tape without
+//! checkpointing or no tape. Otherwise the caller composes Burn operations, so that each operation runs on every
 //! device.
 //!
 //! All arithmetic is in single precision. An operation keeps tensors of half precision as they are for its backward, reads
@@ -18,8 +18,8 @@ use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{DType, Element, Int, Shape, Tensor, TensorData, bf16, f16};
+use pipewright_kernel::half::{narrowed, widened};
 
-use crate::kernel::half::{narrowed, widened};
 
 /// A tensor of the CPU back end without a tape.
 pub(crate) type CpuTensor = FloatTensor<Flex>;
@@ -121,8 +121,8 @@ impl<const N: usize> Tape<N> {
         with_dtype(cpu_tensor(elements, shape), self.result)
     }
 
-    /// Returns the operation's result as a tensor and records its backward pass. `operation` makes the backward pass from
-    /// the result.
+    /// Returns the operation's result as a tensor and records its backward pass. `operation` makes the backward pass
+    /// from the result.
     pub(crate) fn record<const D: usize, O: Operation<N>>(
         self,
         elements: Vec<f32>,

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor, TensorData, activation};
+use pipewright_kernel::routing::{
+    backward, balance, balance_backward, choose, loads, softmax, weights as weights_of,
+};
 
 use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
-use crate::kernel::routing::{
-    backward, balance, balance_backward, choose, loads, softmax, weights as weights_of,
-};
 
 /// The experts of each token with their weights.
 ///
@@ -69,8 +69,8 @@ impl Routing {
         Self { weights, chosen, experts, is_finite, probabilities }
     }
 
-    /// As [`Routing::new`], of Burn's operations. The choice is made on the host from the probabilities, so that it is the
-    /// same on every device.
+    /// As [`Routing::new`], of Burn's operations. The choice is made on the host from the probabilities, so that it is
+    /// the same on every device.
     fn composed(logits: Tensor<2>, count: usize, normalised: bool) -> Self {
         let [tokens, experts] = logits.dims();
         let precision = logits.dtype();
@@ -93,29 +93,29 @@ impl Routing {
         }
     }
 
-    /// The weights of the chosen experts, shape `[tokens, count]`.
+    /// Returns the weights of the chosen experts, shape `[tokens, count]`.
     pub fn weights(&self) -> Tensor<2> {
         self.weights.clone()
     }
 
-    /// The chosen experts, `count` for each token, in the order of the weights: the largest probability first.
+    /// Returns the chosen experts, `count` for each token, in the order of the weights: the largest probability first.
     pub fn chosen(&self) -> &[usize] {
         &self.chosen
     }
 
-    /// The number of experts.
+    /// Returns the number of experts.
     pub fn experts(&self) -> usize {
         self.experts
     }
 
-    /// Whether all probabilities are numbers. They are not if a logit is NaN or plus infinity.
+    /// Returns whether all probabilities are numbers. They are not if a logit is NaN or plus infinity.
     pub fn is_finite(&self) -> bool {
         self.is_finite
     }
 
-    /// Returns the load-balancing loss `E sum(f_e P_e)` over the experts, shape `[1]`. `f_e` is the fraction of the tokens
-    /// that chose expert `e`, which carries no gradient, and `P_e` the mean of its probability. The loss is `count` if
-    /// all experts are chosen equally often.
+    /// Returns the load-balancing loss `E sum(f_e P_e)` over the experts, shape `[1]`. `f_e` is the fraction of the
+    /// tokens that chose expert `e`, which carries no gradient, and `P_e` the mean of its probability. The loss is
+    /// `count` if all experts are chosen equally often.
     pub fn balance_loss(&self) -> Tensor<1> {
         let tokens = self.weights.dims()[0];
         let loads = loads(&self.chosen, self.experts, tokens);

@@ -1,14 +1,14 @@
-//! Attention that sees less than all earlier tokens: documents that share a row, windows, rows whose tokens are a choice
-//! of a longer row's, and a bias for relations between tokens.
+//! Attention in which a token sees only some of the earlier tokens: those of its document, those in a window, or those
+//! that were chosen from a longer row. A bias may depend on relations between tokens.
 
 use std::sync::Arc;
 
 use burn::tensor::{Bool, DType, Tensor, TensorData, activation};
+use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
 
 use super::attention::repeat_heads;
 use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
-use crate::kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
 
 /// The tokens of a microbatch: rows of `sequence` tokens each.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ pub struct Relations {
 /// An attention with grouped queries over the tokens of a [`TokenScope`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScopedAttention {
-    /// Width of a head.
+    /// Elements of a head, an even number.
     pub head_dim: usize,
     /// The base of rotary positions (Su et al., 2021) in Hugging Face's layout; `None` for an attention without
     /// positions.
@@ -71,13 +71,13 @@ impl TokenScope {
 }
 
 impl ScopedAttention {
-    /// Returns `softmax(q kᵀ / sqrt(head_dim) + bias) v` for each head over the tokens that a token sees. The bias is the
-    /// sum of a head's entries of `table` `[relations, heads]` over the relations that hold.
+    /// Returns `softmax(q kᵀ / sqrt(head_dim) + bias) v` for each head over the tokens that a token sees. The bias is
+    /// the sum of a head's entries of `table` `[relations, heads]` over the relations that hold.
     ///
     /// Shapes as of [`CausalAttention::forward`](super::CausalAttention::forward).
     ///
     /// # Panics
-    /// When the shapes do not match.
+    /// When the shapes do not match, rows have no tokens, or `head_dim` is odd or 0.
     pub fn forward(
         &self,
         [q, k, v]: [Tensor<2>; 3],
@@ -114,7 +114,9 @@ impl ScopedAttention {
     fn dims(&self, [q, k, v]: [&Tensor<2>; 3], scope: &TokenScope) -> Dims {
         let (head_dim, sequence) = (self.head_dim, scope.sequence);
         let ([rows, wide], [_, narrow]) = (q.dims(), k.dims());
-        let fits = rows.is_multiple_of(sequence)
+        let is_possible = sequence > 0 && head_dim > 0 && head_dim.is_multiple_of(2);
+        let fits = is_possible
+            && rows.is_multiple_of(sequence)
             && scope.documents.len() == rows
             && scope.positions.len() == rows
             && wide.is_multiple_of(head_dim)
@@ -125,7 +127,7 @@ impl ScopedAttention {
             && v.dims() == k.dims();
         assert!(
             fits,
-            "queries {:?}, keys {:?} and values {:?} do not fit {} tokens and heads of {head_dim}",
+            "queries {:?}, keys {:?} and values {:?} do not fit {} tokens in rows of {sequence} and heads of {head_dim}",
             q.dims(),
             k.dims(),
             v.dims(),
@@ -136,7 +138,7 @@ impl ScopedAttention {
     }
 }
 
-/// Where tokens are and what they see, as both passes need it.
+/// The positions of tokens and the first token that each sees, in the form that both passes need.
 #[derive(Clone, Debug)]
 struct Places {
     starts: Arc<[u32]>,
@@ -308,7 +310,7 @@ mod tests {
         );
     }
 
-    /// Two rows with documents of several lengths.
+    /// Returns two rows with documents of several lengths.
     fn documents(sequence: usize) -> TokenScope {
         let document = |token: usize| (token % sequence / 5 * (1 + token / sequence)) as u32;
         TokenScope { documents: (0..2 * sequence).map(document).collect(), ..TokenScope::whole(2, sequence) }
@@ -322,6 +324,13 @@ mod tests {
         check(&ScopedAttention { rope_theta: None, window: Some(1), ..ROPE }, &documents(6), [2, 2], 0);
         // More than one block of rows; the first keys are not computed.
         check(&ScopedAttention { window: Some(70), ..ROPE }, &TokenScope::whole(1, 150), [2, 1], 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "do not fit 6 tokens in rows of 3 and heads of 3")]
+    fn an_odd_head_is_refused() {
+        let inputs = [(); 3].map(|()| numbers([6, 3], 1.0));
+        ScopedAttention { head_dim: 3, ..ROPE }.forward(inputs, &TokenScope::whole(2, 3), None);
     }
 
     #[test]

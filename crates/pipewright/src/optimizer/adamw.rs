@@ -6,8 +6,8 @@ use burn::optim::{
     StateSource,
 };
 use burn::tensor::{DType, Device, Tensor};
+use pipewright_kernel::adamw::{Coefficients, step};
 
-use crate::kernel::adamw::{Coefficients, step};
 use crate::nn::{CpuTensor, elements, owned};
 
 /// Burn's `AdamW` with the same update and the same state, in place on the CPU back end and composed of Burn's
@@ -127,7 +127,7 @@ fn in_place<const D: usize>(
     [parameter, moment_1, moment_2].map(Tensor::from_primitive::<Flex>)
 }
 
-/// The same update, composed of Burn's operations.
+/// Returns the same update, composed of Burn's operations.
 fn composed<const D: usize>(tensors: [Tensor<D>; 4], by: Coefficients) -> [Tensor<D>; 3] {
     let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
     let [parameter, gradient, moment_1, moment_2] = tensors;

@@ -269,7 +269,8 @@ impl PipelineBuilder {
         self
     }
 
-    /// Sets the stages that keep only their inputs after a forward, and compute it again in their backward. Default: none.
+    /// Sets the stages that keep only their inputs after a forward, and compute it again in their backward. Default:
+    /// none.
     pub fn recompute(mut self, recompute: Recompute) -> Self {
         self.config.recompute = recompute;
         self

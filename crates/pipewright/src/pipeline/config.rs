@@ -31,7 +31,7 @@ pub struct PipelineConfig {
     pub precision: Precision,
     /// How losses are scaled if the precision is f16.
     pub loss_scaling: LossScaling,
-    /// The time without progress on any rank after which a step fails.
+    /// The time without progress on any rank after which a step fails; at most ten years.
     pub deadline: Duration,
     /// Replicas of the pipeline, each of which gets its share of every batch. The number of ranks in the world is this
     /// number times the number of ranks of the program.
@@ -50,8 +50,8 @@ pub struct PipelineConfig {
     /// ranks. Losses, gradients and random numbers do not change. A forward that its backward follows at once is not
     /// recomputed ([`pipewright_schedule::recompute`]).
     ///
-    /// A module must depend only on itself, its input and its context: what it draws from a device's own generator
-    /// would differ in the second forward, so it draws from
+    /// A module must depend only on itself, its input and its context. Numbers from a device's own generator would
+    /// differ in the second forward, so a module draws from
     /// [`StageContext::random`](crate::stage::StageContext::random).
     pub recompute: Recompute,
     /// Called around every action.
@@ -62,8 +62,8 @@ pub struct PipelineConfig {
 }
 
 impl Default for PipelineConfig {
-    /// No optimizer, no clipping, one thread per rank, stages that stay where they are made, a deadline of a minute, no replicas, and metadata that is taken
-    /// from the first step and checked there.
+    /// No optimizer, no clipping, one thread per rank, stages that stay where they are made, a deadline of a minute,
+    /// one replica, and metadata that is taken from the first step and checked there.
     fn default() -> Self {
         Self {
             optimizer: None,

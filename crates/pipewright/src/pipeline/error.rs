@@ -20,7 +20,7 @@ pub enum PipelineError {
     },
     /// The world has another size than the program needs.
     #[error(
-        "the transport has {world} ranks; {replicas} replica(s) of a program of {program} need as many as that makes"
+        "the transport has {world} ranks, and {replicas} replica(s) of a program of {program} ranks need {replicas} x {program}"
     )]
     WorldSize {
         /// The number of ranks of the transport.
@@ -123,7 +123,7 @@ pub enum PipelineError {
     GradientsPending,
     /// An earlier restore failed after some stages had restored their state.
     #[error(
-        "a checkpoint was taken over in part: the parameters no longer belong together; launch the pipeline again"
+        "a checkpoint was restored in part: the parameters no longer belong together; launch the pipeline again"
     )]
     HalfRestored,
 }

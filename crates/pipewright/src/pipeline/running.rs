@@ -23,7 +23,7 @@ use crate::memory::RankMemory;
 use crate::mesh::Mesh;
 use crate::stage::Stage;
 use crate::tensor::{Boundary, Values, pack};
-use crate::transport::World;
+use crate::transport::{LONGEST_WAIT, World};
 
 /// The additional time after a rank's deadline in which the rank itself can report it.
 const GRACE: Duration = Duration::from_millis(250);
@@ -64,6 +64,7 @@ impl Pipeline {
         F: Fn(StageIndex) -> Result<Stage, E> + Send + Sync + 'static,
         E: Display,
     {
+        let config = &PipelineConfig { deadline: config.deadline.min(LONGEST_WAIT), ..config.clone() };
         let mut world = world;
         world.set_deadline(config.deadline);
         world.agree(Ok(identity(&program, config)), config.deadline)?;
@@ -235,13 +236,13 @@ impl Pipeline {
     /// the storage that it writes to, unless the state is dropped by then.
     ///
     /// # Errors
-    /// When gradients wait for an update, or a rank no longer answers.
+    /// When gradients wait for an update, a rank fails, or a rank no longer answers.
     pub fn state(&mut self) -> Result<Vec<RankState>, PipelineError> {
         if self.pending {
             return Err(PipelineError::GradientsPending);
         }
         let replies = self.command(|reply| Command::State { reply })?;
-        let mut ranks = self.await_ranks(&replies, |state| Ok(*state))?;
+        let mut ranks = self.await_ranks(&replies, |state| state.map(|state| *state))?;
         ranks.retain(|rank| !rank.stages.is_empty());
         ranks.iter_mut().for_each(|rank| rank.loss_scale = self.loss_scale);
         Ok(ranks)

@@ -35,8 +35,9 @@ pub struct StepSummary {
     /// Whether all ranks skipped the update, because the scaled gradients were too large for f16. Parameters and optimizer
     /// state are those from before the step, and the next step has half the scale.
     pub skipped: bool,
-    /// The actions of each rank with their times, in seconds since the step began in this process. If ranks are processes,
-    /// the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each other one has its own.
+    /// The actions of each rank with their times, in seconds since the step began in this process. If ranks are
+    /// processes, the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each other one has
+    /// its own.
     pub timeline: Timeline,
     /// The time of each rank's optimizer step.
     pub update: Vec<Duration>,
@@ -73,7 +74,7 @@ pub struct EvalSummary {
 }
 
 impl StepSummary {
-    /// Mean of the losses, each microbatch weighted by its rows.
+    /// Returns the mean of the losses; each microbatch counts by its rows.
     pub fn loss(&self) -> f64 {
         let counted = self.losses.iter().zip(&self.loss_weights).map(|(loss, share)| loss * share);
         counted.sum::<f64>() / self.losses.len() as f64

@@ -20,8 +20,8 @@ pub(crate) trait StageBody: Module + 'static {
         1
     }
 
-    /// Runs a block. The first takes the inputs of the stage, each other one the tensors of the block before it, and the
-    /// last returns the outputs of the stage.
+    /// Runs a block. The first takes the inputs of the stage, each other one the tensors of the block before it, and
+    /// the last returns the outputs of the stage.
     fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         let _ = block;
         Ok(pack(self.run(inputs, context)?))

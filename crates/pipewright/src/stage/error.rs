@@ -69,7 +69,7 @@ pub enum StageError {
         what: String,
     },
     /// The stage has a loss, but the step has no targets.
-    #[error("the stage ends in a loss, and the step brought no targets for it")]
+    #[error("the stage ends in a loss, and the step has no targets for it")]
     NoTarget,
     /// A loss that is not a scalar.
     #[error("{what} has {elements} elements; a loss is one number, the mean over the microbatch (shape [1])")]

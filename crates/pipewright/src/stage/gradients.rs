@@ -8,12 +8,12 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOp
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor};
+use pipewright_kernel::product::{Matrix, add_product, product};
+use pipewright_kernel::squares::sum_squares;
 
 use super::body::StageBody;
+use super::module_parameters::parameters_of;
 use super::shards::Catches;
-use super::state::parameters_of;
-use crate::kernel::product::{Matrix, add_product, product};
-use crate::kernel::squares::sum_squares;
 use crate::nn::{
     ConvolutionTask, CpuTensor, RowIds, WeightTask, add_product_on_device, add_rows, add_rows_on_device, cpu,
     cpu_tensor, elements, from_cpu, owned,
@@ -49,7 +49,7 @@ impl GradientSums {
         Self { paths, shapes, places, duplicate, sums }
     }
 
-    /// The global path of each parameter.
+    /// Returns the global path of each parameter.
     pub(crate) fn paths(&self) -> &[Arc<str>] {
         &self.paths
     }
@@ -60,22 +60,22 @@ impl GradientSums {
         paths.for_each(|old| *old = path(old));
     }
 
-    /// The parameters' ids.
+    /// Returns the parameters' ids.
     pub(crate) fn ids(&self) -> impl Iterator<Item = ParamId> {
         self.places.keys().copied()
     }
 
-    /// Two places that hold the same parameter, if there are any.
+    /// Returns two places that hold the same parameter, if there are any.
     pub(crate) fn duplicate(&self) -> Option<(Arc<str>, Arc<str>)> {
         self.duplicate.clone()
     }
 
-    /// The shape of each parameter.
+    /// Returns the shape of each parameter.
     pub(crate) fn shapes(&self) -> &[Vec<usize>] {
         &self.shapes
     }
 
-    /// The sum of the parameter at `place`; `None` if no float parameter is there, or it has no sum yet.
+    /// Returns the sum of the parameter at `place`; `None` if no float parameter is there, or it has no sum yet.
     pub(crate) fn get(&self, place: usize) -> Option<Value> {
         self.sums.get(place)?.clone().map(Value::from_dispatch)
     }

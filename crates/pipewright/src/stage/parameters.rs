@@ -5,9 +5,9 @@ use std::sync::Arc;
 use burn::tensor::TensorData;
 
 use super::body::StageBody;
+use super::module_parameters::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
 use super::runner::{Held, StageParameters};
 use super::shards::Shards;
-use super::state::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
 use super::training::TrainingStage;
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
 use crate::tensor::shard::RowShard;

@@ -9,7 +9,7 @@ use super::error::StageError;
 use super::module::{StageContext, StageModule};
 use super::runner::StageRunner;
 use super::training::{Loss, TrainingStage};
-use super::weights::{WeightRunner, WeightWork};
+use super::weight_work::{WeightRunner, WeightWork};
 use crate::tensor::shard::RowShard;
 use crate::tensor::{Boundary, Precision, unpack};
 
@@ -117,7 +117,7 @@ trait Unprepared: Send {
     fn prepare(self: Box<Self>, settings: StageSettings) -> Result<Box<dyn StageRunner>, StageError>;
 }
 
-/// A module, its loss, and what the user has set for them.
+/// A module, its loss, and the settings that the user has made for them.
 struct UnpreparedStage<M: StageBody> {
     body: M,
     loss: Option<Loss<M::Output>>,

@@ -1,5 +1,5 @@
-//! A stage in training: its module, the tape of every microbatch in flight, the gradient sums and the optimizer. This file
-//! has its computation, and `parameters.rs` the access to its parameters.
+//! A stage in training: its module, the tape of every microbatch in flight, the gradient sums and the optimizer. This
+//! file has its computation, and `parameters.rs` the access to its parameters.
 //!
 //! # What a forward keeps
 //!
@@ -23,12 +23,13 @@ use super::body::{Skips, StageBody};
 use super::error::StageError;
 use super::gradients::GradientSums;
 use super::module::StageContext;
+use super::module_parameters::{discrete_of, filled, parameters_of, running_statistics_of};
 use super::recompute::{Promises, Saved};
 use super::runner::{ForwardTask, Forwarded, InputGradients, StageCompute, StageParameters, device_of};
 use super::shards::{Catches, Shards};
-use super::state::{discrete_of, filled, parameters_of, running_statistics_of};
-use super::tape::{Tape, all_off_tape, as_leaf, check_scalar, off, off_tape, scaled, split_auxiliary};
-use super::weights::{WeightRunner, WeightWork};
+use super::tape::{Tape, all_off_tape, as_leaf, check_scalar, off_tape, scaled, split_auxiliary};
+use super::weight_work::{WeightRunner, WeightWork};
+use crate::autodiff::inner_of;
 use crate::nn::{Deferred, at_least_single};
 use crate::optimizer::mixes_rows;
 use crate::tensor::shard::RowShard;
@@ -65,17 +66,19 @@ pub(crate) struct TrainingStage<M: StageBody> {
     pub(super) segments: Vec<Segment>,
     /// Which outputs of the recomputed forwards need a gradient.
     pub(super) promises: Promises,
+    /// Whether some float parameters are not trained, such as running statistics.
+    pub(super) has_buffers: bool,
 }
 
 /// A microbatch whose backward has not run.
 enum InFlight {
     /// Everything that its backward needs.
     Recorded(Box<Tape>),
-    /// What its forward needs, which its backward computes again.
+    /// The inputs of its forward, which its backward computes again.
     Saved(Box<Saved>),
 }
 
-/// What the forwards of a microbatch have in common: the first one, and the second one if it is recomputed.
+/// The data that all forwards of a microbatch share: the first one, and the second one if it is recomputed.
 pub(super) struct Pass {
     pub(super) context: StageContext,
     pub(super) target: Option<Values>,
@@ -107,6 +110,7 @@ impl<M: StageBody> TrainingStage<M> {
         let parameters = Arc::new(sums.ids().collect());
         let stay_single =
             parameters_of(&module).iter().map(|found| module.stays_single(&found.local)).collect();
+        let has_buffers = parameters_of(&module).iter().any(|found| !found.is_trained);
         let device = device.autodiff();
         Self {
             parameters,
@@ -125,6 +129,7 @@ impl<M: StageBody> TrainingStage<M> {
             shards: None,
             segments: vec![Segment::Whole],
             promises: Promises::default(),
+            has_buffers,
         }
     }
 
@@ -295,7 +300,7 @@ impl<M: StageBody> TrainingStage<M> {
             let loss =
                 self.loss_of(output, target.clone(), context)?.expect("a stage with a loss computes it");
             let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *loss_weight)?;
-            let report = off(loss.clone());
+            let report = inner_of(loss.clone());
             let tape = Tape::new(leaves, Some(scaled(loss, *loss_weight)), Vec::new(), weighted);
             return Ok((Forwarded { outputs, loss: Some(report), auxiliary }, tape));
         }
@@ -305,7 +310,8 @@ impl<M: StageBody> TrainingStage<M> {
         Ok((Forwarded { outputs, loss: None, auxiliary }, Tape::new(leaves, None, roots, weighted)))
     }
 
-    /// Runs the backward of a tape and adds the gradients of parameters to the sums. Returns the gradients of the inputs.
+    /// Runs the backward of a tape and adds the gradients of parameters to the sums. Returns the gradients of the
+    /// inputs.
     pub(super) fn run_backward(
         &mut self,
         microbatch: Microbatch,
@@ -403,8 +409,8 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         self.module().skips()
     }
 
-    fn device(&self) -> Device {
-        self.device.clone()
+    fn device(&self) -> &Device {
+        &self.device
     }
 
     fn reset(&mut self) {

@@ -1,7 +1,7 @@
 //! Language-model training: each step takes a batch of token rows and returns its metrics.
 //!
-//! A [`Trainer`] holds a running [`Pipeline`], the data and the learning rate. The caller asks for one step at a time and
-//! decides what to show and when to stop.
+//! A [`Trainer`] holds a running [`Pipeline`], the data and the learning rate. The caller asks for one step at a time
+//! and decides what to show and when to stop.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

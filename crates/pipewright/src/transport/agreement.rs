@@ -1,9 +1,9 @@
-//! Checks before the start that all processes are about to run the same.
+//! Checks before the start that all processes run the same program with the same settings.
 //!
-//! Each process sends the first rank a description of its run as named fields, or the reason why it cannot run. The first
-//! rank compares the descriptions and sends the differences to all ranks, so every process reports the same error, with
-//! ranks and fields. The error also names ranks that did not answer in time. The other processes do not wait for those
-//! when they leave, even if they still send heartbeats.
+//! Each process sends the first rank a description of its run as named fields, or the reason why it cannot run. The
+//! first rank compares the descriptions and sends the differences to all ranks, so every process reports the same
+//! error, with ranks and fields. The error also names ranks that did not answer in time. The other processes do not
+//! wait for those when they leave, even if they still send heartbeats.
 //!
 //! Devices are checked in the same way: processes may not name the same one if each needs its own.
 
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Endpoint, Waited};
+use super::{Endpoint, Waited, end_of_wait};
 use crate::failure::{Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
-use crate::message::{Payload, Tag, encoded};
+use crate::message::{MessageError, Payload, Tag, encoded};
 
 /// The description of a run: versions, hashes and settings that must not differ, by name.
 pub type Fields = BTreeMap<String, String>;
@@ -29,7 +29,10 @@ pub enum AgreementError {
     #[error("{0}")]
     Differences(Differences),
     /// A rank did not describe its run in time.
-    #[error("rank {rank} did not say within {:.1} s what it is about to run: is it still starting, or gone?", .waited.as_secs_f64())]
+    #[error(
+        "rank {rank} has not described its run within {:.1} s: it may still be starting, or it has ended",
+        .waited.as_secs_f64()
+    )]
     Silent {
         /// The rank.
         rank: WorldRank,
@@ -40,11 +43,8 @@ pub enum AgreementError {
     #[error(transparent)]
     Failed(StepError),
     /// A rank's description cannot be decoded: it runs another version.
-    #[error("what rank {rank} says cannot be read: it runs another version of the program")]
-    Unreadable {
-        /// The rank.
-        rank: WorldRank,
-    },
+    #[error(transparent)]
+    Unreadable(#[from] MessageError),
 }
 
 impl AgreementError {
@@ -53,7 +53,7 @@ impl AgreementError {
         match self {
             Self::Differences(differences) => differences.silent(),
             Self::Silent { rank, .. } => Some(*rank),
-            Self::Failed(_) | Self::Unreadable { .. } => None,
+            Self::Failed(_) | Self::Unreadable(_) => None,
         }
     }
 }
@@ -183,7 +183,7 @@ where
     let first = WorldRank::new(0);
     let others = (1..endpoint.ranks()).map(WorldRank::new);
     let differences = if endpoint.rank() == first {
-        let until = Instant::now() + deadline;
+        let until = end_of_wait(deadline);
         let mut hellos = vec![(first, hello.clone())];
         let mut silent = Vec::new();
         for rank in others.clone() {
@@ -205,8 +205,8 @@ where
     } else {
         endpoint.send(first, Tag::Hello, Payload::of(hello));
         // The first rank may arrive last, and then waits for the others itself.
-        let waited = deadline * 2;
-        take(endpoint, first, Tag::Welcome, Instant::now() + waited, waited)?
+        let waited = deadline.saturating_mul(2);
+        take(endpoint, first, Tag::Welcome, end_of_wait(waited), waited)?
     };
     match differences.0.is_empty() {
         true => Ok(()),
@@ -225,7 +225,7 @@ fn take<T: for<'de> Deserialize<'de>>(
     loop {
         // A message that was sent before a failure still counts.
         if let Some(message) = endpoint.try_take(from, tag) {
-            return message.read().map_err(|_| AgreementError::Unreadable { rank: from });
+            return Ok(message.read()?);
         }
         match woken {
             Waited::Arrived => woken = endpoint.wait(until),
@@ -326,7 +326,7 @@ mod tests {
         check(vec![cannot(), cannot()], &["ranks 0, 1: no such file"]);
     }
 
-    /// Rank 1 begins to wait before rank 0; rank 2 never answers.
+    /// Rank 1 begins to wait before rank 0, and rank 2 never answers.
     #[test]
     fn a_silent_rank_is_named_by_all_and_not_waited_for() {
         const DEADLINE: Duration = Duration::from_secs(1);
@@ -341,8 +341,8 @@ mod tests {
         let [first, second, _third] = <[_; 3]>::try_from(local::world(3)).ok().expect("three ranks");
         let ranks = [agree_after(first, DEADLINE / 3), agree_after(second, Duration::ZERO)];
         for rank in ranks {
-            let (said, silent, leaves) = rank.join().expect("it does not panic");
-            assert!(said.starts_with("rank 2 did not say within 1.0 s"), "{said}");
+            let (error, silent, leaves) = rank.join().expect("it does not panic");
+            assert!(error.starts_with("rank 2 has not described its run within 1.0 s"), "{error}");
             assert_eq!((silent, leaves), (Some(WorldRank::new(2)), true));
         }
     }

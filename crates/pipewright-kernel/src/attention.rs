@@ -1,0 +1,396 @@
+//! Causal attention with grouped queries and rotary positions, head by head, in memory that stays in cache.
+//!
+//! ```text
+//! q, k      rotated by their positions (Su et al., 2021: element j pairs with element j + head_dim / 2), q scaled
+//! S = q kᵀ  in blocks of rows, each against the keys up to the block's end
+//! P = softmax(S)    out = P v
+//! ```
+//!
+//! A query may see only some of the earlier keys: a run that ends at the query. The start of the run does not decrease
+//! from one query to the next (documents, windows). Scores of keys before the run of a block's first query are not
+//! computed.
+//!
+//! Scores are not kept: the backward pass computes them again from `q`, `k` and each row's normaliser (Dao et al.,
+//! 2022). With `D = sum(g out)` by row: `dP = g vᵀ`, `dS = P (dP - D)`, `dv = Pᵀ g`, `dq = dS k`, `dk = dSᵀ q`.
+
+use multiversion::multiversion;
+
+use super::exp::exp;
+use super::product::{Matrix, add_product, product_into};
+use super::simd::{max, sum};
+
+/// Rows of queries in a block. Smaller blocks waste less work above the diagonal; larger ones make longer products.
+const CHUNK: usize = 64;
+
+/// Sizes of an attention. `q` and the result are `[batch * sequence, heads * head_dim]`, `k` and `v` `[batch *
+/// sequence, kv_heads * head_dim]`; each key head serves `heads / kv_heads` neighbouring query heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dims {
+    /// Sequences.
+    pub batch: usize,
+    /// Positions of a sequence.
+    pub sequence: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key heads, which divide the query heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+impl Dims {
+    fn query_width(self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn key_width(self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    fn group(self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Returns every pair of a sequence of the batch and a key head.
+    fn key_heads(self) -> impl Iterator<Item = (usize, usize)> {
+        (0..self.batch).flat_map(move |batch| (0..self.kv_heads).map(move |head| (batch, head)))
+    }
+
+    /// Returns the offset of a head in a tensor whose rows are `width` wide.
+    fn start(self, batch: usize, head: usize, width: usize) -> usize {
+        batch * self.sequence * width + head * self.head_dim
+    }
+
+    /// Returns the row ranges of the blocks.
+    fn chunks(self) -> impl Iterator<Item = (usize, usize)> {
+        (0..self.sequence).step_by(CHUNK).map(move |start| (start, (start + CHUNK).min(self.sequence)))
+    }
+}
+
+/// Cosines and sines, `head_dim / 2` for each position, times a scale.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotary<'a> {
+    /// `[sequence, head_dim / 2]`, or as many for each sequence.
+    pub cos: &'a [f32],
+    /// As `cos`.
+    pub sin: &'a [f32],
+    /// The factor of all tables.
+    pub scale: f32,
+}
+
+impl<'a> Rotary<'a> {
+    /// Returns the tables of a sequence: its own if each sequence has tables, otherwise those of all sequences.
+    fn of(self, dims: Dims, batch: usize) -> Self {
+        let size = dims.sequence * dims.head_dim / 2;
+        let start = if self.cos.len() > size { batch * size } else { 0 };
+        Self { cos: &self.cos[start..][..size], sin: &self.sin[start..][..size], ..self }
+    }
+}
+
+/// Rotates a head, whose rows are `stride` apart in `from`, into rows of `width`.
+#[multiversion(targets = "simd")]
+fn turn(by: Rotary<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usize) {
+    let half = width / 2;
+    for (place, to) in to.chunks_exact_mut(width).enumerate() {
+        let (first, second) = from[place * stride..][..width].split_at(half);
+        let (to_first, to_second) = to.split_at_mut(half);
+        let (cos, sin) = (&by.cos[place * half..][..half], &by.sin[place * half..][..half]);
+        turn_pairs((first, second), (to_first, to_second), cos, sin, by.scale, 1.0);
+    }
+}
+
+/// Applies the transpose of the rotation, from rows of `width` to rows that are `stride` apart.
+#[multiversion(targets = "simd")]
+fn turn_back(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [f32], stride: usize) {
+    let half = width / 2;
+    for (place, from) in from.chunks_exact(width).enumerate() {
+        let (first, second) = from.split_at(half);
+        let (to_first, to_second) = to[place * stride..][..width].split_at_mut(half);
+        let (cos, sin) = (&by.cos[place * half..][..half], &by.sin[place * half..][..half]);
+        turn_pairs((first, second), (to_first, to_second), cos, sin, by.scale, -1.0);
+    }
+}
+
+/// Rotates pairs by the angles of `cos` and `sin`; `sign` is 1 forward and -1 backward.
+#[inline(always)]
+fn turn_pairs(
+    (first, second): (&[f32], &[f32]),
+    (to_first, to_second): (&mut [f32], &mut [f32]),
+    cos: &[f32],
+    sin: &[f32],
+    scale: f32,
+    sign: f32,
+) {
+    let to = to_first.iter_mut().zip(to_second);
+    for (((a, b), (to_a, to_b)), (cos, sin)) in first.iter().zip(second).zip(to).zip(cos.iter().zip(sin)) {
+        let (a, b, sin) = (a * scale, b * scale, sin * sign);
+        *to_a = a * cos - b * sin;
+        *to_b = b * cos + a * sin;
+    }
+}
+
+/// The inputs of an attention.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// Sizes.
+    pub dims: Dims,
+    /// Queries, before their rotation.
+    pub q: &'a [f32],
+    /// Keys, before their rotation.
+    pub k: &'a [f32],
+    /// Values.
+    pub v: &'a [f32],
+    /// For the queries; includes the scale of the scores.
+    pub turn_q: Rotary<'a>,
+    /// For the keys.
+    pub turn_k: Rotary<'a>,
+    /// The first key that each row sees, counted from the beginning of its sequence; `None` if each sees all.
+    pub starts: Option<&'a [u32]>,
+    /// A summand of the scores.
+    pub bias: Option<Bias<'a>>,
+}
+
+/// The sum over relations of `mask[batch][relation][query][key] table[relation][head]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Bias<'a> {
+    /// How many relations there are.
+    pub relations: usize,
+    /// `[batch, relations, sequence, sequence]`, of 0 and 1.
+    pub mask: &'a [u8],
+    /// `[relations, heads]`.
+    pub table: &'a [f32],
+}
+
+impl<'a> Bias<'a> {
+    /// Returns the masks of a row of queries, one for each relation, from key `low` to `end`.
+    fn masks(
+        self,
+        dims: Dims,
+        batch: usize,
+        query: usize,
+        low: usize,
+        end: usize,
+    ) -> impl Iterator<Item = &'a [u8]> {
+        let of =
+            move |relation| ((batch * self.relations + relation) * dims.sequence + query) * dims.sequence;
+        (0..self.relations).map(move |relation| &self.mask[of(relation) + low..of(relation) + end])
+    }
+
+    /// Adds the bias of a head to the scores of a block.
+    fn add(self, dims: Dims, batch: usize, head: usize, rows: Rows<'_>, scores: &mut [f32]) {
+        let Rows { first, low, end, .. } = rows;
+        for (row, scores) in scores.chunks_exact_mut(end - low).enumerate() {
+            for (relation, mask) in self.masks(dims, batch, first + row, low, end).enumerate() {
+                let bias = self.table[relation * dims.heads + head];
+                scores.iter_mut().zip(mask).for_each(|(score, &holds)| *score += bias * f32::from(holds));
+            }
+        }
+    }
+
+    /// Adds the gradient of a head's entries of the table, from that of the scores of a block.
+    fn add_gradient(
+        self,
+        (dims, batch, head): (Dims, usize, usize),
+        rows: Rows<'_>,
+        d_scores: &[f32],
+        d_table: &mut [f32],
+    ) {
+        let Rows { first, low, end, .. } = rows;
+        for (row, d_scores) in d_scores.chunks_exact(end - low).enumerate() {
+            for (relation, mask) in self.masks(dims, batch, first + row, low, end).enumerate() {
+                let sum: f32 = d_scores.iter().zip(mask).map(|(d, &holds)| d * f32::from(holds)).sum();
+                d_table[relation * dims.heads + head] += sum;
+            }
+        }
+    }
+}
+
+/// A block of queries, with the keys `low..end` that its scores are of.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    first: usize,
+    low: usize,
+    end: usize,
+    /// The first key of each query of the block.
+    starts: Option<&'a [u32]>,
+}
+
+impl<'a> Rows<'a> {
+    fn new(inputs: &Inputs<'a>, batch: usize, (first, end): (usize, usize)) -> Self {
+        let of_sequence = |starts: &'a [u32]| &starts[batch * inputs.dims.sequence..];
+        let starts = inputs.starts.map(|starts| &of_sequence(starts)[first..end]);
+        let low = starts.map_or(0, |starts| starts[0] as usize);
+        Self { first, low, end, starts }
+    }
+
+    fn span(self) -> usize {
+        self.end - self.low
+    }
+
+    /// Splits a row into the keys before those that the query sees, these, and those after.
+    #[inline(always)]
+    fn split(self, row: usize, scores: &mut [f32]) -> [&mut [f32]; 3] {
+        let start = self.starts.map_or(0, |starts| starts[row] as usize - self.low);
+        let (before, rest) = scores.split_at_mut(start);
+        let (seen, after) = rest.split_at_mut(self.first + row + 1 - self.low - start);
+        [before, seen, after]
+    }
+}
+
+/// Returns the result, and `log sum exp` of each row of scores, `[batch, heads, sequence]`.
+pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
+    let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
+    let Dims { sequence, head_dim, .. } = dims;
+    let (wide, narrow) = (dims.query_width(), dims.key_width());
+    let mut out = vec![0f32; dims.batch * sequence * wide];
+    let mut normalisers = vec![0f32; dims.batch * dims.heads * sequence];
+    let mut scores = vec![0f32; CHUNK.min(sequence) * sequence];
+    let (mut queries, mut keys) = (vec![0f32; sequence * head_dim], vec![0f32; sequence * head_dim]);
+    for (batch, key_head) in dims.key_heads() {
+        let key_start = dims.start(batch, key_head, narrow);
+        let (turn_q, turn_k) = (turn_q.of(dims, batch), turn_k.of(dims, batch));
+        turn(turn_k, &k[key_start..], narrow, &mut keys, head_dim);
+        let values = &v[key_start..];
+        for head in key_head * dims.group()..(key_head + 1) * dims.group() {
+            let start = dims.start(batch, head, wide);
+            turn(turn_q, &q[start..], wide, &mut queries, head_dim);
+            let normalisers = &mut normalisers[(batch * dims.heads + head) * sequence..][..sequence];
+            for (first, end) in dims.chunks() {
+                let rows = Rows::new(&inputs, batch, (first, end));
+                let scores = &mut scores[..(end - first) * rows.span()];
+                score(scores, &queries, &keys, head_dim, rows);
+                if let Some(bias) = bias {
+                    bias.add(dims, batch, head, rows, scores);
+                }
+                softmax(scores, rows, &mut normalisers[first..end]);
+                let out = &mut out[start + first * wide..];
+                let weights = Matrix::new(scores, end - first, rows.span());
+                let values = Matrix::strided(&values[rows.low * narrow..], rows.span(), head_dim, narrow);
+                product_into(out, wide, weights, values);
+            }
+        }
+    }
+    (out, normalisers)
+}
+
+/// The gradients of an attention's inputs.
+pub struct Gradients {
+    /// Of the queries, of their shape.
+    pub q: Vec<f32>,
+    /// Of the keys, of their shape.
+    pub k: Vec<f32>,
+    /// Of the values, of their shape.
+    pub v: Vec<f32>,
+    /// Of the table of the bias; empty without one.
+    pub table: Vec<f32>,
+}
+
+/// Returns the gradients of the inputs.
+pub fn backward(inputs: Inputs<'_>, out: &[f32], normalisers: &[f32], gradient: &[f32]) -> Gradients {
+    let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
+    let Dims { sequence, head_dim, .. } = dims;
+    let (wide, narrow) = (dims.query_width(), dims.key_width());
+    let (mut d_q, mut d_k, mut d_v) = (vec![0f32; q.len()], vec![0f32; k.len()], vec![0f32; v.len()]);
+    let mut d_table = vec![0f32; bias.map_or(0, |bias| bias.table.len())];
+    let head = || vec![0f32; sequence * head_dim];
+    let (mut queries, mut keys, mut d_queries, mut d_keys) = (head(), head(), head(), head());
+    let chunk = || vec![0f32; CHUNK.min(sequence) * sequence];
+    let (mut weights, mut d_scores) = (chunk(), chunk());
+    for (batch, key_head) in dims.key_heads() {
+        let key_start = dims.start(batch, key_head, narrow);
+        let (turn_q, turn_k) = (turn_q.of(dims, batch), turn_k.of(dims, batch));
+        turn(turn_k, &k[key_start..], narrow, &mut keys, head_dim);
+        d_keys.fill(0.0);
+        for head in key_head * dims.group()..(key_head + 1) * dims.group() {
+            let start = dims.start(batch, head, wide);
+            turn(turn_q, &q[start..], wide, &mut queries, head_dim);
+            let normalisers = &normalisers[(batch * dims.heads + head) * sequence..][..sequence];
+            for (first, end) in dims.chunks() {
+                let (count, rows) = (end - first, Rows::new(&inputs, batch, (first, end)));
+                let (low, span) = (rows.low, rows.span());
+                let (weights, d_scores) = (&mut weights[..count * span], &mut d_scores[..count * span]);
+                let here = start + first * wide..;
+                let g = Matrix::strided(&gradient[here.clone()], count, head_dim, wide);
+                let values = &v[key_start + low * narrow..];
+                score(weights, &queries, &keys, head_dim, rows);
+                if let Some(bias) = bias {
+                    bias.add(dims, batch, head, rows, weights);
+                }
+                let values = Matrix::strided(values, span, head_dim, narrow);
+                product_into(d_scores, span, g, values.transposed());
+                let (out, gradient) = (&out[here.clone()], &gradient[here]);
+                let normalisers = &normalisers[first..end];
+                softmax_backward(weights, d_scores, (rows, normalisers), (out, gradient), wide, head_dim);
+                if let Some(bias) = bias {
+                    bias.add_gradient((dims, batch, head), rows, d_scores, &mut d_table);
+                }
+
+                let weights = Matrix::new(weights, count, span);
+                add_product(&mut d_v[key_start + low * narrow..], narrow, weights.transposed(), g);
+                let d_scores = Matrix::new(d_scores, count, span);
+                let keys = Matrix::new(&keys[low * head_dim..], span, head_dim);
+                product_into(&mut d_queries[first * head_dim..], head_dim, d_scores, keys);
+                let queries = Matrix::new(&queries[first * head_dim..], count, head_dim);
+                add_product(&mut d_keys[low * head_dim..], head_dim, d_scores.transposed(), queries);
+            }
+            turn_back(turn_q, &d_queries, head_dim, &mut d_q[start..], wide);
+        }
+        turn_back(turn_k, &d_keys, head_dim, &mut d_k[key_start..], narrow);
+    }
+    Gradients { q: d_q, k: d_k, v: d_v, table: d_table }
+}
+
+/// Computes the scores of a block of queries.
+fn score(scores: &mut [f32], queries: &[f32], keys: &[f32], head_dim: usize, rows: Rows<'_>) {
+    let Rows { first, low, end, .. } = rows;
+    let queries = Matrix::new(&queries[first * head_dim..], end - first, head_dim);
+    let keys = Matrix::new(&keys[low * head_dim..], rows.span(), head_dim);
+    product_into(scores, rows.span(), queries, keys.transposed());
+}
+
+/// Turns scores into weights; those of keys that a query does not see are 0.
+#[multiversion(targets = "simd")]
+fn softmax(scores: &mut [f32], rows: Rows<'_>, normalisers: &mut [f32]) {
+    for (row, (scores, normaliser)) in scores.chunks_exact_mut(rows.span()).zip(normalisers).enumerate() {
+        let [before, seen, after] = rows.split(row, scores);
+        let largest = max(seen);
+        for score in seen.iter_mut() {
+            *score = exp(*score - largest);
+        }
+        let total = sum(seen.len(), |i| seen[i]);
+        let share = 1.0 / total;
+        for score in seen.iter_mut() {
+            *score *= share;
+        }
+        before.fill(0.0);
+        after.fill(0.0);
+        *normaliser = largest + total.ln();
+    }
+}
+
+/// Turns scores into weights `P` again, and `dP` into `dS`, both in place.
+#[multiversion(targets = "simd")]
+fn softmax_backward(
+    scores: &mut [f32],
+    d_weights: &mut [f32],
+    (rows, normalisers): (Rows<'_>, &[f32]),
+    (out, gradient): (&[f32], &[f32]),
+    stride: usize,
+    head_dim: usize,
+) {
+    let span = rows.span();
+    let both = scores.chunks_exact_mut(span).zip(d_weights.chunks_exact_mut(span));
+    for (row, ((scores, d_weights), normaliser)) in both.zip(normalisers).enumerate() {
+        let (out, gradient) = (&out[row * stride..][..head_dim], &gradient[row * stride..][..head_dim]);
+        let along = sum(head_dim, |i| out[i] * gradient[i]);
+        let [before, seen, after] = rows.split(row, scores);
+        let [d_before, d_seen, d_after] = rows.split(row, d_weights);
+        for (score, d) in seen.iter_mut().zip(d_seen) {
+            *score = exp(*score - normaliser);
+            *d = *score * (*d - along);
+        }
+        for hidden in [before, after, d_before, d_after] {
+            hidden.fill(0.0);
+        }
+    }
+}

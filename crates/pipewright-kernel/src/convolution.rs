@@ -1,0 +1,186 @@
+//! The causal depthwise convolution of a state-space block, with the activation after it: in every channel, `u_t =
+//! silu(bias + sum_k w_k v_(t - back))` with `back = taps - 1 - k`. The sum stops at the beginning of the sequence and
+//! of the document.
+
+use multiversion::multiversion;
+
+use super::exp::exp;
+
+/// Sizes of a convolution, and the place of its channels in the rows of the input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dims {
+    /// Rows of a sequence.
+    pub sequence: usize,
+    /// Channels, each with weights of its own.
+    pub channels: usize,
+    /// Rows that a result depends on, its own included.
+    pub taps: usize,
+    /// Elements between the beginnings of two rows of the input.
+    pub stride: usize,
+    /// The first channel's place in a row of the input.
+    pub start: usize,
+}
+
+impl Dims {
+    fn input(self, v: &[f32], row: usize) -> &[f32] {
+        &v[row * self.stride + self.start..][..self.channels]
+    }
+
+    /// Returns how many rows before `row` the convolution sees there.
+    #[inline(always)]
+    fn reach(self, documents: Option<&[u32]>, row: usize) -> usize {
+        let within = (row % self.sequence).min(self.taps - 1);
+        let Some(documents) = documents else { return within };
+        (1..=within).take_while(|back| documents[row - back] == documents[row]).count()
+    }
+}
+
+/// Returns the weight `[channels, taps]` as `[taps, channels]`, the latest tap first.
+fn by_distance(dims: Dims, weight: &[f32]) -> Vec<f32> {
+    let Dims { channels, taps, .. } = dims;
+    let place = |i: usize| i % channels * taps + taps - 1 - i / channels;
+    (0..channels * taps).map(|i| weight[place(i)]).collect()
+}
+
+/// The inputs of a convolution.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// Sizes.
+    pub dims: Dims,
+    /// Rows of [`Dims::stride`] elements.
+    pub v: &'a [f32],
+    /// `[channels, taps]`.
+    pub weight: &'a [f32],
+    /// `[channels]`.
+    pub bias: Option<&'a [f32]>,
+    /// The document of each row; rows of one document follow each other.
+    pub documents: Option<&'a [u32]>,
+}
+
+impl Inputs<'_> {
+    fn rows(&self) -> usize {
+        self.v.len() / self.dims.stride
+    }
+}
+
+/// Returns the result, rows of `channels`.
+pub fn forward(inputs: Inputs<'_>) -> Vec<f32> {
+    let mut u = vec![0f32; inputs.rows() * inputs.dims.channels];
+    let weight = by_distance(inputs.dims, inputs.weight);
+    forward_rows(inputs, &weight, &mut u);
+    u
+}
+
+#[multiversion(targets = "simd")]
+fn forward_rows(inputs: Inputs<'_>, weight: &[f32], u: &mut [f32]) {
+    for (row, u) in u.chunks_exact_mut(inputs.dims.channels).enumerate() {
+        weigh(inputs, weight, row, u);
+        for u in u.iter_mut() {
+            *u *= 1.0 / (1.0 + exp(-*u));
+        }
+    }
+}
+
+/// Computes a row before its activation.
+#[inline(always)]
+fn weigh(inputs: Inputs<'_>, weight: &[f32], row: usize, out: &mut [f32]) {
+    let dims = inputs.dims;
+    match inputs.bias {
+        Some(bias) => out.copy_from_slice(bias),
+        None => out.fill(0.0),
+    }
+    for back in (0..=dims.reach(inputs.documents, row)).rev() {
+        let v = dims.input(inputs.v, row - back);
+        for ((out, v), w) in out.iter_mut().zip(v).zip(&weight[back * dims.channels..]) {
+            *out += v * w;
+        }
+    }
+}
+
+/// Turns the gradient of the result into that of the sums before the activation, in place.
+pub fn activation_backward(inputs: Inputs<'_>, gradient: &mut [f32]) {
+    let weight = by_distance(inputs.dims, inputs.weight);
+    activation_backward_rows(inputs, &weight, gradient);
+}
+
+#[multiversion(targets = "simd")]
+fn activation_backward_rows(inputs: Inputs<'_>, weight: &[f32], gradient: &mut [f32]) {
+    let mut sums = vec![0f32; inputs.dims.channels];
+    for (row, gradient) in gradient.chunks_exact_mut(inputs.dims.channels).enumerate() {
+        weigh(inputs, weight, row, &mut sums);
+        for (g, &v) in gradient.iter_mut().zip(&sums) {
+            let s = 1.0 / (1.0 + exp(-v));
+            *g *= s * (1.0 + v * (1.0 - s));
+        }
+    }
+}
+
+/// Writes the gradient of `v` into the same places of `d_v`. `gradient` is that of the sums before the activation.
+pub fn input_gradient(inputs: Inputs<'_>, gradient: &[f32], d_v: &mut [f32]) {
+    let weight = by_distance(inputs.dims, inputs.weight);
+    input_gradient_rows(inputs, &weight, gradient, d_v);
+}
+
+#[multiversion(targets = "simd")]
+fn input_gradient_rows(inputs: Inputs<'_>, weight: &[f32], gradient: &[f32], d_v: &mut [f32]) {
+    let dims = inputs.dims;
+    for row in 0..inputs.rows() {
+        d_v[row * dims.stride + dims.start..][..dims.channels].fill(0.0);
+        for back in 0..=dims.reach(inputs.documents, row) {
+            let d_v = &mut d_v[(row - back) * dims.stride + dims.start..][..dims.channels];
+            let gradient = &gradient[row * dims.channels..];
+            for ((d, g), w) in d_v.iter_mut().zip(gradient).zip(&weight[back * dims.channels..]) {
+                *d += g * w;
+            }
+        }
+    }
+}
+
+/// The inputs of the gradient of the weight.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightInputs<'a> {
+    /// Sizes.
+    pub dims: Dims,
+    /// The input of the forward pass.
+    pub v: &'a [f32],
+    /// The documents of the forward pass.
+    pub documents: Option<&'a [u32]>,
+    /// The gradient of the sums before the activation.
+    pub gradient: &'a [f32],
+}
+
+/// Adds the gradient of the weight, `[channels, taps]`, to `sum`.
+pub fn add_weight_gradient(inputs: WeightInputs<'_>, sum: &mut [f32]) {
+    let Dims { channels, taps, .. } = inputs.dims;
+    let mut by_distance = vec![0f32; channels * taps];
+    weight_gradient_rows(inputs, &mut by_distance);
+    for (place, sum) in sum.iter_mut().enumerate() {
+        *sum += by_distance[(taps - 1 - place % taps) * channels + place / taps];
+    }
+}
+
+#[multiversion(targets = "simd")]
+fn weight_gradient_rows(inputs: WeightInputs<'_>, by_distance: &mut [f32]) {
+    let dims = inputs.dims;
+    for (row, gradient) in inputs.gradient.chunks_exact(dims.channels).enumerate() {
+        for back in 0..=dims.reach(inputs.documents, row) {
+            let v = dims.input(inputs.v, row - back);
+            let sums = &mut by_distance[back * dims.channels..][..dims.channels];
+            for ((sum, g), v) in sums.iter_mut().zip(gradient).zip(v) {
+                *sum += g * v;
+            }
+        }
+    }
+}
+
+/// Returns the sum of rows, which is the gradient of the bias.
+#[multiversion(targets = "simd")]
+pub fn sum_rows(rows: &[f32], width: usize) -> Vec<f32> {
+    let mut sums = vec![0f32; width];
+    for row in rows.chunks_exact(width) {
+        for (sum, x) in sums.iter_mut().zip(row) {
+            *sum += x;
+        }
+    }
+    sums
+}

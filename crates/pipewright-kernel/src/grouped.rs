@@ -1,0 +1,176 @@
+//! Rows that are grouped by expert, and products of each group with the expert's matrix.
+//!
+//! A token that chose `count` experts has that many *assignments*. Sorted by expert, the assignments of an expert are
+//! consecutive rows of one matrix, so an expert is a matrix product over only its own rows.
+
+use std::ops::Range;
+
+use multiversion::multiversion;
+
+use super::product::{Matrix, add_product, product_into};
+use super::simd::sum;
+
+/// The assignments in the order of their experts; those of one expert are in the order of the tokens.
+#[derive(Clone, Debug)]
+pub struct Groups {
+    /// The place of each sorted row among the assignments as they were chosen.
+    assignments: Vec<usize>,
+    /// The first row of each expert, and the number of rows at the end.
+    starts: Vec<usize>,
+    /// The number of assignments of a token.
+    count: usize,
+}
+
+impl Groups {
+    /// Sorts the assignments; each token has `count` neighbouring ones in `chosen`.
+    pub fn new(chosen: &[usize], experts: usize, count: usize) -> Self {
+        let mut starts = vec![0; experts + 1];
+        chosen.iter().for_each(|&expert| starts[expert + 1] += 1);
+        for expert in 0..experts {
+            starts[expert + 1] += starts[expert];
+        }
+        let mut next = starts.clone();
+        let mut assignments = vec![0; chosen.len()];
+        for (assignment, &expert) in chosen.iter().enumerate() {
+            assignments[next[expert]] = assignment;
+            next[expert] += 1;
+        }
+        Self { assignments, starts, count }
+    }
+
+    /// Returns the number of rows of all groups.
+    pub fn rows(&self) -> usize {
+        self.assignments.len()
+    }
+
+    /// Returns the rows of each expert.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        self.starts.windows(2).map(|pair| pair[0]..pair[1])
+    }
+
+    /// Returns the assignment of each sorted row.
+    pub fn assignments(&self) -> &[usize] {
+        &self.assignments
+    }
+
+    /// Returns the token of each sorted row.
+    pub fn tokens(&self) -> impl Iterator<Item = usize> {
+        self.assignments.iter().map(|assignment| assignment / self.count)
+    }
+
+    /// Copies the row of each assignment's token.
+    pub fn gather(&self, rows: &[f32], width: usize) -> Vec<f32> {
+        let mut gathered = Vec::with_capacity(self.rows() * width);
+        for token in self.tokens() {
+            gathered.extend_from_slice(&rows[token * width..][..width]);
+        }
+        gathered
+    }
+
+    /// Returns the sum of each token's rows. Row `i` is multiplied by `factors[i]`.
+    pub fn scatter(&self, rows: &[f32], factors: Option<&[f32]>, width: usize) -> Vec<f32> {
+        let tokens = self.rows() / self.count;
+        let mut sums = vec![0.0; tokens * width];
+        for (row, token) in self.tokens().enumerate() {
+            let factor = factors.map_or(1.0, |factors| factors[row]);
+            add_scaled(&mut sums[token * width..][..width], &rows[row * width..][..width], factor);
+        }
+        sums
+    }
+
+    /// Multiplies the rows of each expert by its matrix: `[inputs, outputs]`, or the transpose of `[outputs, inputs]`
+    /// if `transposed`.
+    pub fn product(&self, rows: &[f32], matrices: &[&[f32]], size: [usize; 2], transposed: bool) -> Vec<f32> {
+        let mut out = vec![0.0; self.rows() * size[1]];
+        self.multiply(&mut out, rows, matrices, size, transposed, product_into);
+        out
+    }
+
+    /// As [`Groups::product`], added to `out`.
+    pub fn add_product(
+        &self,
+        out: &mut [f32],
+        rows: &[f32],
+        matrices: &[&[f32]],
+        size: [usize; 2],
+        transposed: bool,
+    ) {
+        self.multiply(out, rows, matrices, size, transposed, add_product);
+    }
+
+    fn multiply(
+        &self,
+        out: &mut [f32],
+        rows: &[f32],
+        matrices: &[&[f32]],
+        [inputs, outputs]: [usize; 2],
+        transposed: bool,
+        multiply: impl Fn(&mut [f32], usize, Matrix<'_>, Matrix<'_>),
+    ) {
+        for (Range { start, end }, matrix) in self.ranges().zip(matrices) {
+            if start == end {
+                continue;
+            }
+            let rows = Matrix::new(&rows[start * inputs..end * inputs], end - start, inputs);
+            let matrix = match transposed {
+                true => Matrix::new(matrix, outputs, inputs).transposed(),
+                false => Matrix::new(matrix, inputs, outputs),
+            };
+            multiply(&mut out[start * outputs..end * outputs], outputs, rows, matrix);
+        }
+    }
+}
+
+#[multiversion(targets = "simd")]
+fn add_scaled(sums: &mut [f32], row: &[f32], factor: f32) {
+    for (sum, element) in sums.iter_mut().zip(row) {
+        *sum += factor * element;
+    }
+}
+
+/// Multiplies row `i` by `factors[i]`.
+#[multiversion(targets = "simd")]
+pub fn scale_rows(rows: &mut [f32], factors: &[f32], width: usize) {
+    for (row, factor) in rows.chunks_exact_mut(width).zip(factors) {
+        row.iter_mut().for_each(|element| *element *= factor);
+    }
+}
+
+/// Returns the scalar product of each pair of rows.
+#[multiversion(targets = "simd")]
+pub fn row_products(a: &[f32], b: &[f32], width: usize) -> Vec<f32> {
+    let rows = a.chunks_exact(width).zip(b.chunks_exact(width));
+    rows.map(|(a, b)| sum(width, |i| a[i] * b[i])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_go_to_their_expert_and_back() {
+        // Three tokens with two choices of four experts each; no token chose expert 2.
+        let groups = Groups::new(&[1, 0, 3, 1, 0, 3], 4, 2);
+        assert_eq!(groups.ranges().collect::<Vec<_>>(), [0..2, 2..4, 4..4, 4..6]);
+        assert_eq!(groups.tokens().collect::<Vec<_>>(), [0, 2, 0, 1, 1, 2]);
+        let gathered = groups.gather(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2);
+        assert_eq!(gathered, [1.0, 2.0, 5.0, 6.0, 1.0, 2.0, 3.0, 4.0, 3.0, 4.0, 5.0, 6.0]);
+        assert_eq!(groups.scatter(&gathered, None, 2), [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]);
+        let factors = [1.0, 0.0, 0.0, 2.0, 0.0, 3.0];
+        assert_eq!(groups.scatter(&gathered, Some(&factors), 2), [1.0, 2.0, 6.0, 8.0, 15.0, 18.0]);
+    }
+
+    #[test]
+    fn each_group_is_multiplied_by_its_own_matrix() {
+        let groups = Groups::new(&[2, 0, 2], 3, 1);
+        let matrices: [&[f32]; 3] = [&[1.0, 2.0], &[f32::NAN; 2], &[10.0, 20.0]];
+        // Sorted rows: token 1, then tokens 0 and 2.
+        let rows = [5.0, 6.0, 7.0];
+        assert_eq!(groups.product(&rows, &matrices, [1, 2], false), [5.0, 10.0, 60.0, 120.0, 70.0, 140.0]);
+        let pairs = [1.0, 1.0, 1.0, 0.0, 0.0, 1.0];
+        assert_eq!(groups.product(&pairs, &matrices, [2, 1], true), [3.0, 10.0, 20.0]);
+        let mut out = vec![1.0; 3];
+        groups.add_product(&mut out, &pairs, &matrices, [2, 1], true);
+        assert_eq!(out, [4.0, 11.0, 21.0]);
+    }
+}

@@ -1,0 +1,158 @@
+//! Matrix products with the `gemm` crate, which Burn's CPU back end uses too. The result goes into uninitialised
+//! memory, or is added to existing values.
+
+use gemm::Parallelism;
+
+/// Products with fewer multiplications stay on one thread, as in Burn's CPU back end.
+const PARALLEL_FROM: usize = 192 * 192 * 192;
+
+/// A matrix in a slice, with strides in elements.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    data: &'a [f32],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Returns a matrix of `rows` rows of `columns` elements in row-major order.
+    pub fn new(data: &'a [f32], rows: usize, columns: usize) -> Self {
+        Self::strided(data, rows, columns, columns)
+    }
+
+    /// Returns a matrix whose rows begin `row_stride` elements apart.
+    pub fn strided(data: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
+        assert_fits(data.len(), rows, columns, row_stride);
+        Self { data, rows, columns, row_stride, column_stride: 1 }
+    }
+
+    /// Swaps rows and columns without moving elements.
+    pub fn transposed(self) -> Self {
+        let Self { data, rows, columns, row_stride, column_stride } = self;
+        Self { data, rows: columns, columns: rows, row_stride: column_stride, column_stride: row_stride }
+    }
+}
+
+/// Computes `a b` into new memory, in row-major order.
+pub fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
+    let size = a.rows * b.columns;
+    let mut out = Vec::with_capacity(size);
+    if a.columns == 0 {
+        out.resize(size, 0.0);
+        return out;
+    }
+    // SAFETY: `out` has room for `rows x columns` elements in rows of `columns`, and without accumulation gemm writes
+    // each of them (its inner dimension is not zero) and reads none.
+    unsafe {
+        multiply(out.as_mut_ptr(), b.columns, a, b, false);
+        out.set_len(size);
+    }
+    out
+}
+
+/// Computes `out = a b`, in rows that begin `row_stride` elements apart.
+pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
+    assert_fits(out.len(), a.rows, b.columns, row_stride);
+    // SAFETY: the assertion bounds every element of the result.
+    unsafe { multiply(out.as_mut_ptr(), row_stride, a, b, false) };
+}
+
+/// Computes `out += a b`, in rows that begin `row_stride` elements apart.
+pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
+    assert_fits(out.len(), a.rows, b.columns, row_stride);
+    // SAFETY: the assertion bounds every element of the result.
+    unsafe { multiply(out.as_mut_ptr(), row_stride, a, b, true) };
+}
+
+fn assert_fits(len: usize, rows: usize, columns: usize, row_stride: usize) {
+    let fits = rows == 0
+        || columns == 0
+        || (columns <= row_stride || rows == 1) && (rows - 1) * row_stride + columns <= len;
+    assert!(fits, "{rows} rows of {columns}, {row_stride} apart, do not fit into {len} elements");
+}
+
+/// # Safety
+/// `out` must point to `a.rows` rows of `b.columns` elements, `row_stride` apart, that nothing else uses; with
+/// `accumulate` they must be initialised.
+unsafe fn multiply(out: *mut f32, row_stride: usize, a: Matrix<'_>, b: Matrix<'_>, accumulate: bool) {
+    assert_eq!(a.columns, b.rows, "inner dimensions of a product agree");
+    let (m, n, k) = (a.rows, b.columns, a.columns);
+    let stride = |stride: usize| stride as isize;
+    // With one thread, the query for the pool's size would be wasted.
+    let parallel = m * n * k >= PARALLEL_FROM && rayon::current_num_threads() > 1;
+    let parallelism = if parallel { Parallelism::Rayon(0) } else { Parallelism::None };
+    // SAFETY: `a` and `b` were bounded when they were made, `out` by the caller.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out,
+            1,
+            stride(row_stride),
+            accumulate,
+            a.data.as_ptr(),
+            stride(a.column_stride),
+            stride(a.row_stride),
+            b.data.as_ptr(),
+            stride(b.column_stride),
+            stride(b.row_stride),
+            1f32,
+            1f32,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * 37 + seed * 11) % 19) as f32 - 9.0).collect()
+    }
+
+    fn check(m: usize, n: usize, k: usize) {
+        let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
+        let expected: Vec<f32> = (0..m * n)
+            .map(|place| (0..k).map(|i| a[place / n * k + i] * b[i * n + place % n]).sum())
+            .collect();
+        let (left, right) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
+        assert_eq!(product(left, right), expected, "{m} {n} {k}");
+
+        let turned: Vec<f32> = (0..m * k).map(|place| a[place % m * k + place / m]).collect();
+        let left = Matrix::new(&turned, k, m).transposed();
+        assert_eq!(product(left, right), expected, "{m} {n} {k} transposed");
+
+        let stride = n + 3;
+        let mut out = vec![1.0; m * stride];
+        add_product(&mut out, stride, left, right);
+        for (row, expected) in out.chunks(stride).zip(expected.chunks(n.max(1))) {
+            assert!(row[..n].iter().zip(expected).all(|(a, b)| *a == b + 1.0));
+            assert_eq!(row[n..], [1.0; 3]);
+        }
+        product_into(&mut out, stride, left, right);
+        assert!(
+            out.chunks(stride).zip(expected.chunks(n.max(1))).all(|(row, expected)| row[..n] == *expected)
+        );
+    }
+
+    #[test]
+    fn products_equal_their_definition() {
+        check(1, 1, 1);
+        check(3, 5, 2);
+        check(17, 9, 33);
+        check(4, 4, 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "do not fit")]
+    fn a_matrix_stays_in_its_slice() {
+        Matrix::strided(&[0.0; 10], 2, 4, 7);
+    }
+}

@@ -1,0 +1,66 @@
+//! Root-mean-square normalisation (Zhang and Sennrich, 2019): `y = x s w` with `s = 1 / sqrt(mean(x²) + epsilon)`, row
+//! by row.
+
+use std::mem::MaybeUninit;
+
+use multiversion::multiversion;
+
+use super::simd::{fresh, sum, written};
+
+/// Returns the result, and `s` of each row for the backward pass. A row has as many elements as `weight`.
+pub fn forward(x: &[f32], weight: &[f32], epsilon: f32) -> (Vec<f32>, Vec<f32>) {
+    let mut y = fresh(x.len());
+    let mut scales = vec![0.0; x.len() / weight.len()];
+    forward_rows(x, weight, epsilon, &mut y, &mut scales);
+    // SAFETY: a row of `y` was written for each row of `x`, which have the same length.
+    (unsafe { written(y) }, scales)
+}
+
+#[multiversion(targets = "simd")]
+fn forward_rows(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [MaybeUninit<f32>], scales: &mut [f32]) {
+    let width = weight.len();
+    assert_eq!(x.len(), scales.len() * width, "rows are whole");
+    for ((x, y), kept) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(scales) {
+        let mean_square = sum(width, |i| x[i] * x[i]) / width as f32;
+        let scale = 1.0 / (mean_square + epsilon).sqrt();
+        *kept = scale;
+        for ((y, x), w) in y.iter_mut().zip(x).zip(weight) {
+            y.write(x * scale * w);
+        }
+    }
+}
+
+/// Gradients of `x` and of the weight.
+///
+/// `dx = s (g w - x s² mean(g w x))`, and `dw` is the sum of `g x s` over rows.
+pub fn backward(x: &[f32], weight: &[f32], scales: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let mut dx = fresh(x.len());
+    let mut dw = vec![0.0; weight.len()];
+    backward_rows(x, weight, scales, gradient, &mut dx, &mut dw);
+    // SAFETY: a row of `dx` was written for each row of `x`, which have the same length.
+    (unsafe { written(dx) }, dw)
+}
+
+#[multiversion(targets = "simd")]
+fn backward_rows(
+    x: &[f32],
+    weight: &[f32],
+    scales: &[f32],
+    gradient: &[f32],
+    dx: &mut [MaybeUninit<f32>],
+    dw: &mut [f32],
+) {
+    let width = weight.len();
+    assert_eq!((x.len(), gradient.len()), (scales.len() * width, x.len()), "rows are whole");
+    let rows = x.chunks_exact(width).zip(gradient.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
+    for (((x, g), dx), &scale) in rows.zip(scales) {
+        let mean = sum(width, |i| g[i] * weight[i] * x[i]) / width as f32;
+        let along = scale * scale * mean;
+        for (((dx, x), g), w) in dx.iter_mut().zip(x).zip(g).zip(weight) {
+            dx.write(scale * (g * w - x * along));
+        }
+        for ((dw, x), g) in dw.iter_mut().zip(x).zip(g) {
+            *dw += g * x * scale;
+        }
+    }
+}

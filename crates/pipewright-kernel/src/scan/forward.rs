@@ -1,0 +1,83 @@
+//! The results of a scan, chunk by chunk.
+
+use multiversion::multiversion;
+
+use super::chunks::{CHUNK, Chunk, Inputs};
+use super::decays::{Decays, scale_heads, scale_state, weigh};
+use crate::product::{Matrix, add_product, product_into};
+
+/// Returns the result, rows of all heads.
+pub fn forward(inputs: Inputs<'_>) -> Vec<f32> {
+    let dims = inputs.dims;
+    let (width, wide, channels) = (dims.width(), dims.group_width(), dims.channels());
+    let mut y = vec![0f32; dims.rows() * width];
+    let mut decays = Decays::new(dims.group_heads());
+    let (mut scores, mut weights) = (vec![0f32; CHUNK * CHUNK], vec![0f32; CHUNK * CHUNK]);
+    let mut state = vec![0f32; dims.state * wide];
+    let mut scratch = vec![0f32; CHUNK * wide];
+    for (batch, group) in dims.parts() {
+        for chunk in dims.chunks(batch) {
+            let Chunk { first, len, .. } = chunk;
+            let (scores, weights) = (&mut scores[..len * len], &mut weights[..len * len]);
+            decays.fill(&inputs, group, chunk);
+            let [b, c] = inputs.directions(group, chunk);
+            let x = &inputs.u[first * channels + dims.x(group)..];
+            let y = &mut y[first * width + dims.x(group)..];
+            product_into(scores, len, c, b.transposed());
+            if chunk.index > 0 {
+                product_into(&mut scratch, wide, c, Matrix::new(&state, dims.state, wide));
+                scale_heads(dims.heads_of(chunk), &decays.enter, (&scratch, wide), (y, width));
+            }
+            for place in 0..dims.group_heads() {
+                weigh(&decays, place, len, scores, weights);
+                let column = place * dims.head_dim;
+                let x = Matrix::strided(&x[column..], len, dims.head_dim, channels);
+                add_product(&mut y[column..], width, Matrix::new(weights, len, len), x);
+            }
+            add_skip(&inputs, group, chunk, y);
+            if !chunk.is_last {
+                advance(&inputs, group, chunk, &decays, &mut state, &mut scratch);
+            }
+        }
+    }
+    y
+}
+
+/// Turns the state before a chunk into the one after it.
+pub(super) fn advance(
+    inputs: &Inputs<'_>,
+    group: usize,
+    chunk: Chunk,
+    decays: &Decays,
+    state: &mut [f32],
+    scratch: &mut [f32],
+) {
+    let dims = inputs.dims;
+    let (wide, channels) = (dims.group_width(), dims.channels());
+    let x = &inputs.u[chunk.first * channels + dims.x(group)..];
+    scale_heads(dims.heads_of(chunk), &decays.give, (x, channels), (scratch, wide));
+    if chunk.index == 0 {
+        state.fill(0.0);
+    } else {
+        scale_state(state, &decays.pass, dims.head_dim);
+    }
+    let [b, _] = inputs.directions(group, chunk);
+    add_product(state, wide, b.transposed(), Matrix::new(scratch, chunk.len, wide));
+}
+
+/// Adds `D x` to the rows of a chunk.
+#[multiversion(targets = "simd")]
+fn add_skip(inputs: &Inputs<'_>, group: usize, chunk: Chunk, y: &mut [f32]) {
+    let dims = inputs.dims;
+    let skip = &inputs.skip[group * dims.group_heads()..][..dims.group_heads()];
+    for t in 0..chunk.len {
+        let x = &inputs.u[(chunk.first + t) * dims.channels() + dims.x(group)..][..dims.group_width()];
+        let y = &mut y[t * dims.width()..][..dims.group_width()];
+        let heads = x.chunks_exact(dims.head_dim).zip(y.chunks_exact_mut(dims.head_dim));
+        for ((x, y), skip) in heads.zip(skip) {
+            for (y, x) in y.iter_mut().zip(x) {
+                *y += skip * x;
+            }
+        }
+    }
+}

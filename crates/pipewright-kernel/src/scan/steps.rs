@@ -1,0 +1,50 @@
+//! The steps `δ = softplus(raw + bias)`, limited to a range.
+
+/// Sizes and limits of the steps, and their place in the rows of the input.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Steps {
+    /// Heads, each with a step for every row.
+    pub heads: usize,
+    /// Elements between the beginnings of two rows of the input.
+    pub stride: usize,
+    /// The first head's place in a row of the input.
+    pub start: usize,
+    /// The lowest and the highest step.
+    pub limits: (f32, f32),
+}
+
+/// Returns the steps as `[heads, rows]`.
+pub fn steps(of: Steps, raw: &[f32], bias: &[f32]) -> Vec<f32> {
+    let rows = raw.len() / of.stride;
+    let mut steps = vec![0f32; of.heads * rows];
+    for (row, raw) in raw.chunks_exact(of.stride).enumerate() {
+        for (head, (raw, bias)) in raw[of.start..][..of.heads].iter().zip(bias).enumerate() {
+            steps[head * rows + row] = softplus(raw + bias).max(of.limits.0).min(of.limits.1);
+        }
+    }
+    steps
+}
+
+/// Returns the gradient of the bias, and writes that of the raw numbers into the same places of `d_raw`. `gradient` is
+/// `[heads, rows]`. A step that is limited passes no gradient on.
+pub fn steps_backward(of: Steps, raw: &[f32], bias: &[f32], gradient: &[f32], d_raw: &mut [f32]) -> Vec<f32> {
+    let rows = raw.len() / of.stride;
+    let mut d_bias = vec![0f32; of.heads];
+    for (row, (raw, d_raw)) in raw.chunks_exact(of.stride).zip(d_raw.chunks_exact_mut(of.stride)).enumerate()
+    {
+        let (raw, d_raw) = (&raw[of.start..][..of.heads], &mut d_raw[of.start..][..of.heads]);
+        for (head, (raw, d_raw)) in raw.iter().zip(d_raw).enumerate() {
+            let sum = raw + bias[head];
+            let step = softplus(sum);
+            let is_free = of.limits.0 <= step && step <= of.limits.1;
+            *d_raw = if is_free { gradient[head * rows + row] / (1.0 + (-sum).exp()) } else { 0.0 };
+            d_bias[head] += *d_raw;
+        }
+    }
+    d_bias
+}
+
+/// Returns `ln(1 + e^x)`.
+fn softplus(x: f32) -> f32 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}

@@ -1,0 +1,54 @@
+//! The gated activation of the feed-forward layer (Shazeer, 2020): `silu(gate) up` with `silu(x) = x σ(x)`.
+
+use std::mem::MaybeUninit;
+
+use multiversion::multiversion;
+
+use super::exp::exp;
+use super::simd::{fresh, written};
+
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// Returns `silu(gate) up`. Both have the same length.
+pub fn forward(gate: &[f32], up: &[f32]) -> Vec<f32> {
+    let mut y = fresh(gate.len());
+    forward_elements(gate, up, &mut y);
+    // SAFETY: an element of `y` was written for each of `gate`, which are as many.
+    unsafe { written(y) }
+}
+
+#[multiversion(targets = "simd")]
+fn forward_elements(gate: &[f32], up: &[f32], y: &mut [MaybeUninit<f32>]) {
+    assert_eq!(gate.len(), up.len(), "gate and up are as long");
+    for ((y, &gate), up) in y.iter_mut().zip(gate).zip(up) {
+        y.write(gate * sigmoid(gate) * up);
+    }
+}
+
+/// Gradients of `gate` and `up`: `g up σ (1 + gate (1 - σ))` and `g gate σ`.
+pub fn backward(gate: &[f32], up: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let (mut d_gate, mut d_up) = (fresh(gate.len()), fresh(gate.len()));
+    backward_elements(gate, up, gradient, &mut d_gate, &mut d_up);
+    // SAFETY: an element of both was written for each of `gate`, which are as many.
+    unsafe { (written(d_gate), written(d_up)) }
+}
+
+#[multiversion(targets = "simd")]
+fn backward_elements(
+    gate: &[f32],
+    up: &[f32],
+    gradient: &[f32],
+    d_gate: &mut [MaybeUninit<f32>],
+    d_up: &mut [MaybeUninit<f32>],
+) {
+    assert_eq!((gate.len(), gate.len()), (up.len(), gradient.len()), "all are as long");
+    let inputs = gate.iter().zip(up).zip(gradient);
+    for (((&gate, up), g), (d_gate, d_up)) in inputs.zip(d_gate.iter_mut().zip(d_up)) {
+        let s = sigmoid(gate);
+        d_gate.write(g * up * s * (1.0 + gate * (1.0 - s)));
+        d_up.write(g * gate * s);
+    }
+}

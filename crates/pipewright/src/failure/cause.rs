@@ -1,0 +1,285 @@
+//! A failed step, and its cause.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pipewright_schedule::{Action, Microbatch, StageIndex};
+
+use crate::checkpoint::CheckpointError;
+use crate::ids::{StepNumber, WorldRank};
+use crate::message::MessageError;
+use crate::stage::StageError;
+use crate::tensor::MetadataError;
+
+/// A step that failed: where, and why.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("step {step}: rank {rank}{}: {cause}", .action.map(Where).map(|place| place.to_string()).unwrap_or_default())]
+pub struct StepError {
+    /// The rank that failed first.
+    pub rank: WorldRank,
+    /// The step, counted from 1.
+    pub step: StepNumber,
+    /// The rank's action; `None` after the program, unless its device failed in it.
+    pub action: Option<Action>,
+    /// Why it failed.
+    #[source]
+    pub cause: Cause,
+}
+
+/// An action spelled out: `, stage 2, microbatch 5, action 2F5`.
+struct Where(Action);
+
+impl std::fmt::Display for Where {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, ", stage {}", self.0.stage())?;
+        if let Some(microbatch) = self.0.microbatch() {
+            write!(f, ", microbatch {microbatch}")?;
+        }
+        write!(f, ", action {}", self.0)
+    }
+}
+
+/// Why a rank failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The stage's code or a hook panicked.
+    #[error("the stage panicked: {message}")]
+    Panic {
+        /// The message.
+        message: String,
+    },
+    /// The rank's device has no memory left. A device computes behind its rank, so the request may be one of an earlier
+    /// action.
+    #[error("the device has no memory left: {bytes} bytes were asked for")]
+    DeviceMemory {
+        /// The bytes that were asked for.
+        bytes: u64,
+    },
+    /// The rank's device failed in some action of the program, which the rank noticed after it.
+    #[error(
+        "the device failed: {message}; it computes behind its rank, so an earlier action may be the cause"
+    )]
+    Device {
+        /// The back end's message.
+        message: String,
+    },
+    /// A hook around an action did not run it.
+    #[error("the hook did not run {action}: a hook around an action must call `run`")]
+    LeftOut {
+        /// The action.
+        action: Action,
+    },
+    /// The optimizer panicked.
+    #[error("the optimizer panicked: {message}")]
+    Update {
+        /// The message.
+        message: String,
+    },
+    /// The stage does not take the tensors that arrived.
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    /// A stage sent tensors that the next stage does not expect.
+    #[error(transparent)]
+    Metadata(#[from] Box<MetadataError>),
+    /// A message of another rank cannot be used.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// The stage could not be made.
+    #[error("the stage cannot be made: {message}")]
+    Build {
+        /// The message of the code that makes it.
+        message: String,
+    },
+    /// A checkpoint could not be restored.
+    #[error("stage {stage}: {error}")]
+    Restore {
+        /// The stage.
+        stage: StageIndex,
+        /// The cause.
+        #[source]
+        error: Arc<CheckpointError>,
+    },
+    /// A microbatch's loss is infinite or not a number. The parameters are those before the step.
+    #[error(
+        "the loss of microbatch {microbatch} is {loss}; the parameters are still those before this step: lower the \
+         learning rate, clip gradients, or look at the data of this step"
+    )]
+    LossNotFinite {
+        /// The first such microbatch.
+        microbatch: Microbatch,
+        /// Its loss.
+        loss: f64,
+    },
+    /// An auxiliary loss is infinite or not a number. The parameters are those before the step.
+    #[error(
+        "the auxiliary loss `{name}` of stage {stage} and microbatch {microbatch} is {loss}; the parameters are still \
+         those before this step"
+    )]
+    AuxiliaryNotFinite {
+        /// The stage that computed it.
+        stage: StageIndex,
+        /// The first such microbatch.
+        microbatch: Microbatch,
+        /// Its name.
+        name: Arc<str>,
+        /// Its value.
+        loss: f64,
+    },
+    /// A parameter's gradient is infinite or not a number. The parameters are those before the step.
+    #[error(
+        "the gradient of `{parameter}` is not finite; the parameters are still those before this step: lower the \
+         learning rate, or look at the data of this step"
+    )]
+    GradientNotFinite {
+        /// The first such parameter, by path.
+        parameter: Arc<str>,
+    },
+    /// Two parameters have one path, and a stage that holds it does not declare it as shared.
+    #[error(
+        "stages {} and {} each have a parameter `{parameter}`, and stage {undeclared} does not declare it as shared: give \
+         different parameters different paths (`StageModule::parameter_path`, or `Stage::with_prefix`); if it is one \
+         parameter, name its path in `StageModule::shared_parameters` of both", .stages.0, .stages.1
+    )]
+    EqualPaths {
+        /// The path.
+        parameter: Arc<str>,
+        /// The stages; twice the same one if it has both.
+        stages: (StageIndex, StageIndex),
+        /// The first stage that does not declare the path.
+        undeclared: StageIndex,
+    },
+    /// Two stages share a parameter but hold it with different shapes.
+    #[error(
+        "stages {} and {} share the parameter `{parameter}`, but hold it with shapes {:?} and {:?}: give different \
+         parameters different paths (`StageModule::parameter_path`)",
+        .stages.0, .stages.1, .shapes.0, .shapes.1
+    )]
+    SharedShape {
+        /// The path.
+        parameter: Arc<str>,
+        /// The first owner and one that differs from it.
+        stages: (StageIndex, StageIndex),
+        /// Their shapes.
+        shapes: (Vec<usize>, Vec<usize>),
+    },
+    /// Two copies of a shared parameter have different initial values.
+    #[error(
+        "stages {} and {} share the parameter `{parameter}`, but their copies differ: copies must start with the same \
+         values", .stages.0, .stages.1
+    )]
+    SharedValues {
+        /// The path.
+        parameter: Arc<str>,
+        /// The first owner and one that differs from it.
+        stages: (StageIndex, StageIndex),
+    },
+    /// No rank made progress for the whole deadline.
+    #[error("no rank has moved for {:.1} s\n{report}", .waited.as_secs_f64())]
+    Deadline {
+        /// The deadline.
+        waited: Duration,
+        /// One line per rank: its last actions and what it waits for.
+        report: String,
+    },
+    /// A rank's process sends no heartbeats.
+    #[error(
+        "rank {peer} has sent no heartbeat for {:.1} s: its process has ended, is stopped, or cannot be reached\n{report}",
+        .waited.as_secs_f64()
+    )]
+    SilentPeer {
+        /// The rank.
+        peer: WorldRank,
+        /// The deadline.
+        waited: Duration,
+        /// As in [`Cause::Deadline`].
+        report: String,
+    },
+    /// The transport failed.
+    #[error("the transport failed: {message}")]
+    Transport {
+        /// The message.
+        message: String,
+    },
+    /// A failure that another process reported.
+    #[error("{message}")]
+    Remote {
+        /// The other process's message.
+        message: String,
+    },
+    /// A rank's thread or process has ended.
+    #[error("rank {peer} is lost: its thread or process has ended")]
+    LostPeer {
+        /// The rank that has ended.
+        peer: WorldRank,
+    },
+    /// The program that owns the pipeline cannot continue.
+    #[error("the run cannot continue: {message}")]
+    Abandoned {
+        /// Why.
+        message: String,
+    },
+    /// Another rank failed first. Only ranks see this cause; the caller gets the first one.
+    #[error("aborted because rank {first} failed")]
+    Aborted {
+        /// The rank that failed first.
+        first: WorldRank,
+    },
+}
+
+impl Cause {
+    /// Returns the cause for a panic's payload.
+    pub(crate) fn from_panic(payload: &(dyn std::any::Any + Send)) -> Self {
+        let message = payload
+            .downcast_ref::<&str>()
+            .map(|message| (*message).to_owned())
+            .or_else(|| payload.downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "(no message)".to_owned());
+        match device_memory(&message) {
+            Some(bytes) => Self::DeviceMemory { bytes },
+            None => Self::Panic { message },
+        }
+    }
+}
+
+/// Returns the bytes that a device could not provide, if a back end's message says so. Burn reports a failure of a
+/// device only as the text of a panic.
+fn device_memory(message: &str) -> Option<u64> {
+    const WORDS: [&str; 2] = ["out of device memory allocating ", "can't allocate buffer of size: "];
+    let rest = WORDS.iter().find_map(|words| Some(message.split_once(words)?.1))?;
+    let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..end].parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(rank: u32, action: Option<&str>) -> StepError {
+        StepError {
+            rank: WorldRank::new(rank),
+            step: StepNumber::new(3),
+            action: action.map(|text| text.parse().expect("an action")),
+            cause: Cause::Panic { message: "out of cheese".to_owned() },
+        }
+    }
+
+    #[test]
+    fn a_device_without_memory_is_distinguished_from_other_panics() {
+        let cause = |message: &str| Cause::from_panic(&message.to_owned()).to_string();
+        let read = "Error while reading data: WithContext { reason: out of device memory allocating 4096 bytes\n0: f }";
+        let expected = "the device has no memory left: 4096 bytes were asked for";
+        assert_eq!(cause(read), expected);
+        assert_eq!(cause("can't allocate buffer of size: 4096\n"), expected);
+        assert_eq!(cause("out of cheese"), "the stage panicked: out of cheese");
+    }
+
+    #[test]
+    fn an_error_names_its_place_and_cause() {
+        assert_eq!(
+            error(1, Some("1F3")).to_string(),
+            "step 3: rank 1, stage 1, microbatch 3, action 1F3: the stage panicked: out of cheese"
+        );
+        assert_eq!(error(1, None).to_string(), "step 3: rank 1: the stage panicked: out of cheese");
+    }
+}
