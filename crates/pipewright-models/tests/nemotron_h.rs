@@ -36,7 +36,8 @@ fn recomputation_changes_no_bit() {
 
 #[test]
 fn half_precision_has_the_same_bits_for_every_cut() {
-    NEMOTRON_H.check_in(Precision::Bf16, &[2], 8, 0.02);
+    // Twice the difference that PyTorch's autocast makes: `data/measure_autocast.py`.
+    NEMOTRON_H.check_in(Precision::Bf16, &[2], 8, 2.0 * 2.2e-4);
 }
 
 /// The part of `expected.json` about the loaded weights.

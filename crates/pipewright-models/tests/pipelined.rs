@@ -74,6 +74,7 @@ fn recomputation_changes_no_bit() {
 
 #[test]
 fn half_precision_has_the_same_bits_for_every_cut() {
-    LLAMA.check_in(Precision::Bf16, &[1, 2, 4], 8, 0.01);
-    LLAMA.check_in(Precision::F16, &[2], 8, 0.01);
+    // Twice the difference that PyTorch's autocast makes: `data/measure_autocast.py`.
+    LLAMA.check_in(Precision::Bf16, &[1, 2, 4], 8, 2.0 * 6.5e-4);
+    LLAMA.check_in(Precision::F16, &[2], 8, 2.0 * 6.5e-4);
 }

@@ -164,7 +164,8 @@ impl Operation<3> for ExpertsBackward {
         scale_rows(&mut d_activated, &weights, inner);
         let (d_gate, d_up) = match &gate {
             Some(gate) => {
-                let (d_gate, d_up) = pipewright_kernel::swiglu::backward(&elements(gate), &elements(&up), &d_activated);
+                let (d_gate, d_up) =
+                    pipewright_kernel::swiglu::backward(&elements(gate), &elements(&up), &d_activated);
                 (Some(d_gate), d_up)
             }
             None => (None, pipewright_kernel::relu_squared::backward(&elements(&up), &d_activated)),

@@ -20,7 +20,6 @@ use burn::backend::{Autodiff, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{DType, Element, Int, Shape, Tensor, TensorData, bf16, f16};
 use pipewright_kernel::half::{narrowed, widened};
 
-
 /// A tensor of the CPU back end without a tape.
 pub(crate) type CpuTensor = FloatTensor<Flex>;
 

@@ -58,8 +58,12 @@ struct RmsNormBackward {
 impl Operation<2> for RmsNormBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
         let Self { x, weight, scales } = &self;
-        let (dx, dw) =
-            pipewright_kernel::rms_norm::backward(&elements(x), &elements(weight), scales, &elements(&gradient));
+        let (dx, dw) = pipewright_kernel::rms_norm::backward(
+            &elements(x),
+            &elements(weight),
+            scales,
+            &elements(&gradient),
+        );
         let width = dw.len();
         [Some(cpu_tensor(dx, [scales.len(), width])), Some(cpu_tensor(dw, [width]))]
     }

@@ -31,7 +31,8 @@ struct SwigluBackward {
 impl Operation<2> for SwigluBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
         let Self { gate, up, shape } = &self;
-        let (d_gate, d_up) = pipewright_kernel::swiglu::backward(&elements(gate), &elements(up), &elements(&gradient));
+        let (d_gate, d_up) =
+            pipewright_kernel::swiglu::backward(&elements(gate), &elements(up), &elements(&gradient));
         [d_gate, d_up].map(|d| Some(cpu_tensor(d, *shape)))
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use burn::tensor::TensorData;
 use pipewright::batch::Batch;
 use pipewright::checkpoint::{Checkpoint, CheckpointFolder, CheckpointWriter, TrainingState};
+use pipewright::loss_scale::LossScaling;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::tensor::Precision;
 use pipewright::train::data::Cursor;
@@ -22,8 +23,10 @@ pub(crate) const STEPS: u64 = 3;
 /// Both types of half precision.
 pub(crate) const HALF: [Precision; 2] = [Precision::Bf16, Precision::F16];
 
+/// The configuration of a run. The default loss scale is too large for the gradients of the small model.
 pub(crate) fn in_precision(precision: Precision) -> PipelineConfig {
-    PipelineConfig { precision, ..config() }
+    let loss_scaling = LossScaling { initial: 1024.0, ..LossScaling::default() };
+    PipelineConfig { precision, loss_scaling, ..config() }
 }
 
 pub(crate) fn launch(schedule: &str, ranks: u32, config: &PipelineConfig) -> Option<Pipeline> {
