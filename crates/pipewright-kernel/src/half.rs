@@ -3,49 +3,44 @@
 
 use half::{bf16, f16};
 
-/// A type of half precision.
+/// A type of half precision. Its functions take slices, so that their loops are compiled with this crate's optimisation.
 pub trait Half: Copy {
-    /// Returns the number in single precision, exactly.
-    fn widen(self) -> f32;
+    /// Returns the elements in single precision, exactly.
+    fn widened(elements: &[Self]) -> Vec<f32>;
 
-    /// Returns the closest number of this type; of two that are equally close, the even one.
-    fn narrow(number: f32) -> Self;
+    /// Returns the elements in half precision: each is the closest number, and of two that are equally close the even
+    /// one.
+    fn narrowed(elements: &[f32]) -> Vec<Self>;
 }
 
-/// Returns the elements in single precision, exactly.
-pub fn widened<H: Half>(elements: &[H]) -> Vec<f32> {
-    elements.iter().map(|element| element.widen()).collect()
-}
-
-/// Returns the elements in half precision: each is the closest number, and of two that are equally close the even one.
-pub fn narrowed<H: Half>(elements: &[f32]) -> Vec<H> {
-    elements.iter().map(|&element| H::narrow(element)).collect()
-}
-
-/// The conversions have no branch, so that the compiler makes vector instructions of the loops over them.
 impl Half for bf16 {
-    fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
+    fn widened(elements: &[Self]) -> Vec<f32> {
+        elements.iter().map(|element| f32::from_bits(u32::from(element.to_bits()) << 16)).collect()
     }
 
-    fn narrow(number: f32) -> Self {
-        let bits = number.to_bits();
-        // Half of the last place, less one if that place is even: the carry then rounds to the closest number.
-        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-        // Rounding could turn a NaN into infinity, so it is cut, with a bit set that keeps it a NaN.
-        let not_a_number = (bits >> 16) | 0x40;
-        Self::from_bits((if number.is_nan() { not_a_number } else { rounded }) as u16)
+    fn narrowed(elements: &[f32]) -> Vec<Self> {
+        elements.iter().map(|&element| narrow(element)).collect()
     }
+}
+
+/// Has no branch, so that the compiler makes vector instructions of the loop over it.
+fn narrow(element: f32) -> bf16 {
+    let bits = element.to_bits();
+    // Half of the last place, less one if that place is even: the carry then rounds to the closest number.
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    // Rounding could turn a NaN into infinity, so it is cut, with a bit set that keeps it a NaN.
+    let not_a_number = (bits >> 16) | 0x40;
+    bf16::from_bits((if element.is_nan() { not_a_number } else { rounded }) as u16)
 }
 
 /// The type's own conversions use the processor's instructions where it has them.
 impl Half for f16 {
-    fn widen(self) -> f32 {
-        self.to_f32()
+    fn widened(elements: &[Self]) -> Vec<f32> {
+        elements.iter().map(|element| element.to_f32()).collect()
     }
 
-    fn narrow(number: f32) -> Self {
-        Self::from_f32(number)
+    fn narrowed(elements: &[f32]) -> Vec<Self> {
+        elements.iter().map(|&element| Self::from_f32(element)).collect()
     }
 }
 
@@ -67,9 +62,9 @@ mod tests {
         ]);
         for bits in patterns {
             let number = f32::from_bits(bits);
-            let (found, expected) = (bf16::narrow(number), bf16::from_f32(number));
+            let (found, expected) = (narrow(number), bf16::from_f32(number));
             assert_eq!(found.to_bits(), expected.to_bits(), "{number} ({bits:#x})");
-            let back = widened(&[found])[0];
+            let back = bf16::widened(&[found])[0];
             assert_eq!(back.to_bits(), expected.to_f32().to_bits(), "{number} ({bits:#x})");
         }
     }

@@ -208,7 +208,6 @@ impl Model {
         assert_ne!(one_rank, single, "nothing is rounded");
         let error = |(found, expected): (&Losses, &Losses)| (found.ce - expected.ce).abs() / expected.ce;
         let largest = one_rank.iter().zip(&single).map(error).fold(0.0, f64::max);
-        println!("{} in {precision}: losses within {largest:.1e}", self.name);
         assert!(largest <= tolerance, "{largest:.1e}: {one_rank:?} {single:?}");
         let cuts = [("gpipe", 4), ("1f1b", 2), ("1f1b", 4), ("zb-h1", 4), ("zbvzerobubble", 2)];
         for (schedule, ranks) in cuts.into_iter().chain([("interleaved1f1b", 2), ("dualpipev", 2)]) {
@@ -261,9 +260,10 @@ cases! { FULL:
 
 #[test]
 fn half_precision_has_the_same_bits_for_every_cut() {
-    MIN.check_in(Precision::Bf16, 0.02);
-    MIN.check_in(Precision::F16, 0.02);
-    FULL.check_in(Precision::Bf16, 0.02);
+    // PyTorch has no such family to compare with. The bound is twice the largest difference that was measured here.
+    MIN.check_in(Precision::Bf16, 2.0 * 2.8e-3);
+    MIN.check_in(Precision::F16, 2.0 * 2.8e-3);
+    FULL.check_in(Precision::Bf16, 2.0 * 2.8e-3);
 }
 
 /// Returns the inputs and targets of the first step.

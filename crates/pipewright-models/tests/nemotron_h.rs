@@ -36,8 +36,8 @@ fn recomputation_changes_no_bit() {
 
 #[test]
 fn half_precision_has_the_same_bits_for_every_cut() {
-    // Twice the difference that PyTorch's autocast makes: `data/measure_autocast.py`.
-    NEMOTRON_H.check_in(Precision::Bf16, &[2], 8, 2.0 * 2.2e-4);
+    // Three times the difference that bfloat16 makes in PyTorch: `data/measure_bfloat16.py`.
+    NEMOTRON_H.check_in(Precision::Bf16, &[2], 8, 3.0 * 3.5e-4);
 }
 
 /// The part of `expected.json` about the loaded weights.

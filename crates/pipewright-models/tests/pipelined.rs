@@ -74,7 +74,7 @@ fn recomputation_changes_no_bit() {
 
 #[test]
 fn half_precision_has_the_same_bits_for_every_cut() {
-    // Twice the difference that PyTorch's autocast makes: `data/measure_autocast.py`.
-    LLAMA.check_in(Precision::Bf16, &[1, 2, 4], 8, 2.0 * 6.5e-4);
-    LLAMA.check_in(Precision::F16, &[2], 8, 2.0 * 6.5e-4);
+    // Three times the difference that bfloat16 makes in PyTorch: `data/measure_bfloat16.py`.
+    LLAMA.check_in(Precision::Bf16, &[1, 2, 4], 8, 3.0 * 1.3e-3);
+    LLAMA.check_in(Precision::F16, &[2], 8, 3.0 * 1.3e-3);
 }

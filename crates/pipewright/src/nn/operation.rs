@@ -18,7 +18,7 @@ use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, DispatchTensor, Flex, TensorMetadata};
 use burn::tensor::{DType, Element, Int, Shape, Tensor, TensorData, bf16, f16};
-use pipewright_kernel::half::{narrowed, widened};
+use pipewright_kernel::half::Half;
 
 /// A tensor of the CPU back end without a tape.
 pub(crate) type CpuTensor = FloatTensor<Flex>;
@@ -162,8 +162,8 @@ pub(super) fn with_dtype(tensor: CpuTensor, dtype: DType) -> CpuTensor {
     }
     let shape = tensor.layout().shape().clone();
     match dtype {
-        DType::BF16 => tensor_of::<bf16>(narrowed(&elements(&tensor)), shape),
-        DType::F16 => tensor_of::<f16>(narrowed(&elements(&tensor)), shape),
+        DType::BF16 => tensor_of(bf16::narrowed(&elements(&tensor)), shape),
+        DType::F16 => tensor_of(f16::narrowed(&elements(&tensor)), shape),
         _ => cpu_tensor(elements(&tensor).into_owned(), shape),
     }
 }
@@ -177,8 +177,8 @@ pub(super) fn tensor_of<E: Element>(elements: Vec<E>, shape: impl Into<Shape>) -
 pub(crate) fn elements(tensor: &CpuTensor) -> Cow<'_, [f32]> {
     let range = range_of(tensor);
     match tensor.dtype() {
-        DType::BF16 => Cow::Owned(widened(&tensor.storage::<bf16>()[range])),
-        DType::F16 => Cow::Owned(widened(&tensor.storage::<f16>()[range])),
+        DType::BF16 => Cow::Owned(bf16::widened(&tensor.storage()[range])),
+        DType::F16 => Cow::Owned(f16::widened(&tensor.storage()[range])),
         _ => Cow::Borrowed(&tensor.storage::<f32>()[range]),
     }
 }
