@@ -26,6 +26,7 @@ const LAYERS: &[&str] = &[
     "commands::run_arguments",
     "commands::prepare",
     "commands::other_sizes",
+    "commands::layer_sizes",
     "commands::recorded_run",
     "commands::memory",
     "commands::plan_config",

@@ -9,6 +9,7 @@ pub(crate) mod export;
 pub(crate) mod init;
 pub(crate) mod inspect;
 mod launch;
+mod layer_sizes;
 mod layer_weights;
 pub(crate) mod lower;
 pub(crate) mod man;

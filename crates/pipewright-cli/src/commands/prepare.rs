@@ -119,7 +119,7 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
     let devices = match settings.pipeline.transport {
         TransportChoice::Local => {
             let ranks = program.ranks().saturating_mul(settings.mesh.data_parallel);
-            settings.run.devices.open(ranks).map_err(Failure::input)?
+            settings.run.devices.open(ranks, settings.run.precision).map_err(Failure::input)?
         }
         TransportChoice::Mpi => Devices::default(),
     };

@@ -11,7 +11,8 @@ use pipewright::train::Metrics;
 
 use crate::display::chart::{CHART_LINES, chart, sparkline};
 use crate::display::figures::{
-    bytes, clock, counted, grouped, loss_parts, milliseconds, per_rank, percent, remaining, short_count,
+    bytes, clock, counted, grouped, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
+    short_count,
 };
 use crate::display::overview::Overview;
 use crate::display::ranks::rank_lines;
@@ -149,6 +150,7 @@ fn learning(metrics: &Metrics, losses: &[f64], width: usize) -> Vec<Field> {
         Field::new(2, [format!("learning rate {rate:.2e}"), format!("lr {rate:.2e}")]),
     ];
     fields.extend(loss_parts(metrics).into_iter().map(|part| Field::new(4, [part])));
+    fields.extend(loss_scale(metrics).map(|scale| Field::new(if metrics.skipped { 1 } else { 4 }, [scale])));
     // If there is no room for the curve otherwise, the learning rate takes its short form.
     let least = width_of(&fields) + GAP + NARROWEST;
     if least > width {

@@ -124,6 +124,34 @@ fn experts_train_in_processes_as_in_threads_to_the_bit() {
 }
 
 #[test]
+fn processes_that_would_share_a_device_are_refused() {
+    let folder = folder();
+    let output = processes(folder.path(), 2, &["run.exclusive=true"]);
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("ranks 0, 1 have the same device, `flex` of "), "{words}");
+    assert_eq!(words.matches("error: ").count(), 1, "one process reports: {words}");
+    assert!(!folder.path().join("out").exists(), "nothing has run");
+}
+
+#[test]
+fn processes_skip_the_same_updates_as_threads() {
+    let folder = folder();
+    let set = ["pipeline.ranks=2", "mesh.data_parallel=2", "run.steps=8", "run.precision=f16"];
+    let scale = ["run.loss_scale=4194304", "run.loss_scale_interval=2"];
+    let overrides: Vec<&str> = set.into_iter().chain(scale).collect();
+    let mut alone = Command::new(pipewright());
+    with_overrides(alone.current_dir(folder.path()), &overrides);
+    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+    let expected = figures(folder.path());
+    let skipped = expected.iter().filter(|[.., norm]| norm == "null").count();
+    assert!((1..8).contains(&skipped), "{expected:?}");
+    let output = processes(folder.path(), 4, &overrides);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    assert_eq!(figures(folder.path()), expected);
+}
+
+#[test]
 fn replicas_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();
     for (schedule, mode) in [

@@ -147,6 +147,11 @@ impl StageModule for DecoderStage {
         }
     }
 
+    /// The routers of mixtures of experts do.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        local.ends_with(".mlp.gate.weight")
+    }
+
     /// Returns the path of the embedding's table. A tied head on another stage holds a copy of it.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight")]

@@ -21,6 +21,7 @@ use super::tokens::Tokens;
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
+use crate::mamba::is_of_scan;
 use crate::parameter::{Builder, ParameterSource, without_variants};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::TrainingModule;
@@ -142,6 +143,11 @@ impl StageModule for HybridStage {
             _ => None,
         };
         path.unwrap_or_else(|| format!("model.{further}"))
+    }
+
+    /// The routers and the numbers of each head of a scan do.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        local.ends_with("router.weight") || is_of_scan(local)
     }
 
     /// Returns the paths of the tables that have copies: the embedding's and that of the relations.

@@ -14,6 +14,7 @@ use super::initial::InitialParameters;
 use crate::decoder::{DecoderConfig, DecoderInput};
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
+use crate::mamba::is_of_scan;
 use crate::parameter::{Builder, ParameterSource, without_variants};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
@@ -97,6 +98,12 @@ impl StageModule for NemotronHStage {
             "tied_head.weight" => format!("{EMBEDDING}.weight"),
             _ => without_variants(local),
         }
+    }
+
+    /// The routers of experts and the numbers of each head of a scan do.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        let of_router = [".gate.weight", ".e_score_correction_bias"];
+        of_router.iter().any(|name| local.ends_with(name)) || is_of_scan(local)
     }
 
     /// Returns the path of the embedding's table. A tied head on another stage holds a copy of it.

@@ -148,7 +148,7 @@ impl Executor {
         let recompute = self.recompute.applies_to(stage)
             && !backward_follows(self.program().row(self.rank), self.step.position);
         let task = ForwardTask {
-            loss_weight: input.loss_weights[place],
+            loss_weight: input.loss_weights[place] * input.loss_scale,
             keep_outputs: input.keep_outputs,
             recompute,
         };

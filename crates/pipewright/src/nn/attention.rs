@@ -4,6 +4,7 @@ use burn::backend::Flex;
 use burn::tensor::{Device, Tensor, TensorData, activation};
 use pipewright_kernel::attention::{Dims, Inputs, Rotary, backward, forward};
 
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, row_major};
 
 /// An attention over sequences of one length, with its tables of positions.
@@ -87,7 +88,7 @@ impl CausalAttention {
         let Some(tables) = self.cpu_tables() else { return self.composed(q, k, v, dims) };
         let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
         let saved = Saved { dims, q, k, v, tables };
-        let (out, normalisers) = forward(saved.inputs());
+        let (out, normalisers) = saved.with_inputs(forward);
         tape.record(out, shape, |out| AttentionBackward { saved, out: out.clone(), normalisers })
     }
 
@@ -130,19 +131,21 @@ impl CausalAttention {
         let q = self.turn(split(q, heads));
         let k = share(self.turn(split(k, kv_heads)));
         let v = share(split(v, kv_heads));
-        let scores = q.matmul(k.transpose()) / (head_dim as f64).sqrt();
+        let precision = q.dtype();
+        let scores = at_least_single(q.matmul(k.transpose())) / (head_dim as f64).sqrt();
         let hidden = Tensor::<2>::ones([sequence, sequence], &scores.device()).triu(1).bool();
         let weights = activation::softmax(scores.mask_fill(hidden.unsqueeze(), f32::NEG_INFINITY), 3);
-        weights.matmul(v).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
+        weights.cast(precision).matmul(v).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
     }
 
     fn turn(&self, x: Tensor<4>) -> Tensor<4> {
-        let half = self.head_dim / 2;
+        let (half, precision) = (self.head_dim / 2, x.dtype());
+        let x = at_least_single(x);
         let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
         // Burn puts the tables on the tape of the other operand, whatever its kind.
         let [cos, sin] = [&self.cos, &self.sin].map(|table| table.clone().unsqueeze::<4>());
         let first = a.clone() * cos.clone() - b.clone() * sin.clone();
-        Tensor::cat(vec![first, b * cos + a * sin], 3)
+        Tensor::cat(vec![first, b * cos + a * sin], 3).cast(precision)
     }
 }
 
@@ -173,21 +176,13 @@ struct Saved {
 }
 
 impl Saved {
-    fn inputs(&self) -> Inputs<'_> {
+    fn with_inputs<R>(&self, pass: impl FnOnce(Inputs<'_>) -> R) -> R {
         let [cos, sin] = self.tables.each_ref().map(elements);
-        let turn_k = Rotary { cos, sin, scale: 1.0 };
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(elements);
+        let turn_k = Rotary { cos: &cos, sin: &sin, scale: 1.0 };
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
-        Inputs {
-            dims: self.dims,
-            q: elements(&self.q),
-            k: elements(&self.k),
-            v: elements(&self.v),
-            turn_q,
-            turn_k,
-            starts: None,
-            bias: None,
-        }
+        pass(Inputs { dims: self.dims, q: &q, k: &k, v: &v, turn_q, turn_k, starts: None, bias: None })
     }
 }
 
@@ -201,7 +196,8 @@ struct AttentionBackward {
 impl Operation<3> for AttentionBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
         let Self { saved, out, normalisers } = &self;
-        let d = backward(saved.inputs(), elements(out), normalisers, elements(&gradient));
+        let (out, gradient) = (elements(out), elements(&gradient));
+        let d = saved.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
         let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
         [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v)]
     }

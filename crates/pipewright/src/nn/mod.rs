@@ -35,9 +35,13 @@ mod tied_head;
 
 #[cfg(test)]
 mod check;
+#[cfg(test)]
+mod half_precision;
 
 pub use attention::{CausalAttention, rotary_frequencies};
-pub(crate) use composed::{add_product as add_product_on_device, add_rows as add_rows_on_device};
+pub(crate) use composed::{
+    add_product as add_product_on_device, add_rows as add_rows_on_device, at_least_single,
+};
 pub(crate) use convolution_task::ConvolutionTask;
 pub use cross_entropy::cross_entropy;
 pub(crate) use deferred::{Deferred, RowIds, WeightStore, WeightTask};

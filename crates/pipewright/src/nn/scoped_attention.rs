@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Bool, Tensor, TensorData, activation};
+use burn::tensor::{Bool, DType, Tensor, TensorData, activation};
 use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
 
 use super::attention::repeat_heads;
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 
 /// The tokens of a microbatch: rows of `sequence` tokens each.
@@ -106,7 +107,7 @@ impl ScopedAttention {
             return composed([q, k, v], bias, dims, &places);
         };
         let saved = Saved { dims, q, k, v, table, relations, places };
-        let (out, normalisers) = forward(saved.inputs());
+        let (out, normalisers) = saved.with_inputs(forward);
         tape.record(out, shape, |out| ScopedBackward { saved, out: out.clone(), normalisers })
     }
 
@@ -179,25 +180,26 @@ struct Saved {
 }
 
 impl Saved {
-    fn inputs(&self) -> Inputs<'_> {
+    fn with_inputs<R>(&self, pass: impl FnOnce(Inputs<'_>) -> R) -> R {
+        let [q, k, v, table] = [&self.q, &self.k, &self.v, &self.table].map(elements);
         let turn_k = Rotary { cos: &self.places.cos, sin: &self.places.sin, scale: 1.0 };
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
         let bias = self.relations.as_ref().map(|relations| Bias {
             relations: relations.count,
             mask: &relations.mask,
-            table: elements(&self.table),
+            table: &table,
         });
-        Inputs {
+        pass(Inputs {
             dims: self.dims,
-            q: elements(&self.q),
-            k: elements(&self.k),
-            v: elements(&self.v),
+            q: &q,
+            k: &k,
+            v: &v,
             turn_q,
             turn_k,
             starts: Some(&self.places.starts),
             bias,
-        }
+        })
     }
 }
 
@@ -211,7 +213,8 @@ struct ScopedBackward {
 impl Operation<4> for ScopedBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 4]) -> [Option<CpuTensor>; 4] {
         let Self { saved, out, normalisers } = &self;
-        let d = backward(saved.inputs(), elements(out), normalisers, elements(&gradient));
+        let (out, gradient) = (elements(out), elements(&gradient));
+        let d = saved.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
         let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
         let table = if d.table.is_empty() { None } else { like(d.table, &saved.table) };
         [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v), table]
@@ -225,27 +228,29 @@ fn composed(
     places: &Places,
 ) -> Tensor<2> {
     let Dims { batch, sequence, heads, kv_heads, head_dim } = dims;
-    let (device, dtype, half) = (q.device(), q.dtype(), head_dim / 2);
+    let (device, precision, half) = (q.device(), q.dtype(), head_dim / 2);
+    // Positions and softmax of half precision are computed in single precision.
+    let wide = if precision == DType::F64 { DType::F64 } else { DType::F32 };
     let rows = places.cos.len() / half / sequence;
     let table = |table: &[f32]| {
-        Tensor::<4>::from_data(TensorData::new(table.to_vec(), [rows, 1, sequence, half]), &device)
-            .cast(dtype)
+        Tensor::<4>::from_data(TensorData::new(table.to_vec(), [rows, 1, sequence, half]), &device).cast(wide)
     };
     let (cos, sin) = (table(&places.cos), table(&places.sin));
     let turn = |x: Tensor<4>| {
+        let x = at_least_single(x);
         let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
         let first = a.clone() * cos.clone() - b.clone() * sin.clone();
-        Tensor::cat(vec![first, b * cos.clone() + a * sin.clone()], 3)
+        Tensor::cat(vec![first, b * cos.clone() + a * sin.clone()], 3).cast(precision)
     };
     let split = |x: Tensor<2>, heads: usize| x.reshape([batch, sequence, heads, head_dim]).swap_dims(1, 2);
     let share = |x: Tensor<4>| repeat_heads(x, heads / kv_heads);
     let (q, k) = (turn(split(q, heads)), share(turn(split(k, kv_heads))));
-    let mut scores = q.matmul(k.transpose()) / (head_dim as f64).sqrt();
+    let mut scores = at_least_single(q.matmul(k.transpose())) / (head_dim as f64).sqrt();
     if let Some((relations, table)) = bias {
         let shape = [batch, relations.count, sequence * sequence];
         let mask: Vec<f32> = relations.mask.iter().map(|&holds| f32::from(holds)).collect();
-        let mask = Tensor::<3>::from_data(TensorData::new(mask, shape), &device).cast(dtype);
-        let summed = table.transpose().unsqueeze::<3>().repeat_dim(0, batch).matmul(mask);
+        let mask = Tensor::<3>::from_data(TensorData::new(mask, shape), &device).cast(wide);
+        let summed = at_least_single(table).transpose().unsqueeze::<3>().repeat_dim(0, batch).matmul(mask);
         scores = scores + summed.reshape([batch, heads, sequence, sequence]);
     }
     let mut hidden = Vec::with_capacity(batch * sequence * sequence);
@@ -255,6 +260,7 @@ fn composed(
     let hidden = TensorData::new(hidden, [batch, 1, sequence, sequence]);
     let hidden = Tensor::<4, Bool>::from_data(hidden, &device).repeat_dim(1, heads);
     let weights = activation::softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 3);
+    let weights = weights.cast(precision);
     weights.matmul(share(split(v, kv_heads))).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
 }
 

@@ -40,8 +40,14 @@ pub struct Metrics {
     pub step: u64,
     /// Mean cross entropy per token over the step's batch, in nats.
     pub loss: f64,
-    /// Global norm of the gradient before clipping.
+    /// Global norm of the gradient before clipping; infinite, which is null in JSON, if the update was skipped.
     pub grad_norm: f64,
+    /// The factor of the losses in their backward; left out if losses are not scaled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// Whether the update was skipped ([`StepSummary::skipped`]); left out if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
     /// The optimizer's learning rate in this step.
     pub learning_rate: f64,
     /// Input tokens of the batch over the step's wall time.
@@ -195,6 +201,8 @@ impl Trainer {
             step: self.steps_done,
             loss: report.loss(),
             grad_norm: report.gradient_norm,
+            loss_scale: report.loss_scale,
+            skipped: report.skipped,
             learning_rate,
             tokens_per_second: tokens as f64 / seconds,
             step_ms: seconds * 1e3,
