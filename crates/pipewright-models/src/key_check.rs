@@ -8,7 +8,7 @@ const LARGEST: usize = 1 << 20;
 /// The largest product of two sizes that make a width, such as heads and the width of a head.
 const LARGEST_PRODUCT: usize = 1 << 24;
 /// The largest number of rows of a table.
-const MOST_ROWS: usize = 1 << 24;
+const MOST_ROWS: usize = 1 << 31;
 
 /// Returns an error unless the value of `key` is in its range. `range` completes "it must be".
 pub(crate) fn require(
@@ -28,11 +28,11 @@ pub(crate) fn sizes(sizes: &[(&'static str, usize)]) -> Result<(), ConfigError> 
     })
 }
 
-/// Requires numbers of rows from 1 to 16777216.
+/// Requires numbers of rows from 1 to 2147483648.
 pub(crate) fn rows(rows: &[(&'static str, usize)]) -> Result<(), ConfigError> {
     rows.iter().try_for_each(|&(key, value)| {
         require(value > 0, key, value, "at least 1")?;
-        require(value <= MOST_ROWS, key, value, "at most 16777216")
+        require(value <= MOST_ROWS, key, value, "at most 2147483648")
     })
 }
 

@@ -143,7 +143,8 @@ fn absurd_sizes_neither_hang_nor_exhaust_the_memory() {
     for (ranks, microbatches) in [("1", "4000000000"), ("4000000000", "4000000000"), ("7", "4294967291")] {
         let size = ["--ranks", ranks, "--microbatches", microbatches, "--time-limit", "100ms"];
         let output = run(&folder, &[&["plan", "--profile", "p.toml"], &size[..]].concat());
-        assert!(matches!(output.status.code(), Some(0 | 2)), "{}", text(&output.stderr));
+        // A plan, nothing that can be tried in this time, or nothing that fits.
+        assert!(matches!(output.status.code(), Some(0 | 2 | 3)), "{}", text(&output.stderr));
     }
 }
 
