@@ -34,11 +34,14 @@
 pub mod error;
 
 pub mod parameter;
+pub mod parameter_group;
 
 pub mod init;
 
 pub mod loss;
+pub mod next_token;
 pub mod training_module;
+mod documents;
 
 mod cost;
 
@@ -59,9 +62,12 @@ pub mod hf;
 
 pub mod model_config;
 
+pub mod generation;
+
 pub use error::ConfigError;
 pub use family::ModelFamily;
 pub use loss::cross_entropy;
-pub use model_config::{InitialParameters, ModelConfig};
+pub use model_config::{InitialParameters, ModelConfig, ModelSource};
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};
+pub use parameter_group::ParameterGroup;
 pub use training_module::TrainingModule;

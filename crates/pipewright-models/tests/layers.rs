@@ -3,9 +3,12 @@
 const LAYERS: &[&str] = &[
     "error",
     "parameter",
+    "parameter_group",
     "init",
     "loss",
+    "next_token",
     "training_module",
+    "documents",
     "cost",
     "mamba",
     "decoder::defaults",
@@ -50,6 +53,7 @@ const LAYERS: &[&str] = &[
     "qwen3_moe",
     "hf",
     "model_config",
+    "generation",
 ];
 
 #[test]

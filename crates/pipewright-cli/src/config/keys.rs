@@ -74,7 +74,22 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "mtp_block",
         ],
     ),
-    ("data", &["path", "tokenizer", "seq_len", "shuffle", "side"]),
+    (
+        "data",
+        &[
+            "path",
+            "tokenizer",
+            "seq_len",
+            "shuffle",
+            "side",
+            "validation",
+            "validation_share",
+            "validation_side",
+            "bos_id",
+            "packed",
+            "restart_positions",
+        ],
+    ),
     (
         "pipeline",
         &[
@@ -93,7 +108,17 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
     ("mesh", &["data_parallel", "data_parallel_mode", "unshard_window"]),
     (
         "optimizer",
-        &["name", "learning_rate", "betas", "eps", "weight_decay", "clip_norm", "schedule", "warmup_steps"],
+        &[
+            "name",
+            "learning_rate",
+            "betas",
+            "eps",
+            "weight_decay",
+            "no_decay",
+            "clip_norm",
+            "schedule",
+            "warmup_steps",
+        ],
     ),
     (
         "run",
@@ -109,6 +134,10 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "exclusive",
             "timelines",
             "tensorboard",
+            "accumulate",
+            "eval_every",
+            "eval_batches",
+            "patience",
         ],
     ),
 ];

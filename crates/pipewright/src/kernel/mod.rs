@@ -7,6 +7,7 @@
 
 pub(crate) mod adamw;
 pub(crate) mod attention;
+pub(crate) mod cached_attention;
 pub(crate) mod convolution;
 pub(crate) mod cross_entropy;
 mod exp;
