@@ -260,7 +260,7 @@ mod tests {
 
     impl NextToken for Fixed {
         fn next_token(&self, tokens: &[u32]) -> Vec<f32> {
-            let mut logits = vec![0.0; 4];
+            let mut logits = [0.0; 4];
             logits[tokens.len() % 4] = 9.0;
             logits.iter().zip(&self.0).map(|(logit, added)| logit + added).collect()
         }
