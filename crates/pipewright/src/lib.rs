@@ -138,7 +138,6 @@ pub mod tensor;
 pub mod batch;
 pub mod memory;
 pub mod checkpoint;
-mod kernel;
 pub mod random;
 mod autodiff;
 pub mod nn;

@@ -11,7 +11,6 @@ const LAYERS: &[&str] = &[
     "memory",
     "checkpoint",
     // Arithmetic.
-    "kernel",
     "random",
     "autodiff",
     "nn",

@@ -7,7 +7,7 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, row_major};
 use super::token_scope::TokenScope;
-use crate::kernel::attention::{Dims, Inputs, Rotary, backward, forward};
+use pipewright_kernel::attention::{Dims, Inputs, Rotary, backward, forward};
 
 /// An attention over sequences of one length, with its tables of positions.
 #[derive(Debug, Clone)]

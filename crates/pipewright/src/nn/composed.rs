@@ -1,5 +1,5 @@
 //! Products and selections with deferred weight gradients, composed of Burn operations for devices that have no
-//! operation of their own in [`kernel`](crate::kernel).
+//! operation of their own in [`pipewright_kernel`].
 //!
 //! On the tape, Burn computes the gradients of both factors of a product in one go. These operations compute the
 //! gradient of the weight in `W`.

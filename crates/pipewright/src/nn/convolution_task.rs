@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::module::ParamId;
 
 use super::operation::{CpuTensor, elements};
-use crate::kernel::convolution::{Dims, WeightInputs, add_weight_gradient};
+use pipewright_kernel::convolution::{Dims, WeightInputs, add_weight_gradient};
 
 /// The gradient of a convolution's weight that has not been computed yet.
 #[derive(Clone, Debug)]

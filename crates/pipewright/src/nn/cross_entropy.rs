@@ -3,7 +3,6 @@
 use burn::tensor::{Int, Tensor, activation};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
-use crate::kernel;
 
 /// Returns the mean over all rows of the cross entropy between `softmax(logits)` and the target ids, in nats.
 ///
@@ -22,7 +21,8 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
         targets.iter().all(|&id| id < vocabulary),
         "a target lies outside the vocabulary of {vocabulary}"
     );
-    let (loss, normalisers) = kernel::cross_entropy::forward(elements(&logits), &targets, vocabulary);
+    let (loss, normalisers) =
+        pipewright_kernel::cross_entropy::forward(elements(&logits), &targets, vocabulary);
     tape.record(vec![loss], [1], |_| CrossEntropyBackward { logits, targets, normalisers })
 }
 
@@ -41,7 +41,7 @@ impl Operation<1> for CrossEntropyBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
         let Self { logits, targets, normalisers } = &self;
         let gradient = elements(&gradient)[0];
-        let d = kernel::cross_entropy::backward(elements(logits), targets, normalisers, gradient);
+        let d = pipewright_kernel::cross_entropy::backward(elements(logits), targets, normalisers, gradient);
         [Some(cpu_tensor(d, logits.layout().shape().clone()))]
     }
 }

@@ -14,9 +14,8 @@ use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_
 use super::relu_squared::relu_squared;
 use super::routing::Routing;
 use super::swiglu::swiglu;
-use crate::kernel;
-use crate::kernel::grouped::{Groups, row_products, scale_rows};
-use crate::kernel::product::{Matrix, product};
+use pipewright_kernel::grouped::{Groups, row_products, scale_rows};
+use pipewright_kernel::product::{Matrix, product};
 
 /// A feed-forward layer: `down(silu(gate(x)) * up(x))` with a gate, `down(max(up(x), 0)²)` without. Its layers have no
 /// bias.
@@ -83,8 +82,8 @@ pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &
     let gate = parts.gates.as_ref().map(|gates| groups.product(&rows, gates, [width, inner], false));
     let up = groups.product(&rows, &parts.ups, [width, inner], false);
     let activated = match &gate {
-        Some(gate) => kernel::swiglu::forward(gate, &up),
-        None => kernel::relu_squared::forward(&up),
+        Some(gate) => pipewright_kernel::swiglu::forward(gate, &up),
+        None => pipewright_kernel::relu_squared::forward(&up),
     };
     let out = groups.product(&activated, &parts.downs, [inner, width], false);
     let out = groups.scatter(&out, Some(&sorted), width);
@@ -267,10 +266,10 @@ impl Operation<3> for ExpertsBackward {
         scale_rows(&mut d_activated, &weights, inner);
         let (d_gate, d_up) = match &gate {
             Some(gate) => {
-                let (d_gate, d_up) = kernel::swiglu::backward(gate, &up, &d_activated);
+                let (d_gate, d_up) = pipewright_kernel::swiglu::backward(gate, &up, &d_activated);
                 (Some(d_gate), d_up)
             }
-            None => (None, kernel::relu_squared::backward(&up, &d_activated)),
+            None => (None, pipewright_kernel::relu_squared::backward(&up, &d_activated)),
         };
         drop((gate, up, d_activated));
         let d_x = for_x.then(|| {

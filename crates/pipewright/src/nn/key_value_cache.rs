@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Tensor, TensorData};
 
 use super::attention::CausalAttention;
-use crate::kernel::cached_attention::{Heads, attend};
+use pipewright_kernel::cached_attention::{Heads, attend};
 
 /// The keys and values of one attention over one sequence that grows. They are in the processor's memory.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use super::composed::{self, Layout};
 use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
-use crate::kernel::product::{Matrix, product};
+use pipewright_kernel::product::{Matrix, product};
 
 /// Burn's linear layer, with the same parameters and record paths. Convert one that Burn initialised.
 ///

@@ -4,7 +4,6 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
-use crate::kernel;
 
 /// [`rms_norm`] with its weight, named as checkpoints name it.
 #[derive(Module, Debug)]
@@ -37,7 +36,7 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     assert_eq!(weight.dims(), [shape[1]], "the weight is as wide as the rows");
     let inputs = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
     let Some(([x, weight], tape)) = on_cpu(inputs) else { return composed(x, weight, epsilon) };
-    let (y, scales) = kernel::rms_norm::forward(elements(&x), elements(&weight), epsilon as f32);
+    let (y, scales) = pipewright_kernel::rms_norm::forward(elements(&x), elements(&weight), epsilon as f32);
     tape.record(y, shape, |_| RmsNormBackward { x, weight, scales })
 }
 
@@ -56,7 +55,8 @@ struct RmsNormBackward {
 impl Operation<2> for RmsNormBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
         let Self { x, weight, scales } = &self;
-        let (dx, dw) = kernel::rms_norm::backward(elements(x), elements(weight), scales, elements(&gradient));
+        let (dx, dw) =
+            pipewright_kernel::rms_norm::backward(elements(x), elements(weight), scales, elements(&gradient));
         let width = dw.len();
         [Some(cpu_tensor(dx, [scales.len(), width])), Some(cpu_tensor(dw, [width]))]
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{Tensor, TensorData, activation};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
-use crate::kernel::router_losses::{backward, choice, choice_backward, forward};
+use pipewright_kernel::router_losses::{backward, choice, choice_backward, forward};
 
 /// Returns the balance loss and the loss of the logits, shape `[2]`: the means over tokens of `sum_e p_e loads_e` (Fedus et
 /// al., 2022), with `p` the softmax of a token's logits, and of `(log sum_e exp l_e)²` (Zoph et al., 2022).

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Int, Tensor, TensorData, activation};
 
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
-use crate::kernel::routing::{
+use pipewright_kernel::routing::{
     backward, balance, balance_backward, choose, loads, softmax, weights as weights_of,
 };
 

@@ -8,7 +8,7 @@ use burn::tensor::{Tensor, TensorData, activation};
 use super::attention::{hidden_by_starts, repeat_heads};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 use super::token_scope::TokenScope;
-use crate::kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
+use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
 
 /// Relations between the tokens of each row.
 #[derive(Clone, Debug)]

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use super::composed::{self, Layout};
 use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
-use crate::kernel::product::{Matrix, product};
+use pipewright_kernel::product::{Matrix, product};
 
 /// A linear layer without bias whose weight has the layout of an [`Embedding`](super::Embedding)'s table.
 ///

@@ -12,14 +12,14 @@ use burn::tensor::{DType, Device, Gradients, Tensor};
 use super::body::StageBody;
 use super::shards::Catches;
 use super::state::parameters_of;
-use crate::kernel::product::{Matrix, add_product, product};
-use crate::kernel::squares::sum_squares;
 use crate::nn::{
     ConvolutionTask, CpuTensor, RowIds, WeightTask, add_product_on_device, add_rows, add_rows_on_device, cpu,
     cpu_tensor, elements, from_cpu, owned,
 };
 use crate::tensor::Value;
 use crate::tensor::shard::RowShard;
+use pipewright_kernel::product::{Matrix, add_product, product};
+use pipewright_kernel::squares::sum_squares;
 
 /// One sum for each float parameter of a stage, in the order in which Burn visits them.
 #[derive(Debug)]

@@ -21,8 +21,8 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::linear::Linear;
-use crate::kernel::convolution;
-use crate::kernel::scan;
+use pipewright_kernel::convolution;
+use pipewright_kernel::scan;
 
 /// A Mamba-2 mixer, with its parameters named and shaped as checkpoints name and shape them.
 #[derive(Module, Debug)]

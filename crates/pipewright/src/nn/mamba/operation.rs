@@ -10,7 +10,7 @@ use super::super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
 use super::super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
 use super::composed::composed;
 use super::{Mamba2, MambaSizes};
-use crate::kernel::{convolution, gated_norm, scan};
+use pipewright_kernel::{convolution, gated_norm, scan};
 
 /// The place of the convolution's weight among the inputs.
 const WEIGHT: usize = 1;

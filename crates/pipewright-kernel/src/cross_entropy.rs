@@ -10,7 +10,7 @@ use super::simd::{fresh, max, sum, written};
 /// The mean loss in nats, and `log sum exp` of each row for the backward pass.
 ///
 /// The mean is computed in f64: it is one number per microbatch, and the loss that training reports.
-pub(crate) fn forward(logits: &[f32], targets: &[usize], vocabulary: usize) -> (f32, Vec<f32>) {
+pub fn forward(logits: &[f32], targets: &[usize], vocabulary: usize) -> (f32, Vec<f32>) {
     let mut normalisers = vec![0.0; targets.len()];
     normalise(logits, vocabulary, &mut normalisers);
     let rows = logits.chunks_exact(vocabulary).zip(targets).zip(&normalisers);
@@ -28,7 +28,7 @@ fn normalise(logits: &[f32], vocabulary: usize, normalisers: &mut [f32]) {
 }
 
 /// The gradient of the logits: `g (softmax - one_hot) / rows`.
-pub(crate) fn backward(logits: &[f32], targets: &[usize], normalisers: &[f32], gradient: f32) -> Vec<f32> {
+pub fn backward(logits: &[f32], targets: &[usize], normalisers: &[f32], gradient: f32) -> Vec<f32> {
     let vocabulary = logits.len() / targets.len().max(1);
     let share = gradient / targets.len() as f32;
     let mut d_logits = fresh(logits.len());

@@ -27,36 +27,43 @@ mod tests;
 use self::decays::Heads;
 use super::product::Matrix;
 
-pub(crate) use backward::backward;
-pub(crate) use forward::forward;
-pub(crate) use steps::{Steps, steps, steps_backward};
+pub use backward::backward;
+pub use forward::forward;
+pub use steps::{Steps, steps, steps_backward};
 
 /// Tokens in a chunk. Smaller chunks waste less work above the diagonal; larger ones make longer products.
 const CHUNK: usize = 64;
 
 /// Sizes of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Dims {
+pub struct Dims {
+    /// Sequences.
     pub batch: usize,
+    /// Tokens of a sequence.
     pub sequence: usize,
+    /// Heads, each with a decay of its own.
     pub heads: usize,
+    /// Channels of a head.
     pub head_dim: usize,
+    /// Groups of heads, which share `b` and `c`.
     pub groups: usize,
+    /// Elements of the state of a channel.
     pub state: usize,
 }
 
 impl Dims {
     /// Channels of all heads: the width of `x` and of the result.
-    pub(crate) fn width(self) -> usize {
+    pub fn width(self) -> usize {
         self.heads * self.head_dim
     }
 
     /// Channels of `x`, `b` and `c` together: the width of a row of [`Inputs::u`].
-    pub(crate) fn channels(self) -> usize {
+    pub fn channels(self) -> usize {
         self.width() + 2 * self.groups * self.state
     }
 
-    pub(crate) fn rows(self) -> usize {
+    /// Tokens of all sequences.
+    pub fn rows(self) -> usize {
         self.batch * self.sequence
     }
 
@@ -115,7 +122,8 @@ struct Chunk {
 
 /// The inputs of a scan.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Inputs<'a> {
+pub struct Inputs<'a> {
+    /// Sizes.
     pub dims: Dims,
     /// Rows of `x` `[heads, head_dim]`, `b` `[groups, state]` and `c` `[groups, state]`.
     pub u: &'a [f32],

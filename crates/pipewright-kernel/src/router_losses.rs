@@ -3,7 +3,7 @@
 use super::exp::exp;
 
 /// Returns `sum_t w_t sum_e p_te loads_e` and `sum_t w_t (log sum_e exp l_te)²`, for `p` the softmax of the logits.
-pub(crate) fn forward(logits: &[f32], loads: &[f32], weights: &[f32]) -> [f32; 2] {
+pub fn forward(logits: &[f32], loads: &[f32], weights: &[f32]) -> [f32; 2] {
     let (mut balance, mut z) = (0f64, 0f64);
     for (logits, weight) in logits.chunks_exact(loads.len()).zip(weights) {
         let normaliser = normaliser(logits);
@@ -15,7 +15,7 @@ pub(crate) fn forward(logits: &[f32], loads: &[f32], weights: &[f32]) -> [f32; 2
 }
 
 /// Returns the gradient of the logits from those of both losses.
-pub(crate) fn backward(logits: &[f32], loads: &[f32], weights: &[f32], [balance, z]: [f32; 2]) -> Vec<f32> {
+pub fn backward(logits: &[f32], loads: &[f32], weights: &[f32], [balance, z]: [f32; 2]) -> Vec<f32> {
     let mut d_logits = vec![0f32; logits.len()];
     let experts = loads.len();
     let rows = logits.chunks_exact(experts).zip(d_logits.chunks_exact_mut(experts));
@@ -36,7 +36,7 @@ fn normaliser(logits: &[f32]) -> f32 {
 }
 
 /// Returns the weighted sum of the binary cross entropies of scores against what was chosen.
-pub(crate) fn choice(scores: &[f32], was_chosen: &[f32], weights: &[f32]) -> f32 {
+pub fn choice(scores: &[f32], was_chosen: &[f32], weights: &[f32]) -> f32 {
     let tokens = scores.iter().zip(was_chosen).zip(weights);
     let loss = |((score, chosen), weight): ((&f32, &f32), &f32)| {
         let softplus = score.max(0.0) + exp(-score.abs()).ln_1p();
@@ -46,12 +46,7 @@ pub(crate) fn choice(scores: &[f32], was_chosen: &[f32], weights: &[f32]) -> f32
 }
 
 /// Returns the gradient of the scores of [`choice`].
-pub(crate) fn choice_backward(
-    scores: &[f32],
-    was_chosen: &[f32],
-    weights: &[f32],
-    gradient: f32,
-) -> Vec<f32> {
+pub fn choice_backward(scores: &[f32], was_chosen: &[f32], weights: &[f32], gradient: f32) -> Vec<f32> {
     let tokens = scores.iter().zip(was_chosen).zip(weights);
     let d = |((score, chosen), weight): ((&f32, &f32), &f32)| {
         gradient * weight * (1.0 / (1.0 + exp(-score)) - chosen)

@@ -12,8 +12,8 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// `silu(gate) up`; both are as long.
-pub(crate) fn forward(gate: &[f32], up: &[f32]) -> Vec<f32> {
+/// Returns `silu(gate) up`. Both slices have the same length.
+pub fn forward(gate: &[f32], up: &[f32]) -> Vec<f32> {
     let mut y = fresh(gate.len());
     forward_elements(gate, up, &mut y);
     // SAFETY: an element of `y` was written for each of `gate`, which are as many.
@@ -29,7 +29,7 @@ fn forward_elements(gate: &[f32], up: &[f32], y: &mut [MaybeUninit<f32>]) {
 }
 
 /// Gradients of `gate` and `up`: `g up σ (1 + gate (1 - σ))` and `g gate σ`.
-pub(crate) fn backward(gate: &[f32], up: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
+pub fn backward(gate: &[f32], up: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let (mut d_gate, mut d_up) = (fresh(gate.len()), fresh(gate.len()));
     backward_elements(gate, up, gradient, &mut d_gate, &mut d_up);
     // SAFETY: an element of both was written for each of `gate`, which are as many.

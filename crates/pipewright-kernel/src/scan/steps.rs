@@ -2,7 +2,8 @@
 
 /// Sizes and limits of the steps, and their place in the rows of the input.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Steps {
+pub struct Steps {
+    /// Heads, each with a step for every row.
     pub heads: usize,
     /// Elements between the beginnings of two rows of the input.
     pub stride: usize,
@@ -13,7 +14,7 @@ pub(crate) struct Steps {
 }
 
 /// Returns the steps as `[heads, rows]`.
-pub(crate) fn steps(of: Steps, raw: &[f32], bias: &[f32]) -> Vec<f32> {
+pub fn steps(of: Steps, raw: &[f32], bias: &[f32]) -> Vec<f32> {
     let rows = raw.len() / of.stride;
     let mut steps = vec![0f32; of.heads * rows];
     for (row, raw) in raw.chunks_exact(of.stride).enumerate() {
@@ -26,13 +27,7 @@ pub(crate) fn steps(of: Steps, raw: &[f32], bias: &[f32]) -> Vec<f32> {
 
 /// Returns the gradient of the bias, and writes that of the raw numbers into the same places of `d_raw`. `gradient` is
 /// `[heads, rows]`. A step that is limited passes no gradient on.
-pub(crate) fn steps_backward(
-    of: Steps,
-    raw: &[f32],
-    bias: &[f32],
-    gradient: &[f32],
-    d_raw: &mut [f32],
-) -> Vec<f32> {
+pub fn steps_backward(of: Steps, raw: &[f32], bias: &[f32], gradient: &[f32], d_raw: &mut [f32]) -> Vec<f32> {
     let rows = raw.len() / of.stride;
     let mut d_bias = vec![0f32; of.heads];
     for (row, (raw, d_raw)) in raw.chunks_exact(of.stride).zip(d_raw.chunks_exact_mut(of.stride)).enumerate()

@@ -6,11 +6,11 @@ use multiversion::multiversion;
 use super::decays::{Decays, Pairs, scale_heads, scale_state, weigh_backward};
 use super::forward::advance;
 use super::{CHUNK, Chunk, Inputs};
-use crate::kernel::product::{Matrix, add_product, product_into};
-use crate::kernel::simd::sum;
+use crate::product::{Matrix, add_product, product_into};
+use crate::simd::sum;
 
 /// The gradients of a scan's inputs, in their layouts.
-pub(crate) struct Gradients {
+pub struct Gradients {
     pub u: Vec<f32>,
     pub steps: Vec<f32>,
     pub rates: Vec<f32>,
@@ -18,7 +18,7 @@ pub(crate) struct Gradients {
 }
 
 /// Returns the gradients of a scan from that of its result.
-pub(crate) fn backward(inputs: Inputs<'_>, gradient: &[f32]) -> Gradients {
+pub fn backward(inputs: Inputs<'_>, gradient: &[f32]) -> Gradients {
     let dims = inputs.dims;
     let mut found = Gradients {
         u: vec![0f32; inputs.u.len()],

@@ -8,7 +8,7 @@ const PARALLEL_FROM: usize = 192 * 192 * 192;
 
 /// A matrix in a slice, with strides in elements.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Matrix<'a> {
+pub struct Matrix<'a> {
     data: &'a [f32],
     rows: usize,
     columns: usize,
@@ -18,25 +18,25 @@ pub(crate) struct Matrix<'a> {
 
 impl<'a> Matrix<'a> {
     /// Returns a matrix of `rows` rows of `columns` elements in row-major order.
-    pub(crate) fn new(data: &'a [f32], rows: usize, columns: usize) -> Self {
+    pub fn new(data: &'a [f32], rows: usize, columns: usize) -> Self {
         Self::strided(data, rows, columns, columns)
     }
 
     /// Returns a matrix whose rows begin `row_stride` elements apart.
-    pub(crate) fn strided(data: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
+    pub fn strided(data: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
         assert_fits(data.len(), rows, columns, row_stride);
         Self { data, rows, columns, row_stride, column_stride: 1 }
     }
 
     /// Swaps rows and columns without moving elements.
-    pub(crate) fn transposed(self) -> Self {
+    pub fn transposed(self) -> Self {
         let Self { data, rows, columns, row_stride, column_stride } = self;
         Self { data, rows: columns, columns: rows, row_stride: column_stride, column_stride: row_stride }
     }
 }
 
 /// Computes `a b` into new memory, in row-major order.
-pub(crate) fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
+pub fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
     let size = a.rows * b.columns;
     let mut out = Vec::with_capacity(size);
     if a.columns == 0 {
@@ -53,14 +53,14 @@ pub(crate) fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
 }
 
 /// `out = a b`, in rows that begin `row_stride` elements apart.
-pub(crate) fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
+pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
     assert_fits(out.len(), a.rows, b.columns, row_stride);
     // SAFETY: the assertion bounds every element of the result.
     unsafe { multiply(out.as_mut_ptr(), row_stride, a, b, false) };
 }
 
 /// `out += a b`, in rows that begin `row_stride` elements apart.
-pub(crate) fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
+pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
     assert_fits(out.len(), a.rows, b.columns, row_stride);
     // SAFETY: the assertion bounds every element of the result.
     unsafe { multiply(out.as_mut_ptr(), row_stride, a, b, true) };

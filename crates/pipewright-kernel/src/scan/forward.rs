@@ -4,10 +4,10 @@ use multiversion::multiversion;
 
 use super::decays::{Decays, scale_heads, scale_state, weigh};
 use super::{CHUNK, Chunk, Inputs};
-use crate::kernel::product::{Matrix, add_product, product_into};
+use crate::product::{Matrix, add_product, product_into};
 
 /// Returns the result, rows of all heads.
-pub(crate) fn forward(inputs: Inputs<'_>) -> Vec<f32> {
+pub fn forward(inputs: Inputs<'_>) -> Vec<f32> {
     let dims = inputs.dims;
     let (width, wide, channels) = (dims.width(), dims.group_width(), dims.channels());
     let mut y = vec![0f32; dims.rows() * width];

@@ -25,11 +25,16 @@ const CHUNK: usize = 64;
 /// Sizes of an attention. `q` and the result are `[batch * sequence, heads * head_dim]`, `k` and `v` `[batch * sequence,
 /// kv_heads * head_dim]`; each key head serves `heads / kv_heads` neighbouring query heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Dims {
+pub struct Dims {
+    /// Sequences.
     pub batch: usize,
+    /// Positions of a sequence.
     pub sequence: usize,
+    /// Query heads.
     pub heads: usize,
+    /// Key heads, which divide the query heads.
     pub kv_heads: usize,
+    /// Elements of a head.
     pub head_dim: usize,
 }
 
@@ -64,9 +69,12 @@ impl Dims {
 
 /// Cosines and sines, `head_dim / 2` for each position, times a scale.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rotary<'a> {
+pub struct Rotary<'a> {
+    /// `[sequence, head_dim / 2]`, or as many for each sequence.
     pub cos: &'a [f32],
+    /// As `cos`.
     pub sin: &'a [f32],
+    /// The factor of all tables.
     pub scale: f32,
 }
 
@@ -123,13 +131,18 @@ fn turn_pairs(
 
 /// The inputs of an attention.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Inputs<'a> {
+pub struct Inputs<'a> {
+    /// Sizes.
     pub dims: Dims,
+    /// Queries, before their rotation.
     pub q: &'a [f32],
+    /// Keys, before their rotation.
     pub k: &'a [f32],
+    /// Values.
     pub v: &'a [f32],
     /// For the queries; includes the scale of the scores.
     pub turn_q: Rotary<'a>,
+    /// For the keys.
     pub turn_k: Rotary<'a>,
     /// The first key that each row sees, counted from the beginning of its sequence; `None` if each sees all.
     pub starts: Option<&'a [u32]>,
@@ -139,9 +152,12 @@ pub(crate) struct Inputs<'a> {
 
 /// The sum over relations of `mask[batch][relation][query][key] table[relation][head]`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bias<'a> {
+pub struct Bias<'a> {
+    /// How many relations there are.
     pub relations: usize,
+    /// `[batch, relations, sequence, sequence]`, of 0 and 1.
     pub mask: &'a [u8],
+    /// `[relations, heads]`.
     pub table: &'a [f32],
 }
 
@@ -222,7 +238,7 @@ impl<'a> Rows<'a> {
 }
 
 /// The result, and `log sum exp` of each row of scores, `[batch, heads, sequence]`.
-pub(crate) fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
+pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
     let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
     let Dims { sequence, head_dim, .. } = dims;
     let (wide, narrow) = (dims.query_width(), dims.key_width());
@@ -258,16 +274,19 @@ pub(crate) fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
 }
 
 /// The gradients of an attention's inputs.
-pub(crate) struct Gradients {
+pub struct Gradients {
+    /// Of the queries, of their shape.
     pub q: Vec<f32>,
+    /// Of the keys, of their shape.
     pub k: Vec<f32>,
+    /// Of the values, of their shape.
     pub v: Vec<f32>,
     /// Of the table of the bias; empty without one.
     pub table: Vec<f32>,
 }
 
 /// Returns the gradients of the inputs.
-pub(crate) fn backward(inputs: Inputs<'_>, out: &[f32], normalisers: &[f32], gradient: &[f32]) -> Gradients {
+pub fn backward(inputs: Inputs<'_>, out: &[f32], normalisers: &[f32], gradient: &[f32]) -> Gradients {
     let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
     let Dims { sequence, head_dim, .. } = dims;
     let (wide, narrow) = (dims.query_width(), dims.key_width());

@@ -8,21 +8,24 @@ use super::simd::sum;
 
 /// The inputs of a gated norm.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Inputs<'a> {
+pub struct Inputs<'a> {
     /// Rows of as many elements as `weight`.
     pub y: &'a [f32],
     /// The gates; a row begins every `stride` elements.
     pub z: &'a [f32],
+    /// Elements between the beginnings of two rows of `z`.
     pub stride: usize,
+    /// One factor for each channel.
     pub weight: &'a [f32],
     /// Runs in a row, each with a norm of its own.
     pub runs: usize,
+    /// Added to the mean of the squares.
     pub epsilon: f32,
 }
 
 /// The result, and `1 / sqrt(mean(v²) + epsilon)` of each run.
 #[multiversion(targets = "simd")]
-pub(crate) fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
+pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
     let Inputs { y, z, stride, weight, runs, epsilon } = inputs;
     let (width, run) = (weight.len(), weight.len() / runs);
     let mut out = vec![0f32; y.len()];
@@ -45,7 +48,7 @@ pub(crate) fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
 
 /// Returns the gradients of `y` and of the weight, and writes that of `z` into the same places of `d_z`.
 #[multiversion(targets = "simd")]
-pub(crate) fn backward(
+pub fn backward(
     inputs: Inputs<'_>,
     scales: &[f32],
     gradient: &[f32],

@@ -3,7 +3,7 @@
 use multiversion::multiversion;
 
 use super::{CHUNK, Chunk, Inputs};
-use crate::kernel::exp::exp;
+use crate::exp::exp;
 
 /// The decays of a chunk. Arrays over heads and tokens are `[heads of the group, CHUNK]`.
 pub(super) struct Decays {
@@ -144,7 +144,7 @@ pub(super) fn weigh_backward(decays: &Decays, place: usize, len: usize, scores: 
             *later += of_step;
             *term = of_step * step;
         }
-        d_sums[t] += f64::from(crate::kernel::simd::sum(count, |i| terms[i]));
+        d_sums[t] += f64::from(crate::simd::sum(count, |i| terms[i]));
     }
     for (((d_sum, d_step), later), step) in d_sums.iter_mut().zip(d_steps).zip(&later[..len]).zip(steps) {
         *d_sum -= f64::from(later * step);

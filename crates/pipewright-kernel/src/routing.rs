@@ -10,7 +10,7 @@ use super::simd::{max, sum};
 
 /// Returns `softmax(logits)` row by row.
 #[multiversion(targets = "simd")]
-pub(crate) fn softmax(logits: &[f32], experts: usize) -> Vec<f32> {
+pub fn softmax(logits: &[f32], experts: usize) -> Vec<f32> {
     let mut probabilities = vec![0.0; logits.len()];
     for (p, logits) in probabilities.chunks_exact_mut(experts).zip(logits.chunks_exact(experts)) {
         let largest = max(logits);
@@ -25,7 +25,7 @@ pub(crate) fn softmax(logits: &[f32], experts: usize) -> Vec<f32> {
 
 /// Returns the experts of the `count` largest probabilities of each token, the largest first. Of equal probabilities the
 /// first expert is taken; NaN is smaller than any number.
-pub(crate) fn choose(probabilities: &[f32], experts: usize, count: usize) -> Vec<usize> {
+pub fn choose(probabilities: &[f32], experts: usize, count: usize) -> Vec<usize> {
     let mut chosen = Vec::with_capacity(probabilities.len() / experts * count);
     for row in probabilities.chunks_exact(experts) {
         let start = chosen.len();
@@ -42,7 +42,7 @@ pub(crate) fn choose(probabilities: &[f32], experts: usize, count: usize) -> Vec
 }
 
 /// Returns the weights of the chosen experts: their probabilities, divided by their sum if `normalised`.
-pub(crate) fn weights(
+pub fn weights(
     probabilities: &[f32],
     chosen: &[usize],
     experts: usize,
@@ -67,7 +67,7 @@ fn total(probabilities: &[f32], chosen: &[usize]) -> f32 {
 /// With `s` the sum of a token's chosen probabilities if they are normalised, otherwise 1, the gradient of a chosen
 /// probability is `(g - sum(g w)) / s`, or `g`. The softmax turns a gradient `d` of the probabilities into
 /// `p (d - sum(d p))`.
-pub(crate) fn backward(
+pub fn backward(
     probabilities: &[f32],
     chosen: &[usize],
     gradient: &[f32],
@@ -98,7 +98,7 @@ pub(crate) fn backward(
 }
 
 /// Returns the fraction of tokens that chose each expert, times the number of experts: `E f`.
-pub(crate) fn loads(chosen: &[usize], experts: usize, tokens: usize) -> Vec<f32> {
+pub fn loads(chosen: &[usize], experts: usize, tokens: usize) -> Vec<f32> {
     let mut counts = vec![0usize; experts];
     chosen.iter().for_each(|&expert| counts[expert] += 1);
     counts.into_iter().map(|count| (experts * count) as f32 / tokens as f32).collect()
@@ -106,7 +106,7 @@ pub(crate) fn loads(chosen: &[usize], experts: usize, tokens: usize) -> Vec<f32>
 
 /// Returns the balance loss `E sum(f P)`, where `P` is the mean probability of an expert. Sums are in f64: the result is
 /// one number per layer and microbatch.
-pub(crate) fn balance(probabilities: &[f32], loads: &[f32]) -> f32 {
+pub fn balance(probabilities: &[f32], loads: &[f32]) -> f32 {
     let experts = loads.len();
     let mut sums = vec![0f64; experts];
     for row in probabilities.chunks_exact(experts) {
@@ -118,7 +118,7 @@ pub(crate) fn balance(probabilities: &[f32], loads: &[f32]) -> f32 {
 
 /// The gradient of the logits from that of [`balance`]. The loads carry none.
 #[multiversion(targets = "simd")]
-pub(crate) fn balance_backward(probabilities: &[f32], loads: &[f32], gradient: f32) -> Vec<f32> {
+pub fn balance_backward(probabilities: &[f32], loads: &[f32], gradient: f32) -> Vec<f32> {
     let experts = loads.len();
     let share = gradient / (probabilities.len() / experts) as f32;
     let mut d_logits = vec![0.0; probabilities.len()];

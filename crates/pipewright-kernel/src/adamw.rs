@@ -4,7 +4,7 @@ use multiversion::multiversion;
 
 /// The coefficients of one step; `t` is the number of the step, from 1.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Coefficients {
+pub struct Coefficients {
     /// Decay rates of the two moments.
     pub betas: (f32, f32),
     /// `learning rate / (1 - beta1^t)`.
@@ -19,7 +19,7 @@ pub(crate) struct Coefficients {
 
 /// Updates `parameter` and both moments in place.
 #[multiversion(targets = "simd")]
-pub(crate) fn step(
+pub fn step(
     parameter: &mut [f32],
     gradient: &[f32],
     first: &mut [f32],

@@ -6,7 +6,7 @@ use super::simd::LANES;
 
 /// `sum x²` in a fixed number of lanes, which are added in order at the end.
 #[multiversion(targets = "simd")]
-pub(crate) fn sum_squares(elements: &[f32]) -> f64 {
+pub fn sum_squares(elements: &[f32]) -> f64 {
     let mut lanes = [0f64; LANES];
     let (chunks, rest) = elements.as_chunks::<LANES>();
     for chunk in chunks {

@@ -7,9 +7,12 @@ use super::simd::{max, sum};
 
 /// Sizes of an attention of one token. Each key head serves `heads / kv_heads` neighbouring query heads.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Heads {
+pub struct Heads {
+    /// Query heads.
     pub heads: usize,
+    /// Key heads.
     pub kv_heads: usize,
+    /// Elements of a head.
     pub head_dim: usize,
 }
 
@@ -18,7 +21,7 @@ pub(crate) struct Heads {
 /// `query` is rotated already. `keys` and `values` have a row of `kv_heads * head_dim` for each token that it sees, and the
 /// keys are rotated.
 #[multiversion(targets = "simd")]
-pub(crate) fn attend(query: &[f32], keys: &[f32], values: &[f32], heads: Heads) -> Vec<f32> {
+pub fn attend(query: &[f32], keys: &[f32], values: &[f32], heads: Heads) -> Vec<f32> {
     let Heads { heads, kv_heads, head_dim } = heads;
     let (width, group) = (kv_heads * head_dim, heads / kv_heads);
     let scale = 1.0 / (head_dim as f32).sqrt();

@@ -12,7 +12,7 @@ use super::simd::sum;
 
 /// The assignments in the order of their experts; those of one expert are in the order of the tokens.
 #[derive(Clone, Debug)]
-pub(crate) struct Groups {
+pub struct Groups {
     /// The place of each sorted row among the assignments as they were chosen.
     assignments: Vec<usize>,
     /// The first row of each expert, and the number of rows at the end.
@@ -23,7 +23,7 @@ pub(crate) struct Groups {
 
 impl Groups {
     /// Sorts the assignments; each token has `count` neighbouring ones in `chosen`.
-    pub(crate) fn new(chosen: &[usize], experts: usize, count: usize) -> Self {
+    pub fn new(chosen: &[usize], experts: usize, count: usize) -> Self {
         let mut starts = vec![0; experts + 1];
         chosen.iter().for_each(|&expert| starts[expert + 1] += 1);
         for expert in 0..experts {
@@ -39,27 +39,27 @@ impl Groups {
     }
 
     /// Returns the number of rows of all groups.
-    pub(crate) fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         self.assignments.len()
     }
 
     /// Returns the rows of each expert.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         self.starts.windows(2).map(|pair| pair[0]..pair[1])
     }
 
     /// Returns the assignment of each sorted row.
-    pub(crate) fn assignments(&self) -> &[usize] {
+    pub fn assignments(&self) -> &[usize] {
         &self.assignments
     }
 
     /// Returns the token of each sorted row.
-    pub(crate) fn tokens(&self) -> impl Iterator<Item = usize> {
+    pub fn tokens(&self) -> impl Iterator<Item = usize> {
         self.assignments.iter().map(|assignment| assignment / self.count)
     }
 
     /// Copies the row of each assignment's token.
-    pub(crate) fn gather(&self, rows: &[f32], width: usize) -> Vec<f32> {
+    pub fn gather(&self, rows: &[f32], width: usize) -> Vec<f32> {
         let mut gathered = Vec::with_capacity(self.rows() * width);
         for token in self.tokens() {
             gathered.extend_from_slice(&rows[token * width..][..width]);
@@ -68,7 +68,7 @@ impl Groups {
     }
 
     /// Returns the sum of each token's rows. Row `i` is multiplied by `factors[i]`.
-    pub(crate) fn scatter(&self, rows: &[f32], factors: Option<&[f32]>, width: usize) -> Vec<f32> {
+    pub fn scatter(&self, rows: &[f32], factors: Option<&[f32]>, width: usize) -> Vec<f32> {
         let tokens = self.rows() / self.count;
         let mut sums = vec![0.0; tokens * width];
         for (row, token) in self.tokens().enumerate() {
@@ -80,20 +80,14 @@ impl Groups {
 
     /// Multiplies the rows of each expert by its matrix: `[inputs, outputs]`, or the transpose of `[outputs, inputs]` if
     /// `transposed`.
-    pub(crate) fn product(
-        &self,
-        rows: &[f32],
-        matrices: &[&[f32]],
-        size: [usize; 2],
-        transposed: bool,
-    ) -> Vec<f32> {
+    pub fn product(&self, rows: &[f32], matrices: &[&[f32]], size: [usize; 2], transposed: bool) -> Vec<f32> {
         let mut out = vec![0.0; self.rows() * size[1]];
         self.multiply(&mut out, rows, matrices, size, transposed, product_into);
         out
     }
 
     /// As [`Groups::product`], added to `out`.
-    pub(crate) fn add_product(
+    pub fn add_product(
         &self,
         out: &mut [f32],
         rows: &[f32],
@@ -136,7 +130,7 @@ fn add_scaled(sums: &mut [f32], row: &[f32], factor: f32) {
 
 /// Multiplies row `i` by `factors[i]`.
 #[multiversion(targets = "simd")]
-pub(crate) fn scale_rows(rows: &mut [f32], factors: &[f32], width: usize) {
+pub fn scale_rows(rows: &mut [f32], factors: &[f32], width: usize) {
     for (row, factor) in rows.chunks_exact_mut(width).zip(factors) {
         row.iter_mut().for_each(|element| *element *= factor);
     }
@@ -144,7 +138,7 @@ pub(crate) fn scale_rows(rows: &mut [f32], factors: &[f32], width: usize) {
 
 /// Returns the scalar product of each pair of rows.
 #[multiversion(targets = "simd")]
-pub(crate) fn row_products(a: &[f32], b: &[f32], width: usize) -> Vec<f32> {
+pub fn row_products(a: &[f32], b: &[f32], width: usize) -> Vec<f32> {
     let rows = a.chunks_exact(width).zip(b.chunks_exact(width));
     rows.map(|(a, b)| sum(width, |i| a[i] * b[i])).collect()
 }

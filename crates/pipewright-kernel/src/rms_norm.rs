@@ -8,7 +8,7 @@ use multiversion::multiversion;
 use super::simd::{fresh, sum, written};
 
 /// The result, and `s` of each row for the backward pass. A row has as many elements as `weight`.
-pub(crate) fn forward(x: &[f32], weight: &[f32], epsilon: f32) -> (Vec<f32>, Vec<f32>) {
+pub fn forward(x: &[f32], weight: &[f32], epsilon: f32) -> (Vec<f32>, Vec<f32>) {
     let mut y = fresh(x.len());
     let mut scales = vec![0.0; x.len() / weight.len()];
     forward_rows(x, weight, epsilon, &mut y, &mut scales);
@@ -33,7 +33,7 @@ fn forward_rows(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [MaybeUninit<f3
 /// Gradients of `x` and of the weight.
 ///
 /// `dx = s (g w - x s² mean(g w x))`, and `dw` is the sum of `g x s` over rows.
-pub(crate) fn backward(x: &[f32], weight: &[f32], scales: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
+pub fn backward(x: &[f32], weight: &[f32], scales: &[f32], gradient: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let mut dx = fresh(x.len());
     let mut dw = vec![0.0; weight.len()];
     backward_rows(x, weight, scales, gradient, &mut dx, &mut dw);

@@ -8,9 +8,12 @@ use super::exp::exp;
 
 /// Sizes of a convolution, and the place of its channels in the rows of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Dims {
+pub struct Dims {
+    /// Rows of a sequence.
     pub sequence: usize,
+    /// Channels, each with weights of its own.
     pub channels: usize,
+    /// Rows that a result depends on, its own included.
     pub taps: usize,
     /// Elements between the beginnings of two rows of the input.
     pub stride: usize,
@@ -41,11 +44,14 @@ fn by_distance(dims: Dims, weight: &[f32]) -> Vec<f32> {
 
 /// The inputs of a convolution.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Inputs<'a> {
+pub struct Inputs<'a> {
+    /// Sizes.
     pub dims: Dims,
+    /// Rows of [`Dims::stride`] elements.
     pub v: &'a [f32],
     /// `[channels, taps]`.
     pub weight: &'a [f32],
+    /// `[channels]`.
     pub bias: Option<&'a [f32]>,
     /// The document of each row; rows of one document follow each other.
     pub documents: Option<&'a [u32]>,
@@ -58,7 +64,7 @@ impl Inputs<'_> {
 }
 
 /// Returns the result, rows of `channels`.
-pub(crate) fn forward(inputs: Inputs<'_>) -> Vec<f32> {
+pub fn forward(inputs: Inputs<'_>) -> Vec<f32> {
     let mut u = vec![0f32; inputs.rows() * inputs.dims.channels];
     let weight = by_distance(inputs.dims, inputs.weight);
     forward_rows(inputs, &weight, &mut u);
@@ -92,7 +98,7 @@ fn weigh(inputs: Inputs<'_>, weight: &[f32], row: usize, out: &mut [f32]) {
 }
 
 /// Turns the gradient of the result into that of the sums before the activation, in place.
-pub(crate) fn activation_backward(inputs: Inputs<'_>, gradient: &mut [f32]) {
+pub fn activation_backward(inputs: Inputs<'_>, gradient: &mut [f32]) {
     let weight = by_distance(inputs.dims, inputs.weight);
     activation_backward_rows(inputs, &weight, gradient);
 }
@@ -110,7 +116,7 @@ fn activation_backward_rows(inputs: Inputs<'_>, weight: &[f32], gradient: &mut [
 }
 
 /// Writes the gradient of `v` into the same places of `d_v`. `gradient` is that of the sums before the activation.
-pub(crate) fn input_gradient(inputs: Inputs<'_>, gradient: &[f32], d_v: &mut [f32]) {
+pub fn input_gradient(inputs: Inputs<'_>, gradient: &[f32], d_v: &mut [f32]) {
     let weight = by_distance(inputs.dims, inputs.weight);
     input_gradient_rows(inputs, &weight, gradient, d_v);
 }
@@ -132,16 +138,19 @@ fn input_gradient_rows(inputs: Inputs<'_>, weight: &[f32], gradient: &[f32], d_v
 
 /// What the gradient of the weight is computed from.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct WeightInputs<'a> {
+pub struct WeightInputs<'a> {
+    /// Sizes.
     pub dims: Dims,
+    /// The input of the forward pass.
     pub v: &'a [f32],
+    /// The documents of the forward pass.
     pub documents: Option<&'a [u32]>,
     /// The gradient of the sums before the activation.
     pub gradient: &'a [f32],
 }
 
 /// Adds the gradient of the weight, `[channels, taps]`, to `sum`.
-pub(crate) fn add_weight_gradient(inputs: WeightInputs<'_>, sum: &mut [f32]) {
+pub fn add_weight_gradient(inputs: WeightInputs<'_>, sum: &mut [f32]) {
     let Dims { channels, taps, .. } = inputs.dims;
     let mut by_distance = vec![0f32; channels * taps];
     weight_gradient_rows(inputs, &mut by_distance);
@@ -166,7 +175,7 @@ fn weight_gradient_rows(inputs: WeightInputs<'_>, by_distance: &mut [f32]) {
 
 /// Returns the sum of rows, which is the gradient of the bias.
 #[multiversion(targets = "simd")]
-pub(crate) fn sum_rows(rows: &[f32], width: usize) -> Vec<f32> {
+pub fn sum_rows(rows: &[f32], width: usize) -> Vec<f32> {
     let mut sums = vec![0f32; width];
     for row in rows.chunks_exact(width) {
         for (sum, x) in sums.iter_mut().zip(row) {

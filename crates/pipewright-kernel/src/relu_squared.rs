@@ -4,12 +4,12 @@ use multiversion::multiversion;
 
 /// Returns `max(x, 0)²` of each element.
 #[multiversion(targets = "simd")]
-pub(crate) fn forward(x: &[f32]) -> Vec<f32> {
+pub fn forward(x: &[f32]) -> Vec<f32> {
     x.iter().map(|x| x.max(0.0) * x.max(0.0)).collect()
 }
 
 /// The gradient of `x`: `2 g max(x, 0)`.
 #[multiversion(targets = "simd")]
-pub(crate) fn backward(x: &[f32], gradient: &[f32]) -> Vec<f32> {
+pub fn backward(x: &[f32], gradient: &[f32]) -> Vec<f32> {
     x.iter().zip(gradient).map(|(x, g)| 2.0 * g * x.max(0.0)).collect()
 }

@@ -1,0 +1,30 @@
+//! Arithmetic of the CPU back end on slices of `f32`, in one pass over memory where Burn composes several.
+//!
+//! This crate does not depend on tensors, tapes or stages; `pipewright::nn` puts these functions on Burn's tape. It is a
+//! crate of its own so that builds for tests optimise the arithmetic and not what calls it.
+//!
+//! Vector instructions are chosen at run time. No result depends on which were chosen: sums run over a fixed number of
+//! lanes, and no multiplication is contracted with an addition. (Matrix products are the exception: their kernels use
+//! what the machine has, as Burn's do.)
+//!
+//! # Panics
+//!
+//! Functions panic if the lengths of their slices do not fit together. The layers that call them compare shapes first.
+
+pub mod adamw;
+pub mod attention;
+pub mod cached_attention;
+pub mod convolution;
+pub mod cross_entropy;
+mod exp;
+pub mod gated_norm;
+pub mod grouped;
+pub mod product;
+pub mod relu_squared;
+pub mod rms_norm;
+pub mod router_losses;
+pub mod routing;
+pub mod scan;
+mod simd;
+pub mod squares;
+pub mod swiglu;
