@@ -133,6 +133,34 @@ fn documents_begin_as_in_training() {
     );
 }
 
+/// A tokenizer of words, among them those of the text.
+const WORDS: &str = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": [], "model":
+    {"type": "WordLevel", "vocab": {"the": 0, "quick": 1, "brown": 2, "fox": 3, "jumps": 4, "?": 5}, "unk_token": "?"}}"#;
+
+#[cfg(not(feature = "tokenizers"))]
+#[test]
+fn tokenizer_files_need_a_feature() {
+    let run = trained(&[]);
+    fs::write(run.path("words.json"), WORDS).expect("a file");
+    let arguments = ["--prompt", "the quick", "--tokenizer", "words.json"];
+    refuse(&run, "out", &arguments, "words.json: tokenizer files are not compiled in");
+}
+
+#[cfg(feature = "tokenizers")]
+#[test]
+fn a_text_goes_through_the_tokenizer_of_the_run() {
+    let run = Run::new();
+    fs::write(run.path("words.json"), WORDS).expect("a file");
+    run.train(&["run.steps=3", "data.tokenizer=words.json", "data.seq_len=2"]);
+    fs::remove_file(run.path("words.json")).expect("the run has a copy");
+    let arguments = ["--prompt", "the fox", "--tokens", "4", "--temperature", "0"];
+    let of_run = json(&run, "out", &arguments);
+    assert_eq!(of_run["prompt_tokens"], serde_json::json!([0, 3]));
+    assert_eq!(of_run["tokens"].as_array().map(Vec::len), Some(4));
+    assert_eq!(run.command(&["export", "out", "exported"]).status.code(), Some(0));
+    assert_eq!(json(&run, "exported", &arguments)["text"], of_run["text"]);
+}
+
 #[test]
 fn bad_input() {
     let run = trained(&[]);

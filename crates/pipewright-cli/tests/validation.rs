@@ -62,6 +62,18 @@ fn the_validation_loss_is_the_loss_of_training_on_that_data() {
 }
 
 #[test]
+fn an_event_file_has_each_validation_loss() {
+    let run = Run::new();
+    run.train(&["run.steps=6", "data.validation_share=0.25", "run.eval_every=2", "run.tensorboard=true"]);
+    let files = fs::read_dir(run.out()).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let events = files.filter(|path| path.display().to_string().contains("tfevents"));
+    let events: Vec<Vec<u8>> = events.map(|path| fs::read(path).expect("a file")).collect();
+    let name = b"validation/loss";
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].windows(name.len()).filter(|window| window == name).count(), 3);
+}
+
+#[test]
 fn what_is_held_out_is_never_trained_on() {
     let run = Run::new();
     let text = fs::read_to_string(run.path("text.txt")).expect("the text");
