@@ -66,9 +66,9 @@ fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
         written.push(beside.len() as f64);
     }
     println!("1f1b, {ranks} ranks, {microbatches} microbatches, a checkpoint every {every} steps:");
-    println!("  the call holds training up by          {} % of a step", Spread::new(held_up));
-    println!("  with the steps beside the writing, by  {} % of a step", Spread::new(cost));
-    println!("  steps until it is written              {}", Spread::new(written));
+    println!("  the call blocks training for            {} % of a step", Spread::new(held_up));
+    println!("  with slower steps during the write, for {} % of a step", Spread::new(cost));
+    println!("  steps until it is written               {}", Spread::new(written));
     Ok(())
 }
 

@@ -1,10 +1,9 @@
-//! How long the schedule engine takes: generate, lower, validate and simulate, each by itself and together, and the time
-//! per action as schedules grow.
+//! Measures the schedule engine: generate, lower, validate and simulate, each by itself and together, and the time per
+//! action as schedules grow.
 //!
 //! The engine is judged by 64 ranks with 2 chunks each and 256 microbatches, all steps together. The allocator is the
-//! command line's, which puts large tables on huge pages. The system's allocator, here as in most programs on small
-//! pages, gives them back after each iteration; how long it takes to clear them again is the machine's, not the
-//! engine's.
+//! command line's, which puts large tables on huge pages. The system's allocator would return them to the system after
+//! each iteration, and the figures would include the time in which the system clears the pages again.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -23,7 +22,8 @@ pub(crate) struct Options {
     /// Runs of each step that count.
     #[arg(long, default_value_t = 10)]
     runs: usize,
-    /// Also measures 1,024 ranks with 4 chunks and 4,096 microbatches, which takes one and a half gigabytes and minutes.
+    /// Also measures 1,024 ranks with 4 chunks and 4,096 microbatches, which takes one and a half gigabytes and
+    /// minutes.
     #[arg(long)]
     largest: bool,
 }
@@ -53,7 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Each step of the engine at the size by which it is judged.
+/// Measures each step of the engine at the size by which it is judged.
 fn planning(runs: usize) -> Result<(), Box<dyn Error>> {
     let made = schedule(PLANNING)?;
     let program = lowered(&made)?;
@@ -76,7 +76,7 @@ fn show(name: &str, times: Vec<f64>) {
     println!("  {name}: {}", Spread::new(times.into_iter().map(|seconds| seconds * 1e3).collect()));
 }
 
-/// The seconds of each run of `work`, after one that does not count.
+/// Returns the seconds of each run of `work`, after one that does not count.
 fn times<T>(
     runs: usize,
     mut work: impl FnMut() -> Result<T, Box<dyn Error>>,
@@ -94,7 +94,7 @@ fn times_with<I, T>(
     let timed = |_| {
         let input = input();
         let start = Instant::now();
-        // What is made is dropped after the clock has been read.
+        // The result is dropped after the clock has been read.
         let made = black_box(work(input)?);
         let seconds = start.elapsed().as_secs_f64();
         drop(made);

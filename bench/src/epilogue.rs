@@ -1,4 +1,4 @@
-//! What a step costs after its program: ranks that compute nothing, so that only what they tell each other is left.
+//! Measures the time of a step after its program, on ranks that compute nothing, so that only their messages take time.
 
 use std::error::Error;
 
@@ -57,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One microbatch through all ranks and back, as CSV.
+/// Returns the schedule of one microbatch through all ranks and back, as CSV.
 fn one_microbatch(ranks: u32) -> String {
     let row = |rank: u32| {
         let cell = |time: u32| match time {
@@ -87,7 +87,7 @@ fn measure(ranks: u32, options: &Options) -> Result<(), Box<dyn Error>> {
     let inputs: Vec<Values> = vec![pack(Tensor::<1>::ones([1], &Device::flex()))];
     let mut outside = || -> Result<f64, Box<dyn Error>> {
         let step = pipeline.step_batch(Batch::new(inputs.clone(), vec![Values::new()]), 0.1)?;
-        // The last rank to end its program: what comes after it is what the step costs beyond the program.
+        // The end of the program on the last rank. The rest of the step is the time that is measured.
         let all = (0..ranks).flat_map(|rank| step.timeline.events_of(Rank::new(rank)));
         let end = all.map(|event| event.end).fold(0.0, f64::max);
         Ok((step.wall.as_secs_f64() - end) * 1e6)
@@ -98,7 +98,8 @@ fn measure(ranks: u32, options: &Options) -> Result<(), Box<dyn Error>> {
     let times = Spread::new(times);
     let growth = f64::from(ranks) * f64::from(ranks).log2();
     println!(
-        "{ranks} ranks: {times} microseconds after the program, {:.3} for each of p log2 p = {growth:.0}; first step {first:.0}",
+        "{ranks} ranks: {times} microseconds after the program, {:.3} for each of p log2 p = {growth:.0}; \
+         first step {first:.0}",
         times.median() / growth
     );
     Ok(())

@@ -67,7 +67,7 @@ enum Bench {
     Epilogue(epilogue::Options),
     /// The cost of saving a checkpoint, against a step.
     Checkpoints(checkpoints::Options),
-    /// What generating, lowering, validating and simulating a schedule take.
+    /// The time to generate, lower, validate and simulate a schedule.
     Engine(engine::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
     Schedules(schedules::Options),

@@ -98,7 +98,7 @@ fn forward_and_backward(mixer: &Mamba2, x: &Tensor<2>) {
     black_box(x.grad(&gradients).map(Tensor::into_data));
 }
 
-/// `S = exp(δ A) S + (δ x) b`, `y = S c`, a few operations for each token.
+/// Computes `S = exp(δ A) S + (δ x) b`, `y = S c`, with a few operations for each token, forward and backward.
 fn recurrence_in_tensors(options: &Options) {
     let &Options { sequence, heads, head_dim, state, .. } = options;
     let device = Device::flex().autodiff();
@@ -119,7 +119,7 @@ fn recurrence_in_tensors(options: &Options) {
     black_box(x.grad(&gradients).map(Tensor::into_data));
 }
 
-/// The forward of the recurrence in single precision, with a state that stays in the cache.
+/// Computes the forward of the recurrence in single precision, with a state that stays in the cache.
 fn recurrence_in_a_loop(options: &Options) -> Vec<f32> {
     let &Options { sequence, heads, head_dim, state, .. } = options;
     let number = |i: usize| (i * 7919 % 2003) as f32 / 1001.5 - 1.0;

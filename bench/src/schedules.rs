@@ -90,7 +90,7 @@ fn against(schedule: &str, ranks: u32, microbatches: u32, steps: usize) -> Resul
     println!("  of its own bound: {}", spread(programs, |program| bound / program));
     println!("  of the ranks' time that its bound fills: {:.3}", busy / bound / count);
     println!(
-        "  what its ranks compute, over what one rank does: {}",
+        "  computation of its ranks over that of one rank: {}",
         spread(alone_busy, |alone| busy / alone)
     );
     Ok(())

@@ -60,7 +60,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         let limit = state / f64::from(replicas) + window;
         println!(
             "{}, {replicas} replicas: {:.1} MiB of parameters, gradients and optimizer state replicated, {:.1} MiB \
-             sharded: {:.3} of it, {:.3} of 1/{replicas} and the window; {:.1} MiB beside; {:.2} x the time",
+             sharded: {:.3} of it, {:.3} of 1/{replicas} and the window; {:.1} MiB of other memory; {:.2} x the time",
             options.schedule,
             state / MIB,
             held / MIB,

@@ -3,9 +3,9 @@
 //!
 //! Files of an earlier run are never overwritten. `train` renames the folder of an earlier run: it appends `.1`, `.2`
 //! and so on to the name. `resume` from a checkpoint before the run's last step moves the later lines of the metrics to
-//! `metrics.1.jsonl`, the later checkpoints to `checkpoints.1` and the later timelines to `timelines.1`. If the folder contains files of the same names that
-//! do not belong to a run, the run is refused. The folder of the checkpoints is locked during a run, so two runs never
-//! write to the same folder.
+//! `metrics.1.jsonl`, the later checkpoints to `checkpoints.1` and the later timelines to `timelines.1`. If the folder
+//! contains files of the same names that do not belong to a run, the run is refused. The folder of the checkpoints is
+//! locked during a run, so two runs never write to the same folder.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -131,6 +131,7 @@ impl RunFolder {
     ) -> Result<Self, RunFolderError> {
         // Checkpoints are moved first: if this process is killed in between, the run can still be resumed.
         let mut moved: Vec<String> = move_later_checkpoints(path, done)?.into_iter().collect();
+        keep_last_timeline(path)?;
         moved.extend(move_later_timelines(path, done)?);
         let (metrics, cut) = cut_metrics(path, done)?;
         moved.extend(cut);
@@ -314,6 +315,19 @@ fn move_later_checkpoints(run: &Path, done: u64) -> Result<Option<String>, RunFo
     }
     let count = later.len();
     Ok(Some(format!("moved {count} checkpoint(s) of steps after {done} to {}", aside.display())))
+}
+
+/// Moves the timeline of the last step to those of further steps. While the run continues, the last line of the metrics
+/// is of another step than this timeline.
+fn keep_last_timeline(run: &Path) -> Result<(), RunFolderError> {
+    let (last, folder) = (run.join(TIMELINE), timelines_of(run));
+    let metrics = fs::read_to_string(run.join(METRICS)).unwrap_or_default();
+    let step_of = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
+    let Some(step) = metrics.lines().rev().find_map(step_of).filter(|_| last.is_file()) else {
+        return Ok(());
+    };
+    fs::create_dir_all(&folder).map_err(write_error(&folder))?;
+    fs::rename(&last, folder.join(timeline_name(step))).map_err(move_error(&last))
 }
 
 /// Moves the timelines of steps after `done` to a separate folder, and returns a sentence that says so.

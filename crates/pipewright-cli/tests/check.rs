@@ -156,8 +156,8 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     assert_eq!(column(&[], 3), "25.6 KiB");
     assert_eq!(column(&["pipeline.schedule=gpipe"], 3), "51.2 KiB");
     assert_eq!(column(&["pipeline.microbatch_size=2"], 3), "51.2 KiB");
-    // A stage that is recomputed holds the activations of one microbatch. Recomputed by block, it keeps the output of each
-    // layer but the last, 512 bytes, for two microbatches, and the activations of one block.
+    // A stage that is recomputed holds the activations of one microbatch. Recomputed by block, it keeps the output of
+    // each layer but the last, 512 bytes, for two microbatches, and the activations of one block.
     assert_eq!(column(&["pipeline.recompute=stage"], 3), "12.8 KiB");
     assert_eq!(column(&["pipeline.recompute=block"], 3), "8.4 KiB");
     let sharded = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
@@ -168,8 +168,7 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
 fn what_stages_share_is_listed() {
     let run = Run::new();
     let (_, printed, _) = check(&run, &["model.tie_word_embeddings=true"]);
-    let line =
-        "shared    model.embed_tokens.weight, one parameter of which stages 0 and 1 hold a copy each\n";
+    let line = "shared    model.embed_tokens.weight: one parameter, with a copy in each of stages 0 and 1\n";
     assert!(printed.contains(line), "{printed}");
     let (_, printed, _) = check(&run, &[]);
     assert!(!printed.contains("shared"), "{printed}");

@@ -37,7 +37,7 @@ fn devices_that_cannot_be_used_are_refused() {
     let both = ["check", "small.toml", "--set", "run.device=flex", "--set", "run.devices=[\"flex\"]"];
     refuse(&both, &["`device` and `devices` are both written", "remove one of them"]);
     let shared = ["check", "small.toml", "--set", "run.exclusive=true"];
-    refuse(&shared, &["2 ranks need a device each, and there are 1"]);
+    refuse(&shared, &["2 ranks need different devices, but have only 1"]);
 }
 
 #[test]
@@ -125,6 +125,19 @@ mod on_a_device {
         let output = moved.command(&["export", "out", "model"]);
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         assert!(moved.path("model/model.safetensors").exists());
+    }
+
+    #[test]
+    fn a_precision_that_the_device_lacks_is_refused() {
+        if !is_there() {
+            return;
+        }
+        // WGSL has no bfloat16.
+        let device = format!("run.device={DEVICE}");
+        for command in ["check", "train"] {
+            let arguments = [command, "small.toml", "--set", &device, "--set", "run.precision=bf16"];
+            refuse(&arguments, &["the device `wgpu:cpu` does not compute in bf16: use another device"]);
+        }
     }
 
     #[test]

@@ -22,7 +22,7 @@ output_router_logits = true
 [data]
 ";
 
-/// Four blocks, of which the second and the fourth have experts.
+/// Four blocks. The second and the fourth have experts.
 fn folder() -> TempDir {
     scratch::folder(&scratch::small(4, 4, 3).replace("[data]\n", MODEL))
 }

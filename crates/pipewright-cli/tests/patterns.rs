@@ -103,6 +103,31 @@ fn a_run_with_side_inputs_and_bars_retraces_the_reference() {
 }
 
 #[test]
+fn what_the_stages_share_is_listed() {
+    let run = Run::new();
+    let (code, said) = command(&run, "check", &reference());
+    assert_eq!(code, Some(0), "{said}");
+    // The second head has a copy of the embedding's table, and the attentions of each stage one of the relations'
+    // table.
+    for table in ["embed_tokens", "relation_bias"] {
+        let line =
+            format!("shared    model.{table}.weight: one parameter, with a copy in each of stages 0 and 1\n");
+        assert!(said.contains(&line), "{said}");
+    }
+    let mut four = reference();
+    four.extend(
+        ["pipeline.partition=optimal", "pipeline.stages_per_rank=2", "pipeline.schedule=interleaved1f1b"]
+            .map(str::to_owned),
+    );
+    let (code, said) = command(&run, "check", &four);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(
+        said.contains("model.embed_tokens.weight: one parameter, with a copy in each of stages 0 and 3\n"),
+        "{said}"
+    );
+}
+
+#[test]
 fn bars_that_do_not_fit_the_stages_are_refused() {
     let run = Run::new();
     let with = |further: &str| {

@@ -176,6 +176,32 @@ fn a_step_that_is_not_finite_is_refused_and_told() {
 }
 
 #[test]
+fn an_update_that_is_skipped_is_told_and_recorded() {
+    let folder = folder();
+    let set = ["run.steps=8", "run.precision=f16", "run.loss_scale=4194304", "run.loss_scale_interval=2"];
+    let arguments = ["small.toml"].into_iter().chain(set.into_iter().flat_map(|set| ["--set", set]));
+    let output = train(folder.path(), &arguments.collect::<Vec<_>>());
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{words}");
+    assert!(
+        words.contains("step 1/8  loss ") && words.contains("loss scale 4194304, update skipped"),
+        "{words}"
+    );
+    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
+    let steps: Vec<serde_json::Value> =
+        metrics.lines().map(|line| serde_json::from_str(line).expect("a line is an object")).collect();
+    let is_skipped = |step: &serde_json::Value| step["skipped"] == true;
+    assert!(is_skipped(&steps[0]) && steps[0]["grad_norm"].is_null(), "{metrics}");
+    assert!(steps.iter().any(|step| !is_skipped(step) && step["grad_norm"].is_number()), "{metrics}");
+    for pair in steps.windows(2) {
+        let [before, after] =
+            [&pair[0], &pair[1]].map(|step| step["loss_scale"].as_f64().expect("f16 has one"));
+        assert_eq!(after < before, is_skipped(&pair[0]), "{metrics}");
+        assert!([0.5, 1.0, 2.0].contains(&(after / before)), "{metrics}");
+    }
+}
+
+#[test]
 fn weights_that_cannot_be_read_are_wrong_input() {
     let folder = folder();
     let output = train(folder.path(), &["small.toml", "--set", "model.from=nowhere"]);

@@ -6,8 +6,8 @@
 //! P = softmax(S)    out = P v
 //! ```
 //!
-//! A query may see less than all earlier keys: a run of keys that ends at the query and begins at a place that never
-//! moves back from one query to the next (documents, windows). Keys before the run of a block's first query are not
+//! A query may see only some of the earlier keys: a run that ends at the query. The start of the run does not decrease
+//! from one query to the next (documents, windows). Scores of keys before the run of a block's first query are not
 //! computed.
 //!
 //! Scores are not kept: the backward pass computes them again from `q`, `k` and each row's normaliser (Dao et al.,
@@ -22,8 +22,8 @@ use super::simd::{max, sum};
 /// Rows of queries in a block. Smaller blocks waste less work above the diagonal; larger ones make longer products.
 const CHUNK: usize = 64;
 
-/// Sizes of an attention. `q` and the result are `[batch * sequence, heads * head_dim]`, `k` and `v` `[batch * sequence,
-/// kv_heads * head_dim]`; each key head serves `heads / kv_heads` neighbouring query heads.
+/// Sizes of an attention. `q` and the result are `[batch * sequence, heads * head_dim]`, `k` and `v` `[batch *
+/// sequence, kv_heads * head_dim]`; each key head serves `heads / kv_heads` neighbouring query heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
     /// Sequences.
@@ -51,7 +51,7 @@ impl Dims {
         self.heads / self.kv_heads
     }
 
-    /// Returns every (batch, key head) with the index of its first element.
+    /// Returns every pair of a sequence of the batch and a key head.
     fn key_heads(self) -> impl Iterator<Item = (usize, usize)> {
         (0..self.batch).flat_map(move |batch| (0..self.kv_heads).map(move |head| (batch, head)))
     }
@@ -79,7 +79,7 @@ pub struct Rotary<'a> {
 }
 
 impl<'a> Rotary<'a> {
-    /// Returns the tables of a sequence: its own if there are as many as sequences, otherwise those of all.
+    /// Returns the tables of a sequence: its own if each sequence has tables, otherwise those of all sequences.
     fn of(self, dims: Dims, batch: usize) -> Self {
         let size = dims.sequence * dims.head_dim / 2;
         let start = if self.cos.len() > size { batch * size } else { 0 };
@@ -99,7 +99,7 @@ fn turn(by: Rotary<'_>, from: &[f32], stride: usize, to: &mut [f32], width: usiz
     }
 }
 
-/// The transpose of the rotation, from rows of `width` to rows that are `stride` apart.
+/// Applies the transpose of the rotation, from rows of `width` to rows that are `stride` apart.
 #[multiversion(targets = "simd")]
 fn turn_back(by: Rotary<'_>, from: &[f32], width: usize, to: &mut [f32], stride: usize) {
     let half = width / 2;
@@ -237,7 +237,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The result, and `log sum exp` of each row of scores, `[batch, heads, sequence]`.
+/// Returns the result, and `log sum exp` of each row of scores, `[batch, heads, sequence]`.
 pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
     let Inputs { dims, q, k, v, turn_q, turn_k, bias, .. } = inputs;
     let Dims { sequence, head_dim, .. } = dims;

@@ -1,6 +1,6 @@
-//! The causal depthwise convolution of a state-space block, with the activation after it: in every channel,
-//! `u_t = silu(bias + sum_k w_k v_(t - back))` with `back = taps - 1 - k`. The sum stops at the beginning of the sequence
-//! and of the document.
+//! The causal depthwise convolution of a state-space block, with the activation after it: in every channel, `u_t =
+//! silu(bias + sum_k w_k v_(t - back))` with `back = taps - 1 - k`. The sum stops at the beginning of the sequence and
+//! of the document.
 
 use multiversion::multiversion;
 
@@ -136,7 +136,7 @@ fn input_gradient_rows(inputs: Inputs<'_>, weight: &[f32], gradient: &[f32], d_v
     }
 }
 
-/// What the gradient of the weight is computed from.
+/// The inputs of the gradient of the weight.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightInputs<'a> {
     /// Sizes.

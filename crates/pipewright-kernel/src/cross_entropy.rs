@@ -7,7 +7,7 @@ use multiversion::multiversion;
 use super::exp::exp;
 use super::simd::{fresh, max, sum, written};
 
-/// The mean loss in nats, and `log sum exp` of each row for the backward pass.
+/// Returns the mean loss in nats, and `log sum exp` of each row for the backward pass.
 ///
 /// The mean is computed in f64: it is one number per microbatch, and the loss that training reports.
 pub fn forward(logits: &[f32], targets: &[usize], vocabulary: usize) -> (f32, Vec<f32>) {
@@ -27,7 +27,7 @@ fn normalise(logits: &[f32], vocabulary: usize, normalisers: &mut [f32]) {
     }
 }
 
-/// The gradient of the logits: `g (softmax - one_hot) / rows`.
+/// Returns the gradient of the logits: `g (softmax - one_hot) / rows`.
 pub fn backward(logits: &[f32], targets: &[usize], normalisers: &[f32], gradient: f32) -> Vec<f32> {
     let vocabulary = logits.len() / targets.len().max(1);
     let share = gradient / targets.len() as f32;

@@ -23,7 +23,7 @@ pub struct Inputs<'a> {
     pub epsilon: f32,
 }
 
-/// The result, and `1 / sqrt(mean(v²) + epsilon)` of each run.
+/// Returns the result, and `1 / sqrt(mean(v²) + epsilon)` of each run.
 #[multiversion(targets = "simd")]
 pub fn forward(inputs: Inputs<'_>) -> (Vec<f32>, Vec<f32>) {
     let Inputs { y, z, stride, weight, runs, epsilon } = inputs;

@@ -1,7 +1,7 @@
 //! Rows that are grouped by expert, and products of each group with the expert's matrix.
 //!
 //! A token that chose `count` experts has that many *assignments*. Sorted by expert, the assignments of an expert are
-//! consecutive rows of one matrix, so an expert is a matrix product over its own rows alone.
+//! consecutive rows of one matrix, so an expert is a matrix product over only its own rows.
 
 use std::ops::Range;
 
@@ -78,8 +78,8 @@ impl Groups {
         sums
     }
 
-    /// Multiplies the rows of each expert by its matrix: `[inputs, outputs]`, or the transpose of `[outputs, inputs]` if
-    /// `transposed`.
+    /// Multiplies the rows of each expert by its matrix: `[inputs, outputs]`, or the transpose of `[outputs, inputs]`
+    /// if `transposed`.
     pub fn product(&self, rows: &[f32], matrices: &[&[f32]], size: [usize; 2], transposed: bool) -> Vec<f32> {
         let mut out = vec![0.0; self.rows() * size[1]];
         self.multiply(&mut out, rows, matrices, size, transposed, product_into);
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn rows_go_to_their_expert_and_back() {
-        // Three tokens with two choices of four experts each; nobody chose expert 2.
+        // Three tokens with two choices of four experts each; no token chose expert 2.
         let groups = Groups::new(&[1, 0, 3, 1, 0, 3], 4, 2);
         assert_eq!(groups.ranges().collect::<Vec<_>>(), [0..2, 2..4, 4..4, 4..6]);
         assert_eq!(groups.tokens().collect::<Vec<_>>(), [0, 2, 0, 1, 1, 2]);

@@ -1,5 +1,5 @@
-//! Matrix products with the `gemm` crate, which Burn's CPU back end uses too. The result goes into uninitialised memory,
-//! or is added to existing values.
+//! Matrix products with the `gemm` crate, which Burn's CPU back end uses too. The result goes into uninitialised
+//! memory, or is added to existing values.
 
 use gemm::Parallelism;
 
@@ -52,14 +52,14 @@ pub fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
     out
 }
 
-/// `out = a b`, in rows that begin `row_stride` elements apart.
+/// Computes `out = a b`, in rows that begin `row_stride` elements apart.
 pub fn product_into(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
     assert_fits(out.len(), a.rows, b.columns, row_stride);
     // SAFETY: the assertion bounds every element of the result.
     unsafe { multiply(out.as_mut_ptr(), row_stride, a, b, false) };
 }
 
-/// `out += a b`, in rows that begin `row_stride` elements apart.
+/// Computes `out += a b`, in rows that begin `row_stride` elements apart.
 pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<'_>) {
     assert_fits(out.len(), a.rows, b.columns, row_stride);
     // SAFETY: the assertion bounds every element of the result.

@@ -8,7 +8,7 @@ pub fn forward(x: &[f32]) -> Vec<f32> {
     x.iter().map(|x| x.max(0.0) * x.max(0.0)).collect()
 }
 
-/// The gradient of `x`: `2 g max(x, 0)`.
+/// Returns the gradient of `x`: `2 g max(x, 0)`.
 #[multiversion(targets = "simd")]
 pub fn backward(x: &[f32], gradient: &[f32]) -> Vec<f32> {
     x.iter().zip(gradient).map(|(x, g)| 2.0 * g * x.max(0.0)).collect()

@@ -7,12 +7,12 @@ use multiversion::multiversion;
 
 use super::simd::{fresh, sum, written};
 
-/// The result, and `s` of each row for the backward pass. A row has as many elements as `weight`.
+/// Returns the result, and `s` of each row for the backward pass. A row has as many elements as `weight`.
 pub fn forward(x: &[f32], weight: &[f32], epsilon: f32) -> (Vec<f32>, Vec<f32>) {
     let mut y = fresh(x.len());
     let mut scales = vec![0.0; x.len() / weight.len()];
     forward_rows(x, weight, epsilon, &mut y, &mut scales);
-    // SAFETY: a row of `y` was written for each row of `x`, which are as long.
+    // SAFETY: a row of `y` was written for each row of `x`, which have the same length.
     (unsafe { written(y) }, scales)
 }
 
@@ -37,7 +37,7 @@ pub fn backward(x: &[f32], weight: &[f32], scales: &[f32], gradient: &[f32]) -> 
     let mut dx = fresh(x.len());
     let mut dw = vec![0.0; weight.len()];
     backward_rows(x, weight, scales, gradient, &mut dx, &mut dw);
-    // SAFETY: a row of `dx` was written for each row of `x`, which are as long.
+    // SAFETY: a row of `dx` was written for each row of `x`, which have the same length.
     (unsafe { written(dx) }, dw)
 }
 

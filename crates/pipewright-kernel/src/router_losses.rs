@@ -7,8 +7,9 @@ pub fn forward(logits: &[f32], loads: &[f32], weights: &[f32]) -> [f32; 2] {
     let (mut balance, mut z) = (0f64, 0f64);
     for (logits, weight) in logits.chunks_exact(loads.len()).zip(weights) {
         let normaliser = normaliser(logits);
-        let met: f32 = logits.iter().zip(loads).map(|(logit, load)| exp(logit - normaliser) * load).sum();
-        balance += f64::from(weight * met);
+        let chosen_load: f32 =
+            logits.iter().zip(loads).map(|(logit, load)| exp(logit - normaliser) * load).sum();
+        balance += f64::from(weight * chosen_load);
         z += f64::from(weight * normaliser * normaliser);
     }
     [balance as f32, z as f32]
@@ -21,15 +22,16 @@ pub fn backward(logits: &[f32], loads: &[f32], weights: &[f32], [balance, z]: [f
     let rows = logits.chunks_exact(experts).zip(d_logits.chunks_exact_mut(experts));
     for ((logits, d_logits), weight) in rows.zip(weights) {
         let normaliser = normaliser(logits);
-        let met: f32 = logits.iter().zip(loads).map(|(logit, load)| exp(logit - normaliser) * load).sum();
+        let chosen_load: f32 =
+            logits.iter().zip(loads).map(|(logit, load)| exp(logit - normaliser) * load).sum();
         for ((d, logit), load) in d_logits.iter_mut().zip(logits).zip(loads) {
-            *d = weight * exp(logit - normaliser) * (balance * (load - met) + 2.0 * z * normaliser);
+            *d = weight * exp(logit - normaliser) * (balance * (load - chosen_load) + 2.0 * z * normaliser);
         }
     }
     d_logits
 }
 
-/// `log sum exp`.
+/// Returns `log sum exp`.
 fn normaliser(logits: &[f32]) -> f32 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     largest + logits.iter().map(|logit| exp(logit - largest)).sum::<f32>().ln()

@@ -23,8 +23,8 @@ pub fn softmax(logits: &[f32], experts: usize) -> Vec<f32> {
     probabilities
 }
 
-/// Returns the experts of the `count` largest probabilities of each token, the largest first. Of equal probabilities the
-/// first expert is taken; NaN is smaller than any number.
+/// Returns the experts of the `count` largest probabilities of each token, the largest first. Of equal probabilities
+/// the first expert is taken; NaN is smaller than any number.
 pub fn choose(probabilities: &[f32], experts: usize, count: usize) -> Vec<usize> {
     let mut chosen = Vec::with_capacity(probabilities.len() / experts * count);
     for row in probabilities.chunks_exact(experts) {
@@ -62,7 +62,7 @@ fn total(probabilities: &[f32], chosen: &[usize]) -> f32 {
     chosen.iter().map(|&expert| probabilities[expert]).sum()
 }
 
-/// The gradient of the logits from that of the weights.
+/// Returns the gradient of the logits from that of the weights.
 ///
 /// With `s` the sum of a token's chosen probabilities if they are normalised, otherwise 1, the gradient of a chosen
 /// probability is `(g - sum(g w)) / s`, or `g`. The softmax turns a gradient `d` of the probabilities into
@@ -104,8 +104,8 @@ pub fn loads(chosen: &[usize], experts: usize, tokens: usize) -> Vec<f32> {
     counts.into_iter().map(|count| (experts * count) as f32 / tokens as f32).collect()
 }
 
-/// Returns the balance loss `E sum(f P)`, where `P` is the mean probability of an expert. Sums are in f64: the result is
-/// one number per layer and microbatch.
+/// Returns the balance loss `E sum(f P)`, where `P` is the mean probability of an expert. Sums are in f64: the result
+/// is one number per layer and microbatch.
 pub fn balance(probabilities: &[f32], loads: &[f32]) -> f32 {
     let experts = loads.len();
     let mut sums = vec![0f64; experts];
@@ -116,7 +116,7 @@ pub fn balance(probabilities: &[f32], loads: &[f32]) -> f32 {
     (sums.iter().zip(loads).map(|(sum, load)| sum * f64::from(*load)).sum::<f64>() / tokens) as f32
 }
 
-/// The gradient of the logits from that of [`balance`]. The loads carry none.
+/// Returns the gradient of the logits from that of [`balance`]. The loads carry none.
 #[multiversion(targets = "simd")]
 pub fn balance_backward(probabilities: &[f32], loads: &[f32], gradient: f32) -> Vec<f32> {
     let experts = loads.len();

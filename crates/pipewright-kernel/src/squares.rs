@@ -4,7 +4,7 @@ use multiversion::multiversion;
 
 use super::simd::LANES;
 
-/// `sum x²` in a fixed number of lanes, which are added in order at the end.
+/// Returns `sum x²` in a fixed number of lanes, which are added in order at the end.
 #[multiversion(targets = "simd")]
 pub fn sum_squares(elements: &[f32]) -> f64 {
     let mut lanes = [0f64; LANES];

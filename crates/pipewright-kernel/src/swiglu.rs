@@ -12,7 +12,7 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// Returns `silu(gate) up`. Both slices have the same length.
+/// Returns `silu(gate) up`. Both have the same length.
 pub fn forward(gate: &[f32], up: &[f32]) -> Vec<f32> {
     let mut y = fresh(gate.len());
     forward_elements(gate, up, &mut y);

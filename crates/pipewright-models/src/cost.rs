@@ -1,4 +1,4 @@
-//! What an element costs in the passes over memory that are not matrix products.
+//! The costs of an element in passes over memory, which are not matrix products.
 
 /// The cost of reading and writing an element in an element-wise pass, in floating point operations of a matrix
 /// product. A CPU core computes a few hundred operations of a product in the time in which memory moves ten floats.

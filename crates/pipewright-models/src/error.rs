@@ -16,7 +16,7 @@ pub enum ConfigError {
     UnknownFamily {
         /// The name that was found; empty if there is none.
         found: String,
-        /// The family whose name is most like it.
+        /// The family that is most like it: by its experts and state spaces, and then by its name.
         nearest: &'static str,
         /// The names of all families.
         known: &'static [&'static str],
@@ -29,7 +29,7 @@ pub enum ConfigError {
     Value {
         /// The key.
         key: String,
-        /// What is wrong with its value.
+        /// The reason.
         source: serde_json::Error,
     },
     /// The family does not support a value.
@@ -80,6 +80,20 @@ pub enum ConfigError {
         /// The divisor.
         divisor: usize,
     },
+    /// Two sizes make a layer that is too wide.
+    #[error("`{key} = {value}` times `{by} = {factor}` is too wide: it must be at most {largest}")]
+    TooWide {
+        /// The key of the first size.
+        key: &'static str,
+        /// The first size.
+        value: usize,
+        /// The key of the second size.
+        by: &'static str,
+        /// The second size.
+        factor: usize,
+        /// The largest product.
+        largest: usize,
+    },
     /// The list of blocks, or the pattern, names a kind of block that the family does not have.
     #[error("`{key}`: block {place} is `{found}`, counted from 0; the kinds of blocks are {known}")]
     Block {
@@ -123,6 +137,7 @@ impl ConfigError {
             | Self::NotANumber { key }
             | Self::OutOfRange { key, .. }
             | Self::Block { key, .. }
+            | Self::TooWide { key, .. }
             | Self::NotDivisible { key, .. } => Some((*key).to_owned()),
             // A refusal of a value comes through the parser as text, such as "`hidden_act = gelu` is not supported".
             Self::Parse(error) => {

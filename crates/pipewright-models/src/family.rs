@@ -23,7 +23,8 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     const MODEL_TYPE: &'static str;
     /// The entry of `architectures` in `config.json`.
     const ARCHITECTURE: &'static str;
-    /// The keys of `config.json` that the family adds to those of all families, and that a configuration of sizes may set.
+    /// The keys of `config.json` that the family adds to those of all families, and that a configuration of sizes may
+    /// set.
     const KEYS: &'static [&'static str];
     /// The module of a stage.
     type Stage: TrainingModule + NextToken;
@@ -61,8 +62,8 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// Checks that the model takes these side inputs, for rows of `sequence` tokens.
     ///
     /// # Errors
-    /// When the family has no side input of a name, or a side input has another shape or a number outside its range. The
-    /// error names the tensor and, where it can, the row.
+    /// When the family has no side input of a name, or a side input has another shape or a number outside its range.
+    /// The error names the tensor and, where it can, the row.
     fn check_side(&self, side: &SideRows, _sequence: usize) -> Result<(), SideError> {
         let unknown = |tensor: &SideTensor| {
             let problem = format!("is not an input of the model: `{}` has no side inputs", Self::MODEL_TYPE);
@@ -126,7 +127,8 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
 
 /// Adds the key that causes the error, if there is one. Removing that key changes the error.
 ///
-/// The parser does not name the key, because the keys of a family and those of all families are flattened into one table.
+/// The parser does not name the key, because the keys of a family and those of all families are flattened into one
+/// table.
 fn parse_error<F: DeserializeOwned>(json: &Value, source: serde_json::Error) -> ConfigError {
     /// Files with more keys than any model has are not searched.
     const MOST_KEYS: usize = 256;

@@ -33,6 +33,10 @@
 // Reading order: a module imports only earlier ones, which `tests/layers.rs` checks.
 pub mod error;
 
+mod key_check;
+
+mod stage_layers;
+
 pub mod parameter;
 pub mod parameter_group;
 
@@ -50,6 +54,8 @@ mod mamba;
 pub mod decoder;
 
 pub mod family;
+
+mod decoder_family;
 
 pub mod hybrid;
 pub mod llama;

@@ -1,15 +1,9 @@
 //! The Llama family. Keys have the names and the meaning of Hugging Face's `LlamaForCausalLM`.
 
-use std::ops::Range;
-
-use burn::tensor::Device;
-use pipewright_schedule::ModelDesc;
 use serde::{Deserialize, Serialize};
 
-use crate::decoder::{AttentionBias, BlockForm, DecoderConfig, DecoderStage};
-use crate::error::ConfigError;
-use crate::family::ModelFamily;
-use crate::parameter::ParameterSource;
+use crate::decoder::{AttentionBias, BlockForm, DecoderConfig};
+use crate::decoder_family::DecoderFamily;
 
 /// A Llama model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,48 +25,20 @@ impl From<DecoderConfig> for LlamaConfig {
     }
 }
 
-impl LlamaConfig {
+impl DecoderFamily for LlamaConfig {
+    const NAME: &'static str = "llama";
+    const CLASS: &'static str = "LlamaForCausalLM";
+    const OWN_KEYS: &'static [&'static str] = &["attention_bias", "mlp_bias"];
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.decoder
+    }
+
     fn form(&self) -> BlockForm<'_> {
         BlockForm {
             bias: AttentionBias::all(self.attention_bias),
             mlp_bias: self.mlp_bias,
             ..BlockForm::default()
         }
-    }
-}
-
-impl ModelFamily for LlamaConfig {
-    const MODEL_TYPE: &'static str = "llama";
-    const ARCHITECTURE: &'static str = "LlamaForCausalLM";
-    const KEYS: &'static [&'static str] = &["attention_bias", "mlp_bias"];
-    type Stage = DecoderStage;
-
-    fn of_sizes(sizes: DecoderConfig) -> Self {
-        sizes.into()
-    }
-
-    fn vocab_size(&self) -> usize {
-        self.decoder.vocab_size
-    }
-
-    fn describe(&self, sequence: usize) -> ModelDesc {
-        self.decoder.describe(&self.form(), sequence)
-    }
-
-    fn initializer_range(&self) -> f64 {
-        self.decoder.initializer_range
-    }
-
-    fn build_stage<S>(
-        &self,
-        layers: Range<usize>,
-        source: &mut S,
-        device: &Device,
-    ) -> Result<DecoderStage, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
-        self.decoder.build_stage(&self.form(), layers, source, device)
     }
 }

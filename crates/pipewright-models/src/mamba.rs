@@ -6,8 +6,8 @@ use crate::cost::{ELEMENT, GATE_PASSES, NORM_PASSES};
 use crate::init::Uniform;
 use crate::parameter::{Builder, ParameterKind, ParameterSource, ParameterSpec};
 
-/// Builds a mixer for hidden states of width `hidden`. `path` is the mixer's path. `biases` says whether the projections
-/// have a bias, and whether the convolution has one.
+/// Builds a mixer for hidden states of width `hidden`. `path` is the mixer's path. `biases` says whether the
+/// projections have a bias, and whether the convolution has one.
 pub(crate) fn build_mamba<S: ParameterSource>(
     sizes: MambaSizes,
     hidden: usize,
@@ -43,8 +43,14 @@ pub(crate) fn build_mamba<S: ParameterSource>(
     })
 }
 
-/// How the initial parameters of mixers are drawn, as in the Mamba reference: states of many lengths of memory are there
-/// from the start.
+/// Returns whether a parameter has a number for each head of a mixer's scan. The scan multiplies decays of many tokens, so
+/// it is sensitive to the rounding of these few numbers.
+pub(crate) fn is_of_scan(path: &str) -> bool {
+    [".dt_bias", ".A_log", ".D"].iter().any(|name| path.ends_with(name))
+}
+
+/// The settings of the initial parameters of mixers. They are drawn as in the Mamba reference: the heads of a fresh
+/// model forget at very different rates.
 pub(crate) struct MambaInit {
     pub(crate) seed: u64,
     /// The range of the initial steps, whose logarithms are uniform, and the lowest step.

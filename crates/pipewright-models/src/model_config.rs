@@ -97,6 +97,9 @@ macro_rules! families {
             /// The names by which [`ModelConfig::from_json`] finds a family.
             pub const MODEL_TYPES: &'static [&'static str] = &[$(<$config>::MODEL_TYPE),*];
 
+            /// The keys that each family adds, in the order of [`ModelConfig::MODEL_TYPES`].
+            const ALL_KEYS: &'static [&'static [&'static str]] = &[$(<$config>::KEYS),*];
+
             /// Reads the configuration in a parsed `config.json`. The family is that of its `model_type`, or of its
             /// first architecture if there is no `model_type`.
             ///
@@ -107,7 +110,8 @@ macro_rules! families {
                 $(if name == <$config>::MODEL_TYPE || name == <$config>::ARCHITECTURE {
                     return <$config>::from_json(json).map(Self::$variant);
                 })*
-                Err(Self::unknown(name))
+                let keys = json.as_object().into_iter().flat_map(Map::keys);
+                Err(Self::unknown(name, keys.map(String::as_str)))
             }
 
             /// Reads the configuration of a Hugging Face directory.
@@ -141,7 +145,7 @@ macro_rules! families {
                     }
                     return <$config>::from_json(json).map(Self::$variant);
                 })*
-                Err(Self::unknown(model_type))
+                Err(Self::unknown(model_type, keys.keys().map(String::as_str)))
             }
 
             /// Returns the error of a key that `family` does not have.
@@ -262,14 +266,40 @@ fn is_key_of<F: ModelFamily>(key: &str) -> bool {
     COMMON_KEYS.contains(&key) || F::KEYS.contains(&key)
 }
 
+/// Words in the keys and the names of models with experts, and of models with state spaces.
+const PARTS: [&[&str]; 2] = [&["expert", "moe"], &["mamba", "ssm"]];
+
+/// Returns whether a model whose name and keys are `words` has each of [`PARTS`].
+fn parts<W: AsRef<str>>(words: impl Iterator<Item = W>) -> [bool; 2] {
+    let mut found = [false; 2];
+    for word in words {
+        for (found, names) in found.iter_mut().zip(PARTS) {
+            *found |= names.iter().any(|name| word.as_ref().contains(name));
+        }
+    }
+    found
+}
+
 impl ModelConfig {
-    fn unknown(found: &str) -> ConfigError {
+    /// Returns the error of a model of an unknown family, whose `config.json` has these keys. The nearest family has
+    /// the parts of the model and the fewest others; among equals, its name is the most similar.
+    fn unknown<'a>(found: &str, keys: impl Iterator<Item = &'a str>) -> ConfigError {
         let name = found.strip_suffix("ForCausalLM").unwrap_or(found).to_lowercase();
-        let likeness = |family: &&'static str| strsim::jaro_winkler(&name, family);
-        let nearest = Self::MODEL_TYPES.iter().copied().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+        let wanted = parts(keys.map(str::to_owned).chain([name.clone()]));
+        let likeness = |&(family, keys): &(&'static str, &'static [&'static str])| {
+            let own = parts(keys.iter());
+            let points = own.iter().zip(&wanted).map(|pair| match pair {
+                (true, true) => 3u8,
+                (false, false) => 1,
+                _ => 0,
+            });
+            f64::from(points.sum::<u8>()) + strsim::jaro_winkler(&name, family)
+        };
+        let families = Self::MODEL_TYPES.iter().copied().zip(Self::ALL_KEYS.iter().copied());
+        let nearest = families.max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
         ConfigError::UnknownFamily {
             found: found.to_owned(),
-            nearest: nearest.unwrap_or_default(),
+            nearest: nearest.map_or("", |(family, _)| family),
             known: Self::MODEL_TYPES,
         }
     }
@@ -286,7 +316,8 @@ families! {
     Qwen3Moe(Qwen3MoeConfig),
     /// Nemotron-H: Mamba-2, attention, feed-forward layers and experts by a pattern.
     NemotronH(NemotronHConfig),
-    /// Attention, Mamba-2, experts and feed-forward layers by a pattern, with documents, windows and further embeddings.
+    /// Attention, Mamba-2, experts and feed-forward layers by a pattern, with documents, windows and further
+    /// embeddings.
     Hybrid(HybridConfig),
 }
 

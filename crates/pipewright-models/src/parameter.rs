@@ -6,7 +6,7 @@
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 
-use pipewright::nn::{Embedding, Linear, RmsNorm, TiedHead};
+use pipewright::nn::{Embedding, Expert, Linear, RmsNorm, TiedHead};
 use pipewright::stage::StageModule;
 
 use crate::error::ConfigError;
@@ -91,6 +91,20 @@ impl<'a, S: ParameterSource> Builder<'a, S> {
         outputs: usize,
     ) -> Result<Linear, S::Error> {
         if bias { self.linear_with_bias(path, inputs, outputs) } else { self.linear(path, inputs, outputs) }
+    }
+
+    /// Builds a feed-forward layer with a gate: an expert, or a dense layer of the same form.
+    pub(crate) fn gated_expert(
+        &mut self,
+        path: &str,
+        width: usize,
+        inner: usize,
+    ) -> Result<Expert, S::Error> {
+        Ok(Expert {
+            gate_proj: Some(self.linear(&format!("{path}.gate_proj"), width, inner)?),
+            up_proj: self.linear(&format!("{path}.up_proj"), width, inner)?,
+            down_proj: self.linear(&format!("{path}.down_proj"), inner, width)?,
+        })
     }
 
     pub(crate) fn embedding(&mut self, path: &str, rows: usize, width: usize) -> Result<Embedding, S::Error> {

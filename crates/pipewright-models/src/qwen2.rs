@@ -1,16 +1,10 @@
 //! The Qwen2 family: Llama with biases on queries, keys and values. Keys have the names and the meaning of Hugging
 //! Face's `Qwen2ForCausalLM`. Sliding windows are not supported.
 
-use std::ops::Range;
-
-use burn::tensor::Device;
-use pipewright_schedule::ModelDesc;
 use serde::{Deserialize, Serialize};
 
-use crate::decoder::{AttentionBias, BlockForm, DecoderConfig, DecoderStage};
-use crate::error::ConfigError;
-use crate::family::ModelFamily;
-use crate::parameter::ParameterSource;
+use crate::decoder::{AttentionBias, BlockForm, DecoderConfig};
+use crate::decoder_family::DecoderFamily;
 
 /// A Qwen2 model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,42 +27,16 @@ impl From<DecoderConfig> for Qwen2Config {
     }
 }
 
-fn form() -> BlockForm<'static> {
-    BlockForm { bias: AttentionBias { inputs: true, output: false }, ..BlockForm::default() }
-}
+impl DecoderFamily for Qwen2Config {
+    const NAME: &'static str = "qwen2";
+    const CLASS: &'static str = "Qwen2ForCausalLM";
+    const OWN_KEYS: &'static [&'static str] = &[];
 
-impl ModelFamily for Qwen2Config {
-    const MODEL_TYPE: &'static str = "qwen2";
-    const ARCHITECTURE: &'static str = "Qwen2ForCausalLM";
-    const KEYS: &'static [&'static str] = &[];
-    type Stage = DecoderStage;
-
-    fn of_sizes(sizes: DecoderConfig) -> Self {
-        sizes.into()
+    fn decoder(&self) -> &DecoderConfig {
+        &self.decoder
     }
 
-    fn vocab_size(&self) -> usize {
-        self.decoder.vocab_size
-    }
-
-    fn describe(&self, sequence: usize) -> ModelDesc {
-        self.decoder.describe(&form(), sequence)
-    }
-
-    fn initializer_range(&self) -> f64 {
-        self.decoder.initializer_range
-    }
-
-    fn build_stage<S>(
-        &self,
-        layers: Range<usize>,
-        source: &mut S,
-        device: &Device,
-    ) -> Result<DecoderStage, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
-        self.decoder.build_stage(&form(), layers, source, device)
+    fn form(&self) -> BlockForm<'_> {
+        BlockForm { bias: AttentionBias { inputs: true, output: false }, ..BlockForm::default() }
     }
 }

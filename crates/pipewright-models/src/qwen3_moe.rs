@@ -7,16 +7,10 @@
 //! instead pools the routers of all layers over the whole batch, which gives another number. The loss counts only if
 //! `output_router_logits` is true; reports have it, without its coefficient, as `moe_aux`.
 
-use std::ops::Range;
-
-use burn::tensor::Device;
-use pipewright_schedule::ModelDesc;
 use serde::{Deserialize, Serialize};
 
-use crate::decoder::{AttentionBias, BlockForm, DecoderConfig, DecoderStage, MixtureConfig};
-use crate::error::ConfigError;
-use crate::family::ModelFamily;
-use crate::parameter::ParameterSource;
+use crate::decoder::{AttentionBias, BlockForm, DecoderConfig, MixtureConfig};
+use crate::decoder_family::DecoderFamily;
 
 /// A Qwen3-MoE model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,21 +33,10 @@ impl From<DecoderConfig> for Qwen3MoeConfig {
     }
 }
 
-impl Qwen3MoeConfig {
-    fn form(&self) -> BlockForm<'_> {
-        BlockForm {
-            bias: AttentionBias::all(self.attention_bias),
-            normalises_heads: true,
-            mixture: Some(&self.mixture),
-            ..BlockForm::default()
-        }
-    }
-}
-
-impl ModelFamily for Qwen3MoeConfig {
-    const MODEL_TYPE: &'static str = "qwen3_moe";
-    const ARCHITECTURE: &'static str = "Qwen3MoeForCausalLM";
-    const KEYS: &'static [&'static str] = &[
+impl DecoderFamily for Qwen3MoeConfig {
+    const NAME: &'static str = "qwen3_moe";
+    const CLASS: &'static str = "Qwen3MoeForCausalLM";
+    const OWN_KEYS: &'static [&'static str] = &[
         "attention_bias",
         "num_experts",
         "num_experts_per_tok",
@@ -64,35 +47,17 @@ impl ModelFamily for Qwen3MoeConfig {
         "router_aux_loss_coef",
         "output_router_logits",
     ];
-    type Stage = DecoderStage;
 
-    fn of_sizes(sizes: DecoderConfig) -> Self {
-        sizes.into()
+    fn decoder(&self) -> &DecoderConfig {
+        &self.decoder
     }
 
-    fn vocab_size(&self) -> usize {
-        self.decoder.vocab_size
-    }
-
-    fn describe(&self, sequence: usize) -> ModelDesc {
-        self.decoder.describe(&self.form(), sequence)
-    }
-
-    fn initializer_range(&self) -> f64 {
-        self.decoder.initializer_range
-    }
-
-    fn build_stage<S>(
-        &self,
-        layers: Range<usize>,
-        source: &mut S,
-        device: &Device,
-    ) -> Result<DecoderStage, S::Error>
-    where
-        S: ParameterSource,
-        S::Error: From<ConfigError>,
-    {
-        self.mixture.validate()?;
-        self.decoder.build_stage(&self.form(), layers, source, device)
+    fn form(&self) -> BlockForm<'_> {
+        BlockForm {
+            bias: AttentionBias::all(self.attention_bias),
+            normalises_heads: true,
+            mixture: Some(&self.mixture),
+            ..BlockForm::default()
+        }
     }
 }

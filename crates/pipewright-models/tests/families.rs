@@ -1,6 +1,6 @@
-//! The families beyond Llama and Qwen2, trained by the pipeline as in `pipelined.rs`: each curve, on any number of ranks
-//! under several schedules, within tolerance of PyTorch and bit-identical to one rank. With experts, each part of the
-//! loss by itself, for each number of microbatches.
+//! The families beyond Llama and Qwen2, trained by the pipeline as in `pipelined.rs`: each curve, on any number of
+//! ranks under several schedules, within tolerance of PyTorch and bit-identical to one rank. With experts, each part of
+//! the loss by itself, for each number of microbatches.
 
 #[path = "support/pipelined_run.rs"]
 mod pipelined_run;
@@ -8,6 +8,7 @@ mod pipelined_run;
 mod reference;
 
 use pipelined_run::Model;
+use pipewright::tensor::Precision;
 
 static LLAMA31: Model = Model::new("llama31-tiny");
 static QWEN3: Model = Model::new("qwen3-tiny");
@@ -87,4 +88,11 @@ cases! {
 #[test]
 fn recomputation_changes_no_bit() {
     MOE.check_recomputed("1f1b", 4, 8);
+}
+
+#[test]
+fn half_precision_has_the_same_bits_for_every_cut() {
+    // Twice the difference that PyTorch's autocast makes: `data/measure_autocast.py`.
+    MOE.check_in(Precision::Bf16, &[2], 8, 2.0 * 1.6e-4);
+    QWEN3.check_in(Precision::Bf16, &[2], 8, 2.0 * 2.8e-4);
 }

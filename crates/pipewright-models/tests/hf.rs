@@ -212,7 +212,7 @@ fn a_mixture_that_cannot_be_run_is_refused_at_its_key() {
         "9",
         "`num_experts_per_tok = 9` is out of range: it must be from 1 to the number of experts",
     );
-    check("num_local_experts", "0", "`num_local_experts = 0` is out of range: it must be from 1 to 65536");
+    check("num_local_experts", "0", "`num_local_experts = 0` is out of range: it must be from 1 to 16384");
     check("attention_dropout", "0.1", "`attention_dropout = 0.1` is not supported: only 0 is");
     check("use_sliding_window", "true", "`use_sliding_window = true` is not supported: only false is");
     check("norm_topk_prob", "\"all\"", "the value of `norm_topk_prob` cannot be used");
@@ -444,7 +444,7 @@ fn configurations_that_cannot_be_run_are_refused() {
         format!("model family `{family}` is not supported, and the nearest one is `{nearest}`: {known}")
     };
     for (family, nearest) in [
-        ("mamba", "llama"),
+        ("mamba", "hybrid"),
         ("qwen2_moe", "qwen3_moe"),
         ("qwen3_next", "qwen3"),
         ("qwen", "qwen3"),
@@ -456,6 +456,10 @@ fn configurations_that_cannot_be_run_are_refused() {
     check(
         r#"{"architectures": ["Qwen3NextForCausalLM"]}"#,
         &["FILE: the model cannot be run", &unknown("Qwen3NextForCausalLM", "qwen3")],
+    );
+    check(
+        r#"{"model_type": "mixtral", "num_local_experts": 8}"#,
+        &["FILE:1: the model cannot be run", &unknown("mixtral", "qwen3_moe")],
     );
     check(
         "{}",

@@ -11,6 +11,7 @@ use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig};
 use pipewright::stage::{StageContext, StageModule};
+use pipewright::tensor::Precision;
 use pipewright::train::data::{DataConfig, SideRows, Tokenizer};
 use pipewright::train::{Decay, LearningRate, Trainer};
 use pipewright::transport::World;
@@ -86,7 +87,7 @@ impl Reference {
         path.exists().then(|| SideRows::read(&path).expect("the file is sound"))
     }
 
-    fn train(&self, schedule: &str, ranks: u32, microbatches: u32) -> Vec<Losses> {
+    fn train(&self, schedule: &str, ranks: u32, microbatches: u32, precision: Precision) -> Vec<Losses> {
         let Expected { batch, seq_len, steps, learning_rate, .. } = self.expected;
         let rows = DataConfig {
             path: vec![self.dir.join("tokens.jsonl").display().to_string()],
@@ -107,7 +108,7 @@ impl Reference {
             warmup_steps: 0,
             steps: steps as u64,
         };
-        let pipeline = self.launch(program(schedule, ranks, microbatches));
+        let pipeline = self.launch(program(schedule, ranks, microbatches), precision);
         let mut trainer = Trainer::new(pipeline, rows, batch, rate);
         let step = |_| {
             let (metrics, _) = trainer.step().expect("a step");
@@ -125,7 +126,7 @@ impl Reference {
         (0..steps).map(step).collect()
     }
 
-    fn launch(&self, program: ValidatedProgram) -> Pipeline {
+    fn launch(&self, program: ValidatedProgram, precision: Precision) -> Pipeline {
         let count = program.placement().stages();
         let weights = self.config.describe(self.expected.seq_len).weights();
         let stages = partition(&weights, count, &Method::Optimal).expect("it divides");
@@ -138,6 +139,7 @@ impl Reference {
         let config = PipelineConfig {
             optimizer: Some(adam.init()),
             clip_norm: Some(1.0),
+            precision,
             ..PipelineConfig::default()
         };
         let world = World::local(program.ranks());
@@ -187,14 +189,32 @@ impl Model {
     /// Checks that the run is the reference's, and has the bits of one rank.
     fn check(&self, schedule: &str, ranks: u32, microbatches: u32) {
         let reference = Reference::load(self.name);
-        let run = reference.train(schedule, ranks, microbatches);
+        let run = reference.train(schedule, ranks, microbatches, Precision::F32);
         // The reference has curves for 1, 2 and 4 microbatches.
         if microbatches <= 4 {
             reference.assert_close(&run, microbatches);
         }
         let one_rank = self.one_rank[microbatches.ilog2() as usize]
-            .get_or_init(|| reference.train("gpipe", 1, microbatches));
+            .get_or_init(|| reference.train("gpipe", 1, microbatches, Precision::F32));
         assert_eq!(&run, one_rank, "{schedule}: the bits of one rank");
+    }
+
+    /// Checks that a training in half precision has the same bits for every cut and schedule, and losses within
+    /// `tolerance` of single precision.
+    fn check_in(&self, precision: Precision, tolerance: f64) {
+        let reference = Reference::load(self.name);
+        let train = |schedule, ranks| reference.train(schedule, ranks, 4, precision);
+        let one_rank = train("gpipe", 1);
+        let single = reference.train("gpipe", 1, 4, Precision::F32);
+        assert_ne!(one_rank, single, "nothing is rounded");
+        let error = |(found, expected): (&Losses, &Losses)| (found.ce - expected.ce).abs() / expected.ce;
+        let largest = one_rank.iter().zip(&single).map(error).fold(0.0, f64::max);
+        println!("{} in {precision}: losses within {largest:.1e}", self.name);
+        assert!(largest <= tolerance, "{largest:.1e}: {one_rank:?} {single:?}");
+        let cuts = [("gpipe", 4), ("1f1b", 2), ("1f1b", 4), ("zb-h1", 4), ("zbvzerobubble", 2)];
+        for (schedule, ranks) in cuts.into_iter().chain([("interleaved1f1b", 2), ("dualpipev", 2)]) {
+            assert_eq!(train(schedule, ranks), one_rank, "{schedule} on {ranks} ranks");
+        }
     }
 }
 
@@ -240,6 +260,13 @@ cases! { FULL:
     full_weight_gradients_wait: "zb-h1", 4, 4;
 }
 
+#[test]
+fn half_precision_has_the_same_bits_for_every_cut() {
+    MIN.check_in(Precision::Bf16, 0.02);
+    MIN.check_in(Precision::F16, 0.02);
+    FULL.check_in(Precision::Bf16, 0.02);
+}
+
 /// Returns the inputs and targets of the first step.
 fn first_batch(reference: &Reference, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {
     let text = read_to_string(reference.dir.join("tokens.jsonl")).expect("the file is here");
@@ -272,6 +299,24 @@ fn hidden_states_are_those_of_the_reference() {
         assert!((rms - expected).abs() < 2e-6 * expected, "{name}: {rms} for {expected}");
         input = HybridInput::Hidden(hidden, ids);
     }
+}
+
+#[test]
+fn rows_of_one_token_have_a_second_prediction() {
+    let config = HybridConfig {
+        intermediate_size: 8,
+        mtp_loss_weight: 0.5,
+        mtp_block: "D".to_owned(),
+        ..HybridConfig::new(16, 8, Pattern::new("D").expect("it is one"))
+    };
+    let device = Device::flex();
+    let stage = config.init_stage(0..3, 1, &device).expect("it is the model");
+    let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
+    let ids = Tensor::from_data(TensorData::new(vec![3i64, 5], [2, 1]), &device);
+    let HybridOutput::Logits { second, .. } = stage.run(HybridInput::Tokens(ids), &context) else {
+        panic!("the last layer returns logits")
+    };
+    assert_eq!(second.map(|logits| logits.dims()), Some([2, 1, 16]));
 }
 
 struct GradientNorms<'a> {
@@ -462,6 +507,12 @@ fn models_that_cannot_be_are_refused_where_they_are_wrong() {
         "`num_experts_per_tok = 11` is out of range: it must be at most",
     );
     check(json!({"num_key_value_heads": 3}), "`num_attention_heads = 4` is not divisible by");
+    // A table of relations has a number for each head, also in a model without attention.
+    check(
+        json!({"pattern": "D|D", "window_sizes": [], "nope_layers": [], "mod_layers": [], "mtp_loss_weight": 0.0,
+            "num_attention_heads": 0}),
+        "`num_attention_heads = 0` is out of range: it must be at least 1",
+    );
     check(json!({"n_groups": 4}), "`mamba_num_heads = 6` is not divisible by `n_groups = 4`");
     check(json!({"head_dim": 11}), "`head_dim = 11` is out of range");
     check(json!({"mod_capacity_factor": 1.5}), "`mod_capacity_factor = 1.5` is out of range");

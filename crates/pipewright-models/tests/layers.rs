@@ -2,6 +2,8 @@
 
 const LAYERS: &[&str] = &[
     "error",
+    "key_check",
+    "stage_layers",
     "parameter",
     "parameter_group",
     "init",
@@ -23,6 +25,7 @@ const LAYERS: &[&str] = &[
     "decoder::stage",
     "decoder",
     "family",
+    "decoder_family",
     "hybrid::side_inputs",
     "hybrid::boundary",
     "hybrid::pattern",

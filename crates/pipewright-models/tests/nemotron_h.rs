@@ -15,9 +15,13 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use pipelined_run::Model;
 use pipewright::stage::StageModule;
+use pipewright::tensor::Precision;
 use pipewright_models::decoder::DecoderInput;
-use pipewright_models::nemotron_h::{BlockKind, NemotronHConfig, NemotronHStage};
-use pipewright_models::{ModelConfig, ModelFamily, cross_entropy, hf, parameter_specs};
+use pipewright_models::init::SeededInit;
+use pipewright_models::nemotron_h::{BlockKind, Experts, NemotronHConfig, NemotronHStage};
+use pipewright_models::{
+    ConfigError, ModelConfig, ModelFamily, ParameterSource, ParameterSpec, cross_entropy, hf, parameter_specs,
+};
 use reference::Reference;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -28,6 +32,12 @@ static NEMOTRON_H: Model = Model::new(NAME);
 #[test]
 fn recomputation_changes_no_bit() {
     NEMOTRON_H.check_recomputed("1f1b", 2, 4);
+}
+
+#[test]
+fn half_precision_has_the_same_bits_for_every_cut() {
+    // Twice the difference that PyTorch's autocast makes: `data/measure_autocast.py`.
+    NEMOTRON_H.check_in(Precision::Bf16, &[2], 8, 2.0 * 2.2e-4);
 }
 
 /// The part of `expected.json` about the loaded weights.
@@ -222,6 +232,7 @@ fn descriptions_count_the_parameters_of_each_layer() {
     let variants = [
         config.clone(),
         NemotronHConfig { tie_word_embeddings: true, use_bias: true, use_conv_bias: false, ..config.clone() },
+        NemotronHConfig { experts: Some(with_latent_width(&config, 24)), ..config.clone() },
         NemotronHConfig { experts: None, mlp_bias: true, blocks: vec![BlockKind::Mlp], ..config },
     ];
     for config in variants {
@@ -241,6 +252,106 @@ fn descriptions_count_the_parameters_of_each_layer() {
         held.sort_by(|a, b| a.path.cmp(&b.path));
         assert_eq!(outline, held);
     }
+}
+
+/// Returns the experts of a model with projections to another width around the routed ones.
+fn with_latent_width(config: &NemotronHConfig, width: usize) -> Experts {
+    let experts = config.experts.clone().expect("the reference has experts");
+    Experts { moe_latent_size: Some(width), ..experts }
+}
+
+/// Returns parameters by a function, and otherwise the initial ones of a seed.
+struct Given<F>(F);
+
+impl<F: Fn(&ParameterSpec) -> Option<Vec<f32>>> ParameterSource for Given<F> {
+    type Error = ConfigError;
+
+    fn parameter(&mut self, spec: &ParameterSpec) -> Result<Vec<f32>, ConfigError> {
+        match (self.0)(spec) {
+            Some(values) => Ok(values),
+            None => SeededInit { seed: 3, deviation: 0.3 }.parameter(spec),
+        }
+    }
+}
+
+/// Returns the output of the first block of a model, whose parameters are `given`.
+fn first_block(config: &NemotronHConfig, given: impl Fn(&ParameterSpec) -> Option<Vec<f32>>) -> Vec<f32> {
+    let device = Device::flex();
+    let stage = config.build_stage(1..2, &mut Given(given), &device).expect("it is a block");
+    let size = 2 * 5 * config.hidden_size;
+    let values: Vec<f32> = (0..size).map(|place| ((place * 37 % 101) as f32 - 50.0) / 40.0).collect();
+    let hidden = Tensor::from_data(TensorData::new(values, [2, 5, config.hidden_size]), &device);
+    stage.run(DecoderInput::Hidden(hidden)).into_data().iter().collect()
+}
+
+#[test]
+fn routed_experts_may_have_a_width_of_their_own() {
+    let config = NemotronHConfig { blocks: vec![BlockKind::Experts], ..family(&Reference::load(NAME)) };
+    let width = config.hidden_size;
+    let latent = NemotronHConfig { experts: Some(with_latent_width(&config, width)), ..config.clone() };
+    // An expert squares its inputs: of twice the inputs, it returns four times the output.
+    let diagonal = |factor: f32| -> Vec<f32> {
+        (0..width * width).map(|place| if place % (width + 1) == 0 { factor } else { 0.0 }).collect()
+    };
+    let projections = |spec: &ParameterSpec| match spec.path.as_str() {
+        "backbone.layers.0.mixer.fc1_latent_proj.weight" => Some(diagonal(2.0)),
+        "backbone.layers.0.mixer.fc2_latent_proj.weight" => Some(diagonal(0.25)),
+        _ => None,
+    };
+    let (found, expected) = (first_block(&latent, projections), first_block(&config, |_| None));
+    assert_close("experts with projections that cancel out", &found, &expected);
+    assert_ne!(first_block(&latent, |_| None), expected, "other projections have another result");
+
+    let narrow = NemotronHConfig { experts: Some(with_latent_width(&config, 24)), ..config };
+    assert_eq!(NemotronHConfig::from_json(narrow.to_json()).ok().as_ref(), Some(&narrow));
+    let outline = narrow.outline(1..2).expect("it is a block");
+    let shape = |name: &str| {
+        let spec = outline.iter().find(|spec| spec.path == format!("backbone.layers.0.mixer.{name}.weight"));
+        spec.map(|spec| spec.shape.clone()).expect(name)
+    };
+    assert_eq!(shape("fc1_latent_proj"), [width, 24]);
+    assert_eq!(shape("fc2_latent_proj"), [24, width]);
+    assert_eq!(shape("experts.0.up_proj")[0], 24);
+    assert_eq!(shape("shared_experts.up_proj")[0], width);
+}
+
+#[test]
+fn heads_may_have_an_odd_width() {
+    let config = NemotronHConfig { blocks: vec![BlockKind::Attention], ..family(&Reference::load(NAME)) };
+    let odd = NemotronHConfig { head_dim: 3, ..config.clone() };
+    // The same attention with heads of four channels: the last one is zero, and the queries make up for the root of the
+    // width by which the scores are divided.
+    let even = NemotronHConfig { head_dim: 4, ..config };
+    let own = |spec: &ParameterSpec, shape: [usize; 2]| {
+        let spec = ParameterSpec { shape: shape.to_vec(), ..spec.clone() };
+        SeededInit { seed: 3, deviation: 0.3 }.parameter(&spec).expect("it is drawn")
+    };
+    let widened = |spec: &ParameterSpec| {
+        let &[inputs, outputs] = spec.shape.as_slice() else { return None };
+        let factor = if spec.path.contains("q_proj") { (4.0f32 / 3.0).sqrt() } else { 1.0 };
+        if spec.path.contains("o_proj") {
+            let narrow = own(spec, [inputs / 4 * 3, outputs]);
+            let row = |input: usize| -> Vec<f32> {
+                let place = input / 4 * 3 + input % 4;
+                if input % 4 == 3 {
+                    vec![0.0; outputs]
+                } else {
+                    narrow[place * outputs..][..outputs].to_vec()
+                }
+            };
+            return Some((0..inputs).flat_map(row).collect());
+        }
+        let narrow = own(spec, [inputs, outputs / 4 * 3]);
+        let mut values = Vec::new();
+        for head in narrow.chunks(3) {
+            values.extend(head.iter().map(|value| value * factor));
+            values.push(0.0);
+        }
+        Some(values)
+    };
+    let (found, expected) = (first_block(&odd, |_| None), first_block(&even, widened));
+    assert!(found.iter().any(|value| value.abs() > 0.1));
+    assert_close("heads of three channels", &found, &expected);
 }
 
 #[test]
@@ -351,7 +462,17 @@ fn models_that_cannot_be_are_refused_where_they_are_wrong() {
     check(json!({"n_groups": 3}), "`mamba_num_heads = 4` is not divisible by `n_groups = 3`");
     check(json!({"num_key_value_heads": 3}), "`num_attention_heads = 4` is not divisible");
     check(json!({"time_step_limit": [0.5, 0.1]}), "`time_step_limit = [0.5, 0.1]` is out of range");
-    check(json!({"moe_latent_size": 32}), "`moe_latent_size = 32` is not supported: only null is");
+    check(json!({"moe_latent_size": 0}), "`moe_latent_size = 0` is out of range: it must be at least 1");
     check(json!({"mlp_hidden_act": "silu"}), "`mlp_hidden_act = silu` is not supported: only relu2 is");
-    check(json!({"n_routed_experts": null}), "`n_routed_experts = 0` is out of range");
+    let needed = ["n_routed_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size"];
+    for key in needed {
+        check(
+            json!({key: null}),
+            &format!("missing field `{key}`, which a model with blocks of experts needs"),
+        );
+    }
+    check(
+        json!({"ssm_state_size": 1 << 20, "n_groups": 32}),
+        "`ssm_state_size = 1048576` times `n_groups = 32` is too wide: it must be at most 16777216",
+    );
 }

@@ -40,7 +40,7 @@ fn moe() -> Qwen3MoeConfig {
     Qwen3MoeConfig { mixture, ..sizes().into() }
 }
 
-/// What a stage holds is known without its values, whatever its size.
+/// Checks that the outline of a stage has the parameters of the stage.
 fn check_outline<F: ModelFamily<Stage = DecoderStage>>(config: &F) {
     let stage = config.init_stage(0..5, 7, &Device::flex()).expect("the range is valid");
     let mut outline = config.outline(0..5).expect("the range is valid");

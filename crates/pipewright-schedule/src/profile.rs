@@ -1,7 +1,7 @@
 //! A profile: the measured costs of a model's layers and of the link between ranks, in seconds and bytes.
 //!
-//! A profile is measured on a device or written by hand. It is plain data; whoever reads it from a file finds its
-//! mistakes with [`Profile::problems`]. [`mod@crate::plan`] searches for the best run at these costs.
+//! A profile is measured on a device or written by hand. It is plain data, and [`Profile::problems`] lists its
+//! mistakes. [`mod@crate::plan`] searches for the best run at these costs.
 //!
 //! ```
 //! use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
@@ -107,7 +107,7 @@ pub enum ProfilePart {
     Layer(usize),
 }
 
-/// A value that a profile cannot have.
+/// A value that is not possible in a profile.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProfileProblem {
     /// The part of the profile.

@@ -1,8 +1,8 @@
 //! The messages of skip connections in a timeline.
 //!
 //! A program does not contain these messages: the computation that makes their tensors sends them, and the computation
-//! that uses the tensors receives them. So they are not [`Action`](crate::Action)s. A message that goes to a later stage
-//! carries the tensors of the connection (`F`); one that goes to an earlier stage carries their gradients (`B`).
+//! that uses the tensors receives them. So they are not [`Action`](crate::Action)s. A message that goes to a later
+//! stage carries the tensors of the connection (`F`); one that goes to an earlier stage carries their gradients (`B`).
 //!
 //! ```
 //! use pipewright_schedule::skip_event::{SkipAction, SkipMessage};
@@ -27,7 +27,7 @@ pub struct SkipMessage {
     pub microbatch: Microbatch,
 }
 
-/// What a rank does with a message of a skip connection.
+/// The action of a rank that sends or receives a message of a skip connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SkipAction {
     /// `0SEND_SKIP_F2 to stage 4`
@@ -41,7 +41,7 @@ pub enum SkipAction {
 pub struct SkipEvent {
     /// The rank.
     pub rank: Rank,
-    /// What the rank does.
+    /// The action.
     pub action: SkipAction,
     /// The start, in seconds.
     pub start: f64,

@@ -34,7 +34,7 @@ pub(crate) enum Command {
         reply: Reply<Result<Vec<NamedParameter>, StepError>>,
     },
     State {
-        reply: Reply<Box<RankState>>,
+        reply: Reply<Result<Box<RankState>, StepError>>,
     },
     Restore {
         checkpoint: Arc<Checkpoint>,
@@ -155,7 +155,9 @@ where
                 Command::FindShared { reply } => reply.send(find_shared(&mut executor, &watch)),
                 Command::Step { input, reply } => reply.send(step(&mut executor, *input, &watch)),
                 Command::Parameters { attempt, reply } => reply.send(collect(&mut executor, attempt, &watch)),
-                Command::State { reply } => reply.send(Box::new(executor.state())),
+                Command::State { reply } => {
+                    reply.send(caught(|| Box::new(executor.state())).map_err(failure));
+                }
                 Command::Restore { checkpoint, reply } => {
                     let restored = caught(|| executor.restore(&checkpoint)).unwrap_or_else(Err);
                     reply.send(restored.map_err(failure));

@@ -34,16 +34,20 @@ pub trait ActionHook: Send + Sync {
         run();
     }
 
-    /// Replaces `OVERLAP_F_B`. It must call `run` for each part, a forward and a backward, in any order. The tensors of both
-    /// have arrived. A program has overlaps only if its lowering keeps them
-    /// ([`keep_overlaps`](pipewright_schedule::LowerConfig::keep_overlaps)); see [`ActionHook::runs_overlaps`].
+    /// Replaces `OVERLAP_F_B`. It must call `run` for each part, a forward and a backward, in any order. The tensors of
+    /// both have arrived. Only a hook can run the parts of an overlap together, for example by the order in which it
+    /// submits their work to a device; without a hook, a rank runs the forward and then the backward.
+    ///
+    /// A program has overlaps only if its lowering keeps them
+    /// ([`keep_overlaps`](pipewright_schedule::LowerConfig::keep_overlaps)); see [`ActionHook::runs_overlaps`]. The
+    /// command `pipewright train` has no hook and takes every overlap apart.
     fn overlap(&self, _rank: WorldRank, parts: [Action; 2], run: &mut dyn FnMut(Action)) {
         parts.into_iter().for_each(run);
     }
 
-    /// Returns whether [`ActionHook::overlap`] runs both parts together. [`Pipeline::builder`](crate::pipeline::Pipeline::builder)
-    /// then keeps overlaps whole. Otherwise it takes them apart, so that the forward's output leaves before the backward
-    /// begins.
+    /// Returns whether [`ActionHook::overlap`] runs both parts together.
+    /// [`Pipeline::builder`](crate::pipeline::Pipeline::builder) then keeps overlaps whole. Otherwise it takes them
+    /// apart, so that the forward's output leaves before the backward begins.
     fn runs_overlaps(&self) -> bool {
         false
     }

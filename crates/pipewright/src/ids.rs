@@ -1,7 +1,8 @@
 //! The numbers of a run, each a type of its own: ranks of the world, steps of training, and attempts of a pipeline.
 //!
 //! [`pipewright_schedule::Rank`] is a rank within its pipeline: a row of the program. A [`WorldRank`] counts over all
-//! replicas of the pipeline, and identifies a thread or a process. [`Mesh`](crate::mesh::Mesh) converts one to the other.
+//! replicas of the pipeline, and identifies a thread or a process. [`Mesh`](crate::mesh::Mesh) converts one to the
+//! other.
 
 use std::fmt;
 
@@ -48,7 +49,8 @@ number_type! {
 }
 
 number_type! {
-    /// A step of training, counted from 1; 0 stands for the time before the first. A restored checkpoint may decrease it.
+    /// A step of training, counted from 1; 0 stands for the time before the first. A restored checkpoint may decrease
+    /// it.
     StepNumber: u64
 }
 

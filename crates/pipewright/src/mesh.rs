@@ -1,7 +1,7 @@
 //! The mesh of pipelines and replicas, and the coordinates of each rank of the world.
 //!
-//! A mesh has `data` replicas of a pipeline of `pipeline` ranks; each replica gets its part of the batch. The ranks of one
-//! replica are consecutive in the world, because they exchange the most data.
+//! A mesh has `data` replicas of a pipeline of `pipeline` ranks; each replica gets its part of the batch. The ranks of
+//! one replica are consecutive in the world, because they exchange the most data.
 
 use pipewright_schedule::Rank;
 use serde::{Deserialize, Serialize};
@@ -25,13 +25,13 @@ pub enum DataParallelMode {
     /// Every replica holds all parameters, gradients and optimizer state of its stages.
     #[default]
     Replicated,
-    /// Every replica holds a shard of each. Whole parameters are gathered from all replicas before their stage computes, as
-    /// the program says (`UNSHARD`, `RESHARD`), and gradients are reduced to shards.
+    /// Every replica holds a shard of each. Whole parameters are gathered from all replicas before their stage
+    /// computes, as the program says (`UNSHARD`, `RESHARD`), and gradients are reduced to shards.
     Sharded,
 }
 
 impl DataParallelMode {
-    /// Whether `replicas` replicas hold shards; a single replica always holds everything.
+    /// Returns whether `replicas` replicas hold shards; a single replica always holds everything.
     pub fn shards(self, replicas: u32) -> bool {
         self == Self::Sharded && replicas > 1
     }
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rank_has_a_seat_of_its_own() {
+    fn every_rank_has_its_own_coordinates() {
         let mesh = Mesh { pipeline: 3, data: 4 };
         for world in (0..12).map(WorldRank::new) {
             let coord = mesh.coord(world);

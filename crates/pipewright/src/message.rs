@@ -82,7 +82,7 @@ pub enum Tag {
     },
     /// The sums of squares of the gradients' parts that replicas hold, where parameters are sharded: up the tree of the
     /// replicas.
-    SquaredNorms,
+    ReplicaSquares,
     /// A round of a communicator's collectives.
     Collective {
         /// The communicator's number.
@@ -90,10 +90,10 @@ pub enum Tag {
         /// The number of earlier rounds of the communicator.
         round: u32,
     },
-    /// The sums of squares of the gradients of some ranks: up the tree of a pipeline.
-    GradientNorm,
-    /// Replicas have summed their gradients and found them finite: up the tree of the replicas, where parameters are not
-    /// sharded.
+    /// The sums of squares of the gradients of some ranks, for the gradient norm: up the tree of a pipeline.
+    Squares,
+    /// Replicas have summed their gradients and found them finite: up the tree of the replicas, where parameters are
+    /// not sharded.
     Ready,
     /// The gradient norm over all ranks: down both trees.
     GlobalNorm,
@@ -141,18 +141,33 @@ impl std::fmt::Display for Tag {
             Self::ParameterShard { stage, round } => {
                 write!(f, "its part of the parameters of stage {stage}, gathering {round}")
             }
-            Self::SquaredNorms => f.write_str("its part of the squares of gradients"),
+            Self::ReplicaSquares => f.write_str("its part of the squares of gradients"),
             Self::Collective { communicator, round } => {
                 write!(f, "round {round} of communicator {communicator}")
             }
-            Self::GradientNorm => f.write_str("its part of the gradient norm"),
+            Self::Squares => f.write_str("its squares of gradients"),
             Self::GlobalNorm => f.write_str("the gradient norm of all ranks"),
             Self::Ready => f.write_str("whether its replica is ready to update"),
             Self::Report => f.write_str("its report of the step"),
             Self::Summary => f.write_str("the summary of the step"),
-            Self::Hello => f.write_str("what it is about to run"),
-            Self::Welcome => f.write_str("whether all are about to run the same"),
+            Self::Hello => f.write_str("the description of its run"),
+            Self::Welcome => f.write_str("whether all processes run the same"),
         }
+    }
+}
+
+/// A message that a rank waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AwaitedMessage {
+    /// The sender.
+    pub from: WorldRank,
+    /// What the message is for.
+    pub tag: Tag,
+}
+
+impl std::fmt::Display for AwaitedMessage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} from rank {}", self.tag, self.from)
     }
 }
 
@@ -297,7 +312,7 @@ mod tests {
         Message {
             from: WorldRank::new(3),
             attempt: Attempt::new(1),
-            tag: Tag::GradientNorm,
+            tag: Tag::Squares,
             payload,
             sent: Instant::now(),
         }
@@ -312,7 +327,7 @@ mod tests {
             squares().read::<bool>().map(drop).expect_err("it has numbers"),
         ];
         for error in errors {
-            assert!(error.to_string().starts_with("rank 3 sent its part of the gradient norm "), "{error}");
+            assert!(error.to_string().starts_with("rank 3 sent its squares of gradients "), "{error}");
         }
         let found: Vec<u64> =
             squares().read::<Vec<f64>>().expect("numbers").into_iter().map(f64::to_bits).collect();

@@ -1,7 +1,7 @@
 //! The progress of every rank, for deadlines and reports.
 //!
-//! A long wait alone is not a failure: in a deep pipeline the last rank waits while the others compute. A step has failed
-//! when *no* rank has made progress for the whole deadline.
+//! A long wait alone is not a failure: in a deep pipeline the last rank waits while the others compute. A step has
+//! failed when *no* rank has made progress for the whole deadline.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{StepNumber, WorldRank};
 use crate::memory::RankPosition;
-use crate::message::Tag;
+use crate::message::{AwaitedMessage, Tag};
 
 /// How many of a rank's last actions a report shows.
 const SHOWN: usize = 32;
@@ -39,23 +39,12 @@ struct RankProgress {
     silent: AtomicBool,
 }
 
-/// The message that a rank waits for, and its sender as a rank of the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Waiting {
-    pub from: WorldRank,
-    pub tag: Tag,
-}
-
-impl fmt::Display for Waiting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} from rank {}", self.tag, self.from)
-    }
-}
-
-/// A message that a rank has sent and whose buffer is not free, and its receiver as a rank of the world.
+/// A message that a rank has sent and whose buffer is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sending {
+    /// The receiver.
     pub to: WorldRank,
+    /// What the message is for.
     pub tag: Tag,
 }
 
@@ -69,14 +58,14 @@ impl fmt::Display for Sending {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blocked {
     /// A message has not arrived.
-    Receiving(Waiting),
+    Receiving(AwaitedMessage),
     /// The buffer of a sent message is not free.
     Sending(Sending),
 }
 
-impl From<Waiting> for Blocked {
-    fn from(waiting: Waiting) -> Self {
-        Self::Receiving(waiting)
+impl From<AwaitedMessage> for Blocked {
+    fn from(awaited: AwaitedMessage) -> Self {
+        Self::Receiving(awaited)
     }
 }
 
@@ -103,7 +92,7 @@ pub(crate) enum Activity {
     /// The rank computes.
     Computes,
     /// The rank waits for a message.
-    Waits(Waiting),
+    Waits(AwaitedMessage),
     /// The rank waits until a message that it has sent is received.
     Sends(Sending),
 }
@@ -111,7 +100,7 @@ pub(crate) enum Activity {
 impl From<Blocked> for Activity {
     fn from(blocked: Blocked) -> Self {
         match blocked {
-            Blocked::Receiving(waiting) => Self::Waits(waiting),
+            Blocked::Receiving(awaited) => Self::Waits(awaited),
             Blocked::Sending(sending) => Self::Sends(sending),
         }
     }
@@ -122,7 +111,7 @@ impl fmt::Display for Activity {
         match self {
             Self::NoStep => f.write_str("is in no step"),
             Self::Computes => f.write_str("computes"),
-            Self::Waits(waiting) => write!(f, "waits for {waiting}"),
+            Self::Waits(awaited) => write!(f, "waits for {awaited}"),
             Self::Sends(sending) => write!(f, "waits for {sending}"),
         }
     }
@@ -230,7 +219,7 @@ impl ProgressBoard {
                 row[at.saturating_sub(SHOWN)..at].iter().map(Action::to_string).collect::<Vec<_>>().join(" ");
             let activity = *progress.activity();
             let silent = match progress.silent.load(Ordering::Relaxed) {
-                true => " is silent; when last heard of",
+                true => " is silent; at its last heartbeat",
                 false => "",
             };
             let done = match row.get(at) {
@@ -279,7 +268,7 @@ mod tests {
     fn a_report_names_last_actions_and_awaited_messages() {
         let (stage, microbatch) = (StageIndex::new(0), Microbatch::new(1));
         let boundary = Tag::Boundary { direction: Direction::Backward, stage, microbatch };
-        let waits = |tag| Activity::Waits(Waiting { from: FROM, tag });
+        let waits = |tag| Activity::Waits(AwaitedMessage { from: FROM, tag });
         check(
             0,
             7,
@@ -303,7 +292,7 @@ mod tests {
             (Tag::GradientShard { stage }, "its part of the gradients of stage 0"),
             (Tag::GradientSum { stage }, "its sum of gradients of stage 0"),
             (Tag::Parameters, "the list of its parameters"),
-            (Tag::GradientNorm, "its part of the gradient norm"),
+            (Tag::Squares, "its squares of gradients"),
             (Tag::Ready, "whether its replica is ready to update"),
             (Tag::Report, "its report of the step"),
             (Tag::Summary, "the summary of the step"),
@@ -332,7 +321,7 @@ mod tests {
         let line =
             |board: &ProgressBoard| board.report().lines().nth(1).map(str::to_owned).expect("a line a rank");
         assert!(
-            line(&board).starts_with("  rank 1 is silent; when last heard of: 0 of 8"),
+            line(&board).starts_with("  rank 1 is silent; at its last heartbeat: 0 of 8"),
             "{}",
             line(&board)
         );

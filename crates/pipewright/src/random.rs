@@ -1,9 +1,9 @@
 //! Random numbers that do not depend on how the model is cut.
 //!
-//! A device's own generator is shared by all ranks of a process, so what a layer draws from it depends on which ranks run
-//! beside it. Here each layer draws from a [`RandomStream`] of its own for each microbatch of each step. The stream
-//! follows from the run's seed, the step, the microbatch and the layer's name alone, so a layer draws the same numbers
-//! under every cut and every schedule, after a resume, and when its forward is computed a second time.
+//! A device's own generator is shared by all ranks of a process, so the numbers that a layer draws from it depend on
+//! the other ranks. In this module each layer has a [`RandomStream`] of its own for each microbatch of each step. The
+//! stream depends only on the run's seed, the step, the microbatch and the layer's name. So a layer draws the same
+//! numbers under every cut and every schedule, after a resume, and when its forward is computed a second time.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -24,7 +24,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::ids::StepNumber;
 
-/// What a layer's random numbers follow from, beside the layer's name.
+/// The values that determine a layer's random numbers, together with the layer's name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamKey {
     /// The seed of the run ([`PipelineConfig::seed`](crate::pipeline::PipelineConfig::seed)).
@@ -38,12 +38,12 @@ pub struct StreamKey {
 /// The random numbers of one layer for one microbatch of one step.
 #[derive(Clone, Debug)]
 pub struct RandomStream {
-    /// Absent in an evaluation, in which nothing is random.
+    /// `None` in an evaluation, which uses no random numbers.
     generator: Option<ChaCha8Rng>,
 }
 
 impl RandomStream {
-    /// The stream of the layer `name`. Layers of different names draw independent numbers.
+    /// Returns the stream of the layer `name`. Layers of different names draw independent numbers.
     pub fn new(key: StreamKey, name: &str) -> Self {
         let mut hasher = blake3::Hasher::new();
         for number in [key.seed, key.step.get(), key.microbatch] {
@@ -53,17 +53,18 @@ impl RandomStream {
         Self { generator: Some(ChaCha8Rng::from_seed(*hasher.finalize().as_bytes())) }
     }
 
-    /// The stream of an evaluation: layers that use randomness in training alone, such as dropout, are the identity.
+    /// Returns the stream of an evaluation. Layers that use random numbers only in training, such as dropout, are then
+    /// the identity.
     pub fn evaluation() -> Self {
         Self { generator: None }
     }
 
-    /// Whether the forward is one of training.
+    /// Returns whether the forward is part of a training step.
     pub fn is_training(&self) -> bool {
         self.generator.is_some()
     }
 
-    /// The generator itself, for other distributions; `None` in an evaluation.
+    /// Returns the generator itself, for other distributions; `None` in an evaluation.
     pub fn generator(&mut self) -> Option<&mut ChaCha8Rng> {
         self.generator.as_mut()
     }

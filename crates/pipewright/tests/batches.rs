@@ -69,7 +69,7 @@ fn unclipped() -> PipelineConfig {
     PipelineConfig { clip_norm: None, ..config() }
 }
 
-/// The batch of step `step`.
+/// Returns the batch of step `step`.
 fn brought(step: u64) -> Batch {
     let batch = Batch::split_uneven(data(step), data(100 + step), MICROBATCHES).expect("it splits");
     let batch = batch.with_split("shift", data(200 + step)).expect("it splits");
@@ -90,7 +90,7 @@ fn train(program: ValidatedProgram) -> Vec<StepSummary> {
     (0..STEPS).map(|step| pipeline.step_batch(brought(step), 1e-2).expect("a step")).collect()
 }
 
-/// Loss, "square" and "magnitude" of each step.
+/// Returns the loss, "square" and "magnitude" of each step.
 fn plain() -> Vec<[f64; 3]> {
     let mut module = Mlp::new(0, support::LAYERS);
     let mut optimizer = optimizer();

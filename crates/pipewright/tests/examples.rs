@@ -31,7 +31,7 @@ fn printed(run: impl Fn(&mut Vec<u8>) -> Result<(), Box<dyn Error>>) -> String {
     String::from_utf8(out).expect("text")
 }
 
-/// The numbers that follow `word`, in the order of the lines.
+/// Returns the numbers that follow `word`, in the order of the lines.
 fn numbers(text: &str, word: &str) -> Vec<f64> {
     let after = text.split(word).skip(1);
     after.filter_map(|rest| rest.trim_start().split([' ', ',', '\n']).next()?.parse().ok()).collect()

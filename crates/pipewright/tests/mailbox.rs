@@ -1,5 +1,5 @@
-//! The local transport's mailbox under the thread interleavings of a model checker: this test compiles the mailbox's file
-//! a second time, with the checker's locks.
+//! The local transport's mailbox under the thread interleavings of a model checker: this test compiles the mailbox's
+//! file a second time, with the checker's locks.
 //!
 //! A thread that sleeps for ever is a deadlock to the checker, which has no clock.
 
@@ -35,8 +35,8 @@ fn later() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// Whether a rank has failed. The checker switches threads before its own operations, never after them; a yield adds a
-/// switch between reading the flag and acting on it.
+/// Returns whether a rank has failed. The checker switches threads before its own operations, never after them; a yield
+/// adds a switch between reading the flag and acting on it.
 fn is_raised(failed: &AtomicBool) -> bool {
     let is_raised = failed.load(Ordering::Acquire);
     thread::sleep(Duration::ZERO);

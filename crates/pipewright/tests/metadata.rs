@@ -46,7 +46,7 @@ fn launch(schedule: &str, config: &PipelineConfig) -> Result<Pipeline, PipelineE
     Pipeline::launch(program, World::local(2), config, make)
 }
 
-/// A step in which stage 0 repeats each microbatch's features `widths` times.
+/// Returns a step in which stage 0 repeats each microbatch's features `widths` times.
 fn brought(times: [usize; 4]) -> Batch {
     let batch = Batch::new(split(batch(0, 4), 4), split(batch(1, 4), 4));
     batch.with_value("times", times.to_vec())
@@ -75,7 +75,7 @@ fn a_microbatch_of_another_shape_is_reported_with_both_sides() {
         assert_eq!((error.microbatch.get(), error.mismatch), (2, Mismatch::Tensor(0)), "{schedule}");
         let text = error.to_string();
         let expected = "microbatch 2: tensor 0 differs: stage 0 on rank 0 sent F32 [3, 12], stage 1 on rank 1 expects \
-                        F32 [_, 6]; a dimension that may differ between microbatches is to be named in \
+                        F32 [_, 6]; if a dimension may differ between microbatches, name it in \
                         `PipelineConfig::metadata`";
         assert_eq!(text, expected);
         // The metadata of the failed step is forgotten.
@@ -124,7 +124,7 @@ fn rows_may_differ() {
     }
 }
 
-/// Four microbatches of 2, 1, 1 and 1 rows.
+/// Returns four microbatches of 2, 1, 1 and 1 rows.
 fn parts(tensor: &Tensor<2>) -> Vec<Values> {
     [(0, 2), (2, 1), (3, 1), (4, 1)]
         .map(|(start, rows)| pipewright::tensor::pack(tensor.clone().narrow(0, start, rows)))
@@ -185,8 +185,8 @@ impl StageModule for Random {
     }
 }
 
-/// The losses of steps and of an evaluation that reads the buffers. One rank, so that random numbers are drawn in one
-/// order.
+/// Returns the losses of steps and of an evaluation that reads the buffers. One rank, so that random numbers are drawn
+/// in one order.
 fn with_traces(metadata: Metadata) -> (Vec<Vec<f64>>, Vec<f64>) {
     let device = Device::flex();
     device.seed(7);

@@ -146,7 +146,7 @@ fn replicas_keep_their_bits_whole_and_sharded() {
     }
 }
 
-/// The forwards of a rank in a measured step.
+/// Returns the forwards of a rank in a measured step.
 fn forwards(summary: &StepSummary, rank: u32) -> usize {
     let events = summary.timeline.events_of(Rank::new(rank));
     events.iter().filter(|event| matches!(event.action, Action::Forward { .. })).count()

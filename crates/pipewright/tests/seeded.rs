@@ -88,7 +88,7 @@ impl ActionHook for LeavesOut {
     }
 }
 
-/// A fault at each action in turn is reported with its action and does not affect the next step.
+/// Returns a fault at each action in turn is reported with its action and does not affect the next step.
 fn check_faults(
     schedule: &str,
     fault: fn(usize) -> Arc<dyn ActionHook>,
@@ -165,7 +165,7 @@ fn a_report_names_what_every_rank_waits_for_after_any_loss() {
         "the gradients of microbatch 1 for stage 0",
         "its part of the gradients of stage 1",
         "its sum of gradients of stage 0",
-        "its part of the gradient norm",
+        "its squares of gradients",
         "whether its replica is ready to update",
     ] {
         assert!(lost.contains(expected), "{expected} in {lost}");
@@ -189,14 +189,14 @@ fn a_message_lost_in_any_phase_after_the_program_is_reported() {
         // Parameters are compared at launch, so a step sends no lists of them.
         assert_eq!(count("the list of its parameters"), 0);
         assert_eq!(count("the shared parameters of all ranks"), 0);
-        assert_eq!(count("its part of the gradient norm"), 2);
+        assert_eq!(count("its squares of gradients"), 2);
         assert_eq!(count("the gradient norm of all ranks"), 8);
     };
     lost_in(DataParallelMode::Replicated, &["whether its replica is ready to update"]);
     lost_in(DataParallelMode::Sharded, &["its part of the squares of gradients"]);
 }
 
-/// The model cut as evenly as it goes; stages beyond the layers have none.
+/// Returns the model cut as evenly as it goes; stages beyond the layers have none.
 fn uneven(index: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
     let first = |stage: u32| stage as usize * LAYERS / stages as usize;
     let module = Mlp::new(first(index.get()), first(index.get() + 1) - first(index.get()));

@@ -49,7 +49,7 @@ fn stage(index: StageIndex) -> Result<Stage, Infallible> {
     Ok(made.with_prefix(&format!("layers.{index}")))
 }
 
-/// The highest peak of any rank in the third step of `schedule`, with all stages on one rank.
+/// Returns the highest peak of any rank in the third step of `schedule`, with all stages on one rank.
 fn peak(schedule: &str, replicas: u32, mode: DataParallelMode) -> u64 {
     let spec = ScheduleSpec {
         ranks: 1,
@@ -75,8 +75,8 @@ fn peak(schedule: &str, replicas: u32, mode: DataParallelMode) -> u64 {
     peaks.into_iter().max().expect("a rank")
 }
 
-/// A limit in bytes: a rank's shards, whole tensors of some stages, and room for activations and for the packed operands
-/// of matrix products.
+/// A limit in bytes: a rank's shards, whole tensors of some stages, and room for activations and for the packed
+/// operands of matrix products.
 fn check(schedule: &str, replicas: u32, stages_beside: u64) {
     let whole = peak(schedule, replicas, DataParallelMode::Replicated);
     // Parameters, gradients and two moments.

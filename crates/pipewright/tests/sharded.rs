@@ -7,8 +7,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::module::ParamGroup;
-use burn::module::{Module, Param};
+use burn::module::{Module, Param, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear as PlainLinear};
 use burn::optim::MuonConfig;
 use burn::tensor::{Device, Tensor};
@@ -32,7 +31,7 @@ fn config_of(replicas: u32, mode: DataParallelMode) -> PipelineConfig {
     PipelineConfig { data_parallel: replicas, data_parallel_mode: mode, ..config() }
 }
 
-/// A program that gathers the parameters of at most `window` stages of a rank at once.
+/// Returns a program that gathers the parameters of at most `window` stages of a rank at once.
 fn program(
     schedule: &str,
     ranks: u32,
@@ -58,10 +57,16 @@ fn launch_with(program: ValidatedProgram, replicas: u32, mode: DataParallelMode,
         .expect("the pipeline starts")
 }
 
+/// Returns the inputs and targets of a step, cut into microbatches.
+fn batch_of(step: u64, microbatches: u32) -> Batch {
+    let cut = |step| split(batch(step, microbatches), microbatches);
+    Batch::new(cut(step), cut(100 + step))
+}
+
 /// By path, to the bit.
 type Parameters = Vec<(Arc<str>, Vec<u32>)>;
 
-/// The results of steps, and one replica's parameters after them.
+/// Returns the results of steps, and one replica's parameters after them.
 fn train(pipeline: &mut Pipeline, steps: std::ops::Range<u64>, microbatches: u32) -> (Vec<Step>, Parameters) {
     let step = |step| {
         let (inputs, targets) = (batch(step, microbatches), batch(100 + step, microbatches));
@@ -243,8 +248,7 @@ fn every_interleaving_gives_the_same_bits() {
         let mut pipeline =
             SeededPipeline::new(program, &config_of(2, Sharded), seed, make).expect("it starts");
         [0, 1].map(|step| {
-            let batch = Batch::new(split(batch(step, 8), 8), split(batch(100 + step, 8), 8));
-            let report = pipeline.step_batch(batch, 1e-2).expect("a step");
+            let report = pipeline.step_batch(batch_of(step, 8), 1e-2).expect("a step");
             (report.losses, report.gradient_norm)
         })
     };
@@ -258,23 +262,17 @@ fn every_interleaving_gives_the_same_bits() {
 fn a_lost_message_is_reported_and_the_next_step_is_clean() {
     let mut lost = 0;
     let microbatches = 4;
-    let batch_of = |step| {
-        Batch::new(
-            split(batch(step, microbatches), microbatches),
-            split(batch(100 + step, microbatches), microbatches),
-        )
-    };
     for nth in 0.. {
         let program = program("1f1b", 2, None, microbatches / 2, 1);
         let mut pipeline = SeededPipeline::new(program, &config_of(2, Sharded), nth, |index| stage(index, 2))
             .expect("it starts");
-        let expected = pipeline.step_batch(batch_of(0), 0.0).expect("a step").losses;
+        let expected = pipeline.step_batch(batch_of(0, microbatches), 0.0).expect("a step").losses;
         pipeline.lose_message(nth as usize);
-        if pipeline.step_batch(batch_of(1), 0.0).is_ok() {
+        if pipeline.step_batch(batch_of(1, microbatches), 0.0).is_ok() {
             break;
         }
         lost += 1;
-        let found = pipeline.step_batch(batch_of(0), 0.0);
+        let found = pipeline.step_batch(batch_of(0, microbatches), 0.0);
         assert!(
             matches!(&found, Err(PipelineError::Diverged { .. }))
                 || found.expect("a clean step").losses == expected
@@ -288,8 +286,7 @@ fn several_steps_evaluation_and_a_bad_loss() {
     let run = |mode| {
         let mut pipeline = launch_with(program("interleaved1f1b", 2, Some(2), 4, 1), 2, mode, stage);
         for step in 0..2 {
-            let batch = Batch::new(split(batch(step, 8), 8), split(batch(100 + step, 8), 8));
-            pipeline.accumulate(batch).expect("a step");
+            pipeline.accumulate(batch_of(step, 8)).expect("a step");
         }
         let report = pipeline.step(batch(2, 8), batch(102, 8), 1e-2).expect("a step");
         let evaluated = pipeline.eval(batch(3, 8), Some(batch(103, 8))).expect("an evaluation");
@@ -313,7 +310,7 @@ fn running_statistics_are_kept_through_evaluation_and_checkpoints() {
         let again = pipeline.eval(batch(9, 8), Some(batch(109, 8))).expect("an evaluation").losses;
         let (_folder, checkpoint) = saved(&mut pipeline, 4);
         let mut resumed = launch_with(program("1f1b", 2, None, 8, 1), 1, Replicated, mixed);
-        resumed.restore(&checkpoint).expect("it is taken over");
+        resumed.restore(&checkpoint).expect("it is restored");
         let after = resumed.eval(batch(9, 8), Some(batch(109, 8))).expect("an evaluation").losses;
         (evaluated, steps, again, after)
     };
@@ -324,18 +321,17 @@ fn running_statistics_are_kept_through_evaluation_and_checkpoints() {
 fn parameters_may_be_looked_at_while_gradients_wait() {
     let run = |looks: bool| {
         let mut pipeline = launch_with(program("1f1b", 2, None, 4, 1), 2, Sharded, stage);
-        let batch_of = |step| Batch::new(split(batch(step, 8), 8), split(batch(100 + step, 8), 8));
-        pipeline.accumulate(batch_of(0)).expect("a step");
+        pipeline.accumulate(batch_of(0, 8)).expect("a step");
         if looks {
             parameters(&mut pipeline);
         }
-        let report = pipeline.step_batch(batch_of(1), 1e-2).expect("a step");
+        let report = pipeline.step_batch(batch_of(1, 8), 1e-2).expect("a step");
         (report.losses, report.gradient_norm, parameters(&mut pipeline))
     };
     assert!(run(true) == run(false));
 }
 
-/// The pipeline's state after `step`, written and read again. Tensors are read from the folder on demand.
+/// Returns the pipeline's state after `step`, written and read again. Tensors are read from the folder on demand.
 fn saved(pipeline: &mut Pipeline, step: u64) -> (TempDir, Arc<Checkpoint>) {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let ranks = pipeline.state().expect("a state");
@@ -362,7 +358,7 @@ fn check_resume(first: (DataParallelMode, u32), second: (DataParallelMode, u32))
     assert!(shapes.iter().all(|shape| shape[0] == WIDTH), "a reader sees whole parameters: {shapes:?}");
     let resumed = |cut| {
         let mut after = launch(cut, "interleaved1f1b");
-        after.restore(&checkpoint).expect("it is taken over");
+        after.restore(&checkpoint).expect("it is restored");
         let taken = parameters(&mut after);
         (taken, train(&mut after, 3..5, MICROBATCHES))
     };

@@ -185,30 +185,31 @@ fn refused(program: &ValidatedProgram, first: &'static [&str], second: &'static 
     };
     let launched = Pipeline::launch(program.clone(), World::local(program.ranks()), &config(), make);
     let seeded = SeededPipeline::new(program.clone(), &config(), 0, make).err();
-    let told = launched.err().map(|error| {
+    let refusal = launched.err().map(|error| {
         let PipelineError::Step(step) = &error else { panic!("{error}") };
         step.cause.to_string()
     });
-    let PipelineError::Step(seeded) = seeded? else { panic!("both are told why") };
-    assert_eq!(told, Some(seeded.cause.to_string()));
-    told
+    let PipelineError::Step(seeded) = seeded? else { panic!("both are refused") };
+    assert_eq!(refusal, Some(seeded.cause.to_string()));
+    refusal
 }
 
 #[test]
-fn equal_paths_that_nobody_declares_are_refused() {
+fn equal_paths_that_no_stage_declares_are_refused() {
     let one_rank = program_of("0F0,1F0,1B0,0B0\n");
     for program in [one_rank, program("1f1b", 2, 2)] {
-        let told = refused(&program, &[], &[]).expect("both stages have the paths");
+        let refusal = refused(&program, &[], &[]).expect("both stages have the paths");
         let expected =
             "stages 0 and 1 each have a parameter `layer.bias`, and stage 0 does not declare it as shared: ";
-        assert!(told.starts_with(expected), "{told}");
+        assert!(refusal.starts_with(expected), "{refusal}");
         for way_out in
             ["`StageModule::parameter_path`", "`Stage::with_prefix`", "`StageModule::shared_parameters`"]
         {
-            assert!(told.contains(way_out), "{told}");
+            assert!(refusal.contains(way_out), "{refusal}");
         }
-        let told = refused(&program, &["layer.weight", "layer.bias"], &["layer.bias"]).expect("one does not");
-        assert!(told.contains("`layer.weight`, and stage 1 does not declare it"), "{told}");
+        let refusal =
+            refused(&program, &["layer.weight", "layer.bias"], &["layer.bias"]).expect("one does not");
+        assert!(refusal.contains("`layer.weight`, and stage 1 does not declare it"), "{refusal}");
         assert_eq!(refused(&program, &["layer.weight", "layer.bias"], &["layer.weight", "layer.bias"]), None);
     }
 }

@@ -27,7 +27,7 @@ fn run(program: ValidatedProgram) -> Vec<Step> {
     run_with(program, &config())
 }
 
-/// The run of one rank, which every other cut must reproduce.
+/// Returns the run of one rank, which every other cut must reproduce.
 fn reference(microbatches: u32) -> Vec<Step> {
     run(program("gpipe", 1, microbatches))
 }

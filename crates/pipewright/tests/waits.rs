@@ -16,7 +16,7 @@ use pipewright_schedule::lower::Messages;
 use pipewright_schedule::{Level, LowerConfig, ScheduleSpec, ValidatedProgram, generate, lower, validate};
 use support::{Step, batch, config, program, split, stage};
 
-/// A program whose ranks have at most `budget` sends in flight.
+/// Returns a program whose ranks have at most `budget` sends in flight.
 fn waiting(schedule: &str, ranks: u32, microbatches: u32, budget: u32) -> ValidatedProgram {
     let spec = ScheduleSpec { ranks, microbatches, ..ScheduleSpec::default() };
     let communicate = Messages::Waited { defer_recv: false, budget: NonZeroU32::new(budget) };

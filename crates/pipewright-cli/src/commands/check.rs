@@ -47,6 +47,13 @@ fn shared(stages: &[Vec<ParameterSpec>]) -> BTreeMap<&str, Vec<StageIndex>> {
     holders
 }
 
+/// Returns the numbers of stages as a list, such as `0, 1 and 2`.
+fn listed(stages: &[StageIndex]) -> String {
+    let mut numbers: Vec<String> = stages.iter().map(ToString::to_string).collect();
+    let last = numbers.pop().unwrap_or_default();
+    if numbers.is_empty() { last } else { format!("{} and {last}", numbers.join(", ")) }
+}
+
 /// Returns the kinds of these layers in the order of their first layer, with the number of layers of each kind.
 fn kinds(layers: &[LayerDesc]) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
@@ -79,7 +86,7 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
         writeln!(text, "{what:9} {words}").expect("a string takes all text");
     };
     let parameters = |range: std::ops::Range<usize>| -> u64 {
-        layers.layers[range].iter().map(|layer| layer.parameters).sum()
+        layers.layers[range].iter().map(|layer| layer.parameters).fold(0, u64::saturating_add)
     };
     let count = layers.layers.len();
     line("model", format!("{count} layers, {} parameters", parameters(0..count)));
@@ -91,11 +98,7 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
         line(&format!("stage {stage}"), words);
     }
     for (path, stages) in shared(stages) {
-        let stages: Vec<String> = stages.iter().map(ToString::to_string).collect();
-        line(
-            "shared",
-            format!("{path}, one parameter of which stages {} hold a copy each", stages.join(" and ")),
-        );
+        line("shared", format!("{path}: one parameter, with a copy in each of stages {}", listed(&stages)));
     }
     let (ranks, microbatches) = (program.ranks(), program.microbatches());
     let schedule = &settings.pipeline.schedule;

@@ -62,8 +62,8 @@ fn text(checkpoint: &Checkpoint, losses: &[f64]) -> String {
         line("loss", format!("{first:.4} at the first step, {last:.4} at the last"));
     }
     line("data", format!("epoch {}, row {} comes next", manifest.cursor.epoch, manifest.cursor.index));
-    for shard in &manifest.shards {
-        line("shard", format!("{}  {} bytes  {}  verified", shard.name, shard.bytes, &shard.hash));
+    for file in &manifest.files {
+        line("file", format!("{}  {} bytes  {}  verified", file.name, file.bytes, &file.hash));
     }
     let elements: usize = checkpoint.parameters().map(|found| found.shape.iter().product::<usize>()).sum();
     line("parameters", format!("{elements} in {} tensors", checkpoint.parameters().count()));
@@ -85,7 +85,7 @@ fn json(checkpoint: &Checkpoint, losses: &[f64]) -> Value {
         "cursor": manifest.cursor,
         "description": manifest.description,
         "losses": losses,
-        "shards": manifest.shards,
+        "shards": manifest.files,
         "parameters": parameters.collect::<Vec<_>>(),
         // Opening the checkpoint verified it; a damaged checkpoint ends the command with an error.
         "verified": true,

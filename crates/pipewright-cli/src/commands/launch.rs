@@ -8,6 +8,7 @@ use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::device::Devices;
 use pipewright::failure::Cause;
+use pipewright::loss_scale::LossScaling;
 use pipewright::mesh::Mesh;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
@@ -51,7 +52,7 @@ pub(super) fn launch(
     let transport = prepared.settings.pipeline.transport;
     let mesh = Mesh { pipeline: prepared.program.ranks(), data: prepared.settings.mesh.data_parallel };
     let ranks = mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has too many ranks")))?;
-    let world = match transport {
+    let mut world = match transport {
         TransportChoice::Local if processes.is_several() => {
             return Err(Failure::input(
                 "several processes were started, and each would run all ranks by itself: set \
@@ -72,14 +73,14 @@ pub(super) fn launch(
     let Prepared { settings, model, initial, program, partition, rows, validation, mut devices, .. } =
         prepared;
     if transport == TransportChoice::Mpi {
-        devices = processes.settle(own_device(&settings, &world))?;
+        devices = processes.settle(own_device(&settings, &mut world))?;
     }
     let config = pipeline_config(&settings, &model)?;
     let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's device.
     let make_stage = move |stage| {
         let made = model.training_stage(partition.range(stage), &initial, &Device::flex().autodiff());
-        made.map_err(|error| error.to_string())
+        made.map_err(|error| sentence(&error))
     };
     let pipeline = Pipeline::launch(program, world, &config, make_stage).map_err(|error| failure(&error))?;
     let OptimizerSettings { learning_rate: peak, schedule: decay, warmup_steps, .. } = settings.optimizer;
@@ -92,10 +93,16 @@ pub(super) fn launch(
     })
 }
 
-/// Returns the device of the rank of this process.
-fn own_device(settings: &Settings, world: &World) -> Result<Devices, Failure> {
-    let rank = world.own_ranks().next().map_or(0, pipewright::ids::WorldRank::index);
-    settings.run.devices.open_one(rank).map_err(Failure::input)
+/// Returns the device of the rank of this process. If the device of any process cannot be used, all processes fail.
+fn own_device(settings: &Settings, world: &mut World) -> Result<Devices, Failure> {
+    let run = &settings.run;
+    let rank = world.own_ranks().next().unwrap_or_default();
+    let opened = run.devices.open_one(rank, run.precision);
+    let claim = opened.as_ref().map(|_| run.devices.own_name(rank)).map_err(|error| sentence(error));
+    let agreed = world.claim_device(claim, run.deadline());
+    // The process's own error is more detailed than the report that the others receive.
+    let devices = opened.map_err(Failure::input)?;
+    agreed.map_err(|error| disagreement(&error)).map(|()| devices)
 }
 
 fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Result<PipelineConfig, Failure> {
@@ -118,6 +125,11 @@ fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Result<PipelineC
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
         threads_per_rank: settings.pipeline.threads_per_rank as usize,
         recompute: settings.pipeline.recompute.clone(),
+        precision: settings.run.precision,
+        loss_scaling: LossScaling {
+            initial: settings.run.loss_scale as f64,
+            interval: settings.run.loss_scale_interval,
+        },
         deadline: settings.run.deadline(),
         data_parallel: settings.mesh.data_parallel,
         data_parallel_mode: settings.mesh.data_parallel_mode,

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use pipewright_schedule::partition::{Layout, Method, Partition, partition};
 use serde::Serialize;
 
-use crate::commands::weight::{Sum, Weights};
+use crate::commands::layer_weights::{Sum, Weights};
 use crate::failure::Failure;
 use crate::output::OutputFile;
 

@@ -12,8 +12,8 @@ use crate::failure::Failure;
 use crate::output;
 
 /// Writes the configuration of `plan` to `file`: the settings with the choices of the plan, or without settings the
-/// choices alone. A schedule that has no name, or whose settings a configuration does not have, is written to a CSV file
-/// beside it.
+/// choices alone. A schedule that has no name, or whose settings a configuration does not have, is written to a CSV
+/// file beside it.
 pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) -> Result<(), Failure> {
     let mut config = match settings {
         Some(settings) => Table::try_from(settings).expect("settings are tables of plain values"),
@@ -43,14 +43,13 @@ pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
         pipeline.push(("partition", Value::String("explicit".to_owned())));
         pipeline.push(("boundaries", Value::Array(boundaries)));
     }
-    match Recompute::of(plan) {
-        Recompute::Word("none") => {}
-        Recompute::Word(word) => pipeline.push(("recompute", Value::String(word.to_owned()))),
+    let recompute = match Recompute::of(plan) {
+        Recompute::Word(word) => Value::String(word.to_owned()),
         Recompute::Stages(stages) => {
-            let stages = stages.into_iter().map(|stage| Value::Integer(stage as i64)).collect();
-            pipeline.push(("recompute", Value::Array(stages)));
+            Value::Array(stages.into_iter().map(|stage| Value::Integer(stage as i64)).collect())
         }
-    }
+    };
+    pipeline.push(("recompute", recompute));
     set(&mut config, "pipeline", pipeline);
     set(&mut config, "mesh", vec![("data_parallel", number(plan.data_parallel))]);
     let text = toml::to_string(&config).expect("a table of plain values can be written as TOML");

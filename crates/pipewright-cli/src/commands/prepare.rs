@@ -29,7 +29,7 @@ use crate::config::pipeline::{
     FoundSchedule, PartitionChoice, PipelineSettings, ScheduleChoice, TransportChoice,
 };
 use crate::config::{Loaded, Settings, Surroundings, sample};
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, sentence};
 
 /// A run, with all checks done that do not need training.
 pub(super) struct Prepared {
@@ -130,7 +130,7 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
     let devices = match settings.pipeline.transport {
         TransportChoice::Local => {
             let ranks = program.ranks().saturating_mul(settings.mesh.data_parallel);
-            settings.run.devices.open(ranks).map_err(Failure::input)?
+            settings.run.devices.open(ranks, settings.run.precision).map_err(Failure::input)?
         }
         TransportChoice::Mpi => Devices::default(),
     };
@@ -138,7 +138,11 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
 }
 
 /// Returns how layers are distributed over stages.
-fn method(pipeline: &PipelineSettings, model: &ModelConfig, stages: u32) -> Result<Method, Failure> {
+pub(super) fn method(
+    pipeline: &PipelineSettings,
+    model: &ModelConfig,
+    stages: u32,
+) -> Result<Method, Failure> {
     if pipeline.partition != PartitionChoice::Pattern {
         return Ok(pipeline.method());
     }
@@ -194,7 +198,9 @@ fn lower_file(
     program: Program,
     mesh: &MeshSettings,
 ) -> Result<ValidatedProgram, Failure> {
-    let unsound = |error: &dyn Error| Failure::new(Exit::CheckFailed, format!("{place}: {error}"));
+    let unsound = |error: &(dyn Error + 'static)| {
+        Failure::new(Exit::CheckFailed, format!("{place}: {}", sentence(error)))
+    };
     let gathers = program.rows().iter().flatten().any(|action| matches!(action, Action::Unshard { .. }));
     if implied_level(&program) > Level::Compute || gathers {
         let level = if mesh.is_sharded() && gathers { Level::Full } else { Level::Comms };

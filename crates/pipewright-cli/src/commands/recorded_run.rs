@@ -13,10 +13,11 @@ use pipewright_schedule::lower::for_training;
 use pipewright_schedule::measured::{costs_of, join_replicas, on_one_clock, program_of, replicas};
 use pipewright_schedule::partition::partition;
 use pipewright_schedule::picture::RecordedStep;
-use pipewright_schedule::{Costs, Program, ScheduleSpec, Timeline, generate};
+use pipewright_schedule::{Costs, Program, Recompute, ScheduleSpec, Timeline, generate};
 
+use crate::commands::layer_sizes::activation_bytes;
 use crate::commands::other_sizes::other_sizes;
-use crate::commands::prepare::{load_settings, lowering};
+use crate::commands::prepare::{load_settings, lowering, method};
 use crate::config::Settings;
 use crate::config::model::ModelSettings;
 use crate::config::pipeline::ScheduleChoice;
@@ -100,19 +101,24 @@ fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
     };
     let layers = model.describe(settings.data.seq_len as usize);
     let stages = program.placement().stages();
-    let cut = partition(&layers.weights(), stages, &settings.pipeline.method()).ok()?;
+    let method = method(&settings.pipeline, &model, stages).ok()?;
+    let cut = partition(&layers.weights(), stages, &method).ok()?;
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage| {
-        let bytes =
-            layers.layers[cut.range(stage)].iter().map(|layer| layer.activation_bytes.saturating_mul(rows));
+        let of_row = cut.range(stage).map(|layer| activation_bytes(&layers, layer, settings.run.precision));
+        let bytes = of_row.map(|bytes| bytes.saturating_mul(rows));
         let activation = bytes.fold(0, u64::saturating_add);
         StageSizes { activation, stash: activation, ..StageSizes::default() }
     };
     Some(program.placement().all_stages().map(size).collect())
 }
 
-/// Returns the programs of the run's schedule for other numbers of microbatches, if the schedule has a name.
+/// Returns the programs of the run's schedule for other numbers of microbatches, if the schedule has a name. A run with
+/// recomputation has none: generated programs do not contain the forwards that backwards compute again.
 fn others(settings: &Settings, program: &Program) -> Vec<Program> {
+    if settings.pipeline.recompute != Recompute::None {
+        return Vec::new();
+    }
     let ScheduleChoice::Named(name) = &settings.pipeline.schedule else { return Vec::new() };
     let ranks = program.ranks();
     let stages_per_rank = Some(program.placement().stages() / ranks.max(1));

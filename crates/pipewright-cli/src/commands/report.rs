@@ -53,10 +53,23 @@ fn source(run: &Path, place: &Path) -> Result<RunSource, Failure> {
     })
 }
 
+/// Returns the absolute path without `..`: a browser resolves a link in the same way, by its names alone.
+fn absolute(path: &Path) -> std::io::Result<PathBuf> {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    let mut resolved = PathBuf::new();
+    for part in std::path::absolute(path)?.components() {
+        match part {
+            Component::ParentDir => {
+                resolved.pop();
+            }
+            part => resolved.push(part),
+        }
+    }
+    Ok(resolved)
+}
+
 /// Returns the address of a file as seen from a folder.
 fn link(place: &Path, file: &Path) -> String {
-    let absolute =
-        |path: &Path| std::path::absolute(if path.as_os_str().is_empty() { Path::new(".") } else { path });
     let (Ok(place), Ok(file)) = (absolute(place), absolute(file)) else { return file.display().to_string() };
     let [place, file] = [&place, &file].map(|path| path.components().collect::<Vec<Component<'_>>>());
     let shared = place.iter().zip(&file).take_while(|(one, other)| one == other).count();
@@ -86,5 +99,7 @@ mod tests {
         check("/a/b", "/a/b/runs/x y/timeline.json", "runs/x%20y/timeline.json");
         check("/a/pages", "/a/runs/t.json", "../runs/t.json");
         check("", "runs/t.json", "runs/t.json");
+        check("/a/b/..", "/a/runs/t.json", "runs/t.json");
+        check("/a/b/../../c", "/a/b/../runs/t.json", "../a/runs/t.json");
     }
 }

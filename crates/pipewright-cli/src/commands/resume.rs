@@ -127,8 +127,8 @@ impl ResumableRun {
     /// Returns the fields that must be equal in all processes.
     fn identity(&self) -> Fields {
         let mut fields = identity(&self.prepared, &self.description);
-        let shards = self.checkpoint.iter().flat_map(|checkpoint| &checkpoint.manifest().shards);
-        let hashes: Vec<&str> = shards.map(|shard| shard.hash.as_str()).collect();
+        let files = self.checkpoint.iter().flat_map(|checkpoint| &checkpoint.manifest().files);
+        let hashes: Vec<&str> = files.map(|file| file.hash.as_str()).collect();
         fields.insert("checkpoint".to_owned(), hashes.join(" "));
         fields
     }

@@ -8,11 +8,11 @@ use pipewright_schedule::simulate::{LogicalRun, SimulateError, Summary, logical,
 use pipewright_schedule::{Costs, Recompute, Timeline, picture};
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size};
-use crate::commands::engine::{Engine, Source};
 use crate::commands::plan_choice::{Predicted, ProfileArguments};
 use crate::commands::schedule_file::{locate, read};
 use crate::commands::schedule_size::{ScheduleSize, is_file_name};
 use crate::commands::simulation_text::{events, json, text};
+use crate::commands::timed_program::{Source, TimedProgram};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 
@@ -91,21 +91,21 @@ pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), Failure> {
     }
     let costs =
         Costs { recompute: arguments.recompute.clone(), ..arguments.cost.clone().unwrap_or_default() };
-    let mut engine = Engine::of(source(arguments)?)?;
+    let mut timed_program = TimedProgram::of(source(arguments)?)?;
     if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
-        check_size(&engine.program)?;
+        check_size(&timed_program.program)?;
     }
     let printed = if arguments.logical {
-        // The run borrows the program while the engine records its times.
-        let program = engine.program.clone();
-        let run = engine.times.simulate(|| logical(&program)).map_err(bug)?;
-        print_logical(&run, &engine, arguments)?
+        // The run borrows the program while `timed_program` records its times.
+        let program = timed_program.program.clone();
+        let run = timed_program.times.simulate(|| logical(&program)).map_err(bug)?;
+        print_logical(&run, &timed_program, arguments)?
     } else {
-        let program = &engine.program;
-        let run = engine.times.simulate(|| timed(program, &costs)).map_err(refused)?;
+        let program = &timed_program.program;
+        let run = timed_program.times.simulate(|| timed(program, &costs)).map_err(refused)?;
         let steps = logical(program).map_err(bug)?.steps();
         let summary = || Summary::of(&run, steps, &costs);
-        print(summary, run.timeline(), &engine, arguments)
+        print(summary, run.timeline(), &timed_program, arguments)
     };
     arguments.output.write(&printed)
 }
@@ -124,11 +124,11 @@ fn run_profile(arguments: &SimulateArguments) -> Result<(), Failure> {
         }
     };
     let Predicted { summary, prediction } = predicted;
-    let engine = Engine::of_program(&name, prediction.program.into_program());
+    let timed_program = TimedProgram::of_program(&name, prediction.program.into_program());
     if !matches!(arguments.format, Format::Text | Format::Json | Format::Csv) {
-        check_size(&engine.program)?;
+        check_size(&timed_program.program)?;
     }
-    arguments.output.write(&print(|| summary.clone(), prediction.run.timeline(), &engine, arguments))
+    arguments.output.write(&print(|| summary.clone(), prediction.run.timeline(), &timed_program, arguments))
 }
 
 /// Returns the schedule to simulate.
@@ -164,7 +164,7 @@ fn bug(error: SimulateError) -> Failure {
 
 fn print_logical(
     run: &LogicalRun<'_>,
-    engine: &Engine,
+    timed_program: &TimedProgram,
     arguments: &SimulateArguments,
 ) -> Result<String, Failure> {
     let format = arguments.format;
@@ -178,19 +178,21 @@ fn print_logical(
         return Ok(picture::grid(rows, &[]));
     }
     let timeline = run.timeline(1.0);
-    Ok(print(|| Summary::of_logical(run), &timeline, engine, arguments))
+    Ok(print(|| Summary::of_logical(run), &timeline, timed_program, arguments))
 }
 
 fn print(
     summary: impl Fn() -> Summary,
     timeline: &Timeline,
-    engine: &Engine,
+    timed_program: &TimedProgram,
     arguments: &SimulateArguments,
 ) -> String {
     match (arguments.format, arguments.format.picture()) {
-        (_, Some(picture)) => picture.draw(timeline, &engine.program, &engine.title(), &arguments.picture),
-        (Format::Text, None) => text(&summary(), engine, arguments.logical),
-        (Format::Json, None) => json(&summary(), engine),
+        (_, Some(picture)) => {
+            picture.draw(timeline, &timed_program.program, &timed_program.title(), &arguments.picture)
+        }
+        (Format::Text, None) => text(&summary(), timed_program, arguments.logical),
+        (Format::Json, None) => json(&summary(), timed_program),
         (_, None) => events(timeline),
     }
 }

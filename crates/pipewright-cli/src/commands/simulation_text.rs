@@ -7,7 +7,7 @@ use pipewright_schedule::Timeline;
 use pipewright_schedule::simulate::Summary;
 use serde::Serialize;
 
-use crate::commands::engine::{Engine, EngineTimes};
+use crate::commands::timed_program::{EngineTimes, TimedProgram};
 
 /// The output of `--format json`: the keys of the summary and the times of the engine.
 #[derive(Serialize)]
@@ -18,14 +18,14 @@ struct Report<'a> {
 }
 
 /// Returns the summary as JSON.
-pub(super) fn json(summary: &Summary, engine: &Engine) -> String {
-    let report = Report { summary, engine_ms: &engine.times };
+pub(super) fn json(summary: &Summary, timed_program: &TimedProgram) -> String {
+    let report = Report { summary, engine_ms: &timed_program.times };
     serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
 }
 
 /// Returns the summary as text. The makespan is in ticks if the simulation counts ticks.
-pub(super) fn text(summary: &Summary, engine: &Engine, counts_ticks: bool) -> String {
-    let mut text = engine.title() + "\n";
+pub(super) fn text(summary: &Summary, timed_program: &TimedProgram, counts_ticks: bool) -> String {
+    let mut text = timed_program.title() + "\n";
     let mut line = |what: &str, words: String| {
         writeln!(text, "{what:10} {words}").expect("a string takes all text");
     };
@@ -40,9 +40,9 @@ pub(super) fn text(summary: &Summary, engine: &Engine, counts_ticks: bool) -> St
         "memory",
         list(summary.peak_activations.iter().map(u64::to_string)) + " activations at most, by rank",
     );
-    let EngineTimes { generate, lower, validate, simulate } = engine.times;
+    let EngineTimes { generate, lower, validate, simulate } = timed_program.times;
     let ms = |duration: Duration| format!("{:.2}", duration.as_secs_f64() * 1e3);
-    let (all, generate, lower) = (ms(engine.times.total()), ms(generate), ms(lower));
+    let (all, generate, lower) = (ms(timed_program.times.total()), ms(generate), ms(lower));
     let (validate, simulate) = (ms(validate), ms(simulate));
     line(
         "engine",

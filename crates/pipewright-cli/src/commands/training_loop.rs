@@ -21,7 +21,7 @@ use crate::commands::step_prediction::StepPrediction;
 use crate::commands::timeline_recorder::TimelineRecorder;
 use crate::config::Settings;
 use crate::display::{Display, Ending, Overview, Reason};
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, sentence};
 use crate::run_folder::{self, RunFolder};
 use crate::signal::Interrupt;
 use crate::tensorboard::EventFile;
@@ -260,8 +260,8 @@ impl Checkpoints {
             Err(error) => {
                 let run = self.run.display();
                 let mut failure = Failure::input(format!(
-                    "{error}; earlier checkpoints are complete: free some space, then resume with: pipewright resume \
-                     {run}"
+                    "{}; earlier checkpoints are complete: free some space, then resume with: pipewright resume {run}",
+                    sentence(&error)
                 ));
                 // Only this process knows of the failure, so it reports the failure even if it is not the leader.
                 failure.report();

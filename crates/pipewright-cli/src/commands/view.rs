@@ -8,10 +8,10 @@ use pipewright_schedule::simulate::timed;
 use pipewright_schedule::{Costs, Level, LowerConfig, generate, lower};
 
 use crate::commands::drawing::check_size;
-use crate::commands::engine::{Engine, Source};
 use crate::commands::other_sizes::other_sizes;
 use crate::commands::recorded_run::RecordedRun;
 use crate::commands::schedule_size::{ScheduleSize, is_file_name};
+use crate::commands::timed_program::{Source, TimedProgram};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 
@@ -64,14 +64,14 @@ fn run_page(arguments: &ViewArguments) -> Result<String, Failure> {
 
 /// Makes the page of a schedule, which has not run.
 fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
-    let engine = Engine::of(source(arguments)?)?;
-    check_size(&engine.program)?;
+    let timed_program = TimedProgram::of(source(arguments)?)?;
+    check_size(&timed_program.program)?;
     let costs = arguments.cost.clone().unwrap_or_default();
-    let predicted = timed(&engine.program, &costs).map_err(Failure::input)?;
+    let predicted = timed(&timed_program.program, &costs).map_err(Failure::input)?;
     let other_programs = match arguments.target.to_str().filter(|name| !is_file_name(name)) {
         Some(name) => {
             let spec = arguments.size.spec(name, arguments.cost.as_ref())?;
-            other_sizes(&engine.program, |microbatches| {
+            other_sizes(&timed_program.program, |microbatches| {
                 let schedule =
                     generate(name, &pipewright_schedule::ScheduleSpec { microbatches, ..spec.clone() });
                 lower(&schedule.ok()?, &LowerConfig::from(Level::Comms)).ok()
@@ -81,12 +81,12 @@ fn schedule_page(arguments: &ViewArguments) -> Result<String, Failure> {
     };
     Ok(view(&View {
         settings: PictureSettings {
-            title: &engine.title(),
+            title: &timed_program.title(),
             memory_lane: arguments.memory_lane,
             ..PictureSettings::default()
         },
         predicted: predicted.timeline(),
-        program: &engine.program,
+        program: &timed_program.program,
         costs: &costs,
         steps: &[],
         other_programs: &other_programs,

@@ -13,6 +13,7 @@ use serde_json::Map;
 use toml::Value;
 
 use crate::config::document::Document;
+use crate::config::keys::keys_of;
 use crate::config::paths::Surroundings;
 use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
@@ -126,6 +127,7 @@ const MOST_LAYERS: u32 = 1 << 16;
 
 fn read_sizes(section: &mut Section<'_>) -> FreshModel {
     let families: Vec<_> = ModelConfig::MODEL_TYPES.iter().map(|family| (*family, *family)).collect();
+    let others = keys_of("model").unwrap_or_default().iter().filter(|key| !OWN.contains(key));
     let num_attention_heads = section.count_to("num_attention_heads", 8, LARGEST_WIDTH);
     let model = FreshModel {
         architecture: section.choice("architecture", LlamaConfig::MODEL_TYPE, &families),
@@ -138,7 +140,7 @@ fn read_sizes(section: &mut Section<'_>) -> FreshModel {
         rms_norm_eps: section.number("rms_norm_eps", 1e-5, &Bound::Positive),
         rope_theta: section.number("rope_theta", 10_000.0, &Bound::Positive),
         tie_word_embeddings: section.flag("tie_word_embeddings", false),
-        others: OTHERS.iter().filter_map(|&key| Some((key, section.any(key)?))).collect(),
+        others: others.filter_map(|&key| Some((key, section.any(key)?))).collect(),
     };
     if section.is_sound()
         && let Err(error) = model.checked_config()
@@ -150,60 +152,20 @@ fn read_sizes(section: &mut Section<'_>) -> FreshModel {
     model
 }
 
-/// The keys that the model family reads: those that only some families have, and those without a default.
-const OTHERS: [&str; 52] = [
-    "head_dim",
-    "rope_scaling",
-    "attention_bias",
-    "mlp_bias",
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "norm_topk_prob",
-    "decoder_sparse_step",
-    "mlp_only_layers",
-    "router_aux_loss_coef",
-    "output_router_logits",
-    "layers_block_type",
-    "hybrid_override_pattern",
-    "layer_norm_epsilon",
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "n_groups",
-    "ssm_state_size",
-    "conv_kernel",
-    "use_conv_bias",
-    "use_bias",
-    "time_step_limit",
-    "time_step_min",
-    "time_step_max",
-    "time_step_floor",
-    "rescale_prenorm_residual",
-    "n_routed_experts",
-    "n_group",
-    "topk_group",
-    "routed_scaling_factor",
-    "moe_shared_expert_intermediate_size",
-    "initializer_range",
-    "pattern",
-    "bos_token_id",
-    "embed_scale",
-    "embed_norm",
-    "ngram_orders",
-    "ngram_buckets",
-    "structure_vocab_sizes",
-    "platform_vocab_size",
-    "num_relations",
-    "window_sizes",
-    "nope_layers",
-    "shared_expert_intermediate_size",
-    "moe_aux_loss_weight",
-    "moe_router_z_loss_weight",
-    "mod_layers",
-    "mod_capacity_factor",
-    "mod_aux_loss_weight",
-    "mtp_loss_weight",
-    "mtp_block",
+/// The keys that are read here. The model family reads the others: keys that only some families have, and keys without
+/// a default.
+const OWN: [&str; 11] = [
+    "from",
+    "architecture",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_theta",
+    "tie_word_embeddings",
 ];
 
 /// Returns the keys that an error of the model's configuration is about, those that more probably cause it first.

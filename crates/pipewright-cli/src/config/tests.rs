@@ -85,7 +85,7 @@ fn keys_of_a_family_are_checked_where_they_are_written() {
         "num_experts_per_tok = 9",
         "`num_experts_per_tok = 9` is out of range: it must be from 1 to the number of experts",
     );
-    check("num_experts = 0", "`num_experts = 0` is out of range: it must be from 1 to 65536");
+    check("num_experts = 0", "`num_experts = 0` is out of range: it must be from 1 to 16384");
     check(
         "rope_scaling = { rope_type = \"yarn\" }",
         "`rope_scaling.rope_type = yarn` is not supported: only default or llama3 is",
@@ -484,6 +484,35 @@ fn what_is_recomputed_is_a_word_or_a_list_of_stages() {
         ("true", "a word, or a list of whole numbers"),
     ] {
         let error = found(&format!("pipeline.recompute={set}")).expect_err(set);
+        assert!(error.contains(expected), "{set}: {error}");
+    }
+}
+
+#[test]
+fn the_precision_is_one_of_those_that_there_are() {
+    let found = |set: &[&str]| load(None, set).map(|settings| settings.run.precision.to_string());
+    assert_eq!(found(&[]).as_deref(), Ok("f32"));
+    for precision in ["f32", "bf16", "f16"] {
+        let set = format!("run.precision={precision}");
+        assert_eq!(found(&[&set]).as_deref(), Ok(precision));
+        let written = load(None, &[&set]).expect("it is known").to_toml();
+        assert!(written.contains(&format!("precision = \"{precision}\"")), "{written}");
+    }
+    let error = found(&["run.precision=bf6"]).expect_err("there is none");
+    assert!(error.contains("`precision` is \"bf6\"") && error.contains("f32, bf16, f16"), "{error}");
+}
+
+#[test]
+fn the_loss_scale_is_a_power_of_two() {
+    let found = load(None, &["run.loss_scale=1024", "run.loss_scale_interval=7"]).expect("they are in range");
+    assert_eq!((found.run.loss_scale, found.run.loss_scale_interval), (1024, 7));
+    assert_eq!(load(Some(&found.to_toml()), &[]), Ok(found));
+    for (set, expected) in [
+        ("run.loss_scale=1000", "`loss_scale` is 1000"),
+        ("run.loss_scale=0", "`loss_scale` is 0"),
+        ("run.loss_scale_interval=0", "`loss_scale_interval` is 0"),
+    ] {
+        let error = load(None, &[set]).expect_err(set);
         assert!(error.contains(expected), "{set}: {error}");
     }
 }

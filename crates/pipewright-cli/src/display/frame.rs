@@ -11,7 +11,8 @@ use pipewright::train::Metrics;
 
 use crate::display::chart::{CHART_LINES, chart, sparkline};
 use crate::display::figures::{
-    bytes, clock, counted, grouped, loss_parts, milliseconds, per_rank, percent, remaining, short_count,
+    bytes, clock, counted, grouped, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
+    short_count,
 };
 use crate::display::overview::Overview;
 use crate::display::ranks::rank_lines;
@@ -155,6 +156,7 @@ fn learning(metrics: &Metrics, validation: Option<f64>, losses: &[f64], width: u
         validation.map(|loss| Field::new(1, [format!("validation {loss:.4}"), format!("val {loss:.4}")])),
     );
     fields.extend(loss_parts(metrics).into_iter().map(|part| Field::new(4, [part])));
+    fields.extend(loss_scale(metrics).map(|scale| Field::new(if metrics.skipped { 1 } else { 4 }, [scale])));
     // If there is no room for the curve otherwise, the learning rate takes its short form.
     let least = width_of(&fields) + GAP + NARROWEST;
     if least > width {

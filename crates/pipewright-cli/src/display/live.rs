@@ -30,7 +30,7 @@ struct Picture {
 }
 
 impl Live {
-    /// Returns a display for a run of `steps` steps, of which the first `done` are finished.
+    /// Returns a display for a run of `steps` steps whose first `done` steps are finished.
     pub(super) fn new(overview: &Overview, done: u64, steps: u64) -> Self {
         let overview = overview.clone();
         let state = Mutex::new(State {

@@ -27,7 +27,7 @@ enum Kind {
 }
 
 impl Display {
-    /// Returns a display for a run of `steps` steps, of which the first `done` are finished.
+    /// Returns a display for a run of `steps` steps whose first `done` steps are finished.
     pub(crate) fn new(overview: Overview, done: u64, steps: u64) -> Self {
         let kind = if is_quiet() {
             Kind::Silent

@@ -68,6 +68,28 @@ fn timelines_of_later_steps_are_moved_aside() {
 }
 
 #[test]
+fn a_reopened_run_keeps_the_timeline_of_its_last_step() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let path = scratch.path().join("a");
+    let mut folder = RunFolder::create(&path, "").expect("the scratch folder takes files");
+    (1..=3).for_each(|step| folder.write_metrics(&metrics(step)).expect("it takes lines"));
+    folder.write_timeline("{}").expect("it takes files");
+    drop(folder);
+    let checkpoints = own_checkpoints(&path).expect("no other process has it");
+    drop(RunFolder::reopen(&path, "", 3, checkpoints).expect("the folder takes files"));
+    let steps = |path: &Path| -> Vec<u64> {
+        kept_timelines(path).expect("a folder").into_iter().map(|(step, _)| step).collect()
+    };
+    assert_eq!((steps(&path), path.join(TIMELINE).exists()), (vec![3], false));
+    // From an earlier checkpoint, it is a timeline of a later step.
+    fs::rename(path.join("timelines/step-00000003.json"), path.join(TIMELINE)).expect("a file");
+    let checkpoints = own_checkpoints(&path).expect("no other process has it");
+    drop(RunFolder::reopen(&path, "", 2, checkpoints).expect("the folder takes files"));
+    assert_eq!((steps(&path), path.join(TIMELINE).exists()), (vec![], false));
+    assert!(path.join("timelines.1/step-00000003.json").is_file());
+}
+
+#[test]
 fn metrics_are_cut_back_to_the_step() {
     let check = |text: &str, done: u64, kept: usize| {
         assert_eq!(&text[..lines_to(text, done)], text.split_inclusive('\n').take(kept).collect::<String>());

@@ -156,6 +156,34 @@ fn evaluations_in_processes_have_the_bits_of_threads() {
 }
 
 #[test]
+fn processes_that_would_share_a_device_are_refused() {
+    let folder = folder();
+    let output = processes(folder.path(), 2, &["run.exclusive=true"]);
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("ranks 0, 1 have the same device, `flex` of "), "{words}");
+    assert_eq!(words.matches("error: ").count(), 1, "one process reports: {words}");
+    assert!(!folder.path().join("out").exists(), "nothing has run");
+}
+
+#[test]
+fn processes_skip_the_same_updates_as_threads() {
+    let folder = folder();
+    let set = ["pipeline.ranks=2", "mesh.data_parallel=2", "run.steps=8", "run.precision=f16"];
+    let scale = ["run.loss_scale=4194304", "run.loss_scale_interval=2"];
+    let overrides: Vec<&str> = set.into_iter().chain(scale).collect();
+    let mut alone = Command::new(pipewright());
+    with_overrides(alone.current_dir(folder.path()), &overrides);
+    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+    let expected = figures(folder.path());
+    let skipped = expected.iter().filter(|[.., norm]| norm == "null").count();
+    assert!((1..8).contains(&skipped), "{expected:?}");
+    let output = processes(folder.path(), 4, &overrides);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    assert_eq!(figures(folder.path()), expected);
+}
+
+#[test]
 fn replicas_train_in_processes_as_in_threads_to_the_bit() {
     let folder = folder();
     for (schedule, mode) in [
@@ -246,7 +274,7 @@ fn a_process_that_does_not_get_to_the_start_is_named() {
     command.args([":", "-n", "1"]).arg(pipewright());
     with_overrides(&mut command, &overrides);
     let output = command.output().expect("mpirun is installed with MPI");
-    check_refused(&output, 4, &["error:", "rank 2 did not say within 3.0 s what it is about to run"]);
+    check_refused(&output, 4, &["error:", "rank 2 has not described its run within 3.0 s"]);
     assert_eq!(left_running(&folder.path().canonicalize().expect("it exists")), 0, "nothing is left running");
 }
 
@@ -379,14 +407,14 @@ fn check_lost(rank: u32, name: &str, limit: Duration, expected: &str) -> String 
 /// others waits for.
 fn check_stopped(stopped: u32) {
     // The time limit is the deadline, one second, and the time that mpirun needs to end a stopped process.
-    let expected = format!("rank {stopped} has not been heard of for 3.0 s");
+    let expected = format!("rank {stopped} has sent no heartbeat for 3.0 s");
     let said = check_lost(stopped, "STOP", Duration::from_secs(8), &expected);
     let lines = said.lines().filter_map(|line| line.strip_prefix("  | "));
     let report: Vec<&str> = lines.filter(|line| line.starts_with("  rank ")).collect();
     assert_eq!(report.len(), 3, "a line a rank: {said}");
     for (rank, line) in (0..).zip(report) {
         let (start, end) = match rank == stopped {
-            true => (format!("  rank {rank} is silent; when last heard of: "), " done ("),
+            true => (format!("  rank {rank} is silent; at its last heartbeat: "), " done ("),
             false => (format!("  rank {rank}: "), ", waits for "),
         };
         assert!(line.starts_with(&start) && line.contains(end), "`{start}...{end}` in: {said}");
@@ -402,6 +430,6 @@ fn a_rank_that_is_stopped_is_missed_at_the_deadline() {
 #[test]
 fn a_rank_that_is_killed_is_missed_at_once() {
     // The deadline is one minute, but the loss is noticed much earlier.
-    check_lost(1, "KILL", Duration::from_secs(6), "rank 1 is gone");
-    check_lost(0, "KILL", Duration::from_secs(6), "rank 0 is gone");
+    check_lost(1, "KILL", Duration::from_secs(6), "rank 1 is lost");
+    check_lost(0, "KILL", Duration::from_secs(6), "rank 0 is lost");
 }

@@ -123,6 +123,32 @@ fn a_plan_is_written_for_train() {
 }
 
 #[test]
+fn a_plan_replaces_the_choices_of_the_configuration() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    let set = ["--set", "model.num_hidden_layers=8", "--set", "pipeline.recompute=stage"];
+    let arguments = ["plan", "--profile", "p.toml", "--time-limit", "2s", "-o", "best.toml"];
+    let printed = succeed(&folder, &[&arguments[..], &set].concat());
+    assert!(!printed.contains("recompute"), "{printed}");
+    let config = std::fs::read_to_string(folder.path().join("best.toml")).expect("the configuration");
+    assert!(config.contains("recompute = \"none\""), "{config}");
+    assert!(config.contains("num_hidden_layers = 8"), "{config}");
+    succeed(&folder, &["check", "best.toml"]);
+}
+
+#[test]
+fn absurd_sizes_neither_hang_nor_exhaust_the_memory() {
+    let folder = folder();
+    write(&folder, "p.toml", PROFILE);
+    for (ranks, microbatches) in [("1", "4000000000"), ("4000000000", "4000000000"), ("7", "4294967291")] {
+        let size = ["--ranks", ranks, "--microbatches", microbatches, "--time-limit", "100ms"];
+        let output = run(&folder, &[&["plan", "--profile", "p.toml"], &size[..]].concat());
+        // A plan, nothing that can be tried in this time, or nothing that fits.
+        assert!(matches!(output.status.code(), Some(0 | 2 | 3)), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn what_does_not_fit_exits_with_3() {
     let folder = folder();
     write(&folder, "p.toml", PROFILE);

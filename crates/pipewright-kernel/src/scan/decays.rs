@@ -2,7 +2,7 @@
 
 use multiversion::multiversion;
 
-use super::{CHUNK, Chunk, Inputs};
+use super::chunks::{CHUNK, Chunk, Inputs};
 use crate::exp::exp;
 
 /// The decays of a chunk. Arrays over heads and tokens are `[heads of the group, CHUNK]`.
@@ -116,7 +116,7 @@ pub(super) struct Pairs<'a> {
     pub d_steps: &'a mut [f32],
 }
 
-/// The backward of [`weigh`]. It computes the weights again, into the place of their gradient.
+/// Runs the backward of [`weigh`]. It computes the weights again, into the place of their gradient.
 #[multiversion(targets = "simd")]
 pub(super) fn weigh_backward(decays: &Decays, place: usize, len: usize, scores: &[f32], pairs: Pairs<'_>) {
     let at = place * CHUNK..place * CHUNK + len;

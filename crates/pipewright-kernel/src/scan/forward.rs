@@ -2,8 +2,8 @@
 
 use multiversion::multiversion;
 
+use super::chunks::{CHUNK, Chunk, Inputs};
 use super::decays::{Decays, scale_heads, scale_state, weigh};
-use super::{CHUNK, Chunk, Inputs};
 use crate::product::{Matrix, add_product, product_into};
 
 /// Returns the result, rows of all heads.

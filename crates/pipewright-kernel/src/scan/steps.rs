@@ -44,7 +44,7 @@ pub fn steps_backward(of: Steps, raw: &[f32], bias: &[f32], gradient: &[f32], d_
     d_bias
 }
 
-/// `ln(1 + e^x)`.
+/// Returns `ln(1 + e^x)`.
 fn softplus(x: f32) -> f32 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }

@@ -5,6 +5,8 @@ use pipewright::nn::rotary_frequencies;
 use super::defaults;
 use super::rope::RopeScaling;
 use crate::error::ConfigError;
+use crate::key_check::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
+use crate::stage_layers;
 
 /// The sizes and constants that families of this form share; the names are those of Hugging Face's `config.json`.
 ///
@@ -80,7 +82,7 @@ impl DecoderConfig {
     /// Returns the number of layers in the list that is cut into stages: the embedding, the blocks, and the norm with
     /// the head.
     pub fn layers(&self) -> usize {
-        self.num_hidden_layers + 2
+        stage_layers::count(self.num_hidden_layers)
     }
 
     /// Checks that the sizes make a model.
@@ -88,17 +90,14 @@ impl DecoderConfig {
     /// # Errors
     /// When a key is out of range or does not fit another; the error names the first.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let sizes = [
-            ("vocab_size", self.vocab_size),
+        rows(&[("vocab_size", self.vocab_size)])?;
+        sizes(&[
             ("hidden_size", self.hidden_size),
             ("intermediate_size", self.intermediate_size),
             ("num_hidden_layers", self.num_hidden_layers),
             ("num_attention_heads", self.num_attention_heads),
             ("num_key_value_heads", self.num_key_value_heads),
-        ];
-        for (key, value) in sizes {
-            require(value > 0, key, value, "at least 1")?;
-        }
+        ])?;
         if let Some(longest) = self.max_position_embeddings {
             require(longest > 0, "max_position_embeddings", longest, "at least 1")?;
         }
@@ -112,30 +111,8 @@ impl DecoderConfig {
         let head_dim = self.head_dim();
         let pairs = head_dim > 0 && head_dim.is_multiple_of(2);
         require(pairs, "head_dim", head_dim, "even, because the rotary embedding rotates pairs")?;
-
-        let positive = |x: f64| x.is_finite() && x > 0.0;
-        require(positive(self.rms_norm_eps), "rms_norm_eps", self.rms_norm_eps, "positive")?;
-        require(positive(self.rope_theta), "rope_theta", self.rope_theta, "positive")?;
-        let range = self.initializer_range;
-        require(range == 0.0 || positive(range), "initializer_range", range, "zero or positive")
+        width(("head_dim", head_dim), ("num_attention_heads", self.num_attention_heads))?;
+        above_zero(&[("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)])?;
+        not_below_zero(&[("initializer_range", self.initializer_range)])
     }
-}
-
-fn require(
-    holds: bool,
-    key: &'static str,
-    value: impl ToString,
-    range: &'static str,
-) -> Result<(), ConfigError> {
-    if holds { Ok(()) } else { Err(ConfigError::OutOfRange { key, value: value.to_string(), range }) }
-}
-
-fn divisible(
-    (key, value): (&'static str, usize),
-    (by, divisor): (&'static str, usize),
-) -> Result<(), ConfigError> {
-    if value.is_multiple_of(divisor) {
-        return Ok(());
-    }
-    Err(ConfigError::NotDivisible { key, value, by, divisor })
 }

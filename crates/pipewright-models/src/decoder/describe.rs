@@ -67,7 +67,8 @@ const MATRIX_PASSES: u64 = 4;
 /// The costs of a part of a block.
 struct Part {
     parameters: u64,
-    /// Operations of a token, forward and backward. Each parameter that a token meets takes part in three multiply-adds.
+    /// Operations of a token, forward and backward. Each parameter that a token meets takes part in three
+    /// multiply-adds.
     operations: u64,
     /// Numbers that are kept per token until the backward. An operation keeps its inputs, and tensors that several
     /// operations keep are stored once. The input of a block's part is counted with its norm.

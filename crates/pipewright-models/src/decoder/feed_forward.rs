@@ -85,14 +85,7 @@ impl FeedForward {
     ) -> Result<Self, S::Error> {
         let (hidden, inner) = (config.hidden_size, mixture.moe_intermediate_size);
         let gate = Some(builder.linear(&format!("{path}.gate"), hidden, mixture.num_experts)?);
-        let expert = |expert: usize| {
-            let path = format!("{path}.experts.{expert}");
-            Ok(Expert {
-                gate_proj: Some(builder.linear(&format!("{path}.gate_proj"), hidden, inner)?),
-                up_proj: builder.linear(&format!("{path}.up_proj"), hidden, inner)?,
-                down_proj: builder.linear(&format!("{path}.down_proj"), inner, hidden)?,
-            })
-        };
+        let expert = |expert: usize| builder.gated_expert(&format!("{path}.experts.{expert}"), hidden, inner);
         let choice = Choice {
             path: path.to_owned(),
             count: mixture.num_experts_per_tok,
@@ -112,11 +105,13 @@ impl FeedForward {
     /// Shapes: `[tokens, hidden]` in and out.
     pub(super) fn forward(&self, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
         if let (Some(gate), Some(choice)) = (&self.gate, &self.choice) {
-            let routing = choice.routing(gate.forward(x.clone()), context);
+            // The choice of experts is sensitive to rounding, so the router keeps its precision.
+            let logits = gate.forward(x.clone().cast(gate.weight.dtype()));
+            let routing = choice.routing(logits, context);
             return mix_experts(x, &routing, &self.experts);
         }
         let (Some(gate), Some(up), Some(down)) = (&self.gate_proj, &self.up_proj, &self.down_proj) else {
-            unreachable!("a feed-forward layer that is no mixture is built with three projections")
+            unreachable!("a feed-forward layer without experts is built with three projections")
         };
         let gate = gate.forward(x.clone());
         down.forward(swiglu(gate, up.forward(x)))

@@ -397,6 +397,10 @@ mod tests {
             json!({"head_dim": 15}),
             "`head_dim = 15` is out of range: it must be even, because the rotary embedding rotates pairs",
         );
+        check_refused(
+            json!({"head_dim": 1u64 << 53}),
+            "`head_dim = 9007199254740992` times `num_attention_heads = 4` is too wide: it must be at most 16777216",
+        );
         check_refused(json!({"rope_theta": -1.0}), "`rope_theta = -1` is out of range: it must be positive");
     }
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
+use crate::key_check::{not_below_zero, require, sizes};
 
 /// The experts of a model; the names are those of Hugging Face's `config.json`.
 ///
@@ -12,15 +13,15 @@ use crate::error::ConfigError;
 pub struct MixtureConfig {
     /// The experts of a layer.
     pub num_experts: usize,
-    /// The experts that a token goes through.
+    /// The experts that are chosen for each token.
     pub num_experts_per_tok: usize,
     /// Inner width of an expert.
     pub moe_intermediate_size: usize,
     /// Whether the weights of a token's experts are divided by their sum.
     pub norm_topk_prob: bool,
-    /// Every layer whose number, counted from 1, is a multiple of this has experts.
+    /// Layers whose number, counted from 1, is a multiple of this have experts.
     pub decoder_sparse_step: usize,
-    /// Layers, counted from 0, that have none all the same.
+    /// Layers, counted from 0, that have no experts whatever their number.
     pub mlp_only_layers: Vec<usize>,
     /// The weight of the router's balance loss.
     pub router_aux_loss_coef: f64,
@@ -28,13 +29,12 @@ pub struct MixtureConfig {
     pub output_router_logits: bool,
 }
 
-/// More experts or wider ones are mistakes, and products of the sizes could overflow.
-const MOST_EXPERTS: usize = 1 << 16;
-const WIDEST: usize = 1 << 24;
+/// The largest number of experts. A larger one is a mistake, and products with other sizes could overflow.
+const MOST_EXPERTS: usize = 1 << 14;
 
 impl MixtureConfig {
-    /// Makes the configuration of eight experts in every layer, of which each token goes through two that are together as
-    /// wide as a dense layer of `intermediate_size`.
+    /// Makes the configuration of a model with eight experts in every layer. Each token goes through two of them, and
+    /// two experts together are as wide as a dense layer of `intermediate_size`.
     pub fn of_width(intermediate_size: usize) -> Self {
         Self {
             num_experts: 8,
@@ -63,26 +63,15 @@ impl MixtureConfig {
 
     /// Validates with `experts` as the name of the number of experts.
     fn validate_as(&self, experts: &'static str) -> Result<(), ConfigError> {
-        let require = |holds: bool, key, value: &dyn ToString, range| match holds {
-            true => Ok(()),
-            false => Err(ConfigError::OutOfRange { key, value: value.to_string(), range }),
-        };
         let count = self.num_experts;
-        require((1..=MOST_EXPERTS).contains(&count), experts, &count, "from 1 to 65536")?;
+        require((1..=MOST_EXPERTS).contains(&count), experts, count, "from 1 to 16384")?;
         let chosen = self.num_experts_per_tok;
-        require(
-            (1..=count).contains(&chosen),
-            "num_experts_per_tok",
-            &chosen,
-            "from 1 to the number of experts",
-        )?;
-        let inner = self.moe_intermediate_size;
-        require((1..=WIDEST).contains(&inner), "moe_intermediate_size", &inner, "from 1 to 16777216")?;
+        let is_choice = (1..=count).contains(&chosen);
+        require(is_choice, "num_experts_per_tok", chosen, "from 1 to the number of experts")?;
+        sizes(&[("moe_intermediate_size", self.moe_intermediate_size)])?;
         let step = self.decoder_sparse_step;
-        require(step > 0, "decoder_sparse_step", &step, "at least 1")?;
-        let coefficient = self.router_aux_loss_coef;
-        let is_weight = coefficient.is_finite() && coefficient >= 0.0;
-        require(is_weight, "router_aux_loss_coef", &coefficient, "zero or positive")
+        require(step > 0, "decoder_sparse_step", step, "at least 1")?;
+        not_below_zero(&[("router_aux_loss_coef", self.router_aux_loss_coef)])
     }
 }
 
@@ -238,11 +227,11 @@ mod tests {
     fn sizes_that_make_no_mixture_name_their_key() {
         check_refused(
             json!({"num_experts": 0}),
-            "`num_experts = 0` is out of range: it must be from 1 to 65536",
+            "`num_experts = 0` is out of range: it must be from 1 to 16384",
         );
         check_refused(
             json!({"num_local_experts": 0}),
-            "`num_local_experts = 0` is out of range: it must be from 1 to 65536",
+            "`num_local_experts = 0` is out of range: it must be from 1 to 16384",
         );
         let choices = |count| json!({"num_experts": 4, "num_experts_per_tok": count});
         let range = "is out of range: it must be from 1 to the number of experts";
@@ -250,7 +239,7 @@ mod tests {
         check_refused(choices(0), &format!("`num_experts_per_tok = 0` {range}"));
         check_refused(
             json!({"moe_intermediate_size": 0}),
-            "`moe_intermediate_size = 0` is out of range: it must be from 1 to 16777216",
+            "`moe_intermediate_size = 0` is out of range: it must be at least 1",
         );
         check_refused(
             json!({"decoder_sparse_step": 0}),

@@ -3,6 +3,7 @@
 use std::f64::consts::TAU;
 
 use crate::error::ConfigError;
+use crate::key_check::{above_zero, require};
 
 /// The scaling of Llama 3.1 and later, `rope_type = "llama3"`. Frequencies with many periods in the original length
 /// stay, those with few are divided by the factor, and those between are a mixture of both.
@@ -34,17 +35,11 @@ impl RopeScaling {
 
     /// Checks that the numbers define a scaling. `key` is the key of `config.json` that holds them.
     pub(super) fn validate(&self, key: &RopeKeys) -> Result<(), ConfigError> {
-        let require = |holds: bool, key, value: f64, range| match holds {
-            true => Ok(()),
-            false => Err(ConfigError::OutOfRange { key, value: value.to_string(), range }),
-        };
-        let positive = |x: f64| x.is_finite() && x > 0.0;
         let (low, high) = (self.low_freq_factor, self.high_freq_factor);
-        require(positive(self.factor), key.factor, self.factor, "positive")?;
-        require(positive(low), key.low, low, "positive")?;
+        above_zero(&[(key.factor, self.factor), (key.low, low)])?;
         require(high.is_finite() && high > low, key.high, high, "above `low_freq_factor`")?;
         let length = self.original_max_position_embeddings;
-        require(length > 0, key.length, length as f64, "at least 1")
+        require(length > 0, key.length, length, "at least 1")
     }
 }
 

@@ -18,6 +18,7 @@ use crate::documents::given_scope;
 use crate::error::ConfigError;
 use crate::next_token::{CachedModel, NextToken, device_of, ids, last_row};
 use crate::parameter::{Builder, ParameterSource};
+use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
 
 /// A contiguous range of layers.
@@ -135,16 +136,6 @@ impl DecoderStage {
 /// The attention of the blocks for a microbatch, which the first block makes.
 type LayerAttention = OnceCell<Arc<CausalAttention>>;
 
-/// A layer of the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layer {
-    Embedding,
-    /// A block, by its index in the whole model.
-    Block(usize),
-    /// The last norm and the head.
-    Head,
-}
-
 impl StageModule for DecoderStage {
     type Input = DecoderInput;
     type Output = Tensor<3>;
@@ -183,7 +174,12 @@ impl StageModule for DecoderStage {
         }
     }
 
-    /// Returns the path of the embedding's table, of which a tied head on another stage holds a copy.
+    /// The routers of mixtures of experts do.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        local.ends_with(".mlp.gate.weight")
+    }
+
+    /// Returns the path of the embedding's table. A tied head on another stage holds a copy of it.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight")]
     }
@@ -261,25 +257,20 @@ impl DecoderConfig {
         S::Error: From<ConfigError>,
     {
         self.validate()?;
-        let Range { start, end } = layers;
-        let head = self.layers() - 1;
-        if start >= end || end > self.layers() {
-            return Err(ConfigError::LayerRange { start, end, layers: self.layers() }.into());
-        }
-
         let mut builder = Builder::new(source, device);
         let mut stage = DecoderStage::empty(self);
-        for layer in start..end {
-            if layer == 0 {
-                let table = builder.embedding(EMBEDDING, self.vocab_size, self.hidden_size)?;
-                stage.model.embed_tokens = Some(table);
-            } else if layer == head {
-                stage.add_head(self, &mut builder)?;
-            } else {
-                let index = layer - 1;
-                let path = format!("model.layers.{index}");
-                let block = DecoderBlock::build(self, form, index, &path, &mut builder)?;
-                stage.model.layers[index] = Some(block);
+        for layer in stage_layers(layers, self.num_hidden_layers)? {
+            match layer {
+                Layer::Embedding => {
+                    let table = builder.embedding(EMBEDDING, self.vocab_size, self.hidden_size)?;
+                    stage.model.embed_tokens = Some(table);
+                }
+                Layer::Block(index) => {
+                    let path = format!("model.layers.{index}");
+                    let block = DecoderBlock::build(self, form, index, &path, &mut builder)?;
+                    stage.model.layers[index] = Some(block);
+                }
+                Layer::Head => stage.add_head(self, &mut builder)?,
             }
         }
         Ok(stage)

@@ -47,8 +47,8 @@ fn line_of(json: &[u8], key: &str) -> Option<usize> {
 
 /// Builds the stage of `config`'s model that holds `layers`, with the weights in `dir`, on `device`.
 ///
-/// Only the tensors of these layers are read, and converted to `f32` from `F32`, `BF16` or `F16`. Tensors that the model
-/// does not know are not read.
+/// Only the tensors of these layers are read, and converted to `f32` from `F32`, `BF16` or `F16`. Tensors that the
+/// model does not know are not read.
 ///
 /// # Errors
 /// When a file is missing, cut short or corrupt, when a tensor is missing or has another shape or an unknown element

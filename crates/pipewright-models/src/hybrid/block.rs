@@ -7,7 +7,7 @@ use pipewright::stage::StageContext;
 
 use super::config::HybridConfig;
 use super::depths::Depths;
-use super::experts::{ExpertMixer, build_expert};
+use super::experts::ExpertMixer;
 use super::pattern::BlockKind;
 use super::tokens::Tokens;
 use crate::mamba::build_mamba;
@@ -43,8 +43,8 @@ struct Attention {
     attention: ScopedAttention,
 }
 
-/// An attention's copy of the table of the relations, `[relations, heads]`. Each attention has its own, so that the sum of
-/// their gradients does not depend on the cut. A model directory does not hold them.
+/// An attention's copy of the table of the relations, `[relations, heads]`. Each attention has its own, so that the sum
+/// of their gradients does not depend on the cut. A model directory does not hold them.
 #[derive(Module, Debug)]
 pub(super) struct RelationCopy {
     weight: Param<Tensor<2>>,
@@ -100,7 +100,7 @@ impl Block {
                 Mixer::Mamba(build_mamba(config.mamba(), hidden, (false, true), &path, builder)?)
             }
             BlockKind::Attention => Mixer::Attention(Attention::build(config, attention, &path, builder)?),
-            BlockKind::Dense => Mixer::Mlp(build_expert(hidden, config.intermediate_size, &path, builder)?),
+            BlockKind::Dense => Mixer::Mlp(builder.gated_expert(&path, hidden, config.intermediate_size)?),
             BlockKind::Experts => Mixer::Experts(ExpertMixer::build(config, &path, builder)?),
         };
         let depths = Depths {

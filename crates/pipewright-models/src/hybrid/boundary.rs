@@ -1,4 +1,4 @@
-//! What stages take and return.
+//! The inputs and outputs of stages.
 
 use burn::tensor::{Int, Tensor};
 use pipewright::tensor::{Boundary, BoundaryError, Unpack, Value, ValueKind, Values};

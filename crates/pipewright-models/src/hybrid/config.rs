@@ -6,6 +6,7 @@ use pipewright::nn::{MambaSizes, ScopedAttention};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::pattern::{BlockKind, Pattern};
+use crate::stage_layers;
 
 /// The configuration of a hybrid model. Keys of a part that the model does not have may be left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,7 +33,7 @@ pub struct HybridConfig {
     /// Whether token embeddings are multiplied by the root of `hidden_size`.
     #[serde(default)]
     pub embed_scale: bool,
-    /// What follows the embeddings.
+    /// The norm after the embeddings.
     #[serde(default)]
     pub embed_norm: EmbedNorm,
     /// The lengths of the hashed n-grams.
@@ -124,14 +125,14 @@ pub struct HybridConfig {
     pub mtp_block: String,
 }
 
-/// What follows the embeddings.
+/// The norm after the embeddings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EmbedNorm {
-    /// Nothing.
+    /// No norm.
     #[default]
     None,
-    /// A norm.
+    /// A root mean square norm.
     Rms,
     /// `weight tanh(alpha x) + bias` (Zhu et al., 2025).
     Dyt,
@@ -270,7 +271,7 @@ impl HybridConfig {
 
     /// Returns the number of layers in the list that is cut into stages.
     pub fn layers(&self) -> usize {
-        self.blocks().len() + 2
+        stage_layers::count(self.blocks().len())
     }
 
     /// Returns the kinds of the blocks.

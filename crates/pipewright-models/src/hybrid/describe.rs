@@ -1,5 +1,5 @@
 //! The description of a model as a list of layers with sizes and costs, for partition, simulation and the estimate of
-//! memory. What several stages share counts as parameters of the embeddings only.
+//! memory. Parameters that several stages share are counted with the embeddings only.
 
 use pipewright_schedule::{LayerDesc, ModelDesc};
 
@@ -70,7 +70,8 @@ impl HybridConfig {
         (rows * self.hidden_size + norm + self.num_relations * self.num_attention_heads) as u64
     }
 
-    /// A block that only some tokens pass costs its share, and its router.
+    /// Returns the cost of a block. A block that only some tokens pass costs that share of a whole block, and its
+    /// router.
     fn block_cost(&self, index: usize, tokens: u64) -> Cost {
         let whole = self.mixer_cost(self.blocks()[index], self.attention(index).window, tokens);
         if !self.mod_layers.contains(&index) {
@@ -101,8 +102,9 @@ impl HybridConfig {
         }
     }
 
-    /// Each pair of a query channel and a key that a token sees takes part in three multiply-adds, once for the scores and
-    /// once for the values. A token sees half of the row on average, or its window.
+    /// Returns the cost of an attention. Each pair of a query channel and a key that a token sees takes part in three
+    /// multiply-adds, once for the scores and once for the values. A token sees half of the row on average, or its
+    /// window.
     fn attention_cost(&self, window: Option<usize>, tokens: u64) -> Cost {
         let (heads, head_dim) = (self.num_attention_heads as u64, self.head_dim() as u64);
         let (queries, keys) = (heads * head_dim, self.kv_heads() as u64 * head_dim);
@@ -125,7 +127,8 @@ impl HybridConfig {
         }
     }
 
-    /// A token pays for the experts that it chose, for the shared one and for the router.
+    /// Returns the cost of a block of experts. A token pays for the experts that are chosen for it, for the shared one
+    /// and for the router.
     fn experts_cost(&self) -> Cost {
         let hidden = self.hidden_size as u64;
         let (experts, chosen) = (self.num_experts as u64, self.num_experts_per_tok as u64);
@@ -143,7 +146,8 @@ impl HybridConfig {
         }
     }
 
-    /// The final norm and the head; with a second head, its projection and block, and the head once more.
+    /// Returns the cost of the final norm and the head. A second head adds its projection, its block and the head once
+    /// more.
     fn head_cost(&self, tokens: u64) -> Cost {
         let (hidden, vocabulary) = (self.hidden_size as u64, self.vocab_size as u64);
         let table = vocabulary * hidden;

@@ -1,5 +1,5 @@
-//! All embeddings of the first stage: tokens, hashed n-grams, the structure of the text, the platform, and what follows
-//! their sum.
+//! All embeddings of the first stage: tokens, hashed n-grams, the structure of the text and the platform, and the norm
+//! after their sum.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor, TensorData};
@@ -12,7 +12,7 @@ use super::tokens::{Tokens, host};
 use crate::documents::side;
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
 
-/// The embeddings beside that of the tokens.
+/// The embeddings other than that of the tokens.
 #[derive(Module, Debug)]
 pub(super) struct FurtherEmbeddings {
     /// One table for each of the configuration's orders.

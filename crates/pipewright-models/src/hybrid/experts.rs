@@ -41,7 +41,7 @@ impl ExpertMixer {
     ) -> Result<Self, S::Error> {
         let width = config.hidden_size;
         let router = builder.linear(&format!("{path}.router"), width, config.num_experts)?;
-        let mut expert = |path: &str, inner| build_expert(width, inner, path, builder);
+        let mut expert = |path: &str, inner| builder.gated_expert(path, width, inner);
         let experts = (0..config.num_experts)
             .map(|index| expert(&format!("{path}.experts.{index}"), config.moe_intermediate_size))
             .collect::<Result<_, _>>()?;
@@ -61,7 +61,8 @@ impl ExpertMixer {
 
     /// Shapes: `[tokens, hidden]` in and out.
     pub(super) fn forward(&self, x: Tensor<2>, tokens: &Tokens, context: &StageContext) -> Tensor<2> {
-        let logits = self.router.forward(x.clone());
+        // The choice of experts is sensitive to rounding, so the router keeps its precision.
+        let logits = self.router.forward(x.clone().cast(self.router.weight.dtype()));
         let Settings { path, count, normalised, weights: (balance, z), share } = &self.settings;
         let routing = Routing::new(logits.clone(), *count, *normalised);
         if !routing.is_finite() {
@@ -80,25 +81,11 @@ impl ExpertMixer {
     }
 }
 
-/// Returns `x` as a tensor of its own on the tape, which passes one gradient on. Where losses join the backward pass in the
-/// middle of a stage, the order in which a tensor gets more than two gradients depends on the cut, and so would the last
-/// bits of their sum.
+/// Returns `x` as a tensor of its own on the tape, which passes one gradient on. Where losses join the backward pass in
+/// the middle of a stage, the order in which a tensor gets more than two gradients depends on the cut, and so would the
+/// last bits of their sum.
 pub(super) fn one_gradient(x: Tensor<2>) -> Tensor<2> {
     x.mul_scalar(1.0)
-}
-
-/// Builds a feed-forward layer with a gate.
-pub(super) fn build_expert<S: ParameterSource>(
-    width: usize,
-    inner: usize,
-    path: &str,
-    builder: &mut Builder<'_, S>,
-) -> Result<Expert, S::Error> {
-    Ok(Expert {
-        gate_proj: Some(builder.linear(&format!("{path}.gate_proj"), width, inner)?),
-        up_proj: builder.linear(&format!("{path}.up_proj"), width, inner)?,
-        down_proj: builder.linear(&format!("{path}.down_proj"), inner, width)?,
-    })
 }
 
 /// Returns the number of experts times the share of the valid tokens that chose each.

@@ -12,7 +12,7 @@ use super::pattern::BlockKind;
 use super::tokens::{Tokens, counts};
 use crate::parameter::{Builder, ParameterSource};
 
-/// What predicts the token after the next one from the hidden states of the last block and the next token.
+/// Predicts the token after the next one from the hidden states of the last block and the next token.
 #[derive(Module, Debug)]
 pub(super) struct SecondHead {
     hidden_norm: RmsNorm,
@@ -43,8 +43,8 @@ impl SecondHead {
         })
     }
 
-    /// Returns what the model's head takes, `[tokens, hidden]`, from the hidden states after the last block. The result at
-    /// the last position of a row has no meaning: its next token is not among the ids.
+    /// Returns what the model's head takes, `[tokens, hidden]`, from the hidden states after the last block. The result
+    /// at the last position of a row has no meaning: its next token is not among the ids.
     pub(super) fn forward(
         &self,
         hidden: Tensor<2>,
@@ -55,7 +55,10 @@ impl SecondHead {
     ) -> Tensor<2> {
         let [rows, sequence] = ids.dims();
         let last = ids.clone().narrow(1, sequence - 1, 1);
-        let next = Tensor::cat(vec![ids.clone().narrow(1, 1, sequence - 1), last], 1);
+        let next = match sequence {
+            1 => last,
+            _ => Tensor::cat(vec![ids.clone().narrow(1, 1, sequence - 1), last], 1),
+        };
         let [count, width] = hidden.dims();
         let embedded = self.embed_norm.forward(table.forward(next).reshape([rows * sequence, width]));
         let joined = Tensor::cat(vec![self.hidden_norm.forward(hidden), embedded], 1);

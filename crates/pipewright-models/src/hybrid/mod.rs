@@ -6,15 +6,16 @@
 //!
 //! # What travels between stages
 //!
-//! Hidden states, and with them the token ids of the rows (a 32-bit number a token beside `hidden_size` of them): every
-//! stage finds the documents in the ids, and the last stage embeds them for its second head. Everything else that a stage
-//! needs beside the hidden states is a side input, which each stage looks up by its microbatch's index.
+//! Hidden states and the token ids of the rows, which add one 32-bit number to the `hidden_size` numbers of a token.
+//! Every stage finds the documents in the ids, and the last stage embeds the ids for its second head. The other inputs
+//! of a stage are side inputs, which each stage looks up by its microbatch's index.
 //!
 //! # What is shared
 //!
-//! The embedding's table, of which the last stage has a copy if the head is tied or there is a second head; and the table
-//! of the relations, of which every attention has a copy. Copies have one path; the pipeline sums their gradients in the
-//! order of the layers, so that they stay equal, and the sum does not depend on the cut.
+//! The embedding's table and the table of the relations. The last stage has a copy of the embedding's table if the head
+//! is tied or there is a second head, and every attention has a copy of the table of the relations. All copies have one
+//! path. The pipeline sums their gradients in the order of the layers, so the copies stay equal and the sum does not
+//! depend on the cut.
 
 mod block;
 mod boundary;

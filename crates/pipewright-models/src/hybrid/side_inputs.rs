@@ -1,4 +1,4 @@
-//! The side inputs that a model may have beside its token ids, each with a first dimension of one entry a row.
+//! The side inputs of a model. A side input is a tensor whose first dimension has one entry for each row of token ids.
 
 pub use pipewright::train::data::DOCUMENTS;
 

@@ -21,8 +21,10 @@ use super::tokens::Tokens;
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
+use crate::mamba::is_of_scan;
 use crate::next_token::{NextToken, device_of, ids, last_row};
 use crate::parameter::{Builder, ParameterSource, without_variants};
+use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::TrainingModule;
 
 /// The path of the embedding.
@@ -144,7 +146,12 @@ impl StageModule for HybridStage {
         path.unwrap_or_else(|| format!("model.{further}"))
     }
 
-    /// Returns the paths of the embedding's table and of the table of the relations, of which there are copies.
+    /// The routers and the numbers of each head of a scan do.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        local.ends_with("router.weight") || is_of_scan(local)
+    }
+
+    /// Returns the paths of the tables that have copies: the embedding's and that of the relations.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight"), format!("{RELATION_BIAS}.weight")]
     }
@@ -244,20 +251,15 @@ impl ModelFamily for HybridConfig {
         S::Error: From<ConfigError>,
     {
         self.validate()?;
-        let Range { start, end } = layers;
-        let head = self.layers() - 1;
-        if start >= end || end > self.layers() {
-            return Err(ConfigError::LayerRange { start, end, layers: self.layers() }.into());
-        }
         let mut builder = Builder::new(source, device);
         let mut stage = HybridStage::empty(self);
-        for layer in start..end {
-            if layer == 0 {
-                stage.add_embeddings(self, &mut builder)?;
-            } else if layer == head {
-                stage.add_head(self, &mut builder)?;
-            } else {
-                stage.model.layers[layer - 1] = Some(Block::build(self, layer - 1, &mut builder)?);
+        for layer in stage_layers(layers, self.blocks().len())? {
+            match layer {
+                Layer::Embedding => stage.add_embeddings(self, &mut builder)?,
+                Layer::Block(index) => {
+                    stage.model.layers[index] = Some(Block::build(self, index, &mut builder)?);
+                }
+                Layer::Head => stage.add_head(self, &mut builder)?,
             }
         }
         Ok(stage)

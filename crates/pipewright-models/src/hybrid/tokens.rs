@@ -1,5 +1,5 @@
-//! What a microbatch's tokens carry beside their hidden states: documents, positions, validity and relations. Every stage
-//! makes it again from the token ids and the side inputs of the microbatch, which it looks up by the microbatch's index.
+//! The documents, positions, validity and relations of a microbatch's tokens. Every stage makes them from the token ids
+//! and from the side inputs of the microbatch, which it looks up by the microbatch's index.
 
 use std::sync::Arc;
 

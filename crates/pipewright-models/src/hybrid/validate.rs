@@ -4,6 +4,7 @@ use super::config::HybridConfig;
 use super::pattern::BlockKind;
 use super::side_inputs::STRUCTURES;
 use crate::error::ConfigError;
+use crate::key_check::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
 
 impl HybridConfig {
     /// Checks that the keys make a model.
@@ -11,7 +12,8 @@ impl HybridConfig {
     /// # Errors
     /// When a key is out of range or does not fit another; the error names the first.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        positive(&[("vocab_size", self.vocab_size), ("hidden_size", self.hidden_size)])?;
+        rows(&[("vocab_size", self.vocab_size)])?;
+        sizes(&[("hidden_size", self.hidden_size)])?;
         above_zero(&[("rms_norm_eps", self.rms_norm_eps), ("rope_theta", self.rope_theta)])?;
         not_below_zero(&[
             ("initializer_range", self.initializer_range),
@@ -32,14 +34,17 @@ impl HybridConfig {
             self.validate_mamba()?;
         }
         if self.has(BlockKind::Dense) {
-            positive(&[("intermediate_size", self.intermediate_size)])?;
+            sizes(&[("intermediate_size", self.intermediate_size)])?;
         }
         if self.has(BlockKind::Experts) {
-            positive(&[
+            sizes(&[
                 ("num_experts", self.num_experts),
                 ("num_experts_per_tok", self.num_experts_per_tok),
                 ("moe_intermediate_size", self.moe_intermediate_size),
+                // A model without the expert that every token passes has 0 here.
+                ("shared_expert_intermediate_size", self.shared_expert_intermediate_size.max(1)),
             ])?;
+            width(("num_experts", self.num_experts), ("moe_intermediate_size", self.moe_intermediate_size))?;
             let chosen = self.num_experts_per_tok;
             require(chosen <= self.num_experts, "num_experts_per_tok", chosen, "at most `num_experts`")?;
         }
@@ -53,12 +58,24 @@ impl HybridConfig {
             require(times == 1, "ngram_orders", order, "in the list once")?;
         }
         let buckets = self.ngram_buckets;
-        require(self.ngram_orders.is_empty() || buckets > 0, "ngram_buckets", buckets, "at least 1")?;
-        for (name, &rows) in &self.structure_vocab_sizes {
+        if !self.ngram_orders.is_empty() {
+            rows(&[("ngram_buckets", buckets)])?;
+        }
+        // A model without such a table has 0 rows.
+        rows(&[("platform_vocab_size", self.platform_vocab_size.max(1))])?;
+        if self.num_relations > 0 {
+            // The table has a number for each relation and head.
+            sizes(&[
+                ("num_relations", self.num_relations),
+                ("num_attention_heads", self.num_attention_heads),
+            ])?;
+        }
+        for (name, &count) in &self.structure_vocab_sizes {
             let known = STRUCTURES.contains(&name.as_str());
             let names = "one of structure_ids, dep_levels, ast_depth_ids, sibling_index_ids, node_type_ids";
             require(known, "structure_vocab_sizes", name, names)?;
-            require(rows > 0, "structure_vocab_sizes", format!("{name}: {rows}"), "at least 1 each")?;
+            let holds = (1..=1 << 24).contains(&count);
+            require(holds, "structure_vocab_sizes", format!("{name}: {count}"), "from 1 to 16777216 each")?;
         }
         Ok(())
     }
@@ -90,58 +107,27 @@ impl HybridConfig {
 
     fn validate_attention(&self) -> Result<(), ConfigError> {
         let (heads, kv_heads) = (self.num_attention_heads, self.kv_heads());
-        positive(&[("num_attention_heads", heads), ("num_key_value_heads", kv_heads)])?;
+        sizes(&[("num_attention_heads", heads), ("num_key_value_heads", kv_heads)])?;
         if self.head_dim.is_none() {
             divisible(("hidden_size", self.hidden_size), ("num_attention_heads", heads))?;
         }
         divisible(("num_attention_heads", heads), ("num_key_value_heads", kv_heads))?;
         let head_dim = self.head_dim();
-        require(head_dim > 0 && head_dim.is_multiple_of(2), "head_dim", head_dim, "even and at least 2")
+        let pairs = head_dim > 0 && head_dim.is_multiple_of(2);
+        require(pairs, "head_dim", head_dim, "even and at least 2")?;
+        width(("head_dim", head_dim), ("num_attention_heads", heads))
     }
 
     fn validate_mamba(&self) -> Result<(), ConfigError> {
-        positive(&[
+        sizes(&[
             ("mamba_num_heads", self.mamba_num_heads),
             ("mamba_head_dim", self.mamba_head_dim),
             ("ssm_state_size", self.ssm_state_size),
             ("n_groups", self.n_groups),
             ("conv_kernel", self.conv_kernel),
         ])?;
+        width(("mamba_head_dim", self.mamba_head_dim), ("mamba_num_heads", self.mamba_num_heads))?;
+        width(("ssm_state_size", self.ssm_state_size), ("n_groups", self.n_groups))?;
         divisible(("mamba_num_heads", self.mamba_num_heads), ("n_groups", self.n_groups))
     }
-}
-
-fn positive(sizes: &[(&'static str, usize)]) -> Result<(), ConfigError> {
-    sizes.iter().try_for_each(|&(key, value)| require(value > 0, key, value, "at least 1"))
-}
-
-fn above_zero(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
-    let mut numbers = numbers.iter();
-    numbers.try_for_each(|&(key, value)| require(value.is_finite() && value > 0.0, key, value, "positive"))
-}
-
-fn not_below_zero(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
-    let mut numbers = numbers.iter();
-    numbers.try_for_each(|&(key, value)| {
-        require(value.is_finite() && value >= 0.0, key, value, "zero or positive")
-    })
-}
-
-fn require(
-    holds: bool,
-    key: &'static str,
-    value: impl ToString,
-    range: &'static str,
-) -> Result<(), ConfigError> {
-    if holds { Ok(()) } else { Err(ConfigError::OutOfRange { key, value: value.to_string(), range }) }
-}
-
-fn divisible(
-    (key, value): (&'static str, usize),
-    (by, divisor): (&'static str, usize),
-) -> Result<(), ConfigError> {
-    if value.is_multiple_of(divisor) {
-        return Ok(());
-    }
-    Err(ConfigError::NotDivisible { key, value, by, divisor })
 }

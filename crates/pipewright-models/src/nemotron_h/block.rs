@@ -78,6 +78,8 @@ struct Attention {
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
+    #[module(skip)]
+    head_dim: usize,
 }
 
 impl Attention {
@@ -94,6 +96,7 @@ impl Attention {
             k_proj: builder.linear(&format!("{path}.k_proj"), hidden, keys)?,
             v_proj: builder.linear(&format!("{path}.v_proj"), hidden, keys)?,
             o_proj: builder.linear(&format!("{path}.o_proj"), queries, hidden)?,
+            head_dim: config.head_dim,
         })
     }
 
@@ -101,7 +104,32 @@ impl Attention {
         let q = self.q_proj.forward(x.clone());
         let k = self.k_proj.forward(x.clone());
         let v = self.v_proj.forward(x);
-        self.o_proj.forward(attention.forward(q, k, v))
+        if self.head_dim.is_multiple_of(2) {
+            return self.o_proj.forward(attention.forward(q, k, v));
+        }
+        // The attention has heads of even widths. A channel of zeros changes no score, and the attention divides the
+        // scores by the root of the larger width.
+        let width = self.head_dim as f64;
+        let q = q.mul_scalar(((width + 1.0) / width).sqrt());
+        let [q, k, v] = [q, k, v].map(|x| self.with_zeros(x));
+        self.o_proj.forward(self.without_zeros(attention.forward(q, k, v)))
+    }
+
+    /// Adds a channel of zeros to each head of `[tokens, heads * head_dim]`.
+    fn with_zeros(&self, x: Tensor<2>) -> Tensor<2> {
+        let [tokens, width] = x.dims();
+        let heads = width / self.head_dim;
+        let x = x.reshape([tokens * heads, self.head_dim]);
+        let zeros = x.clone().narrow(1, 0, 1).zeros_like();
+        Tensor::cat(vec![x, zeros], 1).reshape([tokens, heads * (self.head_dim + 1)])
+    }
+
+    /// Removes the last channel of each head of `[tokens, heads * (head_dim + 1)]`.
+    fn without_zeros(&self, x: Tensor<2>) -> Tensor<2> {
+        let [tokens, width] = x.dims();
+        let heads = width / (self.head_dim + 1);
+        let x = x.reshape([tokens * heads, self.head_dim + 1]);
+        x.narrow(1, 0, self.head_dim).reshape([tokens, heads * self.head_dim])
     }
 }
 

@@ -3,6 +3,8 @@
 use pipewright::nn::MambaSizes;
 
 use crate::error::ConfigError;
+use crate::key_check::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
+use crate::stage_layers;
 
 /// The kind of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,12 +89,15 @@ pub struct Experts {
     pub moe_intermediate_size: usize,
     /// Inner width of the shared expert.
     pub moe_shared_expert_intermediate_size: usize,
+    /// Width of the inputs and outputs of the routed experts, if it is not `hidden_size`: a projection before them and
+    /// one after their sum.
+    pub moe_latent_size: Option<usize>,
 }
 
 impl NemotronHConfig {
     /// Returns the number of layers in the list that is cut into stages.
     pub fn layers(&self) -> usize {
-        self.blocks.len() + 2
+        stage_layers::count(self.blocks.len())
     }
 
     /// Returns the sizes of the Mamba-2 mixers.
@@ -118,16 +123,15 @@ impl NemotronHConfig {
     /// When a key is out of range or does not fit another; the error names the first.
     pub fn validate(&self) -> Result<(), ConfigError> {
         require(!self.blocks.is_empty(), "layers_block_type", "[]", "a list of at least one block")?;
-        positive(&[("vocab_size", self.vocab_size), ("hidden_size", self.hidden_size)])?;
-        let epsilon = self.layer_norm_epsilon;
-        require(epsilon.is_finite() && epsilon > 0.0, "layer_norm_epsilon", epsilon, "positive")?;
-        let range = self.initializer_range;
-        require(range.is_finite() && range >= 0.0, "initializer_range", range, "zero or positive")?;
+        rows(&[("vocab_size", self.vocab_size)])?;
+        sizes(&[("hidden_size", self.hidden_size)])?;
+        above_zero(&[("layer_norm_epsilon", self.layer_norm_epsilon)])?;
+        not_below_zero(&[("initializer_range", self.initializer_range)])?;
         if self.has(BlockKind::Attention) {
             self.validate_attention()?;
         }
         if self.has(BlockKind::Mlp) {
-            positive(&[("intermediate_size", self.intermediate_size)])?;
+            sizes(&[("intermediate_size", self.intermediate_size)])?;
         }
         if self.has(BlockKind::Mamba) {
             self.validate_mamba()?;
@@ -143,20 +147,25 @@ impl NemotronHConfig {
 
     fn validate_attention(&self) -> Result<(), ConfigError> {
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
-        positive(&[("num_attention_heads", heads), ("num_key_value_heads", kv_heads)])?;
-        divisible(("num_attention_heads", heads), ("num_key_value_heads", kv_heads))?;
-        let head_dim = self.head_dim;
-        require(head_dim > 0 && head_dim.is_multiple_of(2), "head_dim", head_dim, "even and at least 2")
+        sizes(&[
+            ("num_attention_heads", heads),
+            ("num_key_value_heads", kv_heads),
+            ("head_dim", self.head_dim),
+        ])?;
+        width(("head_dim", self.head_dim), ("num_attention_heads", heads))?;
+        divisible(("num_attention_heads", heads), ("num_key_value_heads", kv_heads))
     }
 
     fn validate_mamba(&self) -> Result<(), ConfigError> {
-        positive(&[
+        sizes(&[
             ("mamba_num_heads", self.mamba_num_heads),
             ("mamba_head_dim", self.mamba_head_dim),
             ("n_groups", self.n_groups),
             ("ssm_state_size", self.ssm_state_size),
             ("conv_kernel", self.conv_kernel),
         ])?;
+        width(("mamba_head_dim", self.mamba_head_dim), ("mamba_num_heads", self.mamba_num_heads))?;
+        width(("ssm_state_size", self.ssm_state_size), ("n_groups", self.n_groups))?;
         divisible(("mamba_num_heads", self.mamba_num_heads), ("n_groups", self.n_groups))?;
         let (low, high) = self.time_step_limit;
         let holds = low.is_finite() && low >= 0.0 && low <= high;
@@ -167,23 +176,33 @@ impl NemotronHConfig {
             "two numbers in ascending order, not below 0",
         )?;
         let (least, most) = self.time_step_range;
-        require(least.is_finite() && least > 0.0, "time_step_min", least, "positive")?;
-        require(most.is_finite() && most >= least, "time_step_max", most, "at least `time_step_min`")?;
-        let floor = self.time_step_floor;
-        require(floor.is_finite() && floor > 0.0, "time_step_floor", floor, "positive")
+        above_zero(&[("time_step_min", least), ("time_step_floor", self.time_step_floor)])?;
+        require(most.is_finite() && most >= least, "time_step_max", most, "at least `time_step_min`")
     }
 }
 
 impl Experts {
+    /// Returns the width of the inputs and outputs of the routed experts in a model whose hidden states have the width
+    /// `hidden`.
+    pub(super) fn width(&self, hidden: usize) -> usize {
+        self.moe_latent_size.unwrap_or(hidden)
+    }
+
     fn validate(&self) -> Result<(), ConfigError> {
-        positive(&[
+        sizes(&[
             ("n_routed_experts", self.n_routed_experts),
             ("num_experts_per_tok", self.num_experts_per_tok),
             ("n_group", self.n_group),
             ("topk_group", self.topk_group),
             ("moe_intermediate_size", self.moe_intermediate_size),
             ("moe_shared_expert_intermediate_size", self.moe_shared_expert_intermediate_size),
+            // Without projections the experts have the width of the hidden states.
+            ("moe_latent_size", self.moe_latent_size.unwrap_or(1)),
         ])?;
+        width(
+            ("n_routed_experts", self.n_routed_experts),
+            ("moe_intermediate_size", self.moe_intermediate_size),
+        )?;
         divisible(("n_routed_experts", self.n_routed_experts), ("n_group", self.n_group))?;
         let group = self.n_routed_experts / self.n_group;
         require(
@@ -199,27 +218,4 @@ impl Experts {
         let factor = self.routed_scaling_factor;
         require(factor.is_finite(), "routed_scaling_factor", factor, "a finite number")
     }
-}
-
-fn positive(sizes: &[(&'static str, usize)]) -> Result<(), ConfigError> {
-    sizes.iter().try_for_each(|&(key, value)| require(value > 0, key, value, "at least 1"))
-}
-
-fn require(
-    holds: bool,
-    key: &'static str,
-    value: impl ToString,
-    range: &'static str,
-) -> Result<(), ConfigError> {
-    if holds { Ok(()) } else { Err(ConfigError::OutOfRange { key, value: value.to_string(), range }) }
-}
-
-fn divisible(
-    (key, value): (&'static str, usize),
-    (by, divisor): (&'static str, usize),
-) -> Result<(), ConfigError> {
-    if value.is_multiple_of(divisor) {
-        return Ok(());
-    }
-    Err(ConfigError::NotDivisible { key, value, by, divisor })
 }

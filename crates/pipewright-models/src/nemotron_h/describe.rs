@@ -105,19 +105,22 @@ impl NemotronHConfig {
 }
 
 impl Experts {
-    /// A token pays for the experts that it chose, for the shared one and for the router; it is copied for each choice.
+    /// Returns the cost of a block of experts. A token pays for the experts that are chosen for it, for the shared one,
+    /// for the router and for the projections around the experts; it is copied for each choice.
     fn cost(&self, hidden: u64) -> Cost {
         let (experts, chosen) = (self.n_routed_experts as u64, self.num_experts_per_tok as u64);
         let (inner, shared) =
             (self.moe_intermediate_size as u64, self.moe_shared_expert_intermediate_size as u64);
-        let active = 2 * hidden * (chosen * inner + shared) + hidden * experts;
-        let all = 2 * hidden * (experts * inner + shared) + hidden * experts;
-        let elements = RECTIFIER_PASSES * (chosen * inner + shared) + 6 * chosen * hidden + 8 * experts;
+        let width = self.moe_latent_size.map_or(hidden, |latent| latent as u64);
+        let latent = self.moe_latent_size.map_or(0, |latent| latent as u64);
+        let always = 2 * hidden * (shared + latent) + hidden * experts;
+        let (active, all) = (2 * width * chosen * inner + always, 2 * width * experts * inner + always);
+        let elements = RECTIFIER_PASSES * (chosen * inner + shared) + 6 * chosen * width + 8 * experts;
         Cost {
             // The correction of the scores is one number for each expert.
             parameters: all + experts,
             weight: 6 * active + ELEMENT * elements,
-            kept: 2 * (chosen * inner + shared) + 2 * experts + 3 * chosen,
+            kept: 2 * (chosen * inner + shared + latent) + 2 * experts + 3 * chosen,
         }
     }
 }

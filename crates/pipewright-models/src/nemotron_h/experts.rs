@@ -14,7 +14,11 @@ const EPSILON: f64 = 1e-20;
 #[derive(Module, Debug)]
 pub(super) struct ExpertMixer {
     gate: Router,
+    /// The projection of the routed experts' inputs, if they have a width of their own.
+    fc1_latent_proj: Option<Linear>,
     experts: Vec<Expert>,
+    /// The projection of the sum of their outputs.
+    fc2_latent_proj: Option<Linear>,
     shared_experts: Expert,
     #[module(skip)]
     choice: Choice,
@@ -49,25 +53,32 @@ impl ExpertMixer {
                 .parameter(&router, bias, [count], ParameterKind::Bias)?
                 .set_require_grad(false),
         };
-        let mut expert = |path: &str, inner| -> Result<Expert, S::Error> {
+        let (mut fc1_latent_proj, mut fc2_latent_proj) = (None, None);
+        if let Some(latent) = sizes.moe_latent_size {
+            fc1_latent_proj = Some(builder.linear(&format!("{path}.fc1_latent_proj"), hidden, latent)?);
+            fc2_latent_proj = Some(builder.linear(&format!("{path}.fc2_latent_proj"), latent, hidden)?);
+        }
+        let mut expert = |path: &str, width, inner| -> Result<Expert, S::Error> {
             Ok(Expert {
                 gate_proj: None,
-                up_proj: builder.linear(&format!("{path}.up_proj"), hidden, inner)?,
-                down_proj: builder.linear(&format!("{path}.down_proj"), inner, hidden)?,
+                up_proj: builder.linear(&format!("{path}.up_proj"), width, inner)?,
+                down_proj: builder.linear(&format!("{path}.down_proj"), inner, width)?,
             })
         };
-        let experts =
-            (0..count).map(|index| expert(&format!("{path}.experts.{index}"), sizes.moe_intermediate_size));
+        let (width, inner) = (sizes.width(hidden), sizes.moe_intermediate_size);
+        let experts = (0..count).map(|index| expert(&format!("{path}.experts.{index}"), width, inner));
         let experts = experts.collect::<Result<_, _>>()?;
-        let shared_experts =
-            expert(&format!("{path}.shared_experts"), sizes.moe_shared_expert_intermediate_size)?;
-        Ok(Self { gate, experts, shared_experts, choice: Choice::new(sizes), path: router })
+        let inner = sizes.moe_shared_expert_intermediate_size;
+        let shared_experts = expert(&format!("{path}.shared_experts"), hidden, inner)?;
+        let choice = Choice::new(sizes);
+        Ok(Self { gate, fc1_latent_proj, experts, fc2_latent_proj, shared_experts, choice, path: router })
     }
 
     /// Shapes: `[tokens, hidden]` in and out.
     pub(super) fn forward(&self, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
         let router = Linear { weight: self.gate.weight.clone(), bias: None };
-        let scores = activation::sigmoid(router.forward(x.clone()));
+        // The choice of experts is sensitive to rounding, so the router keeps its precision.
+        let scores = activation::sigmoid(router.forward(x.clone().cast(router.weight.dtype())));
         let on_host = |data: TensorData| data.iter::<f32>().collect::<Vec<f32>>();
         let correction = on_host(self.gate.e_score_correction_bias.val().into_data());
         let found = on_host(scores.clone().into_data());
@@ -82,8 +93,13 @@ impl ExpertMixer {
         if self.choice.normalised {
             weights = weights.clone() / (weights.sum_dim(1) + EPSILON);
         }
-        let routed = mix_chosen(x.clone(), weights * self.choice.factor, &chosen, &self.experts);
-        routed + self.shared_experts.forward(x)
+        let projected = |projection: &Option<Linear>, x| match projection {
+            Some(projection) => projection.forward(x),
+            None => x,
+        };
+        let input = projected(&self.fc1_latent_proj, x.clone());
+        let routed = mix_chosen(input, weights * self.choice.factor, &chosen, &self.experts);
+        projected(&self.fc2_latent_proj, routed) + self.shared_experts.forward(x)
     }
 }
 
@@ -132,8 +148,8 @@ impl Choice {
     }
 }
 
-/// Returns the places of the `count` largest numbers, the largest first; of equal numbers the first. NaN is smaller than
-/// any number.
+/// Returns the places of the `count` largest numbers, the largest first; of equal numbers the first. NaN is smaller
+/// than any number.
 fn best(numbers: &[f32], count: usize) -> impl Iterator<Item = usize> {
     let key = |place: usize| if numbers[place].is_nan() { f32::NEG_INFINITY } else { numbers[place] };
     let mut places: Vec<usize> = (0..numbers.len()).collect();

@@ -213,9 +213,6 @@ impl RawConfig {
         if !blocks.contains(&BlockKind::Experts) {
             return Ok(());
         }
-        if let Some(width) = self.moe_latent_size {
-            return refuse("moe_latent_size", &width, "null");
-        }
         if let Some(shared) = self.n_shared_experts.filter(|shared| *shared != 1) {
             return refuse("n_shared_experts", &shared, "1");
         }
@@ -225,16 +222,22 @@ impl RawConfig {
         Ok(())
     }
 
-    fn experts(&self) -> Option<Experts> {
-        Some(Experts {
-            n_routed_experts: self.n_routed_experts?,
+    fn experts(&self) -> Result<Experts, ConfigError> {
+        let required = |key: &str, size: Option<usize>| {
+            let missing = || format!("missing field `{key}`, which a model with blocks of experts needs");
+            size.ok_or_else(|| ConfigError::Parse(Error::custom(missing())))
+        };
+        let shared = "moe_shared_expert_intermediate_size";
+        Ok(Experts {
+            n_routed_experts: required("n_routed_experts", self.n_routed_experts)?,
             num_experts_per_tok: self.num_experts_per_tok.unwrap_or(2),
             n_group: self.n_group.unwrap_or(1),
             topk_group: self.topk_group.unwrap_or(1),
             norm_topk_prob: self.norm_topk_prob.unwrap_or(true),
             routed_scaling_factor: self.routed_scaling_factor.unwrap_or(1.0),
-            moe_intermediate_size: self.moe_intermediate_size?,
-            moe_shared_expert_intermediate_size: self.moe_shared_expert_intermediate_size?,
+            moe_intermediate_size: required("moe_intermediate_size", self.moe_intermediate_size)?,
+            moe_shared_expert_intermediate_size: required(shared, self.moe_shared_expert_intermediate_size)?,
+            moe_latent_size: self.moe_latent_size,
         })
     }
 }
@@ -252,7 +255,7 @@ impl TryFrom<RawConfig> for NemotronHConfig {
         };
         let heads = raw.num_attention_heads.unwrap_or(32);
         let config = Self {
-            experts: if has_experts { raw.experts() } else { None },
+            experts: has_experts.then(|| raw.experts()).transpose()?,
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
             blocks,
@@ -333,6 +336,7 @@ impl Serialize for NemotronHConfig {
                 unreachable!("both are objects")
             };
             json.extend(further);
+            json.extend(experts.moe_latent_size.map(|width| ("moe_latent_size".to_owned(), width.into())));
         }
         json.serialize(serializer)
     }

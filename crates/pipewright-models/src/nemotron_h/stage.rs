@@ -15,21 +15,24 @@ use crate::decoder::{DecoderConfig, DecoderInput};
 use crate::documents::given_scope;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
+use crate::mamba::is_of_scan;
 use crate::next_token::{NextToken, device_of, ids, last_row};
 use crate::parameter::{Builder, ParameterSource, without_variants};
+use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
 
 /// The path of the embedding.
 const EMBEDDING: &str = "backbone.embeddings";
 
-/// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), parameters have the paths of the
-/// checkpoint, so the struct has fields for the whole model.
+/// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), parameters have the paths of
+/// the checkpoint, so the struct has fields for the whole model.
 #[derive(Module, Debug)]
 pub struct NemotronHStage {
     backbone: Backbone,
     lm_head: Option<Linear>,
     /// The head of a model with tied embeddings, with a copy of the embedding's table.
     tied_head: Option<TiedHead>,
+    /// The width of the heads that the attention computes with, which is even.
     #[module(skip)]
     head_dim: usize,
 }
@@ -104,7 +107,13 @@ impl StageModule for NemotronHStage {
         }
     }
 
-    /// Returns the path of the embedding's table, of which a tied head on another stage holds a copy.
+    /// The routers of experts and the numbers of each head of a scan do.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        let of_router = [".gate.weight", ".e_score_correction_bias"];
+        of_router.iter().any(|name| local.ends_with(name)) || is_of_scan(local)
+    }
+
+    /// Returns the path of the embedding's table. A tied head on another stage holds a copy of it.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight")]
     }
@@ -149,7 +158,7 @@ impl ModelFamily for NemotronHConfig {
             intermediate_size: sizes.intermediate_size,
             mlp_bias: false,
             mamba_num_heads: heads,
-            mamba_head_dim: 2 * sizes.hidden_size / heads,
+            mamba_head_dim: 2 * sizes.hidden_size / heads.max(1),
             n_groups: 1,
             ssm_state_size: 128,
             conv_kernel: 4,
@@ -195,24 +204,20 @@ impl ModelFamily for NemotronHConfig {
         S::Error: From<ConfigError>,
     {
         self.validate()?;
-        let Range { start, end } = layers;
-        let head = self.layers() - 1;
-        if start >= end || end > self.layers() {
-            return Err(ConfigError::LayerRange { start, end, layers: self.layers() }.into());
-        }
         let mut builder = Builder::new(source, device);
         let mut stage = NemotronHStage::empty(self);
-        for layer in start..end {
-            if layer == 0 {
-                let table = builder.embedding(EMBEDDING, self.vocab_size, self.hidden_size)?;
-                stage.backbone.embeddings = Some(table);
-            } else if layer == head {
-                stage.add_head(self, &mut builder)?;
-            } else {
-                let index = layer - 1;
-                let path = format!("backbone.layers.{index}");
-                stage.backbone.layers[index] =
-                    Some(Block::build(self, self.blocks[index], &path, &mut builder)?);
+        for layer in stage_layers(layers, self.blocks.len())? {
+            match layer {
+                Layer::Embedding => {
+                    let table = builder.embedding(EMBEDDING, self.vocab_size, self.hidden_size)?;
+                    stage.backbone.embeddings = Some(table);
+                }
+                Layer::Block(index) => {
+                    let path = format!("backbone.layers.{index}");
+                    let block = Block::build(self, self.blocks[index], &path, &mut builder)?;
+                    stage.backbone.layers[index] = Some(block);
+                }
+                Layer::Head => stage.add_head(self, &mut builder)?,
             }
         }
         Ok(stage)
@@ -225,9 +230,9 @@ impl NemotronHStage {
             backbone: Backbone { embeddings: None, layers: vec![None; config.blocks.len()], norm_f: None },
             lm_head: None,
             tied_head: None,
-            // A model without attention may have any width of its heads.
+            // In a model without attention, the width of the heads is not checked.
             head_dim: match config.blocks.contains(&BlockKind::Attention) {
-                true => config.head_dim,
+                true => config.head_dim.next_multiple_of(2),
                 false => 2,
             },
         }

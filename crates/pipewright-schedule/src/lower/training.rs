@@ -28,13 +28,14 @@ use crate::validate::{ValidatedProgram, validate};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrainingLowering {
-    /// The number of replicas of the pipeline, each of which runs the program.
+    /// The number of replicas of the pipeline. Each of them runs the program.
     pub replicas: u32,
     /// How many stages of a rank are gathered at once, if parameters are sharded over the replicas; `None` if every
     /// replica holds all parameters. Ignored with one replica.
     pub unshard_window: Option<NonZeroU32>,
-    /// Whether an overlap stays one action. Set it if a hook or a stage runs both halves together; otherwise an
-    /// overlap becomes its forward and its backward, so that the forward's output leaves before the backward begins.
+    /// Whether an overlap stays one action. Set it if a hook runs both halves together. Without such a hook a rank runs
+    /// the halves one after the other, so an overlap becomes its forward and its backward, and the forward's output
+    /// leaves before the backward begins.
     pub keep_overlaps: bool,
 }
 

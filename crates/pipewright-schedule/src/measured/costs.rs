@@ -9,9 +9,10 @@ use crate::transfer::Transfer;
 
 /// Returns the median costs over several steps of one program. Each timeline contains one replica of one step.
 ///
-/// The time of a message is the median over the messages whose receiver was waiting when they were sent: only then does
-/// the end of the receive show the arrival. It is the latency of the link, because the sizes of messages are not
-/// measured. The messages of skip connections take as long. Actions that did not occur take no time; a missing `B` takes as long as `I` and `W`.
+/// The time of a message is the median over the messages whose receiver was waiting when they were sent, because only
+/// then the end of the receive is the arrival. It is the latency of the link, because the sizes of messages are not
+/// measured. The messages of skip connections take as long. An action that did not occur takes no time, but a missing
+/// `B` takes as long as `I` and `W`.
 pub fn costs_of(replicas: &[Timeline]) -> Costs {
     let mut times: HashMap<(u32, ActionKind), Vec<f64>> = HashMap::new();
     let mut transits = Vec::new();

@@ -16,7 +16,7 @@ pub(super) struct Bar {
     pub(super) end: f64,
 }
 
-/// What a bar shows.
+/// The action or the message that a bar shows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum BarOf {
     Action(Action),

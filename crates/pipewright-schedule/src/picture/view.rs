@@ -2,8 +2,8 @@
 //!
 //! It draws like [`super::html()`], with a lane for each timeline of a rank. In addition it names the cause of every
 //! bubble, highlights the critical path, shows recorded steps with a slider, and simulates the schedule again for other
-//! costs or numbers of microbatches. Its scripts, in the folder `view_page`, continue those of `page`. The simulation in
-//! the page has the rules of [`crate::simulate::timed()`]; a test in a browser compares all their times.
+//! costs or numbers of microbatches. Its scripts, in the folder `view_page`, continue those of `page`. The simulation
+//! in the page has the rules of [`crate::simulate::timed()`]; a test in a browser compares all their times.
 
 use serde::Serialize;
 
@@ -37,7 +37,7 @@ const GUTTER: u32 = 84;
 pub struct RecordedStep {
     /// The number of the step, from 1.
     pub step: u64,
-    /// What its ranks did, on one clock. Several replicas have consecutive ranks.
+    /// The events of its ranks, on one clock. Several replicas have consecutive ranks.
     pub timeline: Timeline,
 }
 

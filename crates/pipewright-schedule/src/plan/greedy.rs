@@ -108,7 +108,7 @@ pub(super) fn greedy(task: &Task<'_>, rules: Rules, before: f64, work: &mut u64)
             continue;
         }
         if let Some(cell) = run.choose(rank as usize, now) {
-            end = end.max(run.perform(rank as usize, cell, now));
+            end = end.max(run.perform(rank as usize, cell));
             *work += 1;
             if end >= before {
                 return None;
@@ -210,32 +210,35 @@ impl<'a> Run<'a> {
     }
 
     /// Runs a computation and returns its end.
-    fn perform(&mut self, rank: usize, cell: Cell, now: f64) -> f64 {
-        let stage = cell.stage as usize;
-        let load = &self.task.loads[stage];
+    ///
+    /// It starts as soon as its rank was free and its tensor had arrived, which may lie in the past: a rank that waits for
+    /// one message may find at another that a weight gradient must make room first. The order of the rank is the same,
+    /// and so is the time that the simulator gives it.
+    fn perform(&mut self, rank: usize, cell: Cell) -> f64 {
+        let stage = &mut self.stages[cell.stage as usize];
+        let load = &self.task.loads[cell.stage as usize];
         let state = &mut self.ranks[rank];
-        let end = match cell.kind {
+        let (arrival, takes) = match cell.kind {
             Kind::Forward => {
-                self.stages[stage].input_at.pop_front();
-                self.stages[stage].forwards += 1;
+                stage.forwards += 1;
                 state.held += load.kept;
                 state.backward_was_last = false;
-                now + load.forward
+                (stage.input_at.pop_front(), load.forward)
             }
             Kind::Input | Kind::Backward => {
-                self.stages[stage].gradient_at.pop_front();
-                self.stages[stage].inputs += 1;
+                stage.inputs += 1;
                 state.held = (state.held + load.stash).saturating_sub(load.kept);
                 state.pending.push_back(Cell { kind: Kind::Weight, ..cell });
                 state.backward_was_last = true;
-                now + load.input
+                (stage.gradient_at.pop_front(), load.input)
             }
             Kind::Weight => {
                 state.pending.pop_front();
                 state.held = state.held.saturating_sub(load.stash);
-                now + load.weight
+                (None, load.weight)
             }
         };
+        let end = arrival.map_or(state.free, |arrival| state.free.max(arrival)) + takes;
         state.row.push(cell);
         state.free = end;
         self.left -= 1;

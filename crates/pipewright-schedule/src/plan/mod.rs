@@ -42,6 +42,8 @@ mod shape;
 mod search;
 mod predict;
 mod best_cut;
+mod pool;
+mod anneal;
 mod explore;
 mod planner;
 #[cfg(test)]

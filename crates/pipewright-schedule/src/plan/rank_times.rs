@@ -33,8 +33,8 @@ impl<'a> Step<'a> {
         Self { layers, ranks, microbatches: f64::from(microbatches), hop: layers.shortest_hop() }
     }
 
-    /// Returns the earliest time at which a rank can start whose first stage follows `rank` stages and begins with the
-    /// layer `first`.
+    /// Returns the earliest start of a rank. Its first stage follows `rank` other stages and begins with the layer
+    /// `first`.
     pub(super) fn fill(&self, rank: usize, first: usize) -> f64 {
         self.layers.forward(0..first) + rank as f64 * self.hop
     }
@@ -61,8 +61,8 @@ impl<'a> Step<'a> {
         filled.max(drained)
     }
 
-    /// Returns the bounds 1, 2 and 4 of every rank for a cut. `rank_of` has the rank of each stage; the first stages are
-    /// on the ranks of their number.
+    /// Returns the bounds 1, 2 and 4 of every rank for a cut. `rank_of` has the rank of each stage; the first stages
+    /// are on the ranks of their number.
     pub(super) fn rank_times(&self, rank_of: &[u32], starts: &[usize]) -> Vec<f64> {
         let (ranks, end) = (self.ranks as usize, self.layers.count());
         let mut sums = vec![RankSums::default(); ranks];

@@ -41,7 +41,8 @@ pub(super) fn to_fit(
     }
 }
 
-/// Returns the choice in which the ranks recompute that otherwise cannot hold `wanted` microbatches at once.
+/// Returns the choice that recomputes all stages of some ranks: those that cannot hold `wanted` microbatches at once
+/// without it.
 pub(super) fn to_hold(
     loads: &[StageLoad],
     rank_of: &[u32],

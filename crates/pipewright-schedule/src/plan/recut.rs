@@ -1,9 +1,9 @@
 //! Cuts that are found round by round: given the cuts of all other rounds, the best cut of one round is found exactly.
 //!
 //! In each round of a loop or a V, every rank takes one stage. With the other rounds fixed, bisection finds the
-//! smallest bound on the time of every rank under which the layers of the round fit, and each rank in turn takes as many
-//! of them as that allows. Rounds are cut again and again, from one end or the other, after random shifts of the limits
-//! between rounds, and the best cut is kept.
+//! smallest bound on the time of every rank under which the layers of the round fit, and each rank in turn takes as
+//! many of them as that allows. Rounds are cut again and again, from one end or the other, after random shifts of the
+//! limits between rounds, and the best cut is kept.
 
 use std::ops::Range;
 

@@ -16,7 +16,7 @@ pub struct PlanReport {
     pub plans: Vec<Plan>,
     /// A time that no plan of the search space is below, in seconds.
     pub lower_bound_s: f64,
-    /// What became of the schedules, by their best plan.
+    /// The result of each schedule, by its best plan.
     pub outcomes: Vec<Outcome>,
     /// The number of plans that were simulated.
     pub simulated: u64,
@@ -31,7 +31,7 @@ pub struct Plan {
     pub name: &'static str,
     /// The settings of the schedule besides its size.
     pub settings: PlanSettings,
-    /// What each rank of a replica computes.
+    /// The computations of each rank of a replica.
     pub schedule: Schedule,
     /// The first layer of each stage except the first.
     pub boundaries: Vec<usize>,
@@ -60,7 +60,7 @@ pub struct PlanSettings {
     pub memory_limit: Option<u32>,
 }
 
-/// What became of a schedule.
+/// The result of one schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     /// The name of the schedule.
@@ -110,7 +110,8 @@ pub enum PlanError {
     /// No number of replicas makes pipelines of the ranks.
     #[error(
         "{ranks} ranks have no plan for {layers} layers and {microbatches} microbatches: the ranks of a pipeline are at \
-         most the layers, and the replicas share the microbatches evenly; use fewer ranks or other microbatches"
+         most the layers, the replicas share the microbatches evenly, and a step has no more than about two million \
+         computations; use fewer ranks or other microbatches"
     )]
     NoShape {
         /// The number of ranks.
@@ -129,7 +130,7 @@ pub enum PlanError {
     DoesNotFit {
         /// The plan that lacks the least.
         plan: String,
-        /// What it lacks.
+        /// The memory that it lacks.
         shortage: Shortage,
     },
     /// The schedules of the space do not exist at this size, or the search was stopped before it tried one.

@@ -1,6 +1,6 @@
 //! The input of a plan.
 
-/// What to plan, besides the profile.
+/// The sizes and limits of a plan. The costs are in the profile.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanRequest {
     /// The number of ranks, over all replicas.

@@ -56,7 +56,7 @@ pub(super) struct Label {
     pub(super) settings: PlanSettings,
 }
 
-/// What the order of a plan is for: everything but the order.
+/// The choices of a plan other than its order.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Choice<'a> {
     pub(super) shape: usize,

@@ -22,11 +22,11 @@ pub(super) struct StageLoad {
     /// The time to sum the gradients over the replicas.
     pub(super) reduce: f64,
     pub(super) output: u64,
-    /// What a forward keeps until `I`.
+    /// The bytes that a forward keeps until `I`.
     pub(super) kept: u64,
-    /// What recomputation adds during `I`.
+    /// The bytes that recomputation adds during `I`.
     pub(super) rebuilt: u64,
-    /// What `I` keeps until `W`.
+    /// The bytes that `I` keeps until `W`.
     pub(super) stash: u64,
     pub(super) gradient: u64,
     /// Parameters and optimizer state.
@@ -84,7 +84,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool, repli
 
 /// Returns the time of an all-reduce on a ring: each member sends every byte but its own share twice.
 fn ring(layers: &Layers, bytes: u64, replicas: u32) -> f64 {
-    let steps = f64::from(2 * (replicas - 1));
+    let steps = 2.0 * f64::from(replicas - 1);
     steps * (bytes as f64 / f64::from(replicas) / layers.link.bytes_per_s + layers.link.latency_s)
 }
 

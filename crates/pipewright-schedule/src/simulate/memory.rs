@@ -3,9 +3,9 @@
 //! Rules: (1) the activation of a forward is allocated when it starts, and freed when the full backward or the input
 //! backward ends; (2) the input backward allocates a stash when it ends, which the weight backward frees when it ends;
 //! (3) a stage's weight gradients are allocated when its first weight backward starts, and stay allocated; (4) in a run
-//! without backwards, a forward frees its activation when it ends; (5) a forward that is in the timeline twice is computed
-//! again: the first one keeps its inputs only ([`StageSizes::recompute`]), the second one allocates the activation, and
-//! the backward after it frees both. Parameters, optimizer state and messages are not included.
+//! without backwards, a forward frees its activation when it ends; (5) a forward that is in the timeline twice is
+//! computed again: the first one keeps its inputs only ([`StageSizes::recompute`]), the second one allocates the
+//! activation, and the backward after it frees both. Parameters, optimizer state and messages are not included.
 //!
 //! [`UNIT`] counts memory in stage activations of one microbatch, as the papers do: one for an activation, one for a
 //! stash and none for gradients.

@@ -8,9 +8,9 @@
 //! a stage computes once it is gathered, and `WAIT_REDUCE_GRAD` waits for the reduction; (6) an overlap runs its
 //! forward and then its backward, each with its own tensors, costs and event, and the forward's output leaves when the
 //! forward ends; (7) the messages of skip connections ([`Costs::skips`]) leave when the computation of their tensor
-//! ends, before the sends that follow it; (8) a backward of a stage that is recomputed ([`Costs::recompute`]) first computes
-//! its forward again, once its tensors have arrived, unless that forward was the rank's last computation. There is one link for each ordered pair of ranks, and messages are buffered:
-//! a send does not wait for its receive.
+//! ends, before the sends that follow it; (8) a backward of a stage that is recomputed ([`Costs::recompute`]) first
+//! computes its forward again, once its tensors have arrived, unless that forward was the rank's last computation.
+//! There is one link for each ordered pair of ranks, and messages are buffered: a send does not wait for its receive.
 //!
 //! Rule 6 assumes that a rank computes one thing at a time. An overlap then saves time because the messages of each
 //! half travel while the other half computes. With this rule the bubble of DualPipeV at `F = I = W = 1` is `p - 1`, the

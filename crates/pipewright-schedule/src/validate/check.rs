@@ -22,8 +22,8 @@ pub(crate) fn check(program: &Program, level: Level) -> Report {
     if level != Level::Compute {
         matching::check(&context, &mut report);
     }
-    // Each message has its two ends, and both block. Then a run without deadlock also shows that each pair of ranks agrees
-    // on the order of messages.
+    // Each message has its two ends, and both block. Then a run without deadlock also shows that each pair of ranks
+    // agrees on the order of messages.
     let rendezvous = level != Level::Compute && report.total() == 0 && !context.waits_for_sends();
     let run = deadlock::Run::execute(&context, rendezvous);
     if level != Level::Compute && (!rendezvous || run.is_stuck()) {

@@ -1,9 +1,9 @@
 //! Catches the gradient of a tensor on the tape, for tensors that are not leaves.
 //!
-//! Burn finds the gradient of a parameter by the parameter's node on the tape, which the parameter holds together with its
-//! storage. A stage with sharded parameters frees that storage between a forward and its backward; when the backward runs,
-//! the parameter has other storage and another node. So the stage's module does not compute with a leaf but with the
-//! result of [`catch`]: an operation without arithmetic whose backward stores the gradient in [`Caught`].
+//! Burn finds the gradient of a parameter by the parameter's node on the tape, which the parameter holds together with
+//! its storage. A stage with sharded parameters frees that storage between a forward and its backward; when the
+//! backward runs, the parameter has other storage and another node. So the stage's module does not compute with a leaf
+//! but with the result of [`catch`]: an operation without arithmetic whose backward stores the gradient in [`Caught`].
 //!
 //! ```text
 //! forward:   anchor (a scalar leaf), storage --catch--> parameter as the module sees it
@@ -21,6 +21,7 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 
+use super::on_tape::on_tape_of;
 use crate::tensor::Value;
 
 /// Holds a caught gradient.
@@ -33,7 +34,7 @@ impl Caught {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take().map(Value::from_dispatch)
     }
 
-    fn lay(&self, gradient: DispatchTensor) {
+    fn fill(&self, gradient: DispatchTensor) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(gradient);
     }
 }
@@ -41,11 +42,7 @@ impl Caught {
 /// Returns `value` as a tensor on the tape of `anchor`, a leaf that requires a gradient. A backward pass stores the
 /// gradient of the result in `caught`.
 pub(crate) fn catch<const D: usize>(anchor: &Tensor<1>, value: Tensor<D>, caught: Caught) -> Tensor<D> {
-    let value = value.inner().autodiff();
-    let value = match anchor.gradient_checkpointing_strategy() {
-        Some(strategy) => value.with_gradient_checkpointing_strategy(strategy),
-        None => value,
-    };
+    let value = on_tape_of(value.inner(), anchor);
     let (anchor, value) = (anchor.clone().into_dispatch(), value.into_dispatch());
     Tensor::from_dispatch(<Dispatch as CatchBackend>::catch(anchor, value, caught))
 }
@@ -95,7 +92,7 @@ where
     fn backward(self, ops: Ops<Caught, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         // The number of dimensions does not matter here; 1 is arbitrary.
-        ops.state.lay(Tensor::<1>::from_primitive::<B>(gradient).into_dispatch());
+        ops.state.fill(Tensor::<1>::from_primitive::<B>(gradient).into_dispatch());
     }
 }
 

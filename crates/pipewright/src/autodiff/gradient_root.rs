@@ -1,8 +1,8 @@
 //! The root of the backward pass of a stage that is not the last: it starts from a received gradient.
 //!
 //! Burn starts a backward pass from a scalar. A stage in the middle of a pipeline has no scalar: it has an output whose
-//! gradient arrives later, from another rank. The usual solution, `sum(output * gradient)`, costs a pass over the output
-//! and one over the gradient, and keeps the output in memory until the gradient arrives.
+//! gradient arrives later, from another rank. The usual solution, `sum(output * gradient)`, costs a pass over the
+//! output and one over the gradient, and keeps the output in memory until the gradient arrives.
 //!
 //! [`gradient_root`] records an operation whose forward is a constant scalar and whose backward ignores the gradient of
 //! that scalar and returns the gradient from its [`GradientSlot`]. It adds no arithmetic and holds no storage of the
@@ -91,7 +91,12 @@ where
 
 fn scalar<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     let device = like.device();
-    B::float_zeros(Shape::from([1]), &device, FloatDType::from(like.dtype()))
+    // A root is added to the losses of its stage, which have at least single precision.
+    let dtype = match like.dtype() {
+        DType::F16 | DType::BF16 => DType::F32,
+        dtype => dtype,
+    };
+    B::float_zeros(Shape::from([1]), &device, FloatDType::from(dtype))
 }
 
 #[derive(Debug)]

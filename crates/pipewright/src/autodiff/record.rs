@@ -15,24 +15,20 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 
+use super::on_tape::on_tape_of;
+
 /// The backward pass of an operation on two inputs.
 pub(crate) trait Rule: Debug + Send + Sync {
-    /// Returns the gradients of the inputs from the gradient of the result, all off the tape. `wanted` says which inputs
-    /// need theirs.
+    /// Returns the gradients of the inputs from the gradient of the result, all off the tape. `wanted` says which
+    /// inputs need theirs.
     fn backward(&self, gradient: Tensor<2>, wanted: [bool; 2]) -> [Option<Tensor<2>>; 2];
 }
 
-/// Returns `result`, which is off the tape, as the result of an operation on `inputs`. If no input is on a tape, neither
-/// is the result.
+/// Returns `result`, which is off the tape, as the result of an operation on `inputs`. If no input is on a tape,
+/// neither is the result.
 pub(crate) fn record(inputs: [Tensor<2>; 2], result: Tensor<2>, rule: Arc<dyn Rule>) -> Tensor<2> {
-    let Some(strategy) = inputs.iter().find_map(Tensor::gradient_checkpointing_strategy) else {
-        return result;
-    };
-    // A constant becomes an untracked leaf of the other input's tape.
-    let on_tape = |tensor: Tensor<2>| match tensor.is_autodiff() {
-        true => tensor.into_dispatch(),
-        false => tensor.autodiff().with_gradient_checkpointing_strategy(strategy).into_dispatch(),
-    };
+    let Some(tracked) = inputs.iter().find(|input| input.is_autodiff()).cloned() else { return result };
+    let on_tape = |tensor: Tensor<2>| on_tape_of(tensor, &tracked).into_dispatch();
     let [first, second] = inputs.map(on_tape);
     Tensor::from_dispatch(<Dispatch as RecordBackend>::record(first, second, on_tape(result), rule))
 }

@@ -1,7 +1,8 @@
 //! The data of a step, split into microbatches.
 //!
-//! A [`Batch`] has the inputs and targets of each microbatch and the side inputs that every stage may read. Whole batches
-//! are split along dimension 0, or as a [`SplitSpec`] for each tensor says; [`merge_by`] joins the outputs again.
+//! A [`Batch`] has the inputs and targets of each microbatch and the side inputs that every stage may read. Whole
+//! batches are split along dimension 0, or as a [`SplitSpec`] for each tensor says; [`merge_by`] joins the outputs
+//! again.
 
 mod error;
 mod split_spec;

@@ -33,8 +33,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Makes a batch of microbatches that are already split; their numbers of rows may differ. `targets` may be empty for
-    /// an evaluation.
+    /// Makes a batch of microbatches that are already split; their numbers of rows may differ. `targets` may be empty
+    /// for an evaluation.
     pub fn new(inputs: Vec<Values>, targets: Vec<Values>) -> Self {
         Self { inputs, targets, ..Self::default() }
     }
@@ -51,8 +51,8 @@ impl Batch {
         Ok(Self::new(split(&pack(inputs), microbatches)?, split(&pack(targets), microbatches)?))
     }
 
-    /// Splits a batch whose rows do not divide evenly: the last microbatch is shorter. Each row has the same weight in the
-    /// loss and the gradients of the step.
+    /// Splits a batch whose rows do not divide evenly: the last microbatch is shorter. Each row has the same weight in
+    /// the loss and the gradients of the step.
     ///
     /// # Errors
     /// As [`split_uneven`].
@@ -148,8 +148,8 @@ impl Batch {
         }
     }
 
-    /// Returns the weight of each microbatch in the loss, times the number of microbatches: its rows divided by the mean
-    /// number of rows.
+    /// Returns the weight of each microbatch in the loss, times the number of microbatches: its rows divided by the
+    /// mean number of rows.
     pub(crate) fn loss_weights(&self) -> Vec<f64> {
         let rows: Vec<f64> = self.sizes().into_iter().map(|size| size as f64).collect();
         let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;

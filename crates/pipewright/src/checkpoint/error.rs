@@ -22,7 +22,10 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// Another process owns the folder.
-    #[error("{}: process {} is at work in this folder; wait until it has ended", path.display(), owner.as_deref().unwrap_or("of unknown id"))]
+    #[error(
+        "{}: process {} is at work in this folder; wait until it has ended",
+        path.display(), owner.as_deref().unwrap_or("of unknown id")
+    )]
     Locked {
         /// The folder.
         path: PathBuf,
@@ -42,7 +45,11 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// The manifest differs from the one that was written.
-    #[error("{}: the manifest is damaged: {reason}; delete the checkpoint's folder to resume from the previous one", path.display())]
+    #[error(
+        "{}: the manifest is damaged: {reason}; delete the checkpoint's folder to resume from the previous \
+         one",
+        path.display()
+    )]
     DamagedManifest {
         /// The manifest.
         path: PathBuf,
@@ -50,7 +57,11 @@ pub enum CheckpointError {
         reason: String,
     },
     /// Parts of a tensor are missing.
-    #[error("{}: the parts of `{tensor}` do not make up the whole tensor; delete the folder to resume from the previous one", path.display())]
+    #[error(
+        "{}: the parts of `{tensor}` do not make up the whole tensor; delete the folder to resume from the \
+         previous one",
+        path.display()
+    )]
     Torn {
         /// The checkpoint.
         path: PathBuf,
@@ -58,7 +69,10 @@ pub enum CheckpointError {
         tensor: String,
     },
     /// A later version of this crate wrote the manifest.
-    #[error("{}: the checkpoint has format {found}, and this program reads up to {known}; use a later version", path.display())]
+    #[error(
+        "{}: the checkpoint has format {found}, and this program reads up to {known}; use a later version",
+        path.display()
+    )]
     TooNew {
         /// The manifest.
         path: PathBuf,
@@ -68,14 +82,21 @@ pub enum CheckpointError {
         known: u32,
     },
     /// A file that the manifest names does not exist.
-    #[error("{}: the shard is missing; delete the checkpoint's folder to resume from the previous one", path.display())]
-    MissingShard {
+    #[error(
+        "{}: the file is missing; delete the checkpoint's folder to resume from the previous one",
+        path.display()
+    )]
+    MissingFile {
         /// The file.
         path: PathBuf,
     },
     /// A file has another length than the one that was written.
-    #[error("{}: the shard has {found} bytes of {expected}; delete the checkpoint's folder to resume from the previous one", path.display())]
-    ShardLength {
+    #[error(
+        "{}: the file has {found} bytes of {expected}; delete the checkpoint's folder to resume from the \
+         previous one",
+        path.display()
+    )]
+    FileLength {
         /// The file.
         path: PathBuf,
         /// Bytes that were written.
@@ -84,8 +105,11 @@ pub enum CheckpointError {
         found: u64,
     },
     /// A file belongs to another checkpoint.
-    #[error("{}: the shard is of step {found}, the checkpoint of step {expected}; put the right file back", path.display())]
-    ForeignShard {
+    #[error(
+        "{}: the file is of step {found}, the checkpoint of step {expected}; put the right file back",
+        path.display()
+    )]
+    ForeignFile {
         /// The file.
         path: PathBuf,
         /// The checkpoint's step.
@@ -94,13 +118,20 @@ pub enum CheckpointError {
         found: u64,
     },
     /// A file has other content than the one that was written.
-    #[error("{}: the shard is damaged: its content has another hash than was written; delete the checkpoint's folder to resume from the previous one", path.display())]
-    DamagedShard {
+    #[error(
+        "{}: the file is damaged: its content has another hash than was written; delete the checkpoint's \
+         folder to resume from the previous one",
+        path.display()
+    )]
+    DamagedFile {
         /// The file.
         path: PathBuf,
     },
     /// The checkpoint does not have a parameter.
-    #[error("{}: the checkpoint has no parameter `{parameter}`; resume with the model that it was made of", path.display())]
+    #[error(
+        "{}: the checkpoint has no parameter `{parameter}`; resume with the model that wrote it",
+        path.display()
+    )]
     MissingParameter {
         /// The checkpoint.
         path: PathBuf,
@@ -108,7 +139,11 @@ pub enum CheckpointError {
         parameter: Arc<str>,
     },
     /// A parameter has another shape or element type.
-    #[error("{}: `{parameter}` is {found} in the checkpoint and {expected} in the model; resume with the model that it was made of", path.display())]
+    #[error(
+        "{}: `{parameter}` is {found} in the checkpoint and {expected} in the model; resume with the model \
+         that wrote it",
+        path.display()
+    )]
     Mismatch {
         /// The checkpoint.
         path: PathBuf,
@@ -120,14 +155,18 @@ pub enum CheckpointError {
         found: String,
     },
     /// The optimizer does not accept the stored state.
-    #[error("{}: the optimizer does not take the state that is stored for it: {reason}; resume with the optimizer that wrote it", path.display())]
+    #[error(
+        "{}: the optimizer does not take the state that is stored for it: {reason}; resume with the \
+         optimizer that wrote it",
+        path.display()
+    )]
     Optimizer {
         /// The checkpoint.
         path: PathBuf,
         /// The reason.
         reason: String,
     },
-    /// A parameter's path has a character that separates optimizer state in a shard.
+    /// A parameter's path has a character that separates optimizer state in a file.
     #[error(
         "the parameter `{parameter}` has an @ in its path, which separates optimizer state: give it another path"
     )]
@@ -148,7 +187,7 @@ pub enum CheckpointError {
     #[error(
         "{}: `{tensor}` differs between {} and {}: two parameters had this path when the checkpoint was written, and it \
          does not say which tensor belongs to which parameter; train again with a different path for each parameter \
-         (`StageModule::parameter_path`, or `Stage::with_prefix`)", path.display(), .shards.0, .shards.1
+         (`StageModule::parameter_path`, or `Stage::with_prefix`)", path.display(), .files.0, .files.1
     )]
     Ambiguous {
         /// The checkpoint.
@@ -156,7 +195,7 @@ pub enum CheckpointError {
         /// The tensor.
         tensor: String,
         /// The files.
-        shards: (String, String),
+        files: (String, String),
     },
     /// The format cannot hold a tensor.
     #[error("`{tensor}` has elements of type {dtype}, which a checkpoint cannot hold")]
@@ -174,7 +213,7 @@ pub enum CheckpointError {
     },
     /// Other processes have not written their parts.
     #[error(
-        "{}: the shards of ranks {ranks:?} are not there, and nothing has moved for {:.0} s: every process of the run must \
+        "{}: the files of ranks {ranks:?} are not there, and nothing has moved for {:.0} s: every process of the run must \
          see this folder", path.display(), waited.as_secs_f64()
     )]
     SilentRanks {
@@ -186,7 +225,10 @@ pub enum CheckpointError {
         waited: Duration,
     },
     /// The disk accepts no data.
-    #[error("{}: nothing of the checkpoint has been written for {:.0} s; check the disk", path.display(), waited.as_secs_f64())]
+    #[error(
+        "{}: nothing of the checkpoint has been written for {:.0} s; check the disk",
+        path.display(), waited.as_secs_f64()
+    )]
     Stuck {
         /// The folder of the checkpoints.
         path: PathBuf,

@@ -20,12 +20,12 @@ const LOCK: &str = "lock";
 const BEST: &str = "best";
 const LINKING: &str = ".linking-best";
 
-/// The name of the complete checkpoint of `step`.
+/// Returns the name of the complete checkpoint of `step`.
 pub(super) fn committed_name(step: u64) -> String {
     format!("{COMMITTED}{step:08}")
 }
 
-/// The name of the folder while the checkpoint of `step` is written.
+/// Returns the name of the folder while the checkpoint of `step` is written.
 pub(super) fn scratch_name(step: u64) -> String {
     format!("{SAVING}{step:08}")
 }

@@ -37,12 +37,13 @@ pub struct Manifest {
     /// The run's own entries, which this crate does not read.
     pub description: Map<String, Json>,
     /// The files with the tensors.
-    pub shards: Vec<Shard>,
+    #[serde(rename = "shards")]
+    pub files: Vec<StateFile>,
 }
 
 /// A file of tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shard {
+pub struct StateFile {
     /// Its name in the checkpoint's folder.
     pub name: String,
     /// Its length.
@@ -55,10 +56,10 @@ pub struct Shard {
 }
 
 impl Manifest {
-    /// Makes a manifest in the oldest format that can hold these shards.
-    pub fn new(step: u64, cursor: Cursor, description: Map<String, Json>, shards: Vec<Shard>) -> Self {
-        let in_parts = shards.iter().any(|shard| shard.part.is_some());
-        Self { format: if in_parts { IN_PARTS } else { WHOLE }, step, cursor, description, shards }
+    /// Makes a manifest in the oldest format that can hold these files.
+    pub fn new(step: u64, cursor: Cursor, description: Map<String, Json>, files: Vec<StateFile>) -> Self {
+        let in_parts = files.iter().any(|file| file.part.is_some());
+        Self { format: if in_parts { IN_PARTS } else { WHOLE }, step, cursor, description, files }
     }
 
     /// Reads the manifest in a checkpoint's folder, but not the files that it names.
@@ -104,8 +105,8 @@ impl Manifest {
         }
         let manifest: Self = serde_json::from_value(json).map_err(|error| damaged(&error.to_string()))?;
         let is_plain = |name: &str| Path::new(name).file_name() == Some(name.as_ref());
-        match manifest.shards.iter().find(|shard| !is_plain(&shard.name)) {
-            Some(shard) => Err(Flaw::Damaged(format!("`{}` is no file name", shard.name))),
+        match manifest.files.iter().find(|file| !is_plain(&file.name)) {
+            Some(file) => Err(Flaw::Damaged(format!("`{}` is not a file name", file.name))),
             None => Ok(manifest),
         }
     }
@@ -123,9 +124,10 @@ mod tests {
     use super::*;
 
     fn manifest() -> Manifest {
-        let shard = Shard { name: "rank-0000.safetensors".into(), bytes: 12, hash: "ab".into(), part: None };
+        let file =
+            StateFile { name: "rank-0000.safetensors".into(), bytes: 12, hash: "ab".into(), part: None };
         let description = Map::from_iter([("epsilon".to_owned(), Json::from(1e-5))]);
-        Manifest::new(40, Cursor { epoch: 1, index: 7 }, description, vec![shard])
+        Manifest::new(40, Cursor { epoch: 1, index: 7 }, description, vec![file])
     }
 
     #[test]
@@ -138,10 +140,10 @@ mod tests {
 
     #[test]
     fn parts_have_a_format_of_their_own() {
-        let mut shards = manifest().shards;
+        let mut files = manifest().files;
         assert_eq!(manifest().format, WHOLE);
-        shards[0].part = Some(RowShard { index: 1, of: 2 });
-        let manifest = Manifest::new(40, Cursor { epoch: 1, index: 7 }, Map::new(), shards);
+        files[0].part = Some(RowShard { index: 1, of: 2 });
+        let manifest = Manifest::new(40, Cursor { epoch: 1, index: 7 }, Map::new(), files);
         assert_eq!(manifest.format, IN_PARTS);
         assert_eq!(Manifest::parse(manifest.to_text().as_bytes()), Ok(manifest));
     }
@@ -163,15 +165,15 @@ mod tests {
     }
 
     #[test]
-    fn a_later_format_is_no_damage() {
+    fn a_later_format_is_not_damage() {
         let later = Manifest { format: IN_PARTS + 1, ..manifest() };
         assert_eq!(Manifest::parse(later.to_text().as_bytes()), Err(Flaw::TooNew(IN_PARTS + 1)));
     }
 
     #[test]
-    fn a_shard_outside_the_folder_is_refused() {
+    fn a_file_outside_the_folder_is_refused() {
         let mut manifest = manifest();
-        manifest.shards[0].name = "../rank-0000.safetensors".into();
+        manifest.files[0].name = "../rank-0000.safetensors".into();
         assert!(matches!(Manifest::parse(manifest.to_text().as_bytes()), Err(Flaw::Damaged(_))));
     }
 }

@@ -7,7 +7,7 @@
 //! generator, gradients that wait for an update, or a model's own fields that are not parameters.
 //!
 //! ```text
-//! Pipeline::state ---RankState per rank--> CheckpointWriter (a thread) --> Saving: shards, manifest, rename
+//! Pipeline::state ---RankState per rank--> CheckpointWriter (a thread) --> Saving: files, manifest, rename
 //! Pipeline::restore <-------------------- Checkpoint <-- CheckpointFolder::newest
 //! ```
 //!
@@ -27,7 +27,7 @@ mod writer;
 pub use cursor::Cursor;
 pub use error::CheckpointError;
 pub use folder::CheckpointFolder;
-pub use manifest::{MANIFEST, Manifest, Shard};
+pub use manifest::{MANIFEST, Manifest, StateFile};
 pub(crate) use optimizer::{Target, put_together};
 pub use read::{Checkpoint, StoredTensor};
 pub use save::Saving;

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 
 use super::error::CheckpointError;
-use super::manifest::{Manifest, Shard};
+use super::manifest::{Manifest, StateFile};
 use super::optimizer::FIELD;
-use super::save::STEP;
+use super::save::{LOSS_SCALE, STEP};
 use super::tensor_file::{Header, from_stored, hash, read_header};
+use crate::loss_scale::LossScale;
 use crate::tensor::shard::RowShard;
 
 /// A complete checkpoint whose files have been verified.
@@ -24,25 +25,26 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, Place>,
     scalars: BTreeMap<String, String>,
     parameters: BTreeSet<String>,
+    loss_scale: Option<LossScale>,
 }
 
-/// The place of a tensor in the shards, with its type and shape.
+/// The place of a tensor in the files, with its type and shape.
 #[derive(Debug)]
 struct Place {
     dtype: DType,
     shape: Vec<usize>,
-    /// Its rows, in order: all in one shard, or divided among the shards of replicas.
+    /// Its rows, in order: all in one file, or divided among the files of replicas.
     pieces: Vec<Piece>,
     /// Further copies of the same rows.
     copies: Vec<Piece>,
 }
 
-/// Rows of a tensor that are stored in one shard.
+/// Rows of a tensor that are stored in one file.
 #[derive(Debug)]
 struct Piece {
     part: RowShard,
     rows: usize,
-    shard: usize,
+    file: usize,
     /// The place of their first byte in the file.
     start: u64,
 }
@@ -62,20 +64,20 @@ impl Checkpoint {
     /// Opens a checkpoint's folder and reads every byte once to verify it.
     ///
     /// # Errors
-    /// When the manifest or a shard is missing, damaged, cut short or of another step. The error names the file.
+    /// When the manifest or a file is missing, damaged, cut short or of another step. The error names the file.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let manifest = Manifest::read(path)?;
-        let (mut tensors, mut scalars) = (BTreeMap::new(), BTreeMap::new());
-        for (index, shard) in manifest.shards.iter().enumerate() {
-            let header = verify(path, shard, manifest.step)?;
-            let part = shard.part.unwrap_or(RowShard::WHOLE);
+        let (mut tensors, mut scalars, mut loss_scale) = (BTreeMap::new(), BTreeMap::new(), None);
+        for (index, file) in manifest.files.iter().enumerate() {
+            let header = verify(path, file, manifest.step)?;
+            let part = file.part.unwrap_or(RowShard::WHOLE);
             for (name, info) in header.tensors {
                 let unknown =
                     || CheckpointError::ElementType { tensor: name.clone(), dtype: info.dtype.to_string() };
                 let dtype = from_stored(info.dtype).ok_or_else(unknown)?;
                 let rows = info.shape.first().copied().unwrap_or(1);
                 let piece =
-                    Piece { part, rows, shard: index, start: header.data + info.data_offsets.0 as u64 };
+                    Piece { part, rows, file: index, start: header.data + info.data_offsets.0 as u64 };
                 let torn = || CheckpointError::Torn { path: path.to_owned(), tensor: name.clone() };
                 let place = tensors.entry(name.clone()).or_insert_with(|| Place::new(dtype, &info.shape));
                 match place.add(piece, dtype, &info.shape) {
@@ -84,6 +86,8 @@ impl Checkpoint {
                     Err(Unfit::Copy(other)) => return Err(ambiguous(path, &manifest, &name, [other, index])),
                 }
             }
+            // All files have the same.
+            loss_scale = loss_scale.or(header.texts.get(LOSS_SCALE).and_then(|text| scale_of(text)));
             scalars.extend(header.texts.into_iter().filter(|(name, _)| name.contains(FIELD)));
         }
         for (tensor, place) in &mut tensors {
@@ -93,7 +97,7 @@ impl Checkpoint {
                 .map_err(|Torn| CheckpointError::Torn { path: path.to_owned(), tensor: tensor.clone() })?;
         }
         let parameters = tensors.keys().filter(|name| !name.contains(FIELD)).cloned().collect();
-        Ok(Self { path: path.to_owned(), manifest, tensors, scalars, parameters })
+        Ok(Self { path: path.to_owned(), manifest, tensors, scalars, parameters, loss_scale })
     }
 
     /// Returns the checkpoint's folder.
@@ -109,6 +113,11 @@ impl Checkpoint {
     /// Returns the number of optimizer steps taken.
     pub fn step(&self) -> u64 {
         self.manifest.step
+    }
+
+    /// Returns the loss scale of the next step; `None` if the run had none.
+    pub(crate) fn loss_scale(&self) -> Option<LossScale> {
+        self.loss_scale
     }
 
     /// Returns the parameters, by path.
@@ -177,7 +186,7 @@ impl Checkpoint {
         for piece in &place.pieces {
             let rows = wanted.start.max(first)..wanted.end.min(first + piece.rows);
             if !rows.is_empty() {
-                let path = self.path.join(&self.manifest.shards[piece.shard].name);
+                let path = self.path.join(&self.manifest.files[piece.file].name);
                 let target = &mut bytes[filled..][..rows.len() * in_a_row];
                 let start = piece.start + ((rows.start - first) * in_a_row) as u64;
                 let read = File::open(&path).and_then(|mut file| {
@@ -197,6 +206,12 @@ impl Checkpoint {
     }
 }
 
+/// Returns the loss scale of a file's header.
+fn scale_of(text: &str) -> Option<LossScale> {
+    let (factor, updates) = text.split_once(' ')?;
+    Some(LossScale { factor: factor.parse().ok()?, updates: updates.parse().ok()? })
+}
+
 /// The error for parts of a tensor that do not make up the whole.
 struct Torn;
 
@@ -204,7 +219,7 @@ struct Torn;
 enum Unfit {
     /// Their shape or type differs from that of the other rows.
     Part,
-    /// This shard has the same rows in another shape.
+    /// This file has the same rows in another shape.
     Copy(usize),
 }
 
@@ -218,7 +233,7 @@ impl Place {
         let is_alike = dtype == self.dtype && shape.iter().skip(1).eq(self.shape.iter().skip(1));
         match self.pieces.iter().find(|other| other.part == piece.part) {
             Some(other) if is_alike && other.rows == piece.rows => self.copies.push(piece),
-            Some(other) => return Err(Unfit::Copy(other.shard)),
+            Some(other) => return Err(Unfit::Copy(other.file)),
             None if is_alike => self.pieces.push(piece),
             None => return Err(Unfit::Part),
         }
@@ -280,7 +295,7 @@ fn compare_copies(
         let first = first.expect("a copy is of rows that are there");
         let bytes = (copy.rows * place.bytes_in_a_row()) as u64;
         let hash_of = |piece: &Piece| {
-            let path = path.join(&manifest.shards[piece.shard].name);
+            let path = path.join(&manifest.files[piece.file].name);
             let hash = File::open(&path).and_then(|mut file| {
                 file.seek(SeekFrom::Start(piece.start))?;
                 hash(file.take(bytes))
@@ -288,24 +303,24 @@ fn compare_copies(
             hash.map_err(CheckpointError::io("read", &path))
         };
         if hash_of(first)? != hash_of(copy)? {
-            return Err(ambiguous(path, manifest, tensor, [first.shard, copy.shard]));
+            return Err(ambiguous(path, manifest, tensor, [first.file, copy.file]));
         }
     }
     Ok(())
 }
 
-fn ambiguous(path: &Path, manifest: &Manifest, tensor: &str, shards: [usize; 2]) -> CheckpointError {
-    let [first, second] = shards.map(|shard| manifest.shards[shard].name.clone());
-    CheckpointError::Ambiguous { path: path.to_owned(), tensor: tensor.to_owned(), shards: (first, second) }
+fn ambiguous(path: &Path, manifest: &Manifest, tensor: &str, files: [usize; 2]) -> CheckpointError {
+    let [first, second] = files.map(|file| manifest.files[file].name.clone());
+    CheckpointError::Ambiguous { path: path.to_owned(), tensor: tensor.to_owned(), files: (first, second) }
 }
 
-/// Reads the whole shard once and returns its header if the content matches the manifest.
-fn verify(checkpoint: &Path, shard: &Shard, step: u64) -> Result<Header, CheckpointError> {
-    let path = checkpoint.join(&shard.name);
+/// Reads the whole file once and returns its header if the content matches the manifest.
+fn verify(checkpoint: &Path, entry: &StateFile, step: u64) -> Result<Header, CheckpointError> {
+    let path = checkpoint.join(&entry.name);
     let mut file = match File::open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Err(CheckpointError::MissingShard { path });
+            return Err(CheckpointError::MissingFile { path });
         }
         Err(source) => return Err(CheckpointError::Io { action: "open", path, source }),
     };
@@ -314,7 +329,7 @@ fn verify(checkpoint: &Path, shard: &Shard, step: u64) -> Result<Header, Checkpo
     if let Some(found) = text.and_then(|text| text.parse().ok())
         && found != step
     {
-        return Err(CheckpointError::ForeignShard { path, expected: step, found });
+        return Err(CheckpointError::ForeignFile { path, expected: step, found });
     }
     let read = |file: &mut File| {
         let found = file.metadata()?.len();
@@ -322,11 +337,11 @@ fn verify(checkpoint: &Path, shard: &Shard, step: u64) -> Result<Header, Checkpo
         Ok((found, hash(file)?))
     };
     let (found, hash) = read(&mut file).map_err(CheckpointError::io("read", &path))?;
-    if found != shard.bytes {
-        return Err(CheckpointError::ShardLength { path, expected: shard.bytes, found });
+    if found != entry.bytes {
+        return Err(CheckpointError::FileLength { path, expected: entry.bytes, found });
     }
     match header {
-        Some(header) if hash.to_hex().as_str() == shard.hash => Ok(header),
-        _ => Err(CheckpointError::DamagedShard { path }),
+        Some(header) if hash.to_hex().as_str() == entry.hash => Ok(header),
+        _ => Err(CheckpointError::DamagedFile { path }),
     }
 }

@@ -1,7 +1,7 @@
-//! Writes a checkpoint: the shards into a scratch folder, then the manifest, then one rename.
+//! Writes a checkpoint: the files into a scratch folder, then the manifest, then one rename.
 //!
-//! Several processes that share one folder may write shards. Each process writes a note for every shard, after the
-//! shard. The process that began the checkpoint commits it when it has read the notes of all ranks.
+//! Several processes that share one folder may write files. Each process writes a note for every file, after the
+//! file. The process that began the checkpoint commits it when it has read the notes of all ranks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
@@ -14,15 +14,19 @@ use burn::tensor::{BoolStore, DType};
 
 use super::error::CheckpointError;
 use super::folder::{REMOVING, committed_name, scratch_name};
-use super::manifest::{MANIFEST, Manifest, Shard};
+use super::manifest::{MANIFEST, Manifest, StateFile};
 use super::optimizer::{FIELD, take_apart};
 use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{self, Content, Named};
 use crate::ids::WorldRank;
+use crate::loss_scale::LossScale;
 use crate::tensor::ValueKind;
 
-/// The header text that says which step a shard belongs to.
+/// The header text that says which step a file belongs to.
 pub(super) const STEP: &str = "step";
+
+/// The header text with the loss scale and the number of updates since it changed.
+pub(super) const LOSS_SCALE: &str = "loss_scale";
 
 /// A checkpoint that is being written. If it is dropped before [`Saving::commit`], the process that began it removes
 /// the files.
@@ -68,12 +72,15 @@ impl Saving {
     ///
     /// # Errors
     /// When the system reports an error, a tensor's element type cannot be stored, or two parameters have one path.
-    pub fn write_shard(&self, state: RankState) -> Result<Shard, CheckpointError> {
+    pub fn write_file(&self, state: RankState) -> Result<StateFile, CheckpointError> {
         check_paths(std::slice::from_ref(&state))?;
-        let RankState { rank, stages, memory } = state;
+        let RankState { rank, stages, loss_scale, memory } = state;
         let _counted = memory.count_this_thread();
         let name = format!("rank-{:04}.safetensors", rank.get());
         let mut texts = HashMap::from([(STEP.to_owned(), self.step.to_string())]);
+        if let Some(LossScale { factor, updates }) = loss_scale {
+            texts.insert(LOSS_SCALE.to_owned(), format!("{factor} {updates}"));
+        }
         // All stages of a rank are sharded alike.
         let part = stages.iter().find_map(|stage| stage.part);
         let mut tensors = BTreeMap::new();
@@ -83,42 +90,42 @@ impl Saving {
         let tensors = tensors.into_iter().map(|(name, content)| Named { name, content }).collect();
         let path = self.scratch.join(&name);
         let (bytes, hash) = tensor_file::write(&path, texts, tensors, &self.written)?;
-        Ok(Shard { name, bytes, hash: hash.to_hex().to_string(), part })
+        Ok(StateFile { name, bytes, hash: hash.to_hex().to_string(), part })
     }
 
-    /// Writes a note for the process that commits: a shard of this process is on disk.
+    /// Writes a note for the process that commits: a file of this process is on disk.
     ///
     /// # Errors
     /// When the system reports an error.
-    pub fn leave_note(&self, rank: WorldRank, shard: &Shard) -> Result<(), CheckpointError> {
+    pub fn leave_note(&self, rank: WorldRank, file: &StateFile) -> Result<(), CheckpointError> {
         let (path, draft) = (self.note(rank), self.note(rank).with_extension("draft"));
-        let text = serde_json::to_string(shard).expect("a shard is plain data");
+        let text = serde_json::to_string(file).expect("a file is plain data");
         let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, &path));
         written.map_err(CheckpointError::io("write", &path))
     }
 
-    /// Returns the shard that the note of `rank` describes, and removes the note; `None` if there is no note.
+    /// Returns the file that the note of `rank` describes, and removes the note; `None` if there is no note.
     ///
     /// # Errors
     /// When the note cannot be read.
-    pub fn take_note(&self, rank: WorldRank) -> Result<Option<Shard>, CheckpointError> {
+    pub fn take_note(&self, rank: WorldRank) -> Result<Option<StateFile>, CheckpointError> {
         let path = self.note(rank);
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(CheckpointError::Io { action: "read", path, source }),
         };
-        let shard = serde_json::from_slice(&text).map_err(std::io::Error::from);
-        let shard = shard.map_err(CheckpointError::io("understand", &path))?;
+        let file = serde_json::from_slice(&text).map_err(std::io::Error::from);
+        let file = file.map_err(CheckpointError::io("understand", &path))?;
         fs::remove_file(&path).map_err(CheckpointError::io("remove", &path))?;
-        Ok(Some(shard))
+        Ok(Some(file))
     }
 
     fn note(&self, rank: WorldRank) -> PathBuf {
         self.scratch.join(format!("rank-{:04}.note", rank.get()))
     }
 
-    /// Gives the checkpoint its final name, and returns its path. All shards of the manifest must have been written,
+    /// Gives the checkpoint its final name, and returns its path. All files of the manifest must have been written,
     /// and the manifest's step must be that of [`Saving::begin`].
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The format of a shard: named tensors in the safetensors format, and named texts in its header.
+//! The format of a file: named tensors in the safetensors format, and named texts in its header.
 //!
 //! Tensors are written, hashed and dropped one at a time. Everything is little-endian.
 

@@ -26,7 +26,7 @@ const WATCH: Duration = Duration::from_millis(50);
 #[cfg(target_os = "linux")]
 const LOWEST: i32 = 19;
 
-/// Time between two checks for the shards of other processes.
+/// Time between two checks for the files of other processes.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Writes checkpoints one after another on its own thread, and keeps the newest. The thread has a lower priority than
@@ -106,7 +106,7 @@ impl CheckpointWriter {
             let saving = Saving::join(&path, state.step)?.counting(written.clone());
             for part in state.ranks {
                 let rank = part.rank();
-                saving.leave_note(rank, &saving.write_shard(part)?)?;
+                saving.leave_note(rank, &saving.write_file(part)?)?;
             }
             Ok(committed)
         })
@@ -207,7 +207,7 @@ impl CheckpointWriter {
                         if let Some(Progress(call)) = &self.progress {
                             call();
                         }
-                    } else if since.elapsed() > self.deadline + GRACE {
+                    } else if since.elapsed() > self.deadline.saturating_add(GRACE) {
                         let (path, waited) = (self.path.clone(), self.deadline);
                         return Err(CheckpointError::Stuck { path, waited });
                     }
@@ -254,15 +254,15 @@ fn commit(
     let saving = Saving::begin(folder.path(), step)?.counting(written.clone());
     let own: BTreeSet<u32> = parts.iter().map(|part| part.rank().get()).collect();
     let mut missing: BTreeSet<u32> = (0..ranks).filter(|rank| !own.contains(rank)).collect();
-    let written_here = parts.into_iter().map(|part| saving.write_shard(part));
-    let mut shards = written_here.collect::<Result<Vec<_>, _>>()?;
+    let written_here = parts.into_iter().map(|part| saving.write_file(part));
+    let mut files = written_here.collect::<Result<Vec<_>, _>>()?;
     let mut since = Instant::now();
     while !missing.is_empty() {
         for rank in missing.clone() {
-            if let Some(shard) = saving.take_note(WorldRank::new(rank))? {
+            if let Some(file) = saving.take_note(WorldRank::new(rank))? {
                 missing.remove(&rank);
-                written.fetch_add(shard.bytes, Ordering::Relaxed);
-                shards.push(shard);
+                written.fetch_add(file.bytes, Ordering::Relaxed);
+                files.push(file);
                 since = Instant::now();
             }
         }
@@ -272,6 +272,6 @@ fn commit(
         }
         std::thread::sleep(LOOK);
     }
-    shards.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    saving.commit(&Manifest::new(step, cursor, description, shards))
+    files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    saving.commit(&Manifest::new(step, cursor, description, files))
 }

@@ -1,4 +1,4 @@
-//! Collectives that block until a deadline, for code that runs alone on a rank's thread.
+//! Collectives that block until a deadline, for code that has a rank's thread to itself.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +8,10 @@ use super::exchange::Exchange;
 use super::group::Group;
 use super::sum::sum;
 use crate::ids::WorldRank;
-use crate::message::{MessageError, Payload, Tag};
-use crate::progress::Waiting;
+use crate::message::{AwaitedMessage, MessageError, Payload, Tag};
 use crate::tensor::shard::{RowShard, join};
 use crate::tensor::{OptionalTensors, Value, ValueKind, Values, pack};
-use crate::transport::{Endpoint, Waited};
-
-/// Replaces a deadline that is too long to be added to the current time.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+use crate::transport::{Endpoint, Waited, end_of_wait};
 
 /// Runs collectives of a group for one of its members. All members call the same collectives in the same order.
 pub struct Communicator<'a> {
@@ -83,7 +79,7 @@ pub enum CollectiveError {
         rank: WorldRank,
     },
     /// The members' lists have different lengths.
-    #[error("{own} tensor(s) here and {other} on rank {rank}: all members bring as many")]
+    #[error("{own} tensor(s) here and {other} on rank {rank}: all members pass the same number")]
     Count {
         /// Tensors here.
         own: usize,
@@ -93,7 +89,7 @@ pub enum CollectiveError {
         rank: WorldRank,
     },
     /// The number of parts is not the number of members.
-    #[error("{found} part(s) for {expected} members: bring one for each")]
+    #[error("{found} part(s) for {expected} members: pass one for each")]
     MemberCount {
         /// Tensors given.
         found: usize,
@@ -101,7 +97,7 @@ pub enum CollectiveError {
         expected: usize,
     },
     /// A tensor to be added is not of floats.
-    #[error("tensor {place} is {kind}; sums are of floats alone")]
+    #[error("tensor {place} is {kind}; only floats can be added")]
     Kind {
         /// Its place in the list.
         place: usize,
@@ -184,8 +180,8 @@ impl<'a> Communicator<'a> {
         Ok(sum(received).into_iter().flatten().collect())
     }
 
-    /// Returns the sum of float tensors over all members, with the same bits on every member: they are added in the order
-    /// of the members.
+    /// Returns the sum of float tensors over all members, with the same bits on every member: they are added in the
+    /// order of the members.
     ///
     /// # Errors
     /// As [`Communicator::reduce_scatter`].
@@ -243,9 +239,8 @@ impl<'a> Communicator<'a> {
 
     /// Waits until all messages of an exchange have arrived.
     fn complete(&mut self, exchange: &mut Exchange<OptionalTensors>) -> Result<(), CollectiveError> {
-        let now = Instant::now();
-        let until = now.checked_add(self.deadline).unwrap_or(now + LONGEST);
-        while let Some(Waiting { from: rank, tag }) = exchange.poll(|waiting| self.take(waiting))? {
+        let until = end_of_wait(self.deadline);
+        while let Some(AwaitedMessage { from: rank, tag }) = exchange.poll(|awaited| self.take(awaited))? {
             match self.endpoint.wait(until) {
                 Waited::Arrived => {}
                 Waited::TimedOut => return Err(CollectiveError::Silent { rank, tag, waited: self.deadline }),
@@ -260,7 +255,7 @@ impl<'a> Communicator<'a> {
 
     fn take(
         &mut self,
-        Waiting { from, tag }: Waiting,
+        AwaitedMessage { from, tag }: AwaitedMessage,
     ) -> Result<Option<(Instant, OptionalTensors)>, MessageError> {
         let Some(message) = self.endpoint.try_take(from, tag) else { return Ok(None) };
         let sent = message.sent();

@@ -8,8 +8,7 @@ use std::time::Instant;
 
 use super::group::Group;
 use crate::ids::WorldRank;
-use crate::message::Tag;
-use crate::progress::Waiting;
+use crate::message::{AwaitedMessage, Tag};
 
 /// Contents of one type from several ranks, in the order in which they are used.
 #[derive(Debug)]
@@ -23,7 +22,7 @@ pub(crate) struct Exchange<T> {
 #[derive(Debug)]
 pub(crate) enum Slot<T> {
     /// A message that has not arrived.
-    Expected(Waiting),
+    Expected(AwaitedMessage),
     /// The content of a message that has arrived, or this rank's own.
     Filled(T),
 }
@@ -40,20 +39,20 @@ impl<T> Exchange<T> {
         let mut own = Some(own);
         let slot = |&from: &WorldRank| match own.take_if(|_| from == group.own()) {
             Some(own) => Slot::Filled(own),
-            None => Slot::Expected(Waiting { from, tag }),
+            None => Slot::Expected(AwaitedMessage { from, tag }),
         };
         Self::new(group.members().iter().map(slot))
     }
 
     /// Makes an exchange of this rank's own content and then a message from each of `senders` under `tag`.
     pub(crate) fn gather(own: T, tag: Tag, senders: &[WorldRank]) -> Self {
-        let others = senders.iter().map(|&from| Slot::Expected(Waiting { from, tag }));
+        let others = senders.iter().map(|&from| Slot::Expected(AwaitedMessage { from, tag }));
         Self::new(std::iter::once(Slot::Filled(own)).chain(others))
     }
 
     /// Makes an exchange of one message.
     pub(crate) fn one(from: WorldRank, tag: Tag) -> Self {
-        Self::new([Slot::Expected(Waiting { from, tag })])
+        Self::new([Slot::Expected(AwaitedMessage { from, tag })])
     }
 
     /// Makes an exchange of a content that is already here.
@@ -65,11 +64,11 @@ impl<T> Exchange<T> {
     /// has not arrived. Returns the first message that is still missing, or `None` if the exchange is complete.
     pub(crate) fn poll<E>(
         &mut self,
-        mut take: impl FnMut(Waiting) -> Result<Option<(Instant, T)>, E>,
-    ) -> Result<Option<Waiting>, E> {
+        mut take: impl FnMut(AwaitedMessage) -> Result<Option<(Instant, T)>, E>,
+    ) -> Result<Option<AwaitedMessage>, E> {
         for slot in &mut self.slots {
-            let Slot::Expected(waiting) = slot else { continue };
-            if let Some((sent, content)) = take(*waiting)? {
+            let Slot::Expected(awaited) = slot else { continue };
+            if let Some((sent, content)) = take(*awaited)? {
                 *slot = Slot::Filled(content);
                 self.latest = self.latest.max(Some(sent));
             }
@@ -78,9 +77,9 @@ impl<T> Exchange<T> {
     }
 
     /// Returns the first message that has not arrived.
-    pub(crate) fn missing(&self) -> Option<Waiting> {
+    pub(crate) fn missing(&self) -> Option<AwaitedMessage> {
         self.slots.iter().find_map(|slot| match slot {
-            Slot::Expected(waiting) => Some(*waiting),
+            Slot::Expected(awaited) => Some(*awaited),
             Slot::Filled(_) => None,
         })
     }
@@ -115,10 +114,10 @@ mod tests {
         let mut exchange = Exchange::among(&group, Tag::Ready, 10);
         let mut arrived = vec![ranks[2]];
         let mut poll = |arrived: &[WorldRank]| {
-            let take = |waiting: Waiting| -> Result<_, ()> {
-                Ok(arrived.contains(&waiting.from).then(|| (Instant::now(), waiting.from.get())))
+            let take = |awaited: AwaitedMessage| -> Result<_, ()> {
+                Ok(arrived.contains(&awaited.from).then(|| (Instant::now(), awaited.from.get())))
             };
-            exchange.poll(take).expect("it does not fail").map(|waiting| waiting.from)
+            exchange.poll(take).expect("it does not fail").map(|awaited| awaited.from)
         };
         assert_eq!(poll(&arrived), Some(ranks[0]));
         arrived.push(ranks[0]);

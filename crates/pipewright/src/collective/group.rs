@@ -17,7 +17,7 @@ pub struct Group {
 #[non_exhaustive]
 pub enum GroupError {
     /// The rank that made the group is not a member.
-    #[error("rank {own} is not among the members of the group: make a group on its members alone")]
+    #[error("rank {own} is not a member of the group: only members make the group")]
     NotAMember {
         /// That rank.
         own: WorldRank,

@@ -15,8 +15,8 @@ pub enum BackEnd {
     Metal,
     /// GPUs through Vulkan, with kernels in SPIR-V.
     Vulkan,
-    /// GPUs through the graphics interface that the system offers, with kernels in WGSL unless the build has `vulkan` or
-    /// `metal`.
+    /// GPUs through the graphics interface that the system offers, with kernels in WGSL unless the build has `vulkan`
+    /// or `metal`.
     Wgpu,
 }
 

@@ -22,7 +22,10 @@ pub enum DeviceError {
         back_end: BackEnd,
     },
     /// The back end is not compiled in.
-    #[error("this build cannot compute on `{choice}`: build it with `cargo build --release --features {}`", .choice.back_end)]
+    #[error(
+        "this build cannot compute on `{choice}`: build it with `cargo build --release --features {}`",
+        .choice.back_end
+    )]
     NotCompiledIn {
         /// The device.
         choice: DeviceChoice,
@@ -37,13 +40,13 @@ pub enum DeviceError {
     },
     /// Ranks would have to share a device, and each is to have its own.
     #[error(
-        "{ranks} ranks need a device each, and there are {devices}: name more devices, use fewer ranks, or let ranks \
-         share a device"
+        "{ranks} ranks need different devices, but have only {devices}: name more devices, use fewer ranks, or let \
+         ranks share a device"
     )]
     Shared {
         /// The number of ranks.
         ranks: usize,
-        /// The number of different devices.
+        /// The number of different devices that these ranks would have.
         devices: usize,
     },
 }

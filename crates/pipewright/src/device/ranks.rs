@@ -41,20 +41,11 @@ impl Devices {
     /// Checks that no two of `ranks` ranks have the same device.
     ///
     /// # Errors
-    /// When they do.
+    /// When two ranks have the same device.
     pub fn require_exclusive(&self, ranks: usize) -> Result<(), DeviceError> {
-        let mut different: Vec<&Device> = Vec::new();
-        for device in self.0.iter() {
-            if !different.contains(&device) {
-                different.push(device);
-            }
-        }
-        let (devices, entries) = (different.len(), self.len().min(ranks));
-        let are_own = ranks <= self.len() && {
-            let own = &self.0[..entries];
-            own.iter().enumerate().all(|(place, device)| !own[..place].contains(device))
-        };
-        if are_own { Ok(()) } else { Err(DeviceError::Shared { ranks, devices }) }
+        let own = self.0.iter().take(ranks).enumerate();
+        let devices = own.filter(|&(place, device)| !self.0[..place].contains(device)).count();
+        if devices == ranks { Ok(()) } else { Err(DeviceError::Shared { ranks, devices }) }
     }
 }
 
@@ -82,8 +73,9 @@ mod tests {
         assert_eq!(Devices::default().of(WorldRank::new(0)), None);
         assert_eq!(devices.require_exclusive(1), Ok(()));
         let error = devices.require_exclusive(2).expect_err("one for two");
-        assert!(error.to_string().starts_with("2 ranks need a device each, and there are 1:"), "{error}");
+        assert!(error.to_string().starts_with("2 ranks need different devices, but have only 1:"), "{error}");
         let same = Devices::from(vec![Device::flex(), Device::flex()]);
         assert_eq!(same.require_exclusive(2), Err(DeviceError::Shared { ranks: 2, devices: 1 }));
+        assert_eq!(same.require_exclusive(1), Ok(()));
     }
 }

@@ -14,21 +14,18 @@ use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use super::machine::Executor;
 use crate::failure::Cause;
-use crate::message::{Direction, Tag};
-use crate::progress::{Sending, Waiting};
+use crate::message::{AwaitedMessage, Direction, Tag};
+use crate::progress::Sending;
 use crate::random::StreamKey;
 use crate::stage::{ForwardTask, InputGradients, StageContext};
 use crate::tensor::{OptionalTensors, Values};
 
-/// `None` when the action is done, otherwise the message that it waits for.
-type Outcome = Result<Option<Waiting>, Cause>;
-
 /// The reason why the tensors of an action exist.
-const MADE_BEFORE: &str = "in a validated program, what an action uses was made by one before it";
+const MADE_BEFORE: &str = "in a validated program, an earlier action has made the tensors of this one";
 
 impl Executor {
     /// Runs `action`, or returns the message that it waits for.
-    pub(super) fn act(&mut self, action: Action) -> Outcome {
+    pub(super) fn act(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
         match action {
             Action::Forward { stage, microbatch } => self.forward(stage, microbatch),
             Action::Backward { stage, microbatch } => self.backward(stage, microbatch),
@@ -78,10 +75,10 @@ impl Executor {
     }
 
     /// Runs `action` inside the hook's scope. Calls the hook only when the messages of the action have arrived.
-    pub(super) fn act_in_scope(&mut self, action: Action) -> Outcome {
+    pub(super) fn act_in_scope(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
         let Some(hook) = self.hook.clone() else { return self.act(action) };
-        if let Some(waiting) = self.fetch(action)? {
-            return Ok(Some(waiting));
+        if let Some(awaited) = self.fetch(action)? {
+            return Ok(Some(awaited));
         }
         let (rank, mut outcome) = (self.world_rank, None);
         hook.around(rank, action, &mut || {
@@ -91,7 +88,7 @@ impl Executor {
     }
 
     /// Takes the messages that an action needs, or returns the first missing one.
-    fn fetch(&mut self, action: Action) -> Outcome {
+    fn fetch(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
         match action {
             Action::Forward { stage, microbatch } => self.fetch_inputs(stage, microbatch),
             Action::Backward { stage, microbatch } | Action::InputBackward { stage, microbatch } => {
@@ -104,9 +101,9 @@ impl Executor {
     }
 
     /// Runs the forward and then the backward, or both as the hook orders them. Neither starts before both can run.
-    fn overlap(&mut self, overlap: Action) -> Outcome {
-        if let Some(waiting) = self.fetch(overlap)? {
-            return Ok(Some(waiting));
+    fn overlap(&mut self, overlap: Action) -> Result<Option<AwaitedMessage>, Cause> {
+        if let Some(awaited) = self.fetch(overlap)? {
+            return Ok(Some(awaited));
         }
         let mut left: Vec<Action> = overlap.parts().collect();
         let Some(hook) = self.hook.clone() else {
@@ -129,9 +126,13 @@ impl Executor {
         }
     }
 
-    fn forward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        if let Some(waiting) = self.fetch_inputs(stage, microbatch)? {
-            return Ok(Some(waiting));
+    fn forward(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        if let Some(awaited) = self.fetch_inputs(stage, microbatch)? {
+            return Ok(Some(awaited));
         }
         let inputs = self.take_inputs(stage, microbatch).expect(MADE_BEFORE)?;
         let (forward_only, place) = (self.program().is_forward_only(), microbatch.index());
@@ -148,15 +149,15 @@ impl Executor {
         let recompute = self.recompute.applies_to(stage)
             && !backward_follows(self.program().row(self.rank), self.step.position);
         let task = ForwardTask {
-            loss_weight: input.loss_weights[place],
+            loss_weight: input.loss_weights[place] * input.loss_scale,
             keep_outputs: input.keep_outputs,
             recompute,
         };
         let local_stage = self.local_stage(stage);
         let device = local_stage.runner.device();
         let target = local_stage.targets[place].take();
-        let target = target.map(|target| target.into_iter().map(|value| value.to_device(&device)).collect());
-        let context = StageContext::new(stage, microbatch).with_side_inputs(side_inputs, device);
+        let target = target.map(|target| target.into_iter().map(|value| value.to_device(device)).collect());
+        let context = StageContext::new(stage, microbatch).with_side_inputs(side_inputs, device.clone());
         let forwarded = match forward_only {
             true => local_stage.runner.infer(&context, inputs, target)?,
             false => local_stage.runner.forward(&context.with_random(random), inputs, target, task)?,
@@ -168,35 +169,51 @@ impl Executor {
     }
 
     /// Runs `B`: the input gradients, then at once the weight gradients.
-    fn backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+    fn backward(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
         match self.backward_inputs(stage, microbatch)? {
             None => self.backward_weights(stage, microbatch),
-            waiting => Ok(waiting),
+            awaited => Ok(awaited),
         }
     }
 
     /// Runs `W`: the weight gradients that `I` deferred. A stage that defers none still trains, but gains nothing from
     /// the split, which is logged once.
-    fn split_weights(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+    fn split_weights(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
         let local_stage = self.local_stage(stage);
         let products = local_stage.runner.backward_weights(microbatch);
         if products == 0 && !std::mem::replace(&mut local_stage.logged_empty_weight_backward, true) {
             tracing::info!(
-                "stage {stage} has no layer that puts off its weight gradients: they come with `I`, and `W` does nothing; \
-                 `pipewright::nn` has layers that do"
+                "stage {stage} has no layer that defers its weight gradients: `I` computes them, and `W` does nothing; \
+                 layers of `pipewright::nn` defer theirs"
             );
         }
         Ok(None)
     }
 
-    fn backward_weights(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+    fn backward_weights(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
         self.local_stage(stage).runner.backward_weights(microbatch);
         Ok(None)
     }
 
-    fn backward_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        if let Some(waiting) = self.fetch_gradients(stage, microbatch)? {
-            return Ok(Some(waiting));
+    fn backward_inputs(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        if let Some(awaited) = self.fetch_gradients(stage, microbatch)? {
+            return Ok(Some(awaited));
         }
         let place = microbatch.index();
         let mut gradients = match self.is_last(stage) {
@@ -210,7 +227,7 @@ impl Executor {
         if !recomputed.is_zero() {
             self.note_recomputed(Action::Forward { stage, microbatch }, start, recomputed);
         }
-        self.hand_over(Direction::Backward, stage, microbatch, &mut gradients);
+        self.send_skips(Direction::Backward, stage, microbatch, &mut gradients);
         match self.placement().previous(stage) {
             Some(previous) if self.elsewhere(previous).is_none() => {
                 self.local_stage(previous).output_gradients[place] = Some(gradients);
@@ -222,14 +239,22 @@ impl Executor {
         Ok(None)
     }
 
-    fn send_forward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+    fn send_forward(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
         let outputs = self.local_stage(stage).outputs[microbatch.index()].take().expect(MADE_BEFORE);
         let next = self.placement().next(stage).expect("a validated program sends from no last stage");
         self.send(Direction::Forward, next, microbatch, outputs.into_iter().map(Some).collect());
         Ok(None)
     }
 
-    fn send_backward(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
+    fn send_backward(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
         let gradients =
             self.local_stage(stage).input_gradients[microbatch.index()].take().expect(MADE_BEFORE);
         let previous = self.placement().previous(stage);
@@ -240,14 +265,18 @@ impl Executor {
 
     /// Takes a forward's inputs if another rank sends them and they are not here yet, or returns the first missing
     /// message.
-    fn fetch_inputs(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        if let Some(waiting) = self.fetch_parameters(stage)? {
-            return Ok(Some(waiting));
+    fn fetch_inputs(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        if let Some(awaited) = self.fetch_parameters(stage)? {
+            return Ok(Some(awaited));
         }
         let Some(source) = self.placement().previous(stage) else { return Ok(None) };
         if self.elsewhere(source).is_some() && self.local_stage(stage).inputs[microbatch.index()].is_none() {
-            let waiting = self.boundary(Direction::Forward, source, stage, microbatch);
-            let Some(tensors) = self.take_tensors(waiting, stage)? else { return Ok(Some(waiting)) };
+            let awaited = self.boundary(Direction::Forward, source, stage, microbatch);
+            let Some(tensors) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
             let inputs: Values = tensors.into_iter().flatten().collect();
             self.local_stage(stage).inputs[microbatch.index()] = Some(inputs);
             self.note_received(Action::RecvForward { stage, microbatch });
@@ -256,15 +285,19 @@ impl Executor {
     }
 
     /// As [`Executor::fetch_inputs`], for the gradients that a backward starts from.
-    fn fetch_gradients(&mut self, stage: StageIndex, microbatch: Microbatch) -> Outcome {
-        if let Some(waiting) = self.fetch_parameters(stage)? {
-            return Ok(Some(waiting));
+    fn fetch_gradients(
+        &mut self,
+        stage: StageIndex,
+        microbatch: Microbatch,
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        if let Some(awaited) = self.fetch_parameters(stage)? {
+            return Ok(Some(awaited));
         }
         let Some(source) = self.placement().next(stage) else { return Ok(None) };
         let is_missing = self.local_stage(stage).output_gradients[microbatch.index()].is_none();
         if self.elsewhere(source).is_some() && is_missing {
-            let waiting = self.boundary(Direction::Backward, source, stage, microbatch);
-            let Some(gradients) = self.take_tensors(waiting, stage)? else { return Ok(Some(waiting)) };
+            let awaited = self.boundary(Direction::Backward, source, stage, microbatch);
+            let Some(gradients) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
             self.local_stage(stage).output_gradients[microbatch.index()] = Some(gradients);
             self.note_received(Action::RecvBackward { stage, microbatch });
         }
@@ -283,15 +316,15 @@ impl Executor {
         self.send_tensors(to, Tag::Boundary { direction, stage, microbatch }, tensors);
     }
 
-    /// The message of a boundary from the rank of `source` to `stage`.
+    /// Returns the message of a boundary from the rank of `source` to `stage`.
     fn boundary(
         &self,
         direction: Direction,
         source: StageIndex,
         stage: StageIndex,
         microbatch: Microbatch,
-    ) -> Waiting {
+    ) -> AwaitedMessage {
         let from = self.placement().rank_of(source);
-        self.waiting(from, Tag::Boundary { direction, stage, microbatch })
+        self.awaited(from, Tag::Boundary { direction, stage, microbatch })
     }
 }

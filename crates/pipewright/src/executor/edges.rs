@@ -18,7 +18,7 @@ impl Executor {
         let Some(previous) = self.placement().previous(stage) else {
             // The model's input data needs no gradient.
             let device = self.local_stage(stage).runner.device();
-            return Some(Ok(inputs.into_iter().map(|input| input.to_device(&device).constant()).collect()));
+            return Some(Ok(inputs.into_iter().map(|input| input.to_device(device).constant()).collect()));
         };
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
@@ -42,7 +42,7 @@ impl Executor {
             return Ok(());
         };
         let mut outputs = outputs.into_iter().map(Some).collect();
-        self.hand_over(Direction::Forward, stage, microbatch, &mut outputs);
+        self.send_skips(Direction::Forward, stage, microbatch, &mut outputs);
         let outputs: Values = outputs.into_iter().flatten().collect();
         let looked = self.local_stage(stage).boundaries.check_outputs(&outputs);
         looked.map_err(|found| self.mismatch(stage, next, microbatch, found))?;

@@ -8,7 +8,7 @@ use super::machine::Executor;
 use super::step::{Outcome, Phase};
 use crate::collective::Exchange;
 use crate::failure::Cause;
-use crate::progress::Waiting;
+use crate::message::AwaitedMessage;
 
 impl Executor {
     /// Ends the phase that is done and begins the next one. The arms list all phases in order.
@@ -37,7 +37,7 @@ impl Executor {
     }
 
     /// Takes the messages of a phase that have arrived, or returns a missing one.
-    fn receive_phase(&mut self, phase: &mut Phase) -> Result<Option<Waiting>, Cause> {
+    fn receive_phase(&mut self, phase: &mut Phase) -> Result<Option<AwaitedMessage>, Cause> {
         match phase {
             Phase::ReplicaSums => Ok(self.awaited_reductions()),
             Phase::ParameterLists(lists) => self.receive(lists),
@@ -57,17 +57,17 @@ impl Executor {
     }
 
     /// Continues the current phase after the program, or returns the message that it waits for.
-    pub(super) fn poll_epilogue(&mut self) -> Result<Option<Waiting>, Cause> {
+    pub(super) fn poll_epilogue(&mut self) -> Result<Option<AwaitedMessage>, Cause> {
         let mut phase = std::mem::take(&mut self.step.phase);
-        let waiting = self.receive_phase(&mut phase)?;
-        self.step.phase = match waiting {
+        let awaited = self.receive_phase(&mut phase)?;
+        self.step.phase = match awaited {
             Some(_) => phase,
             None => {
                 self.board.moved(self.world_rank, self.step.position);
                 self.next_phase(phase)?
             }
         };
-        Ok(waiting)
+        Ok(awaited)
     }
 
     fn end_program(&mut self) -> Result<Phase, Cause> {

@@ -21,8 +21,7 @@ use super::reduction::joined;
 use super::step::{Outcome, Phase};
 use crate::collective::Exchange;
 use crate::failure::Cause;
-use crate::message::Tag;
-use crate::progress::Waiting;
+use crate::message::{AwaitedMessage, Tag};
 
 /// A parameter of the model, read between two steps.
 #[derive(Clone, Debug)]
@@ -59,13 +58,13 @@ impl Executor {
     }
 
     /// Gives a stage its whole parameters if they are being gathered, or returns a missing message.
-    pub(super) fn fetch_parameters(&mut self, index: StageIndex) -> Result<Option<Waiting>, Cause> {
+    pub(super) fn fetch_parameters(&mut self, index: StageIndex) -> Result<Option<AwaitedMessage>, Cause> {
         let Some(mut rows) = self.local_stage(index).gathering.take() else { return Ok(None) };
-        let device = self.local_stage(index).runner.device().inner();
-        let waiting = self.receive_tensors(&mut rows, &device)?;
-        if waiting.is_some() {
+        let device = self.local_stage(index).runner.device().clone().inner();
+        let awaited = self.receive_tensors(&mut rows, &device)?;
+        if awaited.is_some() {
             self.local_stage(index).gathering = Some(rows);
-            return Ok(waiting);
+            return Ok(awaited);
         }
         if let Some(latest) = rows.latest() {
             self.note_exposed(latest);

@@ -65,6 +65,22 @@ impl Executor {
 fn read(scalars: Vec<Tensor<1>>) -> Vec<f64> {
     match scalars.is_empty() {
         true => Vec::new(),
-        false => Tensor::cat(scalars, 0).into_data().iter::<f32>().map(f64::from).collect(),
+        false => Tensor::cat(scalars, 0).into_data().iter::<f64>().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, Device};
+
+    use super::*;
+
+    #[test]
+    fn losses_keep_their_precision() {
+        let third = Tensor::<1>::full([1], 1.0 / 3.0, (&Device::flex(), DType::F64));
+        assert_eq!(read(vec![third]), [1.0 / 3.0]);
+        let third = Tensor::<1>::full([1], 1.0 / 3.0, &Device::flex());
+        assert_eq!(read(vec![third]), [f64::from(1.0f32 / 3.0)]);
+        assert!(read(Vec::new()).is_empty());
     }
 }

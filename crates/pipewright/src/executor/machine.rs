@@ -10,14 +10,16 @@ use super::gather::NamedParameter;
 use super::local_stage::LocalStage;
 use super::mesh_endpoint::MeshEndpoint;
 use super::parameters::KnownParameters;
+use super::place::{Situation, place};
 use super::report::RankReport;
 use super::step::{Outcome, Phase, Poll, StepInput, StepState};
+use crate::device::computes_behind;
 use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
-use crate::message::Tag;
-use crate::progress::{Activity, Blocked, ProgressBoard, Waiting};
+use crate::message::{AwaitedMessage, Tag};
+use crate::progress::{Activity, Blocked, ProgressBoard};
 use crate::stage::StageRunner;
 use crate::tensor::{Boundaries, CheckMetadata, Metadata};
 
@@ -127,7 +129,7 @@ impl Executor {
                 self.board.set_activity(self.world_rank, Activity::NoStep);
                 return Ok(Poll::Done);
             }
-            _ => self.poll_epilogue().map(|waiting| waiting.map(Blocked::from)),
+            _ => self.poll_epilogue().map(|awaited| awaited.map(Blocked::from)),
         };
         match blocked {
             Ok(None) => Ok(Poll::Progress),
@@ -142,7 +144,7 @@ impl Executor {
 
     fn poll_action(&mut self) -> Result<Option<Blocked>, Cause> {
         let Some(&action) = self.program().row(self.rank).get(self.step.position) else {
-            return self.poll_epilogue().map(|waiting| waiting.map(Blocked::from));
+            return self.poll_epilogue().map(|awaited| awaited.map(Blocked::from));
         };
         if self.step.entered.is_none() {
             self.step.entered = Some(Instant::now());
@@ -153,8 +155,8 @@ impl Executor {
         if let Some(sending) = self.unsent(action) {
             return Ok(Some(Blocked::Sending(sending)));
         }
-        if let Some(waiting) = self.act_in_scope(action)? {
-            return Ok(Some(Blocked::Receiving(waiting)));
+        if let Some(awaited) = self.act_in_scope(action)? {
+            return Ok(Some(Blocked::Receiving(awaited)));
         }
         // The event of a receive is added when its message is taken: from the first attempt to take it until its
         // arrival.
@@ -187,9 +189,9 @@ impl Executor {
         });
     }
 
-    /// Adds the event of a forward that a backward computed again from `start` on. The event of the backward begins after
-    /// it, so that the two do not overlap. Blocks are recomputed alternately with their backwards, and the event has
-    /// their times together.
+    /// Adds the event of a forward that a backward computed again from `start` on. The event of the backward begins
+    /// after it, so that the two do not overlap. Blocks are recomputed alternately with their backwards, and the event
+    /// has their times together.
     pub(super) fn note_recomputed(&mut self, forward: Action, start: Instant, recomputed: Duration) {
         let origin = self.step.input.origin;
         let begin = start.saturating_duration_since(origin);
@@ -258,15 +260,18 @@ impl Executor {
 
     /// Makes an error of this rank at its current position in the step.
     pub(crate) fn error(&self, cause: Cause) -> StepError {
-        let action = match self.step.phase {
-            Phase::Actions => self.program().row(self.rank).get(self.step.position).copied(),
-            _ => None,
+        let row = self.program().row(self.rank);
+        let situation = Situation {
+            row,
+            action: match self.step.phase {
+                Phase::Actions => row.get(self.step.position).copied(),
+                _ => None,
+            },
+            has_run: self.step.position >= row.len(),
+            has_updated: self.step.has_updated,
+            computes_behind: self.stages.iter().any(|stage| computes_behind(&stage.runner.device())),
         };
-        let cause = match cause {
-            // The update is the last user code of a step.
-            Cause::Panic { message } if self.step.has_updated => Cause::Update { message },
-            cause => cause,
-        };
+        let (action, cause) = place(&situation, cause);
         StepError { rank: self.world_rank, step: self.step.input.step, action, cause }
     }
 
@@ -290,8 +295,8 @@ impl Executor {
     }
 
     /// Describes a message from a rank of this pipeline.
-    pub(super) fn waiting(&self, from: Rank, tag: Tag) -> Waiting {
-        Waiting { from: self.endpoint.world_rank_of(from), tag }
+    pub(super) fn awaited(&self, from: Rank, tag: Tag) -> AwaitedMessage {
+        AwaitedMessage { from: self.endpoint.world_rank_of(from), tag }
     }
 
     /// Returns the rank of `stage` in this pipeline; `None` if it is this rank.

@@ -11,8 +11,7 @@ use super::machine::Executor;
 use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::ids::WorldRank;
-use crate::message::{Message, Payload, Tag};
-use crate::progress::Waiting;
+use crate::message::{AwaitedMessage, Message, Payload, Tag};
 use crate::tensor::{OptionalTensors, Value};
 
 impl Executor {
@@ -53,8 +52,8 @@ impl Executor {
     }
 
     /// Takes a message if it has arrived.
-    fn take(&mut self, waiting: Waiting) -> Option<Message> {
-        let message = self.endpoint.try_take_world(waiting.from, waiting.tag)?;
+    fn take(&mut self, awaited: AwaitedMessage) -> Option<Message> {
+        let message = self.endpoint.try_take_world(awaited.from, awaited.tag)?;
         // An arrival counts as progress and restarts the deadline.
         self.board.moved(self.world_rank, self.step.position);
         Some(message)
@@ -64,9 +63,9 @@ impl Executor {
     pub(super) fn receive<T: DeserializeOwned>(
         &mut self,
         exchange: &mut Exchange<T>,
-    ) -> Result<Option<Waiting>, Cause> {
-        exchange.poll(|waiting| {
-            let Some(message) = self.take(waiting) else { return Ok(None) };
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        exchange.poll(|awaited| {
+            let Some(message) = self.take(awaited) else { return Ok(None) };
             let sent = message.sent();
             Ok(Some((sent, message.read()?)))
         })
@@ -76,9 +75,9 @@ impl Executor {
     pub(super) fn receive_bytes(
         &mut self,
         exchange: &mut Exchange<Arc<[u8]>>,
-    ) -> Result<Option<Waiting>, Cause> {
-        exchange.poll(|waiting| {
-            let Some(message) = self.take(waiting) else { return Ok(None) };
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        exchange.poll(|awaited| {
+            let Some(message) = self.take(awaited) else { return Ok(None) };
             let sent = message.sent();
             Ok(Some((sent, message.into_bytes()?)))
         })
@@ -89,9 +88,9 @@ impl Executor {
         &mut self,
         exchange: &mut Exchange<OptionalTensors>,
         device: &Device,
-    ) -> Result<Option<Waiting>, Cause> {
-        exchange.poll(|waiting| {
-            let Some((sent, tensors)) = self.try_take_tensors(waiting)? else { return Ok(None) };
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        exchange.poll(|awaited| {
+            let Some((sent, tensors)) = self.try_take_tensors(awaited)? else { return Ok(None) };
             let moved = tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(device)));
             Ok(Some((sent, moved.collect())))
         })
@@ -100,19 +99,22 @@ impl Executor {
     /// Takes tensors for a stage of this rank, if they have arrived.
     pub(super) fn take_tensors(
         &mut self,
-        waiting: Waiting,
+        awaited: AwaitedMessage,
         stage: StageIndex,
     ) -> Result<Option<OptionalTensors>, Cause> {
-        let Some((sent, tensors)) = self.try_take_tensors(waiting)? else { return Ok(None) };
+        let Some((sent, tensors)) = self.try_take_tensors(awaited)? else { return Ok(None) };
         self.note_exposed(sent);
         let device = self.local_stage(stage).runner.device();
-        let moved = tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(&device)));
+        let moved = tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(device)));
         Ok(Some(moved.collect()))
     }
 
     /// Takes tensors, if they have arrived, with the time at which they were sent.
-    fn try_take_tensors(&mut self, waiting: Waiting) -> Result<Option<(Instant, OptionalTensors)>, Cause> {
-        let Some(message) = self.take(waiting) else { return Ok(None) };
+    fn try_take_tensors(
+        &mut self,
+        awaited: AwaitedMessage,
+    ) -> Result<Option<(Instant, OptionalTensors)>, Cause> {
+        let Some(message) = self.take(awaited) else { return Ok(None) };
         let sent = message.sent();
         let tensors = message.into_tensors()?;
         self.memory.take_over(tensors.iter().flatten());

@@ -17,8 +17,7 @@ use pipewright_schedule::StageIndex;
 use super::machine::Executor;
 use crate::collective::{Exchange, sum};
 use crate::failure::Cause;
-use crate::message::Tag;
-use crate::progress::Waiting;
+use crate::message::{AwaitedMessage, Tag};
 use crate::tensor::shard::{RowShard, join};
 use crate::tensor::{OptionalTensors, Value};
 
@@ -37,7 +36,7 @@ enum State {
 }
 
 impl State {
-    fn missing(&self) -> Option<Waiting> {
+    fn missing(&self) -> Option<AwaitedMessage> {
         match self {
             Self::Scattering(parts) | Self::Gathering(parts) => parts.missing(),
             Self::Done => None,
@@ -98,7 +97,7 @@ impl Executor {
     }
 
     fn advance_reduction(&mut self, stage: StageIndex, state: State) -> Result<State, Cause> {
-        let device = self.local_stage(stage).runner.device().inner();
+        let device = self.local_stage(stage).runner.device().clone().inner();
         match state {
             State::Scattering(mut parts) => {
                 if self.receive_tensors(&mut parts, &device)?.is_some() {
@@ -132,12 +131,12 @@ impl Executor {
     }
 
     /// Returns the message that the stage's reduction waits for; `None` if it is done or there is none.
-    pub(super) fn awaited_reduction(&self, stage: StageIndex) -> Option<Waiting> {
+    pub(super) fn awaited_reduction(&self, stage: StageIndex) -> Option<AwaitedMessage> {
         self.step.reductions.iter().find(|reduction| reduction.stage == stage)?.state.missing()
     }
 
     /// Returns the message that any stage's reduction waits for; `None` if all are done.
-    pub(super) fn awaited_reductions(&self) -> Option<Waiting> {
+    pub(super) fn awaited_reductions(&self) -> Option<AwaitedMessage> {
         self.stages.iter().find_map(|stage| self.awaited_reduction(stage.index))
     }
 }

@@ -30,7 +30,8 @@ pub(crate) struct RankReport {
     pub auxiliary: Vec<AuxiliaryPart>,
     /// The last stage's outputs of each microbatch; kept in forward-only programs, and if the step asks for them.
     pub outputs: Vec<Values>,
-    /// Global norm of the mean gradient before clipping; `None` for forward-only programs.
+    /// Global norm of the mean gradient before clipping; `None` for forward-only programs. It is infinite if the update was
+    /// skipped.
     pub gradient_norm: Option<f64>,
     pub events: Vec<Event>,
     /// The messages of skip connections.
@@ -42,8 +43,8 @@ pub(crate) struct RankReport {
     pub exposed_communication: Duration,
     /// Time of the gradient scaling and the optimizer step.
     pub update: Duration,
-    /// Most bytes that the rank held at once in this step; on a device other than the processor, the bytes that its back
-    /// end has reserved there for the rank.
+    /// Most bytes that the rank held at once in this step; on a device other than the processor, the bytes that its
+    /// back end has reserved there for the rank.
     pub peak_bytes: u64,
     /// The largest number of boundary messages that were in flight at once.
     pub sends_in_flight: u32,
@@ -69,7 +70,7 @@ impl Executor {
     /// Makes this rank's report.
     pub(super) fn report(&mut self, gradient_norm: Option<f64>, update: Duration) -> RankReport {
         let last = self.stages.last_mut().expect("every rank owns a stage");
-        let held_on_device = held_on(&last.runner.device());
+        let held_on_device = held_on(last.runner.device());
         let peak_bytes = held_on_device.unwrap_or_else(|| self.memory.peak());
         let outputs: Vec<Values> = last.outputs.iter_mut().filter_map(Option::take).collect();
         let (events, skips) = (std::mem::take(&mut self.step.events), std::mem::take(&mut self.step.skips));

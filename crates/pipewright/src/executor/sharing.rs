@@ -22,8 +22,7 @@ use super::parameters::{Owner, Owners};
 use super::step::Phase;
 use crate::collective::{Exchange, Slot};
 use crate::failure::Cause;
-use crate::message::Tag;
-use crate::progress::Waiting;
+use crate::message::{AwaitedMessage, Tag};
 use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 
 /// A shared parameter whose gradient is being summed.
@@ -76,7 +75,7 @@ impl Executor {
         let state = match adds_for_all.filter(|&rank| rank != self.rank) {
             None => State::Adding(self.expect_shared_gradients(parameter, owners)),
             Some(rank) => {
-                let Waiting { from, tag } = self.waiting(rank, Tag::SharedGradientSum { parameter });
+                let AwaitedMessage { from, tag } = self.awaited(rank, Tag::SharedGradientSum { parameter });
                 State::Waiting(Exchange::one(from, tag))
             }
         };
@@ -86,7 +85,7 @@ impl Executor {
     fn expect_shared_gradients(&mut self, parameter: u32, owners: &Owners) -> Exchange<OptionalTensors> {
         let slot = |owner: &Owner| match owner.rank == self.rank {
             true => Slot::Filled(vec![self.local_stage(owner.stage).runner.gradient(owner.place)]),
-            false => Slot::Expected(self.waiting(owner.rank, tag(parameter, owner))),
+            false => Slot::Expected(self.awaited(owner.rank, tag(parameter, owner))),
         };
         Exchange::new(owners.iter().map(slot))
     }
@@ -96,18 +95,18 @@ impl Executor {
     pub(super) fn receive_shared_gradients(
         &mut self,
         sums: &mut [SharedSum],
-    ) -> Result<Option<Waiting>, Cause> {
-        let device = self.stages[0].runner.device();
+    ) -> Result<Option<AwaitedMessage>, Cause> {
+        let device = self.stages[0].runner.device().clone();
         let mut missing = None;
         for sum in sums {
-            let waiting = match &mut sum.state {
+            let awaited = match &mut sum.state {
                 State::Adding(messages) | State::Waiting(messages) => {
                     self.receive_tensors(messages, &device)?
                 }
                 State::Done(_) => continue,
             };
-            match waiting {
-                Some(waiting) => missing = missing.or(Some(waiting)),
+            match awaited {
+                Some(awaited) => missing = missing.or(Some(awaited)),
                 None => self.complete_shared_sum(sum),
             }
         }
@@ -137,7 +136,7 @@ impl Executor {
             let State::Done(total) = state else { continue };
             for owner in copies {
                 let runner = &mut self.local_stage(owner.stage).runner;
-                let device = runner.device();
+                let device = runner.device().clone();
                 runner.set_gradient(owner.place, total.clone().map(|total| total.to_device(&device)));
             }
         }

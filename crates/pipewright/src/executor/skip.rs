@@ -18,14 +18,13 @@ use pipewright_schedule::{Microbatch, SkipAction, SkipEvent, SkipMessage, StageI
 
 use super::machine::Executor;
 use crate::failure::Cause;
-use crate::message::{Direction, Tag};
-use crate::progress::Waiting;
+use crate::message::{AwaitedMessage, Direction, Tag};
 use crate::stage::{Skip, Skips};
 use crate::tensor::OptionalTensors;
 
 impl Executor {
     /// Removes skip connections from the end of a stage's `tensors` and passes each to its stage.
-    pub(super) fn hand_over(
+    pub(super) fn send_skips(
         &mut self,
         direction: Direction,
         source: StageIndex,
@@ -53,7 +52,7 @@ impl Executor {
         direction: Direction,
         stage: StageIndex,
         microbatch: Microbatch,
-    ) -> Result<Option<Waiting>, Cause> {
+    ) -> Result<Option<AwaitedMessage>, Cause> {
         let routes = self.local_stage(stage).routes.clone();
         for &Skip { stage: source, .. } in sent(&routes, opposite(direction)) {
             let key = (direction, source, microbatch);
@@ -61,8 +60,8 @@ impl Executor {
             if self.local_stage(stage).skips.contains_key(&key) {
                 continue;
             }
-            let waiting = self.waiting(from, Tag::Skip { direction, source, stage, microbatch });
-            let Some(tensors) = self.take_tensors(waiting, stage)? else { return Ok(Some(waiting)) };
+            let awaited = self.awaited(from, Tag::Skip { direction, source, stage, microbatch });
+            let Some(tensors) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
             self.local_stage(stage).skips.insert(key, tensors);
             let start = self.step.entered.unwrap_or_else(Instant::now);
             let message = SkipMessage { from: source, to: stage, microbatch };

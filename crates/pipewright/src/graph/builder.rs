@@ -8,7 +8,7 @@ use pipewright_schedule::{Placement, StageIndex};
 use super::layer::GraphStage;
 use super::plan::{PlacedGraph, plans};
 
-/// A model as named layers; `C` is what a layer is made from. See [the module](super).
+/// A model as named layers; `C` is the configuration of a layer. See [the module](super).
 #[derive(Clone, Debug)]
 pub struct Graph<C> {
     /// The names of the inputs.
@@ -74,7 +74,11 @@ pub enum GraphError {
         name: String,
     },
     /// Nodes depend on each other in a cycle.
-    #[error("the nodes {} wait for each other in a circle: a node may take values of nodes before it only", .nodes.join(", "))]
+    #[error(
+        "the nodes {} depend on each other in a cycle: a node can only take values of other nodes that do \
+         not depend on it",
+        .nodes.join(", ")
+    )]
     Cycle {
         /// Nodes on the cycle or after it, in the order in which they were named.
         nodes: Vec<String>,
@@ -95,7 +99,7 @@ pub enum GraphError {
     #[error("the graph has no output: name at least one with `output`")]
     NoOutput,
     /// A split names something that is not a node.
-    #[error("`{name}` is no node: a stage begins before a node")]
+    #[error("`{name}` is not a node: a stage begins before a node")]
     SplitAtNoNode {
         /// The name.
         name: String,
@@ -125,8 +129,8 @@ impl<C> GraphBuilder<C> {
         self
     }
 
-    /// Adds a node that returns one tensor. `inputs` are names of inputs and nodes; the layer gets their tensors in this
-    /// order.
+    /// Adds a node that returns one tensor. `inputs` are names of inputs and nodes; the layer gets their tensors in
+    /// this order.
     pub fn node<'a>(self, name: &str, made_from: C, inputs: impl IntoIterator<Item = &'a str>) -> Self {
         self.node_with_outputs(name, made_from, inputs, 1)
     }
@@ -150,8 +154,8 @@ impl<C> GraphBuilder<C> {
         self
     }
 
-    /// Begins a stage with the node `name`. Nodes that do not depend on it or on later nodes stay in earlier stages, in the
-    /// order in which they were named.
+    /// Begins a stage with the node `name`. Nodes that do not depend on it or on later nodes stay in earlier stages, in
+    /// the order in which they were named.
     pub fn split_before(mut self, name: &str) -> Self {
         self.splits.push(name.to_owned());
         self
@@ -168,8 +172,8 @@ impl<C> GraphBuilder<C> {
     /// Returns the graph.
     ///
     /// # Errors
-    /// When a name is used twice, unknown or unused, nodes depend on each other in a cycle, there is no output, or a split
-    /// leaves a stage empty.
+    /// When a name is used twice, unknown or unused, nodes depend on each other in a cycle, there is no output, or a
+    /// split leaves a stage empty.
     pub fn build(self) -> Result<Graph<C>, GraphError> {
         self.check_names()?;
         let order = self.order()?;
@@ -222,8 +226,8 @@ impl<C> GraphBuilder<C> {
         }
     }
 
-    /// Returns the nodes in an order in which each follows those whose values it takes: always the first named node whose
-    /// inputs are available.
+    /// Returns the nodes in an order in which each follows those whose values it takes: always the first named node
+    /// whose inputs are available.
     fn order(&self) -> Result<Vec<usize>, GraphError> {
         let places: HashMap<&str, usize> =
             (0..).zip(&self.nodes).map(|(place, node)| (node.name.as_str(), place)).collect();

@@ -1,4 +1,4 @@
-//! A run of layers in one stage: each layer takes what the one before it returns.
+//! Consecutive layers in one stage: each layer takes the tensors that the layer before it returns.
 //!
 //! A chain of layers needs no names: a layer is known by its place in the model, so that a parameter has the path
 //! `layers.PLACE.PARAMETER` whatever the cut.
@@ -19,7 +19,7 @@ pub(crate) struct TypedChain<L: Module> {
     places: Places,
 }
 
-/// Contiguous layers that look at their tensors themselves, as a stage.
+/// Contiguous layers that check their tensors themselves, as a stage.
 #[derive(Module, Debug)]
 pub(crate) struct MixedChain<L: Module> {
     layers: Vec<L>,
@@ -30,14 +30,14 @@ pub(crate) struct MixedChain<L: Module> {
 /// Where the layers of a stage are in the model.
 #[derive(Clone, Debug)]
 struct Places {
-    /// What the paths of each layer begin with.
+    /// The prefix of the paths of each layer.
     names: Vec<Arc<str>>,
     /// The variant of each layer that is an enum: Burn begins the layer's own paths with it.
     variants: Vec<Option<String>>,
 }
 
 impl<L: Module> TypedChain<L> {
-    /// The layers of a stage, the first of which is layer `first` of the model.
+    /// Makes a stage of these layers; the first of them is layer `first` of the model.
     pub(crate) fn new(first: usize, layers: Vec<L>) -> Self {
         let places = Places::of(first, &layers);
         Self { layers, places }
@@ -80,6 +80,11 @@ impl<L: StageModule + ModuleDisplay> StageBody for TypedChain<L> {
         }
     }
 
+    fn stays_single(&self, local: &str) -> bool {
+        let Some((place, rest)) = self.places.split(local) else { return false };
+        self.layers[place].stays_in_single_precision(rest)
+    }
+
     fn shared(&self) -> Vec<String> {
         self.layers.iter().flat_map(L::shared_parameters).collect()
     }
@@ -112,6 +117,10 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
         }
     }
 
+    fn stays_single(&self, _local: &str) -> bool {
+        false
+    }
+
     fn shared(&self) -> Vec<String> {
         Vec::new()
     }
@@ -127,7 +136,7 @@ impl Places {
         Self { names: names.collect(), variants: layers.iter().map(variant_of).collect() }
     }
 
-    /// The place of a parameter's layer in the stage, and what the layer itself calls the parameter.
+    /// Returns the place of a parameter's layer in the stage, and the name that the layer itself gives the parameter.
     fn split<'a>(&self, local: &'a str) -> Option<(usize, &'a str)> {
         let (place, rest) = local.strip_prefix("layers.")?.split_once('.')?;
         let place: usize = place.parse().ok()?;

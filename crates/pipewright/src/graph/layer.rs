@@ -13,8 +13,8 @@ use crate::tensor::{Boundary, BoundaryError, Value, Values, unpack};
 
 /// A layer of a graph: usually an enum of all kinds of layers that the model has, each a Burn module.
 pub trait GraphLayer: Module + ModuleDisplay + 'static {
-    /// Returns the layer's outputs for one microbatch. `inputs` are the tensors of the nodes that the graph names, in that
-    /// order. [`unpack`](crate::tensor::unpack) and [`pack`](crate::tensor::pack) convert from and to ordinary
+    /// Returns the layer's outputs for one microbatch. `inputs` are the tensors of the nodes that the graph names, in
+    /// that order. [`unpack`](crate::tensor::unpack) and [`pack`](crate::tensor::pack) convert from and to ordinary
     /// tensors.
     ///
     /// # Errors
@@ -44,7 +44,8 @@ impl<L: GraphLayer> GraphStage<L> {
     /// Returns the stage's outputs for one microbatch.
     ///
     /// # Errors
-    /// When the inputs are not those that the stage takes, or a layer's inputs or outputs are not those that the graph says.
+    /// When the inputs are not those that the stage takes, or a layer's inputs or outputs are not those that the graph
+    /// says.
     pub fn forward(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         check_count(inputs.len(), self.plan.takes.len())?;
         let mut live = Live::new(&self.plan);
@@ -90,6 +91,10 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
         };
         let path = format!("{}.{rest}", self.plan.steps[place].name);
         self.plan.tied.get(&path).cloned().unwrap_or(path)
+    }
+
+    fn stays_single(&self, _local: &str) -> bool {
+        false
     }
 
     fn shared(&self) -> Vec<String> {

@@ -110,8 +110,8 @@ pub(super) struct Parcel {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) stage: StageIndex,
-    /// The inputs: from the previous stage (the data for the first stage), then direct ones from other stages. Values for
-    /// later stages are passed on unchanged.
+    /// The inputs: from the previous stage (the data for the first stage), then direct ones from other stages. Values
+    /// for later stages are passed on unchanged.
     pub(super) takes: Vec<Parcel>,
     pub(super) steps: Vec<Step>,
     /// The values that start here, in the order in which their gradients are added.
@@ -133,7 +133,7 @@ pub(super) struct Step {
     pub(super) outputs: Vec<ValueId>,
 }
 
-/// The plan of every stage.
+/// Returns the plan of every stage.
 pub(super) fn plans<C>(graph: &Graph<C>, placement: &Placement) -> Vec<Plan> {
     let mut plans: Vec<Plan> = placement.all_stages().map(|stage| steps_of(graph, stage)).collect();
     let (first, last) = (placement.first_stage(), placement.last_stage());

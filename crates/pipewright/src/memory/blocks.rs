@@ -46,7 +46,7 @@ thread_local! {
     static CHANGING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a block of this size has an entry if this thread allocates or frees it now.
+/// Returns whether a block of this size has an entry if this thread allocates or frees it now.
 pub(super) fn counts(bytes: usize) -> bool {
     bytes >= SMALLEST && !CHANGING.get()
 }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use burn::backend::Flex;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
+use pipewright_kernel::attention::{Dims, Inputs, Rotary, backward, forward};
 
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, row_major};
 use super::token_scope::TokenScope;
-use pipewright_kernel::attention::{Dims, Inputs, Rotary, backward, forward};
 
 /// An attention over sequences of one length, with its tables of positions.
 #[derive(Debug, Clone)]
@@ -30,8 +31,8 @@ impl CausalAttention {
         Self::with_angles(sequence, head_dim, device, |_, _| 0.0)
     }
 
-    /// Returns an attention with rotary positions (Su et al., 2021) in Hugging Face's layout: at position `p`, element `j`
-    /// of a head is rotated together with element `j + head_dim / 2`, by the angle `p / theta^(2 j / head_dim)`.
+    /// Returns an attention with rotary positions (Su et al., 2021) in Hugging Face's layout: at position `p`, element
+    /// `j` of a head is rotated together with element `j + head_dim / 2`, by the angle `p / theta^(2 j / head_dim)`.
     ///
     /// Angles are single precision, because the checkpoints were trained with such angles.
     ///
@@ -41,8 +42,8 @@ impl CausalAttention {
         Self::rotary_with(sequence, &rotary_frequencies(head_dim, theta), device)
     }
 
-    /// As [`CausalAttention::rotary`], with `frequencies[j]` in place of `1 / theta^(2 j / head_dim)`. A head has twice as
-    /// many elements as there are frequencies.
+    /// As [`CausalAttention::rotary`], with `frequencies[j]` in place of `1 / theta^(2 j / head_dim)`. A head has twice
+    /// as many elements as there are frequencies.
     ///
     /// # Panics
     /// When `sequence` is 0 or there are no frequencies.
@@ -112,7 +113,7 @@ impl CausalAttention {
         let Some(tables) = self.cpu_tables() else { return self.composed(q, k, v, dims) };
         let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
         let saved = Saved { dims, q, k, v, tables, starts: self.starts.clone() };
-        let (out, normalisers) = forward(saved.inputs());
+        let (out, normalisers) = saved.with_inputs(forward);
         tape.record(out, shape, |out| AttentionBackward { saved, out: out.clone(), normalisers })
     }
 
@@ -156,26 +157,26 @@ impl CausalAttention {
         let q = self.turn(split(q, heads));
         let k = share(self.turn(split(k, kv_heads)));
         let v = share(split(v, kv_heads));
-        let scores = q.matmul(k.transpose()) / (head_dim as f64).sqrt();
+        let precision = q.dtype();
+        let scores = at_least_single(q.matmul(k.transpose())) / (head_dim as f64).sqrt();
         let hidden = match &self.starts {
             Some(starts) => hidden_by_starts(starts, dims, &scores.device()),
             None => Tensor::<2>::ones([sequence, sequence], &scores.device()).triu(1).bool().unsqueeze(),
         };
         let weights = activation::softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 3);
-        weights.matmul(v).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
+        weights.cast(precision).matmul(v).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
     }
 
     fn turn(&self, x: Tensor<4>) -> Tensor<4> {
-        let half = self.head_dim / 2;
+        let (half, precision) = (self.head_dim / 2, x.dtype());
+        let x = at_least_single(x);
         let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
         let rows = self.cos.dims()[0] / self.sequence;
-        let table = |table: &Tensor<2>| {
-            let table = table.clone().reshape([rows, 1, self.sequence, half]);
-            if a.is_autodiff() { table.autodiff() } else { table }
-        };
-        let (cos, sin) = (table(&self.cos), table(&self.sin));
+        // Burn puts the tables on the tape of the other operand, whatever its kind.
+        let [cos, sin] =
+            [&self.cos, &self.sin].map(|table| table.clone().reshape([rows, 1, self.sequence, half]));
         let first = a.clone() * cos.clone() - b.clone() * sin.clone();
-        Tensor::cat(vec![first, b * cos + a * sin], 3)
+        Tensor::cat(vec![first, b * cos + a * sin], 3).cast(precision)
     }
 }
 
@@ -218,21 +219,14 @@ struct Saved {
 }
 
 impl Saved {
-    fn inputs(&self) -> Inputs<'_> {
+    fn with_inputs<R>(&self, pass: impl FnOnce(Inputs<'_>) -> R) -> R {
         let [cos, sin] = self.tables.each_ref().map(elements);
-        let turn_k = Rotary { cos, sin, scale: 1.0 };
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(elements);
+        let turn_k = Rotary { cos: &cos, sin: &sin, scale: 1.0 };
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
-        Inputs {
-            dims: self.dims,
-            q: elements(&self.q),
-            k: elements(&self.k),
-            v: elements(&self.v),
-            turn_q,
-            turn_k,
-            starts: self.starts.as_deref(),
-            bias: None,
-        }
+        let starts = self.starts.as_deref();
+        pass(Inputs { dims: self.dims, q: &q, k: &k, v: &v, turn_q, turn_k, starts, bias: None })
     }
 }
 
@@ -246,7 +240,8 @@ struct AttentionBackward {
 impl Operation<3> for AttentionBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
         let Self { saved, out, normalisers } = &self;
-        let d = backward(saved.inputs(), elements(out), normalisers, elements(&gradient));
+        let (out, gradient) = (elements(out), elements(&gradient));
+        let d = saved.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
         let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
         [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v)]
     }

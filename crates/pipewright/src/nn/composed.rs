@@ -7,19 +7,11 @@
 use std::sync::Arc;
 
 use burn::module::ParamId;
-use burn::tensor::{IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 
 use super::deferred::{Deferred, KeptWeight, RowIds, WeightTask};
-use crate::autodiff::{Rule, record};
-
-/// How a product uses its weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
-    /// `x w`, with `w [inputs, outputs]`.
-    Plain,
-    /// `x wᵀ`, with `w [outputs, inputs]`.
-    Transposed,
-}
+use super::product::Layout;
+use crate::autodiff::{Rule, inner_of, record};
 
 /// Returns `x w` or `x wᵀ`, on the tape of both.
 pub(super) fn product(
@@ -34,7 +26,7 @@ pub(super) fn product(
         Layout::Transposed => weight.transpose(),
     };
     let Some(deferred) = deferred else { return x.matmul(factor(weight)) };
-    let (x_value, weight_value) = (off(x.clone()), off(weight.clone()));
+    let (x_value, weight_value) = (inner_of(x.clone()), inner_of(weight.clone()));
     let y = x_value.clone().matmul(factor(weight_value.clone()));
     let kept = KeptWeight::new(weight_value, id, Some(&deferred));
     let recorded = deferred.recorded(weight);
@@ -50,35 +42,41 @@ pub(super) fn select(
     deferred: Option<Deferred>,
 ) -> Tensor<2> {
     let Some(deferred) = deferred else { return table.select(0, ids) };
-    let rows = off(table.clone()).select(0, ids.clone());
+    let rows = inner_of(table.clone()).select(0, ids.clone());
     let recorded = deferred.recorded(table);
     let rule = SelectRule { ids, id, deferred };
     record([recorded.clone(), recorded], rows, Arc::new(rule))
 }
 
-/// Adds the gradient of a product's weight to `sum`.
+/// Returns a tensor in half precision in single precision, and any other tensor as it is: statistics, softmax and losses
+/// of half precision are computed in single precision.
+pub(crate) fn at_least_single<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    if is_half(tensor.dtype()) { tensor.cast(DType::F32) } else { tensor }
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// Adds the gradient of a product's weight to `sum`. The sum has at least single precision.
 pub(crate) fn add_product(sum: Option<Tensor<2>>, x: Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
-    let product = x.transpose().matmul(gradient);
+    let product = at_least_single(x.transpose().matmul(gradient));
     match sum {
         Some(sum) => sum + product,
         None => product,
     }
 }
 
-/// Adds row `i` of `gradient` to row `ids[i]` of `sum`, a table of `shape`.
+/// Adds row `i` of `gradient` to row `ids[i]` of `sum`, a table of `shape`. The sum has at least single precision.
 pub(crate) fn add_rows(
     sum: Option<Tensor<2>>,
     ids: Tensor<1, Int>,
     gradient: Tensor<2>,
     shape: [usize; 2],
 ) -> Tensor<2> {
+    let gradient = at_least_single(gradient);
     let sum = sum.unwrap_or_else(|| Tensor::zeros(shape, (&gradient.device(), gradient.dtype())));
     sum.select_assign(0, ids, gradient, IndexingUpdateOp::Add)
-}
-
-/// Returns a tensor without the tape that it may be on.
-fn off<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    if tensor.is_autodiff() { tensor.inner() } else { tensor }
 }
 
 #[derive(Debug)]
@@ -101,12 +99,7 @@ impl Rule for ProductRule {
             })
         });
         if for_weight {
-            let (weight, x) = (*id, x.clone());
-            let (x, gradient) = match layout {
-                Layout::Plain => (x, gradient),
-                // The weight's gradient is `gradientᵀ x`: the same product with its two factors swapped.
-                Layout::Transposed => (gradient, x),
-            };
+            let (weight, (x, gradient)) = (*id, layout.gradient_factors(x.clone(), gradient));
             deferred.push(WeightTask::Product { weight, x: Box::new(x), gradient });
         }
         [d_x, None]
@@ -144,8 +137,8 @@ mod tests {
         found.into_data().assert_approx_eq::<f64>(&expected.into_data(), Tolerance::rel_abs(1e-12, 1e-12));
     }
 
-    /// Runs `layer` with and without a collector. The results and the gradients of `x` must agree, and what waits in the
-    /// collector must be the gradient of `weight`.
+    /// Runs `layer` with and without a collector. The results and the gradients of `x` must agree, and what waits in
+    /// the collector must be the gradient of `weight`.
     fn check(
         x: Option<&Tensor<2>>,
         weight: &Tensor<2>,

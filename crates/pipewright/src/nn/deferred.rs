@@ -1,8 +1,9 @@
 //! Deferred weight gradients: the tasks that a backward pass leaves for `W`.
 //!
-//! A stage runs its forward inside [`Deferred::collect`]. A layer that can defer its weight gradient finds the collector
-//! there and keeps it in its operation. In the backward pass the operation adds a [`WeightTask`] to the collector instead
-//! of computing the gradient. So the action `I` computes input gradients only, and `W` runs the tasks.
+//! A stage runs its forward inside [`Deferred::collect`]. A layer that can defer its weight gradient finds the
+//! collector there and keeps it in its operation. In the backward pass the operation adds a [`WeightTask`] to the
+//! collector instead of computing the gradient. So the action `I` computes input gradients only, and `W` runs the
+//! tasks.
 //!
 //! The collector is a thread-local variable, because a module's forward has no argument for it. It is set for the
 //! duration of one forward; a nested collector hides the outer one.
@@ -67,12 +68,12 @@ pub(crate) struct Deferred {
     /// The stage's own parameters. The tape computes the gradient of any other weight.
     parameters: Arc<HashSet<ParamId>>,
     /// For a stage with sharded parameters.
-    passing: Option<Arc<Passing>>,
+    sharded: Option<Arc<ShardedWeights>>,
 }
 
 /// How layers of a stage with sharded parameters find their weights.
 #[derive(Debug)]
-struct Passing {
+struct ShardedWeights {
     store: WeightStore,
     /// The leaf that is recorded on the tape in place of weights whose gradients are deferred.
     anchor: Tensor<1>,
@@ -114,8 +115,8 @@ pub(super) enum KeptWeight {
 impl KeptWeight {
     /// Returns how an operation keeps `weight`; `deferred` is the collector if the gradient is deferred.
     pub(super) fn new(weight: Tensor<2>, id: ParamId, deferred: Option<&Deferred>) -> Self {
-        match deferred.and_then(|deferred| deferred.passing.as_ref()) {
-            Some(passing) => Self::InStore(passing.store.clone(), id),
+        match deferred.and_then(|deferred| deferred.sharded.as_ref()) {
+            Some(sharded) => Self::InStore(sharded.store.clone(), id),
             None => Self::Owned(Box::new(weight)),
         }
     }
@@ -137,18 +138,18 @@ impl KeptWeight {
 impl Deferred {
     /// Returns a collector for a stage that has `parameters`.
     pub(crate) fn new(parameters: Arc<HashSet<ParamId>>) -> Self {
-        Self { tasks: Arc::default(), parameters, passing: None }
+        Self { tasks: Arc::default(), parameters, sharded: None }
     }
 
-    /// Returns a collector for a stage that finds its weights in `store`, and whose parameters are `nodes` of the tape of
-    /// `anchor`.
-    pub(crate) fn passing(
+    /// Returns a collector for a stage that finds its weights in `store`, and whose parameters are `nodes` of the tape
+    /// of `anchor`.
+    pub(crate) fn with_sharded_weights(
         self,
         store: WeightStore,
         anchor: Tensor<1>,
         nodes: HashMap<ParamId, NodeId>,
     ) -> Self {
-        Self { passing: Some(Arc::new(Passing { store, anchor, nodes })), ..self }
+        Self { sharded: Some(Arc::new(ShardedWeights { store, anchor, nodes })), ..self }
     }
 
     /// Runs `forward`; its layers defer their weight gradients to `self`.
@@ -157,21 +158,21 @@ impl Deferred {
         forward()
     }
 
-    /// Returns the collector of the forward that runs on this thread, if the gradient of `weight` can be deferred. A weight
-    /// that is computed from parameters (as in an adapter) needs its gradient on the tape.
+    /// Returns the collector of the forward that runs on this thread, if the gradient of `weight` can be deferred. A
+    /// weight that is computed from parameters (as in an adapter) needs its gradient on the tape.
     pub(super) fn current<const D: usize>(weight: &Tensor<D>, id: ParamId) -> Option<Self> {
         let current = CURRENT.with_borrow(Clone::clone)?;
-        let is_parameter = match &current.passing {
+        let is_parameter = match &current.sharded {
             None => weight.is_require_grad(),
-            Some(passing) => node_of(weight).is_some_and(|node| passing.nodes.get(&id) == Some(&node)),
+            Some(sharded) => node_of(weight).is_some_and(|node| sharded.nodes.get(&id) == Some(&node)),
         };
         (is_parameter && current.parameters.contains(&id)).then_some(current)
     }
 
     /// Returns the tensor that is recorded on the tape in place of a weight whose gradient is deferred.
     pub(super) fn recorded(&self, weight: Tensor<2>) -> Tensor<2> {
-        match &self.passing {
-            Some(passing) => Tensor::from_dispatch(passing.anchor.clone().into_dispatch()),
+        match &self.sharded {
+            Some(sharded) => Tensor::from_dispatch(sharded.anchor.clone().into_dispatch()),
             None => weight,
         }
     }
@@ -193,8 +194,8 @@ pub(super) fn recorded_on<const N: usize>(
     place: usize,
     deferred: Option<&Deferred>,
 ) -> Tape<N> {
-    match deferred.and_then(|deferred| deferred.passing.as_ref()) {
-        Some(passing) => tape.with_parent(place, passing.anchor.clone()),
+    match deferred.and_then(|deferred| deferred.sharded.as_ref()) {
+        Some(sharded) => tape.with_parent(place, sharded.anchor.clone()),
         None => tape,
     }
 }

@@ -17,7 +17,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Dropout of the given probability. It is clamped to `0.0..=1.0`.
+    /// Makes a layer that drops elements with this probability, which is clamped to `0.0..=1.0`.
     pub fn new(probability: f64) -> Self {
         Self { probability: probability.clamp(0.0, 1.0) }
     }
@@ -33,7 +33,8 @@ impl Dropout {
         let flags = stream.flags(shape.num_elements(), keep);
         let mask = flags.into_iter().map(|keeps| if keeps { scale } else { 0.0 }).collect();
         let mask: Tensor<D> = Tensor::from_data(TensorData::new(mask, shape), &input.device());
-        input.clone() * mask.cast(input.dtype())
+        let mask = mask.cast(input.dtype());
+        input * mask
     }
 }
 

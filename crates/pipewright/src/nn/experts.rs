@@ -1,21 +1,21 @@
 //! A mixture of experts: each token goes through the experts that its router chose.
 //!
-//! On the CPU back end the tokens are sorted by expert, so that each expert is a product over its own tokens. The weight
-//! gradients of the experts can be deferred. The gradient of an expert that no token chose is zero: it is not absent,
-//! because an optimizer changes parameters with a zero gradient (momentum, weight decay) and skips those without one.
+//! On the CPU back end the tokens are sorted by expert, so that each expert is a product over its own tokens. The
+//! weight gradients of the experts can be deferred. The gradient of an expert that no token chose is zero: it is not
+//! absent, because an optimizer changes parameters with a zero gradient (momentum, weight decay) and skips those
+//! without one.
 
-use burn::module::{Module, ParamId};
+use burn::module::Module;
 use burn::tensor::{Int, Tensor, TensorData};
+use pipewright_kernel::grouped::{Groups, row_products, scale_rows};
 
-use super::bundle::{Bundle, Slots};
-use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
+use super::deferred::recorded_on;
+use super::expert_matrices::{KeptMatrices, Matrices, Parts};
 use super::linear::Linear;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, with_dtype};
 use super::relu_squared::relu_squared;
 use super::routing::Routing;
 use super::swiglu::swiglu;
-use pipewright_kernel::grouped::{Groups, row_products, scale_rows};
-use pipewright_kernel::product::{Matrix, product};
 
 /// A feed-forward layer: `down(silu(gate(x)) * up(x))` with a gate, `down(max(up(x), 0)²)` without. Its layers have no
 /// bias.
@@ -31,11 +31,11 @@ pub struct Expert {
 
 impl Expert {
     /// Returns the gate, if there is one, and the layers up and down.
-    fn layers(&self) -> Vec<&Linear> {
+    pub(super) fn layers(&self) -> Vec<&Linear> {
         self.gate_proj.iter().chain([&self.up_proj, &self.down_proj]).collect()
     }
 
-    /// Shapes: `[tokens, width]` in and out.
+    /// Returns the expert's result for each token. Shapes: `[tokens, width]` in and out.
     pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let up = self.up_proj.forward(x.clone());
         self.down_proj.forward(match &self.gate_proj {
@@ -56,13 +56,14 @@ pub fn mix_experts(x: Tensor<2>, routing: &Routing, experts: &[Expert]) -> Tenso
     mix_chosen(x, routing.weights(), routing.chosen(), experts)
 }
 
-/// As [`mix_experts`], for a router of one's own: `chosen` are the experts of each token, one after the other, and
+/// As [`mix_experts`], for another router: `chosen` has the experts of each token, one token after the other, and
 /// `weights` `[tokens, choices of a token]` their weights.
 ///
 /// # Panics
-/// When weights and choices are not of the tokens, a choice is not of an expert, or an expert has a bias or a form or
-/// shape that differs from the first one's.
+/// When there are no experts, weights and choices are not of the tokens, a choice is not of an expert, or an expert has
+/// a bias or a form or shape that differs from the first one's.
 pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &[Expert]) -> Tensor<2> {
+    assert!(!experts.is_empty(), "a mixture has experts");
     let [tokens, width] = x.dims();
     let [routed, count] = weights.dims();
     assert_eq!((routed, chosen.len()), (tokens, tokens * count), "the choices are of these tokens");
@@ -75,18 +76,24 @@ pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &
     let Some(([x, weights, _], tape)) = on_cpu(inputs) else { return composed(x, weights, experts, &groups) };
     let tape = recorded_on(tape, 2, deferred.as_ref());
 
-    let sorted: Vec<f32> = groups.assignments().iter().map(|&place| elements(&weights)[place]).collect();
-    let held = matrices.held.iter().map(|held| held.value.clone()).collect::<Vec<_>>();
-    let parts = Parts::new(&held, matrices.parts);
-    let rows = groups.gather(elements(&x), width);
-    let gate = parts.gates.as_ref().map(|gates| groups.product(&rows, gates, [width, inner], false));
-    let up = groups.product(&rows, &parts.ups, [width, inner], false);
-    let activated = match &gate {
-        Some(gate) => pipewright_kernel::swiglu::forward(gate, &up),
-        None => pipewright_kernel::relu_squared::forward(&up),
+    let sorted: Vec<f32> = {
+        let weights = elements(&weights);
+        groups.assignments().iter().map(|&place| weights[place]).collect()
     };
-    let out = groups.product(&activated, &parts.downs, [inner, width], false);
+    let held: Vec<_> = matrices.held.iter().map(|held| elements(&held.value)).collect();
+    let parts = Parts::new(&held, matrices.parts);
+    let rows = groups.gather(&elements(&x), width);
+    // What the backward keeps is rounded first, so that it sees the numbers that the forward went on with.
+    let kept = |rows: Vec<f32>| tape.kept(rows, [groups.rows(), inner]);
+    let gate = parts.gates.as_ref().map(|gates| kept(groups.product(&rows, gates, [width, inner], false)));
+    let up = kept(groups.product(&rows, &parts.ups, [width, inner], false));
+    let activated = kept(match &gate {
+        Some(gate) => pipewright_kernel::swiglu::forward(&elements(gate), &elements(&up)),
+        None => pipewright_kernel::relu_squared::forward(&elements(&up)),
+    });
+    let out = groups.product(&elements(&activated), &parts.downs, [inner, width], false);
     let out = groups.scatter(&out, Some(&sorted), width);
+    drop(held);
     tape.record(out, [tokens, width], |_| ExpertsBackward {
         sizes: [tokens, width, inner],
         count,
@@ -117,117 +124,6 @@ fn check_experts(experts: &[Expert], width: usize) -> usize {
     inner
 }
 
-/// The matrices of all experts by their part.
-struct Parts<'a> {
-    gates: Option<Vec<&'a [f32]>>,
-    ups: Vec<&'a [f32]>,
-    downs: Vec<&'a [f32]>,
-}
-
-impl<'a> Parts<'a> {
-    /// `held` are the matrices of the first expert, of the second, and so on, `parts` each.
-    fn new(held: &'a [CpuTensor], parts: usize) -> Self {
-        let part = |part: usize| held.iter().skip(part).step_by(parts).map(elements).collect();
-        Self { gates: (parts == 3).then(|| part(0)), ups: part(parts - 2), downs: part(parts - 1) }
-    }
-}
-
-/// The matrices of all experts.
-struct Matrices {
-    /// The layers of the first expert, of the second, and so on.
-    held: Vec<HeldMatrix>,
-    /// The number of layers of an expert.
-    parts: usize,
-    /// The matrices whose gradients are computed on the tape, at the places of `held`.
-    bundle: Bundle,
-}
-
-struct HeldMatrix {
-    id: ParamId,
-    value: CpuTensor,
-    gradient: Gradient,
-}
-
-/// When the gradient of a matrix is computed.
-#[derive(Clone, Debug)]
-enum Gradient {
-    Later(Deferred),
-    OnTape,
-    Never,
-}
-
-impl Gradient {
-    fn deferred(&self) -> Option<&Deferred> {
-        match self {
-            Self::Later(deferred) => Some(deferred),
-            Self::OnTape | Self::Never => None,
-        }
-    }
-}
-
-impl Matrices {
-    /// Returns `None` if a matrix is not of the CPU back end in single precision.
-    fn new(experts: &[Expert]) -> Option<Self> {
-        let parts = experts[0].layers().len();
-        let mut held = Vec::with_capacity(parts * experts.len());
-        let mut bundle = Bundle::new();
-        for layer in experts.iter().flat_map(Expert::layers) {
-            let (weight, id) = (layer.weight.val(), layer.weight.id);
-            let ([value], _) = on_cpu([weight.clone().into_dispatch()])?;
-            let gradient = match Deferred::current(&weight, id) {
-                Some(deferred) => Gradient::Later(deferred),
-                None if weight.is_tracked() => Gradient::OnTape,
-                None => Gradient::Never,
-            };
-            if matches!(gradient, Gradient::OnTape) {
-                bundle.add(held.len(), weight);
-            }
-            held.push(HeldMatrix { id, value, gradient });
-        }
-        Some(Self { held, parts, bundle })
-    }
-
-    /// Returns the tensor through which the tape reaches the matrices: the token of those on the tape. If there are none,
-    /// it is a matrix whose gradient is deferred, with its collector; the tape then gets no gradient of it.
-    fn token(&self, experts: &[Expert]) -> (Tensor<1>, Option<Deferred>) {
-        let is_deferred = |held: &HeldMatrix| held.gradient.deferred().is_some();
-        match self.held.iter().position(is_deferred).filter(|_| !self.bundle.token.is_tracked()) {
-            Some(place) => {
-                let matrix = experts[place / self.parts].layers()[place % self.parts].weight.val();
-                let token = Tensor::from_dispatch(matrix.into_dispatch());
-                (token, self.held[place].gradient.deferred().cloned())
-            }
-            None => (self.bundle.token.clone(), None),
-        }
-    }
-
-    /// Returns the matrices as the backward pass keeps them.
-    fn kept(self) -> KeptMatrices {
-        let keep = |HeldMatrix { id, value, gradient }| KeptMatrix {
-            id,
-            weight: KeptWeight::new(from_cpu(value), id, gradient.deferred()),
-            gradient,
-        };
-        let slots = self.bundle.token.is_tracked().then_some(self.bundle.slots);
-        KeptMatrices { kept: self.held.into_iter().map(keep).collect(), parts: self.parts, slots }
-    }
-}
-
-#[derive(Clone, Debug)]
-struct KeptMatrices {
-    kept: Vec<KeptMatrix>,
-    parts: usize,
-    /// For the gradients on the tape, if there are any.
-    slots: Option<Slots>,
-}
-
-#[derive(Clone, Debug)]
-struct KeptMatrix {
-    id: ParamId,
-    weight: KeptWeight,
-    gradient: Gradient,
-}
-
 #[derive(Clone, Debug)]
 struct ExpertsBackward {
     /// Tokens, width, inner width.
@@ -237,9 +133,10 @@ struct ExpertsBackward {
     x: CpuTensor,
     /// The weight of each sorted row.
     weights: Vec<f32>,
-    gate: Option<Vec<f32>>,
-    up: Vec<f32>,
-    activated: Vec<f32>,
+    /// Shape `[rows, inner width]`, as are the next two.
+    gate: Option<CpuTensor>,
+    up: CpuTensor,
+    activated: CpuTensor,
     groups: Groups,
     matrices: KeptMatrices,
 }
@@ -253,23 +150,25 @@ impl Operation<3> for ExpertsBackward {
         let Self { sizes: [tokens, width, inner], count, x, weights, gate, up, activated, groups, matrices } =
             self;
         let held: Vec<_> = matrices.kept.iter().map(|kept| kept.weight.get_on_cpu()).collect();
+        let held: Vec<_> = held.iter().map(elements).collect();
         let parts = Parts::new(&held, matrices.parts);
-        let mut d_out = groups.gather(elements(&gradient), width);
+        let mut d_out = groups.gather(&elements(&gradient), width);
         // The gradient of the activated rows, before the weight of the row.
         let mut d_activated = groups.product(&d_out, &parts.downs, [width, inner], true);
         let d_weights = for_weights.then(|| {
             let mut d_weights = vec![0.0; tokens * count];
-            let products = row_products(&activated, &d_activated, inner);
+            let products = row_products(&elements(&activated), &d_activated, inner);
             groups.assignments().iter().zip(products).for_each(|(&place, d)| d_weights[place] = d);
             cpu_tensor(d_weights, [tokens, count])
         });
         scale_rows(&mut d_activated, &weights, inner);
         let (d_gate, d_up) = match &gate {
             Some(gate) => {
-                let (d_gate, d_up) = pipewright_kernel::swiglu::backward(gate, &up, &d_activated);
+                let (d_gate, d_up) =
+                    pipewright_kernel::swiglu::backward(&elements(gate), &elements(&up), &d_activated);
                 (Some(d_gate), d_up)
             }
-            None => (None, pipewright_kernel::relu_squared::backward(&up, &d_activated)),
+            None => (None, pipewright_kernel::relu_squared::backward(&elements(&up), &d_activated)),
         };
         drop((gate, up, d_activated));
         let d_x = for_x.then(|| {
@@ -281,51 +180,22 @@ impl Operation<3> for ExpertsBackward {
         });
         if for_matrices {
             scale_rows(&mut d_out, &weights, width);
-            let rows = groups.rows();
-            let x = cpu_tensor(groups.gather(elements(&x), width), [rows, width]);
-            let of_inner = |elements| cpu_tensor(elements, [rows, inner]);
-            let (activated, d_out) = (of_inner(activated), cpu_tensor(d_out, [rows, width]));
-            let inputs = d_gate.into_iter().chain([d_up]).map(of_inner).map(|d| (x.clone(), d));
-            matrices.differentiate(&groups, &inputs.chain([(activated, d_out)]).collect::<Vec<_>>());
+            let (rows, dtype) = (groups.rows(), x.dtype());
+            let tensor = |elements, width| with_dtype(cpu_tensor(elements, [rows, width]), dtype);
+            let x = tensor(groups.gather(&elements(&x), width), width);
+            let inputs = d_gate.into_iter().chain([d_up]).map(|d| (x.clone(), tensor(d, inner)));
+            let down = (activated, tensor(d_out, width));
+            matrices.differentiate(&groups, &inputs.chain([down]).collect::<Vec<_>>());
         }
-        // The token has a gradient, so that the tape goes on to the bundle, which takes the gradients out of the slots.
+        // The token has a gradient, so that the tape continues to the bundle, which takes the gradients out of the
+        // slots.
         let d_token = matrices.slots.filter(|_| for_matrices).map(|_| cpu_tensor(vec![0.0], [1]));
         [d_x, d_weights, d_token]
     }
 }
 
-impl KeptMatrices {
-    /// Defers or computes the gradient of each matrix, from the inputs and output gradients of the parts.
-    fn differentiate(&self, groups: &Groups, parts: &[(CpuTensor, CpuTensor)]) {
-        for (expert, range) in groups.ranges().enumerate() {
-            for (part, (x, gradient)) in parts.iter().enumerate() {
-                let place = self.parts * expert + part;
-                let kept = &self.kept[place];
-                let [x, gradient] = [x, gradient].map(|rows| rows.narrow(0, range.start, range.len()));
-                match (&kept.gradient, &self.slots) {
-                    (Gradient::Later(deferred), _) => {
-                        let (x, gradient) = (Box::new(from_cpu(x)), from_cpu(gradient));
-                        deferred.push(WeightTask::Product { weight: kept.id, x, gradient });
-                    }
-                    (Gradient::OnTape, Some(slots)) => slots.fill(place, weight_gradient(&x, &gradient)),
-                    _ => {}
-                }
-            }
-        }
-    }
-}
-
-/// `xᵀ gradient`.
-fn weight_gradient(x: &CpuTensor, gradient: &CpuTensor) -> CpuTensor {
-    let dims = |tensor: &CpuTensor| [tensor.layout().shape()[0], tensor.layout().shape()[1]];
-    let ([rows, inputs], [_, outputs]) = (dims(x), dims(gradient));
-    let x = Matrix::new(elements(x), rows, inputs);
-    let gradient = Matrix::new(elements(gradient), rows, outputs);
-    cpu_tensor(product(x.transposed(), gradient), [inputs, outputs])
-}
-
-/// The mixture of Burn's operations. An expert that no token chose computes the first token, and nobody uses its result:
-/// so its parameters have a gradient, which is zero.
+/// Returns the mixture, composed of Burn's operations. An expert that no token chose computes the first token, and its
+/// result is not used. So its parameters have a gradient, which is zero.
 fn composed(x: Tensor<2>, weights: Tensor<2>, experts: &[Expert], groups: &Groups) -> Tensor<2> {
     let ([tokens, width], [_, count]) = (x.dims(), weights.dims());
     let device = x.device();
@@ -353,7 +223,8 @@ fn composed(x: Tensor<2>, weights: Tensor<2>, experts: &[Expert], groups: &Group
         expert.forward(of_expert)
     });
     let outputs = Tensor::cat(outputs.collect(), 0).select(0, ids(places));
-    let weighted = outputs * weights.reshape([tokens * count, 1]);
+    let weights = weights.reshape([tokens * count, 1]).cast(outputs.dtype());
+    let weighted = outputs * weights;
     weighted.reshape([tokens, count, width]).sum_dim(1).reshape([tokens, width])
 }
 
@@ -362,17 +233,19 @@ mod tests {
     use std::sync::Arc;
 
     use burn::backend::Flex;
-    use burn::module::Param;
+    use burn::module::{Param, ParamId};
     use burn::tensor::{DType, Tolerance};
 
     use super::super::check::numbers;
+    use super::super::deferred::{Deferred, WeightTask};
+    use super::super::expert_matrices::weight_gradient;
     use super::super::operation::cpu;
     use super::*;
 
     const WIDTH: usize = 6;
     const INNER: usize = 5;
 
-    /// The experts' weights, the inputs and the router's logits, in one precision.
+    /// Returns the experts' weights, the inputs and the router's logits, in one precision.
     fn setup(tokens: usize, count: usize, gated: bool, dtype: DType) -> (Vec<Expert>, Tensor<2>, Tensor<2>) {
         let linear = |shape: [usize; 2], scale| {
             let weight = Param::from_tensor(numbers(shape, scale).cast(dtype).autodiff());
@@ -432,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expert_that_nobody_chose_has_the_gradient_zero() {
+    fn an_expert_that_no_token_chose_has_the_gradient_zero() {
         for dtype in [DType::F32, DType::F64] {
             let found = run(9, 2, true, dtype);
             let unused = &found[found.len() - 3..];

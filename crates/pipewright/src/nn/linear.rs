@@ -1,12 +1,9 @@
 //! `y = x w + b`, with a weight gradient that can be deferred.
 
-use burn::module::{Module, Param, ParamId};
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::composed::{self, Layout};
-use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
-use pipewright_kernel::product::{Matrix, product};
+use super::product::{Layout, multiply};
 
 /// Burn's linear layer, with the same parameters and record paths. Convert one that Burn initialised.
 ///
@@ -34,7 +31,7 @@ impl From<burn::nn::Linear> for Linear {
 }
 
 impl Linear {
-    /// Shapes: `[.., inputs]` in, `[.., outputs]` out.
+    /// Returns `x w + b`. Shapes: `x [.., inputs]`, result `[.., outputs]`.
     ///
     /// # Panics
     /// When the last dimension of `x` is not the weight's inputs.
@@ -44,7 +41,7 @@ impl Linear {
         let mut shape = x.dims();
         let rows = shape[..D - 1].iter().product::<usize>();
         shape[D - 1] = outputs;
-        let mut y = multiply(x.reshape([rows, inputs]), weight, self.weight.id);
+        let mut y = multiply(x.reshape([rows, inputs]), weight, Layout::Plain, self.weight.id);
         if let Some(bias) = &self.bias {
             y = y + bias.val().unsqueeze();
         }
@@ -52,62 +49,14 @@ impl Linear {
     }
 }
 
-/// `x w`; shapes `[rows, inputs]`, `[inputs, outputs]`, result `[rows, outputs]`.
-fn multiply(x: Tensor<2>, weight: Tensor<2>, id: ParamId) -> Tensor<2> {
-    let (rows, [inputs, outputs]) = (x.dims()[0], weight.dims());
-    let deferred = Deferred::current(&weight, id);
-    let operands = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
-    let Some(([x, weight], tape)) = on_cpu(operands) else {
-        return composed::product(x, weight, Layout::Plain, id, deferred);
-    };
-    let y = product(Matrix::new(elements(&x), rows, inputs), Matrix::new(elements(&weight), inputs, outputs));
-    let dims = [rows, inputs, outputs];
-    let weight = KeptWeight::new(from_cpu(weight), id, deferred.as_ref());
-    let tape = recorded_on(tape, 1, deferred.as_ref());
-    tape.record(y, [rows, outputs], |_| LinearBackward { x, weight, id, dims, deferred })
-}
-
-#[derive(Clone, Debug)]
-struct LinearBackward {
-    x: CpuTensor,
-    weight: KeptWeight,
-    id: ParamId,
-    /// Rows, inputs, outputs.
-    dims: [usize; 3],
-    deferred: Option<Deferred>,
-}
-
-impl Operation<2> for LinearBackward {
-    fn backward(self, gradient: CpuTensor, [for_x, for_weight]: [bool; 2]) -> [Option<CpuTensor>; 2] {
-        let Self { x, weight, id, dims: [rows, inputs, outputs], deferred } = self;
-        let g = Matrix::new(elements(&gradient), rows, outputs);
-        let d_x = for_x.then(|| {
-            let weight = weight.get_on_cpu();
-            let weight = Matrix::new(elements(&weight), inputs, outputs);
-            cpu_tensor(product(g, weight.transposed()), [rows, inputs])
-        });
-        let d_weight = match deferred {
-            Some(deferred) => {
-                if for_weight {
-                    let (x, gradient) = (Box::new(from_cpu(x)), from_cpu(gradient));
-                    deferred.push(WeightTask::Product { weight: id, x, gradient });
-                }
-                None
-            }
-            None => for_weight.then(|| {
-                let x = Matrix::new(elements(&x), rows, inputs);
-                cpu_tensor(product(x.transposed(), g), [inputs, outputs])
-            }),
-        };
-        [d_x, d_weight]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
+    use burn::module::ParamId;
+
     use super::super::check::{check, numbers};
+    use super::super::deferred::Deferred;
     use super::*;
 
     #[test]
@@ -117,7 +66,7 @@ mod tests {
             [numbers([35], 1.0), numbers([21], 2.0)],
             |inputs| {
                 let (x, w) = two(inputs);
-                multiply(x, w, ParamId::new())
+                multiply(x, w, Layout::Plain, ParamId::new())
             },
             |inputs| {
                 let (x, w) = two(inputs);
@@ -132,7 +81,7 @@ mod tests {
         let w = numbers([7, 3], 1.0).autodiff().require_grad();
         let id = ParamId::new();
         let deferred = Deferred::new(Arc::new([id].into()));
-        let y = deferred.collect(|| multiply(x.clone(), w.clone(), id));
+        let y = deferred.collect(|| multiply(x.clone(), w.clone(), Layout::Plain, id));
         assert!(deferred.take().is_empty());
         let gradients = y.sum().backward();
         assert!(x.grad(&gradients).is_some());
@@ -145,7 +94,8 @@ mod tests {
         let id = ParamId::new();
         let base = numbers([7, 3], 1.0).autodiff().require_grad();
         let deferred = Deferred::new(Arc::new([id].into()));
-        let y = deferred.collect(|| multiply(numbers([5, 7], 1.0).autodiff(), base.clone() * 2.0, id));
+        let y = deferred
+            .collect(|| multiply(numbers([5, 7], 1.0).autodiff(), base.clone() * 2.0, Layout::Plain, id));
         let gradients = y.sum().backward();
         assert!(base.grad(&gradients).is_some());
         assert!(deferred.take().is_empty());

@@ -7,9 +7,9 @@
 //!
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
-//! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`], [`cross_entropy`],
-//! [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are single operations on the CPU back end and
-//! compositions of Burn's elsewhere.
+//! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
+//! [`cross_entropy`], [`Routing`], [`mix_experts`], and [`Mamba2`] without its projections) are single operations on
+//! the CPU back end and compositions of Burn's elsewhere.
 
 mod attention;
 mod bundle;
@@ -19,11 +19,13 @@ mod cross_entropy;
 mod deferred;
 mod dropout;
 mod embedding;
+mod expert_matrices;
 mod experts;
 mod key_value_cache;
 mod linear;
 mod mamba;
 mod operation;
+mod product;
 mod relu_squared;
 mod rms_norm;
 mod router_losses;
@@ -35,9 +37,13 @@ mod token_scope;
 
 #[cfg(test)]
 mod check;
+#[cfg(test)]
+mod half_precision;
 
 pub use attention::{CausalAttention, rotary_frequencies};
-pub(crate) use composed::{add_product as add_product_on_device, add_rows as add_rows_on_device};
+pub(crate) use composed::{
+    add_product as add_product_on_device, add_rows as add_rows_on_device, at_least_single,
+};
 pub(crate) use convolution_task::ConvolutionTask;
 pub use cross_entropy::cross_entropy;
 pub(crate) use deferred::{Deferred, RowIds, WeightStore, WeightTask};

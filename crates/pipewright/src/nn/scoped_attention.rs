@@ -1,14 +1,15 @@
-//! Attention that sees less than all earlier tokens: documents that share a row, windows, rows whose tokens are a choice
-//! of a longer row's, and a bias for relations between tokens.
+//! Attention in which a token sees only some of the earlier tokens: those of its document, those in a window, or those
+//! that were chosen from a longer row. A bias may depend on relations between tokens.
 
 use std::sync::Arc;
 
-use burn::tensor::{Tensor, TensorData, activation};
+use burn::tensor::{DType, Tensor, TensorData, activation};
+use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
 
 use super::attention::{hidden_by_starts, repeat_heads};
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 use super::token_scope::TokenScope;
-use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
 
 /// Relations between the tokens of each row.
 #[derive(Clone, Debug)]
@@ -22,7 +23,7 @@ pub struct Relations {
 /// An attention with grouped queries over the tokens of a [`TokenScope`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScopedAttention {
-    /// Width of a head.
+    /// Elements of a head, an even number.
     pub head_dim: usize,
     /// The base of rotary positions (Su et al., 2021) in Hugging Face's layout; `None` for an attention without
     /// positions.
@@ -32,13 +33,13 @@ pub struct ScopedAttention {
 }
 
 impl ScopedAttention {
-    /// Returns `softmax(q kᵀ / sqrt(head_dim) + bias) v` for each head over the tokens that a token sees. The bias is the
-    /// sum of a head's entries of `table` `[relations, heads]` over the relations that hold.
+    /// Returns `softmax(q kᵀ / sqrt(head_dim) + bias) v` for each head over the tokens that a token sees. The bias is
+    /// the sum of a head's entries of `table` `[relations, heads]` over the relations that hold.
     ///
     /// Shapes as of [`CausalAttention::forward`](super::CausalAttention::forward).
     ///
     /// # Panics
-    /// When the shapes do not match.
+    /// When the shapes do not match, rows have no tokens, or `head_dim` is odd or 0.
     pub fn forward(
         &self,
         [q, k, v]: [Tensor<2>; 3],
@@ -68,14 +69,16 @@ impl ScopedAttention {
             return composed([q, k, v], bias, dims, &places);
         };
         let saved = Saved { dims, q, k, v, table, relations, places };
-        let (out, normalisers) = forward(saved.inputs());
+        let (out, normalisers) = saved.with_inputs(forward);
         tape.record(out, shape, |out| ScopedBackward { saved, out: out.clone(), normalisers })
     }
 
     fn dims(&self, [q, k, v]: [&Tensor<2>; 3], scope: &TokenScope) -> Dims {
         let (head_dim, sequence) = (self.head_dim, scope.sequence);
         let ([rows, wide], [_, narrow]) = (q.dims(), k.dims());
-        let fits = rows.is_multiple_of(sequence)
+        let is_possible = sequence > 0 && head_dim > 0 && head_dim.is_multiple_of(2);
+        let fits = is_possible
+            && rows.is_multiple_of(sequence)
             && scope.documents.len() == rows
             && scope.positions.len() == rows
             && wide.is_multiple_of(head_dim)
@@ -86,7 +89,7 @@ impl ScopedAttention {
             && v.dims() == k.dims();
         assert!(
             fits,
-            "queries {:?}, keys {:?} and values {:?} do not fit {} tokens and heads of {head_dim}",
+            "queries {:?}, keys {:?} and values {:?} do not fit {} tokens in rows of {sequence} and heads of {head_dim}",
             q.dims(),
             k.dims(),
             v.dims(),
@@ -97,7 +100,7 @@ impl ScopedAttention {
     }
 }
 
-/// Where tokens are and what they see, as both passes need it.
+/// The positions of tokens and the first token that each sees, in the form that both passes need.
 #[derive(Clone, Debug)]
 struct Places {
     starts: Arc<[u32]>,
@@ -139,25 +142,26 @@ struct Saved {
 }
 
 impl Saved {
-    fn inputs(&self) -> Inputs<'_> {
+    fn with_inputs<R>(&self, pass: impl FnOnce(Inputs<'_>) -> R) -> R {
+        let [q, k, v, table] = [&self.q, &self.k, &self.v, &self.table].map(elements);
         let turn_k = Rotary { cos: &self.places.cos, sin: &self.places.sin, scale: 1.0 };
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
         let bias = self.relations.as_ref().map(|relations| Bias {
             relations: relations.count,
             mask: &relations.mask,
-            table: elements(&self.table),
+            table: &table,
         });
-        Inputs {
+        pass(Inputs {
             dims: self.dims,
-            q: elements(&self.q),
-            k: elements(&self.k),
-            v: elements(&self.v),
+            q: &q,
+            k: &k,
+            v: &v,
             turn_q,
             turn_k,
             starts: Some(&self.places.starts),
             bias,
-        }
+        })
     }
 }
 
@@ -171,7 +175,8 @@ struct ScopedBackward {
 impl Operation<4> for ScopedBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 4]) -> [Option<CpuTensor>; 4] {
         let Self { saved, out, normalisers } = &self;
-        let d = backward(saved.inputs(), elements(out), normalisers, elements(&gradient));
+        let (out, gradient) = (elements(out), elements(&gradient));
+        let d = saved.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
         let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
         let table = if d.table.is_empty() { None } else { like(d.table, &saved.table) };
         [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v), table]
@@ -185,31 +190,34 @@ fn composed(
     places: &Places,
 ) -> Tensor<2> {
     let Dims { batch, sequence, heads, kv_heads, head_dim } = dims;
-    let (device, dtype, half) = (q.device(), q.dtype(), head_dim / 2);
+    let (device, precision, half) = (q.device(), q.dtype(), head_dim / 2);
+    // Positions and softmax of half precision are computed in single precision.
+    let wide = if precision == DType::F64 { DType::F64 } else { DType::F32 };
     let rows = places.cos.len() / half / sequence;
     let table = |table: &[f32]| {
-        Tensor::<4>::from_data(TensorData::new(table.to_vec(), [rows, 1, sequence, half]), &device)
-            .cast(dtype)
+        Tensor::<4>::from_data(TensorData::new(table.to_vec(), [rows, 1, sequence, half]), &device).cast(wide)
     };
     let (cos, sin) = (table(&places.cos), table(&places.sin));
     let turn = |x: Tensor<4>| {
+        let x = at_least_single(x);
         let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
         let first = a.clone() * cos.clone() - b.clone() * sin.clone();
-        Tensor::cat(vec![first, b * cos.clone() + a * sin.clone()], 3)
+        Tensor::cat(vec![first, b * cos.clone() + a * sin.clone()], 3).cast(precision)
     };
     let split = |x: Tensor<2>, heads: usize| x.reshape([batch, sequence, heads, head_dim]).swap_dims(1, 2);
     let share = |x: Tensor<4>| repeat_heads(x, heads / kv_heads);
     let (q, k) = (turn(split(q, heads)), share(turn(split(k, kv_heads))));
-    let mut scores = q.matmul(k.transpose()) / (head_dim as f64).sqrt();
+    let mut scores = at_least_single(q.matmul(k.transpose())) / (head_dim as f64).sqrt();
     if let Some((relations, table)) = bias {
         let shape = [batch, relations.count, sequence * sequence];
         let mask: Vec<f32> = relations.mask.iter().map(|&holds| f32::from(holds)).collect();
-        let mask = Tensor::<3>::from_data(TensorData::new(mask, shape), &device).cast(dtype);
-        let summed = table.transpose().unsqueeze::<3>().repeat_dim(0, batch).matmul(mask);
+        let mask = Tensor::<3>::from_data(TensorData::new(mask, shape), &device).cast(wide);
+        let summed = at_least_single(table).transpose().unsqueeze::<3>().repeat_dim(0, batch).matmul(mask);
         scores = scores + summed.reshape([batch, heads, sequence, sequence]);
     }
     let hidden = hidden_by_starts(&places.starts, dims, &device);
     let weights = activation::softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 3);
+    let weights = weights.cast(precision);
     weights.matmul(share(split(v, kv_heads))).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
 }
 
@@ -259,7 +267,7 @@ mod tests {
         );
     }
 
-    /// Two rows with documents of several lengths.
+    /// Returns two rows with documents of several lengths.
     fn documents(sequence: usize) -> TokenScope {
         let document = |token: usize| (token % sequence / 5 * (1 + token / sequence)) as u32;
         TokenScope { documents: (0..2 * sequence).map(document).collect(), ..TokenScope::whole(2, sequence) }
@@ -273,6 +281,13 @@ mod tests {
         check(&ScopedAttention { rope_theta: None, window: Some(1), ..ROPE }, &documents(6), [2, 2], 0);
         // More than one block of rows; the first keys are not computed.
         check(&ScopedAttention { window: Some(70), ..ROPE }, &TokenScope::whole(1, 150), [2, 1], 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "do not fit 6 tokens in rows of 3 and heads of 3")]
+    fn an_odd_head_is_refused() {
+        let inputs = [(); 3].map(|()| numbers([6, 3], 1.0));
+        ScopedAttention { head_dim: 3, ..ROPE }.forward(inputs, &TokenScope::whole(2, 3), None);
     }
 
     #[test]

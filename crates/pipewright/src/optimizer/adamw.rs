@@ -6,9 +6,9 @@ use burn::optim::{
     StateSource,
 };
 use burn::tensor::{DType, Device, Tensor};
+use pipewright_kernel::adamw::{Coefficients, step};
 
 use crate::nn::{CpuTensor, elements, owned};
-use pipewright_kernel::adamw::{Coefficients, step};
 
 /// Burn's `AdamW` with the same update and the same state, in place on the CPU back end and composed of Burn's
 /// operations elsewhere.
@@ -123,11 +123,11 @@ fn in_place<const D: usize>(
     by: Coefficients,
 ) -> [Tensor<D>; 3] {
     let (first, second) = (moment_1.storage_mut(), moment_2.storage_mut());
-    step(parameter.storage_mut(), elements(gradient), first, second, by);
+    step(parameter.storage_mut(), &elements(gradient), first, second, by);
     [parameter, moment_1, moment_2].map(Tensor::from_primitive::<Flex>)
 }
 
-/// The same update, composed of Burn's operations.
+/// Returns the same update, composed of Burn's operations.
 fn composed<const D: usize>(tensors: [Tensor<D>; 4], by: Coefficients) -> [Tensor<D>; 3] {
     let Coefficients { betas: (beta_1, beta_2), step_size, second_correction, epsilon, keep } = by;
     let [parameter, gradient, moment_1, moment_2] = tensors;

@@ -1,10 +1,10 @@
 //! Checks whether an optimizer can update parameters row by row.
 //!
-//! With sharded parameters, each replica updates its own rows. The result equals the update of the whole parameter only if
-//! the update of an element does not depend on other rows. That holds for SGD, Adam and AdamW. It does not hold for
+//! With sharded parameters, each replica updates its own rows. The result equals the update of the whole parameter only
+//! if the update of an element does not depend on other rows. That holds for SGD, Adam and AdamW. It does not hold for
 //! optimizers that use the whole matrix (Muon, Adafactor) or a parameter's norm (Lamb, clipping by the norm of each
-//! parameter). Burn's optimizers do not say which kind they are, and different parameters may have different ones. So the
-//! optimizer is tried on a small copy of the module: on whole parameters, and on two shards.
+//! parameter). Burn's optimizers do not say which kind they are, and different parameters may have different ones. So
+//! the optimizer is tried on a small copy of the module: on whole parameters, and on two shards.
 
 use std::ops::Range;
 

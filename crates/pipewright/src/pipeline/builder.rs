@@ -21,9 +21,10 @@ use super::running::Pipeline;
 use super::schedule_source::{ScheduleSource, check_made, lower_to_run};
 use crate::device::Devices;
 use crate::hook::ActionHook;
+use crate::loss_scale::LossScaling;
 use crate::mesh::DataParallelMode;
 use crate::stage::{StageContext, StageError};
-use crate::tensor::{Boundary, Metadata, unpack};
+use crate::tensor::{Boundary, Metadata, Precision, unpack};
 use crate::transport::World;
 
 /// The settings of a pipeline that is not launched yet; [`Pipeline::builder`] makes one.
@@ -250,13 +251,26 @@ impl PipelineBuilder {
         self
     }
 
+    /// Sets the element type in which stages compute. Default: single precision.
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.config.precision = precision;
+        self
+    }
+
+    /// Sets how losses are scaled if the precision is f16. Default: from 65536, doubled after 2000 updates.
+    pub fn loss_scaling(mut self, loss_scaling: LossScaling) -> Self {
+        self.config.loss_scaling = loss_scaling;
+        self
+    }
+
     /// Sets how the shapes and types of the tensors between stages are known. Default: from the first step.
     pub fn metadata(mut self, metadata: Metadata) -> Self {
         self.config.metadata = metadata;
         self
     }
 
-    /// Sets the stages that keep only their inputs after a forward, and compute it again in their backward. Default: none.
+    /// Sets the stages that keep only their inputs after a forward, and compute it again in their backward. Default:
+    /// none.
     pub fn recompute(mut self, recompute: Recompute) -> Self {
         self.config.recompute = recompute;
         self

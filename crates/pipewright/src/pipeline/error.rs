@@ -5,6 +5,7 @@ use pipewright_schedule::{Level, LowerError, StageIndex};
 use crate::batch::SplitError;
 use crate::failure::StepError;
 use crate::ids::{StepNumber, WorldRank};
+use crate::loss_scale::LossScaling;
 use crate::transport::AgreementError;
 
 /// Why a pipeline does not start, or does not take a step.
@@ -19,7 +20,7 @@ pub enum PipelineError {
     },
     /// The world has another size than the program needs.
     #[error(
-        "the transport has {world} ranks; {replicas} replica(s) of a program of {program} need as many as that makes"
+        "the transport has {world} ranks, and {replicas} replica(s) of a program of {program} ranks need {replicas} x {program}"
     )]
     WorldSize {
         /// The number of ranks of the transport.
@@ -64,6 +65,15 @@ pub enum PipelineError {
         stage: StageIndex,
         /// The number of stages of the program.
         stages: u32,
+    },
+    /// The settings of the loss scale are outside their bounds.
+    #[error(
+        "losses are scaled by {settings}: set the initial scale to a power of two, at least 1, and the number of updates to \
+         at least 1"
+    )]
+    LossScaling {
+        /// The settings.
+        settings: LossScaling,
     },
     /// The batch cannot be split.
     #[error("the {what} cannot be split into microbatches: {source}")]
@@ -113,7 +123,7 @@ pub enum PipelineError {
     GradientsPending,
     /// An earlier restore failed after some stages had restored their state.
     #[error(
-        "a checkpoint was taken over in part: the parameters no longer belong together; launch the pipeline again"
+        "a checkpoint was restored in part: the parameters no longer belong together; launch the pipeline again"
     )]
     HalfRestored,
 }

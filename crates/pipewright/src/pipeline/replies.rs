@@ -69,7 +69,8 @@ impl Pipeline {
                     (moves, since) = (self.assembly.board.moves(), Instant::now());
                 }
                 Err(RecvTimeoutError::Timeout) if since.elapsed() < self.patience => {}
-                Err(_) => return Err(self.give_up(self.ranks[silent].rank)),
+                Err(RecvTimeoutError::Timeout) => return Err(self.give_up(self.ranks[silent].rank)),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.lose(self.ranks[silent].rank)),
             }
         }
         let first = self.assembly.abort.first();
@@ -99,8 +100,16 @@ impl Pipeline {
         self.assembly.abort.first().unwrap_or_else(|| self.lost_peer(silent))
     }
 
-    /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes treated a rank
-    /// of this process as lost, because it was paused, that is the error.
+    /// Treats a rank as failed whose thread has ended without an answer.
+    fn lose(&mut self, lost: WorldRank) -> StepError {
+        self.end = Some(End::Lost(lost));
+        let error = self.lost_peer(lost);
+        self.assembly.abort.raise(error.clone());
+        self.assembly.abort.first().unwrap_or(error)
+    }
+
+    /// Returns the error of a pipeline whose parameters have diverged since `step`. If the other processes treated a
+    /// rank of this process as lost, because it was paused, that is the error.
     fn diverged(&self, step: StepNumber) -> PipelineError {
         let is_own = |rank: WorldRank| self.ranks.iter().any(|thread| thread.rank == rank);
         match self.assembly.abort.diverged_by() {
@@ -181,13 +190,13 @@ mod tests {
                 action: None,
                 cause: self.cause.clone(),
             };
-            let diverged = *self.diverged.lock().expect("nobody panics");
+            let diverged = *self.diverged.lock().expect("no panic");
             let notice = FailureNotice { error, attempt: Attempt::new(1), diverged };
             self.abort.get().expect("it was launched").raise_from_remote(notice);
         }
     }
 
-    /// Starts a pipeline of one rank beside a process that fails with `cause`.
+    /// Starts a pipeline of one rank, and another process that fails with `cause`.
     fn launch(cause: Cause) -> (Pipeline, Arc<Other>) {
         let other = Arc::new(Other { cause, abort: OnceLock::new(), diverged: Mutex::default() });
         let optimizer = Some(AdamWConfig::new().init());
@@ -223,12 +232,23 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_whose_thread_ends_without_an_answer_is_lost() {
+        let (mut pipeline, _) = launch(Cause::Remote { message: "not used".to_owned() });
+        let (sender, replies) = crossbeam_channel::unbounded::<(WorldRank, ())>();
+        drop(sender);
+        let error = pipeline.await_ranks(&replies, Ok).expect_err("no rank can answer").to_string();
+        let expected = "rank 0 is lost: its thread or process has ended";
+        assert!(error.ends_with(expected), "{error}");
+        assert!(failed_step(&mut pipeline).ends_with(expected));
+    }
+
+    #[test]
     fn a_paused_process_that_the_others_have_updated_without_is_the_lost_one() {
         let (mut pipeline, other) = launch(Cause::LostPeer { peer: WorldRank::new(0) });
         *other.diverged.lock().expect("no panic") = Some(StepNumber::new(1));
         for _ in 0..2 {
             let error = failed_step(&mut pipeline);
-            assert!(error.ends_with("rank 0 is gone: its thread or process has ended"), "{error}");
+            assert!(error.ends_with("rank 0 is lost: its thread or process has ended"), "{error}");
         }
     }
 }

@@ -18,11 +18,12 @@ use crate::driver::{Command, RankSeed, RankThread, Reply, StepReply, ThreadSetti
 use crate::executor::{NamedParameter, RankReport};
 use crate::failure::{Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
+use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::mesh::Mesh;
 use crate::stage::Stage;
 use crate::tensor::{Boundary, Values, pack};
-use crate::transport::World;
+use crate::transport::{LONGEST_WAIT, World};
 
 /// The additional time after a rank's deadline in which the rank itself can report it.
 const GRACE: Duration = Duration::from_millis(250);
@@ -38,6 +39,8 @@ pub struct Pipeline {
     pub(super) updates: bool,
     /// Whether gradients wait for an update.
     pub(super) pending: bool,
+    /// The loss scale of the next step; `None` if losses are not scaled.
+    pub(super) loss_scale: Option<LossScale>,
     /// How long the pipeline waits without progress on any rank. It is longer than the ranks' own deadline, because
     /// their errors name the missing message.
     pub(super) patience: Duration,
@@ -61,6 +64,7 @@ impl Pipeline {
         F: Fn(StageIndex) -> Result<Stage, E> + Send + Sync + 'static,
         E: Display,
     {
+        let config = &PipelineConfig { deadline: config.deadline.min(LONGEST_WAIT), ..config.clone() };
         let mut world = world;
         world.set_deadline(config.deadline);
         world.agree(Ok(identity(&program, config)), config.deadline)?;
@@ -88,6 +92,7 @@ impl Pipeline {
             ranks.push(RankThread::start(seed).map_err(|source| PipelineError::Thread { rank, source })?);
         }
         let mut pipeline = Self {
+            loss_scale: assembly.loss_scale(),
             assembly,
             ranks,
             step: StepNumber::default(),
@@ -144,7 +149,7 @@ impl Pipeline {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepSummary, PipelineError> {
-        self.train(batch, StepKind::Train { learning_rate, update: true })
+        self.train(batch, StepKind::Train { learning_rate, loss_scale: self.loss_factor(), update: true })
     }
 
     /// As [`Pipeline::step_batch`], without an update. The gradients are kept, and those of the next steps are added to
@@ -154,7 +159,8 @@ impl Pipeline {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn accumulate(&mut self, batch: Batch) -> Result<StepSummary, PipelineError> {
-        self.train(batch, StepKind::Train { learning_rate: 0.0, update: false })
+        let loss_scale = self.loss_factor();
+        self.train(batch, StepKind::Train { learning_rate: 0.0, loss_scale, update: false })
     }
 
     fn train(&mut self, batch: Batch, kind: StepKind) -> Result<StepSummary, PipelineError> {
@@ -165,7 +171,18 @@ impl Pipeline {
         let (step, loss_weights) = (self.step.next(), batch.loss_weights());
         let reports = self.run(batch, kind, start)?;
         self.pending = !self.updates;
-        Ok(training(step, loss_weights, reports, start.elapsed()))
+        let loss_scale = self.loss_scale;
+        let summary = training(step, loss_weights, loss_scale, reports, start.elapsed());
+        if self.updates {
+            self.loss_scale =
+                loss_scale.map(|scale| scale.after(summary.skipped, self.assembly.config.loss_scaling));
+        }
+        Ok(summary)
+    }
+
+    /// Returns the factor of the losses of the next step.
+    fn loss_factor(&self) -> f64 {
+        self.loss_scale.map_or(1.0, |scale| scale.factor)
     }
 
     /// Runs the forward part of the program on a batch, without a tape. With targets it returns losses too. Parameters
@@ -228,19 +245,20 @@ impl Pipeline {
     /// the storage that it writes to, unless the state is dropped by then.
     ///
     /// # Errors
-    /// When gradients wait for an update, or a rank no longer answers.
+    /// When gradients wait for an update, a rank fails, or a rank no longer answers.
     pub fn state(&mut self) -> Result<Vec<RankState>, PipelineError> {
         if self.pending {
             return Err(PipelineError::GradientsPending);
         }
         let replies = self.command(|reply| Command::State { reply })?;
-        let mut ranks = self.await_ranks(&replies, |state| Ok(*state))?;
+        let mut ranks = self.await_ranks(&replies, |state| state.map(|state| *state))?;
         ranks.retain(|rank| !rank.stages.is_empty());
+        ranks.iter_mut().for_each(|rank| rank.loss_scale = self.loss_scale);
         Ok(ranks)
     }
 
-    /// Restores parameters and optimizer state from a checkpoint, which any cut and schedule may have written. The next
-    /// step is the one after the checkpoint's.
+    /// Restores parameters, optimizer state and the loss scale from a checkpoint, which any cut and schedule may have
+    /// written. The next step is the one after the checkpoint's.
     ///
     /// # Errors
     /// When the checkpoint lacks a parameter or has one of another shape, when the optimizer does not accept its state,
@@ -255,6 +273,9 @@ impl Pipeline {
             return Err(error.into());
         }
         (self.step, self.pending) = (StepNumber::new(checkpoint.step()), false);
+        // A run in another precision has no scale, and one from before a restore belongs to other parameters.
+        let scale = self.assembly.loss_scale();
+        self.loss_scale = scale.map(|initial| checkpoint.loss_scale().unwrap_or(initial));
         Ok(())
     }
 

@@ -20,8 +20,8 @@ pub(crate) trait StageBody: Module + 'static {
         1
     }
 
-    /// Runs a block. The first takes the inputs of the stage, each other one the tensors of the block before it, and the
-    /// last returns the outputs of the stage.
+    /// Runs a block. The first takes the inputs of the stage, each other one the tensors of the block before it, and
+    /// the last returns the outputs of the stage.
     fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         let _ = block;
         Ok(pack(self.run(inputs, context)?))
@@ -29,6 +29,9 @@ pub(crate) trait StageBody: Module + 'static {
 
     /// Returns the global path of a parameter.
     fn path(&self, local: &str) -> String;
+
+    /// Returns whether a parameter has single precision in a pipeline of half precision.
+    fn stays_single(&self, local: &str) -> bool;
 
     /// Returns the global paths of the parameters that have other holders.
     fn shared(&self) -> Vec<String>;
@@ -72,6 +75,10 @@ impl<M: StageModule> StageBody for M {
 
     fn path(&self, local: &str) -> String {
         self.parameter_path(local)
+    }
+
+    fn stays_single(&self, local: &str) -> bool {
+        self.stays_in_single_precision(local)
     }
 
     fn shared(&self) -> Vec<String> {

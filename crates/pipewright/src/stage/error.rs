@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::tensor::BoundaryError;
+use crate::tensor::{BoundaryError, Precision};
 
 /// Why a stage cannot be prepared or cannot run an action.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -36,6 +36,28 @@ pub enum StageError {
         /// The number of tensors that the graph declares.
         expected: usize,
     },
+    /// The device does not compute in the precision of the pipeline.
+    #[error(
+        "the device {device} does not compute in {precision}: use another device, or the precision f32 (run.precision, \
+         `PipelineConfig::precision`)"
+    )]
+    Precision {
+        /// The device.
+        device: Arc<str>,
+        /// The precision.
+        precision: Precision,
+    },
+    /// A layer has running statistics, which a pipeline of half precision would not update.
+    #[error(
+        "the layer `{layer}` keeps running statistics, which are not updated in {precision}: use the precision f32, or a \
+         normalisation without running statistics"
+    )]
+    RunningStatistics {
+        /// The layer's path inside its module.
+        layer: Arc<str>,
+        /// The precision.
+        precision: Precision,
+    },
     /// A number inside the stage is infinite or not a number
     /// ([`StageContext::not_finite`](super::StageContext::not_finite)). The parameters are those before the step.
     #[error(
@@ -47,7 +69,7 @@ pub enum StageError {
         what: String,
     },
     /// The stage has a loss, but the step has no targets.
-    #[error("the stage ends in a loss, and the step brought no targets for it")]
+    #[error("the stage ends in a loss, and the step has no targets for it")]
     NoTarget,
     /// A loss that is not a scalar.
     #[error("{what} has {elements} elements; a loss is one number, the mean over the microbatch (shape [1])")]

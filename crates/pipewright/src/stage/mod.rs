@@ -7,9 +7,9 @@
 mod error;
 mod module;
 mod body;
-mod weights;
+mod weight_work;
 mod gradients;
-mod state;
+mod module_parameters;
 mod shards;
 mod tape;
 mod runner;
@@ -25,4 +25,4 @@ pub use module::{StageContext, StageModule};
 pub use prepare::Stage;
 pub(crate) use prepare::StageSettings;
 pub(crate) use runner::{ForwardTask, InputGradients, StageRunner};
-pub use weights::WeightWork;
+pub use weight_work::WeightWork;

@@ -53,8 +53,8 @@ pub trait StageModule: Module + 'static {
     fn forward(&self, input: Self::Input, context: &StageContext) -> Self::Output;
 
     /// Returns the number of blocks: parts of the module that run one after another. If stages are recomputed block by
-    /// block ([`Recompute::Block`](pipewright_schedule::Recompute::Block)), [`StageModule::forward_block`] runs them one
-    /// by one. No two blocks use the same parameter.
+    /// block ([`Recompute::Block`](pipewright_schedule::Recompute::Block)), [`StageModule::forward_block`] runs them
+    /// one by one. No two blocks use the same parameter.
     fn blocks(&self) -> usize {
         1
     }
@@ -83,6 +83,14 @@ pub trait StageModule: Module + 'static {
     /// have the same path and do not declare it as shared.
     fn parameter_path(&self, local: &str) -> String {
         local.to_owned()
+    }
+
+    /// Returns whether the parameter that this module knows as `local` has single precision even if the pipeline has half
+    /// precision ([`Precision`](crate::tensor::Precision)). The module casts between its types itself, in both
+    /// directions.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        let _ = local;
+        false
     }
 
     /// Returns the global paths of the parameters that other stages, or other places of this stage, hold too.
@@ -143,12 +151,12 @@ impl StageContext {
         self
     }
 
-    /// The stage that runs.
+    /// Returns the stage that runs.
     pub fn stage(&self) -> StageIndex {
         self.stage
     }
 
-    /// The microbatch that the stage runs for.
+    /// Returns the microbatch for which the stage runs.
     pub fn microbatch(&self) -> Microbatch {
         self.microbatch
     }
@@ -189,15 +197,15 @@ impl StageContext {
         self.auxiliary.lock().unwrap_or_else(PoisonError::into_inner).push(auxiliary);
     }
 
-    /// Fails the step, because a number inside the stage is infinite or not a number: the forward cannot go on sensibly,
-    /// and the loss would only show it later. `what` names the number and its layer. The parameters keep their values from
-    /// before the step. An evaluation goes on.
+    /// Fails the step because a number inside the stage is infinite or not a number. Without this call the failure
+    /// would only show in the loss. `what` names the number and its layer. The parameters keep their values from before
+    /// the step. An evaluation continues.
     pub fn not_finite(&self, what: &str) {
         let mut first = self.not_finite.lock().unwrap_or_else(PoisonError::into_inner);
         first.get_or_insert_with(|| what.to_owned());
     }
 
-    /// Takes out what the forward named as not finite.
+    /// Takes out the name of the number that the forward reported as not finite.
     pub(crate) fn take_not_finite(&self) -> Option<String> {
         self.not_finite.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use burn::tensor::TensorData;
 
 use super::body::StageBody;
+use super::module_parameters::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
 use super::runner::{Held, StageParameters};
 use super::shards::Shards;
-use super::state::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
 use super::training::TrainingStage;
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
 use crate::tensor::shard::RowShard;
@@ -65,6 +65,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
 
     fn release(&mut self) {
         let Some(shards) = &mut self.shards else { return };
+        drop(self.rounded.take());
         self.module = self.module.take().map(|module| shards.release(module));
     }
 
@@ -75,6 +76,10 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         let gradients = self.sums.take(&module, factor);
         self.module = Some(optimizer.step(learning_rate, module, gradients));
         self.optimizer = Some(optimizer);
+    }
+
+    fn drop_gradients(&mut self) {
+        self.sums.clear();
     }
 
     fn parameters(&self) -> Vec<TensorData> {

@@ -10,9 +10,9 @@
 //!
 //! # Which outputs need a gradient
 //!
-//! The next stage wants to know which outputs need a gradient, and a forward that records nothing does not show it. The
-//! first forward for each combination of inputs with and without a gradient therefore does record, and its tape is
-//! discarded. Later forwards promise the same. A recomputed output that breaks the promise is an error
+//! The next stage needs to know which outputs need a gradient, and a forward that records nothing does not show it. So
+//! the first forward for each combination of inputs with and without a gradient does record, and its tape is discarded.
+//! Later forwards mark the same outputs. If a recomputed forward gives a gradient to another output, that is an error
 //! ([`StageError::RecomputedOutput`]).
 //!
 //! # Burn's gradient checkpointing
@@ -30,15 +30,16 @@ use pipewright_schedule::Microbatch;
 
 use super::body::StageBody;
 use super::error::StageError;
+use super::module_parameters::{parameters_of, with_values};
 use super::runner::{Forwarded, InputGradients};
-use super::state::{parameters_of, with_values};
 use super::training::{Pass, TrainingStage};
+use crate::autodiff::{inner_of, on_tape_of};
 use crate::tensor::{OptionalTensors, Value, Values};
 
 /// Which outputs of each segment need a gradient, for each combination of inputs that do.
 pub(super) type Promises = HashMap<Vec<bool>, Vec<Vec<bool>>>;
 
-/// What a microbatch needs to compute its forward again.
+/// The data with which a microbatch computes its forward again.
 pub(super) struct Saved {
     pass: Pass,
     /// The inputs of each segment.
@@ -55,7 +56,7 @@ impl<M: StageBody> TrainingStage<M> {
     ) -> Result<(Forwarded, Saved), StageError> {
         let key = requires_grad(&inputs);
         let promised = self.promises.get(&key);
-        let unrecorded = promised.map(|_| self.module().clone().map(&mut WithoutGradients));
+        let unrecorded = promised.map(|_| self.computing().clone().map(&mut WithoutGradients));
         let mut saved = Saved { pass, inputs: Vec::with_capacity(self.segments.len()) };
         let mut all = Forwarded { outputs: inputs, loss: None, auxiliary: Vec::new() };
         let mut found = Vec::new();
@@ -114,8 +115,8 @@ impl<M: StageBody> TrainingStage<M> {
     /// Returns the values of the parameters that are not trained, such as running statistics; `None` at the places of
     /// others, and an empty list if all are trained.
     fn buffers(&self) -> OptionalTensors {
-        let found = parameters_of(self.module());
-        if found.iter().all(|found| found.is_trained) {
+        // A module of half precision has no running statistics.
+        if self.precision.half().is_some() || !self.has_buffers {
             return OptionalTensors::new();
         }
         let found = parameters_of(self.settled());
@@ -156,8 +157,5 @@ impl ModuleMapper for WithoutGradients {
 }
 
 fn untracked<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    match tensor.gradient_checkpointing_strategy() {
-        Some(strategy) => tensor.inner().autodiff().with_gradient_checkpointing_strategy(strategy),
-        None => tensor,
-    }
+    on_tape_of(inner_of(tensor.clone()), &tensor)
 }

@@ -17,8 +17,8 @@ use crate::tensor::{OptionalTensor, OptionalTensors, Values};
 /// The options of a forward.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForwardTask {
-    /// The weight of the microbatch: all its losses are multiplied by it on the tape. It is 1 unless microbatches
-    /// differ in size.
+    /// The weight of the microbatch times the loss scale: all its losses are multiplied by it on the tape. It is 1 unless
+    /// microbatches differ in size or losses are scaled.
     pub loss_weight: f64,
     /// Whether the last stage returns its outputs in addition to its loss.
     pub keep_outputs: bool,
@@ -76,23 +76,23 @@ pub(crate) trait StageCompute: Send {
         target: Option<Values>,
     ) -> Result<Forwarded, StageError>;
 
-    /// Returns the gradients of the microbatch's inputs. Defers weight gradients until [`StageCompute::backward_weights`]
-    /// where possible, and adds the others to the sums.
+    /// Returns the gradients of the microbatch's inputs. Defers weight gradients until
+    /// [`StageCompute::backward_weights`] where possible, and adds the others to the sums.
     fn backward_inputs(
         &mut self,
         microbatch: Microbatch,
         gradients: OptionalTensors,
     ) -> Result<InputGradients, StageError>;
 
-    /// Adds the weight gradients that the microbatch's [`StageCompute::backward_inputs`] deferred to the sums. Returns the
-    /// number of products that this took.
+    /// Adds the weight gradients that the microbatch's [`StageCompute::backward_inputs`] deferred to the sums. Returns
+    /// the number of products that this took.
     fn backward_weights(&mut self, microbatch: Microbatch) -> usize;
 
     /// Returns the tensors that come from or go to stages that are not neighbours.
     fn skips(&self) -> &Skips;
 
     /// Returns the device on which the stage computes.
-    fn device(&self) -> Device;
+    fn device(&self) -> &Device;
 
     /// Drops every microbatch in flight and every gradient, which restores the state before the step.
     fn reset(&mut self);
@@ -103,8 +103,8 @@ pub(crate) trait StageParameters: Send {
     /// Returns the global path of each float parameter, in the stage's own order.
     fn paths(&self) -> &[Arc<str>];
 
-    /// Returns every float parameter of the stage, in the order of [`StageParameters::paths`], then the integer and boolean
-    /// parameters.
+    /// Returns every float parameter of the stage, in the order of [`StageParameters::paths`], then the integer and
+    /// boolean parameters.
     fn held(&self) -> Vec<Held>;
 
     /// Returns the gradient sum of the parameter at `place` of [`StageParameters::paths`].
@@ -114,17 +114,17 @@ pub(crate) trait StageParameters: Send {
     /// part.
     fn set_gradient(&mut self, place: usize, gradient: OptionalTensor);
 
-    /// Returns the sum of the squares of each parameter's gradient sum, in the order of [`StageParameters::paths`]. Squares are
-    /// added within each of `parts` parts first, so that replicas get the same bits whether each has all parts or only
-    /// its own.
+    /// Returns the sum of the squares of each parameter's gradient sum, in the order of [`StageParameters::paths`].
+    /// Squares are added within each of `parts` parts first, so that replicas get the same bits whether each has all
+    /// parts or only its own.
     fn gradient_squares(&self, parts: u32) -> Vec<f64>;
 
     /// Returns the rows of each parameter that a sharded stage holds; `None` if it holds no rows or the whole
     /// parameter.
     fn rows(&self) -> OptionalTensors;
 
-    /// Gives a sharded stage its whole parameters, in the order of [`StageParameters::paths`], until [`StageParameters::release`]. The
-    /// entry of a parameter that is not sharded is `None`.
+    /// Gives a sharded stage its whole parameters, in the order of [`StageParameters::paths`], until
+    /// [`StageParameters::release`]. The entry of a parameter that is not sharded is `None`.
     fn gather(&mut self, whole: OptionalTensors);
 
     /// Reduces the parameters of a sharded stage to its part again.
@@ -133,8 +133,11 @@ pub(crate) trait StageParameters: Send {
     /// Multiplies the gradient sums by `factor`, takes one optimizer step with them and clears them.
     fn update(&mut self, factor: f64, learning_rate: f64);
 
-    /// Returns the parameters' values, in the order of [`StageParameters::paths`]. A sharded stage returns its part of them
-    /// unless they are gathered.
+    /// Drops the gradient sums.
+    fn drop_gradients(&mut self);
+
+    /// Returns the parameters' values, in the order of [`StageParameters::paths`]. A sharded stage returns its part of
+    /// them unless they are gathered.
     fn parameters(&self) -> Vec<TensorData>;
 
     /// Returns the current parameters and optimizer. They share storage with the stage.

@@ -16,8 +16,8 @@ use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::Tensor;
 
+use super::module_parameters::{NamedTensor, parameters_of, with_values};
 use super::runner::device_of;
-use super::state::{NamedTensor, parameters_of, with_values};
 use crate::autodiff::{Caught, catch};
 use crate::nn::{Deferred, WeightStore, node_of};
 use crate::tensor::shard::RowShard;
@@ -53,8 +53,8 @@ impl Shards {
         if self.is_spread(place) { self.part } else { RowShard::WHOLE }
     }
 
-    /// Whether the parameter at `place` is sharded. Integer and boolean parameters come after the others and are not
-    /// sharded.
+    /// Returns whether the parameter at `place` is sharded. Integer and boolean parameters come after the others and
+    /// are not sharded.
     fn is_spread(&self, place: usize) -> bool {
         self.spread.get(place).copied().unwrap_or(false)
     }
@@ -63,7 +63,7 @@ impl Shards {
         self.part
     }
 
-    /// Whether this replica contributes its parameter at `place` to the state of all replicas. Every replica
+    /// Returns whether this replica contributes its parameter at `place` to the state of all replicas. Every replica
     /// contributes its rows of sharded parameters; only the first one contributes those that every replica has whole.
     pub(super) fn counts(&self, place: usize) -> bool {
         self.is_spread(place) || self.part.index == 0
@@ -95,6 +95,12 @@ impl Shards {
         with_values(module, whole)
     }
 
+    /// Lets the layers find the parameters of `module`, a copy of the module with whole parameters, in their backward.
+    pub(super) fn look_up_in<M: Module>(&self, module: &M) {
+        let found = parameters_of(module).into_iter().zip(&self.spread);
+        self.store.fill(found.filter(|(_, is_spread)| **is_spread).map(|(found, _)| (found.id, found.value)));
+    }
+
     /// Puts the replica's rows back into `module` if it has the whole parameters.
     pub(super) fn release<M: Module>(&mut self, module: M) -> M {
         self.store.clear();
@@ -110,7 +116,7 @@ impl Shards {
         let mut catcher = Catcher { anchor, place: 0, catches: Vec::new(), nodes: HashMap::new() };
         let module = module.map(&mut catcher);
         let Catcher { anchor, catches, nodes, .. } = catcher;
-        (module, catches, deferred.passing(self.store.clone(), anchor, nodes))
+        (module, catches, deferred.with_sharded_weights(self.store.clone(), anchor, nodes))
     }
 }
 

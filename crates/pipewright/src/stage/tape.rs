@@ -5,8 +5,8 @@ use burn::tensor::{Device, Gradients, Tensor};
 use super::error::StageError;
 use super::module::Auxiliary;
 use super::shards::Catches;
-use crate::autodiff::{GradientSlot, gradient_root};
-use crate::nn::Deferred;
+use crate::autodiff::{GradientSlot, gradient_root, inner_of};
+use crate::nn::{Deferred, at_least_single};
 use crate::tensor::{OptionalTensors, Value, ValueKind, Values};
 
 /// The start and the end points of one backward.
@@ -69,8 +69,8 @@ impl Tape {
         Ok(FinishedTape { gradients, leaves, deferred, catches })
     }
 
-    /// Frees what the operations recorded. Burn frees a tape only when its backward runs, so this runs the backward, with
-    /// gradients of zero, and drops the result.
+    /// Frees the tensors that the operations recorded. Burn frees a tape only when its backward runs, so this runs the
+    /// backward, with gradients of zero, and drops the result.
     pub(super) fn discard(self) {
         let Self { loss, outputs, auxiliary, .. } = self;
         let roots = outputs.into_iter().filter_map(|output| output.root.map(|(root, _)| root));
@@ -90,8 +90,8 @@ impl FinishedTape {
     }
 }
 
-/// Returns an input for the module, and the leaf that collects its gradient if an earlier stage needs it. The input goes
-/// on a tape of the module's kind, because tapes with and without gradient checkpointing do not mix.
+/// Returns an input for the module, and the leaf that collects its gradient if an earlier stage needs it. The input
+/// goes on a tape of the module's kind, because tapes with and without gradient checkpointing do not mix.
 pub(super) fn as_leaf(input: Value, device: &Device) -> (Value, Option<Tensor<1>>) {
     if input.kind() != ValueKind::Float {
         return (input, None);
@@ -118,7 +118,7 @@ pub(super) fn off_tape(output: Value) -> (Value, OutputRoot) {
     }
     let tensor = Tensor::<1>::from_dispatch(output.into_dispatch());
     if !tensor.is_tracked() {
-        return (Value::of(off(tensor)).constant(), OutputRoot { shape, root: None });
+        return (Value::of(inner_of(tensor)).constant(), OutputRoot { shape, root: None });
     }
     let slot = GradientSlot::default();
     let root = gradient_root(&Value::of(tensor.clone()), slot.clone());
@@ -128,7 +128,7 @@ pub(super) fn off_tape(output: Value) -> (Value, OutputRoot) {
 /// Returns copies of values off the tape, which share their storage.
 pub(super) fn all_off_tape(values: &[Value]) -> Values {
     let off_tape = |value: &Value| match value.kind() {
-        ValueKind::Float => Value::of(off(Tensor::<1>::from_dispatch(value.clone().into_dispatch()))),
+        ValueKind::Float => Value::of(inner_of(Tensor::<1>::from_dispatch(value.clone().into_dispatch()))),
         _ => value.clone(),
     };
     values.iter().map(off_tape).collect()
@@ -143,7 +143,8 @@ pub(super) fn split_auxiliary(
     let mut reported = Vec::with_capacity(losses.len());
     for Auxiliary { name, weight, loss } in losses {
         check_scalar(&loss, || format!("the auxiliary loss `{name}`"))?;
-        reported.push(Auxiliary { name, weight, loss: off(loss.clone()) });
+        let loss = at_least_single(loss);
+        reported.push(Auxiliary { name, weight, loss: inner_of(loss.clone()) });
         weighted = join(weighted, Some(scaled(loss, weight * loss_weight)));
     }
     Ok((reported, weighted))
@@ -158,11 +159,6 @@ pub(super) fn check_scalar(loss: &Tensor<1>, what: impl Fn() -> String) -> Resul
 
 pub(super) fn scaled(loss: Tensor<1>, factor: f64) -> Tensor<1> {
     if factor == 1.0 { loss } else { loss * factor }
-}
-
-/// Returns a tensor without the tape that it may be on.
-pub(super) fn off(tensor: Tensor<1>) -> Tensor<1> {
-    if tensor.is_autodiff() { tensor.inner() } else { tensor }
 }
 
 fn join(a: Option<Tensor<1>>, b: Option<Tensor<1>>) -> Option<Tensor<1>> {

@@ -1,7 +1,7 @@
 //! The types that a stage may take and return: one tensor, or any nesting of tuples of tensors.
 //!
-//! A stage names ordinary tensors as its input and output. [`Boundary`] converts them to and from the [`Values`] that the
-//! runtime moves, so the runtime needs to know nothing about the stage.
+//! A stage names ordinary tensors as its input and output. [`Boundary`] converts them to and from the [`Values`] that
+//! the runtime moves, so the runtime needs to know nothing about the stage.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};

@@ -1,8 +1,8 @@
 //! Shapes and element types of the tensors that cross a boundary, checked on both sides.
 //!
-//! Messages describe their own tensors, so the runtime does not need metadata to receive them. The runtime
-//! compares the tensors at a boundary with the metadata. If they differ, the error names both stages. Without the check,
-//! a layer would fail.
+//! Messages describe their own tensors, so the runtime does not need metadata to receive them. The runtime compares the
+//! tensors at a boundary with the metadata. If they differ, the error names both stages. Without the check, a layer
+//! would fail.
 //!
 //! [`Metadata::Static`] is given in advance. [`Metadata::Dynamic`] is taken from the first microbatch that crosses the
 //! boundary; there is no probe run, so no gradient, buffer or random state changes.
@@ -51,7 +51,8 @@ impl Default for Metadata {
 }
 
 impl Metadata {
-    /// Returns a text that is equal for equal metadata in every process of one build. Ranks compare it before they start.
+    /// Returns a text that is equal for equal metadata in every process of one build. Ranks compare it before they
+    /// start.
     pub fn fingerprint(&self) -> String {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
@@ -166,8 +167,8 @@ impl fmt::Display for Side {
 /// The two sides of a boundary disagree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "microbatch {microbatch}: {mismatch}: {from} sent {sent}, {to} expects {expected}; a dimension that may differ between \
-     microbatches is to be named in `PipelineConfig::metadata`"
+    "microbatch {microbatch}: {mismatch}: {from} sent {sent}, {to} expects {expected}; if a dimension may differ between \
+     microbatches, name it in `PipelineConfig::metadata`"
 )]
 pub struct MetadataError {
     /// The microbatch that crosses it.
@@ -176,11 +177,11 @@ pub struct MetadataError {
     pub mismatch: Mismatch,
     /// The side that sent.
     pub from: Side,
-    /// What it sent.
+    /// A description of the tensors that it sent.
     pub sent: String,
     /// The side that receives.
     pub to: Side,
-    /// What it expects.
+    /// A description of the tensors that it expects.
     pub expected: String,
 }
 
@@ -263,8 +264,8 @@ impl Boundaries {
 }
 
 impl Known {
-    /// Returns the specification to compare a microbatch with, or `None` if the boundary needs no further checks. Without
-    /// given metadata, the first microbatch provides it.
+    /// Returns the specification to compare a microbatch with, or `None` if the boundary needs no further checks.
+    /// Without given metadata, the first microbatch provides it.
     fn specs_to_check(
         &mut self,
         values: &[Value],

@@ -1,8 +1,8 @@
 //! The order of copies between two devices.
 //!
-//! A back end that copies between devices without the processor's memory queues two operations: a send on one device and
-//! a receive on the other. Each waits for the other. If two threads queued opposite copies at the same time, both devices
-//! could get their send first, and neither receive would ever run. So a process queues one copy at a time.
+//! A back end that copies between devices without the processor's memory queues two operations: a send on one device
+//! and a receive on the other. Each waits for the other. If two threads queued opposite copies at the same time, both
+//! devices could get their send first, and neither receive would ever run. So a process queues one copy at a time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

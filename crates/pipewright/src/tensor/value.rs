@@ -1,7 +1,7 @@
 //! [`Value`]: a tensor whose number of dimensions and kind are known at run time.
 //!
-//! Stages are written with ordinary `Tensor<D, K>` arguments, which [`super::boundary`] converts. Everything between two
-//! stages (executor, transports, splitting into microbatches) moves [`Values`] and never reads their elements.
+//! Stages are written with ordinary `Tensor<D, K>` arguments, which [`super::boundary`] converts. Everything between
+//! two stages (executor, transports, splitting into microbatches) moves [`Values`] and never reads their elements.
 
 use burn::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, Flex, TensorMetadata};
@@ -85,7 +85,7 @@ impl Value {
         Self { constant: false, ..self }
     }
 
-    /// Whether a stage before this one needs the tensor's gradient.
+    /// Returns whether a stage before this one needs the tensor's gradient.
     pub(crate) fn requires_grad(&self) -> bool {
         !self.constant && self.kind() == ValueKind::Float
     }
@@ -147,6 +147,13 @@ impl Value {
             ValueKind::Int => Dispatch::int_slice(tensor, &slices),
             ValueKind::Bool => Dispatch::bool_slice(tensor, &slices),
         })
+    }
+
+    /// Returns a float tensor with elements of another float type, on its tape.
+    pub(crate) fn cast(self, dtype: DType) -> Self {
+        let constant = self.constant;
+        // The number of dimensions does not matter here; 1 is arbitrary.
+        Self { constant, ..Self::of(Tensor::<1>::from_dispatch(self.tensor).cast(dtype)) }
     }
 
     /// Copies the elements from the device.

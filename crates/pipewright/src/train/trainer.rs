@@ -1,7 +1,7 @@
 //! Language-model training: each step takes a batch of token rows and returns its metrics.
 //!
-//! A [`Trainer`] holds a running [`Pipeline`], the data and the learning rate. The caller asks for one step at a time and
-//! decides what to show and when to stop.
+//! A [`Trainer`] holds a running [`Pipeline`], the data and the learning rate. The caller asks for one step at a time
+//! and decides what to show and when to stop.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -46,8 +46,14 @@ pub struct Metrics {
     pub step: u64,
     /// Mean cross entropy per token over the step's batch, in nats.
     pub loss: f64,
-    /// Global norm of the gradient before clipping.
+    /// Global norm of the gradient before clipping; infinite, which is null in JSON, if the update was skipped.
     pub grad_norm: f64,
+    /// The factor of the losses in their backward; left out if losses are not scaled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// Whether the update was skipped ([`StepSummary::skipped`]); left out if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
     /// The optimizer's learning rate in this step.
     pub learning_rate: f64,
     /// Input tokens of the batch over the step's wall time.
@@ -193,6 +199,8 @@ impl Trainer {
             step: self.steps_done,
             loss: report.loss(),
             grad_norm: report.gradient_norm,
+            loss_scale: report.loss_scale,
+            skipped: report.skipped,
             learning_rate,
             tokens_per_second: tokens as f64 / seconds,
             step_ms: seconds * 1e3,

@@ -1,9 +1,11 @@
-//! Checks before the start that all processes are about to run the same.
+//! Checks before the start that all processes run the same program with the same settings.
 //!
-//! Each process sends the first rank a description of its run as named fields, or the reason why it cannot run. The first
-//! rank compares the descriptions and sends the differences to all ranks, so every process reports the same error, with
-//! ranks and fields. The error also names ranks that did not answer in time. The other processes do not wait for those
-//! when they leave, even if they still send heartbeats.
+//! Each process sends the first rank a description of its run as named fields, or the reason why it cannot run. The
+//! first rank compares the descriptions and sends the differences to all ranks, so every process reports the same
+//! error, with ranks and fields. The error also names ranks that did not answer in time. The other processes do not
+//! wait for those when they leave, even if they still send heartbeats.
+//!
+//! Devices are checked in the same way: processes may not name the same one if each needs its own.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Endpoint, Waited};
+use super::{Endpoint, Waited, end_of_wait};
 use crate::failure::{Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
-use crate::message::{Payload, Tag, encoded};
+use crate::message::{MessageError, Payload, Tag, encoded};
 
 /// The description of a run: versions, hashes and settings that must not differ, by name.
 pub type Fields = BTreeMap<String, String>;
@@ -27,7 +29,10 @@ pub enum AgreementError {
     #[error("{0}")]
     Differences(Differences),
     /// A rank did not describe its run in time.
-    #[error("rank {rank} did not say within {:.1} s what it is about to run: is it still starting, or gone?", .waited.as_secs_f64())]
+    #[error(
+        "rank {rank} has not described its run within {:.1} s: it may still be starting, or it has ended",
+        .waited.as_secs_f64()
+    )]
     Silent {
         /// The rank.
         rank: WorldRank,
@@ -38,11 +43,8 @@ pub enum AgreementError {
     #[error(transparent)]
     Failed(StepError),
     /// A rank's description cannot be decoded: it runs another version.
-    #[error("what rank {rank} says cannot be read: it runs another version of the program")]
-    Unreadable {
-        /// The rank.
-        rank: WorldRank,
-    },
+    #[error(transparent)]
+    Unreadable(#[from] MessageError),
 }
 
 impl AgreementError {
@@ -51,7 +53,7 @@ impl AgreementError {
         match self {
             Self::Differences(differences) => differences.silent(),
             Self::Silent { rank, .. } => Some(*rank),
-            Self::Failed(_) | Self::Unreadable { .. } => None,
+            Self::Failed(_) | Self::Unreadable(_) => None,
         }
     }
 }
@@ -66,6 +68,8 @@ enum Difference {
     Cannot { ranks: Vec<WorldRank>, reason: String },
     /// A rank did not answer in time.
     Silent { rank: WorldRank, waited: Duration },
+    /// Ranks have the same device, and each needs its own.
+    SharedDevice { ranks: Vec<WorldRank>, device: String },
     /// Ranks have another value of a field than the first rank.
     Field { name: String, ranks: Vec<WorldRank>, value: String, first: String },
 }
@@ -90,6 +94,12 @@ impl fmt::Display for Differences {
                 Difference::Silent { rank, waited } => {
                     AgreementError::Silent { rank: *rank, waited: *waited }.fmt(f)?;
                 }
+                Difference::SharedDevice { ranks, device } => write!(
+                    f,
+                    "{} have the same device, {device}, and each needs its own: name more devices, use fewer ranks \
+                     there, or let ranks share a device",
+                    Ranks(ranks)
+                )?,
                 Difference::Field { name, ranks, value, first } => write!(
                     f,
                     "{}: `{name}` is {value}, but {first} on rank 0: start all processes with the same program and \
@@ -121,13 +131,37 @@ impl fmt::Display for Ranks<'_> {
 /// The description of a process's run, or the reason why it cannot run.
 pub(super) type Hello = Result<Fields, String>;
 
+/// The device of a process's rank, or the reason why it cannot run. `None` may be shared.
+pub(super) type OwnDevice = Result<Option<String>, String>;
+
 /// Returns when all processes have sent the same description.
 pub(super) fn agree(
     endpoint: &mut Endpoint,
     hello: &Hello,
     deadline: Duration,
 ) -> Result<(), AgreementError> {
-    let agreed = exchange(endpoint, hello, deadline);
+    agree_by(endpoint, hello, deadline, compare)
+}
+
+/// Returns when all processes have sent their devices and no device is named twice.
+pub(super) fn claim(
+    endpoint: &mut Endpoint,
+    device: &OwnDevice,
+    deadline: Duration,
+) -> Result<(), AgreementError> {
+    agree_by(endpoint, device, deadline, find_shared)
+}
+
+fn agree_by<T>(
+    endpoint: &mut Endpoint,
+    hello: &T,
+    deadline: Duration,
+    compare: impl Fn(&[(WorldRank, T)]) -> Differences,
+) -> Result<(), AgreementError>
+where
+    T: Clone + Serialize + for<'de> Deserialize<'de>,
+{
+    let agreed = exchange(endpoint, hello, deadline, compare);
     if let Err(error) = &agreed
         && error.silent().is_some()
     {
@@ -137,11 +171,19 @@ pub(super) fn agree(
     agreed
 }
 
-fn exchange(endpoint: &mut Endpoint, hello: &Hello, deadline: Duration) -> Result<(), AgreementError> {
+fn exchange<T>(
+    endpoint: &mut Endpoint,
+    hello: &T,
+    deadline: Duration,
+    compare: impl Fn(&[(WorldRank, T)]) -> Differences,
+) -> Result<(), AgreementError>
+where
+    T: Clone + Serialize + for<'de> Deserialize<'de>,
+{
     let first = WorldRank::new(0);
     let others = (1..endpoint.ranks()).map(WorldRank::new);
     let differences = if endpoint.rank() == first {
-        let until = Instant::now() + deadline;
+        let until = end_of_wait(deadline);
         let mut hellos = vec![(first, hello.clone())];
         let mut silent = Vec::new();
         for rank in others.clone() {
@@ -163,8 +205,8 @@ fn exchange(endpoint: &mut Endpoint, hello: &Hello, deadline: Duration) -> Resul
     } else {
         endpoint.send(first, Tag::Hello, Payload::of(hello));
         // The first rank may arrive last, and then waits for the others itself.
-        let waited = deadline * 2;
-        take(endpoint, first, Tag::Welcome, Instant::now() + waited, waited)?
+        let waited = deadline.saturating_mul(2);
+        take(endpoint, first, Tag::Welcome, end_of_wait(waited), waited)?
     };
     match differences.0.is_empty() {
         true => Ok(()),
@@ -183,7 +225,7 @@ fn take<T: for<'de> Deserialize<'de>>(
     loop {
         // A message that was sent before a failure still counts.
         if let Some(message) = endpoint.try_take(from, tag) {
-            return message.read().map_err(|_| AgreementError::Unreadable { rank: from });
+            return Ok(message.read()?);
         }
         match woken {
             Waited::Arrived => woken = endpoint.wait(until),
@@ -198,8 +240,8 @@ fn take<T: for<'de> Deserialize<'de>>(
     }
 }
 
-/// Returns the differences from the first rank. Ranks with the same reason or value are listed together.
-fn compare(hellos: &[(WorldRank, Hello)]) -> Differences {
+/// Returns the reasons of the ranks that cannot run. Ranks with the same reason are listed together.
+fn cannot_run<T>(hellos: &[(WorldRank, Result<T, String>)]) -> Vec<Difference> {
     let mut reasons: BTreeMap<&str, Vec<WorldRank>> = BTreeMap::new();
     for (rank, hello) in hellos {
         if let Err(reason) = hello {
@@ -208,7 +250,27 @@ fn compare(hellos: &[(WorldRank, Hello)]) -> Differences {
     }
     let cannot =
         reasons.into_iter().map(|(reason, ranks)| Difference::Cannot { ranks, reason: reason.to_owned() });
-    let mut differences: Vec<_> = cannot.collect();
+    cannot.collect()
+}
+
+/// Returns the devices that several ranks name.
+fn find_shared(devices: &[(WorldRank, OwnDevice)]) -> Differences {
+    let mut differences = cannot_run(devices);
+    let mut owners: BTreeMap<&str, Vec<WorldRank>> = BTreeMap::new();
+    for (rank, device) in devices {
+        if let Ok(Some(device)) = device {
+            owners.entry(device).or_default().push(*rank);
+        }
+    }
+    let shared = owners.into_iter().filter(|(_, ranks)| ranks.len() > 1);
+    differences
+        .extend(shared.map(|(device, ranks)| Difference::SharedDevice { ranks, device: device.to_owned() }));
+    Differences(differences)
+}
+
+/// Returns the differences from the first rank. Ranks with the same reason or value are listed together.
+fn compare(hellos: &[(WorldRank, Hello)]) -> Differences {
+    let mut differences = cannot_run(hellos);
     let Some((_, Ok(first))) = hellos.first() else { return Differences(differences) };
     let mut fields: BTreeMap<(&str, &str, &str), Vec<WorldRank>> = BTreeMap::new();
     for (rank, hello) in hellos {
@@ -264,7 +326,7 @@ mod tests {
         check(vec![cannot(), cannot()], &["ranks 0, 1: no such file"]);
     }
 
-    /// Rank 1 begins to wait before rank 0; rank 2 never answers.
+    /// Rank 1 begins to wait before rank 0, and rank 2 never answers.
     #[test]
     fn a_silent_rank_is_named_by_all_and_not_waited_for() {
         const DEADLINE: Duration = Duration::from_secs(1);
@@ -279,10 +341,26 @@ mod tests {
         let [first, second, _third] = <[_; 3]>::try_from(local::world(3)).ok().expect("three ranks");
         let ranks = [agree_after(first, DEADLINE / 3), agree_after(second, Duration::ZERO)];
         for rank in ranks {
-            let (said, silent, leaves) = rank.join().expect("it does not panic");
-            assert!(said.starts_with("rank 2 did not say within 1.0 s"), "{said}");
+            let (error, silent, leaves) = rank.join().expect("it does not panic");
+            assert!(error.starts_with("rank 2 has not described its run within 1.0 s"), "{error}");
             assert_eq!((silent, leaves), (Some(WorldRank::new(2)), true));
         }
+    }
+
+    #[test]
+    fn ranks_with_the_same_device_are_named() {
+        let check = |devices: &[OwnDevice], expected: &str| {
+            let devices: Vec<_> = (0..).map(WorldRank::new).zip(devices.iter().cloned()).collect();
+            let found = find_shared(&devices).to_string();
+            let matches = if expected.is_empty() { found.is_empty() } else { found.starts_with(expected) };
+            assert!(matches, "{found}");
+        };
+        let named = |name: &str| Ok(Some(name.to_owned()));
+        check(&[named("`cuda:0` of a"), named("`cuda:1` of a"), named("`cuda:0` of b")], "");
+        check(&[Ok(None), Ok(None)], "");
+        let expected = "ranks 0, 2 have the same device, `cuda:0` of a, and each needs its own: ";
+        check(&[named("`cuda:0` of a"), named("`cuda:1` of a"), named("`cuda:0` of a")], expected);
+        check(&[Ok(None), Err("it is not there".to_owned())], "rank 1: it is not there");
     }
 
     #[test]

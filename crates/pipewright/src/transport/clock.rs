@@ -12,9 +12,9 @@
 //!
 //! # Drift
 //!
-//! Two clocks do not run at exactly the same rate. [`ClockOffsets`] holds the measurements of the last seconds and draws
-//! a line through the first and the last of them, which also gives the difference after the last measurement. The stated
-//! error assumes that the rates do not change within these seconds.
+//! Two clocks do not run at exactly the same rate. [`ClockOffsets`] holds the measurements of the last seconds and
+//! draws a line through the first and the last of them, which also gives the difference after the last measurement. The
+//! stated error assumes that the rates do not change within these seconds.
 
 use std::collections::VecDeque;
 
@@ -160,7 +160,7 @@ mod tests {
             own + self.ahead + (self.drift * own as f64).round() as Nanos
         }
 
-        /// A trip that takes `there` to the reference and `back` from it.
+        /// Returns a trip that takes `there` to the reference and `back` from it.
         fn trip(self, sent: Nanos, [there, back]: [Nanos; 2]) -> RoundTrip {
             RoundTrip { sent, answered: self.time(sent + there), received: sent + there + back }
         }

@@ -19,11 +19,11 @@ pub struct InFlight {
 #[derive(Default)]
 struct State {
     messages: Vec<(WorldRank, Message)>,
-    /// What each rank has sent to others.
+    /// The messages that each rank has sent to others.
     traffic: Vec<Traffic>,
 }
 
-/// What a rank has sent to other ranks.
+/// The amount that a rank has sent to other ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// The number of messages.
@@ -37,7 +37,7 @@ impl InFlight {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns what `rank` has sent to others since the world was made.
+    /// Returns the amount that `rank` has sent to others since the world was made.
     pub fn sent_by(&self, rank: WorldRank) -> Traffic {
         self.lock().traffic[rank.index()]
     }
@@ -47,7 +47,7 @@ impl InFlight {
         self.lock().messages.len()
     }
 
-    /// Whether no message is in flight.
+    /// Returns whether no message is in flight.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

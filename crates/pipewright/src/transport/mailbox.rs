@@ -1,14 +1,14 @@
 //! A queue of messages for one rank, which can sleep until a message arrives or another event wakes it.
 //!
-//! The mailbox does not depend on the type of messages. Its locks come from `super::sync`: the standard library's here, and
-//! those of a model checker in `tests/mailbox.rs`, which compiles this file a second time and runs it under thousands of
-//! thread interleavings.
+//! The mailbox does not depend on the type of messages. Its locks come from `super::sync`: the standard library's here,
+//! and those of a model checker in `tests/mailbox.rs`, which compiles this file a second time and runs it under
+//! thousands of thread interleavings.
 //!
 //! # Why no wake-up is lost
 //!
-//! A rank checks the queue and the reason to stop and goes to sleep under one lock. A sender pushes its message under the
-//! same lock and signals afterwards, so it cannot signal between the check and the sleep. A nudge, which tells that a
-//! sent message has left, is set under the lock in the same way and stays set until a wait returns because of it. A
+//! A rank checks the queue and the reason to stop and goes to sleep under one lock. A sender pushes its message under
+//! the same lock and signals afterwards, so it cannot signal between the check and the sleep. A nudge, which says that
+//! a sent message has left, is set under the lock in the same way and stays set until a wait returns because of it. A
 //! reason to stop is not part of the queue; [`Mailbox::wake`] takes the lock only to be ordered in the same way.
 
 use std::time::Instant;
@@ -74,8 +74,8 @@ impl<M> Mailbox<M> {
         self.signal();
     }
 
-    /// Wakes the rank. A rank that has checked the queue but is not yet asleep would miss the signal, so callers take the
-    /// lock before they signal.
+    /// Wakes the rank. A rank that has checked the queue but is not yet asleep would miss the signal, so callers take
+    /// the lock before they signal.
     pub(crate) fn signal(&self) {
         self.arrival.notify_all();
     }

@@ -28,7 +28,7 @@ impl StageModule for Block {
     }
 }
 
-/// A layer whose parameters depend on its place alone, without a seed.
+/// Returns a layer whose parameters depend on its place alone, without a seed.
 pub(crate) fn seeded_block(place: usize) -> Block {
     let device = Device::flex().autodiff();
     let mut linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
@@ -43,7 +43,7 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A layer with random parameters.
+/// Returns a layer with random parameters.
 pub(crate) fn random_block(_place: usize) -> Block {
     Block { linear: LinearConfig::new(WIDTH, WIDTH).init(&Device::flex().autodiff()).into() }
 }
@@ -130,7 +130,7 @@ impl Hidden {
 }
 
 impl Kind {
-    /// An embedding of token ids, four layers and a head.
+    /// Returns an embedding of token ids, four layers and a head.
     pub(crate) fn language_model(place: usize) -> Result<Self, Infallible> {
         Ok(match place {
             0 => {
@@ -141,7 +141,7 @@ impl Kind {
         })
     }
 
-    /// A layer of a graph, which adds up its inputs.
+    /// Returns a layer of a graph, which adds up its inputs.
     pub(crate) fn sum(_name: &str, _number: &u32) -> Self {
         Self::Hidden(Hidden::new(WIDTH, WIDTH))
     }

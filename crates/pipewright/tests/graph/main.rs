@@ -1,5 +1,6 @@
 //! Models as graphs: skip connections over any number of stages change no bit, on any route.
 
+mod mistakes;
 #[path = "../support/mod.rs"]
 mod support;
 mod unet;
@@ -9,10 +10,9 @@ use std::collections::BTreeSet;
 use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
 use pipewright::batch::split;
-use pipewright::failure::Cause;
-use pipewright::graph::{Graph, GraphBuilder, GraphError};
-use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError, SeededPipeline};
-use pipewright::stage::{Stage, StageContext, StageError};
+use pipewright::graph::{Graph, GraphError};
+use pipewright::pipeline::{Pipeline, PipelineConfig, SeededPipeline};
+use pipewright::stage::{Stage, StageContext};
 use pipewright::tensor::{pack, unpack};
 use pipewright::transport::World;
 use pipewright_schedule::costs::{SkipTransfer, StageSizes};
@@ -95,7 +95,7 @@ fn skips_arrive_in_any_order() {
     }
 }
 
-/// The messages of skip connections in a timeline, at both ends.
+/// Returns the messages of skip connections in a timeline, at both ends.
 fn skips_of(timeline: &Timeline) -> BTreeSet<(Rank, SkipAction)> {
     let skips: BTreeSet<_> = timeline.skips().iter().map(|skip| (skip.rank, skip.action)).collect();
     assert_eq!(skips.len(), timeline.skips().len(), "each once");
@@ -226,7 +226,7 @@ fn one_stage_equals_plain_burn() {
     }
 }
 
-/// The U-Net without a graph, with the values of the first step.
+/// Returns the U-Net without a graph, with the values of the first step.
 fn by_hand(image: Tensor<2>, ids: Tensor<1, Int>) -> (Tensor<2>, Tensor<2>) {
     let mix = |name, inputs: Vec<&Tensor<2>>| {
         let Layer::Mix(mix) = make(name, &Kind::Mix) else { unreachable!("a mix was made") };
@@ -260,7 +260,8 @@ fn an_evaluation_takes_skips_too() {
     }
 }
 
-/// Losses, norms and parameters of a model in `stages` stages whose last layer shares the first one's weight.
+/// Returns the losses, norms and parameters of a model in `stages` stages whose last layer shares the first one's
+/// weight.
 fn tied(stages: u32) -> Outcome {
     let named = Graph::builder().input("x").node("a", Kind::Mix, ["x"]).node("b", Kind::Mix, ["a"]);
     let named = named.node("c", Kind::Mix, ["b", "a"]).output("c").tie("c.linear.weight", "a.linear.weight");
@@ -300,7 +301,7 @@ fn tied_parameters_stay_equal_for_every_cut() {
     assert_eq!(copies[0], copies[1]);
 }
 
-/// Five nodes in a row, a stage each, and one skip connection from the first to the last.
+/// Returns five nodes in a row, a stage each, and one skip connection from the first to the last.
 fn row() -> Graph<Kind> {
     let named = Graph::builder().input("x").node("a", Kind::Mix, ["x"]).node("b", Kind::Mix, ["a"]);
     let named =
@@ -328,84 +329,6 @@ fn a_value_takes_the_route_with_fewer_moves() {
     check_route([0, 0, 0, 1, 1], &[]);
     check_route([0, 0, 0, 0, 0], &[]);
     check_route([0, 0, 1, 1, 2], &[(1, 4)]);
-}
-
-fn check_error(named: GraphBuilder<Kind>, expected: &GraphError) {
-    assert_eq!(named.build().err().as_ref(), Some(expected));
-}
-
-#[test]
-fn mistakes_in_a_graph_are_named() {
-    let start = || Graph::builder().input("x").node("a", Kind::Mix, ["x"]);
-    let name = |name: &str| name.to_owned();
-    check_error(start().node("a", Kind::Mix, ["x"]).output("a"), &GraphError::Duplicate { name: name("a") });
-    check_error(start().node("x", Kind::Mix, ["a"]).output("x"), &GraphError::Duplicate { name: name("x") });
-    let unknown = GraphError::Unknown { user: name("node `b`"), name: name("z") };
-    check_error(start().node("b", Kind::Mix, ["a", "z"]).output("b"), &unknown);
-    let unknown = GraphError::Unknown { user: name("node `b`"), name: name("a:1") };
-    check_error(start().node("b", Kind::Mix, ["a:1"]).output("b"), &unknown);
-    let unknown = GraphError::Unknown { user: name("the graph's output"), name: name("z") };
-    check_error(start().output("a").output("z"), &unknown);
-    let circle = start().node("b", Kind::Mix, ["c", "a"]).node("c", Kind::Mix, ["b"]).output("c");
-    check_error(circle, &GraphError::Cycle { nodes: vec![name("b"), name("c")] });
-    check_error(start().node("b", Kind::Mix, ["a"]).output("a"), &GraphError::Unused { name: name("b") });
-    check_error(start().input("y").output("a"), &GraphError::Unused { name: name("y") });
-    let tied = start().output("a").tie("a.linear.weight", "z.linear.weight");
-    check_error(tied, &GraphError::NoParameter { path: name("z.linear.weight") });
-    check_error(start(), &GraphError::NoOutput);
-    check_error(start().output("a").split_before("x"), &GraphError::SplitAtNoNode { name: name("x") });
-    check_error(start().output("a").split_before("a"), &GraphError::EmptyStage { name: name("a") });
-    let twice = start().node("b", Kind::Mix, ["a"]).output("b").split_before("b").split_before("b");
-    check_error(twice, &GraphError::EmptyStage { name: name("b") });
-    let error = in_stages(3).place(&Placement::looped(2, 1).expect("a placement")).err();
-    assert_eq!(error, Some(GraphError::Stages { graph: 3, placement: 2 }));
-}
-
-#[test]
-fn nodes_may_be_named_in_any_order() {
-    let graph =
-        Graph::builder().node("b", Kind::Mix, ["a"]).node("a", Kind::Mix, ["x"]).input("x").output("b");
-    let graph = graph.split_before("b").build().expect("it is a graph");
-    assert_eq!(graph.nodes_of(StageIndex::new(0)).collect::<Vec<_>>(), ["a"]);
-    assert_eq!(graph.nodes_of(StageIndex::new(1)).collect::<Vec<_>>(), ["b"]);
-}
-
-/// The error of the first step of a two-stage graph whose node `b` does not match its connections.
-fn failure(kind: Kind, outputs: u32) -> StageError {
-    let graph = Graph::builder()
-        .input("x")
-        .node("a", Kind::Mix, ["x"])
-        .node_with_outputs("b", kind, ["a"], outputs)
-        .output("b:0")
-        .split_before("b");
-    let graph = graph.build().expect("it is a graph");
-    let program = program("1f1b", 2, 2);
-    let placement = program.placement().clone();
-    let make = move |stage: StageIndex| -> Result<Stage, GraphError> {
-        let part = graph.place(&placement)?.stage(stage, make);
-        let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
-        Ok(if stage.get() == 1 { Stage::of_graph_with_loss(part, loss) } else { Stage::of_graph(part) })
-    };
-    let mut pipeline = Pipeline::launch(program, World::local(2), &config(), make).expect("it starts");
-    match pipeline.step(batch(0, 2), batch(1, 2), 1e-2).expect_err("it does not fit") {
-        PipelineError::Step(error) => match error.cause {
-            Cause::Stage(error) => error,
-            cause => panic!("{cause}"),
-        },
-        error => panic!("{error}"),
-    }
-}
-
-#[test]
-fn a_layer_in_the_wrong_place_is_named() {
-    let error = failure(Kind::Pick, 1).to_string();
-    assert_eq!(
-        error,
-        "the layer `b` cannot take its inputs: tensor 1 is missing: the stage before returns fewer \
-                       tensors than this one takes"
-    );
-    let error = failure(Kind::Halves, 3).to_string();
-    assert!(error.starts_with("the layer `b` returned 2 tensor(s), and the graph says 3"), "{error}");
 }
 
 #[test]

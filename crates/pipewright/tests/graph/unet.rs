@@ -83,7 +83,7 @@ impl GraphLayer for Layer {
     }
 }
 
-/// A layer whose values depend on its node's name only.
+/// Returns a layer whose values depend on its node's name only.
 pub(crate) fn make(name: &str, kind: &Kind) -> Layer {
     let device = Device::flex().autodiff();
     let seed = name.bytes().fold(7u64, |seed, byte| seed * 31 + u64::from(byte));
@@ -99,7 +99,7 @@ pub(crate) fn make(name: &str, kind: &Kind) -> Layer {
 
 const NODES: [&str; 12] = ["d0", "d1", "d2", "d3", "m0", "m1", "u3", "u2", "u1", "u0", "end", "out"];
 
-/// A U-Net: skip connections of every length, `d0` with five uses, ids that only the last node reads.
+/// Returns a U-Net: skip connections of every length, `d0` with five uses, ids that only the last node reads.
 fn unet(splits: &[&str]) -> Graph<Kind> {
     let named: GraphBuilder<Kind> = Graph::builder()
         .input("image")
@@ -122,7 +122,7 @@ fn unet(splits: &[&str]) -> Graph<Kind> {
     named.build().expect("it is a graph")
 }
 
-/// The U-Net in stages of nearly equal length.
+/// Returns the U-Net in stages of nearly equal length.
 pub(crate) fn in_stages(stages: u32) -> Graph<Kind> {
     let splits = (1..stages as usize).map(|stage| NODES[stage * NODES.len() / stages as usize]);
     unet(&splits.collect::<Vec<_>>())
@@ -153,7 +153,7 @@ pub(crate) fn stage(
     })
 }
 
-/// The U-Net in the program's stages, with as many replicas as the world has room for.
+/// Returns the U-Net in the program's stages, with as many replicas as the world has room for.
 pub(crate) fn launch(program: ValidatedProgram, world: World) -> Pipeline {
     launch_with(program, world, Recompute::None)
 }

@@ -46,14 +46,14 @@ impl Mlp {
         Self { layers: layers.collect(), first }
     }
 
-    /// A part of this model, with its parameters.
+    /// Returns a part of this model, with its parameters.
     pub(crate) fn part(&self, stage: u32, stages: u32) -> Self {
         let count = LAYERS / stages as usize;
         let first = stage as usize * count;
         Self { layers: self.layers[first..first + count].to_vec(), first }
     }
 
-    /// The layers that `stage` of `stages` holds.
+    /// Returns the layers that `stage` of `stages` holds.
     pub(crate) fn of_stage(stage: StageIndex, stages: u32) -> Self {
         let count = LAYERS / stages as usize;
         Self::new(stage.index() * count, count)
@@ -77,12 +77,12 @@ impl StageModule for Mlp {
     }
 }
 
-/// Mean squared error.
+/// Returns mean squared error.
 pub(crate) fn loss(output: Tensor<2>, target: Tensor<2>) -> Tensor<1> {
     (output - target).powf_scalar(2.0).mean()
 }
 
-/// The stage as the pipeline takes it.
+/// Returns the stage as the pipeline takes it.
 pub(crate) fn stage(stage: StageIndex, stages: u32) -> Result<Stage, std::convert::Infallible> {
     let module = Mlp::of_stage(stage, stages);
     Ok(match stage.get() + 1 == stages {
@@ -91,7 +91,7 @@ pub(crate) fn stage(stage: StageIndex, stages: u32) -> Result<Stage, std::conver
     })
 }
 
-/// Small numbers that depend on `seed` alone.
+/// Returns small numbers that depend on `seed` alone.
 pub(crate) fn numbers<const D: usize>(seed: u64, shape: [usize; D]) -> TensorData {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let count = shape.iter().product::<usize>();
@@ -103,7 +103,7 @@ pub(crate) fn batch(seed: u64, microbatches: u32) -> Tensor<2> {
     Tensor::from_data(numbers(seed, [ROWS * microbatches as usize, WIDTH]), &Device::flex())
 }
 
-/// The same, split.
+/// Returns the same, split.
 pub(crate) fn split(tensor: Tensor<2>, microbatches: u32) -> Vec<Values> {
     pipewright::batch::split(&pipewright::tensor::pack(tensor), microbatches).expect("it divides")
 }
@@ -115,7 +115,7 @@ pub(crate) fn program(schedule: &str, ranks: u32, microbatches: u32) -> Validate
     validate(program, Level::Full).expect("it is sound")
 }
 
-/// A program from its text, one rank a line.
+/// Returns a program from its text, one rank a line.
 pub(crate) fn program_of(text: &str) -> ValidatedProgram {
     let schedule = pipewright_schedule::csv::parse_schedule(text).expect("a schedule");
     let program = lower(&schedule, &LowerConfig::from(Level::Full)).expect("it lowers");

@@ -68,7 +68,7 @@ fn all_ranks(end: &Endpoint) -> impl Iterator<Item = WorldRank> + use<> {
     (0..end.ranks()).map(WorldRank::new)
 }
 
-/// The next and the previous rank in a ring.
+/// Returns the next and the previous rank in a ring.
 fn neighbours(end: &Endpoint) -> (WorldRank, WorldRank) {
     let (rank, ranks) = (end.rank().get(), end.ranks());
     (WorldRank::new((rank + 1) % ranks), WorldRank::new((rank + ranks - 1) % ranks))

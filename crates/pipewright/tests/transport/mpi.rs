@@ -55,7 +55,7 @@ impl StageModule for Unnamed {
     }
 }
 
-/// Two processes with parameters of one path: neither starts, and each is told why.
+/// Two processes with parameters of one path: neither starts, and each returns the reason.
 fn refuse_equal_paths() {
     let world = World::mpi(Duration::from_secs(20)).expect("mpirun started this process");
     let is_first = world.own_ranks().next().is_some_and(|rank| rank.get() == 0);

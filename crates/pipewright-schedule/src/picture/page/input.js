@@ -3,7 +3,7 @@
 const tip = document.getElementById("tip"), memoryBox = document.getElementById("memory");
 const pointers = new Map();
 let travelled = 0;
-// What happens at a click or a tap on a point of the plot, and what else the tip says of a point.
+// Functions that run at a click or a tap on a point of the plot, and functions that add text to the tip of a point.
 const onTap = [], describers = [];
 
 const inPlot = (event) => [event.offsetX - gutter, event.offsetY - axisHeight];

@@ -19,7 +19,11 @@ function placesOf(source) {
     const places = source.places[lane.replica] ??= new Map(), { cells } = lane;
     for (let at = 0; at < cells.start.length; at++) {
       source.lengths.push(cells.end[at] - cells.start[at]);
-      for (const part of partsOf(lane, cells, at)) places.set(partKey(part.letter, part.stage, part.microbatch), { lane, at });
+      for (const part of partsOf(lane, cells, at)) {
+        // A forward that is computed again for its backward has sent its tensors the first time.
+        const key = partKey(part.letter, part.stage, part.microbatch);
+        if (!places.has(key)) places.set(key, { lane, at });
+      }
     }
     lane.skips = skipsOf(lane);
   }
@@ -75,7 +79,7 @@ function causeOf(lane, at) {
 // Returns the actions that led to an action, from it back to the start of the step. Each has the `cause` of its start.
 function chainTo(lane, at) {
   const chain = [];
-  for (let limit = placesOf(lane.source).reduce((sum, places) => sum + places.size, 1); limit > 0; limit--) {
+  for (let limit = lane.source.lanes.reduce((sum, { cells }) => sum + cells.start.length, 1); limit > 0; limit--) {
     const cause = causeOf(lane, at);
     chain.push({ lane, at, cause });
     if (!cause.lane) break;

@@ -197,7 +197,7 @@ const simulate = (program, costs) => new Simulation(program, costs).run();
 
 // Returns the memory of a rank over time, from the events of its computation.
 function memoryOf(events, sizes, trains) {
-  const memory = { start: [], held: [] }, graded = new Set();
+  const memory = { start: [], held: [] }, graded = new Set(), forwards = new Map();
   let held = 0;
   const change = (time, more, less) => {
     const next = Math.max(held + more - less, 0);
@@ -206,9 +206,12 @@ function memoryOf(events, sizes, trains) {
     memory.start.push(time);
     memory.held.push(held);
   };
-  for (const { kind, stage, start, end } of events.filter(({ kind }) => "FBIW".includes(kind))) {
-    const [activation, stash, gradient] = sizes[Math.min(stage, sizes.length - 1)] ?? [0, 0, 0];
-    if (kind === "F") change(start, activation, 0);
+  const computed = events.filter(({ kind }) => "FBIW".includes(kind)), idOf = ({ stage, microbatch }) => stage + " " + microbatch;
+  for (const event of computed.filter(({ kind }) => kind === "F")) forwards.set(idOf(event), event);
+  for (const event of computed) {
+    const { kind, stage, start, end } = event, [activation, stash, gradient] = sizes[Math.min(stage, sizes.length - 1)] ?? [0, 0, 0];
+    // Of a forward that is computed again, only the last one keeps its activation.
+    if (kind === "F" && forwards.get(idOf(event)) === event) change(start, activation, 0);
     if ("BW".includes(kind) && !graded.has(stage)) change(start, gradient, 0);
     if ("BW".includes(kind)) graded.add(stage);
     if (kind === "F" && !trains) change(end, 0, activation);

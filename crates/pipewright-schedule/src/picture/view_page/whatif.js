@@ -7,7 +7,7 @@ const whatIf = { stage: -1, factors: [], latency: data.view.costs.latency, micro
 const parsedPrograms = new Map();
 const [stageBox, hopBox, microbatchBox] = ["stage", "hop", "microbatches"].map((name) => document.getElementById("whatif-" + name));
 const factorBoxes = document.getElementById("whatif-factors"), outcome = document.getElementById("whatif-outcome");
-// The unit of the time of a message, in which it is neither tiny nor huge; without one, that of the shortest action.
+// The unit in which the time of a message is shown. If messages take no time, it is the unit of the shortest action.
 const shortest = Math.min(...data.view.costs.stages.flatMap((costs) => Object.keys(kindNames).map((kind) => costs[kind]).filter((cost) => cost > 0)));
 const hopUnit = time((data.view.costs.latency || shortest) / data.quantum).split(" ")[1], hopFactor = { s: 1, ms: 1e3, us: 1e6 }[hopUnit];
 

@@ -18,8 +18,8 @@ const ACCURACY: f64 = 5e-4;
 /// The share that rounding errors may add to a bound.
 const ROUNDING: f64 = 1e-9;
 
-/// Returns a time that no step with an arrangement of `classes` is below, without the optimizer. If placements are free,
-/// rounds may visit the ranks in any order.
+/// Returns a time that no step with an arrangement of `classes` is below, without the optimizer. If placements are
+/// free, rounds may visit the ranks in any order.
 pub(super) fn lower_bound(step: Step<'_>, classes: &[Class], is_free: bool) -> f64 {
     let any = any::bound(step);
     let of_class = |&class: &Class| {

@@ -1,7 +1,8 @@
 //! The bound for one stage a rank, exact up to the assumptions of [`Step::cut_time`].
 //!
-//! Each stage in turn takes as many layers as the time allows. That is best: if a stage begins later, it saves `m` times
-//! the work of the layers that it does not have, and starts at most one forward and one input backward of them later.
+//! Each stage in turn takes as many layers as the time allows. That is best: if a stage begins later, it saves `m`
+//! times the work of the layers that it does not have, and starts at most one forward and one input backward of them
+//! later.
 
 use crate::plan::bound::bisect;
 use crate::plan::rank_times::Step;

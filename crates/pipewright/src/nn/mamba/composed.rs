@@ -3,13 +3,13 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData, activation};
 
-use super::MambaSizes;
+use super::mixer::MambaSizes;
 
 /// Tokens in a chunk.
 const CHUNK: usize = 64;
 
-/// As [`mix`](super::operation::mix); `others` are the bias of the convolution, `dt_bias`, `A_log`, `D` and the weight of
-/// the norm. Half precision is computed in single precision.
+/// As [`mix`](super::operation::mix); `others` are the bias of the convolution, `dt_bias`, `A_log`, `D` and the weight
+/// of the norm. Half precision is computed in single precision.
 pub(super) fn composed(
     sizes: &MambaSizes,
     projected: Tensor<2>,
@@ -40,7 +40,7 @@ pub(super) fn composed(
     gated_norm(sizes, y, z, norm).cast(dtype)
 }
 
-/// Who sees whom: constants, made on the host.
+/// Which tokens see each other: constants, made on the host.
 struct Masks {
     documents: Vec<u32>,
     batch: usize,
@@ -136,8 +136,8 @@ fn convolve(
     sum
 }
 
-/// Shapes: `u [batch, sequence, channels]`, `steps [batch, sequence, heads]`, `rates` and `skip` `[heads]`, result
-/// `[batch, sequence, heads * head_dim]`.
+/// Returns the result of the scan. Shapes: `u [batch, sequence, channels]`, `steps [batch, sequence, heads]`, `rates`
+/// and `skip` `[heads]`, result `[batch, sequence, heads * head_dim]`.
 fn scan(
     sizes: &MambaSizes,
     u: Tensor<3>,

@@ -1,12 +1,14 @@
 //! Tests of the Mamba-2 operation against its composition and the recurrence.
 
-use burn::tensor::{Device, Tolerance};
+use std::sync::Arc;
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{Device, Tensor, TensorData, Tolerance};
 
 use super::super::check::{check as compare, numbers};
+use super::super::linear::Linear;
 use super::composed::composed;
 use super::*;
-use burn::module::ParamId;
-use burn::tensor::TensorData;
 
 const SIZES: MambaSizes = MambaSizes {
     heads: 4,
@@ -18,7 +20,7 @@ const SIZES: MambaSizes = MambaSizes {
     epsilon: 1e-5,
 };
 
-/// The inputs of the operation, in its order, as vectors.
+/// Returns the inputs of the operation, in its order, as vectors.
 fn inputs(sizes: &MambaSizes, rows: usize) -> [Tensor<1>; 7] {
     let MambaSizes { heads, taps, .. } = *sizes;
     let channels = sizes.convolved();
@@ -96,6 +98,26 @@ fn equals_its_composition() {
 }
 
 #[test]
+fn a_convolution_without_a_bias_has_the_bias_zero() {
+    let mut vectors = inputs(&SIZES, 14);
+    vectors[2] = vectors[2].zeros_like();
+    let expected = run(&SIZES, vectors.clone(), 7, None).into_data();
+    let device = Device::flex().autodiff();
+    for device in [device.clone(), device.gradient_checkpointing()] {
+        let leaves =
+            vectors.clone().map(|vector| Tensor::<1>::from_data(vector.into_data(), &device).require_grad());
+        let mut mixer = mixer(&SIZES, &leaves, ParamId::new());
+        mixer.conv1d.bias = None;
+        let projected = leaves[0].clone().reshape([14, SIZES.projected()]);
+        let result = operation::mix(&mixer, projected, 7, None);
+        result.clone().into_data().assert_approx_eq::<f32>(&expected, Tolerance::rel_abs(2e-5, 2e-5));
+        let gradients = result.sum().backward();
+        assert!(leaves[0].grad(&gradients).is_some());
+        assert!(leaves[2].grad(&gradients).is_none());
+    }
+}
+
+#[test]
 fn steps_stay_within_their_limits() {
     check(&MambaSizes { limits: (0.2, 0.5), ..SIZES }, 2, 20, None);
     check(&MambaSizes { limits: (0.3, f64::INFINITY), ..SIZES }, 1, 70, None);
@@ -112,7 +134,7 @@ fn documents_are_apart() {
     check(&SIZES, 2, 150, ends(&[20, 150, 290], 300));
 }
 
-/// The recurrence, token by token, in f64.
+/// Returns the recurrence, token by token, in f64.
 fn recurrence(sizes: &MambaSizes, inputs: &[Vec<f64>; 7], sequence: usize, documents: &[u32]) -> Vec<f64> {
     let &MambaSizes { heads, head_dim, groups, state, taps, .. } = sizes;
     let [projected, weight, bias, dt_bias, rates, skip, norm] = inputs;

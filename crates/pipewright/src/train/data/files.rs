@@ -124,7 +124,7 @@ fn unreadable(start: &Path, error: ignore::Error) -> DataError {
 mod tests {
     use super::*;
 
-    /// A scratch folder with these files.
+    /// Returns a scratch folder with these files.
     fn folder(files: &[&str]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().expect("a scratch folder");
         for name in files {

@@ -42,7 +42,7 @@ pub(super) fn read(
     Ok(ids)
 }
 
-/// Room for every id with its comma and plenty of white space, in bytes.
+/// Returns the longest accepted line in bytes: room for every id with its comma and much white space.
 fn longest_line(seq_len: usize) -> u64 {
     (1 << 20) + 64 * seq_len as u64
 }

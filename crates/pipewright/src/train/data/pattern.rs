@@ -21,7 +21,7 @@ pub(super) struct Pattern {
 }
 
 impl Pattern {
-    /// The pattern in `text`.
+    /// Returns the pattern in `text`.
     pub(super) fn parse(text: &str) -> Result<Self, DataError> {
         let mut start = PathBuf::new();
         let mut rest = text;

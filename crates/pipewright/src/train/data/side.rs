@@ -1,5 +1,5 @@
-//! The companion of a file of token rows: a safetensors file with a tensor for each side input, whose first dimension has
-//! an entry for each row.
+//! The companion of a file of token rows: a safetensors file with a tensor for each side input, whose first dimension
+//! has an entry for each row.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ pub enum SideError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The file is no safetensors file.
+    /// The file is not a safetensors file.
     #[error("{}: this is not a safetensors file", path.display())]
     Format {
         /// The file.
@@ -64,7 +64,8 @@ impl SideRows {
     /// Reads a file. Numbers may be of the types I64, I32, U8 and BOOL, and must fit 32 bits.
     ///
     /// # Errors
-    /// When the file cannot be read or is no safetensors file, or when a tensor has numbers of another type or no rows.
+    /// When the file cannot be read or is not a safetensors file, or when a tensor has numbers of another type or no
+    /// rows.
     pub fn read(path: &Path) -> Result<Self, SideError> {
         let bytes =
             read_regular(path, LARGEST).map_err(|source| SideError::Io { path: path.to_owned(), source })?;
@@ -203,7 +204,7 @@ mod tests {
         let refused = |dtype, shape, bytes: &[u8]| {
             written("b", dtype, shape, bytes).map(drop).map_err(|error| error.to_string())
         };
-        let error = refused(Dtype::F32, vec![1], &[0; 4]).expect_err("floats are no ids");
+        let error = refused(Dtype::F32, vec![1], &[0; 4]).expect_err("floats are not ids");
         assert!(
             error.ends_with("tensor `b` has the type F32; convert it to I64, I32, U8 or BOOL"),
             "{error}"

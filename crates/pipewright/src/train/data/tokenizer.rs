@@ -1,7 +1,7 @@
 //! Reads text files through a `tokenizer.json` in Hugging Face's format; needs the feature `tokenizers`.
 //!
-//! A file's text is tokenized as a whole, without special tokens, because cutting it would change the tokens at the cut.
-//! While a file is read, its tokens take many times the memory of its text.
+//! A file's text is tokenized as a whole, without special tokens, because cutting it would change the tokens at the
+//! cut. While a file is read, its tokens take many times the memory of its text.
 
 use std::path::{Path, PathBuf};
 

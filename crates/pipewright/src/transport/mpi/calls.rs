@@ -1,7 +1,7 @@
 //! The MPI functions that this transport uses: non-blocking calls whose return codes are checked.
 //!
-//! The safe layer of the `mpi` crate drops return codes, so this file calls the functions below it. One thread makes all
-//! calls, the one that called [`Calls::init`]: `MPI_THREAD_FUNNELED` suffices.
+//! The safe layer of the `mpi` crate drops return codes, so this file calls the functions below it. One thread makes
+//! all calls, the one that called [`Calls::init`]: `MPI_THREAD_FUNNELED` suffices.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -41,8 +41,8 @@ pub enum MpiError {
     },
     /// The first process did not answer when this process measured its clock.
     #[error(
-        "rank 0 did not answer within {:.1} s when this process compared its clock with that of rank 0: is it still \
-         starting, or gone?",
+        "rank 0 did not answer within {:.1} s when this process compared its clock with that of rank 0: it may still be \
+         starting, or it has ended",
         .waited.as_secs_f64()
     )]
     Clock {
@@ -50,7 +50,7 @@ pub enum MpiError {
         waited: std::time::Duration,
     },
     /// The MPI thread cannot be started, or ended before it had joined.
-    #[error("the thread that talks to MPI is not there: {message}")]
+    #[error("the thread that calls MPI cannot run: {message}")]
     Thread {
         /// The cause.
         message: String,
@@ -253,7 +253,7 @@ impl Calls {
         Ok(Leaving(request))
     }
 
-    /// Whether all processes are leaving.
+    /// Returns whether all processes are leaving.
     pub(super) fn all_leave(&self, leaving: &mut Leaving) -> Result<bool, MpiError> {
         self.is_done(&mut leaving.0)
     }

@@ -1,9 +1,9 @@
 //! Heartbeats: spread the progress of each rank among the processes, and find ranks that are silent.
 //!
-//! Each process keeps a table with one line per rank. At its `k`-th heartbeat it increments its own line and sends the table
-//! to the rank `2^(k mod log2 n)` further on (dissemination, as in the barrier of Hensgen, Finkel and Manber, 1988); a
-//! receiver keeps the newer of two lines. So with one frame per process and heartbeat, a line reaches all `n` ranks within
-//! `log2 n` heartbeats.
+//! Each process keeps a table with one line per rank. At its `k`-th heartbeat it increments its own line and sends the
+//! table to the rank `2^(k mod log2 n)` further on (dissemination, as in the barrier of Hensgen, Finkel and Manber,
+//! 1988); a receiver keeps the newer of two lines. So with one frame per process and heartbeat, a line reaches all `n`
+//! ranks within `log2 n` heartbeats.
 
 use std::time::{Duration, Instant};
 
@@ -78,8 +78,8 @@ impl Heartbeats {
         }
     }
 
-    /// Returns the ranks whose lines have not changed for the deadline. A process that was itself stopped has received no
-    /// lines, so it restarts the count.
+    /// Returns the ranks whose lines have not changed for the deadline. A process that was itself stopped has received
+    /// no lines, so it restarts the count.
     pub(super) fn silent(&mut self, at: Instant) -> Vec<WorldRank> {
         let away = at.saturating_duration_since(self.looked);
         self.looked = at;
@@ -92,7 +92,7 @@ impl Heartbeats {
         ranks.filter(|(rank, heard)| *rank != self.own && silent(heard)).map(|(rank, _)| rank).collect()
     }
 
-    /// Whether this process was stopped within the last deadline.
+    /// Returns whether this process was stopped within the last deadline.
     pub(super) fn was_stopped(&self, at: Instant) -> bool {
         self.stopped.is_some_and(|stopped| at.saturating_duration_since(stopped) <= self.deadline)
     }
@@ -101,8 +101,8 @@ impl Heartbeats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Tag;
-    use crate::progress::{Activity, Waiting};
+    use crate::message::{AwaitedMessage, Tag};
+    use crate::progress::Activity;
 
     const DEADLINE: Duration = Duration::from_secs(4);
 
@@ -125,7 +125,7 @@ mod tests {
         let start = Instant::now();
         let (mut heartbeats, boards) = tables(ranks, start);
         boards[0].moved(WorldRank::new(0), 7);
-        let activity = Activity::Waits(Waiting { from: WorldRank::new(1), tag: Tag::GradientNorm });
+        let activity = Activity::Waits(AwaitedMessage { from: WorldRank::new(1), tag: Tag::Squares });
         boards[0].set_activity(WorldRank::new(0), activity);
         let hops = ranks.next_power_of_two().trailing_zeros();
         for k in 1..=hops {

@@ -1,7 +1,7 @@
 //! The thread that calls MPI: it sends and receives frames, sends heartbeats, and reports failures.
 //!
-//! Frames move while the rank computes, because this thread makes all MPI calls. It sleeps between two polls: for a short
-//! time if the rank waits for a frame, longer if the rank computes.
+//! Frames move while the rank computes, because this thread makes all MPI calls. It sleeps between two polls: for a
+//! short time if the rank waits for a frame, longer if the rank computes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,8 +12,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use super::calls::{Calls, MpiError, Transfer};
 use super::clock_probe::ClockProbe;
 use super::heartbeats::Heartbeats;
-use super::neighbours::Neighbours;
 use super::process_clock::ProcessClock;
+use super::same_machine::LocalProcesses;
 use super::sends::{Sends, SentMessage};
 use crate::failure::{Cause, FailureNotice, StepError};
 use crate::ids::WorldRank;
@@ -86,7 +86,7 @@ pub(super) struct MpiThread {
     pub(super) board: ProgressBoard,
     pub(super) shared: Arc<ThreadShared>,
     pub(super) heartbeats: Heartbeats,
-    pub(super) neighbours: Neighbours,
+    pub(super) local_processes: LocalProcesses,
     /// The measurements of this process's clock; `None` in the first process.
     pub(super) probe: Option<ClockProbe>,
     /// Whether a frame of a measurement came or left a short time ago, so that the next may follow soon.
@@ -116,7 +116,7 @@ impl MpiThread {
 
     /// Runs commands and moves frames until the command to leave.
     fn work(&mut self) -> Result<(), MpiError> {
-        let own = self.neighbours.own();
+        let own = self.local_processes.own();
         self.send_all(|| Frame::Process(own.clone()))?;
         let mut idle = 0;
         loop {
@@ -200,8 +200,8 @@ impl MpiThread {
         Ok(moved)
     }
 
-    /// Completes the remaining transfers, which are late heartbeats, once all processes are leaving. Returns whether none is
-    /// left.
+    /// Completes the remaining transfers, which are late heartbeats, once all processes are leaving. Returns whether
+    /// none is left.
     fn finish_frames(&mut self) -> Result<bool, MpiError> {
         let start = Instant::now();
         loop {
@@ -240,7 +240,7 @@ impl MpiThread {
         match wire::decode(from, &frame, self.shared.clock.moment()) {
             Ok(Frame::Message(message)) => self.mailboxes.deliver(self.calls.rank(), message),
             Ok(Frame::Failed(notice)) => self.mailboxes.fail_from_remote(notice),
-            Ok(Frame::Process(process)) => self.neighbours.add(from, &process),
+            Ok(Frame::Process(process)) => self.local_processes.add(from, &process),
             Ok(Frame::Heartbeats(lines)) => self.heartbeats.merge(&lines, &self.board, Instant::now()),
             Ok(Frame::ClockRequest { sent }) => {
                 self.measures_clock = true;
@@ -287,7 +287,7 @@ impl MpiThread {
         }
         let silent = self.heartbeats.silent(now);
         // Frames that it sent before it ended are read first.
-        let ended = self.neighbours.ended();
+        let ended = self.local_processes.ended();
         let was_ended = std::mem::replace(&mut self.ended, ended);
         silent.iter().for_each(|&rank| self.board.mark_silent(rank));
         if let Some(&peer) = silent.first() {
@@ -309,8 +309,8 @@ impl MpiThread {
     }
 
     /// Sends the remaining frames and waits until the others leave too; returns whether they all did. A process that is
-    /// still busy, for example with its last checkpoint, sends heartbeats. If one sends none, the abort flag is raised and
-    /// the wait ends.
+    /// still busy, for example with its last checkpoint, sends heartbeats. If one sends none, the abort flag is raised
+    /// and the wait ends.
     fn leave(&mut self) -> Result<bool, MpiError> {
         let mut leaving = None;
         let mut failed: Option<Instant> = None;

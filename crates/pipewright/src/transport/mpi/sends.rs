@@ -1,8 +1,8 @@
 //! The messages of this process whose buffers MPI still uses.
 //!
 //! The rank's thread adds a message when it passes the buffer to the MPI thread, which removes it when the transfer is
-//! complete. Both sides use one lock: a rank that finds a message in flight is marked as waiting under that lock, so the
-//! MPI thread cannot complete the transfer without seeing the mark.
+//! complete. Both sides use one lock: a rank that finds a message in flight is marked as waiting under that lock, so
+//! the MPI thread cannot complete the transfer without seeing the mark.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -48,8 +48,8 @@ impl Sends {
         }
     }
 
-    /// Removes a message whose buffer is free. Returns whether the rank must be woken, because it waits for a message to
-    /// be sent.
+    /// Removes a message whose buffer is free. Returns whether the rank must be woken, because it waits for a message
+    /// to be sent.
     pub(super) fn complete(&self, message: &SentMessage) -> bool {
         let mut state = self.lock();
         if state.in_flight.remove(message) && is_boundary(message) {
@@ -104,7 +104,7 @@ mod tests {
     fn the_peak_counts_messages_of_the_program() {
         let sends = Sends::default();
         let (to, attempt, _) = message(0);
-        sends.start((to, attempt, Tag::GradientNorm));
+        sends.start((to, attempt, Tag::Squares));
         (0..3).for_each(|microbatch| sends.start(message(microbatch)));
         sends.complete(&message(0));
         sends.start(message(3));

@@ -6,6 +6,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, Int, Tensor};
 
+use crate::autodiff::on_tape_of;
 use crate::tensor::{OptionalTensors, Value};
 
 /// A parameter of a module. It shares the module's storage.
@@ -29,6 +30,12 @@ pub(super) fn discrete_of<M: Module>(module: &M) -> Vec<NamedTensor> {
     find(module).discrete
 }
 
+/// Returns the path of a layer of `module` that has running statistics: Burn's batch normalisation. Running statistics
+/// of a user's own layer cannot be told from other parameters that are not trained.
+pub(super) fn running_statistics_of<M: Module>(module: &M) -> Option<String> {
+    find(module).running_statistics
+}
+
 fn find<M: Module>(module: &M) -> Finder {
     let mut finder = Finder::default();
     module.visit(&mut finder);
@@ -40,6 +47,7 @@ struct Finder {
     path: Vec<String>,
     floats: Vec<NamedTensor>,
     discrete: Vec<NamedTensor>,
+    running_statistics: Option<String>,
 }
 
 impl Finder {
@@ -65,7 +73,10 @@ impl ModuleVisitor for Finder {
         self.add_discrete(param.id, param.val());
     }
 
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        if container_type == "Struct:BatchNorm" {
+            self.running_statistics.get_or_insert_with(|| self.path.join("."));
+        }
         self.path.push(name.to_owned());
     }
 
@@ -123,8 +134,7 @@ impl<E, F: FnMut(usize, &Value) -> Result<Option<Value>, E>> ModuleMapper for Fi
 
 /// Returns `value`, off the tape, as a leaf with the settings of `former`.
 fn in_place_of<const D: usize>(former: &Tensor<D>, value: Tensor<D>) -> Tensor<D> {
-    let Some(strategy) = former.gradient_checkpointing_strategy() else { return value };
-    let value = value.autodiff().with_gradient_checkpointing_strategy(strategy);
+    let value = on_tape_of(value, former);
     if former.is_require_grad() { value.require_grad() } else { value }
 }
 

@@ -21,7 +21,7 @@ pub(super) enum Source {
 }
 
 /// A sound program with communication, and the times of the steps that made it.
-pub(super) struct Engine {
+pub(super) struct TimedProgram {
     /// The name by which the user refers to the schedule.
     name: String,
     pub(super) program: Program,
@@ -42,7 +42,7 @@ pub(super) struct EngineTimes {
     pub(super) simulate: Duration,
 }
 
-impl Engine {
+impl TimedProgram {
     /// Generates or reads a schedule, lowers it, and validates the program.
     pub(super) fn of(source: Source) -> Result<Self, Failure> {
         let mut times = EngineTimes::default();
@@ -59,7 +59,7 @@ impl Engine {
         Ok(Self { name, program, times })
     }
 
-    /// Returns an engine for a sound program that was made elsewhere.
+    /// Returns a sound program that was made elsewhere, whose times are 0.
     pub(super) fn of_program(name: &str, program: Program) -> Self {
         Self { name: name.to_ascii_lowercase(), program, times: EngineTimes::default() }
     }

@@ -6,13 +6,13 @@ use crate::ids::WorldRank;
 use crate::transport::wire::ProcessId;
 
 /// The processes that this one can observe.
-pub(super) struct Neighbours {
+pub(super) struct LocalProcesses {
     own: ProcessId,
     seen: Vec<(WorldRank, u32)>,
 }
 
-impl Neighbours {
-    /// Returns an empty list; [`Neighbours::add`] adds processes.
+impl LocalProcesses {
+    /// Returns an empty list; [`LocalProcesses::add`] adds processes.
     pub(super) fn new() -> Self {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         // Containers of one machine may not see each other's processes.
@@ -39,7 +39,7 @@ impl Neighbours {
     }
 }
 
-/// Whether a process of that number is running; `true` if the system does not say.
+/// Returns whether a process of that number is running; `true` if the system does not say.
 fn is_running(number: u32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{number}/stat")) else {
         return !Path::new("/proc/self/stat").exists();
@@ -58,19 +58,19 @@ mod tests {
     #[test]
     fn a_process_that_ends_is_missed() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("cat is everywhere");
-        let mut neighbours = Neighbours::new();
-        let process = ProcessId { number: child.id(), ..neighbours.own() };
-        neighbours.add(WorldRank::new(1), &process);
-        assert_eq!(neighbours.ended(), None);
+        let mut processes = LocalProcesses::new();
+        let process = ProcessId { number: child.id(), ..processes.own() };
+        processes.add(WorldRank::new(1), &process);
+        assert_eq!(processes.ended(), None);
         child.kill().expect("it runs");
         child.wait().expect("it ends");
-        assert_eq!(neighbours.ended(), Some(WorldRank::new(1)));
+        assert_eq!(processes.ended(), Some(WorldRank::new(1)));
     }
 
     #[test]
     fn processes_of_other_machines_are_not_looked_for() {
-        let mut neighbours = Neighbours::new();
-        neighbours.add(WorldRank::new(1), &ProcessId { machine: "elsewhere".to_owned(), number: u32::MAX });
-        assert_eq!(neighbours.ended(), None);
+        let mut processes = LocalProcesses::new();
+        processes.add(WorldRank::new(1), &ProcessId { machine: "elsewhere".to_owned(), number: u32::MAX });
+        assert_eq!(processes.ended(), None);
     }
 }

@@ -1,17 +1,12 @@
-//! Failures of a step: their causes, and the flag that stops all ranks.
-//!
-//! All ranks share one [`Abort`] flag. A rank that fails raises it with the cause; the others find it raised at their next
-//! wait or action and stop. The first cause is kept, and the caller gets that cause, never a consequence of it.
+//! A failed step, and its cause.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use crate::checkpoint::CheckpointError;
-use crate::ids::{Attempt, StepNumber, WorldRank};
+use crate::ids::{StepNumber, WorldRank};
 use crate::message::MessageError;
 use crate::stage::StageError;
 use crate::tensor::MetadataError;
@@ -24,7 +19,7 @@ pub struct StepError {
     pub rank: WorldRank,
     /// The step, counted from 1.
     pub step: StepNumber,
-    /// The rank's action; `None` after the program.
+    /// The rank's action; `None` after the program, unless its device failed in it.
     pub action: Option<Action>,
     /// Why it failed.
     #[source]
@@ -60,6 +55,14 @@ pub enum Cause {
     DeviceMemory {
         /// The bytes that were asked for.
         bytes: u64,
+    },
+    /// The rank's device failed in some action of the program, which the rank noticed after it.
+    #[error(
+        "the device failed: {message}; it computes behind its rank, so an earlier action may be the cause"
+    )]
+    Device {
+        /// The back end's message.
+        message: String,
     },
     /// A hook around an action did not run it.
     #[error("the hook did not run {action}: a hook around an action must call `run`")]
@@ -180,7 +183,10 @@ pub enum Cause {
         report: String,
     },
     /// A rank's process sends no heartbeats.
-    #[error("rank {peer} has not been heard of for {:.1} s: its process is gone, stopped, or cut off\n{report}", .waited.as_secs_f64())]
+    #[error(
+        "rank {peer} has sent no heartbeat for {:.1} s: its process has ended, is stopped, or cannot be reached\n{report}",
+        .waited.as_secs_f64()
+    )]
     SilentPeer {
         /// The rank.
         peer: WorldRank,
@@ -202,7 +208,7 @@ pub enum Cause {
         message: String,
     },
     /// A rank's thread or process has ended.
-    #[error("rank {peer} is gone: its thread or process has ended")]
+    #[error("rank {peer} is lost: its thread or process has ended")]
     LostPeer {
         /// The rank that has ended.
         peer: WorldRank,
@@ -236,172 +242,13 @@ impl Cause {
     }
 }
 
-/// Returns the bytes that a device could not provide, if that is what a back end's message says. Burn reports a failure
-/// of a device only as the text of a panic.
+/// Returns the bytes that a device could not provide, if a back end's message says so. Burn reports a failure of a
+/// device only as the text of a panic.
 fn device_memory(message: &str) -> Option<u64> {
     const WORDS: [&str; 2] = ["out of device memory allocating ", "can't allocate buffer of size: "];
     let rest = WORDS.iter().find_map(|words| Some(message.split_once(words)?.1))?;
     let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
     rest[..end].parse().ok()
-}
-
-/// The flag that stops every rank, with the first cause.
-#[derive(Clone, Debug, Default)]
-pub struct Abort {
-    state: Arc<AbortState>,
-}
-
-#[derive(Default)]
-struct AbortState {
-    raised: AtomicBool,
-    reasons: Mutex<Reasons>,
-    /// Sends notices to the other processes.
-    notify: OnceLock<Notify>,
-}
-
-type Notify = Box<dyn Fn(FailureNotice) + Send + Sync>;
-
-/// A failure as one process reports it to another.
-#[derive(Clone, Debug)]
-#[cfg_attr(not(any(feature = "mpi", test)), expect(dead_code, reason = "only MPI reads notices"))]
-pub(crate) struct FailureNotice {
-    pub(crate) error: StepError,
-    /// The attempt that failed.
-    pub(crate) attempt: Attempt,
-    /// The step since which the ranks' parameters have diverged; `None` if no rank had begun to update.
-    pub(crate) diverged: Option<StepNumber>,
-}
-
-/// The reasons for the flag. Processes end a failed step at different times, so a failure that another process reports may
-/// belong to an attempt that is over here, or to one that has not begun.
-#[derive(Debug, Default)]
-struct Reasons {
-    first: Option<StepError>,
-    /// The current attempt at a step. Attempts never decrease, unlike step numbers, which a restore may reset.
-    attempt: Attempt,
-    /// The last attempt whose failure was handled.
-    over: Option<Attempt>,
-    /// A failure of a later attempt.
-    early: Option<(StepError, Attempt)>,
-    /// A step that failed after some rank had begun to update, in this or another process.
-    diverged: Option<StepNumber>,
-    /// The failure that another process reported with it.
-    diverged_by: Option<StepError>,
-}
-
-impl std::fmt::Debug for AbortState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AbortState").field("reasons", &self.reasons).finish_non_exhaustive()
-    }
-}
-
-impl Abort {
-    /// Raises the flag; the first error raised is kept, later ones are dropped.
-    pub fn raise(&self, error: StepError) {
-        let mut reasons = self.lock();
-        if reasons.first.is_none() {
-            tracing::error!(%error, "a step failed");
-            self.notify(&error, &reasons);
-            reasons.first = Some(error);
-        }
-        self.state.raised.store(true, Ordering::Release);
-    }
-
-    /// Records that `step` failed with `error` after a rank of this process had begun to update, and notifies the other
-    /// processes, which may not have begun.
-    pub(crate) fn diverge(&self, step: StepNumber, error: &StepError) {
-        let mut reasons = self.lock();
-        reasons.diverged.get_or_insert(step);
-        self.notify(error, &reasons);
-    }
-
-    fn notify(&self, error: &StepError, reasons: &Reasons) {
-        if let Some(notify) = self.state.notify.get() {
-            notify(FailureNotice {
-                error: error.clone(),
-                attempt: reasons.attempt,
-                diverged: reasons.diverged,
-            });
-        }
-    }
-
-    /// Returns the failure that another process reported when the parameters diverged.
-    pub(crate) fn diverged_by(&self) -> Option<StepError> {
-        self.lock().diverged_by.clone()
-    }
-
-    /// Returns the step since which the ranks' parameters have diverged.
-    pub(crate) fn diverged(&self) -> Option<StepNumber> {
-        self.lock().diverged
-    }
-
-    /// Raises the flag for a failure that another process reports. Returns whether the failure belongs to the current
-    /// attempt.
-    #[cfg(any(feature = "mpi", test))]
-    pub(crate) fn raise_from_remote(
-        &self,
-        FailureNotice { error, attempt, diverged }: FailureNotice,
-    ) -> bool {
-        let mut reasons = self.lock();
-        reasons.diverged = reasons.diverged.or(diverged);
-        if diverged.is_some() {
-            reasons.diverged_by.get_or_insert_with(|| error.clone());
-        }
-        // A process that has diverged takes part in no further attempt, so the current one cannot end.
-        let attempt = if diverged.is_some() { attempt.max(reasons.attempt) } else { attempt };
-        if reasons.over.is_some_and(|over| attempt <= over) {
-            return false;
-        }
-        if attempt > reasons.attempt {
-            reasons.early.get_or_insert((error, attempt));
-            return false;
-        }
-        reasons.first.get_or_insert(error);
-        self.state.raised.store(true, Ordering::Release);
-        true
-    }
-
-    /// Sets the function that sends notices of this process's failures to the others.
-    #[cfg(any(feature = "mpi", test))]
-    pub(crate) fn on_raise(&self, notify: impl Fn(FailureNotice) + Send + Sync + 'static) {
-        let _ = self.state.notify.set(Box::new(notify));
-    }
-
-    /// Begins an attempt at a step. Raises the flag if another process has already failed in it.
-    pub(crate) fn begin_step(&self, attempt: Attempt) {
-        let mut reasons = self.lock();
-        reasons.attempt = attempt;
-        match reasons.early.take() {
-            Some((error, early)) if early == attempt => {
-                reasons.first.get_or_insert(error);
-                self.state.raised.store(true, Ordering::Release);
-            }
-            early => reasons.early = early.filter(|(_, early)| *early > attempt),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Reasons> {
-        self.state.reasons.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether a rank has failed. Costs one atomic load.
-    pub fn is_raised(&self) -> bool {
-        self.state.raised.load(Ordering::Acquire)
-    }
-
-    /// Returns the first error, if a rank has failed.
-    pub fn first(&self) -> Option<StepError> {
-        self.lock().first.clone()
-    }
-
-    /// Lowers the flag, for the next step.
-    pub(crate) fn clear(&self) {
-        let mut reasons = self.lock();
-        if reasons.first.take().is_some() {
-            reasons.over = Some(reasons.attempt);
-        }
-        self.state.raised.store(false, Ordering::Release);
-    }
 }
 
 #[cfg(test)]
@@ -418,64 +265,13 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_memory_is_told_from_other_panics() {
+    fn a_device_without_memory_is_distinguished_from_other_panics() {
         let cause = |message: &str| Cause::from_panic(&message.to_owned()).to_string();
         let read = "Error while reading data: WithContext { reason: out of device memory allocating 4096 bytes\n0: f }";
         let expected = "the device has no memory left: 4096 bytes were asked for";
         assert_eq!(cause(read), expected);
         assert_eq!(cause("can't allocate buffer of size: 4096\n"), expected);
         assert_eq!(cause("out of cheese"), "the stage panicked: out of cheese");
-    }
-
-    #[test]
-    fn the_first_cause_wins() {
-        let abort = Abort::default();
-        abort.raise(error(2, None));
-        abort.raise(error(1, None));
-        assert_eq!(abort.first().map(|first| first.rank), Some(WorldRank::new(2)));
-        abort.clear();
-        assert!(!abort.is_raised() && abort.first().is_none());
-    }
-
-    #[test]
-    fn a_reported_failure_counts_for_its_own_attempt() {
-        let notice = |step| FailureNotice {
-            error: StepError { step: StepNumber::new(step), ..error(1, None) },
-            attempt: Attempt::new(step),
-            diverged: None,
-        };
-        let abort = Abort::default();
-        abort.begin_step(Attempt::new(2));
-        assert!(!abort.raise_from_remote(notice(3)), "it has not begun here");
-        assert!(abort.raise_from_remote(notice(2)));
-        abort.clear();
-        assert!(!abort.raise_from_remote(notice(2)), "it is over here");
-        assert!(!abort.is_raised());
-        abort.begin_step(Attempt::new(3));
-        assert_eq!(abort.first().map(|first| first.step), Some(StepNumber::new(3)));
-    }
-
-    #[test]
-    fn ranks_that_have_updated_notify_those_that_have_not() {
-        let [own, other] = [Abort::default(), Abort::default()];
-        let notified = own.clone();
-        other.on_raise(move |notice| {
-            notified.raise_from_remote(notice);
-        });
-        for abort in [&own, &other] {
-            abort.begin_step(Attempt::new(7));
-        }
-        // This process fails first. A later notice says that the other one had updated.
-        own.raise(error(1, None));
-        own.clear();
-        assert_eq!(own.diverged(), None);
-        other.diverge(StepNumber::new(3), &error(1, None));
-        assert_eq!((own.diverged(), other.diverged()), (Some(StepNumber::new(3)), Some(StepNumber::new(3))));
-        assert!(!own.is_raised(), "the attempt is over");
-        // One that has begun meanwhile cannot end.
-        own.begin_step(Attempt::new(8));
-        other.diverge(StepNumber::new(3), &error(1, None));
-        assert!(own.is_raised());
     }
 
     #[test]

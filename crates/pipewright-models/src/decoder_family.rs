@@ -1,0 +1,72 @@
+//! Families whose models have the form of [`decoder`](crate::decoder): each says only in what its blocks differ.
+
+use std::ops::Range;
+
+use burn::tensor::Device;
+use pipewright_schedule::ModelDesc;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::decoder::{BlockForm, DecoderConfig, DecoderStage};
+use crate::error::ConfigError;
+use crate::family::ModelFamily;
+use crate::parameter::ParameterSource;
+
+/// A family of decoder-only models. [`From`] returns the family's model of some sizes, with its usual values for
+/// everything else.
+pub(crate) trait DecoderFamily:
+    From<DecoderConfig> + Clone + Send + Sync + Serialize + DeserializeOwned
+{
+    /// The name of the family: `model_type` in `config.json`.
+    const NAME: &'static str;
+    /// The entry of `architectures` in `config.json`.
+    const CLASS: &'static str;
+    /// The keys of `config.json` that the family adds to those of all families.
+    const OWN_KEYS: &'static [&'static str];
+
+    /// Returns the sizes and constants.
+    fn decoder(&self) -> &DecoderConfig;
+
+    /// Returns the form of the blocks.
+    fn form(&self) -> BlockForm<'_>;
+}
+
+impl<F: DecoderFamily> ModelFamily for F {
+    const MODEL_TYPE: &'static str = F::NAME;
+    const ARCHITECTURE: &'static str = F::CLASS;
+    const KEYS: &'static [&'static str] = F::OWN_KEYS;
+    type Stage = DecoderStage;
+
+    fn of_sizes(sizes: DecoderConfig) -> Self {
+        sizes.into()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.decoder().vocab_size
+    }
+
+    fn describe(&self, sequence: usize) -> ModelDesc {
+        self.decoder().describe(&self.form(), sequence)
+    }
+
+    fn initializer_range(&self) -> f64 {
+        self.decoder().initializer_range
+    }
+
+    fn build_stage<S>(
+        &self,
+        layers: Range<usize>,
+        source: &mut S,
+        device: &Device,
+    ) -> Result<DecoderStage, S::Error>
+    where
+        S: ParameterSource,
+        S::Error: From<ConfigError>,
+    {
+        let form = self.form();
+        if let Some(mixture) = form.mixture {
+            mixture.validate()?;
+        }
+        self.decoder().build_stage(&form, layers, source, device)
+    }
+}

@@ -1,0 +1,12 @@
+//! Failures of a step: their causes, and the flag that stops all ranks.
+//!
+//! All ranks share one [`Abort`] flag. A rank that fails raises it with the cause; the others find it raised at their
+//! next wait or action and stop. The first cause is kept, and the caller gets that cause, never a consequence of it.
+
+mod abort;
+mod cause;
+
+pub use abort::Abort;
+#[cfg(any(feature = "mpi", test))]
+pub(crate) use abort::FailureNotice;
+pub use cause::{Cause, StepError};

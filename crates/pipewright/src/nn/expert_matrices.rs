@@ -1,0 +1,160 @@
+//! The matrices of a mixture's experts, as one input of an operation on the tape, and their gradients.
+//!
+//! The gradient of a matrix is computed in `W` if its stage can defer it, on the tape if the matrix is tracked, and
+//! otherwise never.
+
+use std::borrow::Cow;
+
+use burn::module::ParamId;
+use burn::tensor::Tensor;
+use pipewright_kernel::grouped::Groups;
+use pipewright_kernel::product::{Matrix, product};
+
+use super::bundle::{Bundle, Slots};
+use super::deferred::{Deferred, KeptWeight, WeightTask};
+use super::experts::Expert;
+use super::operation::{CpuTensor, cpu_tensor, elements, from_cpu, on_cpu};
+
+/// The matrices of all experts by their part.
+pub(super) struct Parts<'a> {
+    pub(super) gates: Option<Vec<&'a [f32]>>,
+    pub(super) ups: Vec<&'a [f32]>,
+    pub(super) downs: Vec<&'a [f32]>,
+}
+
+impl<'a> Parts<'a> {
+    /// `held` are the matrices of the first expert, of the second, and so on, `parts` each.
+    pub(super) fn new(held: &'a [Cow<'_, [f32]>], parts: usize) -> Self {
+        let part = |part: usize| held.iter().skip(part).step_by(parts).map(AsRef::as_ref).collect();
+        Self { gates: (parts == 3).then(|| part(0)), ups: part(parts - 2), downs: part(parts - 1) }
+    }
+}
+
+/// The matrices of all experts.
+pub(super) struct Matrices {
+    /// The layers of the first expert, of the second, and so on.
+    pub(super) held: Vec<HeldMatrix>,
+    /// The number of layers of an expert.
+    pub(super) parts: usize,
+    /// The matrices whose gradients are computed on the tape, at the places of `held`.
+    bundle: Bundle,
+}
+
+/// A matrix of the CPU back end.
+pub(super) struct HeldMatrix {
+    id: ParamId,
+    pub(super) value: CpuTensor,
+    gradient: Gradient,
+}
+
+/// When the gradient of a matrix is computed.
+#[derive(Clone, Debug)]
+enum Gradient {
+    Later(Deferred),
+    OnTape,
+    Never,
+}
+
+impl Gradient {
+    fn deferred(&self) -> Option<&Deferred> {
+        match self {
+            Self::Later(deferred) => Some(deferred),
+            Self::OnTape | Self::Never => None,
+        }
+    }
+}
+
+impl Matrices {
+    /// Returns `None` if a matrix has no operations of its own on the CPU back end.
+    pub(super) fn new(experts: &[Expert]) -> Option<Self> {
+        let parts = experts[0].layers().len();
+        let mut held = Vec::with_capacity(parts * experts.len());
+        let mut bundle = Bundle::new();
+        for layer in experts.iter().flat_map(Expert::layers) {
+            let (weight, id) = (layer.weight.val(), layer.weight.id);
+            let ([value], _) = on_cpu([weight.clone().into_dispatch()])?;
+            let gradient = match Deferred::current(&weight, id) {
+                Some(deferred) => Gradient::Later(deferred),
+                None if weight.is_tracked() => Gradient::OnTape,
+                None => Gradient::Never,
+            };
+            if matches!(gradient, Gradient::OnTape) {
+                bundle.add(held.len(), weight);
+            }
+            held.push(HeldMatrix { id, value, gradient });
+        }
+        Some(Self { held, parts, bundle })
+    }
+
+    /// Returns the tensor through which the tape reaches the matrices: the token of those on the tape. If there are
+    /// none, it is a matrix whose gradient is deferred, with its collector; the tape then gets no gradient of it.
+    pub(super) fn token(&self, experts: &[Expert]) -> (Tensor<1>, Option<Deferred>) {
+        let is_deferred = |held: &HeldMatrix| held.gradient.deferred().is_some();
+        match self.held.iter().position(is_deferred).filter(|_| !self.bundle.token.is_tracked()) {
+            Some(place) => {
+                let matrix = experts[place / self.parts].layers()[place % self.parts].weight.val();
+                let token = Tensor::from_dispatch(matrix.into_dispatch());
+                (token, self.held[place].gradient.deferred().cloned())
+            }
+            None => (self.bundle.token.clone(), None),
+        }
+    }
+
+    /// Returns the matrices as the backward pass keeps them.
+    pub(super) fn kept(self) -> KeptMatrices {
+        let keep = |HeldMatrix { id, value, gradient }| KeptMatrix {
+            id,
+            weight: KeptWeight::new(from_cpu(value), id, gradient.deferred()),
+            gradient,
+        };
+        let slots = self.bundle.token.is_tracked().then_some(self.bundle.slots);
+        KeptMatrices { kept: self.held.into_iter().map(keep).collect(), parts: self.parts, slots }
+    }
+}
+
+/// The matrices that the backward pass needs.
+#[derive(Clone, Debug)]
+pub(super) struct KeptMatrices {
+    pub(super) kept: Vec<KeptMatrix>,
+    pub(super) parts: usize,
+    /// For the gradients on the tape, if there are any.
+    pub(super) slots: Option<Slots>,
+}
+
+/// A matrix that the backward pass needs.
+#[derive(Clone, Debug)]
+pub(super) struct KeptMatrix {
+    id: ParamId,
+    pub(super) weight: KeptWeight,
+    gradient: Gradient,
+}
+
+impl KeptMatrices {
+    /// Defers or computes the gradient of each matrix, from the inputs and output gradients of the parts.
+    pub(super) fn differentiate(&self, groups: &Groups, parts: &[(CpuTensor, CpuTensor)]) {
+        for (expert, range) in groups.ranges().enumerate() {
+            for (part, (x, gradient)) in parts.iter().enumerate() {
+                let place = self.parts * expert + part;
+                let kept = &self.kept[place];
+                let [x, gradient] = [x, gradient].map(|rows| rows.narrow(0, range.start, range.len()));
+                match (&kept.gradient, &self.slots) {
+                    (Gradient::Later(deferred), _) => {
+                        let (x, gradient) = (Box::new(from_cpu(x)), from_cpu(gradient));
+                        deferred.push(WeightTask::Product { weight: kept.id, x, gradient });
+                    }
+                    (Gradient::OnTape, Some(slots)) => slots.fill(place, weight_gradient(&x, &gradient)),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// Returns `xᵀ gradient`.
+pub(super) fn weight_gradient(x: &CpuTensor, gradient: &CpuTensor) -> CpuTensor {
+    let dims = |tensor: &CpuTensor| [tensor.layout().shape()[0], tensor.layout().shape()[1]];
+    let ([rows, inputs], [_, outputs]) = (dims(x), dims(gradient));
+    let (x, gradient) = (elements(x), elements(gradient));
+    let gradient = Matrix::new(&gradient, rows, outputs);
+    cpu_tensor(product(Matrix::new(&x, rows, inputs).transposed(), gradient), [inputs, outputs])
+}

@@ -1,0 +1,112 @@
+//! A product with a weight, whose weight gradient can be deferred.
+
+use burn::module::ParamId;
+use burn::tensor::Tensor;
+use pipewright_kernel::product::{Matrix, product};
+
+use super::composed;
+use super::deferred::{Deferred, KeptWeight, WeightTask, recorded_on};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, on_cpu};
+
+/// How a product uses its weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// `x w`, with `w [inputs, outputs]`.
+    Plain,
+    /// `x wᵀ`, with `w [outputs, inputs]`.
+    Transposed,
+}
+
+impl Layout {
+    /// Returns the weight as the matrix `[inputs, outputs]` by which `x` is multiplied.
+    fn factor(self, weight: &[f32], [rows, columns]: [usize; 2]) -> Matrix<'_> {
+        let matrix = Matrix::new(weight, rows, columns);
+        match self {
+            Self::Plain => matrix,
+            Self::Transposed => matrix.transposed(),
+        }
+    }
+
+    /// Returns the number of outputs of a weight of this shape.
+    fn outputs(self, [rows, columns]: [usize; 2]) -> usize {
+        match self {
+            Self::Plain => columns,
+            Self::Transposed => rows,
+        }
+    }
+
+    /// Returns `a` and `b` such that the weight's gradient is `aᵀ b`.
+    pub(super) fn gradient_factors<T>(self, x: T, gradient: T) -> (T, T) {
+        match self {
+            Self::Plain => (x, gradient),
+            Self::Transposed => (gradient, x),
+        }
+    }
+}
+
+/// Returns `x w` or `x wᵀ`. Shapes: `x [rows, inputs]`, result `[rows, outputs]`.
+pub(super) fn multiply(x: Tensor<2>, weight: Tensor<2>, layout: Layout, id: ParamId) -> Tensor<2> {
+    let ([rows, inputs], shape) = (x.dims(), weight.dims());
+    let deferred = Deferred::current(&weight, id);
+    let operands = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
+    let Some(([x, weight], tape)) = on_cpu(operands) else {
+        return composed::product(x, weight, layout, id, deferred);
+    };
+    let outputs = layout.outputs(shape);
+    let y = {
+        let (x, weight) = (elements(&x), elements(&weight));
+        product(Matrix::new(&x, rows, inputs), layout.factor(&weight, shape))
+    };
+    let weight = KeptWeight::new(from_cpu(weight), id, deferred.as_ref());
+    let tape = recorded_on(tape, 1, deferred.as_ref());
+    let sizes = Sizes { rows, inputs, outputs, shape };
+    tape.record(y, [rows, outputs], |_| ProductBackward { x, weight, layout, id, sizes, deferred })
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    rows: usize,
+    inputs: usize,
+    outputs: usize,
+    /// The shape of the weight.
+    shape: [usize; 2],
+}
+
+#[derive(Clone, Debug)]
+struct ProductBackward {
+    x: CpuTensor,
+    weight: KeptWeight,
+    layout: Layout,
+    id: ParamId,
+    sizes: Sizes,
+    deferred: Option<Deferred>,
+}
+
+impl Operation<2> for ProductBackward {
+    fn backward(self, gradient: CpuTensor, [for_x, for_weight]: [bool; 2]) -> [Option<CpuTensor>; 2] {
+        let Self { x, weight, layout, id, sizes, deferred } = self;
+        let Sizes { rows, inputs, outputs, shape } = sizes;
+        let d_x = for_x.then(|| {
+            let weight = weight.get_on_cpu();
+            let (g, weight) = (elements(&gradient), elements(&weight));
+            let factor = layout.factor(&weight, shape);
+            cpu_tensor(product(Matrix::new(&g, rows, outputs), factor.transposed()), [rows, inputs])
+        });
+        let d_weight = match deferred {
+            Some(deferred) => {
+                if for_weight {
+                    let (x, gradient) = layout.gradient_factors(from_cpu(x), from_cpu(gradient));
+                    deferred.push(WeightTask::Product { weight: id, x: Box::new(x), gradient });
+                }
+                None
+            }
+            None => for_weight.then(|| {
+                let (x, g) = (elements(&x), elements(&gradient));
+                let (x, g) = (Matrix::new(&x, rows, inputs), Matrix::new(&g, rows, outputs));
+                let (a, b) = layout.gradient_factors(x, g);
+                cpu_tensor(product(a.transposed(), b), shape)
+            }),
+        };
+        [d_x, d_weight]
+    }
+}

@@ -1,0 +1,183 @@
+//! A rank's endpoint: the calls that every transport has.
+
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::ClockSkew;
+
+use super::controlled::ControlledEndpoint;
+use super::local::LocalEndpoint;
+#[cfg(feature = "mpi")]
+use super::mpi::MpiEndpoint;
+use crate::failure::{Abort, StepError};
+use crate::ids::{Attempt, WorldRank};
+use crate::message::{Message, Payload, Tag};
+
+/// A rank's endpoint of a transport.
+pub enum Endpoint {
+    /// Threads of one process.
+    Local(LocalEndpoint),
+    /// Threads of one process; a test controls the arrival of messages.
+    Controlled(ControlledEndpoint),
+    /// One process of several, over MPI.
+    #[cfg(feature = "mpi")]
+    Mpi(MpiEndpoint),
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// A message arrived, or one that this rank waits for has left ([`Endpoint::is_sent`]).
+    Arrived,
+    /// The deadline passed.
+    TimedOut,
+    /// A rank failed.
+    Aborted,
+}
+
+impl Endpoint {
+    /// Returns the rank of this endpoint.
+    pub fn rank(&self) -> WorldRank {
+        match self {
+            Self::Local(endpoint) => endpoint.rank(),
+            Self::Controlled(endpoint) => endpoint.rank(),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.rank(),
+        }
+    }
+
+    /// Returns the number of ranks.
+    pub fn ranks(&self) -> u32 {
+        match self {
+            Self::Local(endpoint) => endpoint.ranks(),
+            Self::Controlled(endpoint) => endpoint.ranks(),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.ranks(),
+        }
+    }
+
+    /// Returns whether other ranks run in other processes.
+    pub fn is_distributed(&self) -> bool {
+        match self {
+            Self::Local(_) | Self::Controlled(_) => false,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.ranks() > 1,
+        }
+    }
+
+    /// Returns how long after the deadline the transport reports a lost rank by itself. A rank that only notices that
+    /// nothing moves waits this much longer, so that the more precise report comes first.
+    pub(crate) fn detection_lag(&self, deadline: Duration) -> Duration {
+        #[cfg(feature = "mpi")]
+        if let Self::Mpi(endpoint) = self {
+            return endpoint.detection_lag(deadline);
+        }
+        let _ = deadline;
+        Duration::ZERO
+    }
+
+    /// Returns the flag that every rank of this world watches.
+    pub fn abort(&self) -> &Abort {
+        match self {
+            Self::Local(endpoint) => endpoint.abort(),
+            Self::Controlled(endpoint) => endpoint.abort(),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.abort(),
+        }
+    }
+
+    /// Starts an attempt at a step. Messages that are left over from earlier attempts are dropped.
+    pub fn begin_step(&mut self, attempt: impl Into<Attempt>) {
+        let attempt = attempt.into();
+        match self {
+            Self::Local(endpoint) => endpoint.begin_step(attempt),
+            Self::Controlled(endpoint) => endpoint.begin_step(attempt),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.begin_step(attempt),
+        }
+    }
+
+    /// Sends a message without blocking; the payload is moved.
+    pub fn send(&mut self, to: WorldRank, tag: Tag, payload: Payload) {
+        match self {
+            Self::Local(endpoint) => endpoint.send(to, tag, payload),
+            Self::Controlled(endpoint) => endpoint.send(to, tag, payload),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.send(to, tag, payload),
+        }
+    }
+
+    /// Returns whether the message with `tag` that this rank has sent to `to` in this attempt has left: its memory is
+    /// free at the sender. Within a process this is when it is delivered. If it has not left, [`Endpoint::wait`]
+    /// returns when it may have.
+    pub fn is_sent(&self, to: WorldRank, tag: Tag) -> bool {
+        match self {
+            // Sending delivers a message.
+            Self::Local(_) => true,
+            Self::Controlled(endpoint) => endpoint.is_sent(to, tag),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.is_sent(to, tag),
+        }
+    }
+
+    /// Returns the largest number of boundary messages of this attempt that were sent and had not left at once; 0
+    /// within a process, where messages are moved.
+    pub(crate) fn sends_in_flight(&self) -> u32 {
+        match self {
+            Self::Local(_) | Self::Controlled(_) => 0,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.sends_in_flight(),
+        }
+    }
+
+    /// Returns an instant on the clock that all processes share, in seconds; `None` within one process.
+    pub(crate) fn common_seconds(&self, at: Instant) -> Option<f64> {
+        #[cfg(not(feature = "mpi"))]
+        let _ = at;
+        match self {
+            Self::Local(_) | Self::Controlled(_) => None,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => Some(endpoint.common_seconds(at)),
+        }
+    }
+
+    /// Returns the accuracy of [`Endpoint::common_seconds`].
+    pub(crate) fn clock_skew(&self, at: Instant) -> Option<ClockSkew> {
+        #[cfg(not(feature = "mpi"))]
+        let _ = at;
+        match self {
+            Self::Local(_) | Self::Controlled(_) => None,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => Some(endpoint.clock_skew(at)),
+        }
+    }
+
+    /// Takes the message with `tag` from `from`, if it has arrived.
+    pub fn try_take(&mut self, from: WorldRank, tag: Tag) -> Option<Message> {
+        match self {
+            Self::Local(endpoint) => endpoint.try_take(from, tag),
+            Self::Controlled(endpoint) => endpoint.try_take(from, tag),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.try_take(from, tag),
+        }
+    }
+
+    /// Sleeps until a message arrives or may have left, `until` passes, or a rank fails.
+    pub fn wait(&mut self, until: Instant) -> Waited {
+        match self {
+            Self::Local(endpoint) => endpoint.wait(until),
+            Self::Controlled(endpoint) => endpoint.wait(until),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.wait(until),
+        }
+    }
+
+    /// Raises the abort flag and wakes every waiting rank.
+    pub fn fail(&self, error: StepError) {
+        match self {
+            Self::Local(endpoint) => endpoint.fail(error),
+            Self::Controlled(endpoint) => endpoint.fail(error),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(endpoint) => endpoint.fail(error),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Tests of the byte format: every frame comes back, and damaged bytes are refused.
+
+use burn::tensor::{Bool, Int, Tensor};
+use pipewright_schedule::{Microbatch, StageIndex};
+
+use super::*;
+use crate::message::{AwaitedMessage, Direction};
+use crate::progress::Activity;
+use crate::tensor::{pack, unpack};
+
+const FROM: WorldRank = WorldRank::new(3);
+
+const STAGE: StageIndex = StageIndex::new(2);
+const MICROBATCH: Microbatch = Microbatch::new(5);
+const BOUNDARY: Tag = Tag::Boundary { direction: Direction::Forward, stage: STAGE, microbatch: MICROBATCH };
+
+fn message(payload: Payload) -> Frame {
+    tagged(BOUNDARY, payload)
+}
+
+fn tagged(tag: Tag, payload: Payload) -> Frame {
+    Frame::Message(Message { from: FROM, attempt: Attempt::new(7), tag, payload, sent: Instant::now() })
+}
+
+/// Returns the next kind of tag, so that each is visited once. A kind that is missing here does not compile.
+fn next(tag: Tag) -> Option<Tag> {
+    let (stage, microbatch, source) = (STAGE, MICROBATCH, StageIndex::new(1));
+    Some(match tag {
+        Tag::Boundary { direction: Direction::Forward, .. } => {
+            Tag::Boundary { direction: Direction::Backward, stage, microbatch }
+        }
+        Tag::Boundary { direction: Direction::Backward, .. } => {
+            Tag::Skip { direction: Direction::Forward, source, stage, microbatch }
+        }
+        Tag::Skip { direction: Direction::Forward, .. } => {
+            Tag::Skip { direction: Direction::Backward, source, stage, microbatch }
+        }
+        Tag::Skip { direction: Direction::Backward, .. } => Tag::Parameters,
+        Tag::Parameters => Tag::SharedParameters,
+        Tag::SharedParameters => Tag::SharedGradient { parameter: 3, stage, place: 4 },
+        Tag::SharedGradient { .. } => Tag::SharedGradientSum { parameter: 5 },
+        Tag::SharedGradientSum { .. } => Tag::GradientShard { stage },
+        Tag::GradientShard { .. } => Tag::GradientSum { stage },
+        Tag::GradientSum { .. } => Tag::ParameterShard { stage, round: 6 },
+        Tag::ParameterShard { .. } => Tag::ReplicaSquares,
+        Tag::ReplicaSquares => Tag::Collective { communicator: 8, round: 9 },
+        Tag::Collective { .. } => Tag::Squares,
+        Tag::Squares => Tag::Ready,
+        Tag::Ready => Tag::GlobalNorm,
+        Tag::GlobalNorm => Tag::Report,
+        Tag::Report => Tag::Summary,
+        Tag::Summary => Tag::Hello,
+        Tag::Hello => Tag::Welcome,
+        Tag::Welcome => return None,
+    })
+}
+
+fn now() -> Moment {
+    Moment { here: Instant::now(), common: 0 }
+}
+
+/// Encodes and decodes a frame.
+fn round(frame: Frame) -> Frame {
+    let mut bytes = vec![1; 3];
+    encode(frame, now(), &mut bytes);
+    assert_eq!(bytes.len() % BLOCK, 0);
+    decode(FROM, &bytes, now()).expect("what was written can be read")
+}
+
+fn payload(frame: Frame) -> Payload {
+    let Frame::Message(message) = frame else { panic!("a message was sent") };
+    assert_eq!((message.from, message.attempt), (FROM, Attempt::new(7)));
+    message.payload
+}
+
+#[test]
+fn every_tag_comes_back() {
+    for tag in std::iter::successors(Some(BOUNDARY), |&tag| next(tag)) {
+        let Frame::Message(found) = round(tagged(tag, Payload::of(&()))) else {
+            panic!("a message was sent")
+        };
+        assert_eq!(found.tag, tag);
+    }
+}
+
+#[test]
+fn tensors_of_every_kind_come_back() {
+    let device = Device::flex();
+    let floats = Tensor::<3>::from_floats([[[1.5, -0.0], [f32::MIN_POSITIVE, 3.0]]], &device);
+    let ints = Tensor::<1, Int>::from_ints([1, -2, i32::MAX], &device);
+    let bools = Tensor::<2, Bool>::from_data([[true, false], [false, true]], &device);
+    let empty = Tensor::<2>::zeros([0, 4], &device);
+    let values = pack((floats.clone(), ints.clone(), bools.clone(), empty));
+    let mut sent: Vec<_> = values.into_iter().map(Some).collect();
+    sent.insert(1, None);
+    let Payload::Tensors(mut found) = payload(round(message(Payload::Tensors(sent)))) else {
+        panic!("tensors were sent")
+    };
+    assert!(found.remove(1).is_none());
+    type All = (Tensor<3>, Tensor<1, Int>, Tensor<2, Bool>, Tensor<2>);
+    let found: All = unpack(found.into_iter().flatten().collect()).expect("the same tensors");
+    assert_eq!(found.0.into_data(), floats.into_data());
+    assert_eq!(found.1.into_data(), ints.into_data());
+    assert_eq!(found.2.into_data(), bools.into_data());
+    assert_eq!(found.3.dims(), [0, 4]);
+}
+
+#[test]
+fn a_slice_is_sent_without_its_neighbours() {
+    let whole = Tensor::<2>::from_floats([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::flex());
+    let middle = pack(whole.narrow(0, 1, 1)).into_iter().map(Some).collect();
+    let Payload::Tensors(found) = payload(round(message(Payload::Tensors(middle)))) else {
+        panic!("tensors were sent")
+    };
+    let found: Tensor<2> = unpack(found.into_iter().flatten().collect()).expect("one tensor");
+    assert_eq!(found.into_data().iter::<f32>().collect::<Vec<_>>(), [3.0, 4.0]);
+}
+
+#[test]
+fn requires_grad_is_sent_with_a_tensor() {
+    let [asks, asks_not] = [1.0, 2.0].map(|x| pack(Tensor::<1>::from_floats([x], &Device::flex())).remove(0));
+    let sent = Payload::Tensors(vec![Some(asks), Some(asks_not.constant())]);
+    let Payload::Tensors(found) = payload(round(message(sent))) else { panic!("tensors were sent") };
+    let found: Vec<bool> = found.iter().flatten().map(Value::requires_grad).collect();
+    assert_eq!(found, [true, false]);
+}
+
+#[test]
+fn the_time_of_sending_is_converted_between_clocks() {
+    let second = 1_000_000_000;
+    let mut bytes = Vec::new();
+    let sent = Moment { here: Instant::now(), common: 50 * second };
+    encode(message(Payload::of(&())), sent, &mut bytes);
+    let here = Instant::now() + Duration::from_secs(1000);
+    for (arrived, age) in [(52, 2), (50, 0), (49, 0)] {
+        let now = Moment { here, common: arrived * second };
+        let Ok(Frame::Message(found)) = decode(FROM, &bytes, now) else { panic!("a message was sent") };
+        assert_eq!(found.sent(), here - Duration::from_secs(age), "{arrived}");
+    }
+}
+
+#[test]
+fn clock_frames_keep_their_times() {
+    let Frame::ClockRequest { sent } = round(Frame::ClockRequest { sent: -5 }) else { panic!("a request") };
+    let answer = Frame::ClockAnswer { sent, answered: i64::MAX };
+    let Frame::ClockAnswer { sent, answered } = round(answer) else { panic!("an answer") };
+    assert_eq!((sent, answered), (-5, i64::MAX));
+}
+
+#[test]
+fn sums_keep_their_bits() {
+    let parts = [0.1 + 0.2, f64::NAN, f64::INFINITY];
+    let Frame::Message(found) = round(message(Payload::of(&parts[..]))) else { panic!("a message was sent") };
+    let found: Vec<f64> = found.read().expect("numbers");
+    let bits = |parts: &[f64]| -> Vec<u64> { parts.iter().map(|part| part.to_bits()).collect() };
+    assert_eq!(bits(&found), bits(&parts));
+}
+
+#[test]
+fn a_failure_keeps_its_place_and_its_words() {
+    let cause = Cause::Panic { message: "out of cheese".to_owned() };
+    let action = Some("2B5".parse().expect("an action"));
+    let error = StepError { rank: WorldRank::new(1), step: StepNumber::new(4), action, cause };
+    let words = error.to_string();
+    let attempt = Attempt::new(9);
+    for diverged in [None, Some(StepNumber::new(4))] {
+        let sent = Frame::Failed(FailureNotice { error: error.clone(), attempt, diverged });
+        let Frame::Failed(found) = round(sent) else { panic!("a failure was sent") };
+        let expected = (words.clone(), attempt, diverged);
+        assert_eq!((found.error.to_string(), found.attempt, found.diverged), expected);
+    }
+}
+
+#[test]
+fn heartbeats_are_small_and_name_awaited_messages() {
+    let (stage, microbatch) = (StageIndex::new(2000), Microbatch::new(5000));
+    let tag = Tag::Boundary { direction: Direction::Forward, stage, microbatch };
+    let activity = Activity::Waits(AwaitedMessage { from: WorldRank::new(1000), tag });
+    let heartbeat = Heartbeat { count: 100_000, moves: 1_000_000_000, position: 10_000, activity };
+    let mut bytes = Vec::new();
+    encode(Frame::Heartbeats(vec![heartbeat; 1000]), now(), &mut bytes);
+    assert!(bytes.len() <= 24_000, "{} bytes for 1,000 ranks", bytes.len());
+    let Frame::Heartbeats(found) = decode(FROM, &bytes, now()).expect("what was written can be read") else {
+        panic!("signs of life were sent")
+    };
+    assert_eq!(found, [heartbeat; 1000]);
+}
+
+#[test]
+fn cut_letters_are_refused() {
+    let tensor = pack(Tensor::<1>::ones([100], &Device::flex())).into_iter().map(Some).collect();
+    let mut bytes = Vec::new();
+    encode(message(Payload::Tensors(tensor)), now(), &mut bytes);
+    for length in [0, 3, 4, 20, BLOCK, bytes.len() - BLOCK] {
+        let error = decode(FROM, &bytes[..length], now()).expect_err("it is cut");
+        assert!(error.to_string().contains("rank 3"), "{error}");
+    }
+}

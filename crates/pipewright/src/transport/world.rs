@@ -1,0 +1,147 @@
+//! The endpoints of a transport, before the ranks start.
+
+use std::time::Duration;
+
+use super::agreement::{self, AgreementError, Fields};
+use super::controlled::{self, InFlight};
+use super::endpoint::Endpoint;
+use super::local;
+#[cfg(feature = "mpi")]
+use super::mpi::{self, ClockError, MpiError};
+use crate::ids::WorldRank;
+use crate::progress::ProgressBoard;
+
+/// The endpoints of one transport, before they are given to their ranks.
+pub struct World {
+    endpoints: Vec<Endpoint>,
+    /// The progress of all ranks, including those of other processes.
+    board: ProgressBoard,
+}
+
+/// Why a transport is not available.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorldError {
+    /// The transport is not compiled in.
+    #[error("this build has no `{transport}` transport: build with `--features {transport}`")]
+    NotCompiledIn {
+        /// The transport, which is also the name of its feature.
+        transport: &'static str,
+    },
+    /// MPI cannot be joined.
+    #[cfg(feature = "mpi")]
+    #[error("MPI cannot be joined: {0}")]
+    Mpi(#[from] MpiError),
+}
+
+impl World {
+    /// Returns a world whose ranks are threads of this process. Messages are moved, never copied.
+    pub fn local(ranks: u32) -> Self {
+        let endpoints = local::world(ranks).into_iter().map(Endpoint::Local).collect();
+        Self { endpoints, board: ProgressBoard::new(ranks) }
+    }
+
+    /// Returns this process's rank in the world of the processes that `mpirun` started, one rank each. A process joins
+    /// once; it leaves, together with the others, when the pipeline is dropped.
+    ///
+    /// A process that sends no heartbeat for `deadline` counts as lost. A pipeline that is launched sets its own
+    /// deadline.
+    ///
+    /// # Errors
+    /// Without the feature `mpi`, and when MPI cannot be joined.
+    pub fn mpi(deadline: Duration) -> Result<Self, WorldError> {
+        #[cfg(feature = "mpi")]
+        {
+            let (endpoint, board) = mpi::world(deadline, ClockError::default())?;
+            Ok(Self { endpoints: vec![Endpoint::Mpi(endpoint)], board })
+        }
+        #[cfg(not(feature = "mpi"))]
+        {
+            let _ = deadline;
+            Err(WorldError::NotCompiledIn { transport: "mpi" })
+        }
+    }
+
+    /// Returns a world as [`World::mpi`] does, with an error of this process's clock, for tests.
+    ///
+    /// # Errors
+    /// When MPI cannot be joined.
+    #[cfg(all(feature = "mpi", feature = "testing"))]
+    pub fn mpi_with_clock_error(deadline: Duration, error: ClockError) -> Result<Self, WorldError> {
+        let (endpoint, board) = mpi::world(deadline, error)?;
+        Ok(Self { endpoints: vec![Endpoint::Mpi(endpoint)], board })
+    }
+
+    /// Returns whether ranks run in other processes.
+    pub fn is_distributed(&self) -> bool {
+        self.endpoints.iter().any(Endpoint::is_distributed)
+    }
+
+    /// Checks that all processes run the same. Every process calls it with a description of its run, or with
+    /// the reason why it cannot run. Within one process there is nothing to compare.
+    ///
+    /// # Errors
+    /// When processes differ, some cannot run, or some do not answer within `deadline`. Every process gets the same
+    /// error.
+    pub fn agree(&mut self, hello: Result<Fields, String>, deadline: Duration) -> Result<(), AgreementError> {
+        match self.endpoints.as_mut_slice() {
+            [endpoint] if endpoint.is_distributed() => agreement::agree(endpoint, &hello, deadline),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that no two processes have the same device. Every process calls it with the name of its rank's device, with
+    /// `None` if ranks may share it, or with the reason why it cannot run. Within one process there is nothing to compare.
+    ///
+    /// # Errors
+    /// As [`World::agree`].
+    pub fn claim_device(
+        &mut self,
+        device: Result<Option<String>, String>,
+        deadline: Duration,
+    ) -> Result<(), AgreementError> {
+        match self.endpoints.as_mut_slice() {
+            [endpoint] if endpoint.is_distributed() => agreement::claim(endpoint, &device, deadline),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the number of ranks, including those of other processes.
+    pub fn ranks(&self) -> u32 {
+        self.endpoints.first().map_or(0, Endpoint::ranks)
+    }
+
+    /// Returns the ranks of this process.
+    pub fn own_ranks(&self) -> impl Iterator<Item = WorldRank> {
+        self.endpoints.iter().map(Endpoint::rank)
+    }
+
+    /// Returns a world as [`World::local`] does, in which a message arrives only when a test releases it from
+    /// [`InFlight`]. Tests use it to choose the order of arrival or to lose a message.
+    pub fn controlled(ranks: u32) -> (Self, InFlight) {
+        let (endpoints, in_flight) = controlled::world(ranks);
+        let endpoints = endpoints.into_iter().map(Endpoint::Controlled).collect();
+        (Self { endpoints, board: ProgressBoard::new(ranks) }, in_flight)
+    }
+
+    /// Returns one endpoint per rank of this process, in rank order.
+    pub fn into_endpoints(self) -> Vec<Endpoint> {
+        self.endpoints
+    }
+
+    /// Sets the time after which a process without heartbeats counts as lost.
+    pub(crate) fn set_deadline(&self, deadline: Duration) {
+        #[cfg(feature = "mpi")]
+        for endpoint in &self.endpoints {
+            if let Endpoint::Mpi(endpoint) = endpoint {
+                endpoint.set_deadline(deadline);
+            }
+        }
+        #[cfg(not(feature = "mpi"))]
+        let _ = deadline;
+    }
+
+    pub(crate) fn into_parts(self) -> (Vec<Endpoint>, ProgressBoard) {
+        (self.endpoints, self.board)
+    }
+}

@@ -1,0 +1,97 @@
+//! Folders of checkpoints: the newest are kept, one process owns a folder, and a full disk loses nothing.
+
+use std::fs;
+
+use pipewright::checkpoint::{CheckpointError, CheckpointFolder};
+use tempfile::TempDir;
+
+use super::{adamw, folder, launch, newest, save, take_steps};
+
+#[test]
+fn the_newest_are_kept_and_leftovers_removed() {
+    let scratch = folder();
+    let mut pipeline = launch("1f1b", 2, adamw());
+    let leftovers = [".saving-00000009", ".removing-step-00000001"].map(|name| scratch.path().join(name));
+    for leftover in &leftovers {
+        fs::create_dir(leftover)
+            .and_then(|()| fs::write(leftover.join("rank-0001.safetensors"), "half"))
+            .expect("a folder");
+    }
+    for step in 1..=4 {
+        take_steps(&mut pipeline, step - 1..step);
+        save(&mut pipeline, step, scratch.path(), 2).expect("it is saved");
+    }
+    let all = CheckpointFolder::list(scratch.path()).expect("a folder");
+    assert_eq!(all.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [3, 4]);
+    assert!(leftovers.iter().all(|leftover| !leftover.exists()));
+    save(&mut pipeline, 4, scratch.path(), 2).expect("the same step again takes the place of the first");
+    assert_eq!(newest(scratch.path()).step(), 4);
+}
+
+#[test]
+fn a_checkpoint_that_lacks_only_its_final_name_gets_it_from_the_next_owner() {
+    let scratch = folder();
+    let mut pipeline = launch("1f1b", 2, adamw());
+    let path = save(&mut pipeline, 7, scratch.path(), 1).expect("it is saved");
+    fs::rename(&path, scratch.path().join(".saving-00000007")).expect("a folder");
+    CheckpointFolder::own(scratch.path()).expect("no process owns it");
+    assert_eq!(newest(scratch.path()).step(), 7);
+}
+
+#[test]
+fn a_folder_has_one_owner() {
+    let scratch = folder();
+    let owner = CheckpointFolder::own(scratch.path()).expect("no other process owns it");
+    let error = CheckpointFolder::own(scratch.path()).expect_err("it is taken");
+    assert!(error.to_string().contains(&format!("process {} ", std::process::id())), "{error}");
+    drop(owner);
+    CheckpointFolder::own(scratch.path()).expect("no process owns it");
+}
+
+/// A mounted file system of limited size, where mounting is allowed.
+struct SmallDisk(TempDir);
+
+impl SmallDisk {
+    fn mount(size: &str) -> Option<Self> {
+        let disk = Self(folder());
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(disk.0.path());
+        mount.output().is_ok_and(|output| output.status.success()).then_some(disk)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(self.0.path()).output();
+    }
+}
+
+#[test]
+#[expect(clippy::print_stderr, reason = "a test that cannot run says so")]
+fn a_full_disk_is_reported_and_loses_nothing() {
+    let Some(disk) = SmallDisk::mount("64k") else {
+        eprintln!("skipped: mounting a small file system is not allowed here");
+        return;
+    };
+    let mut pipeline = launch("1f1b", 2, adamw());
+    let path = disk.0.path().join("checkpoints");
+    let mut step = 0;
+    let (text, error) = loop {
+        take_steps(&mut pipeline, step..step + 1);
+        step += 1;
+        assert!(step < 100, "the disk is never full");
+        if let Err(error) = save(&mut pipeline, step, &path, 100) {
+            break (error.to_string(), error);
+        }
+    };
+    assert!(matches!(error, CheckpointError::Io { .. }), "{text}");
+    assert!(text.contains("No space left"), "{text}");
+    assert_eq!(newest(&path).step(), step - 1, "the one before is the newest complete one");
+    let left = fs::read_dir(&path).expect("a folder").filter(|entry| {
+        entry.as_ref().is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with('.'))
+    });
+    assert_eq!(left.count(), 0, "what was half-written gives its room back");
+    fs::remove_dir_all(path.join("step-00000001")).expect("a folder");
+    save(&mut pipeline, step, &path, 100).expect("there is room again");
+    assert_eq!(newest(&path).step(), step);
+}
