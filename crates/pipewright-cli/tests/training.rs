@@ -97,6 +97,56 @@ fn tied_embeddings_and_biases_train_the_same_under_any_cut() {
     }
 }
 
+/// A hybrid model of an attention and a Mamba-2 block.
+const HYBRID: [&str; 5] = [
+    "model.architecture=hybrid",
+    "model.pattern=AM",
+    "model.mamba_num_heads=2",
+    "model.mamba_head_dim=8",
+    "model.ssm_state_size=8",
+];
+
+#[test]
+fn packed_documents_train_the_same_under_any_cut() {
+    // Each word is a document.
+    const PACKED: [&str; 2] = ["data.bos_id=32", "data.packed=true"];
+    let folder = folder();
+    for model in [
+        &["model.architecture=llama"][..],
+        &["model.architecture=nemotron_h", "model.hybrid_override_pattern=M*"],
+        &HYBRID,
+    ] {
+        let packed = [model, &PACKED].concat();
+        let one = figures(&folder, &[&packed[..], &["pipeline.ranks=1"]].concat());
+        assert_eq!(figures(&folder, &[&packed[..], &["pipeline.ranks=4"]].concat()), one, "{model:?}");
+        let open = figures(&folder, &[model, &["data.bos_id=32", "pipeline.ranks=1"]].concat());
+        assert_ne!(open, one, "{model:?}");
+    }
+    let restarted = [&PACKED[..], &["data.restart_positions=true"]].concat();
+    let one = figures(&folder, &[&restarted[..], &["pipeline.ranks=1"]].concat());
+    assert_eq!(figures(&folder, &[&restarted[..], &["pipeline.recompute=block"]].concat()), one);
+}
+
+#[test]
+fn beginnings_of_documents_that_do_not_fit_are_refused() {
+    let folder = folder();
+    let refuse = |set: &[&str], message: &str| {
+        let set = set.iter().flat_map(|set| ["--set", set]);
+        let output = train(folder.path(), &["small.toml"].into_iter().chain(set).collect::<Vec<_>>());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(message), "{said}");
+    };
+    refuse(
+        &["data.bos_id=128"],
+        "documents begin with the token id 128, which lies beyond the vocabulary of 128",
+    );
+    refuse(
+        &[&HYBRID[..], &["model.bos_token_id=1", "data.bos_id=2", "data.packed=true"]].concat(),
+        "`data.bos_id` is 2, and the model's documents begin with 1",
+    );
+}
+
 #[test]
 fn a_schedule_from_a_file_brings_its_sizes() {
     let folder = folder();

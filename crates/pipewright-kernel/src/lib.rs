@@ -14,6 +14,7 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod cached_attention;
 pub mod convolution;
 pub mod cross_entropy;
 mod exp;

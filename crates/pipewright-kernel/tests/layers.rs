@@ -13,6 +13,7 @@ const LAYERS: &[&str] = &[
     "swiglu",
     "cross_entropy",
     "attention",
+    "cached_attention",
     "convolution",
     "routing",
     "router_losses",

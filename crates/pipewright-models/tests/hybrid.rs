@@ -95,6 +95,7 @@ impl Reference {
             seq_len,
             shuffle: false,
             seed: 0,
+            documents: None,
         };
         let mut rows = rows.open(self.config.vocab_size, batch).expect("the data is here");
         if let Some(side) = self.side() {

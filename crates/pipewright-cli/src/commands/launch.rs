@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use burn::module::ParamGroup;
 use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::device::Devices;
@@ -13,7 +14,7 @@ use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::train::{LearningRate, ResumeError, Trainer};
 use pipewright::transport::World;
-use pipewright_models::InitialParameters;
+use pipewright_models::{InitialParameters, ModelConfig};
 
 use crate::commands::prepare::Prepared;
 use crate::commands::process_group::{ProcessGroup, disagreement, lost};
@@ -69,11 +70,13 @@ pub(super) fn launch(
             world.ranks()
         ))));
     }
-    let Prepared { settings, model, initial, program, partition, rows, mut devices, .. } = prepared;
+    let Prepared { settings, model, initial, program, partition, rows, validation, mut devices, .. } =
+        prepared;
     if transport == TransportChoice::Mpi {
         devices = processes.settle(own_device(&settings, &mut world))?;
     }
-    let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..pipeline_config(&settings) };
+    let config = pipeline_config(&settings, &model)?;
+    let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's device.
     let make_stage = move |stage| {
         let made = model.training_stage(partition.range(stage), &initial, &Device::flex().autodiff());
@@ -82,7 +85,12 @@ pub(super) fn launch(
     let pipeline = Pipeline::launch(program, world, &config, make_stage).map_err(|error| failure(&error))?;
     let OptimizerSettings { learning_rate: peak, schedule: decay, warmup_steps, .. } = settings.optimizer;
     let rate = LearningRate { peak, decay, warmup_steps, steps: settings.run.steps };
-    Ok(Trainer::new(pipeline, rows, settings.pipeline.rows(), rate))
+    let trainer = Trainer::new(pipeline, rows, settings.pipeline.rows(), rate);
+    let trainer = trainer.accumulating(settings.run.accumulate);
+    Ok(match validation {
+        Some(validation) => trainer.with_validation(validation),
+        None => trainer,
+    })
 }
 
 /// Returns the device of the rank of this process. If the device of any process cannot be used, all processes fail.
@@ -97,16 +105,23 @@ fn own_device(settings: &Settings, world: &mut World) -> Result<Devices, Failure
     agreed.map_err(|error| disagreement(&error)).map(|()| devices)
 }
 
-fn pipeline_config(settings: &Settings) -> PipelineConfig {
-    let OptimizerSettings { betas: [beta_1, beta_2], eps, weight_decay, clip_norm, .. } = settings.optimizer;
+fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Result<PipelineConfig, Failure> {
+    let OptimizerSettings { betas: [beta_1, beta_2], eps, weight_decay, clip_norm, ref no_decay, .. } =
+        settings.optimizer;
     let adamw = AdamW {
         betas: (beta_1 as f32, beta_2 as f32),
         epsilon: eps as f32,
         weight_decay: weight_decay as f32,
     };
-    PipelineConfig {
+    let mut optimizer = adamw.init();
+    if !no_decay.is_empty() {
+        let paths = model.group_paths(no_decay).map_err(Failure::input)?;
+        let group = ParamGroup::from_paths(paths);
+        optimizer = optimizer.with_group(group, AdamW { weight_decay: 0.0, ..adamw }, None);
+    }
+    Ok(PipelineConfig {
         seed: settings.run.seed,
-        optimizer: Some(adamw.init()),
+        optimizer: Some(optimizer),
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
         threads_per_rank: settings.pipeline.threads_per_rank as usize,
         recompute: settings.pipeline.recompute.clone(),
@@ -119,7 +134,7 @@ fn pipeline_config(settings: &Settings) -> PipelineConfig {
         data_parallel: settings.mesh.data_parallel,
         data_parallel_mode: settings.mesh.data_parallel_mode,
         ..PipelineConfig::default()
-    }
+    })
 }
 
 /// Returns the command's failure for an error of the pipeline. The settings and the program are already checked, so

@@ -1,5 +1,6 @@
 //! The `[run]` section: the number of steps, the seed, the device, and the folder of the results.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -49,6 +50,14 @@ pub(crate) struct RunSettings {
     pub(crate) timelines: u64,
     /// Whether the metrics are also written as TensorBoard event files.
     pub(crate) tensorboard: bool,
+    /// The number of batches whose gradients are summed before an update.
+    pub(crate) accumulate: NonZeroU32,
+    /// The number of steps between two evaluations; 0: none.
+    pub(crate) eval_every: u64,
+    /// The number of batches of an evaluation; 0: all.
+    pub(crate) eval_batches: u32,
+    /// The number of evaluations without a lower loss after which the run ends; 0: it does not.
+    pub(crate) patience: u64,
 }
 
 impl RunSettings {
@@ -74,6 +83,10 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         loss_scale_interval: section.count("loss_scale_interval", LossScaling::default().interval),
         timelines: section.whole("timelines", 8, 0, 10_000),
         tensorboard: section.flag("tensorboard", false),
+        accumulate: NonZeroU32::new(section.count("accumulate", 1)).unwrap_or(NonZeroU32::MIN),
+        eval_every: section.whole("eval_every", 0, 0, i64::MAX as u64),
+        eval_batches: section.count_from_0("eval_batches"),
+        patience: section.whole("patience", 0, 0, i64::MAX as u64),
     }
 }
 

@@ -32,7 +32,8 @@ impl Lines {
     /// Returns the line for a step if one is due.
     pub(super) fn step(&mut self, metrics: &Metrics) -> Option<String> {
         let now = Instant::now();
-        let is_due = self.last.is_none_or(|last| now - last >= PAUSE);
+        // An evaluation is rare and takes time, so its loss is always shown.
+        let is_due = self.last.is_none_or(|last| now - last >= PAUSE) || metrics.validation_loss.is_some();
         if !is_due && !metrics.skipped && metrics.step < self.steps {
             return None;
         }
@@ -45,11 +46,12 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
     let (taken, left) = (metrics.step.saturating_sub(done), steps.saturating_sub(metrics.step));
     let left = remaining(elapsed, taken, left).map(|left| format!("  remaining {}", clock(left)));
     format!(
-        "step {}/{steps}  loss {:.4}{}  grad norm {:.3}{}  lr {:.2e}  {:.0} tokens/s  {}  bubble {}  memory {}  \
+        "step {}/{steps}  loss {:.4}{}{}  grad norm {:.3}{}  lr {:.2e}  {:.0} tokens/s  {}  bubble {}  memory {}  \
          elapsed {}{}",
         metrics.step,
         metrics.loss,
         loss_parts(metrics).iter().map(|part| format!("  {part}")).collect::<String>(),
+        metrics.validation_loss.map(|loss| format!("  validation {loss:.4}")).unwrap_or_default(),
         metrics.grad_norm,
         loss_scale(metrics).map(|scale| format!("  {scale}")).unwrap_or_default(),
         metrics.learning_rate,
@@ -111,6 +113,16 @@ mod tests {
             line.starts_with("step 2/10  loss 2.5000  moe_aux 2.2500  z 0.5000  total 2.5275  grad"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn every_evaluation_has_a_line() {
+        let mut lines = Lines::new(0, 9);
+        let evaluated = Metrics { validation_loss: Some(2.75), ..metrics(2) };
+        lines.step(&metrics(1)).expect("the first step");
+        let line = lines.step(&evaluated).expect("an evaluation");
+        assert!(line.starts_with("step 2/9  loss 2.5000  validation 2.7500  grad norm"), "{line}");
+        assert_eq!(lines.step(&metrics(3)), None);
     }
 
     #[test]

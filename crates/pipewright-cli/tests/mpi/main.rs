@@ -53,11 +53,11 @@ fn words(output: &Output) -> String {
 }
 
 /// Returns the exact parts of the loss and the gradient norm of each step.
-fn figures(folder: &Path) -> Vec<[String; 4]> {
+fn figures(folder: &Path) -> Vec<[String; 5]> {
     let metrics = fs::read_to_string(folder.join("out/metrics.jsonl")).expect("a run writes its metrics");
     let figure = |line: &str| {
         let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
-        ["loss", "auxiliary", "total", "grad_norm"].map(|key| value[key].to_string())
+        ["loss", "auxiliary", "total", "grad_norm", "validation_loss"].map(|key| value[key].to_string())
     };
     metrics.lines().map(figure).collect()
 }
@@ -120,6 +120,38 @@ fn experts_train_in_processes_as_in_threads_to_the_bit() {
         let output = processes(folder.path(), 4, &overrides);
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
         assert_eq!(figures(folder.path()), expected, "{schedule}");
+    }
+}
+
+#[test]
+fn evaluations_in_processes_have_the_bits_of_threads() {
+    let folder = folder();
+    let common = [
+        "data.validation_share=0.5",
+        "data.bos_id=32",
+        "data.packed=true",
+        "run.eval_every=1",
+        "run.accumulate=2",
+        "run.steps=4",
+        "run.patience=2",
+    ];
+    for (learning_rate, steps) in [("optimizer.learning_rate=1e-3", 4), ("optimizer.learning_rate=1e-30", 3)]
+    {
+        let cut =
+            [learning_rate, "pipeline.ranks=2", "mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
+        let overrides: Vec<&str> =
+            common.into_iter().chain(cut).chain(["optimizer.weight_decay=0"]).collect();
+        let mut alone = Command::new(pipewright());
+        with_overrides(alone.current_dir(folder.path()), &overrides);
+        assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+        let expected = figures(folder.path());
+        assert!(expected.iter().all(|figures| figures[4] != "null"), "{expected:?}");
+        assert_eq!(expected.len(), steps, "a loss that does not fall ends the run");
+        let output = processes(folder.path(), 4, &overrides);
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        assert_eq!(figures(folder.path()), expected);
+        let best = fs::read_link(folder.path().join("out/checkpoints/best")).expect("a link");
+        assert_eq!(best.display().to_string(), format!("step-{:08}", if steps == 3 { 1 } else { 4 }));
     }
 }
 

@@ -161,6 +161,7 @@ where
         seq_len,
         shuffle: false,
         seed: 0,
+        documents: None,
     };
     let mut rows = rows.open(model.vocab_size(), batch).expect("the data is here");
     let first = rows.next_batch(batch).inputs;

@@ -3,23 +3,13 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Bool, DType, Tensor, TensorData, activation};
+use burn::tensor::{DType, Tensor, TensorData, activation};
 use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
 
-use super::attention::repeat_heads;
+use super::attention::{hidden_by_starts, repeat_heads};
 use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
-
-/// The tokens of a microbatch: rows of `sequence` tokens each.
-#[derive(Clone, Debug)]
-pub struct TokenScope {
-    /// Tokens of a row.
-    pub sequence: usize,
-    /// The document of each token, row by row. Tokens of one document follow each other, and see only each other.
-    pub documents: Arc<[u32]>,
-    /// The position of each token, row by row, ascending in a row.
-    pub positions: Arc<[u32]>,
-}
+use super::token_scope::TokenScope;
 
 /// Relations between the tokens of each row.
 #[derive(Clone, Debug)]
@@ -40,34 +30,6 @@ pub struct ScopedAttention {
     pub rope_theta: Option<f64>,
     /// How many positions back a token sees, itself included; `None` for all.
     pub window: Option<usize>,
-}
-
-impl TokenScope {
-    /// Returns the tokens of `rows` whole rows without documents.
-    pub fn whole(rows: usize, sequence: usize) -> Self {
-        let positions = (0..rows).flat_map(|_| 0..sequence as u32).collect();
-        Self { sequence, documents: vec![0; rows * sequence].into(), positions }
-    }
-
-    /// Returns the place in its row of the first token that each token sees.
-    fn starts(&self, window: Option<usize>) -> Vec<u32> {
-        let window = window.unwrap_or(usize::MAX);
-        let mut starts = Vec::with_capacity(self.documents.len());
-        let rows = self.documents.chunks(self.sequence).zip(self.positions.chunks(self.sequence));
-        for (documents, positions) in rows {
-            let mut start = 0;
-            for (place, (document, &position)) in documents.iter().zip(positions).enumerate() {
-                let sees = |start: usize| {
-                    documents[start] == *document && ((position - positions[start]) as usize) < window
-                };
-                while start < place && !sees(start) {
-                    start += 1;
-                }
-                starts.push(start as u32);
-            }
-        }
-        starts
-    }
 }
 
 impl ScopedAttention {
@@ -253,12 +215,7 @@ fn composed(
         let summed = at_least_single(table).transpose().unsqueeze::<3>().repeat_dim(0, batch).matmul(mask);
         scores = scores + summed.reshape([batch, heads, sequence, sequence]);
     }
-    let mut hidden = Vec::with_capacity(batch * sequence * sequence);
-    for (token, &start) in places.starts.iter().enumerate() {
-        hidden.extend((0..sequence).map(|key| key < start as usize || key > token % sequence));
-    }
-    let hidden = TensorData::new(hidden, [batch, 1, sequence, sequence]);
-    let hidden = Tensor::<4, Bool>::from_data(hidden, &device).repeat_dim(1, heads);
+    let hidden = hidden_by_starts(&places.starts, dims, &device);
     let weights = activation::softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 3);
     let weights = weights.cast(precision);
     weights.matmul(share(split(v, kv_heads))).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])

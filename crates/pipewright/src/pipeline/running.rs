@@ -153,8 +153,8 @@ impl Pipeline {
     }
 
     /// As [`Pipeline::step_batch`], without an update. The gradients are kept, and those of the next steps are added to
-    /// them. The step that updates takes the mean over all microbatches since the last update. A step that fails drops
-    /// them.
+    /// them. The step that updates takes the mean over all microbatches since the last update; all of them together are
+    /// one step, with the random numbers of a batch that has all their rows. A step that fails drops them.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
@@ -168,11 +168,11 @@ impl Pipeline {
             return Err(PipelineError::ForwardOnly);
         }
         let start = Instant::now();
-        let loss_weights = batch.loss_weights();
+        let (step, loss_weights) = (self.step.next(), batch.loss_weights());
         let reports = self.run(batch, kind, start)?;
         self.pending = !self.updates;
         let loss_scale = self.loss_scale;
-        let summary = training(self.step, loss_weights, loss_scale, reports, start.elapsed());
+        let summary = training(step, loss_weights, loss_scale, reports, start.elapsed());
         if self.updates {
             self.loss_scale =
                 loss_scale.map(|scale| scale.after(summary.skipped, self.assembly.config.loss_scaling));
@@ -205,6 +205,15 @@ impl Pipeline {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn eval_batch(&mut self, batch: Batch) -> Result<EvalSummary, PipelineError> {
+        self.eval_losses(batch.keep_outputs())
+    }
+
+    /// As [`Pipeline::eval_batch`], without outputs unless the batch asks for them ([`Batch::keep_outputs`]). The logits of
+    /// all microbatches of a language model take much memory.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`].
+    pub fn eval_losses(&mut self, batch: Batch) -> Result<EvalSummary, PipelineError> {
         if self.assembly.evaluation.is_none() {
             let program = forward_part(&self.assembly.program).map_err(PipelineError::NoEvaluation)?;
             self.assembly.evaluation = Some(Arc::new(program));
@@ -282,7 +291,8 @@ impl Pipeline {
         origin: Instant,
     ) -> Result<Vec<RankReport>, PipelineError> {
         let ranks = self.ranks.iter().map(|thread| thread.rank);
-        let number = StepAttempt { step: self.step.next(), attempt: self.attempt.next() };
+        let done = self.step;
+        let number = StepAttempt { step: done.next(), attempt: self.attempt.next() };
         let inputs = self.assembly.step_inputs(ranks, number, batch, kind, origin)?;
         StepAttempt { step: self.step, attempt: self.attempt } = number;
         self.updates = matches!(kind, StepKind::Train { update: true, .. });
@@ -297,6 +307,10 @@ impl Pipeline {
             outcome
         });
         let reports = reports.map_err(|error| self.failed_step(error, any_updated))?;
+        if !self.updates {
+            // Only an update ends a step. Random numbers depend on the step, and a resumed run must draw the same ones.
+            self.step = done;
+        }
         Ok(reports.into_iter().flatten().collect())
     }
 

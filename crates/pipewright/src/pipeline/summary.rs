@@ -67,7 +67,8 @@ pub struct EvalSummary {
     pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// The sum of all auxiliary losses, each with its weight.
     pub weighted_auxiliary: f64,
-    /// The last stage's outputs, of each microbatch in order; empty in a process that does not have that stage.
+    /// The last stage's outputs, of each microbatch in order; empty in a process that does not have that stage, and if
+    /// only losses were asked for.
     pub outputs: Vec<Values>,
     /// The actions of each rank with their times, in seconds since the step began.
     pub timeline: Timeline,
@@ -76,8 +77,7 @@ pub struct EvalSummary {
 impl StepSummary {
     /// Returns the mean of the losses; each microbatch counts by its rows.
     pub fn loss(&self) -> f64 {
-        let counted = self.losses.iter().zip(&self.loss_weights).map(|(loss, share)| loss * share);
-        counted.sum::<f64>() / self.losses.len() as f64
+        mean(&self.losses, &self.loss_weights)
     }
 
     /// Returns the sum that training minimises: the loss with the weighted auxiliary losses.
@@ -91,6 +91,19 @@ impl StepSummary {
         let exposed: f64 = self.exposed_communication.iter().map(Duration::as_secs_f64).sum();
         if whole > 0.0 { exposed / whole } else { 0.0 }
     }
+}
+
+impl EvalSummary {
+    /// Mean of the losses, each microbatch weighted by its rows; not a number without targets.
+    pub fn loss(&self) -> f64 {
+        mean(&self.losses, &self.loss_weights)
+    }
+}
+
+/// Returns the mean of the losses of a step's microbatches.
+fn mean(losses: &[f64], weights: &[f64]) -> f64 {
+    let counted = losses.iter().zip(weights).map(|(loss, share)| loss * share);
+    counted.sum::<f64>() / losses.len() as f64
 }
 
 /// Merges the reports of all ranks into the results of a training step.
