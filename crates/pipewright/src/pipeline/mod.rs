@@ -18,7 +18,7 @@ mod builder;
 #[cfg(feature = "testing")]
 mod seeded;
 
-pub use crate::executor::NamedParameter;
+pub use crate::executor::{NamedParameter, UndeferredParameter};
 pub use build_error::BuildError;
 pub use builder::PipelineBuilder;
 pub use config::PipelineConfig;
