@@ -9,6 +9,7 @@ mod config;
 mod error;
 mod assembly;
 mod summary;
+mod step_failure;
 mod running;
 mod replies;
 mod layers;
@@ -28,4 +29,5 @@ pub use running::Pipeline;
 pub use schedule_source::ScheduleSource;
 #[cfg(feature = "testing")]
 pub use seeded::SeededPipeline;
+pub use step_failure::StepFailure;
 pub use summary::{EvalSummary, StepSummary};
