@@ -146,8 +146,8 @@ fn a_failure_shows_the_schedule_and_the_ranks() {
     assert_eq!(marked, ["1F2!"], "{text}");
     let line = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_default().to_owned();
     assert!(line("rank 0").contains(" 0F2 ") && line("rank 1").contains(" 1B1 "), "{text}");
-    let before = "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1RECV_F2";
-    let expected = format!("  rank 1: 9 of 16 done ({before}), is at 1F2, computes");
+    let before = "1UNSHARD 1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1RECV_F2 1B1 1SEND_B1";
+    let expected = format!("  rank 1: 10 of 20 done ({before}), is at 1F2, computes");
     assert_eq!(line("  rank 1"), expected, "{text}");
     assert!(line("  rank 0").starts_with("  rank 0: "), "{text}");
     let events = failure.timeline.events_of(Rank::new(1));
@@ -164,7 +164,7 @@ fn a_loss_that_is_not_finite_is_marked_after_the_program() {
     let text = pipeline.step_failure().expect("the step failed").to_string();
     let row = text.lines().find(|line| line.starts_with("rank 1")).unwrap_or_default();
     assert!(row.ends_with(" !"), "{text}");
-    assert!(text.contains("rank 1: all 16 actions done ("), "{text}");
+    assert!(text.contains("rank 1: all 20 actions done ("), "{text}");
 }
 
 #[test]
