@@ -13,6 +13,7 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use pipewright::checkpoint::{CheckpointError, CheckpointFolder};
+use pipewright::ids::StepNumber;
 use pipewright::train::Metrics;
 use thiserror::Error;
 
@@ -167,6 +168,16 @@ impl RunFolder {
     pub(crate) fn write_timeline(&self, trace: &str) -> Result<(), RunFolderError> {
         let path = self.path.join(TIMELINE);
         fs::write(&path, trace).map_err(write_error(&path))
+    }
+
+    /// Writes the picture of a step that failed, and returns its path.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub(crate) fn write_failed_step(&self, step: StepNumber, page: &str) -> Result<PathBuf, RunFolderError> {
+        let path = self.path.join(format!("failed-step-{step}.html"));
+        fs::write(&path, page).map_err(write_error(&path))?;
+        Ok(path)
     }
 
     /// Writes the measured timeline of a step, which stays when later steps are taken.

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
+use pipewright_schedule::Event;
 
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::executor::{Executor, NamedParameter, Poll, RankReport, StepInput};
@@ -50,6 +51,23 @@ pub(crate) struct StepReply {
     pub outcome: Result<Vec<RankReport>, StepError>,
     /// Whether the rank has begun to update its parameters.
     pub has_updated: bool,
+    /// Present if the step failed.
+    pub failed: Option<FailedRank>,
+}
+
+/// What a rank knows of a failed step.
+pub(crate) struct FailedRank {
+    /// The progress of all ranks when this rank failed; `None` if it stopped because another had failed.
+    pub report: Option<String>,
+    /// The actions of the rank until the failure.
+    pub events: Vec<Event>,
+}
+
+impl FailedRank {
+    fn of(executor: &mut Executor, error: &StepError, watch: &Watch) -> Self {
+        let is_own = !matches!(error.cause, Cause::Aborted { .. });
+        Self { report: is_own.then(|| watch.board.report()), events: executor.failed_events(is_own) }
+    }
 }
 
 /// The channel for one rank's answer to one command. All ranks answer a command on one channel.
@@ -179,8 +197,9 @@ fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> StepReply {
     executor.begin(input);
     let outcome = run(executor, watch);
     let has_updated = executor.has_updated();
+    let failed = outcome.as_ref().err().map(|error| FailedRank::of(executor, error, watch));
     let outcome = settle(executor, outcome).map(|()| executor.reports());
-    StepReply { outcome, has_updated }
+    StepReply { outcome, has_updated, failed }
 }
 
 /// Collects the whole parameters of the rank's stages.

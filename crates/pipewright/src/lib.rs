@@ -115,6 +115,7 @@
 //! - `auxiliary_losses`: losses in the middle of the model, and evaluation.
 //! - `processes`: the same pipeline on threads of one process, or in several processes over MPI.
 //! - `own_schedule`: a schedule of your own, from a table.
+//! - `own_weight_gradients`: a layer of your own whose weight gradients wait for `W`, a low-rank adapter.
 //!
 //! # Features
 //!

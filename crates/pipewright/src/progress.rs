@@ -128,6 +128,11 @@ impl ProgressBoard {
         Self { ranks: (0..ranks).map(|_| RankProgress::default()).collect(), program: Arc::default() }
     }
 
+    /// Returns the number of ranks.
+    pub(crate) fn ranks(&self) -> u32 {
+        self.ranks.len() as u32
+    }
+
     /// Records the program and the step, for reports.
     pub(crate) fn run(&self, program: &Arc<ValidatedProgram>, step: StepNumber) {
         *self.program.lock().unwrap_or_else(PoisonError::into_inner) = (Some(program.clone()), step);
@@ -142,6 +147,13 @@ impl ProgressBoard {
         let row = program.row(Rank::new(rank.get() % program.ranks()));
         let position = self.ranks[rank.index()].position.load(Ordering::Relaxed) as usize;
         RankPosition { rank, step: *step, action: row.get(position).copied() }
+    }
+
+    /// Returns the program that the ranks run, and the number of its actions that `rank` has done.
+    pub(crate) fn position_of(&self, rank: WorldRank) -> Option<(Arc<ValidatedProgram>, usize)> {
+        let (program, _) = self.program.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let position = self.ranks.get(rank.index())?.position.load(Ordering::Relaxed);
+        Some((program?, position as usize))
     }
 
     /// Returns the current step; 0 before the first.

@@ -10,6 +10,8 @@ mod own_module;
 mod own_optimizer;
 #[path = "../examples/own_schedule.rs"]
 mod own_schedule;
+#[path = "../examples/own_weight_gradients.rs"]
+mod own_weight_gradients;
 #[path = "../examples/processes.rs"]
 mod processes;
 #[path = "../examples/skip_connections.rs"]
@@ -86,6 +88,13 @@ fn processes() {
     let text = printed(processes::run);
     assert!(text.contains("mpirun -n 2"), "{text}");
     assert!(learns(&numbers(&text, "loss")), "{text}");
+}
+
+#[test]
+fn own_weight_gradients() {
+    let text = printed(own_weight_gradients::run);
+    assert!(learns(&numbers(&text, "loss")), "{text}");
+    assert!(text.contains("\n0 parameters whose gradients cannot wait\n"), "{text}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use pipewright::failure::{Cause, StepError};
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::transport::World;
-use pipewright_schedule::StageIndex;
+use pipewright_schedule::{Rank, StageIndex};
 use support::{Mlp, batch, config, loss, program, stage};
 
 /// A fault of a stage, and when it occurs.
@@ -131,6 +131,40 @@ fn a_panic_is_reported_with_its_place() {
         FaultKind::Panic,
         "step 1: rank 2, stage 2, microbatch 1, action 2F1: the stage panicked: out of",
     );
+}
+
+/// The output of a failure: the grid with one mark, the ranks' last actions, and the events until the failure.
+#[test]
+fn a_failure_shows_the_schedule_and_the_ranks() {
+    let mut pipeline = faulty(2, 1, 2, FaultKind::Panic, NEVER_REACHED);
+    assert!(pipeline.step_failure().is_none());
+    let error = step(&mut pipeline).expect_err("the fault strikes");
+    let failure = pipeline.step_failure().expect("the step failed");
+    assert_eq!(failure.error.to_string(), error.to_string());
+    let text = failure.to_string();
+    let marked: Vec<&str> = text.split_whitespace().filter(|word| word.ends_with('!')).collect();
+    assert_eq!(marked, ["1F2!"], "{text}");
+    let line = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_default().to_owned();
+    assert!(line("rank 0").contains(" 0F2 ") && line("rank 1").contains(" 1B1 "), "{text}");
+    let before = "1UNSHARD 1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1RECV_F2 1B1 1SEND_B1";
+    let expected = format!("  rank 1: 10 of 20 done ({before}), is at 1F2, computes");
+    assert_eq!(line("  rank 1"), expected, "{text}");
+    assert!(line("  rank 0").starts_with("  rank 0: "), "{text}");
+    let events = failure.timeline.events_of(Rank::new(1));
+    assert_eq!(events.last().map(|event| event.action.to_string()).as_deref(), Some("1F2"));
+    assert!(!failure.timeline.events_of(Rank::new(0)).is_empty());
+    step(&mut pipeline).expect("the fault strikes once");
+    assert!(pipeline.step_failure().is_none());
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_marked_after_the_program() {
+    let mut pipeline = faulty(2, 1, 2, FaultKind::NotANumber, NEVER_REACHED);
+    step(&mut pipeline).expect_err("the loss is not finite");
+    let text = pipeline.step_failure().expect("the step failed").to_string();
+    let row = text.lines().find(|line| line.starts_with("rank 1")).unwrap_or_default();
+    assert!(row.ends_with(" !"), "{text}");
+    assert!(text.contains("rank 1: all 20 actions done ("), "{text}");
 }
 
 #[test]

@@ -7,14 +7,14 @@
 use std::path::PathBuf;
 
 use pipewright::checkpoint::{CheckpointError, CheckpointWriter};
-use pipewright::pipeline::PipelineError;
-use pipewright::pipeline::StepSummary;
+use pipewright::pipeline::{PipelineError, StepFailure, StepSummary};
 use pipewright::train::{Metrics, Trainer};
 use pipewright_schedule::Timeline;
+use pipewright_schedule::picture::{PictureSettings, html};
 use serde_json::{Map, Value};
 
 use crate::commands::evaluations::Evaluations;
-use crate::commands::launch::{abandon, failure};
+use crate::commands::launch::{abandon, failure, failure_with};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::run_identity::LOSS;
 use crate::commands::step_prediction::StepPrediction;
@@ -58,7 +58,7 @@ impl TrainingLoop<'_> {
         let mut log = Log::new(folder, display, start, settings)?;
         let taken = steps(&mut trainer, run.steps, &mut evaluations, &mut checkpoints, &mut log);
         let taken = taken.map_err(|stop| match stop {
-            Stop::Rank(error) => failure(&error),
+            Stop::Rank(error) => log.failed_step(trainer.pipeline().step_failure(), &error),
             Stop::Other(failure) => abandon(&mut trainer, failure),
         });
         // The display ends first, so that it does not draw over the error.
@@ -159,6 +159,24 @@ impl Log {
         folder.write_metrics(metrics).map_err(Failure::input)?;
         display.step(metrics);
         Ok(())
+    }
+
+    /// Returns the failure of a step, with the schedule around the failing action, and draws the step into the folder.
+    fn failed_step(&self, failed: Option<&StepFailure>, error: &PipelineError) -> Failure {
+        let Some(failed) = failed else { return failure(error) };
+        let mut details = format!("\n{failed}");
+        if let Some(folder) = &self.folder {
+            let title = failed.error.to_string();
+            let title = format!("failed: {}", title.lines().next().unwrap_or_default());
+            let settings = PictureSettings { title: &title, ..PictureSettings::default() };
+            // The picture is an addition: the failure of the step is reported in any case.
+            details += &match folder.write_failed_step(failed.error.step, &html(&failed.timeline, &settings))
+            {
+                Ok(path) => format!("\nthe step until its failure is drawn in {}", path.display()),
+                Err(error) => format!("\nthe step is not drawn: {}", sentence(&error)),
+            };
+        }
+        failure_with(error, &details)
     }
 
     fn finish(&mut self) -> Result<(), Failure> {

@@ -23,20 +23,46 @@ pub fn grid<Row: IntoIterator<Item = Option<Action>>>(
 ) -> String {
     let mut marked = marked.to_vec();
     marked.sort_unstable();
-    let rows = (0..).map(Rank::new).zip(rows).map(|(rank, row)| texts(rank, row, &marked));
-    let rows: Vec<Vec<String>> = rows.collect();
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let header: Vec<String> = (0..columns).map(|column| column.to_string()).collect();
+    let rows = (0..).map(Rank::new).zip(rows).map(|(rank, row)| (rank, texts(rank, row, &marked)));
+    draw(&rows.collect::<Vec<_>>(), 0)
+}
+
+/// How many columns [`grid_around`] shows on each side of the place.
+const COLUMNS_AROUND: usize = 8;
+/// How many ranks [`grid_around`] shows on each side of the place.
+const RANKS_AROUND: u32 = 4;
+
+/// Draws the part of a grid around the cell of `rank` in `column`, and marks this cell.
+pub fn grid_around<Row: IntoIterator<Item = Option<Action>>>(
+    rows: impl IntoIterator<Item = Row>,
+    rank: Rank,
+    column: usize,
+) -> String {
+    let first = column.saturating_sub(COLUMNS_AROUND);
+    let part = |(other, row): (Rank, Row)| {
+        let mut texts = texts(other, row, &[(rank, column)]);
+        texts.truncate(column + COLUMNS_AROUND + 1);
+        (other, texts.split_off(first.min(texts.len())))
+    };
+    let is_near = |(other, _): &(Rank, Row)| other.get().abs_diff(rank.get()) <= RANKS_AROUND;
+    draw(&(0..).map(Rank::new).zip(rows).filter(is_near).map(part).collect::<Vec<_>>(), first)
+}
+
+/// Draws the cells of ranks, whose first column has the number `first`.
+fn draw(rows: &[(Rank, Vec<String>)], first: usize) -> String {
+    let columns = rows.iter().map(|(_, row)| row.len()).max().unwrap_or(0);
+    let header: Vec<String> = (first..first + columns).map(|column| column.to_string()).collect();
     let mut widths: Vec<usize> = header.iter().map(String::len).collect();
-    for row in &rows {
+    for (_, row) in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = cell.len().max(*width);
         }
     }
-    let labels: Vec<String> = (0..rows.len()).map(|rank| format!("rank {rank}")).collect();
+    let labels: Vec<String> = rows.iter().map(|(rank, _)| format!("rank {rank}")).collect();
     let label_width = labels.last().map_or(0, String::len);
     let mut picture = String::new();
-    for (label, row) in std::iter::once(("", &header)).chain(labels.iter().map(String::as_str).zip(&rows)) {
+    let cells = rows.iter().map(|(_, row)| row);
+    for (label, row) in std::iter::once(("", &header)).chain(labels.iter().map(String::as_str).zip(cells)) {
         let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
         let line = format!("{label:label_width$}  {}", cells.collect::<Vec<_>>().join(" "));
         picture.push_str(line.trim_end());
@@ -91,6 +117,25 @@ mod tests {
     fn marks_stand_where_something_is_wrong_or_missing() {
         check("0F0,0B0\n1F0\n", &[(0, 0), (1, 1)], &["        0    1", "rank 0  0F0! 0B0", "rank 1  1F0  !"]);
         check("0F0\n", &[(0, 9)], &["        0    1", "rank 0  0F0  !"]);
+    }
+
+    #[test]
+    fn a_part_has_the_numbers_of_the_whole() {
+        let row = |rank: u32| (0..40).map(|m| format!("{rank}F{m}")).collect::<Vec<_>>().join(",") + "\n";
+        let rows = parse_rows(&(0..12).map(row).collect::<String>()).expect("rows");
+        let picture = grid_around(rows.clone(), Rank::new(10), 30);
+        let lines: Vec<&str> = picture.lines().collect();
+        assert_eq!(lines.len(), 1 + 6, "ranks 6 to 11:\n{picture}");
+        let starts = ["         22", "rank 6   6F22", "rank 11  11F22"];
+        assert!(
+            starts.iter().zip([0, 1, 6]).all(|(start, line)| lines[line].starts_with(start)),
+            "{picture}"
+        );
+        assert!(lines[5].contains(" 10F30! ") && lines[5].ends_with(" 10F38"), "{picture}");
+        assert_eq!(picture.matches('!').count(), 1, "{picture}");
+        // After the last action.
+        let picture = grid_around(rows, Rank::new(0), 40);
+        assert!(picture.lines().nth(1).is_some_and(|line| line.ends_with("0F39  !")), "{picture}");
     }
 
     #[test]

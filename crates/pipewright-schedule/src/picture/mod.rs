@@ -14,7 +14,7 @@ mod page_data;
 mod html;
 mod view;
 
-pub use grid::grid;
+pub use grid::{grid, grid_around};
 pub use html::html;
 pub use overlaps::with_whole_overlaps;
 pub use svg::svg;

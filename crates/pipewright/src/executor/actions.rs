@@ -188,11 +188,12 @@ impl Executor {
         microbatch: Microbatch,
     ) -> Result<Option<AwaitedMessage>, Cause> {
         let local_stage = self.local_stage(stage);
-        let products = local_stage.runner.backward_weights(microbatch);
-        if products == 0 && !std::mem::replace(&mut local_stage.logged_empty_weight_backward, true) {
+        let tasks = local_stage.runner.backward_weights(microbatch)?;
+        local_stage.undeferred.found();
+        if tasks == 0 && !std::mem::replace(&mut local_stage.logged_empty_weight_backward, true) {
             tracing::info!(
                 "stage {stage} has no layer that defers its weight gradients: `I` computes them, and `W` does nothing; \
-                 layers of `pipewright::nn` defer theirs"
+                 layers of `pipewright::nn` defer theirs, and so do your own with `SplitBackward`"
             );
         }
         Ok(None)
@@ -203,7 +204,7 @@ impl Executor {
         stage: StageIndex,
         microbatch: Microbatch,
     ) -> Result<Option<AwaitedMessage>, Cause> {
-        self.local_stage(stage).runner.backward_weights(microbatch);
+        self.local_stage(stage).runner.backward_weights(microbatch)?;
         Ok(None)
     }
 

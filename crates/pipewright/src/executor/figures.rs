@@ -10,7 +10,7 @@ use pipewright_schedule::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::report::{AuxiliaryPart, RankReport};
+use super::report::{AuxiliaryPart, RankReport, UndeferredParameter};
 use crate::ids::WorldRank;
 
 /// A report as a message. It does not contain the outputs, which stay on their rank.
@@ -24,6 +24,8 @@ pub(super) struct Figures {
     update: Duration,
     peak_bytes: u64,
     sends_in_flight: u32,
+    /// Stage, path and elements.
+    undeferred: Vec<(StageIndex, String, usize)>,
     interrupted: bool,
     pub(super) times: Times,
 }
@@ -84,6 +86,14 @@ fn unpacked_auxiliary((name, stage, microbatch, weight, loss): PackedAuxiliary) 
     AuxiliaryPart { name: name.into(), stage, microbatch, weight, loss }
 }
 
+fn packed_undeferred(found: &UndeferredParameter) -> (StageIndex, String, usize) {
+    (found.stage, found.path.to_string(), found.elements)
+}
+
+fn unpacked_undeferred((stage, path, elements): (StageIndex, String, usize)) -> UndeferredParameter {
+    UndeferredParameter { stage, path: path.into(), elements }
+}
+
 impl Figures {
     /// Makes the message of a report; `common` converts its times to the common clock.
     pub(super) fn of(report: &RankReport, common: impl Fn(f64) -> f64) -> Self {
@@ -101,6 +111,7 @@ impl Figures {
             update: report.update,
             peak_bytes: report.peak_bytes,
             sends_in_flight: report.sends_in_flight,
+            undeferred: report.undeferred.iter().map(packed_undeferred).collect(),
             interrupted: report.interrupted,
             times: Times { skew, events: events.collect(), skips: skips.collect() },
         }
@@ -136,6 +147,7 @@ impl Figures {
             update: self.update,
             peak_bytes: self.peak_bytes,
             sends_in_flight: self.sends_in_flight,
+            undeferred: self.undeferred.into_iter().map(unpacked_undeferred).collect(),
             interrupted: self.interrupted,
         }
     }
@@ -176,6 +188,11 @@ mod tests {
             update: Duration::from_nanos(8),
             peak_bytes: 9,
             sends_in_flight: 3,
+            undeferred: vec![UndeferredParameter {
+                stage: StageIndex::new(5),
+                path: "norm.weight".into(),
+                elements: 64,
+            }],
             interrupted: true,
         }
     }
@@ -201,15 +218,21 @@ mod tests {
         let later = |skip: SkipEvent| SkipEvent { start: skip.start + 1.0, end: skip.end + 1.0, ..skip };
         assert_eq!(found.skips, skips.map(later));
         assert_eq!((found.losses, found.auxiliary), (report.losses, report.auxiliary));
+        assert_eq!(found.undeferred, report.undeferred);
         assert_eq!((found.clock_skew, found.sends_in_flight), (report.clock_skew, 3));
-        assert!(bytes.len() < 160 + texts.len() * 26, "{} bytes", bytes.len());
+        assert!(bytes.len() < 180 + texts.len() * 26, "{} bytes", bytes.len());
     }
 
     /// Every process gets this part of every rank's report.
     #[test]
     fn figures_without_times_are_small() {
-        let typical =
-            RankReport { peak_bytes: 1 << 34, auxiliary: Vec::new(), losses: Vec::new(), ..report() };
+        let typical = RankReport {
+            peak_bytes: 1 << 34,
+            auxiliary: Vec::new(),
+            losses: Vec::new(),
+            undeferred: Vec::new(),
+            ..report()
+        };
         let figures: Vec<Figures> = (0..1024)
             .map(|_| Figures { times: Times::default(), ..Figures::of(&typical, |at| at) })
             .collect();

@@ -33,8 +33,38 @@ pub(crate) struct LocalStage {
     pub(crate) boundaries: Boundaries,
     /// Whether it has been logged that `W` has nothing to compute.
     pub(crate) logged_empty_weight_backward: bool,
+    /// Whether to report the parameters whose gradients `I` computed.
+    pub(crate) undeferred: UndeferredReport,
     pub(crate) losses: Vec<Option<Tensor<1>>>,
     pub(crate) auxiliary: Vec<Vec<Auxiliary>>,
+}
+
+/// The report on the parameters whose gradients `I` computed. A stage makes it once, after its first step with `W`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum UndeferredReport {
+    /// No `W` has run.
+    #[default]
+    NotDue,
+    Due,
+    Made,
+}
+
+impl UndeferredReport {
+    /// Records that `W` has run.
+    pub(crate) fn found(&mut self) {
+        if *self == Self::NotDue {
+            *self = Self::Due;
+        }
+    }
+
+    /// Returns whether the report is due, and records that it is made.
+    pub(crate) fn take(&mut self) -> bool {
+        let is_due = *self == Self::Due;
+        if is_due {
+            *self = Self::Made;
+        }
+        is_due
+    }
 }
 
 impl LocalStage {
@@ -59,6 +89,7 @@ impl LocalStage {
             gathers: 0,
             boundaries,
             logged_empty_weight_backward: false,
+            undeferred: UndeferredReport::default(),
             losses: vec![None; microbatches],
             auxiliary: vec![Vec::new(); microbatches],
         }

@@ -258,6 +258,17 @@ impl Executor {
         self.board.set_activity(self.world_rank, Activity::NoStep);
     }
 
+    /// Takes out the events of a step that failed. If this rank failed, its current action is the last one.
+    pub(crate) fn failed_events(&mut self, is_own: bool) -> Vec<Event> {
+        let current = self.program().row(self.rank).get(self.step.position).copied();
+        if let (true, Phase::Actions, Some(action)) = (is_own, &self.step.phase, current) {
+            self.note_event(action);
+        }
+        let events = std::mem::take(&mut self.step.events);
+        self.memory.give_away_list(&events);
+        events
+    }
+
     /// Makes an error of this rank at its current position in the step.
     pub(crate) fn error(&self, cause: Cause) -> StepError {
         let row = self.program().row(self.rank);

@@ -50,5 +50,6 @@ mod step;
 pub use gather::NamedParameter;
 pub(crate) use machine::{Executor, ExecutorConfig};
 pub(crate) use mesh_endpoint::MeshEndpoint;
+pub use report::UndeferredParameter;
 pub(crate) use report::{AuxiliaryPart, RankReport};
 pub(crate) use step::{Poll, StepInput};

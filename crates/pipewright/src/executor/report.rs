@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use pipewright_schedule::{ClockSkew, Event, Microbatch, SkipEvent, StageIndex};
 
 use super::figures::{Figures, PackedSkew, Times, largest_skew, unpacked_skew};
+use super::local_stage::LocalStage;
 use super::machine::Executor;
 use super::step::{Outcome, Phase};
 use crate::collective::Exchange;
@@ -48,8 +49,21 @@ pub(crate) struct RankReport {
     pub peak_bytes: u64,
     /// The largest number of boundary messages that were in flight at once.
     pub sends_in_flight: u32,
+    /// See [`UndeferredParameter`]. Empty except in the first report after a `W`.
+    pub undeferred: Vec<UndeferredParameter>,
     /// Whether the interrupt flag was raised in this rank's process.
     pub interrupted: bool,
+}
+
+/// A parameter whose gradient `I` computes because its layer cannot defer it to `W`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UndeferredParameter {
+    /// The stage that has the parameter.
+    pub stage: StageIndex,
+    /// The parameter's path.
+    pub path: Arc<str>,
+    /// The number of the parameter's elements.
+    pub elements: usize,
 }
 
 /// An auxiliary loss of one stage and microbatch. The ranks report them one by one, because their sum has the same bits
@@ -75,12 +89,14 @@ impl Executor {
         let outputs: Vec<Values> = last.outputs.iter_mut().filter_map(Option::take).collect();
         let (events, skips) = (std::mem::take(&mut self.step.events), std::mem::take(&mut self.step.skips));
         let auxiliary = std::mem::take(&mut self.step.auxiliary);
+        let undeferred = self.undeferred();
         // The side inputs are dropped when the step ends.
         self.step.input.side_inputs = Arc::default();
         self.memory.give_away(outputs.iter().flatten());
         self.memory.give_away_list(&events);
         self.memory.give_away_list(&skips);
         self.memory.give_away_list(&auxiliary);
+        self.memory.give_away_list(&undeferred);
         RankReport {
             rank: self.world_rank,
             losses: std::mem::take(&mut self.step.losses),
@@ -94,8 +110,20 @@ impl Executor {
             update,
             peak_bytes,
             sends_in_flight: self.endpoint.sends_in_flight(),
+            undeferred,
             interrupted: self.interrupt.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)),
         }
+    }
+
+    /// Returns the parameters of the stages whose report on them is due.
+    fn undeferred(&mut self) -> Vec<UndeferredParameter> {
+        let due = self.stages.iter_mut().filter_map(|stage| stage.undeferred.take().then_some(&*stage));
+        let of_stage = |stage: &LocalStage| {
+            let index = stage.index;
+            let found = stage.runner.undeferred().into_iter();
+            found.map(move |(path, elements)| UndeferredParameter { stage: index, path, elements })
+        };
+        due.flat_map(of_stage).collect()
     }
 
     /// Ends the rank's part of the step. Across processes the rank then waits for the reports of its subtree; within

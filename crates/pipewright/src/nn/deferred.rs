@@ -25,6 +25,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::convolution_task::ConvolutionTask;
 use super::operation::{CpuTensor, Tape, cpu, node_of};
+use super::split_backward::SplitTask;
 use crate::tensor::Value;
 
 thread_local! {
@@ -32,7 +33,7 @@ thread_local! {
 }
 
 /// A weight gradient that has not been computed yet. Its tensors are off the tape.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) enum WeightTask {
     /// `xᵀ gradient`, for `x [rows, inputs]` and `gradient [rows, outputs]`.
     Product { weight: ParamId, x: Box<Tensor<2>>, gradient: Tensor<2> },
@@ -40,16 +41,8 @@ pub(crate) enum WeightTask {
     Rows { weight: ParamId, ids: RowIds, gradient: Tensor<2> },
     /// The taps of a depthwise convolution of the CPU back end.
     Convolution(ConvolutionTask),
-}
-
-impl WeightTask {
-    /// Returns the parameter whose gradient it is.
-    pub(crate) fn weight(&self) -> ParamId {
-        match self {
-            Self::Product { weight, .. } | Self::Rows { weight, .. } => *weight,
-            Self::Convolution(task) => task.weight,
-        }
-    }
+    /// All weights of a layer of the user's.
+    Split(SplitTask),
 }
 
 /// The rows of a table that a forward selected.

@@ -5,6 +5,8 @@
 //! weights are computed when the schedule says so (`W`) and are added in place to the sums of the step. Outside a stage
 //! they are ordinary layers.
 //!
+//! A layer of your own defers its weight gradients as a [`SplitBackward`].
+//!
 //! [`Dropout`] has the same mask for every cut of the model.
 //!
 //! The functions ([`rms_norm`], [`swiglu`], [`relu_squared`], [`CausalAttention`], [`ScopedAttention`],
@@ -31,9 +33,11 @@ mod rms_norm;
 mod router_losses;
 mod routing;
 mod scoped_attention;
+mod split_backward;
 mod swiglu;
 mod tied_head;
 mod token_scope;
+mod weight_list;
 
 #[cfg(test)]
 mod check;
@@ -60,6 +64,9 @@ pub use rms_norm::{RmsNorm, rms_norm};
 pub use router_losses::{choice_loss, router_losses};
 pub use routing::Routing;
 pub use scoped_attention::{Relations, ScopedAttention};
+pub use split_backward::SplitBackward;
+pub(crate) use split_backward::SplitTask;
 pub use swiglu::swiglu;
 pub use tied_head::TiedHead;
 pub use token_scope::TokenScope;
+pub use weight_list::WeightList;

@@ -104,7 +104,8 @@ pub enum PipelineError {
     /// The processes have different programs or settings.
     #[error(transparent)]
     Agreement(#[from] AgreementError),
-    /// A step or the construction of a stage failed.
+    /// A step or the construction of a stage failed. For a step,
+    /// [`Pipeline::step_failure`](super::Pipeline::step_failure) shows the schedule around the failure.
     #[error(transparent)]
     Step(#[from] StepError),
     /// An earlier step failed after some ranks had updated their parameters.

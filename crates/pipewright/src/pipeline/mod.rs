@@ -9,6 +9,7 @@ mod config;
 mod error;
 mod assembly;
 mod summary;
+mod step_failure;
 mod running;
 mod replies;
 mod layers;
@@ -18,7 +19,7 @@ mod builder;
 #[cfg(feature = "testing")]
 mod seeded;
 
-pub use crate::executor::NamedParameter;
+pub use crate::executor::{NamedParameter, UndeferredParameter};
 pub use build_error::BuildError;
 pub use builder::PipelineBuilder;
 pub use config::PipelineConfig;
@@ -28,4 +29,5 @@ pub use running::Pipeline;
 pub use schedule_source::ScheduleSource;
 #[cfg(feature = "testing")]
 pub use seeded::SeededPipeline;
+pub use step_failure::StepFailure;
 pub use summary::{EvalSummary, StepSummary};

@@ -11,10 +11,11 @@ use super::assembly::{Assembly, StepAttempt, StepKind};
 use super::config::{PipelineConfig, identity};
 use super::error::PipelineError;
 use super::replies::End;
+use super::step_failure::StepFailure;
 use super::summary::{EvalSummary, StepSummary, evaluation, training};
 use crate::batch::{Batch, split};
 use crate::checkpoint::{Checkpoint, RankState};
-use crate::driver::{Command, RankSeed, RankThread, Reply, StepReply, ThreadSettings};
+use crate::driver::{Command, FailedRank, RankSeed, RankThread, Reply, StepReply, ThreadSettings};
 use crate::executor::{NamedParameter, RankReport};
 use crate::failure::{Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
@@ -46,6 +47,8 @@ pub struct Pipeline {
     pub(super) patience: Duration,
     /// Why the pipeline accepts no further command; `None` while it accepts commands.
     pub(super) end: Option<End>,
+    /// The last step, if it failed.
+    pub(super) failure: Option<StepFailure>,
 }
 
 impl Pipeline {
@@ -101,12 +104,19 @@ impl Pipeline {
             pending: false,
             patience,
             end: None,
+            failure: None,
         };
         drop(sender);
         pipeline.await_ranks(&ready, |ready| ready)?;
         let found = pipeline.command(|reply| Command::FindShared { reply })?;
         pipeline.await_ranks(&found, |found| found)?;
         Ok(pipeline)
+    }
+
+    /// Returns where the last step or evaluation failed, in the schedule and on each rank; `None` if it did not fail, or
+    /// was refused before it began.
+    pub fn step_failure(&self) -> Option<&StepFailure> {
+        self.failure.as_ref()
     }
 
     /// Returns the program that the pipeline runs.
@@ -301,12 +311,17 @@ impl Pipeline {
             let input = inputs.next().expect("one input for each rank");
             Command::Step { input: Box::new(input), reply }
         })?;
-        let mut any_updated = false;
-        let reports = self.await_ranks(&replies, |StepReply { outcome, has_updated }| {
+        self.failure = None;
+        let (mut any_updated, mut seen) = (false, Vec::<FailedRank>::new());
+        let reports = self.await_ranks(&replies, |StepReply { outcome, has_updated, failed }| {
             any_updated |= has_updated;
+            seen.extend(failed);
             outcome
         });
-        let reports = reports.map_err(|error| self.failed_step(error, any_updated))?;
+        let reports = reports.map_err(|error| {
+            self.failure = Some(StepFailure::new(error.clone(), seen, &self.assembly.board));
+            self.failed_step(error, any_updated)
+        })?;
         if !self.updates {
             // Only an update ends a step. Random numbers depend on the step, and a resumed run must draw the same ones.
             self.step = done;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pipewright_schedule::{ClockSkew, Timeline};
 
-use crate::executor::{AuxiliaryPart, RankReport};
+use crate::executor::{AuxiliaryPart, RankReport, UndeferredParameter};
 use crate::ids::StepNumber;
 use crate::loss_scale::LossScale;
 use crate::tensor::Values;
@@ -49,6 +49,11 @@ pub struct StepSummary {
     /// transport still used. 0 within one process, where messages are moved. Waits in the program bound it
     /// ([`wait_send`](pipewright_schedule::lower::wait_send)).
     pub sends_in_flight: Vec<u32>,
+    /// The parameters whose gradients `I` computed because their layers cannot defer them, in the order of the stages.
+    /// The first step lists them if its program has `W`; later ones list none. A zero-bubble schedule gains little if
+    /// most elements are in such parameters: use layers of [`crate::nn`], or make your own a
+    /// [`SplitBackward`](crate::nn::SplitBackward).
+    pub undeferred: Vec<UndeferredParameter>,
     /// Whether [`PipelineConfig::interrupt`](crate::pipeline::PipelineConfig::interrupt) was raised on any rank at the
     /// end of the step. It is the same in every process.
     pub interrupted: bool,
@@ -132,6 +137,7 @@ pub(crate) fn training(
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),
         sends_in_flight: reports.iter().map(|report| report.sends_in_flight).collect(),
+        undeferred: undeferred(&mut reports),
         interrupted: reports.iter().any(|report| report.interrupted),
         timeline: timeline(ranks, &mut reports),
         wall,
@@ -166,6 +172,15 @@ fn auxiliary(reports: &mut [RankReport]) -> (BTreeMap<Arc<str>, f64>, f64) {
         weighted += weight * loss;
     }
     (sums, weighted)
+}
+
+/// Returns the parameters that the ranks report. All replicas report the same.
+fn undeferred(reports: &mut [RankReport]) -> Vec<UndeferredParameter> {
+    let mut all: Vec<_> =
+        reports.iter_mut().flat_map(|report| std::mem::take(&mut report.undeferred)).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 fn timeline(ranks: u32, reports: &mut [RankReport]) -> Timeline {

@@ -120,6 +120,21 @@ pub enum StageError {
         /// The output's place.
         index: usize,
     },
+    /// A layer returned a weight gradient of another shape than the weight.
+    #[error(
+        "the layer `{layer}` returned a gradient of shape {found:?} for its parameter `{parameter}` of shape {expected:?}: \
+         `SplitBackward::backward_weights` returns the gradients in the order and the shapes of the weights"
+    )]
+    WeightGradientShape {
+        /// The type that implements [`SplitBackward`](crate::nn::SplitBackward).
+        layer: &'static str,
+        /// The parameter's path.
+        parameter: Arc<str>,
+        /// Shape of the parameter.
+        expected: Vec<usize>,
+        /// Shape of the gradient.
+        found: Vec<usize>,
+    },
     /// A gradient has another shape than its output.
     #[error("the gradient of output {index} has shape {gradient:?}, the output had {output:?}")]
     GradientShape {

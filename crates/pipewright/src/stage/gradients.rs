@@ -12,11 +12,12 @@ use pipewright_kernel::product::{Matrix, add_product, product};
 use pipewright_kernel::squares::sum_squares;
 
 use super::body::StageBody;
+use super::error::StageError;
 use super::module_parameters::parameters_of;
 use super::shards::Catches;
 use crate::nn::{
-    ConvolutionTask, CpuTensor, RowIds, WeightTask, add_product_on_device, add_rows, add_rows_on_device, cpu,
-    cpu_tensor, elements, from_cpu, owned,
+    ConvolutionTask, CpuTensor, RowIds, SplitTask, WeightTask, add_product_on_device, add_rows,
+    add_rows_on_device, cpu, cpu_tensor, elements, from_cpu, owned,
 };
 use crate::tensor::Value;
 use crate::tensor::shard::RowShard;
@@ -30,6 +31,8 @@ pub(crate) struct GradientSums {
     places: HashMap<ParamId, usize>,
     duplicate: Option<(Arc<str>, Arc<str>)>,
     sums: Vec<Option<DispatchTensor>>,
+    /// Whether a backward pass has computed the parameter's gradient at once instead of deferring it.
+    undeferred: Vec<bool>,
 }
 
 impl GradientSums {
@@ -45,8 +48,8 @@ impl GradientSums {
                 duplicate = Some((Arc::clone(&paths[first]), Arc::clone(&paths[place])));
             }
         }
-        let sums = vec![None; paths.len()];
-        Self { paths, shapes, places, duplicate, sums }
+        let (sums, undeferred) = (vec![None; paths.len()], vec![false; paths.len()]);
+        Self { paths, shapes, places, duplicate, sums, undeferred }
     }
 
     /// Returns the global path of each parameter.
@@ -75,6 +78,11 @@ impl GradientSums {
         &self.shapes
     }
 
+    /// Returns the places of the parameters whose gradients a backward pass has computed at once.
+    pub(super) fn undeferred(&self) -> impl Iterator<Item = usize> {
+        self.undeferred.iter().enumerate().filter_map(|(place, &undeferred)| undeferred.then_some(place))
+    }
+
     /// Returns the sum of the parameter at `place`; `None` if no float parameter is there, or it has no sum yet.
     pub(crate) fn get(&self, place: usize) -> Option<Value> {
         self.sums.get(place)?.clone().map(Value::from_dispatch)
@@ -96,6 +104,7 @@ impl GradientSums {
     pub(super) fn add_caught(&mut self, catches: Catches) {
         for (place, caught) in catches {
             let Some(gradient) = caught.take() else { continue };
+            self.undeferred[place] = true;
             self.add_at(place, gradient.into_dispatch());
         }
     }
@@ -113,20 +122,43 @@ impl GradientSums {
         });
     }
 
-    /// Computes the weight gradients that a backward pass deferred and adds them, in place if there is already a sum.
-    pub(crate) fn add_deferred(&mut self, tasks: impl IntoIterator<Item = WeightTask>) {
-        for task in tasks {
-            let place =
-                *self.places.get(&task.weight()).expect("a stage's layers have the stage's parameters");
-            let (sum, shape) = (self.sums[place].take(), self.shapes[place].as_slice());
-            self.sums[place] = Some(match (task, shape) {
-                (WeightTask::Convolution(task), shape) => add_convolution(sum, &task, shape),
-                (task, &[rows, columns]) => {
-                    add_task(sum.map(Tensor::from_dispatch), task, [rows, columns]).into_dispatch()
-                }
-                _ => unreachable!("other weights whose gradients are deferred are matrices"),
-            });
+    /// Computes a weight gradient that a backward pass deferred and adds it, in place if there is already a sum.
+    ///
+    /// # Errors
+    /// When a layer of the user's returns a gradient of another shape than its parameter.
+    pub(crate) fn add_deferred(&mut self, task: WeightTask) -> Result<(), StageError> {
+        let weight = match task {
+            WeightTask::Split(task) => return self.add_split(task),
+            WeightTask::Product { weight, .. } | WeightTask::Rows { weight, .. } => weight,
+            WeightTask::Convolution(ref task) => task.weight,
+        };
+        let place = self.place_of(weight);
+        let (sum, shape) = (self.sums[place].take(), self.shapes[place].as_slice());
+        self.sums[place] = Some(match (task, shape) {
+            (WeightTask::Convolution(task), shape) => add_convolution(sum, &task, shape),
+            (task, &[rows, columns]) => {
+                add_task(sum.map(Tensor::from_dispatch), task, [rows, columns]).into_dispatch()
+            }
+            _ => unreachable!("other weights whose gradients are deferred are matrices"),
+        });
+        Ok(())
+    }
+
+    fn place_of(&self, weight: ParamId) -> usize {
+        *self.places.get(&weight).expect("a stage's layers have the stage's parameters")
+    }
+
+    fn add_split(&mut self, SplitTask { layer, wanted, compute }: SplitTask) -> Result<(), StageError> {
+        for (gradient, weight) in compute().into_iter().zip(wanted.iter()) {
+            let Some(place) = weight.map(|weight| self.place_of(weight)) else { continue };
+            let (found, expected) = (gradient.shape().to_vec(), self.shapes[place].clone());
+            if found != expected {
+                let parameter = self.paths[place].clone();
+                return Err(StageError::WeightGradientShape { layer, parameter, expected, found });
+            }
+            self.add_at(place, gradient.into_dispatch());
         }
+        Ok(())
     }
 
     /// Returns the sum of squares of each gradient sum. Squares are added within each of `parts` parts, and then over
@@ -201,7 +233,9 @@ fn add_task(sum: Option<Tensor<2>>, task: WeightTask, shape: [usize; 2]) -> Tens
         WeightTask::Rows { ids: RowIds::Device(ids), gradient, .. } => {
             add_rows_on_device(sum, *ids, gradient, shape)
         }
-        WeightTask::Convolution(_) => unreachable!("it is added by a function of its own"),
+        WeightTask::Convolution(_) | WeightTask::Split(_) => {
+            unreachable!("they are added by functions of their own")
+        }
     }
 }
 
@@ -263,6 +297,7 @@ impl ModuleVisitor for Adder<'_> {
         let place = self.place;
         self.place += 1;
         if let Some(gradient) = param.val().grad_remove(self.gradients) {
+            self.sums.undeferred[place] = true;
             self.sums.add_at(place, gradient.into_dispatch());
         }
     }

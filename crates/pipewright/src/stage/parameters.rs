@@ -40,6 +40,11 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         floats.chain(discrete).collect()
     }
 
+    fn undeferred(&self) -> Vec<(Arc<str>, usize)> {
+        let (paths, shapes) = (self.sums.paths(), self.sums.shapes());
+        self.sums.undeferred().map(|place| (paths[place].clone(), shapes[place].iter().product())).collect()
+    }
+
     fn gradient(&self, place: usize) -> OptionalTensor {
         self.sums.get(place)
     }

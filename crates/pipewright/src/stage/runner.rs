@@ -85,8 +85,8 @@ pub(crate) trait StageCompute: Send {
     ) -> Result<InputGradients, StageError>;
 
     /// Adds the weight gradients that the microbatch's [`StageCompute::backward_inputs`] deferred to the sums. Returns
-    /// the number of products that this took.
-    fn backward_weights(&mut self, microbatch: Microbatch) -> usize;
+    /// the number of tasks that this took.
+    fn backward_weights(&mut self, microbatch: Microbatch) -> Result<usize, StageError>;
 
     /// Returns the tensors that come from or go to stages that are not neighbours.
     fn skips(&self) -> &Skips;
@@ -106,6 +106,10 @@ pub(crate) trait StageParameters: Send {
     /// Returns every float parameter of the stage, in the order of [`StageParameters::paths`], then the integer and
     /// boolean parameters.
     fn held(&self) -> Vec<Held>;
+
+    /// Returns the parameters whose gradients [`StageCompute::backward_inputs`] has computed, each with the number of
+    /// its elements.
+    fn undeferred(&self) -> Vec<(Arc<str>, usize)>;
 
     /// Returns the gradient sum of the parameter at `place` of [`StageParameters::paths`].
     fn gradient(&self, place: usize) -> OptionalTensor;

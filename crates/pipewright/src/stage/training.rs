@@ -392,7 +392,7 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         }
     }
 
-    fn backward_weights(&mut self, microbatch: Microbatch) -> usize {
+    fn backward_weights(&mut self, microbatch: Microbatch) -> Result<usize, StageError> {
         let deferred = self.deferred.remove(&microbatch).unwrap_or_default();
         let tasks: Vec<_> = deferred.iter().flat_map(Deferred::take).collect();
         let count = tasks.len();
@@ -402,7 +402,7 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         }
         // Weight gradients that a user's function has not computed would be missing in the sums.
         work.run_all();
-        count
+        work.outcome().map(|()| count)
     }
 
     fn skips(&self) -> &Skips {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use pipewright_schedule::Microbatch;
 
+use super::error::StageError;
 use super::gradients::GradientSums;
 use crate::nn::WeightTask;
 
@@ -11,39 +12,48 @@ use crate::nn::WeightTask;
 /// [`Stage::with_weight_runner`](super::Stage::with_weight_runner).
 pub(crate) type WeightRunner = Box<dyn FnMut(Microbatch, &mut WeightWork) + Send>;
 
-/// Weight gradients of one microbatch that wait to be computed and added to the stage's sums.
+/// Weight gradients of one microbatch that wait to be computed and added to the stage's sums. Each task computes those
+/// of one product, or of one [`SplitBackward`](crate::nn::SplitBackward) layer.
 #[derive(Debug)]
 pub struct WeightWork<'a> {
     tasks: VecDeque<WeightTask>,
     sums: &'a mut GradientSums,
+    /// Why a task failed. The step fails when the user's function has returned.
+    failed: Option<StageError>,
 }
 
 impl<'a> WeightWork<'a> {
     pub(super) fn new(tasks: Vec<WeightTask>, sums: &'a mut GradientSums) -> Self {
-        Self { tasks: tasks.into(), sums }
+        Self { tasks: tasks.into(), sums, failed: None }
     }
 
-    /// Returns the number of products that wait.
+    /// Returns the number of tasks that wait.
     pub fn len(&self) -> usize {
         self.tasks.len()
     }
 
-    /// Returns whether no product waits.
+    /// Returns whether no task waits.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
 
-    /// Computes the next product, in the order in which the backward pass reached the layers: the last layer first.
-    /// Returns `false` if no product was left.
+    /// Runs the next task, in the order in which the backward pass reached the layers: the last layer first. Returns
+    /// `false` if no task was left.
     pub fn run_next(&mut self) -> bool {
-        let task = self.tasks.pop_front();
-        let found = task.is_some();
-        self.sums.add_deferred(task);
-        found
+        let Some(task) = self.tasks.pop_front() else { return false };
+        if let Err(error) = self.sums.add_deferred(task) {
+            self.failed.get_or_insert(error);
+        }
+        true
     }
 
-    /// Computes all products that wait.
+    /// Runs all tasks that wait.
     pub fn run_all(&mut self) {
-        self.sums.add_deferred(self.tasks.drain(..));
+        while self.run_next() {}
+    }
+
+    /// Returns the first error of a task.
+    pub(super) fn outcome(self) -> Result<(), StageError> {
+        self.failed.map_or(Ok(()), Err)
     }
 }

@@ -1,0 +1,74 @@
+//! [`StepFailure`]: where a step failed, in the schedule and on each rank.
+
+use std::fmt;
+
+use pipewright_schedule::picture::grid_around;
+use pipewright_schedule::simulate::logical;
+use pipewright_schedule::{Rank, Timeline, ValidatedProgram};
+
+use crate::driver::FailedRank;
+use crate::failure::{Cause, StepError};
+use crate::progress::ProgressBoard;
+
+/// A failed step, as [`Pipeline::step_failure`](super::Pipeline::step_failure) returns it. Its text shows the schedule
+/// around the action that failed, and the last actions of each rank:
+///
+/// ```text
+/// the schedule around the failure, which has the mark `!`; each action takes one tick:
+///         0    1         2         3     4         5
+/// rank 0  0F0  0SEND_F0  0F1       ...
+/// rank 1  .    .         1RECV_F0  1F0!  1B0       1SEND_B0
+/// the last actions of each rank:
+///   rank 0: 4 of 8 done (0F0 0SEND_F0 0F1 0SEND_F1), is at 0RECV_B0, computes
+///   rank 1: 1 of 8 done (1RECV_F0), is at 1F0, computes
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StepFailure {
+    /// The first error.
+    pub error: StepError,
+    /// The schedule around the action that failed, which has a mark. Each action takes one tick. A failure after the
+    /// program, such as a loss that is not finite, has its mark after the last action.
+    pub grid: String,
+    /// One line per rank: its last actions, and what it did when the step failed.
+    pub report: String,
+    /// The actions of this process's ranks until the failure. The last event of the rank that failed is the action that
+    /// failed. A rank that had finished the step has no events.
+    pub timeline: Timeline,
+}
+
+impl StepFailure {
+    pub(super) fn new(error: StepError, mut ranks: Vec<FailedRank>, board: &ProgressBoard) -> Self {
+        let report = ranks.iter_mut().find_map(|rank| rank.report.take()).unwrap_or_else(|| board.report());
+        let grid = board.position_of(error.rank).map(|(program, done)| grid_of(&program, &error, done));
+        let events = ranks.into_iter().flat_map(|rank| rank.events).collect();
+        Self { grid: grid.unwrap_or_default(), report, timeline: Timeline::new(board.ranks(), events), error }
+    }
+}
+
+/// Draws the schedule around the error. `done` is the number of actions that its rank has done.
+fn grid_of(program: &ValidatedProgram, error: &StepError, done: usize) -> String {
+    // Replicas run the same program.
+    let rank = Rank::new(error.rank.get() % program.ranks());
+    let row = program.row(rank);
+    let failed = error.action.and_then(|action| row.iter().position(|&other| other == action));
+    let Ok(run) = logical(program.as_program()) else { return String::new() };
+    let ticks = run.ticks(rank);
+    let after = ticks.last().map_or(0, |&last| last + 1);
+    let tick = ticks.get(failed.unwrap_or(done)).copied().unwrap_or(after);
+    grid_around(program.placement().all_ranks().map(|rank| run.row(rank)), rank, tick as usize)
+}
+
+impl fmt::Display for StepFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "the schedule around the failure, which has the mark `!`; each action takes one tick:\n",
+        )?;
+        f.write_str(self.grid.trim_end())?;
+        // The message of these causes has the report.
+        if !matches!(self.error.cause, Cause::Deadline { .. } | Cause::SilentPeer { .. }) {
+            write!(f, "\nthe last actions of each rank:\n{}", self.report)?;
+        }
+        Ok(())
+    }
+}
