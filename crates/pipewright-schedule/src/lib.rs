@@ -63,6 +63,8 @@ pub mod simulate;
 
 pub mod profile;
 
+pub mod analytic;
+
 pub mod plan;
 
 mod trace;

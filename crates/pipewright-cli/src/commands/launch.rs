@@ -90,7 +90,8 @@ fn own_device(settings: &Settings, world: &World) -> Result<Devices, Failure> {
     settings.run.devices.open_one(rank).map_err(Failure::input)
 }
 
-fn pipeline_config(settings: &Settings) -> PipelineConfig {
+/// Returns the settings of a pipeline besides the devices.
+pub(super) fn pipeline_config(settings: &Settings) -> PipelineConfig {
     let OptimizerSettings { betas: [beta_1, beta_2], eps, weight_decay, clip_norm, .. } = settings.optimizer;
     let adamw = AdamW {
         betas: (beta_1 as f32, beta_2 as f32),

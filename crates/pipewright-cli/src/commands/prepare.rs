@@ -17,7 +17,6 @@ use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::{Action, Level, ModelDesc, Program, ValidatedProgram, validate};
 use serde_json::{Map, Value};
 
-use crate::commands::run_arguments::RunArguments;
 use crate::commands::schedule_file::{implied_level, locate};
 use crate::config::data::{BYTES, DataSettings};
 use crate::config::mesh::MeshSettings;
@@ -51,6 +50,14 @@ pub(super) struct Prepared {
 /// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ, because
 /// files may be in different folders on different machines.
 pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
+    let mut fields = shared_settings(&prepared.settings);
+    fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
+    fields.insert("files of the weights".to_owned(), weights(&prepared.initial));
+    fields
+}
+
+/// Returns the settings that must be equal in all processes.
+pub(super) fn shared_settings(settings: &Settings) -> Fields {
     const MAY_DIFFER: [&str; 9] = [
         "data.path",
         "data.side",
@@ -62,10 +69,8 @@ pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
         "run.devices",
         "run.exclusive",
     ];
-    let mut fields = prepared.settings.by_key();
+    let mut fields = settings.by_key();
     fields.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
-    fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
-    fields.insert("files of the weights".to_owned(), weights(&prepared.initial));
     fields
 }
 
@@ -85,9 +90,9 @@ fn weights(initial: &InitialParameters) -> String {
     files.join(", ")
 }
 
-/// Prepares the run that the arguments specify, and checks the files that contain its parameters.
-pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
-    let prepared = prepare_settings(load_settings(arguments.config.as_deref(), &arguments.set)?)?;
+/// Prepares the run that the settings specify, and checks the files that contain its parameters.
+pub(super) fn prepare(loaded: Loaded) -> Result<Prepared, Failure> {
+    let prepared = prepare_settings(loaded)?;
     if let InitialParameters::Directory(directory) = &prepared.initial {
         let parameters = prepared.model.outline(0..prepared.layers.layers.len()).map_err(Failure::input)?;
         hf::check_weights(directory, &parameters).map_err(Failure::input)?;
@@ -155,6 +160,12 @@ fn sound_program(
 ) -> Result<ValidatedProgram, Failure> {
     let place = &pipeline.schedule;
     let program = match schedule {
+        FoundSchedule::Auto => {
+            return Err(Failure::input(
+                "`pipeline.schedule` is \"auto\", which only `train` and `check` plan: a run resumes with the plan that \
+                 it stored, so leave the key out, or name a schedule",
+            ));
+        }
         FoundSchedule::Generated(schedule) => {
             for_training(&schedule, &lowering(mesh)).map_err(|error| Failure::new(Exit::Bug, error))?
         }
@@ -216,7 +227,7 @@ pub(super) fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failur
     }
 }
 
-fn open_data(settings: &Settings, model: &ModelConfig) -> Result<TokenRows, Failure> {
+pub(super) fn open_data(settings: &Settings, model: &ModelConfig) -> Result<TokenRows, Failure> {
     let vocab_size = model.vocab_size();
     let is_built_in = settings.data.is_built_in();
     let DataSettings { path, tokenizer, seq_len, shuffle, side } = &settings.data;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{Endpoint, Waited};
 use crate::failure::{Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
-use crate::message::{Payload, Tag, encoded};
+use crate::message::{Message, Payload, Tag, encoded};
 
 /// The description of a run: versions, hashes and settings that must not differ, by name.
 pub type Fields = BTreeMap<String, String>;
@@ -172,6 +172,23 @@ fn exchange(endpoint: &mut Endpoint, hello: &Hello, deadline: Duration) -> Resul
     }
 }
 
+/// Returns the text of the first rank's process in every process.
+pub(super) fn share(
+    endpoint: &mut Endpoint,
+    own: String,
+    deadline: Duration,
+) -> Result<String, AgreementError> {
+    let first = WorldRank::new(0);
+    if endpoint.rank() != first {
+        return take(endpoint, first, Tag::Chosen, Instant::now() + deadline, deadline);
+    }
+    let text = encoded(&own);
+    for rank in (1..endpoint.ranks()).map(WorldRank::new) {
+        endpoint.send(rank, Tag::Chosen, Payload::Bytes(text.clone()));
+    }
+    Ok(own)
+}
+
 fn take<T: for<'de> Deserialize<'de>>(
     endpoint: &mut Endpoint,
     from: WorldRank,
@@ -179,11 +196,23 @@ fn take<T: for<'de> Deserialize<'de>>(
     until: Instant,
     waited: Duration,
 ) -> Result<T, AgreementError> {
+    let message = receive(endpoint, from, tag, until, waited)?;
+    message.read().map_err(|_| AgreementError::Unreadable { rank: from })
+}
+
+/// Waits for a message.
+pub(super) fn receive(
+    endpoint: &mut Endpoint,
+    from: WorldRank,
+    tag: Tag,
+    until: Instant,
+    waited: Duration,
+) -> Result<Message, AgreementError> {
     let mut woken = Waited::Arrived;
     loop {
         // A message that was sent before a failure still counts.
         if let Some(message) = endpoint.try_take(from, tag) {
-            return message.read().map_err(|_| AgreementError::Unreadable { rank: from });
+            return Ok(message);
         }
         match woken {
             Waited::Arrived => woken = endpoint.wait(until),

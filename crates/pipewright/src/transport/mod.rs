@@ -15,6 +15,7 @@ mod agreement;
 #[cfg(any(feature = "mpi", test))]
 mod clock;
 mod controlled;
+mod link_speed;
 mod local;
 mod mailbox;
 mod sync;
@@ -27,12 +28,14 @@ use std::time::{Duration, Instant};
 
 use pipewright_schedule::ClockSkew;
 
+use crate::device::Devices;
 use crate::failure::{Abort, StepError};
 use crate::ids::{Attempt, WorldRank};
 use crate::message::{Message, Payload, Tag};
 use crate::progress::ProgressBoard;
 pub use agreement::{AgreementError, Differences, Fields};
 pub use controlled::{ControlledEndpoint, InFlight, Traffic};
+pub use link_speed::LinkSpeed;
 pub use local::LocalEndpoint;
 #[cfg(all(feature = "mpi", not(feature = "testing")))]
 use mpi::ClockError;
@@ -115,6 +118,35 @@ impl World {
         match self.endpoints.as_mut_slice() {
             [endpoint] if endpoint.is_distributed() => agreement::agree(endpoint, &hello, deadline),
             _ => Ok(()),
+        }
+    }
+
+    /// Returns the text of the first rank's process in every process, all of which call it.
+    ///
+    /// # Errors
+    /// When a rank fails, or the first one does not answer within `deadline`.
+    pub fn share(&mut self, own: String, deadline: Duration) -> Result<String, AgreementError> {
+        match self.endpoints.as_mut_slice() {
+            [endpoint] if endpoint.is_distributed() => agreement::share(endpoint, own, deadline),
+            _ => Ok(own),
+        }
+    }
+
+    /// Measures the link between two ranks: between the first two processes, all of which call it, or between two
+    /// threads of this process. Takes a fraction of a second. Only the process of the first rank gets the result, and no
+    /// process gets one if it is alone.
+    ///
+    /// # Errors
+    /// When a rank fails, or does not answer within `deadline`.
+    pub fn measure_link(
+        &mut self,
+        devices: &Devices,
+        deadline: Duration,
+    ) -> Result<Option<LinkSpeed>, AgreementError> {
+        match self.endpoints.as_mut_slice() {
+            [endpoint] if endpoint.is_distributed() => link_speed::measure(endpoint, devices, deadline),
+            [] | [Endpoint::Local(_), ..] => link_speed::between_threads(devices, deadline),
+            _ => Ok(None),
         }
     }
 

@@ -331,7 +331,8 @@ mod tests {
             Tag::Report => Tag::Summary,
             Tag::Summary => Tag::Hello,
             Tag::Hello => Tag::Welcome,
-            Tag::Welcome => return None,
+            Tag::Welcome => Tag::Chosen,
+            Tag::Chosen => return None,
         })
     }
 

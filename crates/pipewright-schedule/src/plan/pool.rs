@@ -1,0 +1,77 @@
+//! The cuts that the search begins with.
+
+use crate::partition::{Method, partition};
+use crate::plan::balance::{Layout, Numbers, balanced, even};
+use crate::plan::class::{Class, Path};
+use crate::plan::cuts::{count_cuts, for_each_cut};
+use crate::plan::recut::descended;
+use crate::plan::search::Search;
+use crate::plan::shape::Shape;
+
+/// The largest number of cuts of an arrangement that are all tried.
+pub(super) const ALL_CUTS: u64 = 300;
+/// The number of walks and of descents that look for balanced cuts of an arrangement.
+const WALKS: u64 = 2;
+/// The attempts of a descent.
+const DESCENTS: usize = 150;
+/// The steps of a walk for each stage.
+const WALK_STEPS: usize = 1_500;
+/// The most steps of a walk.
+const MOST_WALK_STEPS: usize = 40_000;
+
+/// A cut of an arrangement, and the bound on its time.
+#[derive(Debug, Clone)]
+pub(super) struct Cut {
+    pub(super) bound: f64,
+    /// `None` for a placement in which rounds visit the ranks in any order.
+    pub(super) class: Option<Class>,
+    pub(super) layout: Layout,
+}
+
+/// Returns the cuts to try, the one with the lowest bound first.
+pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
+    let (step, layers, memory) = (shape.step(), shape.layers.count(), search.request.memory);
+    let mut cuts: Vec<Cut> = Vec::new();
+    let mut add = |class: Option<Class>, layout: Layout| {
+        let bound = step.cut_time(&layout.rank_of, &layout.starts);
+        if !cuts.iter().any(|cut| cut.layout == layout) {
+            cuts.push(Cut { bound, class, layout });
+        }
+    };
+    let mut numbers = Numbers(1);
+    for &class in &shape.classes {
+        let rank_of = class.ranks_of();
+        if count_cuts(layers, class.stages()) <= ALL_CUTS {
+            for_each_cut(layers, class.stages(), &mut |starts| {
+                add(Some(class), Layout { starts: starts.to_vec(), rank_of: rank_of.clone() });
+            });
+            continue;
+        }
+        let steps = (WALK_STEPS * class.stages()).min(MOST_WALK_STEPS);
+        let even = Layout { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
+        for seed in 0..WALKS {
+            let starts = descended(step, class, memory, seed, DESCENTS);
+            add(Some(class), Layout { starts, rank_of: rank_of.clone() });
+            add(Some(class), balanced(step, memory, even.clone(), false, &mut numbers, steps));
+            if search.request.searched && class.chunks > 1 && class.path == Path::Loop {
+                add(None, balanced(step, memory, even.clone(), true, &mut numbers, steps));
+            }
+        }
+        add(Some(class), even);
+        let starts = lightest(shape, class.stages());
+        add(Some(class), Layout { starts, rank_of });
+    }
+    cuts.sort_by(|one, other| one.bound.total_cmp(&other.bound));
+    cuts
+}
+
+/// Returns the cut into `stages` stages whose heaviest stage is as light as possible.
+pub(super) fn lightest(shape: &Shape, stages: usize) -> Vec<usize> {
+    let layers = shape.layers.count();
+    let all = shape.layers.work(0..layers).max(f64::MIN_POSITIVE);
+    let weight = |layer: usize| (shape.layers.work(layer..layer + 1) / all * 1e12) as u64;
+    let weights: Vec<u64> = (0..layers).map(weight).collect();
+    let cut = partition(&weights, stages as u32, &Method::Optimal);
+    let cut = cut.expect("an arrangement has at most as many stages as there are layers");
+    cut.ranges().map(|range| range.start).chain([layers]).collect()
+}
