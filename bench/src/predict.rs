@@ -2,8 +2,8 @@
 //!
 //! The bench measures the layers of the bench model, once with one rank and once with two at the same time, and then
 //! trains it under sixteen configurations on as many ranks. For each it prints the measured step time, busy times of the
-//! ranks, and peaks of activations, and the prediction divided by the measured figure. The activations include what an
-//! operation holds while it runs.
+//! ranks, and peaks of memory, and the prediction divided by the measured figure. The memory is that of activations and
+//! gradients, with what an operation holds while it runs.
 //!
 //! At the end the profile is measured again: the ratio of the two says how much the speed of the machine has changed.
 //!
@@ -84,7 +84,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         errors[1].extend(ratios(&predicted.busy, &measured.busy));
         errors[2].extend(ratios(&predicted.activations, &measured.activations));
     }
-    for (what, errors) in ["step time", "busy time", "peak of activations"].into_iter().zip(errors) {
+    for (what, errors) in
+        ["step time", "busy time", "peak of activations and gradients"].into_iter().zip(errors)
+    {
         let most = errors.iter().copied().fold(0.0, f64::max);
         println!(
             "{what}: off by {:.1}% in the median, {:.1}% at most",

@@ -21,8 +21,8 @@ use crate::model::{SEQUENCE, tokens};
 use crate::statistics::Spread;
 
 const SEED: u64 = 7;
-/// The bytes of a parameter with its gradient and both moments.
-const STATIC: u64 = 16;
+/// The bytes of a parameter with both moments.
+const STATIC: u64 = 12;
 const WARM_UP: usize = 2;
 
 /// A run: a schedule with a cut, and replicas.
@@ -38,7 +38,7 @@ pub(crate) struct Figures {
     pub(crate) step: f64,
     /// The time in which each rank computes.
     pub(crate) busy: Vec<f64>,
-    /// The most bytes of each rank besides parameters, gradients and optimizer state.
+    /// The most bytes of each rank besides parameters and optimizer state: activations and gradients.
     pub(crate) activations: Vec<f64>,
 }
 
@@ -100,7 +100,7 @@ impl Run {
         Ok(predict(profile, &self.schedule, &choice)?)
     }
 
-    /// Returns the bytes that each rank always holds once it has gradients.
+    /// Returns the bytes that each rank always holds.
     fn fixed(&self, model: &LlamaConfig) -> Vec<u64> {
         let layers = model.describe(SEQUENCE).layers;
         let placement = self.schedule.placement();

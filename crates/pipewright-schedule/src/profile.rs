@@ -73,7 +73,8 @@ pub struct LinkProfile {
     pub latency_s: f64,
     /// The bandwidth.
     pub bytes_per_s: f64,
-    /// The bandwidth of sums of gradients over replicas, with their arithmetic; `None` for `bytes_per_s`.
+    /// The bytes of gradients per second that a rank copies and adds for sums over replicas, besides their transfer.
+    /// `None` if that takes no time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reduce_bytes_per_s: Option<f64>,
 }
@@ -108,7 +109,8 @@ pub struct LayerProfile {
     /// The size of the tensors that `I` keeps until `W`; `None` for half of `activation_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_activation_bytes: Option<u64>,
-    /// The most bytes that the layer's operations hold only while they run.
+    /// The most bytes that the layer's operations hold only while they run. A rank needs them once, for the layer with the
+    /// most.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub temporary_bytes: u64,
 }

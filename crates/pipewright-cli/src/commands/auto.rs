@@ -30,6 +30,8 @@ use crate::failure::{Exit, Failure};
 
 /// The file of a schedule without a name, in the folder of the run.
 const SCHEDULE: &str = "plan.csv";
+/// The share by which a plan may be slower than the best one if it is simpler.
+const NEAR: f64 = 0.01;
 /// The time for measuring, and the longest search.
 const MEASURING: Duration = Duration::from_secs(6);
 const SEARCH: Duration = Duration::from_secs(5);
@@ -140,32 +142,49 @@ fn decide(
         microbatch_rows: settings.pipeline.microbatch_size,
         memory: memory_of_rank(settings),
         data_parallel: settings.mesh.is_sharded().then_some(settings.mesh.data_parallel),
+        plans: usize::MAX,
         ..PlanRequest::default()
     };
     let start = Instant::now();
     let report = plan(profile, &request, &mut || start.elapsed() < SEARCH).map_err(refused)?;
-    let best = &report.plans[0];
-    let choice = Choice::of(best);
+    let chosen = chosen(&report, settings.pipeline.microbatch_size);
+    let choice = Choice::of(chosen);
     if choice.name.is_none() {
         files.push((SCHEDULE.to_owned(), choice.csv.clone()));
     }
-    Ok(Decision { sentences: sentences(&report, source), choice, files })
+    Ok(Decision { sentences: sentences(&report, chosen, source), choice, files })
+}
+
+/// Returns the plan to run: of those that are nearly as fast as the best, the one that differs least from what the user
+/// wrote and has the fewest stages.
+fn chosen(report: &PlanReport, microbatch_size: u32) -> &Plan {
+    let best = &report.plans[0];
+    let near = report.plans.iter().filter(|plan| plan.step_s <= best.step_s * (1.0 + NEAR));
+    let simplest = near.min_by_key(|plan| {
+        let is_other_size = plan.microbatch_rows != microbatch_size;
+        (is_other_size, plan.recompute.contains(&true), !is_named(plan), plan.boundaries.len())
+    });
+    simplest.unwrap_or(best)
 }
 
 /// Says what was chosen and why.
-fn sentences(report: &PlanReport, source: &str) -> Vec<String> {
-    let best = &report.plans[0];
+fn sentences(report: &PlanReport, best: &Plan, source: &str) -> Vec<String> {
     let chosen = format!(
         "auto: {}: {:.1} ms a step, bubble {:.1}%, within {:.1}% of the best possible; {source}",
         title_of(best),
         best.step_s * 1e3,
         best.bubble_fraction * 100.0,
-        report.gap() * 100.0
+        (best.step_s / report.lower_bound_s.max(f64::MIN_POSITIVE) - 1.0).max(0.0) * 100.0
     );
-    let next = report.plans.get(1).map(|next| {
+    let other = report.plans.iter().find(|plan| plan.name != best.name);
+    let next = other.map(|next| {
         let longer = (next.step_s / best.step_s - 1.0) * 100.0;
         let tried = report.outcomes.len();
-        format!("auto: the next best of {tried} schedules, {}, takes {longer:.1}% longer", title_of(next))
+        let compared = match longer >= 0.0 {
+            true => format!("takes {longer:.1}% longer"),
+            false => format!("is {:.1}% faster, which is less than such predictions are accurate", -longer),
+        };
+        format!("auto: the best other of {tried} schedules, {}, {compared}", title_of(next))
     });
     [Some(chosen), next].into_iter().flatten().collect()
 }

@@ -222,11 +222,6 @@ fn peak(order: &Order, loads: &[StageLoad], rank: usize, trains: bool) -> u64 {
     let row = &order.rows[rank];
     for (position, cell) in row.iter().enumerate() {
         let load = &loads[cell.stage as usize];
-        let weighs = matches!(cell.kind, Kind::Weight | Kind::Backward);
-        if weighs && !with_gradient.contains(&cell.stage) {
-            with_gradient.push(cell.stage);
-            held = held.saturating_add(load.gradient);
-        }
         let (more, less) = match cell.kind {
             Kind::Forward if trains && !is_followed(row, position) => (load.kept, 0),
             Kind::Forward if trains => (load.activation(), 0),
@@ -239,8 +234,14 @@ fn peak(order: &Order, loads: &[StageLoad], rank: usize, trains: bool) -> u64 {
         };
         held = held.saturating_add(more);
         peak = peak.max(held);
-        let stash = if cell.kind == Kind::Input { load.stash } else { 0 };
-        held = held.saturating_add(stash).saturating_sub(less);
+        let mut made = if cell.kind == Kind::Input { load.stash } else { 0 };
+        let weighs = matches!(cell.kind, Kind::Weight | Kind::Backward);
+        if weighs && !with_gradient.contains(&cell.stage) {
+            // One parameter after the other gets its gradient, and what that needed is freed.
+            with_gradient.push(cell.stage);
+            made = load.gradient;
+        }
+        held = held.saturating_add(made).saturating_sub(less);
         peak = peak.max(held);
     }
     let temporary = own.iter().map(|stage| loads[stage.index()].temporary).max().unwrap_or(0);

@@ -4,6 +4,7 @@ use crate::partition::{Method, partition};
 use crate::plan::balance::{Layout, Numbers, balanced, even};
 use crate::plan::class::{Class, Path};
 use crate::plan::cuts::{count_cuts, for_each_cut};
+use crate::plan::layers::Layer;
 use crate::plan::recut::descended;
 use crate::plan::search::Search;
 use crate::plan::shape::Shape;
@@ -69,8 +70,9 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
 pub(super) fn lightest(shape: &Shape, stages: usize) -> Vec<usize> {
     let layers = shape.layers.count();
     let all = shape.layers.work(0..layers).max(f64::MIN_POSITIVE);
-    let weight = |layer: usize| (shape.layers.work(layer..layer + 1) / all * 1e12) as u64;
-    let weights: Vec<u64> = (0..layers).map(weight).collect();
+    // Differences of running sums would make equal layers unequal.
+    let work = |layer: &Layer| layer.forward + layer.input + layer.weight;
+    let weights: Vec<u64> = shape.layers.list.iter().map(|layer| (work(layer) / all * 1e12) as u64).collect();
     let cut = partition(&weights, stages as u32, &Method::Optimal);
     let cut = cut.expect("an arrangement has at most as many stages as there are layers");
     cut.ranges().map(|range| range.start).chain([layers]).collect()

@@ -94,15 +94,17 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool, repli
         load.rebuilt = whole - load.kept;
     }
     if replicas > 1 {
-        load.reduce = ring(layers, load.gradient, replicas);
+        load.reduce = ring(layers, load.gradient, replicas, layers.link.bytes_per_s);
+        // The copies and additions are work of the rank itself, which is done with its program by then.
+        let work = layers.link.reduce_bytes_per_s;
+        load.optimizer += work.map_or(0.0, |bandwidth| ring(layers, load.gradient, replicas, bandwidth));
     }
     load
 }
 
 /// Returns the time of an all-reduce on a ring: each member sends every byte but its own share twice.
-fn ring(layers: &Layers, bytes: u64, replicas: u32) -> f64 {
+fn ring(layers: &Layers, bytes: u64, replicas: u32, bandwidth: f64) -> f64 {
     let steps = f64::from(2 * (replicas - 1));
-    let bandwidth = layers.link.reduce_bytes_per_s.unwrap_or(layers.link.bytes_per_s);
     steps * (bytes as f64 / f64::from(replicas) / bandwidth + layers.link.latency_s)
 }
 

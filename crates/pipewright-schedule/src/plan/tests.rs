@@ -51,6 +51,8 @@ fn check(
     let program = for_training(&order.schedule(), &lowering).expect("a sound order");
     let run = timed(program.as_program(), &engine_costs(layers, &loads)).expect("no deadlock");
     prop_assert_eq!(found, Some(run.timeline().makespan()));
+    // Gradients are compared in a test of their own: the simulation makes them before what they need is freed.
+    let loads: Vec<StageLoad> = loads.into_iter().map(|load| StageLoad { gradient: 0, ..load }).collect();
     let held = |rank: Rank| -> u64 {
         let own = || order.placement.stages_of(rank).iter().map(|stage| &loads[stage.index()]);
         let fixed: u64 = own().map(|load| load.fixed).sum();
@@ -75,6 +77,27 @@ fn check(
         }
     }
     Ok(())
+}
+
+#[test]
+fn gradients_take_the_place_of_what_they_need() {
+    let layer = LayerProfile {
+        kind: "layer".into(),
+        parameter_bytes: 100,
+        activation_bytes: 10,
+        weight_activation_bytes: Some(30),
+        ..LayerProfile::default()
+    };
+    let profile = Profile { link: LinkProfile::new(0.0, 1.0), layers: vec![layer], ..Profile::default() };
+    let loads = stage_loads(&Layers::of(&profile, 1), &[0, 1], &[false], 1);
+    let peak = |rows: &str| {
+        let schedule = crate::csv::parse_schedule(rows).expect("a schedule");
+        peaks(&Order::of(&schedule), &loads)[0] - loads[0].fixed
+    };
+    // The gradient is there after the first `W`, and so is what the second `I` has made.
+    assert_eq!(peak("0F0,0I0,0W0\n"), 100);
+    assert_eq!(peak("0F0,0F1,0I0,0I1,0W0,0W1\n"), 130);
+    assert_eq!(peak("0F0,0F1,0B0,0B1\n"), 110);
 }
 
 /// Returns random boundaries.

@@ -42,7 +42,8 @@ pub struct KindFigures {
     pub activation_bytes: Option<u64>,
     /// The bytes that `I` keeps until `W`.
     pub weight_activation_bytes: Option<u64>,
-    /// The most bytes that an action holds only while it runs.
+    /// The most bytes that an action holds only while it runs, with what the rank holds between steps besides parameters
+    /// and optimizer state.
     pub temporary_bytes: Option<u64>,
 }
 
@@ -62,7 +63,12 @@ pub(super) struct Collection<'a> {
     kept: HashMap<usize, Vec<f64>>,
     stashed: HashMap<usize, Vec<f64>>,
     temporary: HashMap<usize, u64>,
+    /// The bytes at the beginnings of steps, besides parameters and optimizer state.
+    between: Vec<f64>,
 }
+
+/// The bytes of a parameter with two moments.
+const STATE: u64 = 12;
 
 impl<'a> Collection<'a> {
     pub(super) fn new(sample: &'a Sample, model: &'a ModelDesc, rows: u32) -> Self {
@@ -77,6 +83,7 @@ impl<'a> Collection<'a> {
             kept: HashMap::new(),
             stashed: HashMap::new(),
             temporary: HashMap::new(),
+            between: Vec::new(),
         }
     }
 
@@ -89,6 +96,8 @@ impl<'a> Collection<'a> {
         }
         self.after.push((step.wall.as_secs_f64() - step.timeline.makespan()).max(0.0));
         self.idle.push(idle(&step.timeline));
+        let state = self.sample.parameter_bytes(self.model) / 4 * STATE;
+        self.between.extend(holdings.first().map(|first| first.before.saturating_sub(state) as f64));
         for holding in holdings {
             self.add_holding(*holding);
         }
@@ -156,6 +165,7 @@ impl<'a> Collection<'a> {
         let bytes = self.sample.parameter_bytes(self.model);
         let after = Spread::of(std::mem::take(&mut self.after))?.median;
         let idle = Spread::of(std::mem::take(&mut self.idle))?.median;
+        let between = Spread::of(std::mem::take(&mut self.between)).map_or(0, |bytes| bytes.median as u64);
         let first_layers = self.sample.kinds.clone();
         let kinds = first_layers.into_iter().enumerate().map(|(kind, layer)| {
             let mut of = |action| Spread::of(self.times.remove(&(kind, action))?);
@@ -177,7 +187,7 @@ impl<'a> Collection<'a> {
                 optimizer_s: after * share,
                 activation_bytes: median(self.kept.remove(&kind)),
                 weight_activation_bytes: median(self.stashed.remove(&kind)),
-                temporary_bytes: self.temporary.remove(&kind),
+                temporary_bytes: self.temporary.remove(&kind).map(|bytes| bytes + between),
             })
         });
         let kinds = kinds.collect::<Option<Vec<_>>>()?;
