@@ -2,12 +2,11 @@
 
 use std::rc::Rc;
 
-use crate::plan::balance::even;
 use crate::plan::class::Class;
 use crate::plan::cuts::count_cuts;
 use crate::plan::families::Family;
 use crate::plan::order::Order;
-use crate::plan::pool::{ALL_CUTS, Cut, lightest};
+use crate::plan::pool::{ALL_CUTS, Cut, usual_cuts};
 use crate::plan::recompute::{ALL_CHOICES, every_choice, to_fit};
 use crate::plan::search::{Choice, GOOD_ENOUGH, Label, Search};
 use crate::plan::shape::Shape;
@@ -48,34 +47,33 @@ pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
     named
 }
 
-/// Simulates the named schedules: all cuts where there are few, otherwise the best cuts of their arrangement, the even
-/// one, and the one with the lightest stages. These are tried however much work was done, so that no plan is slower than
-/// a named schedule.
+/// Simulates the named schedules: all cuts where there are few, otherwise the best cuts of their arrangement; and the
+/// usual cuts. These are tried however much work was done, so that no plan is slower than a named schedule.
 pub(super) fn try_named(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], named: &[Named]) {
     let layers = shapes[at].layers.count();
     for it in named {
-        let usual = [even(layers, it.stages), lightest(&shapes[at], it.stages)];
-        let Some(class) = it.class else {
-            for starts in &usual {
-                if !search.may_try() {
-                    return;
-                }
-                try_cut(search, shapes, at, it, starts);
-            }
-            continue;
-        };
         let all = count_cuts(layers, it.stages) <= ALL_CUTS;
-        let own = cuts.iter().filter(|cut| cut.class == Some(class));
+        let own = cuts.iter().filter(|cut| cut.class.is_some() && cut.class == it.class);
+        let mut tried: Vec<&[usize]> = Vec::new();
         for (index, cut) in own.enumerate() {
-            let is_usual = usual.contains(&cut.layout.starts);
-            let hopeless = cut.bound >= search.best_time() && index > 0;
-            if (hopeless && !is_usual) || (!all && index > 1 && !is_usual) {
+            let is_hopeless = cut.bound >= search.best_time() && index > 0;
+            if is_hopeless || (!all && index > 1) {
                 continue;
             }
             if !search.may_try() {
                 return;
             }
             try_cut(search, shapes, at, it, &cut.layout.starts);
+            tried.push(&cut.layout.starts);
+        }
+        for starts in usual_cuts(&shapes[at], it.stages) {
+            if tried.contains(&starts.as_slice()) {
+                continue;
+            }
+            if !search.may_try() {
+                return;
+            }
+            try_cut(search, shapes, at, it, &starts);
         }
     }
 }

@@ -59,21 +59,33 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
             }
         }
         add(Some(class), even);
-        let starts = lightest(shape, class.stages());
-        add(Some(class), Layout { starts, rank_of });
+        if let Some(starts) = cut_by(shape, class.stages(), &Method::Optimal) {
+            add(Some(class), Layout { starts, rank_of });
+        }
     }
     cuts.sort_by(|one, other| one.bound.total_cmp(&other.bound));
     cuts
 }
 
-/// Returns the cut into `stages` stages whose heaviest stage is as light as possible.
-pub(super) fn lightest(shape: &Shape, stages: usize) -> Vec<usize> {
+/// Returns the cuts that people use: even ones and those by weight.
+pub(super) fn usual_cuts(shape: &Shape, stages: usize) -> Vec<Vec<usize>> {
+    let by = [Method::Optimal, Method::Even, Method::Weighted];
+    let mut cuts = vec![even(shape.layers.count(), stages)];
+    for cut in by.iter().filter_map(|method| cut_by(shape, stages, method)) {
+        if !cuts.contains(&cut) {
+            cuts.push(cut);
+        }
+    }
+    cuts
+}
+
+/// Returns the cut into `stages` stages by the work of each layer; `None` if the method finds none.
+fn cut_by(shape: &Shape, stages: usize, method: &Method) -> Option<Vec<usize>> {
     let layers = shape.layers.count();
     let all = shape.layers.work(0..layers).max(f64::MIN_POSITIVE);
     // Differences of running sums would make equal layers unequal.
     let work = |layer: &Layer| layer.forward + layer.input + layer.weight;
     let weights: Vec<u64> = shape.layers.list.iter().map(|layer| (work(layer) / all * 1e12) as u64).collect();
-    let cut = partition(&weights, stages as u32, &Method::Optimal);
-    let cut = cut.expect("an arrangement has at most as many stages as there are layers");
-    cut.ranges().map(|range| range.start).chain([layers]).collect()
+    let cut = partition(&weights, stages as u32, method).ok()?;
+    Some(cut.ranges().map(|range| range.start).chain([layers]).collect())
 }

@@ -5,6 +5,7 @@ mod instances;
 
 use instances::{Instance, Numbers, block};
 use pipewright_schedule::generate::{PerStage, Setting, catalogue};
+use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::plan::{
     Plan, PlanChoice, PlanError, PlanRequest, Prediction, best_cut, choice_costs, plan, predict,
 };
@@ -262,6 +263,34 @@ fn the_best_cut_of_a_schedule_is_found() {
         let best =
             every_cut(layers, ranks as usize).iter().map(|cut| time(cut)).fold(f64::INFINITY, f64::min);
         assert_eq!(time(&found), best, "seed {seed}");
+    }
+}
+
+/// Layers that are equal make cuts that differ only in which stages are longer.
+#[test]
+fn no_named_schedule_with_a_usual_cut_is_faster() {
+    for seed in [13, 17] {
+        let instance = instances::random(seed);
+        let request = PlanRequest { effort: 100_000, ..request(&instance, None, false) };
+        let planned = plan(&instance.profile, &request, &mut || true).expect("a plan").plans[0].step_s;
+        let weights = vec![1; instance.profile.layers.len()];
+        for (name, is_made_to_measure, spec) in every_spec(&instance) {
+            let Ok(schedule) = generate(name, &spec) else { continue };
+            let stages = schedule.placement().stages();
+            for method in [Method::Even, Method::Optimal] {
+                let Ok(cut) = partition(&weights, stages, &method) else { continue };
+                if is_made_to_measure {
+                    continue;
+                }
+                let boundaries: Vec<usize> = cut.ranges().skip(1).map(|range| range.start).collect();
+                let none = vec![false; stages as usize];
+                let time = predicted(&instance.profile, &schedule, &boundaries, none).step_s();
+                assert!(
+                    planned <= time * (1.0 + 1e-12),
+                    "seed {seed}: {name} takes {time}, the plan {planned}"
+                );
+            }
+        }
     }
 }
 
