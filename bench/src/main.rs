@@ -10,6 +10,7 @@
 //! cargo run --release -p pipewright-bench -- checkpoints # the cost of saving, against a step
 //! cargo run --release -p pipewright-bench -- engine     # the schedule engine's time per action
 //! cargo run --release -p pipewright-bench -- schedules  # each schedule against one rank, and against its simulation
+//! cargo run --release -p pipewright-bench -- predict    # predictions of a profile against runs that it has not seen
 //! cargo run --release -p pipewright-bench -- experts    # a mixture of experts against a dense layer of the same work
 //! cargo run --release -p pipewright-bench -- scan       # Mamba-2's scan in chunks against its recurrence
 //! cargo run --release -p pipewright-bench -- shards     # memory of a rank with sharded parameters
@@ -29,6 +30,8 @@ mod memory;
 mod model;
 mod overhead;
 mod peer;
+mod predict;
+mod predicted_run;
 mod processes;
 mod products;
 mod scan;
@@ -71,6 +74,8 @@ enum Bench {
     Engine(engine::Options),
     /// Each schedule against twice one rank's speed, and against its own simulation.
     Schedules(schedules::Options),
+    /// Step times, busy times and memory that a profile predicts, against those of runs.
+    Predict(predict::Options),
     /// A mixture of experts against the dense layer with the same operations.
     Experts(experts::Options),
     /// Mamba-2's scan in chunks, against its recurrence token by token.
@@ -96,6 +101,7 @@ fn main() -> ExitCode {
         Bench::Checkpoints(options) => checkpoints::run(&options),
         Bench::Engine(options) => engine::run(&options),
         Bench::Schedules(options) => schedules::run(&options),
+        Bench::Predict(options) => predict::run(&options),
         Bench::Experts(options) => experts::run(&options),
         Bench::Scan(options) => scan::run(&options),
         Bench::Shards(options) => shards::run(&options),

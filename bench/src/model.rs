@@ -181,7 +181,8 @@ pub(crate) fn weight_shapes() -> [[usize; 2]; 7] {
     [square, square, square, square, up, up, [INTERMEDIATE, WIDTH]]
 }
 
-fn config() -> LlamaConfig {
+/// Returns the configuration of the bench model.
+pub(crate) fn config() -> LlamaConfig {
     let decoder = DecoderConfig {
         hidden_size: WIDTH,
         intermediate_size: INTERMEDIATE,
@@ -192,7 +193,7 @@ fn config() -> LlamaConfig {
 }
 
 /// Makes a stream of ids that a model can learn, from position `shift` on.
-fn tokens([rows, sequence]: [usize; 2], shift: usize) -> Tensor<2, Int> {
+pub(crate) fn tokens([rows, sequence]: [usize; 2], shift: usize) -> Tensor<2, Int> {
     let id = |row: usize, place: usize| ((row * 31 + (place + shift) * (place + shift)) % VOCABULARY) as i32;
     let ids: Vec<i32> = (0..rows).flat_map(|row| (0..sequence).map(move |place| id(row, place))).collect();
     Tensor::from_data(TensorData::new(ids, [rows, sequence]), &Device::flex())

@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    completions, devices, export, generate, init, inspect, lower, man, partition, plan, report, resume,
-    schedule, simulate, validate, view, vpp,
+    completions, devices, export, generate, init, inspect, lower, man, partition, plan, profile, report,
+    resume, schedule, simulate, validate, view, vpp,
 };
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
@@ -128,9 +128,19 @@ Several runs are shown side by side, in the same charts.
 Example:
   pipewright report runs/sample -o report.html")]
     Report(report::ReportArguments),
+    /// Measure what the layers of a model and the links between ranks cost, for `plan` and `simulate`.
+    #[command(after_help = "\
+Runs a short model that has the first and the last layer and two layers of each kind between them, on as many ranks at \
+once as the run has. The depth of the model does not matter. What cannot be measured is estimated, and the profile says \
+which figures are.
+
+Example:
+  pipewright profile --set pipeline.ranks=2 -o profile.toml")]
+    Profile(profile::ProfileArguments),
     /// Search the fastest cut, placement, schedule and recomputation, and say how far from the best it can be.
     #[command(after_help = "\
-Plans are judged by `pipewright simulate --profile`. With a configuration, its ranks, microbatches and model apply. -o \
+Plans are judged by `pipewright simulate --profile`. With a configuration, its ranks, microbatches and model apply, and \
+without a profile its costs are estimated. -o \
 writes a configuration for `train`, and beside it the schedule as a CSV file if it has no name. Exits with 3 if nothing \
 fits into the memory.
 

@@ -71,6 +71,7 @@ fn run(command: &Command) -> Result<(), Failure> {
         Command::Simulate(arguments) => commands::simulate::run(arguments),
         Command::View(arguments) => commands::view::run(arguments),
         Command::Report(arguments) => commands::report::run(arguments),
+        Command::Profile(arguments) => commands::profile::run(arguments),
         Command::Plan(arguments) => commands::plan::run(arguments),
         Command::Partition(arguments) => commands::partition::run(arguments),
         Command::Vpp(arguments) => commands::vpp::run(arguments),

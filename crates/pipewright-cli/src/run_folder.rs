@@ -101,11 +101,16 @@ pub(crate) fn probe(path: &Path) -> Result<(), RunFolderError> {
 }
 
 impl RunFolder {
-    /// Creates the folder, moves an earlier run aside, and writes `config`, the effective configuration.
+    /// Creates the folder, moves an earlier run aside, and writes `config`, the effective configuration, and before it
+    /// `files`, each with its name and text.
     ///
     /// # Errors
     /// Fails if the folder cannot be written, contains files that a run would overwrite, or cannot be moved.
-    pub(crate) fn create(path: &Path, config: &str) -> Result<Self, RunFolderError> {
+    pub(crate) fn create(
+        path: &Path,
+        config: &str,
+        files: &[(String, String)],
+    ) -> Result<Self, RunFolderError> {
         refuse_foreign_files(path)?;
         let mut moved = Vec::new();
         if is_run(path) {
@@ -115,6 +120,10 @@ impl RunFolder {
         let checkpoints = Some(own_checkpoints(path)?);
         let metrics_path = path.join(METRICS);
         let metrics = File::create_new(&metrics_path).map_err(write_error(&metrics_path))?;
+        for (name, text) in files {
+            let file = path.join(name);
+            fs::write(&file, text).map_err(write_error(&file))?;
+        }
         write_config(path, config)?;
         Ok(Self { path: path.to_owned(), metrics, moved, checkpoints })
     }

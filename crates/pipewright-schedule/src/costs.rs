@@ -66,6 +66,8 @@ pub struct StageCosts {
     pub weight_backward: f64,
     /// `B`.
     pub backward: f64,
+    /// A forward that is computed again before its backward; `None` for the time of `F`.
+    pub recompute: Option<f64>,
     /// `UNSHARD`, for each call.
     pub unshard: f64,
     /// `REDUCE_GRAD`, for each call.
@@ -179,15 +181,29 @@ impl StageCosts {
     /// everything else takes no time.
     pub fn new(forward: f64, input_backward: f64, weight_backward: f64) -> Self {
         let backward = input_backward + weight_backward;
-        Self { forward, input_backward, weight_backward, backward, unshard: 0.0, reduce_grad: 0.0 }
+        Self {
+            forward,
+            input_backward,
+            weight_backward,
+            backward,
+            recompute: None,
+            unshard: 0.0,
+            reduce_grad: 0.0,
+        }
     }
 
-    fn named(&self) -> [(&'static str, f64); 6] {
+    /// Returns the time of a forward that is computed again.
+    pub(crate) fn again(&self) -> f64 {
+        self.recompute.unwrap_or(self.forward)
+    }
+
+    fn named(&self) -> [(&'static str, f64); 7] {
         [
             ("F", self.forward),
             ("I", self.input_backward),
             ("W", self.weight_backward),
             ("B", self.backward),
+            ("recompute", self.again()),
             ("UNSHARD", self.unshard),
             ("REDUCE_GRAD", self.reduce_grad),
         ]

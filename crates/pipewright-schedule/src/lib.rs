@@ -64,6 +64,8 @@ pub mod simulate;
 
 pub mod profile;
 
+pub mod analytic;
+
 pub mod plan;
 
 mod trace;

@@ -3,6 +3,8 @@
 //! Model families describe themselves with these types. The engine cuts the description into stages
 //! ([`mod@crate::partition`]) and does not know what a layer computes.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 /// The description of a model: its layers in order.
@@ -34,5 +36,45 @@ impl ModelDesc {
     /// Returns the weights of the layers in order, as [`crate::partition::partition`] takes them.
     pub fn weights(&self) -> Vec<u64> {
         self.layers.iter().map(|layer| layer.weight).collect()
+    }
+
+    /// Returns the longest ranges of consecutive layers that do not differ in anything but their path.
+    pub fn runs(&self) -> Vec<Range<usize>> {
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            match runs.last_mut() {
+                Some(run) if self.layers[run.start].is_like(layer) => run.end = index + 1,
+                _ => runs.push(index..index + 1),
+            }
+        }
+        runs
+    }
+}
+
+impl LayerDesc {
+    /// Returns whether two layers differ in nothing but their path.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let Self { path: _, kind, parameters, weight, activation_bytes, output_bytes } = self;
+        (kind, parameters, weight, activation_bytes, output_bytes)
+            == (&other.kind, &other.parameters, &other.weight, &other.activation_bytes, &other.output_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_of_equal_layers() {
+        let layer = |kind: &str, path: &str| LayerDesc {
+            path: path.into(),
+            kind: kind.into(),
+            parameters: 1,
+            weight: 2,
+            activation_bytes: 3,
+            output_bytes: 4,
+        };
+        let layers = vec![layer("a", "0"), layer("b", "1"), layer("b", "2"), layer("a", "3")];
+        assert_eq!(ModelDesc { layers }.runs(), [0..1, 1..3, 3..4]);
     }
 }

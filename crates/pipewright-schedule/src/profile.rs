@@ -6,7 +6,7 @@
 //! ```
 //! use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 //! let layer = LayerProfile { kind: "block".into(), count: 8, forward_s: 1e-3, ..LayerProfile::default() };
-//! let profile = Profile { layers: vec![layer], link: LinkProfile { latency_s: 0.0, bytes_per_s: 1e10 }, ..Profile::default() };
+//! let profile = Profile { layers: vec![layer], link: LinkProfile::new(0.0, 1e10), ..Profile::default() };
 //! assert_eq!(profile.layer_count(), 8);
 //! assert!(profile.problems().is_empty());
 //! ```
@@ -38,6 +38,10 @@ pub struct Profile {
     pub link: LinkProfile,
     /// The layers in the order of the model.
     pub layers: Vec<LayerProfile>,
+    /// The figures that were not measured but assumed, such as `link.latency_s` or `head.forward_s`: a section or the
+    /// kind of a layer, and a key.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub assumed: Vec<String>,
 }
 
 /// The device that a profile is for.
@@ -50,6 +54,15 @@ pub struct DeviceProfile {
     /// The memory of one rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// The device as a configuration of a run names it, such as `flex` or `cuda:1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// The number of ranks that computed at the same time while the profile was measured. They share caches and memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<u32>,
+    /// The threads of each rank.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads_per_rank: Option<u32>,
 }
 
 /// The link between two ranks.
@@ -60,6 +73,10 @@ pub struct LinkProfile {
     pub latency_s: f64,
     /// The bandwidth.
     pub bytes_per_s: f64,
+    /// The bytes of gradients per second that a rank copies and adds for sums over replicas, besides their transfer.
+    /// `None` if that takes no time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reduce_bytes_per_s: Option<f64>,
 }
 
 /// The costs of a layer, or of several equal layers in a row, for one microbatch.
@@ -92,6 +109,10 @@ pub struct LayerProfile {
     /// The size of the tensors that `I` keeps until `W`; `None` for half of `activation_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_activation_bytes: Option<u64>,
+    /// The most bytes that the layer's operations hold only while they run. A rank needs them once, for the layer with the
+    /// most.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub temporary_bytes: u64,
 }
 
 /// The part of a profile that a problem is in.
@@ -124,10 +145,15 @@ fn one() -> u32 {
     1
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 impl Default for Profile {
     /// A profile for microbatches of one row, without layers.
     fn default() -> Self {
-        Self { rows: 1, device: None, link: LinkProfile::default(), layers: Vec::new() }
+        Self { rows: 1, device: None, link: LinkProfile::default(), layers: Vec::new(), assumed: Vec::new() }
     }
 }
 
@@ -146,7 +172,15 @@ impl Default for LayerProfile {
             parameter_bytes: 0,
             activation_bytes: 0,
             weight_activation_bytes: None,
+            temporary_bytes: 0,
         }
+    }
+}
+
+impl LinkProfile {
+    /// Returns a link of this latency in seconds and bandwidth in bytes per second.
+    pub fn new(latency_s: f64, bytes_per_s: f64) -> Self {
+        Self { latency_s, bytes_per_s, reduce_bytes_per_s: None }
     }
 }
 
@@ -186,9 +220,15 @@ impl Profile {
             check_bytes(&mut found, ProfilePart::Device, "memory_bytes", memory);
         }
         check_seconds(&mut found, ProfilePart::Link, "latency_s", self.link.latency_s);
-        if !(1.0..=MAX_BYTES_PER_SECOND).contains(&self.link.bytes_per_s) {
-            let expected = format!("a number from 1 to {MAX_BYTES_PER_SECOND:e}");
-            found.push(problem(ProfilePart::Link, "bytes_per_s", self.link.bytes_per_s, expected));
+        let bandwidths = [
+            ("bytes_per_s", Some(self.link.bytes_per_s)),
+            ("reduce_bytes_per_s", self.link.reduce_bytes_per_s),
+        ];
+        for (key, bandwidth) in bandwidths {
+            if let Some(value) = bandwidth.filter(|value| !(1.0..=MAX_BYTES_PER_SECOND).contains(value)) {
+                let expected = format!("a number from 1 to {MAX_BYTES_PER_SECOND:e}");
+                found.push(problem(ProfilePart::Link, key, value, expected));
+            }
         }
         for (index, layer) in self.layers.iter().enumerate() {
             check_layer(&mut found, ProfilePart::Layer(index), layer);
@@ -216,6 +256,7 @@ fn check_layer(found: &mut Vec<ProfileProblem>, part: ProfilePart, layer: &Layer
         ("parameter_bytes", Some(layer.parameter_bytes)),
         ("activation_bytes", Some(layer.activation_bytes)),
         ("weight_activation_bytes", layer.weight_activation_bytes),
+        ("temporary_bytes", Some(layer.temporary_bytes)),
     ];
     for (key, bytes) in sizes {
         check_bytes(found, part, key, bytes.unwrap_or(0));
@@ -269,8 +310,8 @@ mod tests {
 
     fn check(change: impl FnOnce(&mut Profile), expected: &[&str]) {
         let layer = LayerProfile { kind: "a".into(), count: 2, ..LayerProfile::default() };
-        let link = LinkProfile { latency_s: 0.0, bytes_per_s: 1e9 };
-        let mut profile = Profile { rows: 1, device: None, link, layers: vec![layer] };
+        let link = LinkProfile::new(0.0, 1e9);
+        let mut profile = Profile { link, layers: vec![layer], ..Profile::default() };
         change(&mut profile);
         let found: Vec<String> = profile.problems().iter().map(ToString::to_string).collect();
         assert_eq!(found, expected);

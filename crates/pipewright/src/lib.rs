@@ -156,4 +156,5 @@ pub mod hook;
 mod executor;
 mod driver;
 pub mod pipeline;
+pub mod profile;
 pub mod train;

@@ -105,6 +105,8 @@ pub enum Tag {
     Hello,
     /// Whether all processes have the same program and settings, from the first rank.
     Welcome,
+    /// What the process of the first rank has chosen for all.
+    Chosen,
 }
 
 impl std::fmt::Display for Tag {
@@ -152,6 +154,7 @@ impl std::fmt::Display for Tag {
             Self::Summary => f.write_str("the summary of the step"),
             Self::Hello => f.write_str("the description of its run"),
             Self::Welcome => f.write_str("whether all processes run the same"),
+            Self::Chosen => f.write_str("the choices of the first process"),
         }
     }
 }

@@ -33,6 +33,7 @@ const LAYERS: &[&str] = &[
     "driver",
     // All ranks together.
     "pipeline",
+    "profile",
     "train",
 ];
 

@@ -7,8 +7,9 @@ use pipewright::train::Validation;
 use pipewright_models::ParameterSpec;
 use pipewright_schedule::{LayerDesc, StageIndex};
 
+use crate::commands::auto::{Chosen, choose_without_profile};
 use crate::commands::memory::MemoryPlan;
-use crate::commands::prepare::{Prepared, prepare};
+use crate::commands::prepare::{Prepared, load_settings, prepare};
 use crate::commands::run_arguments::RunArguments;
 use crate::config::run::RunSettings;
 use crate::failure::Failure;
@@ -17,11 +18,17 @@ use crate::run_folder;
 
 /// Runs the command.
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
-    let prepared = prepare(arguments)?;
+    let loaded = load_settings(arguments.config.as_deref(), &arguments.set)?;
+    let Chosen { loaded, sentences, .. } = match loaded.is_auto() {
+        true => choose_without_profile(loaded)?,
+        false => Chosen::named(loaded),
+    };
+    let prepared = prepare(loaded)?;
     run_folder::probe(&prepared.settings.run.out).map_err(Failure::input)?;
     let stages = outlines(&prepared)?;
     let memory = MemoryPlan::new(&prepared, &stages)?;
-    output::write(None, &(summary(&prepared, &stages) + &memory.table()))?;
+    let chosen: String = sentences.iter().map(|sentence| format!("{sentence}\n")).collect();
+    output::write(None, &(chosen + &summary(&prepared, &stages) + &memory.table()))?;
     memory.require_fit()
 }
 

@@ -105,7 +105,8 @@ fn own_device(settings: &Settings, world: &mut World) -> Result<Devices, Failure
     agreed.map_err(|error| disagreement(&error)).map(|()| devices)
 }
 
-fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Result<PipelineConfig, Failure> {
+/// Returns the settings of a pipeline besides the devices.
+pub(super) fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Result<PipelineConfig, Failure> {
     let OptimizerSettings { betas: [beta_1, beta_2], eps, weight_decay, clip_norm, ref no_decay, .. } =
         settings.optimizer;
     let adamw = AdamW {

@@ -1,5 +1,6 @@
 //! The commands, one file each: the arguments of a command and its calls into the libraries.
 
+mod auto;
 pub(crate) mod check;
 mod checkpoint_path;
 pub(crate) mod completions;
@@ -18,14 +19,18 @@ pub(crate) mod man;
 mod origin;
 mod other_sizes;
 pub(crate) mod partition;
+mod measure;
 mod memory;
 mod overview;
+mod peak_rates;
 pub(crate) mod plan;
 mod plan_choice;
 mod plan_config;
 mod plan_print;
 mod prepare;
 mod process_group;
+pub(crate) mod profile;
+mod profile_file;
 mod recorded_run;
 pub(crate) mod report;
 pub(crate) mod resume;

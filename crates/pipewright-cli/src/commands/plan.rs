@@ -1,17 +1,22 @@
 //! `pipewright plan`: searches the best plan for a profile, and writes its configuration.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use pipewright_schedule::plan::{PlanError, PlanRequest, plan};
+use pipewright_schedule::analytic::estimate;
+use pipewright_schedule::plan::{PlanRequest, plan};
 use pipewright_schedule::profile::Profile;
 
+use crate::commands::measure::workload;
+use crate::commands::peak_rates::{assumed_link, assumed_rates};
 use crate::commands::plan_config::write_plan;
-use crate::commands::plan_print::{json, text};
+use crate::commands::plan_print::{json, refused, text};
 use crate::commands::prepare::{load_settings, read_model};
+use crate::commands::run_arguments::parse_time;
+use crate::config::profile::ProfiledRun;
 use crate::config::{self, Settings};
-use crate::failure::{Exit, Failure};
+use crate::failure::Failure;
 use crate::output;
 
 /// The arguments of `pipewright plan`.
@@ -23,7 +28,8 @@ pub(crate) struct PlanArguments {
     /// Override a key of the configuration with a TOML value
     #[arg(long, value_name = "section.key=value")]
     set: Vec<String>,
-    /// The costs of layers and links, from a file that `profile` wrote or that is written by hand
+    /// The costs of layers and links, from a file that `profile` wrote or that is written by hand; by default, estimates
+    /// for the model of the configuration
     #[arg(long, value_name = "PROFILE.toml")]
     profile: Option<PathBuf>,
     /// The number of ranks, over all replicas; by default, those of the configuration
@@ -64,13 +70,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
         true => Some(load_settings(arguments.config.as_deref(), &arguments.set)?.settings),
         false => None,
     };
-    let file = arguments.profile.as_deref().ok_or_else(|| {
-        Failure::input("--profile is missing; write the costs of layers and links to a file, or measure them")
-    })?;
-    let profile = config::profile::read(file)?;
-    if let Some(settings) = &settings {
-        check_layers(file, &profile, settings)?;
-    }
+    let profile = profile(arguments, settings.as_ref())?;
     let request = request(arguments, &profile, settings.as_ref())?;
     let start = Instant::now();
     let mut keep_going = || start.elapsed() < arguments.time_limit;
@@ -81,8 +81,8 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
         write_plan(output, best, settings.as_ref())?;
     }
     let printed = match arguments.format {
-        Format::Text => text(&report, &request, seconds),
-        Format::Json => json(&report, seconds),
+        Format::Text => text(&report, &request, seconds, &profile.assumed),
+        Format::Json => json(&report, seconds, &profile.assumed),
     };
     output::write(None, &printed)
 }
@@ -112,23 +112,25 @@ fn request(
     })
 }
 
-/// Refuses a profile of another model than that of the configuration.
-fn check_layers(file: &Path, profile: &Profile, settings: &Settings) -> Result<(), Failure> {
-    let layers = read_model(&settings.model)?.describe(settings.data.seq_len as usize).layers.len() as u64;
-    match profile.layer_count() {
-        found if found == layers => Ok(()),
-        found => Err(Failure::input(format!(
-            "{}: the profile has {found} layers, and the model of the configuration has {layers}; use the profile of \
-             this model",
-            file.display()
-        ))),
-    }
-}
-
-fn refused(error: PlanError) -> Failure {
-    match error {
-        PlanError::DoesNotFit { .. } => Failure::new(Exit::CheckFailed, error),
-        error => Failure::input(error),
+/// Returns the profile of the file; without one, that of the configuration's model at assumed rates.
+fn profile(arguments: &PlanArguments, settings: Option<&Settings>) -> Result<Profile, Failure> {
+    let Some(settings) = settings else {
+        let file = arguments.profile.as_deref().ok_or_else(|| {
+            Failure::input(
+                "--profile is missing; write the costs of layers and links to a file, measure them with `pipewright \
+                 profile`, or give a configuration, whose costs are then estimated",
+            )
+        })?;
+        return Ok(config::profile::read(file)?);
+    };
+    let layers = read_model(&settings.model)?.describe(settings.data.seq_len as usize);
+    let (workload, rates) = (workload(settings, &layers), assumed_rates(settings));
+    match &arguments.profile {
+        None => Ok(estimate(&workload, rates, assumed_link(settings))),
+        Some(file) => {
+            let device = settings.run.devices.to_string();
+            Ok(config::profile::read_for(file, &ProfiledRun { workload, rates, device })?)
+        }
     }
 }
 
@@ -153,17 +155,6 @@ fn parse_size(text: &str) -> Result<u64, String> {
     value
         .map(|value| value as u64)
         .ok_or_else(|| "write a size such as 16GiB, 500MB or a number of bytes".to_owned())
-}
-
-/// Reads a time such as `20s`, `500ms` or `2m`.
-fn parse_time(text: &str) -> Result<Duration, String> {
-    let lower = text.trim().to_lowercase();
-    let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0)];
-    let unit = units.iter().find_map(|(name, seconds)| Some((lower.strip_suffix(name)?, *seconds)));
-    let (number, seconds) = unit.unwrap_or((&lower, 1.0));
-    let value = number.trim().parse::<f64>().ok().map(|number| number * seconds);
-    let value = value.filter(|value| (0.0..=1e6).contains(value));
-    value.map(Duration::from_secs_f64).ok_or_else(|| "write a time such as 20s, 500ms or 2m".to_owned())
 }
 
 #[cfg(test)]

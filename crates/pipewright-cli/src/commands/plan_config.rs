@@ -19,9 +19,7 @@ pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
         Some(settings) => Table::try_from(settings).expect("settings are tables of plain values"),
         None => Table::new(),
     };
-    let is_named =
-        plan.name != SEARCHED && plan.name != "zb-greedy" && plan.settings == PlanSettings::default();
-    let schedule = if is_named {
+    let schedule = if is_named(plan) {
         plan.name.to_owned()
     } else {
         let csv = file.with_extension("csv");
@@ -54,6 +52,11 @@ pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
     set(&mut config, "mesh", vec![("data_parallel", number(plan.data_parallel))]);
     let text = toml::to_string(&config).expect("a table of plain values can be written as TOML");
     output::write(Some(file), &text)
+}
+
+/// Returns whether a configuration can name the schedule of a plan: it has a name, and it depends on its size alone.
+pub(super) fn is_named(plan: &Plan) -> bool {
+    plan.name != SEARCHED && plan.name != "zb-greedy" && plan.settings == PlanSettings::default()
 }
 
 /// Sets keys of a section.

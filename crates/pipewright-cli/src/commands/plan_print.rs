@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use pipewright_schedule::plan::{OutcomeKind, Plan, PlanReport, PlanRequest};
+use pipewright_schedule::plan::{OutcomeKind, Plan, PlanError, PlanReport, PlanRequest};
 use serde::Serialize;
 
 use crate::display::bytes;
+use crate::failure::{Exit, Failure};
 
 /// The output of `--format json`.
 #[derive(Serialize)]
@@ -16,6 +17,8 @@ struct Report<'a> {
     search_s: f64,
     simulated: u64,
     stopped: bool,
+    /// The figures of the profile that were not measured.
+    assumed: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -71,7 +74,7 @@ pub(super) fn stages_per_rank(plan: &Plan) -> u32 {
 }
 
 /// Returns the report as JSON.
-pub(super) fn json(report: &PlanReport, seconds: f64) -> String {
+pub(super) fn json(report: &PlanReport, seconds: f64, assumed: &[String]) -> String {
     let report = Report {
         plans: report.plans.iter().map(plan_json).collect(),
         lower_bound_s: report.lower_bound_s,
@@ -79,6 +82,7 @@ pub(super) fn json(report: &PlanReport, seconds: f64) -> String {
         search_s: seconds,
         simulated: report.simulated,
         stopped: report.stopped,
+        assumed,
     };
     serde_json::to_string(&report).expect("numbers can be written as JSON") + "\n"
 }
@@ -105,8 +109,16 @@ fn plan_json(plan: &Plan) -> PlanJson<'_> {
     }
 }
 
-/// Returns the report as text.
-pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64) -> String {
+/// Returns the failure for an error of the planner.
+pub(super) fn refused(error: PlanError) -> Failure {
+    match error {
+        PlanError::DoesNotFit { .. } => Failure::new(Exit::CheckFailed, error),
+        error => Failure::input(error),
+    }
+}
+
+/// Returns the report as text. `assumed` has the figures of the profile that were not measured.
+pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64, assumed: &[String]) -> String {
     let mut text = String::new();
     let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
     for (place, plan) in report.plans.iter().enumerate() {
@@ -143,10 +155,14 @@ pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64) -> 
     if request.memory.is_none() {
         line("memory is not limited; --memory limits it".to_owned());
     }
+    if !assumed.is_empty() {
+        line(format!("assumed, not measured: {}", assumed.join(", ")));
+    }
     text
 }
 
-fn title_of(plan: &Plan) -> String {
+/// Describes a plan in a few words.
+pub(super) fn title_of(plan: &Plan) -> String {
     let replicas =
         if plan.data_parallel > 1 { format!("{} replicas of ", plan.data_parallel) } else { String::new() };
     let recompute = match Recompute::of(plan) {

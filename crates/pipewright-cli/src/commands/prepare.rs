@@ -20,7 +20,6 @@ use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::{Action, Level, ModelDesc, Program, ValidatedProgram, validate};
 use serde_json::{Map, Value, json};
 
-use crate::commands::run_arguments::RunArguments;
 use crate::commands::schedule_file::{implied_level, locate};
 use crate::config::data::{BYTES, DataSettings};
 use crate::config::mesh::MeshSettings;
@@ -56,6 +55,17 @@ pub(super) struct Prepared {
 /// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ, because
 /// files may be in different folders on different machines.
 pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
+    let mut fields = shared_settings(&prepared.settings);
+    fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
+    fields.insert("files of the weights".to_owned(), weights(&prepared.initial));
+    if let Some(validation) = &prepared.validation {
+        fields.insert("validation data".to_owned(), json!(validation.rows().identity()).to_string());
+    }
+    fields
+}
+
+/// Returns the settings that must be equal in all processes.
+pub(super) fn shared_settings(settings: &Settings) -> Fields {
     const MAY_DIFFER: [&str; 11] = [
         "data.path",
         "data.side",
@@ -69,13 +79,8 @@ pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
         "run.devices",
         "run.exclusive",
     ];
-    let mut fields = prepared.settings.by_key();
+    let mut fields = settings.by_key();
     fields.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
-    fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
-    fields.insert("files of the weights".to_owned(), weights(&prepared.initial));
-    if let Some(validation) = &prepared.validation {
-        fields.insert("validation data".to_owned(), json!(validation.rows().identity()).to_string());
-    }
     fields
 }
 
@@ -95,9 +100,9 @@ fn weights(initial: &InitialParameters) -> String {
     files.join(", ")
 }
 
-/// Prepares the run that the arguments specify, and checks the files that contain its parameters.
-pub(super) fn prepare(arguments: &RunArguments) -> Result<Prepared, Failure> {
-    let prepared = prepare_settings(load_settings(arguments.config.as_deref(), &arguments.set)?)?;
+/// Prepares the run that the settings specify, and checks the files that contain its parameters.
+pub(super) fn prepare(loaded: Loaded) -> Result<Prepared, Failure> {
+    let prepared = prepare_settings(loaded)?;
     if let InitialParameters::Directory(directory) = &prepared.initial {
         let parameters = prepared.model.outline(0..prepared.layers.layers.len()).map_err(Failure::input)?;
         hf::check_weights(directory, &parameters).map_err(Failure::input)?;
@@ -170,6 +175,12 @@ fn sound_program(
 ) -> Result<ValidatedProgram, Failure> {
     let place = &pipeline.schedule;
     let program = match schedule {
+        FoundSchedule::Auto => {
+            return Err(Failure::input(
+                "`pipeline.schedule` is \"auto\", which only `train` and `check` plan: a run resumes with the plan that \
+                 it stored, so leave the key out, or name a schedule",
+            ));
+        }
         FoundSchedule::Generated(schedule) => {
             for_training(&schedule, &lowering(mesh)).map_err(|error| Failure::new(Exit::Bug, error))?
         }
@@ -248,7 +259,10 @@ fn require_one_beginning(data: &DataSettings, model: &ModelConfig) -> Result<(),
 }
 
 /// Returns the training data and the validation data.
-fn open_data(settings: &Settings, model: &ModelConfig) -> Result<(TokenRows, Option<Validation>), Failure> {
+pub(super) fn open_data(
+    settings: &Settings,
+    model: &ModelConfig,
+) -> Result<(TokenRows, Option<Validation>), Failure> {
     let (data, vocab_size) = (&settings.data, model.vocab_size());
     let config = data_config(settings);
     // Which part of the data is too short is only known when a share of it is held out.

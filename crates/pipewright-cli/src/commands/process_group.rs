@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
+use pipewright::device::Devices;
 use pipewright::failure::{Cause, StepError};
 use pipewright::ids::WorldRank;
-use pipewright::transport::{AgreementError, Fields, World};
+use pipewright::transport::{AgreementError, Fields, LinkSpeed, World};
 
+use crate::config::pipeline::TransportChoice;
 use crate::failure::{Exit, Failure, sentence};
 
 /// The time that processes wait for each other before the configuration's own deadline is known.
@@ -67,6 +69,39 @@ impl ProcessGroup {
     /// Returns whether this process writes files and reports to the user.
     pub(crate) fn is_leader(&self) -> bool {
         self.is_leader
+    }
+
+    /// Returns the rank of this process.
+    pub(crate) fn rank(&self) -> WorldRank {
+        self.rank
+    }
+
+    /// Measures the link between two ranks, processes or threads. All processes call it, and only the leader gets a
+    /// result.
+    pub(crate) fn measure_link(
+        &mut self,
+        transport: TransportChoice,
+        devices: &Devices,
+    ) -> Result<Option<LinkSpeed>, Failure> {
+        if transport == TransportChoice::Mpi && self.world.is_none() {
+            self.join()?;
+        }
+        let deadline = self.deadline;
+        let measured = match &mut self.world {
+            Some(world) => world.measure_link(devices, deadline),
+            None => World::local(2).measure_link(devices, deadline),
+        };
+        measured.map_err(|error| disagreement(&error))
+    }
+
+    /// Returns the text of the leader in every process.
+    pub(crate) fn share(&mut self, own: String) -> Result<String, Failure> {
+        // The leader may have to search before it answers.
+        let patience = self.deadline + START;
+        match &mut self.world {
+            Some(world) => world.share(own, patience).map_err(|error| disagreement(&error)),
+            None => Ok(own),
+        }
     }
 
     /// Returns whether it is one of several processes.

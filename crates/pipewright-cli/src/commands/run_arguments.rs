@@ -1,6 +1,7 @@
 //! The arguments that specify a run. The commands that prepare a run share them.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 
@@ -13,4 +14,15 @@ pub(crate) struct RunArguments {
     /// Override a key with a TOML value; a value that is not TOML is taken as text
     #[arg(long, value_name = "section.key=value")]
     pub(crate) set: Vec<String>,
+}
+
+/// Reads a time such as `20s`, `500ms` or `2m`.
+pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
+    let lower = text.trim().to_lowercase();
+    let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0)];
+    let unit = units.iter().find_map(|(name, seconds)| Some((lower.strip_suffix(name)?, *seconds)));
+    let (number, seconds) = unit.unwrap_or((&lower, 1.0));
+    let value = number.trim().parse::<f64>().ok().map(|number| number * seconds);
+    let value = value.filter(|value| (0.0..=1e6).contains(value));
+    value.map(Duration::from_secs_f64).ok_or_else(|| "write a time such as 20s, 500ms or 2m".to_owned())
 }

@@ -66,7 +66,7 @@ mod tests {
     /// Records steps that take these seconds, and returns the steps that are kept.
     fn check(kept: u64, seconds: &[f64], expected: &[u64]) {
         let scratch = tempfile::tempdir().expect("a scratch folder");
-        let folder = RunFolder::create(&scratch.path().join("run"), "").expect("it takes files");
+        let folder = RunFolder::create(&scratch.path().join("run"), "", &[]).expect("it takes files");
         let mut recorder = TimelineRecorder::new(0, seconds.len() as u64, kept);
         for (step, &end) in (1..).zip(seconds) {
             let action = "0F0".parse().expect("an action");

@@ -1,10 +1,11 @@
 //! `pipewright train`: prepares a run and trains it from the first step.
 
+use crate::commands::auto::{self, Chosen};
 use crate::commands::evaluations::Evaluations;
 use crate::commands::launch::{abandon, launch};
 use crate::commands::origin;
 use crate::commands::overview::overview;
-use crate::commands::prepare::{identity, prepare};
+use crate::commands::prepare::{identity, load_settings, prepare, shared_settings};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::run_identity::describe;
@@ -22,16 +23,29 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
 }
 
 fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<(), Failure> {
-    let prepared = prepare(arguments).and_then(|prepared| {
+    let loaded = load_settings(arguments.config.as_deref(), &arguments.set);
+    let chosen = match loaded {
+        Ok(loaded) if loaded.is_auto() => {
+            let loaded = processes.agree(Ok(loaded), |loaded| shared_settings(&loaded.settings))?;
+            processes.set_deadline(loaded.settings.run.deadline());
+            Ok(auto::choose(loaded, processes)?)
+        }
+        loaded => loaded.map(Chosen::named),
+    };
+    let prepared = chosen.and_then(|Chosen { loaded, sentences, files }| {
+        if processes.is_leader() {
+            sentences.iter().for_each(|sentence| display::say(sentence));
+        }
+        let prepared = prepare(loaded)?;
         processes.set_deadline(prepared.settings.run.deadline());
         if processes.is_leader() {
             run_folder::probe(&prepared.settings.run.out).map_err(Failure::input)?;
         }
         let description = describe(&prepared);
-        Ok((prepared, description))
+        Ok((prepared, description, files))
     });
-    let (prepared, description) =
-        processes.agree(prepared, |(prepared, description)| identity(prepared, description))?;
+    let (prepared, description, files) =
+        processes.agree(prepared, |(prepared, description, _)| identity(prepared, description))?;
     let (settings, overview) = (prepared.settings.clone(), overview(&prepared));
     let evaluations = Evaluations::new(&prepared, None);
     let interrupt = Interrupt::default();
@@ -39,7 +53,7 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
     let mut trainer = launch(prepared, processes, &interrupt)?;
     let mut folder = None;
     if processes.is_leader() {
-        let created = RunFolder::create(&settings.run.out, &settings.to_toml());
+        let created = RunFolder::create(&settings.run.out, &settings.to_toml(), &files);
         let created = created.map_err(|error| abandon(&mut trainer, Failure::input(error)))?;
         for sentence in created.moved() {
             display::say(sentence);

@@ -31,6 +31,11 @@ impl DeviceSettings {
         self.device.as_ref().map_or(&self.devices, std::slice::from_ref)
     }
 
+    /// Returns the device of the first rank.
+    pub(crate) fn first(&self) -> &DeviceChoice {
+        &self.choices()[0]
+    }
+
     /// Returns whether all ranks compute on the processor.
     pub(crate) fn are_processor(&self) -> bool {
         self.choices().iter().all(|choice| choice.back_end == BackEnd::Flex)

@@ -19,6 +19,7 @@ pub(crate) mod pipeline;
 mod place;
 mod problem;
 pub(crate) mod profile;
+mod profile_keys;
 pub(crate) mod run;
 pub(crate) mod sample;
 mod section;

@@ -113,6 +113,36 @@ pub(crate) enum ProblemKind {
         /// The key with the right unit.
         meant: &'static str,
     },
+    /// A profile has another number of layers than the model.
+    #[error("the profile has {found} layers, and the model of the configuration has {expected}")]
+    OtherLayers {
+        /// The layers of the profile.
+        found: u64,
+        /// The layers of the model.
+        expected: usize,
+    },
+    /// A size of a layer in a profile is not that of the model's layer.
+    #[error("`{key}` is {found}, and layer {layer} of the model ({kind}) has {expected}")]
+    OtherLayer {
+        /// The key.
+        key: &'static str,
+        /// The layer, counted from 0.
+        layer: usize,
+        /// Its kind in the model.
+        kind: String,
+        /// The size in the profile.
+        found: u64,
+        /// The size in the model.
+        expected: u64,
+    },
+    /// A profile was measured on another device.
+    #[error("the profile is of the device {found}, and the configuration computes on {expected}")]
+    OtherDevice {
+        /// The device of the profile.
+        found: String,
+        /// The device of the configuration.
+        expected: String,
+    },
     /// The value is of another type.
     #[error("`{key}` is {found}, where {expected} is expected")]
     WrongType {
@@ -323,6 +353,9 @@ impl ProblemKind {
             Self::UnknownProfileKey { suggestion: Some(meant), .. } => format!("did you mean `{meant}`?"),
             Self::UnknownProfileKey { known, .. } => format!("the keys are {}", known.join(", ")),
             Self::Unit { meant, .. } => format!("write `{meant}`, and convert the value"),
+            Self::OtherLayers { .. } | Self::OtherLayer { .. } | Self::OtherDevice { .. } => {
+                "use the profile of this run: `pipewright profile` with its configuration measures one".into()
+            }
             Self::WrongType { expected, .. } => format!("write {expected}"),
             Self::OutOfRange { range, .. } => format!("write {range}"),
             Self::NotCompiledIn { key, value, instead } => {

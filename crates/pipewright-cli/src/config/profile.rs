@@ -1,57 +1,41 @@
 //! Reads a profile: strict TOML, and every mistake with its place.
 //!
 //! The keys are checked here, the values by the profile itself. A key with another unit, such as `forward_ms`, is
-//! reported with the right one.
+//! reported with the right one. If the model is known, the profile must be of that model, and figures that it lacks are
+//! estimated.
 
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use pipewright_schedule::analytic::{Figure, Missing, PeakRates, Workload, fill};
 use pipewright_schedule::profile::{DeviceProfile, LayerProfile, LinkProfile, Profile, ProfilePart};
-use serde::Deserialize;
-use toml::de::{DeTable, DeValue, ValueDeserializer};
-use toml::{Spanned, Value};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
-use crate::config::keys::nearest;
 use crate::config::place::{Place, Source};
 use crate::config::problem::{ConfigError, Problem, ProblemKind};
+use crate::config::profile_keys::{Keys, Places, missing_problem};
 use crate::config::settings::read_source;
 
-/// The sections of a profile with their keys. The first has the keys outside of any section.
-const SECTIONS: [(&str, &[&str]); 4] = [
-    ("the profile", &["rows", "device", "link", "layers"]),
-    ("[device]", &["name", "memory_bytes"]),
-    ("[link]", &["latency_s", "bytes_per_s"]),
-    (
-        "[[layers]]",
-        &[
-            "kind",
-            "count",
-            "forward_s",
-            "input_backward_s",
-            "weight_backward_s",
-            "recompute_s",
-            "optimizer_s",
-            "output_bytes",
-            "parameter_bytes",
-            "activation_bytes",
-            "weight_activation_bytes",
-        ],
-    ),
-];
+/// The run that a profile must be for.
+pub(crate) struct ProfiledRun<'a> {
+    /// The model.
+    pub(crate) workload: Workload<'a>,
+    /// The rates for figures that the profile lacks.
+    pub(crate) rates: PeakRates,
+    /// The devices, as the configuration names them.
+    pub(crate) device: String,
+}
 
-/// Units that people write instead of seconds and bytes.
-const OTHER_UNITS: [&str; 20] = [
-    "ns", "us", "ms", "sec", "secs", "seconds", "min", "kb", "mb", "gb", "kib", "mib", "gib", "k", "m", "g",
-    "bits", "gbps", "gbit", "b",
-];
-
-/// The keys of a section that were read, with their places.
-struct Keys<'a> {
-    section: usize,
-    place: Place,
-    entries: Vec<(&'static str, Place, Value)>,
-    problems: &'a mut Vec<Problem>,
+/// A profile as it was read.
+struct Found {
+    profile: Profile,
+    /// The figures of layers that are not written.
+    missing: Vec<Missing>,
+    places: Places,
+    /// The beginning of the file.
+    whole: Place,
 }
 
 /// Reads the profile in `file`.
@@ -60,14 +44,30 @@ struct Keys<'a> {
 /// Fails if the file cannot be read, or with every mistake in it.
 pub(crate) fn read(file: &Path) -> Result<Profile, ConfigError> {
     let mut problems = Vec::new();
-    let profile = parse(read_source(file)?, &mut problems);
-    match profile {
-        Some(profile) if problems.is_empty() => Ok(profile),
+    match parse(read_source(file)?, false, &mut problems) {
+        Some(found) if problems.is_empty() => Ok(found.profile),
         _ => Err(ConfigError::Problems(problems)),
     }
 }
 
-fn parse(source: Source, problems: &mut Vec<Problem>) -> Option<Profile> {
+/// Reads the profile of a run in `file`, and estimates figures of layers that it lacks.
+///
+/// # Errors
+/// As [`read`], and if the profile is of another model or device.
+pub(crate) fn read_for(file: &Path, run: &ProfiledRun<'_>) -> Result<Profile, ConfigError> {
+    let mut problems = Vec::new();
+    let found = parse(read_source(file)?, true, &mut problems).filter(|_| problems.is_empty());
+    let Some(mut found) = found else { return Err(ConfigError::Problems(problems)) };
+    check_run(&found, run, &mut problems);
+    if !problems.is_empty() {
+        return Err(ConfigError::Problems(problems));
+    }
+    fill(&mut found.profile, &found.missing, &run.workload, run.rates);
+    Ok(found.profile)
+}
+
+/// Reads a profile. With `may_lack`, figures of layers may be missing.
+fn parse(source: Source, may_lack: bool, problems: &mut Vec<Problem>) -> Option<Found> {
     let source = Arc::new(source);
     let place = |span: Range<usize>| Place::File { source: Arc::clone(&source), span };
     let (table, errors) = DeTable::parse_recoverable(&source.text);
@@ -78,239 +78,165 @@ fn parse(source: Source, problems: &mut Vec<Problem>) -> Option<Profile> {
         }));
         return None;
     }
-    let mut places: Vec<(ProfilePart, &'static str, Place)> = Vec::new();
-    let (mut device, mut link) = (None, None);
-    let mut layers = Vec::new();
-    let mut top = DeTable::new();
+    let mut reader = Reader { place: &place, may_lack, places: Places::new(), missing: Vec::new(), problems };
+    let (mut device, mut link, mut layers, mut top) = (None, None, Vec::new(), DeTable::new());
     for (key, value) in table.into_inner() {
-        let (key_place, value_place) = (place(key.span()), place(value.span()));
+        let (key_place, span) = (place(key.span()), value.span());
         match (key.get_ref().as_ref(), value.into_inner()) {
-            ("device", DeValue::Table(keys)) => {
-                let mut keys = Keys::of(1, key_place, keys, &place, problems);
-                device = Some(DeviceProfile {
-                    name: keys.text("name"),
-                    memory_bytes: keys.optional("memory_bytes"),
-                });
-                keys.keep(ProfilePart::Device, &mut places);
-            }
-            ("link", DeValue::Table(keys)) => {
-                let mut keys = Keys::of(2, key_place, keys, &place, problems);
-                let [latency_s, bytes_per_s] = ["latency_s", "bytes_per_s"].map(|key| keys.number(key));
-                link = Some(LinkProfile { latency_s, bytes_per_s });
-                keys.keep(ProfilePart::Link, &mut places);
-            }
+            ("device", DeValue::Table(keys)) => device = Some(reader.device(key_place, keys)),
+            ("link", DeValue::Table(keys)) => link = Some(reader.link(key_place, keys)),
             ("layers", DeValue::Array(items)) => {
                 for (index, item) in items.into_iter().enumerate() {
                     let item_place = place(item.span());
-                    if let DeValue::Table(keys) = item.into_inner() {
-                        let mut keys = Keys::of(3, item_place, keys, &place, problems);
-                        layers.push(layer(&mut keys));
-                        keys.keep(ProfilePart::Layer(index), &mut places);
-                    } else {
-                        let kind = ProblemKind::WrongType {
-                            key: "layers",
-                            expected: "[[layers]] sections",
-                            found: "a list",
-                        };
-                        problems.push(Problem { place: item_place, kind });
+                    match item.into_inner() {
+                        DeValue::Table(keys) => layers.push(reader.layer(index, item_place, keys)),
+                        _ => reader.wrong_type(item_place, "[[layers]] sections", "a list"),
                     }
                 }
             }
-            ("device" | "link" | "layers", _) => {
-                let kind = ProblemKind::WrongType { key: "layers", expected: "a section", found: "a value" };
-                problems.push(Problem { place: value_place, kind });
-            }
-            (_, value) => {
-                let span = value_span(&value_place);
-                top.insert(key, Spanned::new(span, value));
-            }
+            ("device" | "link" | "layers", _) => reader.wrong_type(place(span), "a section", "a value"),
+            (_, value) => drop(top.insert(key, Spanned::new(span, value))),
         }
     }
     let whole = place(0..0);
-    let mut keys = Keys::of(0, whole.clone(), top, &place, problems);
-    let rows = keys.optional("rows").unwrap_or(1);
-    keys.keep(ProfilePart::Top, &mut places);
-    let missing =
-        |key| Problem { place: whole.clone(), kind: ProblemKind::Missing { key, section: SECTIONS[0].0 } };
-    if link.is_none() {
-        problems.push(missing("link"));
-    }
-    if layers.is_empty() {
-        problems.push(missing("layers"));
+    let (rows, assumed) = reader.top(whole.clone(), top);
+    let Reader { places, missing, problems, .. } = reader;
+    let has = [("link", link.is_some()), ("layers", !layers.is_empty())];
+    for (key, _) in has.into_iter().filter(|(_, is_there)| !is_there) {
+        problems.push(missing_problem(0, key, whole.clone()));
     }
     if !problems.is_empty() {
         return None;
     }
-    let profile = Profile { rows, device, link: link?, layers };
-    for problem in profile.problems() {
-        let known = places.iter().find(|(part, key, _)| (*part, *key) == (problem.part, problem.key));
-        let place = known.map_or(whole.clone(), |(_, _, place)| place.clone());
+    let profile = Profile { rows, device, link: link?, layers, assumed };
+    let found = Found { profile, missing, places, whole };
+    for problem in found.profile.problems() {
+        let place = found.place(problem.part, problem.key);
         let kind =
             ProblemKind::OutOfRange { key: problem.key, value: problem.value, range: problem.expected };
         problems.push(Problem { place, kind });
     }
-    Some(profile)
+    Some(found)
 }
 
-fn value_span(place: &Place) -> Range<usize> {
-    match place {
-        Place::File { span, .. } => span.clone(),
-        Place::Set { .. } | Place::Default => 0..0,
-    }
+/// Reads the sections.
+struct Reader<'a, P: Fn(Range<usize>) -> Place> {
+    place: &'a P,
+    may_lack: bool,
+    places: Places,
+    missing: Vec<Missing>,
+    problems: &'a mut Vec<Problem>,
 }
 
-fn layer(keys: &mut Keys<'_>) -> LayerProfile {
-    let kind = keys.text("kind");
-    if kind.is_empty() {
-        keys.miss("kind");
-    }
-    LayerProfile {
-        kind,
-        count: keys.optional("count").unwrap_or(1),
-        forward_s: keys.number("forward_s"),
-        input_backward_s: keys.number("input_backward_s"),
-        weight_backward_s: keys.number("weight_backward_s"),
-        recompute_s: keys.optional_number("recompute_s"),
-        optimizer_s: keys.optional_number("optimizer_s").unwrap_or(0.0),
-        output_bytes: keys.whole("output_bytes"),
-        parameter_bytes: keys.whole("parameter_bytes"),
-        activation_bytes: keys.whole("activation_bytes"),
-        weight_activation_bytes: keys.optional("weight_activation_bytes"),
-    }
-}
-
-impl<'a> Keys<'a> {
-    fn of(
-        section: usize,
-        section_place: Place,
-        keys: DeTable<'_>,
-        place: &impl Fn(Range<usize>) -> Place,
-        problems: &'a mut Vec<Problem>,
-    ) -> Self {
-        let (name, known) = SECTIONS[section];
-        let mut entries = Vec::new();
-        for (key, value) in keys {
-            let (key_place, value_place) = (place(key.span()), place(value.span()));
-            let written = key.get_ref().to_string();
-            let Some(&known_key) = known.iter().find(|known| **known == written) else {
-                problems.push(Problem { place: key_place, kind: unknown(written, name, known) });
-                continue;
-            };
-            match Value::deserialize(ValueDeserializer::from(value)) {
-                Ok(value) => entries.push((known_key, value_place, value)),
-                Err(error) => {
-                    let message = error.message().to_owned();
-                    let kind = ProblemKind::Unrepresentable { key: written, message };
-                    problems.push(Problem { place: value_place, kind });
-                }
-            }
-        }
-        Self { section, place: section_place, entries, problems }
+impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
+    fn top(&mut self, place: Place, keys: DeTable<'_>) -> (u32, Vec<String>) {
+        let mut keys = Keys::of(0, place, keys, self.place, self.problems);
+        let read = (keys.optional("rows").unwrap_or(1), keys.texts("assumed"));
+        keys.keep(ProfilePart::Top, &mut self.places);
+        read
     }
 
-    fn entry(&self, key: &str) -> Option<(Place, Value)> {
-        let found = self.entries.iter().find(|(known, _, _)| *known == key);
-        found.map(|(_, place, value)| (place.clone(), value.clone()))
-    }
-
-    fn miss(&mut self, key: &'static str) {
-        let kind = ProblemKind::Missing { key, section: SECTIONS[self.section].0 };
-        // A key that was written wrongly is reported as such.
-        if !self
-            .problems
-            .iter()
-            .any(|problem| matches!(&problem.kind, ProblemKind::Unit { meant, .. } if *meant == key))
-        {
-            self.problems.push(Problem { place: self.place.clone(), kind });
-        }
-    }
-
-    fn wrong(&mut self, key: &'static str, place: Place, expected: &'static str, value: &Value) {
-        let found = match value {
-            Value::String(_) => "a text",
-            Value::Integer(_) => "a whole number",
-            Value::Float(_) => "a number with a fraction",
-            Value::Boolean(_) => "true or false",
-            Value::Datetime(_) => "a date",
-            Value::Array(_) => "a list",
-            Value::Table(_) => "a table",
+    fn device(&mut self, place: Place, keys: DeTable<'_>) -> DeviceProfile {
+        let mut keys = Keys::of(1, place, keys, self.place, self.problems);
+        let device = DeviceProfile {
+            name: keys.text("name"),
+            memory_bytes: keys.optional("memory_bytes"),
+            device: Some(keys.text("device")).filter(|text| !text.is_empty()),
+            ranks: keys.optional("ranks"),
+            threads_per_rank: keys.optional("threads_per_rank"),
         };
-        self.problems.push(Problem { place, kind: ProblemKind::WrongType { key, expected, found } });
+        keys.keep(ProfilePart::Device, &mut self.places);
+        device
     }
 
-    fn text(&mut self, key: &'static str) -> String {
-        match self.entry(key) {
-            Some((_, Value::String(text))) => text,
-            Some((place, value)) => {
-                self.wrong(key, place, "a text in quotes", &value);
-                "?".to_owned()
-            }
-            None => String::new(),
+    fn link(&mut self, place: Place, keys: DeTable<'_>) -> LinkProfile {
+        let mut keys = Keys::of(2, place, keys, self.place, self.problems);
+        let [latency_s, bytes_per_s] = ["latency_s", "bytes_per_s"].map(|key| keys.number(key));
+        let reduce_bytes_per_s = keys.optional_number("reduce_bytes_per_s");
+        keys.keep(ProfilePart::Link, &mut self.places);
+        LinkProfile { latency_s, bytes_per_s, reduce_bytes_per_s }
+    }
+
+    fn layer(&mut self, index: usize, place: Place, keys: DeTable<'_>) -> LayerProfile {
+        let mut keys = Keys::of(3, place, keys, self.place, self.problems);
+        let mut layer = LayerProfile {
+            kind: keys.text("kind"),
+            count: keys.optional("count").unwrap_or(1),
+            forward_s: keys.number("forward_s"),
+            input_backward_s: keys.number("input_backward_s"),
+            weight_backward_s: keys.number("weight_backward_s"),
+            recompute_s: keys.optional_number("recompute_s"),
+            optimizer_s: keys.optional_number("optimizer_s").unwrap_or(0.0),
+            output_bytes: keys.whole("output_bytes"),
+            parameter_bytes: keys.whole("parameter_bytes"),
+            activation_bytes: keys.whole("activation_bytes"),
+            weight_activation_bytes: keys.optional("weight_activation_bytes"),
+            temporary_bytes: keys.optional("temporary_bytes").unwrap_or(0),
+        };
+        if self.may_lack {
+            let missing = keys.take_missing();
+            let figures = Figure::ALL.into_iter().filter(|figure| missing.contains(&figure.key()));
+            self.missing.extend(figures.map(|figure| (index, figure)));
         }
-    }
-
-    fn optional_number(&mut self, key: &'static str) -> Option<f64> {
-        match self.entry(key)? {
-            (_, Value::Float(number)) => Some(number),
-            (_, Value::Integer(number)) => Some(number as f64),
-            (place, value) => {
-                self.wrong(key, place, "a number", &value);
-                None
-            }
+        if layer.kind.is_empty() {
+            keys.miss("kind");
+            layer.kind = "?".to_owned();
         }
+        keys.keep(ProfilePart::Layer(index), &mut self.places);
+        layer
     }
 
-    fn number(&mut self, key: &'static str) -> f64 {
-        if self.entry(key).is_none() {
-            self.miss(key);
-        }
-        self.optional_number(key).unwrap_or(1.0)
-    }
-
-    fn optional<Number: TryFrom<i64>>(&mut self, key: &'static str) -> Option<Number> {
-        match self.entry(key)? {
-            (place, Value::Integer(number)) => {
-                let fits = Number::try_from(number).ok();
-                if fits.is_none() {
-                    let range = "a whole number, 0 or above".to_owned();
-                    let kind = ProblemKind::OutOfRange { key, value: number.to_string(), range };
-                    self.problems.push(Problem { place, kind });
-                }
-                fits
-            }
-            (place, value) => {
-                self.wrong(key, place, "a whole number", &value);
-                None
-            }
-        }
-    }
-
-    fn whole(&mut self, key: &'static str) -> u64 {
-        if self.entry(key).is_none() {
-            self.miss(key);
-        }
-        self.optional(key).unwrap_or(0)
-    }
-
-    /// Keeps the places of the keys, for problems with their values.
-    fn keep(self, part: ProfilePart, places: &mut Vec<(ProfilePart, &'static str, Place)>) {
-        places.extend(self.entries.into_iter().map(|(key, place, _)| (part, key, place)));
+    fn wrong_type(&mut self, place: Place, expected: &'static str, found: &'static str) {
+        let kind = ProblemKind::WrongType { key: "layers", expected, found };
+        self.problems.push(Problem { place, kind });
     }
 }
 
-/// Returns the problem of an unknown key.
-fn unknown(key: String, section: &'static str, known: &'static [&'static str]) -> ProblemKind {
-    let lower = key.to_lowercase();
-    let (stem, unit) = lower.rsplit_once('_').unwrap_or((&lower, ""));
-    let same_stem = known.iter().find(|known| {
-        let end = known.strip_prefix(stem).unwrap_or("?");
-        matches!(end, "_s" | "_bytes" | "_per_s")
-    });
-    if let Some(meant) = same_stem.filter(|_| OTHER_UNITS.contains(&unit)) {
-        return ProblemKind::Unit { key, meant };
+impl Found {
+    /// Returns the place of a value, or the beginning of the file if it is not written.
+    fn place(&self, part: ProfilePart, key: &str) -> Place {
+        let known = self.places.iter().find(|(known, known_key, _)| (*known, *known_key) == (part, key));
+        known.map_or(self.whole.clone(), |(_, _, place)| place.clone())
     }
-    let suggestion = nearest(&key, known.iter().copied());
-    ProblemKind::UnknownProfileKey { key, section, known: known.to_vec(), suggestion }
+}
+
+/// Reports a profile of another model or device than those of the run. Sizes may differ by a hundredth, because they may
+/// be written by hand.
+fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) {
+    let (profile, layers) = (&found.profile, &run.workload.model.layers);
+    let device = profile.device.as_ref().and_then(|device| device.device.as_ref());
+    if let Some(device) = device.filter(|device| **device != run.device) {
+        let kind = ProblemKind::OtherDevice { found: device.clone(), expected: run.device.clone() };
+        problems.push(Problem { place: found.place(ProfilePart::Device, "device"), kind });
+    }
+    if profile.layer_count() != layers.len() as u64 {
+        let part = ProfilePart::Layer(profile.layers.len() - 1);
+        let kind = ProblemKind::OtherLayers { found: profile.layer_count(), expected: layers.len() };
+        problems.push(Problem { place: found.place(part, "kind"), kind });
+        return;
+    }
+    let mut first = 0;
+    for (index, section) in profile.layers.iter().enumerate() {
+        for (number, layer) in layers.iter().enumerate().skip(first).take(section.count as usize) {
+            // What the last layer returns does not cross a boundary.
+            let output = if number + 1 < layers.len() { section.output_bytes } else { 0 };
+            let expected_output = if number + 1 < layers.len() { layer.output_bytes } else { 0 };
+            let sizes = [
+                (Figure::Parameters, section.parameter_bytes, layer.parameters.saturating_mul(4)),
+                (Figure::Output, output, expected_output.saturating_mul(u64::from(profile.rows))),
+            ];
+            let differs = |&(figure, size, expected): &(Figure, u64, u64)| {
+                !found.missing.contains(&(index, figure)) && size.abs_diff(expected) > expected / 100
+            };
+            if let Some((figure, size, expected)) = sizes.into_iter().find(differs) {
+                let (key, kind) = (figure.key(), layer.kind.clone());
+                let kind = ProblemKind::OtherLayer { key, layer: number, kind, found: size, expected };
+                problems.push(Problem { place: found.place(ProfilePart::Layer(index), key), kind });
+                break;
+            }
+        }
+        first += section.count as usize;
+    }
 }
 
 #[cfg(test)]
@@ -323,7 +249,7 @@ mod tests {
 
     fn problems(text: &str) -> Vec<String> {
         let mut problems = Vec::new();
-        let _ = parse(Source { name: "p.toml".into(), text: text.to_owned() }, &mut problems);
+        let _ = parse(Source { name: "p.toml".into(), text: text.to_owned() }, false, &mut problems);
         problems.iter().map(ToString::to_string).collect()
     }
 
@@ -374,5 +300,76 @@ mod tests {
             problems("[link]\nlatency_s = 0\nbytes_per_s = 1e9\n"),
             ["p.toml:1:1: `layers` is missing in the profile"]
         );
+    }
+
+    /// Checks a profile for a model of 12 layers.
+    fn check_for(from: &str, to: &str, expected: &[&str], assumed: &[&str]) {
+        use pipewright_schedule::{LayerDesc, ModelDesc};
+        let layer = LayerDesc {
+            path: String::new(),
+            kind: "attention".into(),
+            parameters: 1 << 20,
+            weight: 6 << 20,
+            activation_bytes: 6_291_456,
+            output_bytes: 524_288,
+        };
+        let model = ModelDesc { layers: vec![layer; 12] };
+        let run = ProfiledRun {
+            workload: Workload { model: &model, tokens: 256, rows: 1 },
+            rates: PeakRates { flops_per_s: 1e12, bytes_per_s: 1e12 },
+            device: "flex".into(),
+        };
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), GOOD.replacen(from, to, 1)).expect("a file");
+        match read_for(file.path(), &run) {
+            Ok(profile) => assert_eq!(
+                (profile.assumed, expected),
+                (assumed.iter().map(|&name| name.to_owned()).collect(), &[""; 0][..])
+            ),
+            Err(ConfigError::Problems(problems)) => {
+                let name = file.path().display().to_string();
+                let found: Vec<String> =
+                    problems.iter().map(|problem| problem.to_string().replace(&name, "p.toml")).collect();
+                assert_eq!(found, expected);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn a_profile_of_another_run_is_refused_where_it_differs() {
+        check_for("count", "count", &[], &[]);
+        check_for("4194304", "4200000", &[], &[]);
+        check_for(
+            "count = 12",
+            "count = 11",
+            &["p.toml:5:8: the profile has 11 layers, and the model of the configuration has 12"],
+            &[],
+        );
+        check_for(
+            "4194304",
+            "8388608",
+            &["p.toml:11:19: `parameter_bytes` is 8388608, and layer 0 of the model (attention) has 4194304"],
+            &[],
+        );
+        check_for(
+            "524288",
+            "262144",
+            &["p.toml:10:16: `output_bytes` is 262144, and layer 0 of the model (attention) has 524288"],
+            &[],
+        );
+        check_for(
+            "[link]",
+            "[device]\ndevice = \"cuda\"\n[link]",
+            &["p.toml:2:10: the profile is of the device cuda, and the configuration computes on flex"],
+            &[],
+        );
+    }
+
+    #[test]
+    fn what_a_profile_lacks_is_estimated_if_the_model_is_known() {
+        check_for("forward_s = 1e-3\n", "", &[], &["attention.forward_s"]);
+        check_for("activation_bytes = 6291456\n", "", &[], &["attention.activation_bytes"]);
+        check_for("kind = \"attention\"\n", "", &["p.toml:4:1: `kind` is missing in [[layers]]"], &[]);
     }
 }

@@ -14,7 +14,7 @@ use crate::config::mesh::{self, MeshSettings};
 use crate::config::model::{self, ModelSettings};
 use crate::config::optimizer::{self, OptimizerSettings};
 use crate::config::paths::Surroundings;
-use crate::config::pipeline::{self, FoundSchedule, PipelineSettings};
+use crate::config::pipeline::{self, FoundSchedule, PipelineSettings, ScheduleChoice};
 use crate::config::place::{Place, Source};
 use crate::config::problem::{ConfigError, ProblemKind};
 use crate::config::run::{self, RunSettings};
@@ -46,6 +46,13 @@ pub(crate) struct Loaded {
     pub(crate) settings: Settings,
     /// The schedule that the setting `pipeline.schedule` names.
     pub(crate) schedule: FoundSchedule,
+}
+
+impl Loaded {
+    /// Returns whether the schedule is to be planned.
+    pub(crate) fn is_auto(&self) -> bool {
+        matches!(self.schedule, FoundSchedule::Auto)
+    }
 }
 
 impl Settings {
@@ -96,9 +103,16 @@ impl Settings {
         by_key
     }
 
-    /// Returns the effective configuration as TOML.
+    /// Returns the effective configuration as TOML, for a file in the folder of the run. A schedule in that folder is
+    /// named by its file name, so that the folder can be moved.
     pub(crate) fn to_toml(&self) -> String {
-        toml::to_string(self)
+        let mut settings = self.clone();
+        if let ScheduleChoice::Csv(file) = &mut settings.pipeline.schedule
+            && let Ok(inside) = file.strip_prefix(&self.run.out)
+        {
+            *file = inside.to_owned();
+        }
+        toml::to_string(&settings)
             .expect("settings are tables of plain values, and their paths came from UTF-8 text")
     }
 }

@@ -23,7 +23,7 @@ fn metrics(step: u64) -> Metrics {
 fn a_line_a_step_with_the_documented_keys() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let path = scratch.path().join("a/b");
-    let mut folder = RunFolder::create(&path, "[run]\n").expect("the scratch folder takes files");
+    let mut folder = RunFolder::create(&path, "[run]\n", &[]).expect("the scratch folder takes files");
     folder.write_metrics(&metrics(1)).expect("it takes lines");
     let line = "{\"step\":1,\"loss\":2.5,\"grad_norm\":1.0,\"learning_rate\":0.001,\"tokens_per_second\":10.0,\
                 \"step_ms\":20.0,\"elapsed_s\":1.5,\"tokens\":64,\
@@ -38,7 +38,7 @@ fn earlier_runs_are_moved_aside() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let path = scratch.path().join("a");
     for run in 0..3 {
-        let mut folder = RunFolder::create(&path, "").expect("the scratch folder takes files");
+        let mut folder = RunFolder::create(&path, "", &[]).expect("the scratch folder takes files");
         folder.write_metrics(&metrics(run)).expect("it takes lines");
     }
     let step = |name: &str| {
@@ -52,7 +52,7 @@ fn earlier_runs_are_moved_aside() {
 fn timelines_of_later_steps_are_moved_aside() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let path = scratch.path().join("a");
-    let folder = RunFolder::create(&path, "").expect("the scratch folder takes files");
+    let folder = RunFolder::create(&path, "", &[]).expect("the scratch folder takes files");
     for step in [4, 8, 12] {
         folder.keep_timeline(step, "{}").expect("it takes files");
     }
@@ -71,7 +71,7 @@ fn timelines_of_later_steps_are_moved_aside() {
 fn a_reopened_run_keeps_the_timeline_of_its_last_step() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let path = scratch.path().join("a");
-    let mut folder = RunFolder::create(&path, "").expect("the scratch folder takes files");
+    let mut folder = RunFolder::create(&path, "", &[]).expect("the scratch folder takes files");
     (1..=3).for_each(|step| folder.write_metrics(&metrics(step)).expect("it takes lines"));
     folder.write_timeline("{}").expect("it takes files");
     drop(folder);
@@ -107,7 +107,7 @@ fn metrics_are_cut_back_to_the_step() {
 fn a_reopened_run_goes_on_behind_its_checkpoint() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let path = scratch.path().join("a");
-    let mut folder = RunFolder::create(&path, "old").expect("the scratch folder takes files");
+    let mut folder = RunFolder::create(&path, "old", &[]).expect("the scratch folder takes files");
     (1..=3).for_each(|step| folder.write_metrics(&metrics(step)).expect("it takes lines"));
     drop(folder);
     let checkpoints = own_checkpoints(&path).expect("no other process has it");
@@ -129,7 +129,7 @@ fn checkpoints_without_metrics_are_moved_aside_too() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     let path = scratch.path().join("a");
     fs::create_dir_all(checkpoints_of(&path).join("step-00000009")).expect("a folder");
-    let folder = RunFolder::create(&path, "").expect("the scratch folder takes files");
+    let folder = RunFolder::create(&path, "", &[]).expect("the scratch folder takes files");
     assert_eq!(folder.moved().len(), 1);
     assert!(scratch.path().join("a.1/checkpoints/step-00000009").exists());
     assert!(!checkpoints_of(&path).join("step-00000009").exists());
@@ -139,7 +139,7 @@ fn checkpoints_without_metrics_are_moved_aside_too() {
 fn files_of_no_run_are_kept() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     fs::write(scratch.path().join(CONFIG), "mine").expect("a file");
-    for result in [RunFolder::create(scratch.path(), "").map(drop), probe(scratch.path())] {
+    for result in [RunFolder::create(scratch.path(), "", &[]).map(drop), probe(scratch.path())] {
         assert!(matches!(result, Err(RunFolderError::Foreign { .. })), "{result:?}");
     }
     assert_eq!(fs::read_to_string(scratch.path().join(CONFIG)).ok().as_deref(), Some("mine"));

@@ -433,3 +433,19 @@ fn a_rank_that_is_killed_is_missed_at_once() {
     check_lost(1, "KILL", Duration::from_secs(6), "rank 1 is lost");
     check_lost(0, "KILL", Duration::from_secs(6), "rank 0 is lost");
 }
+
+#[test]
+fn processes_measure_their_link_and_share_one_plan() {
+    let folder = folder();
+    let overrides = ["pipeline.ranks=2", "pipeline.schedule=auto"];
+    let output = processes(folder.path(), 2, &overrides);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    let said = words(&output);
+    assert_eq!(said.matches("of the best possible; measured in ").count(), 1, "{said}");
+    let profile = fs::read_dir(folder.path().join("out")).expect("the folder of the run").flatten();
+    let profile = profile
+        .map(|entry| entry.path())
+        .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("profile-")));
+    let text = fs::read_to_string(profile.expect("the profile is kept")).expect("text");
+    assert!(!text.contains("assumed") && text.contains("latency_s = "), "{text}");
+}

@@ -4,7 +4,7 @@
 //! The arithmetic follows the timed simulation operation by operation. The memory of a rank depends on the order of its
 //! row alone, because a rank computes one thing at a time.
 
-use crate::plan::order::{Kind, Order};
+use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
 use crate::profile::LinkProfile;
 
@@ -130,6 +130,7 @@ impl Evaluator {
         while let Some(&cell) = order.rows[rank].get(position) {
             let stage = cell.stage as usize;
             let (at, load) = (stage * width + cell.microbatch as usize, &loads[stage]);
+            let again = recomputes(order, loads, rank, position);
             let (needs, duration) = match cell.kind {
                 Kind::Forward => ((stage > 0).then_some(0), load.forward),
                 Kind::Input => ((stage < last).then_some(1), load.input),
@@ -143,6 +144,9 @@ impl Evaluator {
                     break;
                 }
                 now = now.max(arrival);
+            }
+            if let Some(again) = again {
+                now += again;
             }
             now += duration;
             position += 1;
@@ -168,6 +172,26 @@ impl Evaluator {
     }
 }
 
+/// Returns the time that the cell at `position` of a row takes to compute its forward again; `None` for other cells, and
+/// if that forward is right before it.
+fn recomputes(order: &Order, loads: &[StageLoad], rank: usize, position: usize) -> Option<f64> {
+    let row = &order.rows[rank];
+    let again = loads[row[position].stage as usize].again?;
+    let is_backward = matches!(row[position].kind, Kind::Input | Kind::Backward);
+    (is_backward && !(position > 0 && is_followed(row, position - 1))).then_some(again)
+}
+
+/// Returns whether the cell at `position` is a forward that its own backward follows.
+fn is_followed(row: &[Cell], position: usize) -> bool {
+    let forward = row[position];
+    row.get(position + 1).is_some_and(|next| {
+        let is_backward = matches!(next.kind, Kind::Input | Kind::Backward);
+        forward.kind == Kind::Forward
+            && is_backward
+            && (next.stage, next.microbatch) == (forward.stage, forward.microbatch)
+    })
+}
+
 /// Returns the end of the last reduction over replicas. A stage is reduced after its last weight gradient, on a channel
 /// of its rank that takes one reduction at a time. `ended` has the end of each stage's last weight gradient.
 fn last_reduction(order: &Order, loads: &[StageLoad], ended: &[f64]) -> f64 {
@@ -183,7 +207,8 @@ fn last_reduction(order: &Order, loads: &[StageLoad], ended: &[f64]) -> f64 {
     latest
 }
 
-/// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations.
+/// Returns the peak bytes of each rank: parameters, optimizer state, gradients and activations, and what an operation
+/// holds while it runs.
 pub(super) fn peaks(order: &Order, loads: &[StageLoad]) -> Vec<u64> {
     let trains = order.rows.iter().flatten().any(|cell| cell.kind != Kind::Forward);
     (0..order.rows.len()).map(|rank| peak(order, loads, rank, trains)).collect()
@@ -194,24 +219,31 @@ fn peak(order: &Order, loads: &[StageLoad], rank: usize, trains: bool) -> u64 {
     let mut held: u64 = own.iter().map(|stage| loads[stage.index()].fixed).fold(0, u64::saturating_add);
     let mut peak = held;
     let mut with_gradient: Vec<u32> = Vec::new();
-    for cell in &order.rows[rank] {
+    let row = &order.rows[rank];
+    for (position, cell) in row.iter().enumerate() {
         let load = &loads[cell.stage as usize];
-        let weighs = matches!(cell.kind, Kind::Weight | Kind::Backward);
-        if weighs && !with_gradient.contains(&cell.stage) {
-            with_gradient.push(cell.stage);
-            held = held.saturating_add(load.gradient);
-        }
         let (more, less) = match cell.kind {
-            Kind::Forward if trains => (load.kept, 0),
-            Kind::Forward => (load.kept, load.kept),
-            Kind::Input | Kind::Backward => (load.rebuilt, load.rebuilt.saturating_add(load.kept)),
+            Kind::Forward if trains && !is_followed(row, position) => (load.kept, 0),
+            Kind::Forward if trains => (load.activation(), 0),
+            Kind::Forward => (load.activation(), load.activation()),
+            Kind::Input | Kind::Backward if position > 0 && is_followed(row, position - 1) => {
+                (0, load.activation())
+            }
+            Kind::Input | Kind::Backward => (load.rebuilt, load.activation()),
             Kind::Weight => (0, load.stash),
         };
         held = held.saturating_add(more);
         peak = peak.max(held);
-        let stash = if cell.kind == Kind::Input { load.stash } else { 0 };
-        held = held.saturating_add(stash).saturating_sub(less);
+        let mut made = if cell.kind == Kind::Input { load.stash } else { 0 };
+        let weighs = matches!(cell.kind, Kind::Weight | Kind::Backward);
+        if weighs && !with_gradient.contains(&cell.stage) {
+            // One parameter after the other gets its gradient, and what that needed is freed.
+            with_gradient.push(cell.stage);
+            made = load.gradient;
+        }
+        held = held.saturating_add(made).saturating_sub(less);
         peak = peak.max(held);
     }
-    peak
+    let temporary = own.iter().map(|stage| loads[stage.index()].temporary).max().unwrap_or(0);
+    peak.saturating_add(temporary)
 }

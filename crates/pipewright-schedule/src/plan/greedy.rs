@@ -230,7 +230,9 @@ impl<'a> Run<'a> {
                 state.held = (state.held + load.stash).saturating_sub(load.kept);
                 state.pending.push_back(Cell { kind: Kind::Weight, ..cell });
                 state.backward_was_last = true;
-                (stage.gradient_at.pop_front(), load.input)
+                let forward = Cell { kind: Kind::Forward, ..cell };
+                let again = load.again.filter(|_| state.row.last() != Some(&forward)).unwrap_or(0.0);
+                (stage.gradient_at.pop_front(), again + load.input)
             }
             Kind::Weight => {
                 state.pending.pop_front();
@@ -277,12 +279,13 @@ fn rank_limit(task: &Task<'_>, own: &[usize], stages: &mut [StageState]) -> Opti
     let loads = own.iter().map(|&stage| &task.loads[stage]);
     let always =
         loads.clone().map(|load| load.fixed.saturating_add(load.gradient)).fold(0, u64::saturating_add);
+    let temporary = loads.clone().map(|load| load.temporary).max().unwrap_or(0);
     let mut room = loads.map(growth).max().unwrap_or(0);
     for &stage in own.iter().rev() {
         room = room.saturating_add(task.loads[stage].kept);
         stages[stage].room = room;
     }
-    let limit = task.memory.unwrap_or(u64::MAX).checked_sub(always)?;
+    let limit = task.memory.unwrap_or(u64::MAX).checked_sub(always.saturating_add(temporary))?;
     (room <= limit).then_some(limit)
 }
 

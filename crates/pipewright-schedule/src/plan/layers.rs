@@ -16,6 +16,7 @@ pub(super) struct Layer {
     pub(super) parameters: u64,
     pub(super) activation: u64,
     pub(super) stash: u64,
+    pub(super) temporary: u64,
 }
 
 /// All layers of a model, for one size of microbatch.
@@ -47,6 +48,7 @@ impl Layers {
             parameters: layer.parameter_bytes,
             activation: bytes(layer.activation_bytes),
             stash: bytes(layer.stash_bytes()),
+            temporary: bytes(layer.temporary_bytes),
         };
         let list: Vec<Layer> = profile.each_layer().map(layer).collect();
         let forward = sums(&list, |layer| layer.forward);

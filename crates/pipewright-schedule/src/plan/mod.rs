@@ -15,7 +15,7 @@
 //!     parameter_bytes: 1 << 24,
 //!     ..LayerProfile::default()
 //! };
-//! let link = LinkProfile { latency_s: 1e-6, bytes_per_s: 1e10 };
+//! let link = LinkProfile::new(1e-6, 1e10);
 //! let profile = Profile { link, layers: vec![block], ..Profile::default() };
 //! let request = PlanRequest { ranks: 2, microbatches: 8, ..PlanRequest::default() };
 //! let report = plan(&profile, &request, &mut || true)?;
@@ -43,7 +43,7 @@ mod search;
 mod predict;
 mod best_cut;
 mod pool;
-mod anneal;
+mod named;
 mod explore;
 mod planner;
 #[cfg(test)]

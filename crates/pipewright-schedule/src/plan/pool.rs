@@ -1,15 +1,13 @@
-//! The cuts that a search tries, with the placements and the recomputation that go with them.
+//! The cuts that the search begins with.
 
 use crate::partition::{Method, partition};
-use crate::placement::Placement;
 use crate::plan::balance::{Layout, Numbers, balanced, even};
 use crate::plan::class::{Class, Path};
 use crate::plan::cuts::{count_cuts, for_each_cut};
-use crate::plan::recompute::{ALL_CHOICES, every_choice, to_hold};
+use crate::plan::layers::Layer;
 use crate::plan::recut::descended;
 use crate::plan::search::Search;
 use crate::plan::shape::Shape;
-use crate::plan::stage_load::stage_loads;
 
 /// The largest number of cuts of an arrangement that are all tried.
 pub(super) const ALL_CUTS: u64 = 300;
@@ -21,8 +19,6 @@ const DESCENTS: usize = 150;
 const WALK_STEPS: usize = 1_500;
 /// The most steps of a walk.
 const MOST_WALK_STEPS: usize = 40_000;
-/// A gap below which the search ends.
-pub(super) const GOOD_ENOUGH: f64 = 5e-4;
 
 /// A cut of an arrangement, and the bound on its time.
 #[derive(Debug, Clone)]
@@ -63,43 +59,33 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
             }
         }
         add(Some(class), even);
-        let starts = lightest(shape, class);
-        add(Some(class), Layout { starts, rank_of });
+        if let Some(starts) = cut_by(shape, class.stages(), &Method::Optimal) {
+            add(Some(class), Layout { starts, rank_of });
+        }
     }
     cuts.sort_by(|one, other| one.bound.total_cmp(&other.bound));
     cuts
 }
 
-/// Returns the cut whose heaviest stage is as light as possible.
-pub(super) fn lightest(shape: &Shape, class: Class) -> Vec<usize> {
+/// Returns the cuts that people use: even ones and those by weight.
+pub(super) fn usual_cuts(shape: &Shape, stages: usize) -> Vec<Vec<usize>> {
+    let by = [Method::Optimal, Method::Even, Method::Weighted];
+    let mut cuts = vec![even(shape.layers.count(), stages)];
+    for cut in by.iter().filter_map(|method| cut_by(shape, stages, method)) {
+        if !cuts.contains(&cut) {
+            cuts.push(cut);
+        }
+    }
+    cuts
+}
+
+/// Returns the cut into `stages` stages by the work of each layer; `None` if the method finds none.
+fn cut_by(shape: &Shape, stages: usize, method: &Method) -> Option<Vec<usize>> {
     let layers = shape.layers.count();
     let all = shape.layers.work(0..layers).max(f64::MIN_POSITIVE);
-    let weight = |layer: usize| (shape.layers.work(layer..layer + 1) / all * 1e12) as u64;
-    let weights: Vec<u64> = (0..layers).map(weight).collect();
-    let cut = partition(&weights, class.stages() as u32, &Method::Optimal);
-    let cut = cut.expect("an arrangement has at most as many stages as there are layers");
-    cut.ranges().map(|range| range.start).chain([layers]).collect()
-}
-
-/// Returns the placement of a layout.
-pub(super) fn placement(layout: &Layout) -> Placement {
-    let ranks = layout.rank_of.iter().copied().map(crate::ids::Rank::new).collect();
-    Placement::explicit(ranks).expect("the first round visits every rank")
-}
-
-/// Returns the stages that may recompute in a searched order.
-pub(super) fn choices(search: &Search<'_>, shape: &Shape, cut: &Cut) -> Vec<Vec<bool>> {
-    let stages = cut.layout.rank_of.len();
-    let none = vec![false; stages];
-    let Some(memory) = search.request.memory else { return vec![none] };
-    if stages <= ALL_CHOICES {
-        return every_choice(stages).collect();
-    }
-    let loads = stage_loads(&shape.layers, &cut.layout.starts, &none, shape.data_parallel);
-    let ranks = shape.ranks as usize;
-    let as_1f1b = to_hold(&loads, &cut.layout.rank_of, memory, |rank| (ranks - rank) as u64);
-    let twice = to_hold(&loads, &cut.layout.rank_of, memory, |rank| 2 * (ranks - rank) as u64);
-    let mut choices = vec![none, as_1f1b, twice, vec![true; stages]];
-    choices.dedup();
-    choices
+    // Differences of running sums would make equal layers unequal.
+    let work = |layer: &Layer| layer.forward + layer.input + layer.weight;
+    let weights: Vec<u64> = shape.layers.list.iter().map(|layer| (work(layer) / all * 1e12) as u64).collect();
+    let cut = partition(&weights, stages as u32, method).ok()?;
+    Some(cut.ranges().map(|range| range.start).chain([layers]).collect())
 }

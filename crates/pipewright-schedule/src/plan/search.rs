@@ -15,6 +15,9 @@ use crate::plan::request::PlanRequest;
 use crate::plan::shape::Shape;
 use crate::plan::stage_load::{StageLoad, stage_loads};
 
+/// A gap below which the search ends.
+pub(super) const GOOD_ENOUGH: f64 = 5e-4;
+
 /// A plan that was simulated and fits.
 #[derive(Debug, Clone)]
 pub(super) struct Candidate {
@@ -91,6 +94,13 @@ impl<'a> Search<'a> {
             self.stopped = true;
         }
         !self.stopped && self.left > reserve
+    }
+
+    /// Returns whether the caller lets the search simulate more, whatever its work. The plans that are tried in any case
+    /// are few.
+    pub(super) fn may_try(&mut self) -> bool {
+        self.goes_on(0);
+        !self.stopped
     }
 
     /// Returns the time of the best plan so far.

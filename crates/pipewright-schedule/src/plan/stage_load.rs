@@ -1,12 +1,14 @@
 //! The times and sizes of a stage, from the layers in it.
 //!
 //! A stage that recomputes keeps its input instead of its activations. Before `I` (or `B`) it computes its forward once
-//! more, which takes part in the time of `I`, and its activations exist until the end of `I`. Each byte of parameters
-//! needs a byte of gradients, from the first weight gradient of the step, and two bytes of optimizer state (the two
-//! moments of AdamW), always.
+//! more, and its activations exist until the end of `I`. A forward that its own backward follows at once keeps its
+//! activations and is not computed again ([`mod@crate::recompute`]). Each byte of parameters needs a byte of gradients,
+//! from the first weight gradient of the step, and two bytes of optimizer state (the two moments of AdamW), always.
 
-use crate::costs::{Costs, Link, StageCosts, StageSizes};
+use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageSizes};
+use crate::ids::StageIndex;
 use crate::plan::layers::Layers;
+use crate::recompute::Recompute;
 
 /// The bytes of optimizer state for each byte of parameters.
 const STATE: u64 = 2;
@@ -15,22 +17,32 @@ const STATE: u64 = 2;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct StageLoad {
     pub(super) forward: f64,
-    /// The time of `I`, with recomputation.
     pub(super) input: f64,
     pub(super) weight: f64,
+    /// The time to compute a forward again; `None` if the stage does not recompute.
+    pub(super) again: Option<f64>,
     pub(super) optimizer: f64,
     /// The time to sum the gradients over the replicas.
     pub(super) reduce: f64,
     pub(super) output: u64,
-    /// The bytes that a forward keeps until `I`.
+    /// The bytes that a forward keeps until `I`, if it is recomputed in a stage that does so.
     pub(super) kept: u64,
-    /// The bytes that recomputation adds during `I`.
+    /// The bytes that recomputation adds during `I`; 0 in a stage that does not recompute.
     pub(super) rebuilt: u64,
     /// The bytes that `I` keeps until `W`.
     pub(super) stash: u64,
     pub(super) gradient: u64,
     /// Parameters and optimizer state.
     pub(super) fixed: u64,
+    /// What the operations of a layer hold only while they run.
+    pub(super) temporary: u64,
+}
+
+impl StageLoad {
+    /// Returns what a forward keeps that is not computed again.
+    pub(super) fn activation(&self) -> u64 {
+        self.kept.saturating_add(self.rebuilt)
+    }
 }
 
 /// Returns the loads of all stages. `starts` has the first layer of each stage and the number of layers at the end;
@@ -50,6 +62,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool, repli
         forward: 0.0,
         input: 0.0,
         weight: 0.0,
+        again: None,
         optimizer: 0.0,
         reduce: 0.0,
         output: layers.list[end - 1].output,
@@ -58,6 +71,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool, repli
         stash: 0,
         gradient: 0,
         fixed: 0,
+        temporary: 0,
     };
     let mut again = 0.0;
     for layer in &layers.list[start..end] {
@@ -69,38 +83,53 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool, repli
         load.kept = load.kept.saturating_add(layer.activation);
         load.stash = load.stash.saturating_add(layer.stash);
         load.gradient = load.gradient.saturating_add(layer.parameters);
+        load.temporary = load.temporary.max(layer.temporary);
     }
     load.fixed = load.gradient.saturating_mul(1 + STATE);
     if recomputes {
-        load.input += again;
-        load.rebuilt = load.kept;
-        load.kept = start.checked_sub(1).map_or(0, |before| layers.list[before].output);
+        let whole = load.kept;
+        load.again = Some(again);
+        // The input of the stage is part of its activations.
+        load.kept = start.checked_sub(1).map_or(0, |before| layers.list[before].output).min(whole);
+        load.rebuilt = whole - load.kept;
     }
     if replicas > 1 {
-        load.reduce = ring(layers, load.gradient, replicas);
+        load.reduce = ring(layers, load.gradient, replicas, layers.link.bytes_per_s);
+        // The copies and additions are work of the rank itself, which is done with its program by then.
+        let work = layers.link.reduce_bytes_per_s;
+        load.optimizer += work.map_or(0.0, |bandwidth| ring(layers, load.gradient, replicas, bandwidth));
     }
     load
 }
 
 /// Returns the time of an all-reduce on a ring: each member sends every byte but its own share twice.
-fn ring(layers: &Layers, bytes: u64, replicas: u32) -> f64 {
+fn ring(layers: &Layers, bytes: u64, replicas: u32, bandwidth: f64) -> f64 {
     let steps = 2.0 * f64::from(replicas - 1);
-    steps * (bytes as f64 / f64::from(replicas) / layers.link.bytes_per_s + layers.link.latency_s)
+    steps * (bytes as f64 / f64::from(replicas) / bandwidth + layers.link.latency_s)
 }
 
-/// Returns the loads as the costs of the engine. The sizes leave out what recomputation adds during `I`.
+/// Returns the loads as the costs of the engine.
 pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
     let stages = loads.iter().map(|load| StageCosts {
         reduce_grad: load.reduce,
+        recompute: load.again,
         ..StageCosts::new(load.forward, load.input, load.weight)
     });
     let sizes = loads.iter().map(|load| StageSizes {
-        recompute: None,
+        recompute: load.again.map(|_| RecomputeSizes { kept: load.kept, recomputed: load.rebuilt }),
         output: load.output,
-        activation: load.kept,
+        activation: load.activation(),
         stash: load.stash,
         gradient: load.gradient,
     });
     let link = Link { latency: layers.link.latency_s, bandwidth: layers.link.bytes_per_s };
-    Costs { stages: stages.collect(), sizes: sizes.collect(), link, ..Costs::default() }
+    let recomputing = (0..).zip(loads).filter(|(_, load)| load.again.is_some());
+    let recomputing = Recompute::Stages(recomputing.map(|(stage, _)| StageIndex::new(stage)).collect());
+    Costs {
+        stages: stages.collect(),
+        sizes: sizes.collect(),
+        link,
+        recompute: recomputing,
+        ..Costs::default()
+    }
 }

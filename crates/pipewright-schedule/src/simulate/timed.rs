@@ -194,7 +194,7 @@ impl<'a> Run<'a> {
         }
         let start = latest.at;
         let again = self.recomputed_by(rank, part);
-        let begin = again.map_or(start, |forward| start + self.duration(forward));
+        let begin = again.map_or(start, |forward| start + self.costs.stage(forward.stage()).again());
         let end = begin + self.duration(part);
         let state = &mut self.ranks[rank.index()];
         state.exposed += start - latest.issued.max(now);

@@ -73,15 +73,18 @@ pub(crate) fn deep() -> Instance {
     let mut profile = with_link(layers, &mut Numbers(1));
     // Room for two layers with everything, and the activations of about 60 microbatches of two layers.
     let memory = 2 * 4 * 4_000_000 + 60 * 2 * 6_000_000;
-    profile.device = Some(DeviceProfile { name: "by hand".into(), memory_bytes: Some(memory) });
+    profile.device = Some(DeviceProfile {
+        name: "by hand".into(),
+        memory_bytes: Some(memory),
+        ..DeviceProfile::default()
+    });
     Instance { what: "deep", profile, ranks: 64, microbatches: 256 }
 }
 
 fn with_link(layers: Vec<LayerProfile>, numbers: &mut Numbers) -> Profile {
     let mean = layers.iter().map(|layer| layer.forward_s).sum::<f64>() / layers.len() as f64;
-    let link =
-        LinkProfile { latency_s: mean * 0.02 * numbers.share(), bytes_per_s: 524_288.0 / (mean * 0.05) };
-    Profile { rows: 1, device: None, link, layers }
+    let link = LinkProfile::new(mean * 0.02 * numbers.share(), 524_288.0 / (mean * 0.05));
+    Profile { link, layers, ..Profile::default() }
 }
 
 /// A layer with the costs of an attention block, times `weight`.
@@ -98,6 +101,7 @@ pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
         parameter_bytes: (4e6 * weight) as u64,
         activation_bytes: (6e6 * weight) as u64,
         weight_activation_bytes: None,
+        temporary_bytes: 0,
     }
 }
 

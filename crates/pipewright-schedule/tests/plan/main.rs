@@ -5,11 +5,12 @@ mod instances;
 
 use instances::{Instance, Numbers, block};
 use pipewright_schedule::generate::{PerStage, Setting, catalogue};
+use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::plan::{
     Plan, PlanChoice, PlanError, PlanRequest, Prediction, best_cut, choice_costs, plan, predict,
 };
 use pipewright_schedule::profile::{LinkProfile, Profile};
-use pipewright_schedule::{Schedule, ScheduleSpec, generate};
+use pipewright_schedule::{ActionKind, Rank, Schedule, ScheduleSpec, generate};
 
 fn request(instance: &Instance, memory: Option<u64>, searched: bool) -> PlanRequest {
     PlanRequest {
@@ -28,7 +29,7 @@ fn small(seed: u64) -> Instance {
     let mut numbers = Numbers(seed);
     let count = numbers.between(3, 10);
     let layers = (0..count).map(|_| block("layer", 0.3 + 2.0 * numbers.share())).collect();
-    let link = LinkProfile { latency_s: 1e-5 * numbers.share(), bytes_per_s: 1e10 };
+    let link = LinkProfile::new(1e-5 * numbers.share(), 1e10);
     let profile = Profile { link, layers, ..Profile::default() };
     let ranks = numbers.between(1, 3) as u32;
     Instance { what: "small", profile, ranks, microbatches: numbers.between(1, 6) as u32 }
@@ -236,7 +237,7 @@ fn replicas_are_searched() {
             layer
         })
         .collect();
-    let link = LinkProfile { latency_s: 1e-6, bytes_per_s: 1e12 };
+    let link = LinkProfile::new(1e-6, 1e12);
     let profile = Profile { link, layers, ..Profile::default() };
     let request = PlanRequest { ranks: 4, microbatches: 4, ..PlanRequest::default() };
     let report = plan(&profile, &request, &mut || true).expect("a plan");
@@ -263,6 +264,53 @@ fn the_best_cut_of_a_schedule_is_found() {
             every_cut(layers, ranks as usize).iter().map(|cut| time(cut)).fold(f64::INFINITY, f64::min);
         assert_eq!(time(&found), best, "seed {seed}");
     }
+}
+
+/// Layers that are equal make cuts that differ only in which stages are longer.
+#[test]
+fn no_named_schedule_with_a_usual_cut_is_faster() {
+    for seed in [13, 17] {
+        let instance = instances::random(seed);
+        let request = PlanRequest { effort: 100_000, ..request(&instance, None, false) };
+        let planned = plan(&instance.profile, &request, &mut || true).expect("a plan").plans[0].step_s;
+        let weights = vec![1; instance.profile.layers.len()];
+        for (name, is_made_to_measure, spec) in every_spec(&instance) {
+            let Ok(schedule) = generate(name, &spec) else { continue };
+            let stages = schedule.placement().stages();
+            for method in [Method::Even, Method::Optimal] {
+                let Ok(cut) = partition(&weights, stages, &method) else { continue };
+                if is_made_to_measure {
+                    continue;
+                }
+                let boundaries: Vec<usize> = cut.ranges().skip(1).map(|range| range.start).collect();
+                let none = vec![false; stages as usize];
+                let time = predicted(&instance.profile, &schedule, &boundaries, none).step_s();
+                assert!(
+                    planned <= time * (1.0 + 1e-12),
+                    "seed {seed}: {name} takes {time}, the plan {planned}"
+                );
+            }
+        }
+    }
+}
+
+/// Under 1F1B the last stage runs each backward right after its forward, so it computes nothing again.
+#[test]
+fn recomputation_costs_what_it_costs_in_training() {
+    let layers = vec![block("layer", 1.0); 6];
+    let profile = Profile { link: LinkProfile::new(0.0, 1e12), layers, ..Profile::default() };
+    let spec = ScheduleSpec { ranks: 2, microbatches: 4, ..ScheduleSpec::default() };
+    let schedule = generate("1f1b", &spec).expect("a schedule");
+    let of = |recompute: [bool; 2]| predicted(&profile, &schedule, &[3], recompute.to_vec());
+    let [none, last, all] = [[false, false], [false, true], [true, true]].map(of);
+    assert_eq!((last.step_s(), &last.peak_bytes), (none.step_s(), &none.peak_bytes));
+    assert!(all.step_s() > none.step_s() && all.peak_bytes[0] < none.peak_bytes[0], "{:?}", all.peak_bytes);
+    assert_eq!(all.peak_bytes[1], none.peak_bytes[1]);
+    let second_forwards = |prediction: &Prediction, rank| {
+        let events = prediction.run.timeline().events_of(Rank::new(rank));
+        events.iter().filter(|event| event.action.kind() == ActionKind::Forward).count() - 4
+    };
+    assert_eq!((second_forwards(&all, 0), second_forwards(&all, 1)), (4, 0));
 }
 
 #[test]

@@ -80,6 +80,20 @@ pub(super) fn of_this_thread() -> Option<Arc<Count>> {
     })
 }
 
+/// Returns the bytes that the rank of this thread holds, and the most that it held since [`restart_peak`]; `None` on a
+/// thread of no rank, and if blocks are not counted.
+pub(crate) fn held_and_peak() -> Option<(u64, u64)> {
+    let count = of_this_thread().filter(|_| blocks::is_in_use())?;
+    Some((count.held(), count.peak.load(Ordering::Relaxed).max(0).unsigned_abs()))
+}
+
+/// Resets the peak of this thread's rank to its current count.
+pub(crate) fn restart_peak() {
+    if let Some(count) = of_this_thread() {
+        count.peak.store(count.held.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
 /// Counts the calling thread's allocations for a rank until it is dropped.
 pub(crate) struct Counted {
     /// Keeps the count alive while the thread points at it.

@@ -20,6 +20,6 @@ mod count;
 mod exhaustion;
 
 pub use allocator::TrackingAllocator;
-pub(crate) use count::RankMemory;
 pub use count::RankPosition;
+pub(crate) use count::{RankMemory, held_and_peak, restart_peak};
 pub use exhaustion::{Exhaustion, on_exhaustion};

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::{Endpoint, Waited, end_of_wait};
 use crate::failure::{Cause, StepError};
 use crate::ids::{StepNumber, WorldRank};
-use crate::message::{MessageError, Payload, Tag, encoded};
+use crate::message::{Message, MessageError, Payload, Tag, encoded};
 
 /// The description of a run: versions, hashes and settings that must not differ, by name.
 pub type Fields = BTreeMap<String, String>;
@@ -214,6 +214,23 @@ where
     }
 }
 
+/// Returns the text of the first rank's process in every process.
+pub(super) fn share(
+    endpoint: &mut Endpoint,
+    own: String,
+    deadline: Duration,
+) -> Result<String, AgreementError> {
+    let first = WorldRank::new(0);
+    if endpoint.rank() != first {
+        return take(endpoint, first, Tag::Chosen, Instant::now() + deadline, deadline);
+    }
+    let text = encoded(&own);
+    for rank in (1..endpoint.ranks()).map(WorldRank::new) {
+        endpoint.send(rank, Tag::Chosen, Payload::Bytes(text.clone()));
+    }
+    Ok(own)
+}
+
 fn take<T: for<'de> Deserialize<'de>>(
     endpoint: &mut Endpoint,
     from: WorldRank,
@@ -221,11 +238,23 @@ fn take<T: for<'de> Deserialize<'de>>(
     until: Instant,
     waited: Duration,
 ) -> Result<T, AgreementError> {
+    let message = receive(endpoint, from, tag, until, waited)?;
+    Ok(message.read()?)
+}
+
+/// Waits for a message.
+pub(super) fn receive(
+    endpoint: &mut Endpoint,
+    from: WorldRank,
+    tag: Tag,
+    until: Instant,
+    waited: Duration,
+) -> Result<Message, AgreementError> {
     let mut woken = Waited::Arrived;
     loop {
         // A message that was sent before a failure still counts.
         if let Some(message) = endpoint.try_take(from, tag) {
-            return Ok(message.read()?);
+            return Ok(message);
         }
         match woken {
             Waited::Arrived => woken = endpoint.wait(until),

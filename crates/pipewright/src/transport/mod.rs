@@ -18,6 +18,7 @@ mod clock;
 mod controlled;
 mod deadline;
 mod endpoint;
+mod link_speed;
 mod local;
 mod mailbox;
 mod sync;
@@ -31,6 +32,7 @@ pub use agreement::{AgreementError, Differences, Fields};
 pub use controlled::{ControlledEndpoint, InFlight, Traffic};
 pub(crate) use deadline::{LONGEST_WAIT, end_of_wait};
 pub use endpoint::{Endpoint, Waited};
+pub use link_speed::LinkSpeed;
 pub use local::LocalEndpoint;
 #[cfg(all(feature = "mpi", feature = "testing"))]
 pub use mpi::ClockError;

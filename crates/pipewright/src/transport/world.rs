@@ -5,9 +5,11 @@ use std::time::Duration;
 use super::agreement::{self, AgreementError, Fields};
 use super::controlled::{self, InFlight};
 use super::endpoint::Endpoint;
+use super::link_speed::{self, LinkSpeed};
 use super::local;
 #[cfg(feature = "mpi")]
 use super::mpi::{self, ClockError, MpiError};
+use crate::device::Devices;
 use crate::ids::WorldRank;
 use crate::progress::ProgressBoard;
 
@@ -103,6 +105,35 @@ impl World {
         match self.endpoints.as_mut_slice() {
             [endpoint] if endpoint.is_distributed() => agreement::claim(endpoint, &device, deadline),
             _ => Ok(()),
+        }
+    }
+
+    /// Returns the text of the first rank's process in every process, all of which call it.
+    ///
+    /// # Errors
+    /// When a rank fails, or the first one does not answer within `deadline`.
+    pub fn share(&mut self, own: String, deadline: Duration) -> Result<String, AgreementError> {
+        match self.endpoints.as_mut_slice() {
+            [endpoint] if endpoint.is_distributed() => agreement::share(endpoint, own, deadline),
+            _ => Ok(own),
+        }
+    }
+
+    /// Measures the link between two ranks: between the first two processes, all of which call it, or between two threads
+    /// of this process. Takes a fraction of a second. Only the process of the first rank gets the result, and no process
+    /// gets one if it is alone.
+    ///
+    /// # Errors
+    /// When a rank fails, or does not answer within `deadline`.
+    pub fn measure_link(
+        &mut self,
+        devices: &Devices,
+        deadline: Duration,
+    ) -> Result<Option<LinkSpeed>, AgreementError> {
+        match self.endpoints.as_mut_slice() {
+            [endpoint] if endpoint.is_distributed() => link_speed::measure(endpoint, devices, deadline),
+            [] | [Endpoint::Local(_), ..] => link_speed::between_threads(devices, deadline),
+            _ => Ok(None),
         }
     }
 

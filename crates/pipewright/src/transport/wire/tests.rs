@@ -51,7 +51,8 @@ fn next(tag: Tag) -> Option<Tag> {
         Tag::Report => Tag::Summary,
         Tag::Summary => Tag::Hello,
         Tag::Hello => Tag::Welcome,
-        Tag::Welcome => return None,
+        Tag::Welcome => Tag::Chosen,
+        Tag::Chosen => return None,
     })
 }
 

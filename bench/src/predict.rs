@@ -1,0 +1,175 @@
+//! Compares what a profile predicts with runs that the profile has not seen.
+//!
+//! The bench measures the layers of the bench model, once with one rank and once with two at the same time, and then
+//! trains it under sixteen configurations on as many ranks. For each it prints the measured step time, busy times of the
+//! ranks, and peaks of memory, and the prediction divided by the measured figure. The memory is that of activations and
+//! gradients, with what an operation holds while it runs.
+//!
+//! At the end the profile is measured again: the ratio of the two says how much the speed of the machine has changed.
+//!
+//! `--head` compares the plan for a model whose head is as heavy as four layers with an even cut under 1F1B: the gain
+//! that is predicted, and the gain in runs that alternate.
+
+use std::error::Error;
+
+use pipewright_models::decoder::DecoderConfig;
+use pipewright_models::llama::LlamaConfig;
+use pipewright_schedule::plan::{PlanRequest, plan};
+use pipewright_schedule::profile::Profile;
+use pipewright_schedule::{Method, ScheduleSpec, generate};
+
+use crate::model::{HEADS, LAYERS, WIDTH, config};
+use crate::predicted_run::{Figures, Run, profile};
+use crate::statistics::Spread;
+
+/// Size of the measurement.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Steps of each configuration that count.
+    #[arg(long, default_value_t = 7)]
+    steps: usize,
+    /// Seconds that each profile takes.
+    #[arg(long, default_value_t = 12)]
+    seconds: u64,
+    /// The model with a heavy head only.
+    #[arg(long)]
+    head: bool,
+}
+
+/// Schedule, ranks, stages of a rank, microbatches of a replica, replicas.
+const CONFIGURATIONS: [(&str, u32, u32, u32, u32); 16] = [
+    ("gpipe", 1, 1, 4, 1),
+    ("1f1b", 1, 1, 8, 1),
+    ("gpipe", 2, 1, 4, 1),
+    ("gpipe", 2, 1, 8, 1),
+    ("1f1b", 2, 1, 4, 1),
+    ("1f1b", 2, 1, 8, 1),
+    ("1f1b", 2, 1, 16, 1),
+    ("zb-h1", 2, 1, 8, 1),
+    ("interleaved1f1b", 2, 2, 4, 1),
+    ("interleaved1f1b", 2, 2, 8, 1),
+    ("loopedbfs", 2, 2, 8, 1),
+    ("zbvzerobubble", 2, 2, 8, 1),
+    ("dualpipev", 2, 2, 8, 1),
+    ("v-half", 2, 2, 8, 1),
+    ("gpipe", 1, 1, 2, 2),
+    ("1f1b", 1, 1, 4, 2),
+];
+
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    if options.head {
+        return heavy_head(options);
+    }
+    let model = config();
+    let profiles = both(&model, options)?;
+    let mut errors: [Vec<f64>; 3] = Default::default();
+    for (name, ranks, stages_per_rank, microbatches, replicas) in CONFIGURATIONS {
+        let spec = ScheduleSpec {
+            ranks,
+            stages_per_rank: Some(stages_per_rank),
+            microbatches,
+            ..ScheduleSpec::default()
+        };
+        let run = Run::by_weight(&model, generate(name, &spec)?, replicas)?;
+        let profile = &profiles[(ranks * replicas) as usize - 1];
+        let (predicted, measured) =
+            (run.predicted(&model, profile)?, run.measured(&model, profile, options.steps)?);
+        let title =
+            format!("{name}, {replicas} x {ranks} ranks x {stages_per_rank}, {microbatches} microbatches");
+        println!("{title}: {}", compared(&predicted, &measured));
+        errors[0].push((predicted.step / measured.step - 1.0).abs());
+        let ratios = |one: &[f64], other: &[f64]| -> Vec<f64> {
+            one.iter().zip(other).map(|(one, other)| (one / other - 1.0).abs()).collect()
+        };
+        errors[1].extend(ratios(&predicted.busy, &measured.busy));
+        errors[2].extend(ratios(&predicted.activations, &measured.activations));
+    }
+    for (what, errors) in
+        ["step time", "busy time", "peak of activations and gradients"].into_iter().zip(errors)
+    {
+        let most = errors.iter().copied().fold(0.0, f64::max);
+        println!(
+            "{what}: off by {:.1}% in the median, {:.1}% at most",
+            Spread::new(errors).median() * 100.0,
+            most * 100.0
+        );
+    }
+    for (before, after) in profiles.iter().zip(both(&model, options)?) {
+        let work = |profile: &Profile| -> f64 {
+            let layers = profile.each_layer();
+            layers.map(|layer| layer.forward_s + layer.input_backward_s + layer.weight_backward_s).sum()
+        };
+        println!(
+            "the profile at the end takes {:.3} of the time at the beginning",
+            work(&after) / work(before)
+        );
+    }
+    Ok(())
+}
+
+/// Measures the profiles of one and of two ranks.
+fn both(model: &LlamaConfig, options: &Options) -> Result<Vec<Profile>, Box<dyn Error>> {
+    [1, 2].into_iter().map(|ranks| profile(model, ranks, options.seconds)).collect()
+}
+
+/// Returns the measured figures, each with the ratio of the prediction to it.
+fn compared(predicted: &Figures, measured: &Figures) -> String {
+    let ratios = |predicted: &[f64], measured: &[f64]| {
+        let ratios = predicted
+            .iter()
+            .zip(measured)
+            .map(|(predicted, measured)| format!("{:.3}", predicted / measured));
+        ratios.collect::<Vec<_>>().join(" ")
+    };
+    format!(
+        "{:.1} ms, predicted {:.3}; busy {}; activations {}",
+        measured.step * 1e3,
+        predicted.step / measured.step,
+        ratios(&predicted.busy, &measured.busy),
+        ratios(&predicted.activations, &measured.activations)
+    )
+}
+
+/// Compares the plan for a model with a heavy head with an even cut under 1F1B.
+fn heavy_head(options: &Options) -> Result<(), Box<dyn Error>> {
+    const MICROBATCHES: u32 = 8;
+    // A layer has four square matrices and three of WIDTH x 1376, the head one of WIDTH x vocabulary.
+    let vocabulary = 4 * (4 * WIDTH + 3 * 1376);
+    let decoder = DecoderConfig {
+        hidden_size: WIDTH,
+        intermediate_size: 1376,
+        num_hidden_layers: LAYERS,
+        ..DecoderConfig::new(vocabulary, HEADS)
+    };
+    let model = LlamaConfig::from(decoder);
+    let profile = profile(&model, 2, options.seconds)?;
+    let request = PlanRequest {
+        ranks: 2,
+        microbatches: MICROBATCHES,
+        data_parallel: Some(1),
+        larger_microbatches: false,
+        ..PlanRequest::default()
+    };
+    let report = plan(&profile, &request, &mut || true)?;
+    let best = &report.plans[0];
+    println!(
+        "plan: {}, first layers {:?}, within {:.1}% of the best possible",
+        best.name,
+        best.boundaries,
+        report.gap() * 100.0
+    );
+    let planned = Run { schedule: best.schedule.clone(), boundaries: best.boundaries.clone(), replicas: 1 };
+    let spec = ScheduleSpec { ranks: 2, microbatches: MICROBATCHES, ..ScheduleSpec::default() };
+    let even = Run::cut_by(&model, generate("1f1b", &spec)?, 1, &Method::Even)?;
+    let predicted = even.predicted(&model, &profile)?.step / planned.predicted(&model, &profile)?.step;
+    let mut gains = Vec::new();
+    for turn in 0..3 {
+        let steps = [&even, &planned].map(|run| run.measured(&model, &profile, options.steps));
+        let [even, planned] = steps;
+        let (even, planned) = (even?.step, planned?.step);
+        println!("turn {turn}: even 1F1B {:.1} ms, planned {:.1} ms", even * 1e3, planned * 1e3);
+        gains.push(even / planned);
+    }
+    println!("gain: predicted {predicted:.3}, measured {}", Spread::new(gains));
+    Ok(())
+}

@@ -1,0 +1,198 @@
+//! A model with its profile, and runs of it: what was predicted for each run, and what was measured.
+
+use std::error::Error;
+use std::time::Duration;
+
+use burn::tensor::Device;
+use pipewright::device::Devices;
+use pipewright::optimizer::AdamW;
+use pipewright::pipeline::{Pipeline, PipelineConfig, StepSummary};
+use pipewright::profile::{MeasureConfig, measure};
+use pipewright::stage::Stage;
+use pipewright::transport::World;
+use pipewright_models::llama::LlamaConfig;
+use pipewright_models::{ModelFamily, cross_entropy};
+use pipewright_schedule::analytic::{PeakRates, Workload};
+use pipewright_schedule::plan::{PlanChoice, Prediction, predict};
+use pipewright_schedule::profile::{LinkProfile, Profile};
+use pipewright_schedule::{Method, Rank, Schedule, StageIndex, partition};
+
+use crate::model::{SEQUENCE, tokens};
+use crate::statistics::Spread;
+
+const SEED: u64 = 7;
+/// The bytes of a parameter with both moments.
+const STATIC: u64 = 12;
+const WARM_UP: usize = 2;
+
+/// A run: a schedule with a cut, and replicas.
+pub(crate) struct Run {
+    pub(crate) schedule: Schedule,
+    /// The first layer of each stage except the first.
+    pub(crate) boundaries: Vec<usize>,
+    pub(crate) replicas: u32,
+}
+
+/// Figures of a run, predicted or measured. Times are in seconds.
+pub(crate) struct Figures {
+    pub(crate) step: f64,
+    /// The time in which each rank computes.
+    pub(crate) busy: Vec<f64>,
+    /// The most bytes of each rank besides parameters and optimizer state: activations and gradients.
+    pub(crate) activations: Vec<f64>,
+}
+
+/// Measures the profile of a model with this number of ranks at once.
+pub(crate) fn profile(model: &LlamaConfig, ranks: u32, seconds: u64) -> Result<Profile, Box<dyn Error>> {
+    let layers = model.describe(SEQUENCE);
+    let config = MeasureConfig {
+        pipeline: pipeline_config(),
+        ranks,
+        steps: 1000,
+        time_limit: Duration::from_secs(seconds),
+        ..MeasureConfig::default()
+    };
+    let made = model.clone();
+    let make = move |range| stage(&made, range);
+    let feed = |mut pipeline: Pipeline| {
+        let shape = [(3 * ranks) as usize, SEQUENCE];
+        let [inputs, targets] = [0, 1].map(|shift| tokens(shape, shift));
+        move || pipeline.step(inputs.clone(), targets.clone(), 0.0)
+    };
+    let measured = measure(&layers, &config, make, feed)?;
+    let link = World::local(2).measure_link(&Devices::default(), Duration::from_secs(60))?;
+    let workload = Workload { model: &layers, tokens: SEQUENCE as u32, rows: 1 };
+    // Nothing is assumed on the processor.
+    let rates = PeakRates { flops_per_s: 1e11, bytes_per_s: 1e10 };
+    Ok(measured.profile(&workload, link, LinkProfile::new(1e-5, 1e10), rates))
+}
+
+impl Run {
+    /// Cuts the model so that the heaviest stage is as light as possible by its description.
+    pub(crate) fn by_weight(
+        model: &LlamaConfig,
+        schedule: Schedule,
+        replicas: u32,
+    ) -> Result<Self, Box<dyn Error>> {
+        Self::cut_by(model, schedule, replicas, &Method::Optimal)
+    }
+
+    /// Cuts the model by a method.
+    pub(crate) fn cut_by(
+        model: &LlamaConfig,
+        schedule: Schedule,
+        replicas: u32,
+        method: &Method,
+    ) -> Result<Self, Box<dyn Error>> {
+        let weights = model.describe(SEQUENCE).weights();
+        let cut = partition(&weights, schedule.placement().stages(), method)?;
+        let boundaries = cut.ranges().skip(1).map(|range| range.start).collect();
+        Ok(Self { schedule, boundaries, replicas })
+    }
+
+    fn prediction(&self, profile: &Profile) -> Result<Prediction, Box<dyn Error>> {
+        let choice = PlanChoice {
+            boundaries: self.boundaries.clone(),
+            recompute: vec![false; self.schedule.placement().stages() as usize],
+            data_parallel: self.replicas,
+            microbatch_rows: 1,
+        };
+        Ok(predict(profile, &self.schedule, &choice)?)
+    }
+
+    /// Returns the bytes that each rank always holds.
+    fn fixed(&self, model: &LlamaConfig) -> Vec<u64> {
+        let layers = model.describe(SEQUENCE).layers;
+        let placement = self.schedule.placement();
+        let start = |stage: usize| match stage.checked_sub(1) {
+            None => 0,
+            Some(before) => self.boundaries.get(before).copied().unwrap_or(layers.len()),
+        };
+        let of_stage = |stage: &StageIndex| -> u64 {
+            let range = start(stage.index())..start(stage.index() + 1);
+            layers[range].iter().map(|layer| layer.parameters * STATIC).sum()
+        };
+        placement.all_ranks().map(|rank| placement.stages_of(rank).iter().map(of_stage).sum()).collect()
+    }
+
+    /// Returns what a profile predicts.
+    pub(crate) fn predicted(
+        &self,
+        model: &LlamaConfig,
+        profile: &Profile,
+    ) -> Result<Figures, Box<dyn Error>> {
+        let prediction = self.prediction(profile)?;
+        let busy = |rank| prediction.run.timeline().busy(Rank::new(rank));
+        let fixed = self.fixed(model).into_iter();
+        Ok(Figures {
+            step: prediction.step_s(),
+            busy: (0..self.schedule.ranks()).map(busy).collect(),
+            activations: prediction
+                .peak_bytes
+                .iter()
+                .zip(fixed)
+                .map(|(&peak, fixed)| peak as f64 - fixed as f64)
+                .collect(),
+        })
+    }
+
+    /// Trains, and returns the medians of `steps` steps. With replicas, busy times and memory are the means of each rank
+    /// over the replicas.
+    pub(crate) fn measured(
+        &self,
+        model: &LlamaConfig,
+        profile: &Profile,
+        steps: usize,
+    ) -> Result<Figures, Box<dyn Error>> {
+        let mut pipeline = self.launch(model, profile)?;
+        let shape = [(self.schedule.microbatches() * self.replicas) as usize, SEQUENCE];
+        let [inputs, targets] = [0, 1].map(|shift| tokens(shape, shift));
+        let mut step = || pipeline.step(inputs.clone(), targets.clone(), 3e-4);
+        for _ in 0..WARM_UP {
+            step()?;
+        }
+        let taken = (0..steps).map(|_| step()).collect::<Result<Vec<StepSummary>, _>>()?;
+        let ranks = self.schedule.ranks();
+        let median = |of: &dyn Fn(&StepSummary) -> f64| Spread::new(taken.iter().map(of).collect()).median();
+        let over_replicas = |of: &dyn Fn(u32) -> f64, rank: u32| {
+            (0..self.replicas).map(|replica| of(replica * ranks + rank)).sum::<f64>()
+                / f64::from(self.replicas)
+        };
+        let busy = |rank| median(&|step| over_replicas(&|rank| step.timeline.busy(Rank::new(rank)), rank));
+        let peak = |rank| median(&|step| over_replicas(&|rank| step.peak_bytes[rank as usize] as f64, rank));
+        let fixed = self.fixed(model);
+        Ok(Figures {
+            step: median(&|step| step.wall.as_secs_f64()),
+            busy: (0..ranks).map(busy).collect(),
+            activations: (0..ranks).map(|rank| peak(rank) - fixed[rank as usize] as f64).collect(),
+        })
+    }
+
+    fn launch(&self, model: &LlamaConfig, profile: &Profile) -> Result<Pipeline, Box<dyn Error>> {
+        let program = self.prediction(profile)?.program;
+        let starts: Vec<usize> = [0]
+            .into_iter()
+            .chain(self.boundaries.clone())
+            .chain([model.describe(SEQUENCE).layers.len()])
+            .collect();
+        let model = model.clone();
+        let make = move |index: StageIndex| stage(&model, starts[index.index()]..starts[index.index() + 1]);
+        let world = World::local(program.ranks() * self.replicas);
+        let config = PipelineConfig { data_parallel: self.replicas, ..pipeline_config() };
+        Ok(Pipeline::launch(program, world, &config, make)?)
+    }
+}
+
+fn pipeline_config() -> PipelineConfig {
+    let optimizer = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 }.init();
+    PipelineConfig { optimizer: Some(optimizer), clip_norm: Some(1.0), ..PipelineConfig::default() }
+}
+
+fn stage(
+    model: &LlamaConfig,
+    range: std::ops::Range<usize>,
+) -> Result<Stage, pipewright_models::ConfigError> {
+    let is_last = range.end == model.describe(SEQUENCE).layers.len();
+    let module = model.init_stage(range, SEED, &Device::flex().autodiff())?;
+    Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
+}

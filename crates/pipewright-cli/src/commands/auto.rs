@@ -1,0 +1,306 @@
+//! `pipeline.schedule = "auto"`: measures the layers of a run, plans it, and puts the plan into the settings.
+//!
+//! The profile is kept in the folder of the run, under a name with a hash of everything that its figures depend on. A
+//! run in the same folder reads it instead of measuring again. The settings that are written into the folder are those of
+//! the plan, so a run that resumes does not plan again.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::analytic::estimate;
+use pipewright_schedule::csv::{parse_schedule, print_schedule};
+use pipewright_schedule::plan::{Plan, PlanReport, PlanRequest, plan};
+use pipewright_schedule::profile::Profile;
+use pipewright_schedule::{Recompute, StageIndex};
+use serde::{Deserialize, Serialize};
+
+use crate::commands::measure::{measure_run, memory_of_rank, workload};
+use crate::commands::peak_rates::{assumed_link, assumed_rates, device_name};
+use crate::commands::plan_config::is_named;
+use crate::commands::plan_print::{refused, stages_per_rank, title_of};
+use crate::commands::prepare::read_model;
+use crate::commands::process_group::ProcessGroup;
+use crate::commands::profile_file::profile_text;
+use crate::config::pipeline::{FoundSchedule, PartitionChoice, ScheduleChoice};
+use crate::config::profile::{ProfiledRun, read_for};
+use crate::config::{Loaded, Settings};
+use crate::display::say;
+use crate::failure::{Exit, Failure};
+
+/// The file of a schedule without a name, in the folder of the run.
+const SCHEDULE: &str = "plan.csv";
+/// The share by which a plan may be slower than the best one if it is simpler.
+const NEAR: f64 = 0.01;
+/// The time for measuring, and the longest search.
+const MEASURING: Duration = Duration::from_secs(6);
+const SEARCH: Duration = Duration::from_secs(5);
+
+/// The settings of a run whose schedule is chosen.
+pub(super) struct Chosen {
+    pub(super) loaded: Loaded,
+    /// What was chosen and why; nothing if the settings name a schedule.
+    pub(super) sentences: Vec<String>,
+    /// Files for the folder of the run, each with its name and text.
+    pub(super) files: Vec<(String, String)>,
+}
+
+/// What the leader decides for all processes.
+#[derive(Serialize, Deserialize)]
+struct Decision {
+    choice: Choice,
+    sentences: Vec<String>,
+    files: Vec<(String, String)>,
+}
+
+/// The parts of a plan that become settings.
+#[derive(Serialize, Deserialize)]
+struct Choice {
+    /// The name of the schedule; `None` if it has no name, or settings that a configuration does not have.
+    name: Option<String>,
+    /// What each rank computes.
+    csv: String,
+    stages_per_rank: u32,
+    microbatches: u32,
+    microbatch_size: u32,
+    boundaries: Vec<u32>,
+    /// The stages that recompute.
+    recompute: Vec<u32>,
+    data_parallel: u32,
+}
+
+impl Chosen {
+    /// Returns settings that name a schedule.
+    pub(super) fn named(loaded: Loaded) -> Self {
+        Self { loaded, sentences: Vec::new(), files: Vec::new() }
+    }
+}
+
+/// Measures the run, or reads its profile, and plans it. All processes call it with the same settings.
+pub(super) fn choose(loaded: Loaded, processes: &mut ProcessGroup) -> Result<Chosen, Failure> {
+    let settings = loaded.settings;
+    let file = profile_file(&settings)?;
+    let known =
+        if processes.is_leader() { read_profile(&settings, &settings.run.out.join(&file)) } else { None };
+    // Every process measures, or none.
+    let is_known = processes.share(known.is_some().to_string())? == "true";
+    let start = Instant::now();
+    let (profile, source, files) = match known.filter(|_| is_known) {
+        Some((profile, text)) => (profile, format!("measured before ({file})"), vec![(file, text)]),
+        None if is_known => (Profile::default(), String::new(), Vec::new()),
+        None => {
+            if processes.is_leader() {
+                say("auto: measuring the layers and links for a few seconds");
+            }
+            let measurement = measure_run(&settings, processes, MEASURING)?;
+            let text = profile_text(&measurement.profile, &measurement.measured, &measurement.layers);
+            let seconds = start.elapsed().as_secs_f64();
+            (measurement.profile, format!("measured in {seconds:.1} s"), vec![(file, text)])
+        }
+    };
+    let decided = match processes.is_leader() {
+        true => decide(&settings, &profile, &source, files).map(|decision| {
+            serde_json::to_string(&decision).expect("texts and numbers can be written as JSON")
+        }),
+        false => Ok(String::new()),
+    };
+    // If there is no plan, the others get an empty text.
+    let shared = processes.share(decided.as_deref().unwrap_or_default().to_owned())?;
+    decided?;
+    if shared.is_empty() {
+        return Err(Failure::already_reported(Exit::WrongInput));
+    }
+    let decision = serde_json::from_str(&shared).map_err(|error| Failure::new(Exit::Bug, error))?;
+    apply(settings, decision)
+}
+
+/// Plans a run for estimated costs, without measuring.
+pub(super) fn choose_without_profile(loaded: Loaded) -> Result<Chosen, Failure> {
+    let settings = loaded.settings;
+    let layers = read_model(&settings.model)?.describe(settings.data.seq_len as usize);
+    let (rates, link) = (assumed_rates(&settings), assumed_link(&settings));
+    let profile = estimate(&workload(&settings, &layers), rates, link);
+    let source = format!(
+        "for assumed costs: {:.0} GFLOP/s and {:.0} GB/s a rank; `train` measures first",
+        rates.flops_per_s * 1e-9,
+        rates.bytes_per_s * 1e-9
+    );
+    let decision = decide(&settings, &profile, &source, Vec::new())?;
+    apply(settings, decision)
+}
+
+/// Plans a run at the costs of its profile.
+fn decide(
+    settings: &Settings,
+    profile: &Profile,
+    source: &str,
+    mut files: Vec<(String, String)>,
+) -> Result<Decision, Failure> {
+    let request = PlanRequest {
+        ranks: settings.pipeline.ranks.saturating_mul(settings.mesh.data_parallel),
+        microbatches: settings.pipeline.microbatches,
+        microbatch_rows: settings.pipeline.microbatch_size,
+        memory: memory_of_rank(settings),
+        data_parallel: settings.mesh.is_sharded().then_some(settings.mesh.data_parallel),
+        plans: usize::MAX,
+        ..PlanRequest::default()
+    };
+    let start = Instant::now();
+    let report = plan(profile, &request, &mut || start.elapsed() < SEARCH).map_err(refused)?;
+    let chosen = chosen(&report, settings.pipeline.microbatch_size);
+    let choice = Choice::of(chosen);
+    if choice.name.is_none() {
+        files.push((SCHEDULE.to_owned(), choice.csv.clone()));
+    }
+    Ok(Decision { sentences: sentences(&report, chosen, source), choice, files })
+}
+
+/// Returns the plan to run: of those that are nearly as fast as the best, the one that differs least from what the user
+/// wrote and has the fewest stages.
+fn chosen(report: &PlanReport, microbatch_size: u32) -> &Plan {
+    let best = &report.plans[0];
+    let near = report.plans.iter().filter(|plan| plan.step_s <= best.step_s * (1.0 + NEAR));
+    let simplest = near.min_by_key(|plan| {
+        let is_other_size = plan.microbatch_rows != microbatch_size;
+        (is_other_size, plan.recompute.contains(&true), !is_named(plan), plan.boundaries.len())
+    });
+    simplest.unwrap_or(best)
+}
+
+/// Says what was chosen and why.
+fn sentences(report: &PlanReport, best: &Plan, source: &str) -> Vec<String> {
+    let chosen = format!(
+        "auto: {}: {:.1} ms a step, bubble {:.1}%, within {:.1}% of the best possible; {source}",
+        title_of(best),
+        best.step_s * 1e3,
+        best.bubble_fraction * 100.0,
+        (best.step_s / report.lower_bound_s.max(f64::MIN_POSITIVE) - 1.0).max(0.0) * 100.0
+    );
+    let other = report.plans.iter().find(|plan| plan.name != best.name);
+    let next = other.map(|next| {
+        let longer = (next.step_s / best.step_s - 1.0) * 100.0;
+        let tried = report.outcomes.len();
+        let compared = match longer >= 0.0 {
+            true => format!("takes {longer:.1}% longer"),
+            false => format!("is {:.1}% faster, which is less than such predictions are accurate", -longer),
+        };
+        format!("auto: the best other of {tried} schedules, {}, {compared}", title_of(next))
+    });
+    [Some(chosen), next].into_iter().flatten().collect()
+}
+
+impl Choice {
+    fn of(plan: &Plan) -> Self {
+        let layer = |&layer: &usize| u32::try_from(layer).unwrap_or(u32::MAX);
+        let recomputing = (0..).zip(&plan.recompute).filter(|(_, recomputes)| **recomputes);
+        Self {
+            name: is_named(plan).then(|| plan.name.to_owned()),
+            csv: print_schedule(&plan.schedule),
+            stages_per_rank: stages_per_rank(plan),
+            microbatches: plan.microbatches(),
+            microbatch_size: plan.microbatch_rows,
+            boundaries: plan.boundaries.iter().map(layer).collect(),
+            recompute: recomputing.map(|(stage, _)| stage).collect(),
+            data_parallel: plan.data_parallel,
+        }
+    }
+}
+
+/// Puts a decision into the settings.
+fn apply(mut settings: Settings, decision: Decision) -> Result<Chosen, Failure> {
+    let Decision { choice, sentences, files } = decision;
+    let schedule = parse_schedule(&choice.csv).map_err(|error| Failure::new(Exit::Bug, error))?;
+    let pipeline = &mut settings.pipeline;
+    pipeline.ranks = schedule.ranks();
+    pipeline.stages_per_rank = choice.stages_per_rank;
+    pipeline.schedule = match choice.name {
+        Some(name) => ScheduleChoice::Named(name),
+        None => ScheduleChoice::Csv(settings.run.out.join(SCHEDULE)),
+    };
+    pipeline.microbatches = choice.microbatches;
+    pipeline.microbatch_size = choice.microbatch_size;
+    (pipeline.partition, pipeline.boundaries) = match choice.boundaries.is_empty() {
+        true => (PartitionChoice::Even, None),
+        false => (PartitionChoice::Explicit, Some(choice.boundaries)),
+    };
+    pipeline.recompute = match choice.recompute.is_empty() {
+        true => Recompute::None,
+        false => Recompute::Stages(choice.recompute.into_iter().map(StageIndex::new).collect()),
+    };
+    settings.mesh.data_parallel = choice.data_parallel;
+    let loaded = Loaded { settings, schedule: FoundSchedule::Generated(schedule) };
+    Ok(Chosen { loaded, sentences, files })
+}
+
+/// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change the times
+/// of a layer.
+fn profile_file(settings: &Settings) -> Result<String, Failure> {
+    const KEYS: [&str; 8] = [
+        "data.seq_len",
+        "pipeline.microbatch_size",
+        "pipeline.threads_per_rank",
+        "pipeline.transport",
+        "optimizer.name",
+        "run.device",
+        "run.devices",
+        "run.precision",
+    ];
+    let mut hasher = DefaultHasher::new();
+    read_model(&settings.model)?.to_json().to_string().hash(&mut hasher);
+    let by_key = settings.by_key();
+    KEYS.map(|key| by_key.get(key)).hash(&mut hasher);
+    settings.pipeline.ranks.saturating_mul(settings.mesh.data_parallel).hash(&mut hasher);
+    device_name(settings).hash(&mut hasher);
+    (env!("CARGO_PKG_VERSION"), cfg!(debug_assertions)).hash(&mut hasher);
+    Ok(format!("profile-{:016x}.toml", hasher.finish()))
+}
+
+/// Reads a profile that an earlier run has left, with its text. A profile that cannot be used is measured again.
+fn read_profile(settings: &Settings, file: &Path) -> Option<(Profile, String)> {
+    let layers = read_model(&settings.model).ok()?.describe(settings.data.seq_len as usize);
+    let run = ProfiledRun {
+        workload: workload(settings, &layers),
+        rates: assumed_rates(settings),
+        device: settings.run.devices.to_string(),
+    };
+    Some((read_for(file, &run).ok()?, std::fs::read_to_string(file).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::prepare::{load_settings, prepare_settings};
+
+    /// A schedule without a name is stored in the folder of the run, which may then be moved.
+    #[test]
+    fn a_searched_schedule_is_read_from_the_folder() {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let out = scratch.path().join("out");
+        let set = ["pipeline.schedule=auto".to_owned(), format!("run.out={}", out.display())];
+        let settings = load_settings(None, &set).expect("the sample").settings;
+        let choice = Choice {
+            name: None,
+            csv: "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n".to_owned(),
+            stages_per_rank: 1,
+            microbatches: 2,
+            microbatch_size: 4,
+            boundaries: vec![5],
+            recompute: vec![0],
+            data_parallel: 1,
+        };
+        let csv = choice.csv.clone();
+        let decision = Decision { choice, sentences: Vec::new(), files: Vec::new() };
+        let planned = apply(settings, decision).expect("a schedule").loaded;
+        let text = planned.settings.to_toml();
+        assert!(text.contains("schedule = \"plan.csv\""), "{text}");
+        let moved = scratch.path().join("moved");
+        std::fs::create_dir(&moved).expect("a folder");
+        std::fs::write(moved.join("config.toml"), text).expect("a file");
+        std::fs::write(moved.join(SCHEDULE), csv).expect("a file");
+        let again = load_settings(Some(&moved.join("config.toml")), &[]).expect("the stored plan");
+        assert_eq!(again.settings.pipeline.recompute, planned.settings.pipeline.recompute);
+        let [again, planned] =
+            [again, planned].map(|loaded| prepare_settings(loaded).expect("a sound plan").program);
+        assert_eq!(again.as_program(), planned.as_program());
+    }
+}

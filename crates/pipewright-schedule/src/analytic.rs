@@ -1,0 +1,279 @@
+//! Costs that were not measured: estimates from the operations and bytes of a model and the peak rates of a device.
+//!
+//! **Model.** A matrix with `p` parameters takes `2 p` operations a token in each of `F`, `I` and `W`. Of the operations
+//! beyond those, such as the scores of attention, a third is in `F` and the rest in `I`. A computation lasts as long as
+//! its operations at the peak rate of the arithmetic, or its bytes at the peak rate of the memory, whichever is longer.
+//! The optimizer reads a parameter, its gradient and two moments, and writes all but the gradient.
+//!
+//! An estimate assumes that the device reaches its peaks, so its times are too short. Plans depend on the ratios of
+//! times, which are more accurate. If some times were measured, [`fill`] therefore multiplies the estimates of the
+//! others by the ratio of what was measured to its estimate.
+//!
+//! ```
+//! use pipewright_schedule::analytic::{PeakRates, Workload, estimate};
+//! use pipewright_schedule::profile::LinkProfile;
+//! use pipewright_schedule::{LayerDesc, ModelDesc};
+//! let layer = LayerDesc {
+//!     path: "layers.0".into(),
+//!     kind: "block".into(),
+//!     parameters: 1_000_000,
+//!     weight: 6_000_000,
+//!     activation_bytes: 0,
+//!     output_bytes: 0,
+//! };
+//! let model = ModelDesc { layers: vec![layer] };
+//! let rates = PeakRates { flops_per_s: 1e12, bytes_per_s: 1e12 };
+//! let profile = estimate(&Workload { model: &model, tokens: 1000, rows: 1 }, rates, LinkProfile::new(0.0, 1e9));
+//! assert_eq!(profile.layers[0].forward_s, 2e-3);
+//! assert!(profile.assumed.contains(&"block.forward_s".to_owned()));
+//! ```
+
+use crate::model::{LayerDesc, ModelDesc};
+use crate::profile::{LayerProfile, LinkProfile, Profile};
+
+/// The bytes of a parameter.
+const NUMBER: f64 = 4.0;
+/// The bytes that the optimizer reads and writes for each parameter.
+const OPTIMIZER_TRAFFIC: f64 = 28.0;
+
+/// The peak rates of a rank's share of a device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PeakRates {
+    /// Floating point operations per second; a multiplication and an addition are two.
+    pub flops_per_s: f64,
+    /// Bytes per second to and from memory.
+    pub bytes_per_s: f64,
+}
+
+/// What is computed.
+#[derive(Debug, Clone, Copy)]
+pub struct Workload<'a> {
+    /// The model.
+    pub model: &'a ModelDesc,
+    /// The tokens of a row.
+    pub tokens: u32,
+    /// The rows of a microbatch.
+    pub rows: u32,
+}
+
+/// A figure of a layer in a profile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Figure {
+    /// [`LayerProfile::forward_s`].
+    Forward,
+    /// [`LayerProfile::input_backward_s`].
+    InputBackward,
+    /// [`LayerProfile::weight_backward_s`].
+    WeightBackward,
+    /// [`LayerProfile::optimizer_s`].
+    Optimizer,
+    /// [`LayerProfile::output_bytes`].
+    Output,
+    /// [`LayerProfile::parameter_bytes`].
+    Parameters,
+    /// [`LayerProfile::activation_bytes`].
+    Activation,
+}
+
+impl Figure {
+    /// All figures that an estimate has.
+    pub const ALL: [Self; 7] = [
+        Self::Forward,
+        Self::InputBackward,
+        Self::WeightBackward,
+        Self::Optimizer,
+        Self::Output,
+        Self::Parameters,
+        Self::Activation,
+    ];
+
+    /// Returns the key in a profile.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Forward => "forward_s",
+            Self::InputBackward => "input_backward_s",
+            Self::WeightBackward => "weight_backward_s",
+            Self::Optimizer => "optimizer_s",
+            Self::Output => "output_bytes",
+            Self::Parameters => "parameter_bytes",
+            Self::Activation => "activation_bytes",
+        }
+    }
+
+    /// Returns the time of the figure in a layer, if it is the time of a computation.
+    fn seconds(self, layer: &LayerProfile) -> Option<f64> {
+        match self {
+            Self::Forward => Some(layer.forward_s),
+            Self::InputBackward => Some(layer.input_backward_s),
+            Self::WeightBackward => Some(layer.weight_backward_s),
+            Self::Optimizer | Self::Output | Self::Parameters | Self::Activation => None,
+        }
+    }
+
+    /// Copies the figure from one layer to another; times of computations are multiplied by `scale`.
+    fn copy(self, from: &LayerProfile, to: &mut LayerProfile, scale: f64) {
+        match self {
+            Self::Forward => to.forward_s = from.forward_s * scale,
+            Self::InputBackward => to.input_backward_s = from.input_backward_s * scale,
+            Self::WeightBackward => to.weight_backward_s = from.weight_backward_s * scale,
+            Self::Optimizer => to.optimizer_s = from.optimizer_s,
+            Self::Output => to.output_bytes = from.output_bytes,
+            Self::Parameters => to.parameter_bytes = from.parameter_bytes,
+            Self::Activation => to.activation_bytes = from.activation_bytes,
+        }
+    }
+}
+
+/// A figure that a profile lacks: the index of the `[[layers]]` section, and the figure.
+pub type Missing = (usize, Figure);
+
+/// Returns a profile in which everything is estimated.
+pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) -> Profile {
+    let layers = workload.model.runs().into_iter().map(|run| LayerProfile {
+        count: u32::try_from(run.len()).unwrap_or(u32::MAX),
+        ..estimated_layer(&workload.model.layers[run.start], workload, rates)
+    });
+    let mut profile = Profile { rows: workload.rows, link, layers: layers.collect(), ..Profile::default() };
+    assume_link(&mut profile);
+    for index in 0..profile.layers.len() {
+        Figure::ALL.into_iter().for_each(|figure| assume(&mut profile, index, figure));
+    }
+    profile
+}
+
+/// Replaces the missing figures of a profile by estimates, and adds them to what the profile assumes. Its layers are
+/// those of the workload's model.
+pub fn fill(profile: &mut Profile, missing: &[Missing], workload: &Workload<'_>, rates: PeakRates) {
+    let mut first = 0;
+    let estimates: Vec<LayerProfile> = profile
+        .layers
+        .iter()
+        .map(|layer| {
+            let described = workload.model.layers.get(first).or(workload.model.layers.last());
+            first += layer.count as usize;
+            described.map(|layer| estimated_layer(layer, workload, rates)).unwrap_or_default()
+        })
+        .collect();
+    let scale = measured_over_estimated(profile, &estimates, missing);
+    for &(index, figure) in missing {
+        figure.copy(&estimates[index], &mut profile.layers[index], scale);
+        assume(profile, index, figure);
+    }
+}
+
+/// Adds the link to what a profile assumes.
+pub fn assume_link(profile: &mut Profile) {
+    profile.assumed.extend(["link.latency_s", "link.bytes_per_s"].map(str::to_owned));
+}
+
+fn assume(profile: &mut Profile, index: usize, figure: Figure) {
+    let name = format!("{}.{}", profile.layers[index].kind, figure.key());
+    if !profile.assumed.contains(&name) {
+        profile.assumed.push(name);
+    }
+}
+
+/// Returns the ratio of the measured times to their estimates; 1 if no time was measured.
+fn measured_over_estimated(profile: &Profile, estimates: &[LayerProfile], missing: &[Missing]) -> f64 {
+    let (mut measured, mut estimated) = (0.0, 0.0);
+    for (index, (layer, estimate)) in profile.layers.iter().zip(estimates).enumerate() {
+        for figure in Figure::ALL.into_iter().filter(|&figure| !missing.contains(&(index, figure))) {
+            if let (Some(found), Some(expected)) = (figure.seconds(layer), figure.seconds(estimate)) {
+                measured += found * f64::from(layer.count);
+                estimated += expected * f64::from(layer.count);
+            }
+        }
+    }
+    if measured > 0.0 && estimated > 0.0 { measured / estimated } else { 1.0 }
+}
+
+fn estimated_layer(layer: &LayerDesc, workload: &Workload<'_>, rates: PeakRates) -> LayerProfile {
+    let rows = f64::from(workload.rows);
+    let tokens = f64::from(workload.tokens) * rows;
+    let (parameters, weight) = (layer.parameters as f64, layer.weight as f64);
+    let matrices = if weight >= 6.0 * parameters { 6.0 * parameters } else { weight };
+    let others = weight - matrices;
+    // A table or an expert that only some tokens use is read in part.
+    let read = NUMBER * parameters.min(weight * tokens / 6.0);
+    let (kept, output) = (layer.activation_bytes as f64 * rows, layer.output_bytes as f64 * rows);
+    let seconds = |operations: f64, bytes: f64| {
+        (operations * tokens / rates.flops_per_s).max(bytes / rates.bytes_per_s)
+    };
+    let bytes = |of_row: u64| of_row.saturating_mul(u64::from(workload.rows));
+    LayerProfile {
+        kind: layer.kind.clone(),
+        forward_s: seconds((matrices + others) / 3.0, read + kept + output),
+        input_backward_s: seconds((matrices + 2.0 * others) / 3.0, read + kept + 2.0 * output),
+        weight_backward_s: seconds(matrices / 3.0, 2.0 * read + output),
+        optimizer_s: OPTIMIZER_TRAFFIC * parameters / rates.bytes_per_s,
+        output_bytes: bytes(layer.output_bytes),
+        parameter_bytes: layer.parameters.saturating_mul(NUMBER as u64),
+        activation_bytes: bytes(layer.activation_bytes),
+        ..LayerProfile::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layer(kind: &str, parameters: u64, weight: u64) -> LayerDesc {
+        LayerDesc {
+            path: String::new(),
+            kind: kind.into(),
+            parameters,
+            weight,
+            activation_bytes: 4_000,
+            output_bytes: 1_000,
+        }
+    }
+
+    const RATES: PeakRates = PeakRates { flops_per_s: 1e9, bytes_per_s: 1e9 };
+
+    #[test]
+    fn operations_are_divided_among_the_computations() {
+        let model = ModelDesc { layers: vec![layer("a", 1_000, 9_000)] };
+        let workload = Workload { model: &model, tokens: 1_000, rows: 2 };
+        let profile = estimate(&workload, RATES, LinkProfile::new(0.0, 1e9));
+        let found = &profile.layers[0];
+        // 2,000 tokens with 2,000 operations of matrices each, and 3,000 others: a third forwards, two thirds backwards.
+        let seconds = [found.forward_s, found.input_backward_s, found.weight_backward_s];
+        assert_eq!(seconds.map(|seconds| (seconds * 1e6).round()), [6_000.0, 8_000.0, 4_000.0]);
+        assert_eq!(
+            (found.activation_bytes, found.output_bytes, found.parameter_bytes),
+            (8_000, 2_000, 4_000)
+        );
+        assert_eq!(profile.rows, 2);
+    }
+
+    #[test]
+    fn a_table_is_bound_by_its_bytes_and_not_read_as_a_whole() {
+        let model = ModelDesc { layers: vec![layer("table", 1_000_000_000, 6)] };
+        let workload = Workload { model: &model, tokens: 1_000, rows: 1 };
+        let found = &estimate(&workload, RATES, LinkProfile::new(0.0, 1e9)).layers[0];
+        assert_eq!((found.forward_s * 1e9).round(), 4_000.0 + 4_000.0 + 1_000.0);
+    }
+
+    #[test]
+    fn what_is_missing_follows_what_was_measured() {
+        let model = ModelDesc { layers: vec![layer("a", 1_000, 6_000), layer("b", 2_000, 12_000)] };
+        let workload = Workload { model: &model, tokens: 1_000, rows: 1 };
+        let mut profile = estimate(&workload, RATES, LinkProfile::new(0.0, 1e9));
+        let expected = profile.clone();
+        profile.assumed.clear();
+        // The first layer took three times as long as estimated, and the second one was not measured.
+        let first = &mut profile.layers[0];
+        for seconds in [&mut first.forward_s, &mut first.input_backward_s, &mut first.weight_backward_s] {
+            *seconds *= 3.0;
+        }
+        profile.layers[1].forward_s = 0.0;
+        profile.layers[1].activation_bytes = 0;
+        let missing = [Figure::Forward, Figure::InputBackward, Figure::WeightBackward, Figure::Activation];
+        fill(&mut profile, &missing.map(|figure| (1, figure)), &workload, RATES);
+        let (found, estimate) = (&profile.layers[1], &expected.layers[1]);
+        assert!((found.forward_s / estimate.forward_s - 3.0).abs() < 1e-9, "{}", found.forward_s);
+        assert_eq!(found.activation_bytes, estimate.activation_bytes);
+        let assumed = ["b.forward_s", "b.input_backward_s", "b.weight_backward_s", "b.activation_bytes"];
+        assert_eq!(profile.assumed, assumed);
+    }
+}

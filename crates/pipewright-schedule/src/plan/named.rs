@@ -1,0 +1,164 @@
+//! The named schedules in the search: which of them there are for a shape, and their best cuts.
+
+use std::rc::Rc;
+
+use crate::plan::class::Class;
+use crate::plan::cuts::count_cuts;
+use crate::plan::families::Family;
+use crate::plan::order::Order;
+use crate::plan::pool::{ALL_CUTS, Cut, usual_cuts};
+use crate::plan::recompute::{ALL_CHOICES, every_choice, to_fit};
+use crate::plan::search::{Choice, GOOD_ENOUGH, Label, Search};
+use crate::plan::shape::Shape;
+use crate::plan::stage_load::{engine_costs, stage_loads};
+
+/// A named schedule with its order.
+pub(super) struct Named {
+    family: Family,
+    /// `None` for a placement that is not among the arrangements of the search.
+    class: Option<Class>,
+    stages: usize,
+    /// `None` if the order depends on the costs.
+    order: Option<Rc<Order>>,
+}
+
+/// Returns the named schedules of a shape, or those that there was time for.
+pub(super) fn named(search: &mut Search<'_>, shape: &Shape) -> Vec<Named> {
+    let mut named = Vec::new();
+    for family in Family::all(shape.ranks, shape.microbatches, shape.layers.count()) {
+        if !search.may_try() {
+            break;
+        }
+        if family.is_made_to_measure {
+            let class = shape.classes.iter().copied().find(|class| class.chunks == 1);
+            let class = class.filter(|_| family.chunks == 1);
+            let stages = (family.ranks * family.chunks) as usize;
+            named.push(Named { family, class, stages, order: None });
+            continue;
+        }
+        match family.order(&crate::costs::Costs::default()) {
+            Ok(order) => {
+                let class = Class::of(&order.placement);
+                let stages = order.placement.stages() as usize;
+                named.push(Named { family, class, stages, order: Some(Rc::new(order)) });
+            }
+            Err(reason) => {
+                search.refused.entry(family.name).or_insert(reason);
+            }
+        }
+    }
+    named
+}
+
+/// Simulates the named schedules: all cuts where there are few, otherwise the best cuts of their arrangement; and the
+/// usual cuts. These are tried however much work was done, so that no plan is slower than a named schedule.
+pub(super) fn try_named(search: &mut Search<'_>, shapes: &[Shape], at: usize, cuts: &[Cut], named: &[Named]) {
+    let layers = shapes[at].layers.count();
+    for it in named {
+        let all = count_cuts(layers, it.stages) <= ALL_CUTS;
+        let own = cuts.iter().filter(|cut| cut.class.is_some() && cut.class == it.class);
+        let mut tried: Vec<&[usize]> = Vec::new();
+        for (index, cut) in own.enumerate() {
+            let is_hopeless = cut.bound >= search.best_time() && index > 0;
+            if is_hopeless || (!all && index > 1) {
+                continue;
+            }
+            if !search.may_try() {
+                return;
+            }
+            try_cut(search, shapes, at, it, &cut.layout.starts);
+            tried.push(&cut.layout.starts);
+        }
+        for starts in usual_cuts(&shapes[at], it.stages) {
+            if tried.contains(&starts.as_slice()) {
+                continue;
+            }
+            if !search.may_try() {
+                return;
+            }
+            try_cut(search, shapes, at, it, &starts);
+        }
+    }
+}
+
+/// Simulates a named schedule with a cut, without recomputation and with what it needs to fit.
+fn try_cut(
+    search: &mut Search<'_>,
+    shapes: &[Shape],
+    at: usize,
+    named: &Named,
+    starts: &[usize],
+) -> Option<f64> {
+    let shape = &shapes[at];
+    let stages = starts.len() - 1;
+    let none = vec![false; stages];
+    let label = Label { name: named.family.name, settings: named.family.settings };
+    let order = match &named.order {
+        Some(order) => Rc::clone(order),
+        None => {
+            let loads = stage_loads(&shape.layers, starts, &none, shape.data_parallel);
+            match named.family.order(&engine_costs(&shape.layers, &loads)) {
+                Ok(order) => Rc::new(order),
+                Err(reason) => {
+                    search.refused.entry(named.family.name).or_insert(reason);
+                    return None;
+                }
+            }
+        }
+    };
+    let plain = search.consider(shapes, label, &order, Choice { shape: at, starts, recompute: &none });
+    let Some(memory) = search.request.memory else { return plain };
+    if plain.is_some() {
+        return plain;
+    }
+    let choices: Vec<Vec<bool>> = match stages <= ALL_CHOICES {
+        true => every_choice(stages).skip(1).collect(),
+        false => vec![to_fit(&shape.layers, starts, &order, shape.data_parallel, memory)],
+    };
+    let mut best: Option<f64> = None;
+    for recompute in choices {
+        let choice = Choice { shape: at, starts, recompute: &recompute };
+        if let Some(time) = search.consider(shapes, label, &order, choice) {
+            best = Some(best.map_or(time, |best: f64| best.min(time)));
+        }
+    }
+    best
+}
+
+/// Moves the boundaries of the best named plans, one at a time, as long as that helps.
+pub(super) fn climb_named(search: &mut Search<'_>, shapes: &[Shape], at: usize, named: &[Named], bound: f64) {
+    let mut order: Vec<(f64, &'static str)> = search
+        .best
+        .values()
+        .filter(|best| best.rules.is_none() && best.shape == at)
+        .map(|best| (best.time, best.name))
+        .collect();
+    order.sort_by(|one, other| one.0.total_cmp(&other.0));
+    for (_, name) in order {
+        let mut improved = true;
+        while improved {
+            improved = false;
+            let Some(best) = search.best.get(name).cloned() else { break };
+            let it = named.iter().find(|it| {
+                let same = it.family.name == name && it.family.settings == best.settings;
+                same && it.class == Class::of(&best.order.placement)
+            });
+            let Some(it) = it else { break };
+            for boundary in 1..best.starts.len() - 1 {
+                for up in [false, true] {
+                    if search.best_time() <= bound * (1.0 + GOOD_ENOUGH) || !search.goes_on(0) {
+                        return;
+                    }
+                    let mut starts = search.best[name].starts.clone();
+                    let moved = if up { starts[boundary] + 1 } else { starts[boundary] - 1 };
+                    if moved <= starts[boundary - 1] || moved >= starts[boundary + 1] {
+                        continue;
+                    }
+                    starts[boundary] = moved;
+                    let before = search.best[name].time;
+                    improved |= try_cut(search, shapes, at, it, &starts).is_some_and(|time| time < before);
+                }
+            }
+        }
+    }
+}

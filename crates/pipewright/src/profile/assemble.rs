@@ -1,0 +1,64 @@
+//! A profile from what was measured.
+
+use pipewright_schedule::analytic::{Figure, PeakRates, Workload, assume_link, fill};
+use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
+
+use super::measured::{KindFigures, Measured};
+use crate::transport::LinkSpeed;
+
+/// The bytes of a parameter.
+const NUMBER: u64 = 4;
+
+impl Measured {
+    /// Returns the profile of a model of which these layers were measured. If there is no measured link, `assumed_link`
+    /// is used; memory that was not measured is estimated.
+    pub fn profile(
+        &self,
+        workload: &Workload<'_>,
+        link: Option<LinkSpeed>,
+        assumed_link: LinkProfile,
+        rates: PeakRates,
+    ) -> Profile {
+        let model = workload.model;
+        let mut missing = Vec::new();
+        let layers = model.runs().into_iter().enumerate().map(|(index, run)| {
+            let first = &model.layers[run.start];
+            let kind = self.kinds.iter().find(|kind| model.layers[kind.layer].is_like(first));
+            let kind = kind.expect("a layer of each kind is measured");
+            if kind.activation_bytes.is_none() {
+                missing.push((index, Figure::Activation));
+            }
+            LayerProfile {
+                kind: first.kind.clone(),
+                count: u32::try_from(run.len()).unwrap_or(u32::MAX),
+                output_bytes: first.output_bytes.saturating_mul(u64::from(self.rows)),
+                parameter_bytes: first.parameters.saturating_mul(NUMBER),
+                ..measured_layer(kind)
+            }
+        });
+        let layers = layers.collect();
+        let measured = link.map(|link| LinkProfile::new(link.latency_s, link.bytes_per_s));
+        let link =
+            LinkProfile { reduce_bytes_per_s: self.reduce_bytes_per_s, ..measured.unwrap_or(assumed_link) };
+        let mut profile = Profile { rows: self.rows, link, layers, ..Profile::default() };
+        if measured.is_none() {
+            assume_link(&mut profile);
+        }
+        fill(&mut profile, &missing, workload, rates);
+        profile
+    }
+}
+
+fn measured_layer(kind: &KindFigures) -> LayerProfile {
+    LayerProfile {
+        forward_s: kind.forward.median,
+        input_backward_s: kind.input_backward.median,
+        weight_backward_s: kind.weight_backward.median,
+        recompute_s: kind.recompute.map(|spread| spread.median),
+        optimizer_s: kind.optimizer_s,
+        activation_bytes: kind.activation_bytes.unwrap_or(0),
+        weight_activation_bytes: kind.weight_activation_bytes,
+        temporary_bytes: kind.temporary_bytes.unwrap_or(0),
+        ..LayerProfile::default()
+    }
+}

@@ -1,0 +1,162 @@
+//! Runs the short model and collects its figures.
+
+use std::fmt::Display;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::{ModelDesc, Recompute, StageIndex};
+
+use super::measured::{Collection, Measured};
+use super::probe::{Holding, Probe};
+use super::program::program;
+use super::sample::Sample;
+use crate::mesh::DataParallelMode;
+use crate::pipeline::{Pipeline, PipelineConfig, PipelineError, StepSummary};
+use crate::stage::Stage;
+use crate::transport::World;
+
+/// How a model is measured.
+#[derive(Clone)]
+pub struct MeasureConfig {
+    /// The settings of training: the optimizer, devices and threads. Replicas, recomputation and hook are replaced.
+    pub pipeline: PipelineConfig,
+    /// The number of ranks that run at the same time, each of them the same short model.
+    pub ranks: u32,
+    /// The rows of a microbatch.
+    pub rows: u32,
+    /// The number of layers of each kind.
+    pub copies: usize,
+    /// The largest number of steps that count.
+    pub steps: u32,
+    /// The time after which no further step begins. A few steps are taken in any case.
+    pub time_limit: Duration,
+    /// The memory that all ranks may use together; with less than that, one layer of each kind is measured.
+    pub memory: Option<u64>,
+}
+
+impl Default for MeasureConfig {
+    /// One rank and one row, two layers of each kind, and at most twelve steps and eight seconds.
+    fn default() -> Self {
+        Self {
+            pipeline: PipelineConfig::default(),
+            ranks: 1,
+            rows: 1,
+            copies: 2,
+            steps: 12,
+            time_limit: Duration::from_secs(8),
+            memory: None,
+        }
+    }
+}
+
+/// The bytes of a parameter with its gradient and two moments.
+const STATE: u64 = 4;
+/// The steps before those that count.
+const WARM_UP: u32 = 2;
+/// The steps that are taken whatever their time.
+const FEWEST_STEPS: u32 = 2;
+
+/// Measures the layers of `model`. `make` builds the stage of a range of layers; the one with the last layer has a loss.
+/// `feed` gets each pipeline and returns a function that takes a step of it, for batches of three microbatches for each
+/// rank.
+///
+/// # Errors
+/// As [`Pipeline::launch`] and [`Pipeline::step`].
+///
+/// # Panics
+/// If the model has no layer.
+pub fn measure<F, E, S>(
+    model: &ModelDesc,
+    config: &MeasureConfig,
+    make: F,
+    mut feed: impl FnMut(Pipeline) -> S,
+) -> Result<Measured, PipelineError>
+where
+    F: Fn(Range<usize>) -> Result<Stage, E> + Clone + Send + Sync + 'static,
+    E: Display,
+    S: FnMut() -> Result<StepSummary, PipelineError>,
+{
+    let ranks = config.ranks.max(1);
+    let sample = sample(model, config, ranks);
+    let mut collection = Collection::new(&sample, model, config.rows);
+    // Recomputation has one figure a layer and needs fewer steps.
+    let runs = [
+        Run { recompute: Recompute::None, steps: config.steps, time: config.time_limit * 2 / 3 },
+        Run { recompute: Recompute::Stage, steps: config.steps / 3, time: config.time_limit / 3 },
+    ];
+    for run in runs {
+        run.steps(&sample, config, ranks, make.clone(), &mut feed, |step, holdings| match run.recompute {
+            Recompute::None => collection.add(&step, &holdings),
+            _ => collection.add_recomputing(&step.timeline),
+        })?;
+    }
+    Ok(collection.finish(ranks).expect("every stage of a model with layers has run"))
+}
+
+/// Returns the layers to measure.
+fn sample(model: &ModelDesc, config: &MeasureConfig, ranks: u32) -> Sample {
+    let sample = Sample::of(model, config.copies);
+    let needed = sample.parameter_bytes(model).saturating_mul(STATE).saturating_mul(u64::from(ranks));
+    match config.memory {
+        // The other half is for activations.
+        Some(memory) if needed > memory / 2 => Sample::of(model, 1),
+        _ => sample,
+    }
+}
+
+/// One run of the short model.
+struct Run {
+    recompute: Recompute,
+    steps: u32,
+    time: Duration,
+}
+
+impl Run {
+    /// Takes the steps of the run. `keep` gets those that count.
+    fn steps<F, E, S>(
+        &self,
+        sample: &Sample,
+        config: &MeasureConfig,
+        ranks: u32,
+        make: F,
+        feed: &mut impl FnMut(Pipeline) -> S,
+        mut keep: impl FnMut(StepSummary, Vec<Holding>),
+    ) -> Result<(), PipelineError>
+    where
+        F: Fn(Range<usize>) -> Result<Stage, E> + Send + Sync + 'static,
+        E: Display,
+        S: FnMut() -> Result<StepSummary, PipelineError>,
+    {
+        let recomputes = self.recompute != Recompute::None;
+        let program = program(sample.stages.len(), ranks, recomputes).expect("the program is sound");
+        let actions = program.as_program().rows().iter().map(Vec::len).sum();
+        let probe = Arc::new(Probe::new(config.pipeline.devices.clone(), actions));
+        let pipeline_config = PipelineConfig {
+            data_parallel: ranks,
+            data_parallel_mode: DataParallelMode::Replicated,
+            recompute: self.recompute.clone(),
+            hook: Some(probe.clone()),
+            ..config.pipeline.clone()
+        };
+        let layers: Vec<Range<usize>> = sample.stages.iter().map(|stage| stage.layers.clone()).collect();
+        let make_stage = move |stage: StageIndex| make(layers[stage.index()].clone());
+        let pipeline = Pipeline::launch(program, World::local(ranks), &pipeline_config, make_stage)?;
+        let mut step = feed(pipeline);
+        let start = Instant::now();
+        for warm_up in 0..WARM_UP {
+            if warm_up == 0 || start.elapsed() < self.time / 3 {
+                step()?;
+            }
+        }
+        drop(probe.take());
+        for taken in 0..self.steps.max(FEWEST_STEPS) {
+            if taken >= FEWEST_STEPS && start.elapsed() >= self.time {
+                break;
+            }
+            let summary = step()?;
+            keep(summary, probe.take());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,214 @@
+//! The figures of each kind of layer, collected from the steps of the short model.
+
+use std::collections::HashMap;
+
+use pipewright_schedule::{Action, ActionKind, Event, ModelDesc, Rank, Timeline};
+
+use super::probe::Holding;
+use super::sample::Sample;
+use super::spread::Spread;
+use crate::pipeline::StepSummary;
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// The rows of a microbatch.
+    pub rows: u32,
+    /// The number of ranks that ran at the same time.
+    pub ranks: u32,
+    /// Each kind of layer, in the order of the first layer of each.
+    pub kinds: Vec<KindFigures>,
+    /// The bandwidth of sums of gradients over the ranks as replicas; `None` with one rank.
+    pub reduce_bytes_per_s: Option<f64>,
+}
+
+/// The figures of one layer of a kind, for one microbatch. Times are in seconds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KindFigures {
+    /// The first layer of the kind in the model.
+    pub layer: usize,
+    /// `F`.
+    pub forward: Spread,
+    /// `I`.
+    pub input_backward: Spread,
+    /// `W`.
+    pub weight_backward: Spread,
+    /// The time that `I` takes longer if it computes the forward again.
+    pub recompute: Option<Spread>,
+    /// The layer's share of the time after the program: the gradient norm and the optimizer, in proportion to the
+    /// parameters.
+    pub optimizer_s: f64,
+    /// The bytes that the forward keeps until `I`; `None` if the memory is not counted.
+    pub activation_bytes: Option<u64>,
+    /// The bytes that `I` keeps until `W`.
+    pub weight_activation_bytes: Option<u64>,
+    /// The most bytes that an action holds only while it runs, with what the rank holds between steps besides parameters
+    /// and optimizer state.
+    pub temporary_bytes: Option<u64>,
+}
+
+/// The times and sizes of all steps, by stage.
+pub(super) struct Collection<'a> {
+    sample: &'a Sample,
+    model: &'a ModelDesc,
+    rows: u32,
+    /// The times of a kind's actions, for one layer.
+    times: HashMap<(usize, ActionKind), Vec<f64>>,
+    /// The times of `I` with the forward before it, for one layer.
+    recomputing: HashMap<usize, Vec<f64>>,
+    /// The times between the end of the program and the end of the step.
+    after: Vec<f64>,
+    /// The times of the program in which the ranks did not compute.
+    idle: Vec<f64>,
+    kept: HashMap<usize, Vec<f64>>,
+    stashed: HashMap<usize, Vec<f64>>,
+    temporary: HashMap<usize, u64>,
+    /// The bytes at the beginnings of steps, besides parameters and optimizer state.
+    between: Vec<f64>,
+}
+
+/// The bytes of a parameter with two moments.
+const STATE: u64 = 12;
+
+impl<'a> Collection<'a> {
+    pub(super) fn new(sample: &'a Sample, model: &'a ModelDesc, rows: u32) -> Self {
+        Self {
+            sample,
+            model,
+            rows,
+            times: HashMap::new(),
+            recomputing: HashMap::new(),
+            after: Vec::new(),
+            idle: Vec::new(),
+            kept: HashMap::new(),
+            stashed: HashMap::new(),
+            temporary: HashMap::new(),
+            between: Vec::new(),
+        }
+    }
+
+    /// Adds a step without recomputation.
+    pub(super) fn add(&mut self, step: &StepSummary, holdings: &[Holding]) {
+        for event in step.timeline.events().iter().filter(|event| event.action.is_compute()) {
+            let stage = &self.sample.stages[event.action.stage().index()];
+            let seconds = (event.end - event.start) / stage.layers.len() as f64;
+            self.times.entry((stage.kind, event.action.kind())).or_default().push(seconds);
+        }
+        self.after.push((step.wall.as_secs_f64() - step.timeline.makespan()).max(0.0));
+        self.idle.push(idle(&step.timeline));
+        let state = self.sample.parameter_bytes(self.model) / 4 * STATE;
+        self.between.extend(holdings.first().map(|first| first.before.saturating_sub(state) as f64));
+        for holding in holdings {
+            self.add_holding(*holding);
+        }
+    }
+
+    /// Adds a step in which every stage is recomputed.
+    pub(super) fn add_recomputing(&mut self, timeline: &Timeline) {
+        for rank in (0..timeline.ranks()).map(Rank::new) {
+            let mut last: HashMap<(u32, u32), &Event> = HashMap::new();
+            for event in timeline.events_of(rank) {
+                let Some(microbatch) = event.action.microbatch() else { continue };
+                let key = (event.action.stage().get(), microbatch.get());
+                match event.action.kind() {
+                    // The second forward replaces the first.
+                    ActionKind::Forward => drop(last.insert(key, event)),
+                    ActionKind::InputBackward => {
+                        let stage = &self.sample.stages[event.action.stage().index()];
+                        let begin = last.get(&key).map_or(event.start, |forward| forward.start);
+                        let seconds = (event.end - begin) / stage.layers.len() as f64;
+                        self.recomputing.entry(stage.kind).or_default().push(seconds);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn add_holding(&mut self, Holding { action, before, after, peak }: Holding) {
+        let index = action.stage().index();
+        let stage = &self.sample.stages[index];
+        let (kind, layers) = (stage.kind, stage.layers.len() as f64);
+        // The first microbatch also makes the gradients, and caches such as tables of positions.
+        let is_first = action.microbatch().is_none_or(|microbatch| microbatch.get() == 0);
+        let grown = after as f64 - before as f64;
+        match action {
+            Action::Forward { .. } if !is_first => {
+                let input = self.input_bytes(index);
+                let output = if index + 1 < self.sample.stages.len() { self.output_bytes(index) } else { 0 };
+                let kept = (grown + input as f64 - output as f64).max(0.0);
+                self.kept.entry(kind).or_default().push(kept / layers);
+            }
+            Action::WeightBackward { .. } if !is_first => {
+                self.stashed.entry(kind).or_default().push((-grown).max(0.0) / layers);
+            }
+            _ => {}
+        }
+        if action.is_compute() && !is_first {
+            let most = self.temporary.entry(kind).or_default();
+            *most = (*most).max(peak.saturating_sub(before.max(after)));
+        }
+    }
+
+    fn output_bytes(&self, stage: usize) -> u64 {
+        let last = self.sample.stages[stage].layers.end - 1;
+        self.model.layers[last].output_bytes.saturating_mul(u64::from(self.rows))
+    }
+
+    /// Returns the bytes of the tensors that a stage gets from the one before it.
+    fn input_bytes(&self, stage: usize) -> u64 {
+        stage.checked_sub(1).map_or(0, |before| self.output_bytes(before))
+    }
+
+    /// Returns the figures; `None` if a kind has not run.
+    pub(super) fn finish(mut self, ranks: u32) -> Option<Measured> {
+        let bytes = self.sample.parameter_bytes(self.model);
+        let after = Spread::of(std::mem::take(&mut self.after))?.median;
+        let idle = Spread::of(std::mem::take(&mut self.idle))?.median;
+        let between = Spread::of(std::mem::take(&mut self.between)).map_or(0, |bytes| bytes.median as u64);
+        let first_layers = self.sample.kinds.clone();
+        let kinds = first_layers.into_iter().enumerate().map(|(kind, layer)| {
+            let mut of = |action| Spread::of(self.times.remove(&(kind, action))?);
+            let forward = of(ActionKind::Forward)?;
+            let (input_backward, weight_backward) =
+                (of(ActionKind::InputBackward)?, of(ActionKind::WeightBackward)?);
+            let share = self.model.layers[layer].parameters as f64 * 4.0 / bytes.max(1) as f64;
+            let median = |values: Option<Vec<f64>>| Some(Spread::of(values?)?.median.round() as u64);
+            let recomputing = self.recomputing.remove(&kind).map(|mut times| {
+                times.iter_mut().for_each(|time| *time = (*time - input_backward.median).max(0.0));
+                times
+            });
+            Some(KindFigures {
+                layer,
+                forward,
+                input_backward,
+                weight_backward,
+                recompute: recomputing.and_then(Spread::of),
+                optimizer_s: after * share,
+                activation_bytes: median(self.kept.remove(&kind)),
+                weight_activation_bytes: median(self.stashed.remove(&kind)),
+                temporary_bytes: self.temporary.remove(&kind).map(|bytes| bytes + between),
+            })
+        });
+        let kinds = kinds.collect::<Option<Vec<_>>>()?;
+        Some(Measured { rows: self.rows, ranks, kinds, reduce_bytes_per_s: bandwidth(ranks, bytes, idle) })
+    }
+}
+
+/// Returns how long the rank that waited least did not compute between its first and its last action.
+fn idle(timeline: &Timeline) -> f64 {
+    let of_rank = |rank| {
+        let events = timeline.events_of(rank);
+        let start = events.first().map_or(0.0, |event| event.start);
+        let end = events.iter().map(|event| event.end).fold(start, f64::max);
+        end - start - timeline.busy(rank)
+    };
+    (0..timeline.ranks()).map(Rank::new).map(of_rank).fold(f64::INFINITY, f64::min)
+}
+
+/// Returns the bandwidth at which `ranks` replicas sum `bytes` of gradients each in `seconds`, if each rank sends every
+/// byte but its own share twice.
+fn bandwidth(ranks: u32, bytes: u64, seconds: f64) -> Option<f64> {
+    let traffic = f64::from(2 * (ranks.max(1) - 1)) / f64::from(ranks.max(1)) * bytes as f64;
+    (ranks > 1 && bytes > 0 && seconds > 0.0).then(|| (traffic / seconds).clamp(1.0, 1e15))
+}

@@ -1,0 +1,89 @@
+//! The layers of a model that are measured.
+
+use std::ops::Range;
+
+use pipewright_schedule::ModelDesc;
+
+/// The stages of the short model: ranges of equal layers.
+#[derive(Debug, PartialEq)]
+pub(super) struct Sample {
+    pub(super) stages: Vec<SampleStage>,
+    /// The first layer of each kind.
+    pub(super) kinds: Vec<usize>,
+}
+
+/// A stage of the short model.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct SampleStage {
+    /// Its layers in the whole model.
+    pub(super) layers: Range<usize>,
+    /// The kind, as an index of [`Sample::kinds`].
+    pub(super) kind: usize,
+}
+
+impl Sample {
+    /// Takes the first `copies` layers of each kind. Layers are of one kind if their descriptions differ in nothing but
+    /// the path. Layers that follow each other in the model form one stage.
+    pub(super) fn of(model: &ModelDesc, copies: usize) -> Self {
+        let mut sample = Self { stages: Vec::new(), kinds: Vec::new() };
+        let mut taken: Vec<usize> = Vec::new();
+        for (index, layer) in model.layers.iter().enumerate() {
+            let known = sample.kinds.iter().position(|&first| model.layers[first].is_like(layer));
+            let kind = known.unwrap_or_else(|| {
+                sample.kinds.push(index);
+                taken.push(0);
+                taken.len() - 1
+            });
+            if taken[kind] == copies.max(1) {
+                continue;
+            }
+            taken[kind] += 1;
+            match sample.stages.last_mut() {
+                Some(stage) if stage.kind == kind && stage.layers.end == index => stage.layers.end += 1,
+                _ => sample.stages.push(SampleStage { layers: index..index + 1, kind }),
+            }
+        }
+        sample
+    }
+
+    /// Returns the bytes of the parameters of all stages.
+    pub(super) fn parameter_bytes(&self, model: &ModelDesc) -> u64 {
+        let layers = self.stages.iter().flat_map(|stage| &model.layers[stage.layers.clone()]);
+        layers.map(|layer| layer.parameters.saturating_mul(4)).fold(0, u64::saturating_add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pipewright_schedule::LayerDesc;
+
+    fn check(kinds: &str, copies: usize, expected: &[(Range<usize>, usize)]) {
+        let layer = |kind: char| LayerDesc {
+            path: String::new(),
+            kind: kind.to_string(),
+            parameters: 10,
+            weight: 1,
+            activation_bytes: 1,
+            output_bytes: 1,
+        };
+        let model = ModelDesc { layers: kinds.chars().map(layer).collect() };
+        let sample = Sample::of(&model, copies);
+        let found: Vec<_> = sample.stages.iter().map(|stage| (stage.layers.clone(), stage.kind)).collect();
+        assert_eq!(found, expected, "{kinds}");
+        let layers: usize = expected.iter().map(|(range, _)| range.len()).sum();
+        assert_eq!(sample.parameter_bytes(&model), layers as u64 * 40);
+    }
+
+    #[test]
+    fn the_depth_of_a_model_does_not_matter() {
+        check("EDDDDH", 2, &[(0..1, 0), (1..3, 1), (5..6, 2)]);
+        check("EDDDDDDDDDDH", 2, &[(0..1, 0), (1..3, 1), (11..12, 2)]);
+    }
+
+    #[test]
+    fn kinds_that_alternate_are_stages_of_their_own() {
+        check("EAMAMAH", 2, &[(0..1, 0), (1..2, 1), (2..3, 2), (3..4, 1), (4..5, 2), (6..7, 3)]);
+        check("EAMAMAH", 1, &[(0..1, 0), (1..2, 1), (2..3, 2), (6..7, 3)]);
+    }
+}
