@@ -209,7 +209,6 @@ impl Model {
         assert_ne!(one_rank, single, "nothing is rounded");
         let error = |(found, expected): (&Losses, &Losses)| (found.ce - expected.ce).abs() / expected.ce;
         let largest = one_rank.iter().zip(&single).map(error).fold(0.0, f64::max);
-        println!("{} in {precision}: losses within {largest:.1e}", self.name);
         assert!(largest <= tolerance, "{largest:.1e}: {one_rank:?} {single:?}");
         let cuts = [("gpipe", 4), ("1f1b", 2), ("1f1b", 4), ("zb-h1", 4), ("zbvzerobubble", 2)];
         for (schedule, ranks) in cuts.into_iter().chain([("interleaved1f1b", 2), ("dualpipev", 2)]) {

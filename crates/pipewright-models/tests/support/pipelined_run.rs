@@ -89,7 +89,6 @@ impl Model {
         let single = train(&reference, "gpipe", 1, microbatches, &PipelineConfig::default());
         let error = |(found, expected): (&Step, &Step)| (found.loss - expected.loss).abs() / expected.loss;
         let largest = one_rank.iter().zip(&single).map(error).fold(0.0, f64::max);
-        println!("{} in {precision}: losses within {largest:.1e}", self.name);
         assert!(largest <= tolerance, "{largest:.1e}: {one_rank:?} {single:?}");
         assert_ne!(one_rank, single, "nothing is rounded");
         for &ranks in ranks {

@@ -269,7 +269,7 @@ impl Executor {
             },
             has_run: self.step.position >= row.len(),
             has_updated: self.step.has_updated,
-            computes_behind: self.stages.iter().any(|stage| computes_behind(&stage.runner.device())),
+            computes_behind: self.stages.iter().any(|stage| computes_behind(stage.runner.device())),
         };
         let (action, cause) = place(&situation, cause);
         StepError { rank: self.world_rank, step: self.step.input.step, action, cause }
