@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::{
-    completions, devices, export, init, inspect, lower, man, partition, plan, report, resume, schedule,
-    simulate, validate, view, vpp,
+    completions, devices, export, generate, init, inspect, lower, man, partition, plan, report, resume,
+    schedule, simulate, validate, view, vpp,
 };
 
 /// Trains models that do not fit on one device, by pipeline parallelism.
@@ -61,6 +61,15 @@ The directory also receives the tokenizer of the run, and the generation setting
 Example:
   pipewright export runs/sample my-model")]
     Export(export::ExportArguments),
+    /// Sample text from a trained model.
+    #[command(after_help = "\
+The model is computed on the processor, with a key-value cache if its family has one (llama, qwen2, qwen3, qwen3_moe); \
+otherwise each token computes all earlier ones again. The text ends after --tokens tokens, or at the model's own end token \
+(`eos_token_id`). The tokenizer is that of the run, or the tokenizer.json of the directory.
+
+Example:
+  pipewright generate runs/sample --prompt 'fn main' --temperature 0.7")]
+    Generate(generate::GenerateArguments),
     /// Check everything that can be checked without training.
     #[command(after_help = "Example:\n  pipewright check --set pipeline.ranks=4")]
     Check(RunArguments),

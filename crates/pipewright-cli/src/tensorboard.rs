@@ -83,7 +83,9 @@ fn scalars(metrics: &Metrics) -> Vec<(String, f64)> {
         ("speed/bubble_fraction".to_owned(), metrics.bubble_fraction),
         ("speed/exposed_comm_fraction".to_owned(), metrics.exposed_comm_fraction),
     ];
+    scalars.extend(metrics.loss_scale.map(|value| ("train/loss_scale".to_owned(), value)));
     scalars.extend(metrics.predicted_step_ms.map(|value| ("speed/predicted_step_ms".to_owned(), value)));
+    scalars.extend(metrics.validation_loss.map(|loss| ("validation/loss".to_owned(), loss)));
     scalars.extend(metrics.auxiliary.iter().map(|(name, loss)| (format!("auxiliary/{name}"), *loss)));
     let ranks = (0..).zip(&metrics.bubble_per_rank);
     scalars.extend(ranks.map(|(rank, bubble): (u32, _)| (format!("bubble/rank_{rank}"), *bubble)));

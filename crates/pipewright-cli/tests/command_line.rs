@@ -249,6 +249,7 @@ fn help_is_wrapped_once() {
         "resume",
         "inspect",
         "export",
+        "generate",
         "check",
         "init",
         "schedule",

@@ -128,6 +128,19 @@ mod on_a_device {
     }
 
     #[test]
+    fn a_precision_that_the_device_lacks_is_refused() {
+        if !is_there() {
+            return;
+        }
+        // WGSL has no bfloat16.
+        let device = format!("run.device={DEVICE}");
+        for command in ["check", "train"] {
+            let arguments = [command, "small.toml", "--set", &device, "--set", "run.precision=bf16"];
+            refuse(&arguments, &["the device `wgpu:cpu` does not compute in bf16: use another device"]);
+        }
+    }
+
+    #[test]
     fn a_device_that_is_not_there_is_refused_with_those_that_are() {
         if !is_there() {
             return;

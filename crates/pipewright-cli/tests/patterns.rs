@@ -51,6 +51,33 @@ fn json(path: impl AsRef<std::path::Path>) -> Vec<Value> {
 }
 
 #[test]
+fn side_inputs_reach_evaluations() {
+    // With these settings a step changes no parameter, so the loss of an evaluation is that of the steps on its rows.
+    let frozen = ["optimizer.learning_rate=1e-30", "optimizer.weight_decay=0"].map(str::to_owned);
+    let trained = |more: &[String]| {
+        let run = Run::new();
+        let (code, said) = command(&run, "train", &[&reference(), &frozen[..], more].concat());
+        assert_eq!(code, Some(0), "{said}");
+        json(run.path("hybrid/metrics.jsonl"))
+    };
+    let files = trained(&[
+        format!("data.validation={HYBRID}/tokens.jsonl"),
+        format!("data.validation_side={HYBRID}/side.safetensors"),
+        "run.eval_every=3".to_owned(),
+        "run.eval_batches=3".to_owned(),
+    ]);
+    let mean = files.iter().map(|step| step["loss"].as_f64().expect("a loss")).sum::<f64>() / 3.0;
+    assert_eq!(files[2]["validation_loss"].as_f64(), Some(mean));
+
+    // The reference has 80 rows, 8 in each batch; the last two batches are held out.
+    let all = trained(&["run.steps=10".to_owned()]);
+    let share = ["data.validation_share=0.2", "run.eval_every=1", "run.steps=1"].map(str::to_owned);
+    let held = trained(&share);
+    let mean = all[8..].iter().map(|step| step["loss"].as_f64().expect("a loss")).sum::<f64>() / 2.0;
+    assert_eq!(held[0]["validation_loss"].as_f64(), Some(mean));
+}
+
+#[test]
 fn a_run_with_side_inputs_and_bars_retraces_the_reference() {
     let run = Run::new();
     let (code, said) = command(&run, "train", &reference());

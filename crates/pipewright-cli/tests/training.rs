@@ -97,6 +97,56 @@ fn tied_embeddings_and_biases_train_the_same_under_any_cut() {
     }
 }
 
+/// A hybrid model of an attention and a Mamba-2 block.
+const HYBRID: [&str; 5] = [
+    "model.architecture=hybrid",
+    "model.pattern=AM",
+    "model.mamba_num_heads=2",
+    "model.mamba_head_dim=8",
+    "model.ssm_state_size=8",
+];
+
+#[test]
+fn packed_documents_train_the_same_under_any_cut() {
+    // Each word is a document.
+    const PACKED: [&str; 2] = ["data.bos_id=32", "data.packed=true"];
+    let folder = folder();
+    for model in [
+        &["model.architecture=llama"][..],
+        &["model.architecture=nemotron_h", "model.hybrid_override_pattern=M*"],
+        &HYBRID,
+    ] {
+        let packed = [model, &PACKED].concat();
+        let one = figures(&folder, &[&packed[..], &["pipeline.ranks=1"]].concat());
+        assert_eq!(figures(&folder, &[&packed[..], &["pipeline.ranks=4"]].concat()), one, "{model:?}");
+        let open = figures(&folder, &[model, &["data.bos_id=32", "pipeline.ranks=1"]].concat());
+        assert_ne!(open, one, "{model:?}");
+    }
+    let restarted = [&PACKED[..], &["data.restart_positions=true"]].concat();
+    let one = figures(&folder, &[&restarted[..], &["pipeline.ranks=1"]].concat());
+    assert_eq!(figures(&folder, &[&restarted[..], &["pipeline.recompute=block"]].concat()), one);
+}
+
+#[test]
+fn beginnings_of_documents_that_do_not_fit_are_refused() {
+    let folder = folder();
+    let refuse = |set: &[&str], message: &str| {
+        let set = set.iter().flat_map(|set| ["--set", set]);
+        let output = train(folder.path(), &["small.toml"].into_iter().chain(set).collect::<Vec<_>>());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(message), "{said}");
+    };
+    refuse(
+        &["data.bos_id=128"],
+        "documents begin with the token id 128, which lies beyond the vocabulary of 128",
+    );
+    refuse(
+        &[&HYBRID[..], &["model.bos_token_id=1", "data.bos_id=2", "data.packed=true"]].concat(),
+        "`data.bos_id` is 2, and the model's documents begin with 1",
+    );
+}
+
 #[test]
 fn a_schedule_from_a_file_brings_its_sizes() {
     let folder = folder();
@@ -123,6 +173,32 @@ fn a_step_that_is_not_finite_is_refused_and_told() {
     assert!(told, "{words}");
     let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
     assert_eq!(metrics.lines().count(), 1, "the first step is kept");
+}
+
+#[test]
+fn an_update_that_is_skipped_is_told_and_recorded() {
+    let folder = folder();
+    let set = ["run.steps=8", "run.precision=f16", "run.loss_scale=4194304", "run.loss_scale_interval=2"];
+    let arguments = ["small.toml"].into_iter().chain(set.into_iter().flat_map(|set| ["--set", set]));
+    let output = train(folder.path(), &arguments.collect::<Vec<_>>());
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{words}");
+    assert!(
+        words.contains("step 1/8  loss ") && words.contains("loss scale 4194304, update skipped"),
+        "{words}"
+    );
+    let metrics = fs::read_to_string(folder.path().join("out/metrics.jsonl")).expect("metrics");
+    let steps: Vec<serde_json::Value> =
+        metrics.lines().map(|line| serde_json::from_str(line).expect("a line is an object")).collect();
+    let is_skipped = |step: &serde_json::Value| step["skipped"] == true;
+    assert!(is_skipped(&steps[0]) && steps[0]["grad_norm"].is_null(), "{metrics}");
+    assert!(steps.iter().any(|step| !is_skipped(step) && step["grad_norm"].is_number()), "{metrics}");
+    for pair in steps.windows(2) {
+        let [before, after] =
+            [&pair[0], &pair[1]].map(|step| step["loss_scale"].as_f64().expect("f16 has one"));
+        assert_eq!(after < before, is_skipped(&pair[0]), "{metrics}");
+        assert!([0.5, 1.0, 2.0].contains(&(after / before)), "{metrics}");
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Arithmetic of the CPU back end on slices of `f32`, in one pass over memory where Burn composes several.
+//! Arithmetic of the CPU back end on slices of `f32`, in one pass over memory where Burn composes several, and conversion
+//! between `f32` and half precision.
 //!
 //! This crate does not depend on tensors, tapes or stages; `pipewright::nn` puts these functions on Burn's tape. It is a
 //! crate of its own so that builds for tests optimise the arithmetic and not what calls it.
@@ -13,11 +14,13 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod cached_attention;
 pub mod convolution;
 pub mod cross_entropy;
 mod exp;
 pub mod gated_norm;
 pub mod grouped;
+pub mod half;
 pub mod product;
 pub mod relu_squared;
 pub mod rms_norm;

@@ -1,6 +1,7 @@
 //! The order of the crate's modules: a module imports only modules before it. The rules are in `tools/layers`.
 
 const LAYERS: &[&str] = &[
+    "half",
     "simd",
     "exp",
     "product",
@@ -12,6 +13,7 @@ const LAYERS: &[&str] = &[
     "swiglu",
     "cross_entropy",
     "attention",
+    "cached_attention",
     "convolution",
     "routing",
     "router_losses",

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::init::SeededInit;
+use crate::next_token::NextToken;
 use crate::parameter::{Outline, ParameterSource, ParameterSpec};
 use crate::training_module::TrainingModule;
 
@@ -26,7 +27,7 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// set.
     const KEYS: &'static [&'static str];
     /// The module of a stage.
-    type Stage: TrainingModule;
+    type Stage: TrainingModule + NextToken;
 
     /// Returns the configuration of a model of these sizes, with the family's usual values for everything else.
     fn of_sizes(sizes: DecoderConfig) -> Self;
@@ -74,6 +75,11 @@ pub trait ModelFamily: Clone + Send + Sync + Sized + Serialize + DeserializeOwne
     /// Returns the first layer of each stage except the first, if the model has a pattern that says it.
     fn cuts(&self) -> Option<Vec<usize>> {
         None
+    }
+
+    /// Returns the configuration of the parts of the model that predict the next token.
+    fn for_generation(&self) -> Self {
+        self.clone()
     }
 
     /// Returns the standard deviation of initial parameters.

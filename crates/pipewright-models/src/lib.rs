@@ -38,11 +38,14 @@ mod key_check;
 mod stage_layers;
 
 pub mod parameter;
+pub mod parameter_group;
 
 pub mod init;
 
 pub mod loss;
+pub mod next_token;
 pub mod training_module;
+mod documents;
 
 mod cost;
 
@@ -65,9 +68,12 @@ pub mod hf;
 
 pub mod model_config;
 
+pub mod generation;
+
 pub use error::ConfigError;
 pub use family::ModelFamily;
 pub use loss::cross_entropy;
-pub use model_config::{InitialParameters, ModelConfig};
+pub use model_config::{InitialParameters, ModelConfig, ModelSource};
 pub use parameter::{ParameterKind, ParameterSource, ParameterSpec, parameter_specs};
+pub use parameter_group::ParameterGroup;
 pub use training_module::TrainingModule;

@@ -43,6 +43,12 @@ pub(crate) fn build_mamba<S: ParameterSource>(
     })
 }
 
+/// Returns whether a parameter has a number for each head of a mixer's scan. The scan multiplies decays of many tokens, so
+/// it is sensitive to the rounding of these few numbers.
+pub(crate) fn is_of_scan(path: &str) -> bool {
+    [".dt_bias", ".A_log", ".D"].iter().any(|name| path.ends_with(name))
+}
+
 /// The settings of the initial parameters of mixers. They are drawn as in the Mamba reference: the heads of a fresh
 /// model forget at very different rates.
 pub(crate) struct MambaInit {

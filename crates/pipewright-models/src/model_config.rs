@@ -19,7 +19,9 @@ use crate::hf::{self, HfError};
 use crate::hybrid::HybridConfig;
 use crate::llama::LlamaConfig;
 use crate::nemotron_h::NemotronHConfig;
-use crate::parameter::ParameterSpec;
+use crate::next_token::NextToken;
+use crate::parameter::{Outline, ParameterSpec};
+use crate::parameter_group::{ParameterGroup, local_paths};
 use crate::qwen2::Qwen2Config;
 use crate::qwen3::Qwen3Config;
 use crate::qwen3_moe::Qwen3MoeConfig;
@@ -32,6 +34,15 @@ pub enum InitialParameters {
     Seed(u64),
     /// The parameters in a Hugging Face directory.
     Directory(PathBuf),
+}
+
+/// The source of the parameters of a trained model.
+#[derive(Clone, Copy, Debug)]
+pub enum ModelSource<'a> {
+    /// A Hugging Face directory.
+    Directory(&'a Path),
+    /// A checkpoint.
+    Checkpoint(&'a Checkpoint),
 }
 
 /// Builds the stage of `config` that holds `layers`. The last stage computes the loss.
@@ -48,6 +59,28 @@ fn training_stage<F: ModelFamily + 'static>(
         InitialParameters::Directory(directory) => hf::load_stage(directory, config, layers, device)?,
     };
     Ok(stage.into_stage(is_last))
+}
+
+/// Returns the paths of the parameters of these groups inside the modules of `config`'s stages.
+fn group_paths<F: ModelFamily>(config: &F, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError> {
+    // The sequence length affects only costs.
+    let layers = config.describe(1).layers.len();
+    let stage = config.build_stage(0..layers, &mut Outline::default(), &Device::flex())?;
+    Ok(local_paths(&stage, groups))
+}
+
+/// Builds the whole of `config`'s model for generation.
+fn whole<F: ModelFamily + 'static>(
+    config: &F,
+    source: ModelSource<'_>,
+    device: &Device,
+) -> Result<Box<dyn NextToken>, HfError> {
+    let config = config.for_generation();
+    let layers = 0..config.describe(1).layers.len();
+    Ok(Box::new(match source {
+        ModelSource::Directory(directory) => hf::load_stage(directory, &config, layers, device)?,
+        ModelSource::Checkpoint(checkpoint) => hf::restore_stage(checkpoint, &config, layers, device)?,
+    }))
 }
 
 macro_rules! families {
@@ -172,6 +205,17 @@ macro_rules! families {
                 }
             }
 
+            /// Returns the paths of the parameters of these groups inside the modules of all stages, for
+            /// [`burn::module::ParamGroup::from_paths`]. They do not depend on the cut.
+            ///
+            /// # Errors
+            /// As [`ModelFamily::outline`].
+            pub fn group_paths(&self, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError> {
+                match self {
+                    $(Self::$variant(config) => group_paths(config, groups),)*
+                }
+            }
+
             /// Builds the stage that holds `layers`, for training on `device`. The last stage computes the loss.
             ///
             /// # Errors
@@ -184,6 +228,16 @@ macro_rules! families {
             ) -> Result<Stage, HfError> {
                 match self {
                     $(Self::$variant(config) => training_stage(config, layers, initial, device),)*
+                }
+            }
+
+            /// Builds the whole model for generation ([`crate::generation::generate`]), on `device`.
+            ///
+            /// # Errors
+            /// As [`hf::load_stage`] and [`hf::restore_stage`].
+            pub fn whole(&self, source: ModelSource<'_>, device: &Device) -> Result<Box<dyn NextToken>, HfError> {
+                match self {
+                    $(Self::$variant(config) => whole(config, source, device),)*
                 }
             }
 

@@ -8,6 +8,7 @@ mod pipelined_run;
 mod reference;
 
 use pipelined_run::Model;
+use pipewright::tensor::Precision;
 
 static LLAMA31: Model = Model::new("llama31-tiny");
 static QWEN3: Model = Model::new("qwen3-tiny");
@@ -87,4 +88,11 @@ cases! {
 #[test]
 fn recomputation_changes_no_bit() {
     MOE.check_recomputed("1f1b", 4, 8);
+}
+
+#[test]
+fn half_precision_has_the_same_bits_for_every_cut() {
+    // Three times the difference that bfloat16 makes in PyTorch: `data/measure_bfloat16.py`.
+    MOE.check_in(Precision::Bf16, &[2], 8, 3.0 * 1.6e-4);
+    QWEN3.check_in(Precision::Bf16, &[2], 8, 3.0 * 3.2e-4);
 }

@@ -5,9 +5,12 @@ const LAYERS: &[&str] = &[
     "key_check",
     "stage_layers",
     "parameter",
+    "parameter_group",
     "init",
     "loss",
+    "next_token",
     "training_module",
+    "documents",
     "cost",
     "mamba",
     "decoder::defaults",
@@ -53,6 +56,7 @@ const LAYERS: &[&str] = &[
     "qwen3_moe",
     "hf",
     "model_config",
+    "generation",
 ];
 
 #[test]

@@ -8,6 +8,7 @@ mod pipelined_run;
 mod reference;
 
 use pipelined_run::Model;
+use pipewright::tensor::Precision;
 
 static LLAMA: Model = Model::new("llama-tiny");
 static QWEN2: Model = Model::new("qwen2-tiny");
@@ -69,4 +70,11 @@ fn the_turns_and_splits_of_more_ranks_retrace_it_too() {
 fn recomputation_changes_no_bit() {
     LLAMA.check_recomputed("1f1b", 4, 8);
     LLAMA.check_recomputed("zbvzerobubble", 2, 8);
+}
+
+#[test]
+fn half_precision_has_the_same_bits_for_every_cut() {
+    // Three times the difference that bfloat16 makes in PyTorch: `data/measure_bfloat16.py`.
+    LLAMA.check_in(Precision::Bf16, &[2, 4], 8, 3.0 * 1.3e-3);
+    LLAMA.check_in(Precision::F16, &[2], 8, 3.0 * 1.3e-3);
 }

@@ -138,6 +138,7 @@ pub mod device;
 pub mod tensor;
 pub mod batch;
 pub mod memory;
+pub mod loss_scale;
 pub mod checkpoint;
 pub mod random;
 mod autodiff;

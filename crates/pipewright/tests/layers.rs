@@ -9,6 +9,7 @@ const LAYERS: &[&str] = &[
     "batch",
     // The state of a run.
     "memory",
+    "loss_scale",
     "checkpoint",
     // Arithmetic.
     "random",

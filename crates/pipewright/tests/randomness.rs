@@ -58,7 +58,11 @@ impl StageModule for Noisy {
 }
 
 fn launch(schedule: &str, ranks: u32, config: &PipelineConfig) -> Pipeline {
-    let program = program(schedule, ranks, MICROBATCHES / config.data_parallel);
+    launch_for(MICROBATCHES, schedule, ranks, config)
+}
+
+fn launch_for(microbatches: u32, schedule: &str, ranks: u32, config: &PipelineConfig) -> Pipeline {
+    let program = program(schedule, ranks, microbatches / config.data_parallel);
     let stages = program.placement().stages();
     let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
         let module = Noisy::of_stage(stage, stages);
@@ -121,10 +125,28 @@ fn an_evaluation_is_not_random() {
 }
 
 #[test]
+fn accumulated_batches_draw_the_masks_of_one_batch() {
+    let expected = run("1f1b", 1, &config());
+    let half = MICROBATCHES / 2;
+    let mut pipeline = launch_for(half, "1f1b", 2, &config());
+    for (number, expected) in (0..).zip(expected) {
+        let parts = |seed| split(batch(seed, MICROBATCHES), MICROBATCHES);
+        let (mut inputs, mut targets) = (parts(number), parts(100 + number));
+        let later = Batch::new(inputs.split_off(half as usize), targets.split_off(half as usize));
+        let first = pipeline.accumulate(Batch::new(inputs, targets)).expect("a part");
+        // An evaluation in between draws nothing.
+        pipeline.eval(batch(0, half), Some(batch(1, half))).expect("an evaluation");
+        let second = pipeline.step_batch(later, 1e-2).expect("a step");
+        assert_eq!(([first.losses, second.losses].concat(), second.gradient_norm), expected);
+    }
+}
+
+#[test]
 fn a_resumed_run_draws_what_an_undisturbed_one_does() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut undisturbed = launch("1f1b", 2, &config());
     step(&mut undisturbed, 0);
+    undisturbed.eval(batch(0, MICROBATCHES), Some(batch(1, MICROBATCHES))).expect("an evaluation");
     let state = TrainingState {
         step: 1,
         cursor: Default::default(),

@@ -79,6 +79,28 @@ fn an_evaluation_leaves_accumulated_gradients_alone() {
 }
 
 #[test]
+fn an_evaluation_of_losses_keeps_no_outputs() {
+    let mut pipeline = launch("1f1b", 2, 4, &config());
+    let parts = || Batch::new(split(batch(0, 4), 4), split(batch(100, 4), 4));
+    let expected = pipeline.eval_batch(parts()).expect("an evaluation");
+    let found = pipeline.eval_losses(parts()).expect("an evaluation");
+    assert_eq!((found.losses, found.outputs.len()), (expected.losses, 0));
+    assert_eq!(pipeline.eval_losses(parts().keep_outputs()).expect("an evaluation").outputs.len(), 4);
+}
+
+#[test]
+fn only_an_update_ends_a_step() {
+    let mut pipeline = launch("1f1b", 2, 4, &config());
+    let [first, second] = halves(0);
+    pipeline.eval(batch(7, 4), Some(batch(8, 4))).expect("an evaluation");
+    let numbers =
+        [pipeline.accumulate(first).expect("a part"), pipeline.step_batch(second, 1e-2).expect("a step")];
+    assert_eq!(numbers.map(|summary| summary.step.get()), [1, 1]);
+    pipeline.eval(batch(7, 4), Some(batch(8, 4))).expect("an evaluation");
+    assert_eq!(pipeline.step(batch(0, 4), batch(100, 4), 1e-2).expect("a step").step.get(), 2);
+}
+
+#[test]
 fn hooks_see_every_action_before_and_after() {
     #[derive(Default)]
     struct Count {

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use pipewright::train::Validation;
 use pipewright_models::ParameterSpec;
 use pipewright_schedule::{LayerDesc, StageIndex};
 
 use crate::commands::memory::MemoryPlan;
 use crate::commands::prepare::{Prepared, prepare};
 use crate::commands::run_arguments::RunArguments;
+use crate::config::run::RunSettings;
 use crate::failure::Failure;
 use crate::output;
 use crate::run_folder;
@@ -64,8 +66,21 @@ fn kinds(layers: &[LayerDesc]) -> String {
     counts.iter().map(|(kind, count)| format!("{count} {kind}")).collect::<Vec<_>>().join(", ")
 }
 
+/// Returns how the validation data is used.
+fn evaluations(validation: &Validation, run: &RunSettings) -> String {
+    let (rows, batches) = (validation.rows().rows(), validation.batches());
+    let ends = match run.patience {
+        0 => String::new(),
+        patience => format!(", until {patience} in a row find no lower loss"),
+    };
+    match run.eval_every {
+        0 => format!("{rows} rows of validation data, never: `run.eval_every` is 0"),
+        every => format!("every {every} steps on {batches} batches of {rows} rows of validation data{ends}"),
+    }
+}
+
 fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
-    let Prepared { settings, layers, program, partition, rows, .. } = prepared;
+    let Prepared { settings, layers, program, partition, rows, validation, .. } = prepared;
     let mut text = String::new();
     let mut line = |what: &str, words: String| {
         writeln!(text, "{what:9} {words}").expect("a string takes all text");
@@ -96,12 +111,20 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
         };
         line("mesh", format!("{replicas} replicas, {} ranks in all; {holds}", ranks * replicas));
     }
-    let (needed, tokens) = (settings.pipeline.rows(), rows.tokens());
+    let batches = settings.run.accumulate.get() as usize;
+    let (needed, tokens) = (settings.pipeline.rows() * batches, rows.tokens());
     let per_epoch = rows.rows() / needed;
+    let in_batches = if batches > 1 { format!(", in {batches} batches") } else { String::new() };
     line(
         "data",
-        format!("{tokens} tokens, {} rows, {per_epoch} steps of {needed} rows an epoch", rows.rows()),
+        format!(
+            "{tokens} tokens, {} rows, {per_epoch} steps of {needed} rows{in_batches} an epoch",
+            rows.rows()
+        ),
     );
+    if let Some(validation) = validation {
+        line("evaluate", evaluations(validation, &settings.run));
+    }
     line("run", format!("{} steps, results in {}", settings.run.steps, settings.run.out.display()));
     text
 }

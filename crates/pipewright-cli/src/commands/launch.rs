@@ -3,16 +3,18 @@
 
 use std::sync::Arc;
 
+use burn::module::ParamGroup;
 use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::device::Devices;
 use pipewright::failure::Cause;
+use pipewright::loss_scale::LossScaling;
 use pipewright::mesh::Mesh;
 use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::train::{LearningRate, ResumeError, Trainer};
 use pipewright::transport::World;
-use pipewright_models::InitialParameters;
+use pipewright_models::{InitialParameters, ModelConfig};
 
 use crate::commands::prepare::Prepared;
 use crate::commands::process_group::{ProcessGroup, disagreement, lost};
@@ -50,7 +52,7 @@ pub(super) fn launch(
     let transport = prepared.settings.pipeline.transport;
     let mesh = Mesh { pipeline: prepared.program.ranks(), data: prepared.settings.mesh.data_parallel };
     let ranks = mesh.ranks().ok_or_else(|| Failure::input(format!("{mesh:?} has too many ranks")))?;
-    let world = match transport {
+    let mut world = match transport {
         TransportChoice::Local if processes.is_several() => {
             return Err(Failure::input(
                 "several processes were started, and each would run all ranks by itself: set \
@@ -68,11 +70,13 @@ pub(super) fn launch(
             world.ranks()
         ))));
     }
-    let Prepared { settings, model, initial, program, partition, rows, mut devices, .. } = prepared;
+    let Prepared { settings, model, initial, program, partition, rows, validation, mut devices, .. } =
+        prepared;
     if transport == TransportChoice::Mpi {
-        devices = processes.settle(own_device(&settings, &world))?;
+        devices = processes.settle(own_device(&settings, &mut world))?;
     }
-    let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..pipeline_config(&settings) };
+    let config = pipeline_config(&settings, &model)?;
+    let config = PipelineConfig { interrupt: Some(interrupt.flag()), devices, ..config };
     // Each stage is made on the thread of its rank, in the processor's memory, and then moved to the rank's device.
     let make_stage = move |stage| {
         let made = model.training_stage(partition.range(stage), &initial, &Device::flex().autodiff());
@@ -81,33 +85,56 @@ pub(super) fn launch(
     let pipeline = Pipeline::launch(program, world, &config, make_stage).map_err(|error| failure(&error))?;
     let OptimizerSettings { learning_rate: peak, schedule: decay, warmup_steps, .. } = settings.optimizer;
     let rate = LearningRate { peak, decay, warmup_steps, steps: settings.run.steps };
-    Ok(Trainer::new(pipeline, rows, settings.pipeline.rows(), rate))
+    let trainer = Trainer::new(pipeline, rows, settings.pipeline.rows(), rate);
+    let trainer = trainer.accumulating(settings.run.accumulate);
+    Ok(match validation {
+        Some(validation) => trainer.with_validation(validation),
+        None => trainer,
+    })
 }
 
-/// Returns the device of the rank of this process.
-fn own_device(settings: &Settings, world: &World) -> Result<Devices, Failure> {
-    let rank = world.own_ranks().next().map_or(0, pipewright::ids::WorldRank::index);
-    settings.run.devices.open_one(rank).map_err(Failure::input)
+/// Returns the device of the rank of this process. If the device of any process cannot be used, all processes fail.
+fn own_device(settings: &Settings, world: &mut World) -> Result<Devices, Failure> {
+    let run = &settings.run;
+    let rank = world.own_ranks().next().unwrap_or_default();
+    let opened = run.devices.open_one(rank, run.precision);
+    let claim = opened.as_ref().map(|_| run.devices.own_name(rank)).map_err(|error| sentence(error));
+    let agreed = world.claim_device(claim, run.deadline());
+    // The process's own error is more detailed than the report that the others receive.
+    let devices = opened.map_err(Failure::input)?;
+    agreed.map_err(|error| disagreement(&error)).map(|()| devices)
 }
 
-fn pipeline_config(settings: &Settings) -> PipelineConfig {
-    let OptimizerSettings { betas: [beta_1, beta_2], eps, weight_decay, clip_norm, .. } = settings.optimizer;
+fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Result<PipelineConfig, Failure> {
+    let OptimizerSettings { betas: [beta_1, beta_2], eps, weight_decay, clip_norm, ref no_decay, .. } =
+        settings.optimizer;
     let adamw = AdamW {
         betas: (beta_1 as f32, beta_2 as f32),
         epsilon: eps as f32,
         weight_decay: weight_decay as f32,
     };
-    PipelineConfig {
+    let mut optimizer = adamw.init();
+    if !no_decay.is_empty() {
+        let paths = model.group_paths(no_decay).map_err(Failure::input)?;
+        let group = ParamGroup::from_paths(paths);
+        optimizer = optimizer.with_group(group, AdamW { weight_decay: 0.0, ..adamw }, None);
+    }
+    Ok(PipelineConfig {
         seed: settings.run.seed,
-        optimizer: Some(adamw.init()),
+        optimizer: Some(optimizer),
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
         threads_per_rank: settings.pipeline.threads_per_rank as usize,
         recompute: settings.pipeline.recompute.clone(),
+        precision: settings.run.precision,
+        loss_scaling: LossScaling {
+            initial: settings.run.loss_scale as f64,
+            interval: settings.run.loss_scale_interval,
+        },
         deadline: settings.run.deadline(),
         data_parallel: settings.mesh.data_parallel,
         data_parallel_mode: settings.mesh.data_parallel_mode,
         ..PipelineConfig::default()
-    }
+    })
 }
 
 /// Returns the command's failure for an error of the pipeline. The settings and the program are already checked, so

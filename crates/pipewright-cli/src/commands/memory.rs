@@ -8,12 +8,14 @@
 
 use std::fmt::Write;
 
+use pipewright::tensor::Precision;
 use pipewright_models::ParameterSpec;
 use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::simulate::{peak_memory, timed};
 use pipewright_schedule::{Costs, Rank, StageIndex};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
+use crate::commands::layer_sizes::{activation_bytes, output_bytes};
 use crate::commands::prepare::Prepared;
 use crate::config::pipeline::TransportChoice;
 use crate::display::bytes;
@@ -67,7 +69,7 @@ impl MemoryPlan {
         let placement = program.placement();
         let of_rank = |rank: Rank| {
             let own = placement.stages_of(rank).iter().map(|stage| numbers[stage.index()]);
-            held_always(own.collect(), sharding)
+            held_always(own.collect(), sharding, settings.run.precision)
         };
         let mut ranks: Vec<RankMemory> = placement.all_ranks().map(of_rank).collect();
         for (rank, peak) in ranks.iter_mut().zip(peaks_of_activations(prepared)?) {
@@ -197,19 +199,26 @@ struct Sharding {
 /// Returns the memory of a rank without activations. `stages` contains the number of elements of each stage's
 /// parameters. Gradients are not sharded until they are reduced after a stage's last microbatch, so sharding does not
 /// lower their peak.
-fn held_always(mut stages: Vec<u64>, sharding: Option<Sharding>) -> RankMemory {
+///
+/// In half precision a stage computes with a rounded copy of its parameters, which it has as long as the parameters.
+fn held_always(mut stages: Vec<u64>, sharding: Option<Sharding>, precision: Precision) -> RankMemory {
     let sum = |stages: &[u64]| stages.iter().fold(0, |sum: u64, stage| sum.saturating_add(*stage));
     let whole = sum(&stages);
-    let (part, gathered) = match sharding {
-        None => (whole, 0),
+    let (part, gathered, computing) = match sharding {
+        None => (whole, 0, whole),
         Some(Sharding { replicas, window }) => {
             stages.sort_unstable_by_key(|stage| u64::MAX - stage);
             stages.truncate(window);
-            (whole.div_ceil(replicas), sum(&stages))
+            let gathered = sum(&stages);
+            (whole.div_ceil(replicas), gathered, gathered)
         }
     };
+    let copy = match precision {
+        Precision::F32 => 0,
+        half => computing.saturating_mul(half.bytes()),
+    };
     RankMemory {
-        parameters: part.saturating_add(gathered).saturating_mul(NUMBER),
+        parameters: part.saturating_add(gathered).saturating_mul(NUMBER).saturating_add(copy),
         gradients: whole.saturating_mul(NUMBER),
         optimizer: part.saturating_mul(MOMENTS),
         activations: 0,
@@ -229,8 +238,9 @@ fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
     let Prepared { settings, program, partition, layers, .. } = prepared;
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage: StageIndex| {
-        let layers = &layers.layers[partition.range(stage)];
-        let of_row = layers.iter().fold(0, |sum: u64, layer| sum.saturating_add(layer.activation_bytes));
+        let of_layers =
+            partition.range(stage).map(|layer| activation_bytes(layers, layer, settings.run.precision));
+        let of_row = of_layers.fold(0, u64::saturating_add);
         let activation = of_row.saturating_mul(rows);
         let recompute = recompute_sizes(prepared, stage);
         // `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as
@@ -249,12 +259,14 @@ fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
 
 /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and those that its backward then holds.
 fn recompute_sizes(prepared: &Prepared, stage: StageIndex) -> RecomputeSizes {
-    let (settings, layers) = (&prepared.settings.pipeline, &prepared.layers.layers);
+    let (settings, layers) = (&prepared.settings.pipeline, &prepared.layers);
+    let precision = prepared.settings.run.precision;
     let rows = u64::from(settings.microbatch_size);
     // The first layer's inputs are token ids, which its activations include.
-    let input = |layer: usize| layer.checked_sub(1).map_or(0, |before| layers[before].output_bytes);
+    let input =
+        |layer: usize| layer.checked_sub(1).map_or(0, |before| output_bytes(layers, before, precision));
     let range = prepared.partition.range(stage);
-    let of_layers = layers[range.clone()].iter().map(|layer| layer.activation_bytes);
+    let of_layers = range.clone().map(|layer| activation_bytes(layers, layer, precision));
     let (kept, recomputed) = match settings.recompute.is_by_block() {
         true => (range.map(input).fold(0, u64::saturating_add), of_layers.max().unwrap_or(0)),
         false => (input(range.start), of_layers.fold(0, u64::saturating_add)),
@@ -289,11 +301,17 @@ mod tests {
     #[test]
     fn replicas_that_share_hold_their_part_and_what_is_gathered() {
         let whole = RankMemory { parameters: 240, gradients: 240, optimizer: 480, activations: 0 };
+        let held_in = held_always;
+        let held_always = |stages, sharding| held_in(stages, sharding, Precision::F32);
         assert_eq!(held_always(vec![10, 30, 20], None), whole);
         let sharding = |window| Some(Sharding { replicas: 4, window });
         let parts = RankMemory { parameters: 4 * (15 + 30), gradients: 240, optimizer: 120, activations: 0 };
         assert_eq!(held_always(vec![10, 30, 20], sharding(1)), parts);
         assert_eq!(held_always(vec![10, 30, 20], sharding(9)).parameters, 4 * (15 + 60));
+        // With the rounded copy of the parameters that compute.
+        let in_half = |sharding| held_in(vec![10, 30, 20], sharding, Precision::Bf16).parameters;
+        assert_eq!(in_half(None), (4 + 2) * 60);
+        assert_eq!(in_half(sharding(1)), 4 * (15 + 30) + 2 * 30);
     }
 
     #[test]

@@ -8,14 +8,17 @@ use std::num::NonZeroU32;
 use std::path::Path;
 
 use pipewright::device::Devices;
-use pipewright::train::data::{DataConfig, SideRows, TokenRows, Tokenizer};
+use pipewright::train::Validation;
+use pipewright::train::data::{
+    DOCUMENTS, DataConfig, DataError, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
+};
 use pipewright::transport::Fields;
 use pipewright_models::{InitialParameters, ModelConfig, hf};
 use pipewright_schedule::csv::parse_schedule;
 use pipewright_schedule::lower::{TrainingLowering, for_training};
 use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::{Action, Level, ModelDesc, Program, ValidatedProgram, validate};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::schedule_file::{implied_level, locate};
@@ -44,6 +47,8 @@ pub(super) struct Prepared {
     pub(super) partition: Partition,
     /// The data.
     pub(super) rows: TokenRows,
+    /// The validation data, if the run has some.
+    pub(super) validation: Option<Validation>,
     /// The devices of all ranks. With several processes each one finds the device of its own rank later.
     pub(super) devices: Devices,
 }
@@ -51,10 +56,12 @@ pub(super) struct Prepared {
 /// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ, because
 /// files may be in different folders on different machines.
 pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) -> Fields {
-    const MAY_DIFFER: [&str; 9] = [
+    const MAY_DIFFER: [&str; 11] = [
         "data.path",
         "data.side",
         "data.tokenizer",
+        "data.validation",
+        "data.validation_side",
         "model.from",
         "pipeline.threads_per_rank",
         "run.out",
@@ -66,6 +73,9 @@ pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
     fields.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
     fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
     fields.insert("files of the weights".to_owned(), weights(&prepared.initial));
+    if let Some(validation) = &prepared.validation {
+        fields.insert("validation data".to_owned(), json!(validation.rows().identity()).to_string());
+    }
     fields
 }
 
@@ -111,7 +121,8 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
     let stages = program.placement().stages();
     let method = method(&settings.pipeline, &model, stages)?;
     let partition = partition(&layers.weights(), stages, &method).map_err(Failure::input)?;
-    let rows = open_data(&settings, &model)?;
+    require_one_beginning(&settings.data, &model)?;
+    let (rows, validation) = open_data(&settings, &model)?;
     let initial = match &settings.model {
         ModelSettings::From { from } => InitialParameters::Directory(from.clone()),
         ModelSettings::Fresh(_) => InitialParameters::Seed(settings.run.seed),
@@ -119,11 +130,11 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
     let devices = match settings.pipeline.transport {
         TransportChoice::Local => {
             let ranks = program.ranks().saturating_mul(settings.mesh.data_parallel);
-            settings.run.devices.open(ranks).map_err(Failure::input)?
+            settings.run.devices.open(ranks, settings.run.precision).map_err(Failure::input)?
         }
         TransportChoice::Mpi => Devices::default(),
     };
-    Ok(Prepared { settings, model, initial, layers, program, partition, rows, devices })
+    Ok(Prepared { settings, model, initial, layers, program, partition, rows, validation, devices })
 }
 
 /// Returns how layers are distributed over stages.
@@ -222,11 +233,53 @@ pub(super) fn read_model(settings: &ModelSettings) -> Result<ModelConfig, Failur
     }
 }
 
-fn open_data(settings: &Settings, model: &ModelConfig) -> Result<TokenRows, Failure> {
-    let vocab_size = model.vocab_size();
-    let is_built_in = settings.data.is_built_in();
-    let DataSettings { path, tokenizer, seq_len, shuffle, side } = &settings.data;
-    let config = DataConfig {
+/// Refuses packed documents that begin with another id than the model's own.
+fn require_one_beginning(data: &DataSettings, model: &ModelConfig) -> Result<(), Failure> {
+    let of_model = model.to_json()["bos_token_id"].as_u64();
+    match (of_model, data.bos_id) {
+        (Some(model), Some(of_data)) if data.packed && model != u64::from(of_data) => {
+            Err(Failure::input(format!(
+                "`data.bos_id` is {of_data}, and the model's documents begin with {model} (`model.bos_token_id`): write \
+                 the same id"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the training data and the validation data.
+fn open_data(settings: &Settings, model: &ModelConfig) -> Result<(TokenRows, Option<Validation>), Failure> {
+    let (data, vocab_size) = (&settings.data, model.vocab_size());
+    let config = data_config(settings);
+    // Which part of the data is too short is only known when a share of it is held out.
+    let batch_rows = if data.validation_share.is_some() { 0 } else { settings.pipeline.rows() };
+    let opened = match data.is_built_in() {
+        true => config.open_text(sample::TEXT, vocab_size, batch_rows),
+        false => config.open(vocab_size, batch_rows),
+    };
+    let mut rows = with_side(opened.map_err(Failure::input)?, data.side.as_deref(), settings, model)?;
+    let held_out = if let Some(share) = data.validation_share {
+        let (training, held_out) = rows.hold_out(share).map_err(Failure::input)?;
+        training.require_batch(settings.pipeline.rows()).map_err(Failure::input)?;
+        rows = training;
+        Some(held_out)
+    } else if data.validation.is_empty() {
+        None
+    } else {
+        let config = DataConfig { path: data.validation.clone(), shuffle: false, ..config };
+        let opened = config.open(vocab_size, 0).map_err(Failure::input)?;
+        Some(with_side(opened, data.validation_side.as_deref(), settings, model)?)
+    };
+    let batches = Some(settings.run.eval_batches as usize).filter(|batches| *batches > 0);
+    let validation = |rows| Validation::new(rows, settings.pipeline.rows(), batches);
+    let validation: Result<Option<Validation>, DataError> = held_out.map(validation).transpose();
+    Ok((rows, validation.map_err(Failure::input)?))
+}
+
+fn data_config(settings: &Settings) -> DataConfig {
+    let DataSettings { path, tokenizer, seq_len, shuffle, bos_id, packed, restart_positions, .. } =
+        &settings.data;
+    DataConfig {
         path: path.clone(),
         tokenizer: match tokenizer.as_str() {
             BYTES => Tokenizer::Bytes,
@@ -235,15 +288,28 @@ fn open_data(settings: &Settings, model: &ModelConfig) -> Result<TokenRows, Fail
         seq_len: *seq_len as usize,
         shuffle: *shuffle,
         seed: settings.run.seed,
-    };
-    let batch_rows = settings.pipeline.rows();
-    let opened = match is_built_in {
-        true => config.open_text(sample::TEXT, vocab_size, batch_rows),
-        false => config.open(vocab_size, batch_rows),
-    };
-    let rows = opened.map_err(Failure::input)?;
+        documents: bos_id.map(|bos_id| Documents {
+            bos_id,
+            packed: *packed,
+            restart_positions: *restart_positions,
+        }),
+    }
+}
+
+/// Adds the side inputs in the file `side`, if there is one.
+fn with_side(
+    rows: TokenRows,
+    side: Option<&Path>,
+    settings: &Settings,
+    model: &ModelConfig,
+) -> Result<TokenRows, Failure> {
     let Some(side) = side else { return Ok(rows) };
     let side = SideRows::read(side).map_err(Failure::input)?;
-    model.check_side(&side, *seq_len as usize).map_err(Failure::input)?;
+    model.check_side(&side, settings.data.seq_len as usize).map_err(Failure::input)?;
+    let made = [DOCUMENTS, POSITIONS].into_iter().find(|name| settings.data.packed && side.has(name));
+    if let Some(name) = made {
+        let problem = "is made from the token ids if `data.packed` is true: remove it from the file, or unset `data.packed`";
+        return Err(Failure::input(side.error(name, problem.to_owned())));
+    }
     rows.with_side(side).map_err(Failure::input)
 }

@@ -15,6 +15,7 @@ use pipewright_schedule::partition::partition;
 use pipewright_schedule::picture::RecordedStep;
 use pipewright_schedule::{Costs, Program, Recompute, ScheduleSpec, Timeline, generate};
 
+use crate::commands::layer_sizes::activation_bytes;
 use crate::commands::other_sizes::other_sizes;
 use crate::commands::prepare::{load_settings, lowering, method};
 use crate::config::Settings;
@@ -104,8 +105,8 @@ fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
     let cut = partition(&layers.weights(), stages, &method).ok()?;
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage| {
-        let bytes =
-            layers.layers[cut.range(stage)].iter().map(|layer| layer.activation_bytes.saturating_mul(rows));
+        let of_row = cut.range(stage).map(|layer| activation_bytes(&layers, layer, settings.run.precision));
+        let bytes = of_row.map(|bytes| bytes.saturating_mul(rows));
         let activation = bytes.fold(0, u64::saturating_add);
         StageSizes { activation, stash: activation, ..StageSizes::default() }
     };

@@ -10,6 +10,7 @@ use pipewright::transport::Fields;
 use serde_json::{Map, Value};
 
 use crate::commands::checkpoint_path::RunPath;
+use crate::commands::evaluations::Evaluations;
 use crate::commands::launch::{abandon, launch, launch_from};
 use crate::commands::overview::overview;
 use crate::commands::prepare::{Prepared, identity, load_settings, prepare_settings};
@@ -55,7 +56,7 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
     if found.is_finished() {
         return Ok(());
     }
-    let ResumableRun { prepared, description, checkpoint, owned } = found;
+    let ResumableRun { prepared, description, evaluations, checkpoint, owned } = found;
     let settings = prepared.settings.clone();
     let interrupt = Interrupt::default();
     let mut trainer = match &checkpoint {
@@ -69,8 +70,16 @@ fn run_with(arguments: &ResumeArguments, processes: &mut ProcessGroup) -> Result
     for sentence in folder.iter().flat_map(RunFolder::moved) {
         display::say(sentence);
     }
-    TrainingLoop { settings: &settings, overview, description, folder, processes, interrupt: &interrupt }
-        .run(trainer)
+    TrainingLoop {
+        settings: &settings,
+        overview,
+        description,
+        evaluations,
+        folder,
+        processes,
+        interrupt: &interrupt,
+    }
+    .run(trainer)
 }
 
 /// Locks the run's folder if this process writes to it, so that no other run can write to it.
@@ -84,6 +93,7 @@ fn own(arguments: &ResumeArguments, owns: bool) -> Result<Option<CheckpointFolde
 struct ResumableRun {
     prepared: Prepared,
     description: Map<String, Value>,
+    evaluations: Evaluations,
     checkpoint: Option<Arc<Checkpoint>>,
     /// The locked folder of the checkpoints, in the process that writes to it.
     owned: Option<CheckpointFolder>,
@@ -110,7 +120,8 @@ impl ResumableRun {
             require_same(&description, checkpoint)?;
             require_no_more_steps(&prepared, checkpoint)?;
         }
-        Ok(Self { prepared, description, checkpoint, owned })
+        let evaluations = Evaluations::new(&prepared, checkpoint.as_deref());
+        Ok(Self { prepared, description, evaluations, checkpoint, owned })
     }
 
     /// Returns the fields that must be equal in all processes.
@@ -122,11 +133,11 @@ impl ResumableRun {
         fields
     }
 
-    /// Returns whether the checkpoint is the one of the run's last step.
+    /// Returns whether the checkpoint is the one of the run's last step, or the run ended early.
     fn is_finished(&self) -> bool {
-        self.checkpoint
-            .as_ref()
-            .is_some_and(|checkpoint| checkpoint.step() == self.prepared.settings.run.steps)
+        self.checkpoint.as_ref().is_some_and(|checkpoint| {
+            checkpoint.step() == self.prepared.settings.run.steps || self.evaluations.are_exhausted()
+        })
     }
 
     /// Returns a sentence that says from which step the run resumes, or why it does not.
@@ -134,6 +145,13 @@ impl ResumableRun {
         let run = &self.prepared.settings.run;
         let out = run.out.display();
         match &self.checkpoint {
+            Some(checkpoint) if checkpoint.step() < run.steps && self.is_finished() => format!(
+                "the run ended early, after step {}: {} evaluations had found no lower validation loss; to train on, ask \
+                 for more: pipewright resume {out} --set run.patience={}",
+                checkpoint.step(),
+                run.patience,
+                run.patience.saturating_mul(2)
+            ),
             Some(checkpoint) if self.is_finished() => format!(
                 "the run is finished: all {} steps are taken, and the model is saved in {}; to train on, ask for more \
                  steps: pipewright resume {out} --set run.steps={}",

@@ -1,5 +1,6 @@
 //! `pipewright train`: prepares a run and trains it from the first step.
 
+use crate::commands::evaluations::Evaluations;
 use crate::commands::launch::{abandon, launch};
 use crate::commands::origin;
 use crate::commands::overview::overview;
@@ -32,6 +33,7 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
     let (prepared, description) =
         processes.agree(prepared, |(prepared, description)| identity(prepared, description))?;
     let (settings, overview) = (prepared.settings.clone(), overview(&prepared));
+    let evaluations = Evaluations::new(&prepared, None);
     let interrupt = Interrupt::default();
     // The folder is created last, so that a run that cannot start does not move an earlier run.
     let mut trainer = launch(prepared, processes, &interrupt)?;
@@ -45,6 +47,14 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
         origin::keep(&settings).map_err(|failure| abandon(&mut trainer, failure))?;
         folder = Some(created);
     }
-    TrainingLoop { settings: &settings, overview, description, folder, processes, interrupt: &interrupt }
-        .run(trainer)
+    TrainingLoop {
+        settings: &settings,
+        overview,
+        description,
+        evaluations,
+        folder,
+        processes,
+        interrupt: &interrupt,
+    }
+    .run(trainer)
 }

@@ -13,13 +13,14 @@ use pipewright_schedule::Timeline;
 use pipewright_schedule::picture::{PictureSettings, html};
 use serde_json::{Map, Value};
 
+use crate::commands::evaluations::Evaluations;
 use crate::commands::launch::{abandon, failure, failure_with};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::run_identity::LOSS;
 use crate::commands::step_prediction::StepPrediction;
 use crate::commands::timeline_recorder::TimelineRecorder;
 use crate::config::Settings;
-use crate::display::{Display, Ending, Overview};
+use crate::display::{Display, Ending, Overview, Reason};
 use crate::failure::{Exit, Failure, sentence};
 use crate::run_folder::{self, RunFolder};
 use crate::signal::Interrupt;
@@ -32,6 +33,8 @@ pub(super) struct TrainingLoop<'a> {
     pub(super) overview: Overview,
     /// The description of the run for its checkpoints.
     pub(super) description: Map<String, Value>,
+    /// The evaluations on validation data.
+    pub(super) evaluations: Evaluations,
     /// The folder of the results; `None` in a process that does not write results.
     pub(super) folder: Option<RunFolder>,
     /// The processes of the run.
@@ -41,17 +44,19 @@ pub(super) struct TrainingLoop<'a> {
 }
 
 impl TrainingLoop<'_> {
-    /// Runs the remaining steps, or stops early at a signal, and saves a checkpoint of the last step.
+    /// Runs the remaining steps, or stops early at a signal or because the validation loss no longer falls, and saves a
+    /// checkpoint of the last step.
     pub(super) fn run(self, mut trainer: Trainer) -> Result<(), Failure> {
-        let Self { settings, overview, description, mut folder, processes, interrupt } = self;
+        let Self { settings, overview, description, mut evaluations, mut folder, processes, interrupt } =
+            self;
         let (run, start) = (&settings.run, trainer.steps_done());
         let watched = interrupt.watch();
         watched.map_err(|error| Failure::input(format!("cannot watch for signals: {error}")))?;
-        let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start)?;
+        let mut checkpoints = Checkpoints::new(&mut folder, settings, description, start, &evaluations)?;
         checkpoints.writer.on_progress(trainer.pipeline().keep_alive());
         let display = folder.is_some().then(|| Display::new(overview, start, run.steps));
         let mut log = Log::new(folder, display, start, settings)?;
-        let taken = steps(&mut trainer, run.steps, &mut checkpoints, &mut log);
+        let taken = steps(&mut trainer, run.steps, &mut evaluations, &mut checkpoints, &mut log);
         let taken = taken.map_err(|stop| match stop {
             Stop::Rank(error) => log.failed_step(trainer.pipeline().step_failure(), &error),
             Stop::Other(failure) => abandon(&mut trainer, failure),
@@ -63,12 +68,20 @@ impl TrainingLoop<'_> {
         taken?;
         traced?;
         let done = trainer.steps_done();
-        let is_complete = done == run.steps;
+        let reason = match (done == run.steps, evaluations.are_exhausted()) {
+            (true, _) => Reason::Complete,
+            (false, true) => Reason::LossNoLongerFalls,
+            (false, false) => Reason::Signal,
+        };
         let saved = processes.settle(checkpoints.finish(&mut trainer))?;
         if processes.is_leader() {
-            log.summarize(&Ending { done, is_complete, saved: saved.as_deref(), out: &run.out });
+            let (saved, best) = (saved.as_deref(), evaluations.lowest());
+            log.summarize(&Ending { done, reason, saved, best, out: &run.out });
         }
-        if is_complete { Ok(()) } else { Err(Failure::already_reported(Exit::Interrupted)) }
+        match reason {
+            Reason::Complete | Reason::LossNoLongerFalls => Ok(()),
+            Reason::Signal => Err(Failure::already_reported(Exit::Interrupted)),
+        }
     }
 }
 
@@ -84,16 +97,18 @@ enum Stop {
 fn steps(
     trainer: &mut Trainer,
     steps: u64,
+    evaluations: &mut Evaluations,
     checkpoints: &mut Checkpoints,
     log: &mut Log,
 ) -> Result<(), Stop> {
     while trainer.steps_done() < steps {
         let (mut metrics, report) = trainer.step().map_err(Stop::Rank)?;
         let interrupted = report.interrupted;
-        checkpoints.poll(&metrics).map_err(Stop::Other)?;
+        let is_best = evaluations.after_step(trainer, &mut metrics).map_err(Stop::Rank)?;
+        checkpoints.poll(&metrics, evaluations).map_err(Stop::Other)?;
         log.step(&mut metrics, report).map_err(Stop::Other)?;
-        checkpoints.after_step(trainer).map_err(Stop::Other)?;
-        if interrupted {
+        checkpoints.after_step(trainer, is_best).map_err(Stop::Other)?;
+        if interrupted || evaluations.are_exhausted() {
             break;
         }
     }
@@ -201,6 +216,7 @@ impl Checkpoints {
         settings: &Settings,
         description: Map<String, Value>,
         done: u64,
+        evaluations: &Evaluations,
     ) -> Result<Self, Failure> {
         let run = &settings.run;
         // If all replicas hold the same parameters, one of them writes. Sharded replicas each write their part.
@@ -208,8 +224,11 @@ impl Checkpoints {
         let ranks = settings.pipeline.ranks * replicas;
         let writer = match folder {
             Some(folder) => {
-                let keep = run.keep_checkpoints as usize;
-                CheckpointWriter::start(folder.take_checkpoints(), keep, ranks, run.deadline())
+                let (keep, checkpoints) = (run.keep_checkpoints as usize, folder.take_checkpoints());
+                // A kill may have come before the link to the best checkpoint, and a run may go back to an earlier one.
+                let best = evaluations.lowest().map(|(step, _)| step);
+                checkpoints.set_best(best).map_err(Failure::input)?;
+                CheckpointWriter::start(checkpoints, keep, ranks, run.deadline())
             }
             None => CheckpointWriter::join(&run_folder::checkpoints_of(&run.out), run.deadline()),
         };
@@ -219,23 +238,25 @@ impl Checkpoints {
         Ok(Self { writer, every, requested, description, newest: None, run: run.out.clone() })
     }
 
-    /// Checks the outcome of earlier checkpoints, and records the loss for the next checkpoint.
-    fn poll(&mut self, metrics: &Metrics) -> Result<(), Failure> {
+    /// Checks the outcome of earlier checkpoints, and records the losses for the next checkpoint.
+    fn poll(&mut self, metrics: &Metrics, evaluations: &Evaluations) -> Result<(), Failure> {
         self.description.insert(LOSS.to_owned(), metrics.loss.into());
+        evaluations.describe(&mut self.description);
         let outcome = self.writer.poll();
         self.note(outcome)
     }
 
-    /// Saves a checkpoint after every `run.checkpoint_every` steps.
-    fn after_step(&mut self, trainer: &mut Trainer) -> Result<(), Failure> {
+    /// Saves a checkpoint after every `run.checkpoint_every` steps, and after a step with the lowest validation loss.
+    fn after_step(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {
         // Steps are counted from 1, so no step is a multiple of 0.
-        if trainer.steps_done().is_multiple_of(self.every) { self.save(trainer) } else { Ok(()) }
+        let is_due = trainer.steps_done().is_multiple_of(self.every);
+        if is_best || is_due { self.save(trainer, is_best) } else { Ok(()) }
     }
 
-    fn save(&mut self, trainer: &mut Trainer) -> Result<(), Failure> {
+    fn save(&mut self, trainer: &mut Trainer, is_best: bool) -> Result<(), Failure> {
         let state = trainer.state(self.description.clone()).map_err(|error| failure(&error))?;
         self.requested = Some(state.step);
-        let outcome = self.writer.save(state);
+        let outcome = if is_best { self.writer.save_best(state) } else { self.writer.save(state) };
         self.note(outcome)
     }
 
@@ -243,7 +264,7 @@ impl Checkpoints {
     /// newest checkpoint.
     fn finish(mut self, trainer: &mut Trainer) -> Result<Option<PathBuf>, Failure> {
         if self.requested != Some(trainer.steps_done()) {
-            self.save(trainer)?;
+            self.save(trainer, false)?;
         }
         let outcome = self.writer.wait();
         self.note(outcome)?;

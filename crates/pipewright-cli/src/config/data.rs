@@ -1,15 +1,17 @@
-//! The `[data]` section: the training data and the length of a row.
+//! The `[data]` section: the training data, the validation data, and the length of a row.
 
 use std::path::PathBuf;
 
 use serde::Serialize;
+use toml::Value;
 
 use crate::config::document::Document;
 use crate::config::paths::Surroundings;
-use crate::config::section::Section;
+use crate::config::problem::ProblemKind;
+use crate::config::section::{Bound, Section};
 
-/// The training data.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// The training data and the validation data.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct DataSettings {
     /// Absolute patterns of files, as [`pipewright::train::data::DataConfig::path`] takes them, or [`BUILT_IN`] alone.
     pub(crate) path: Vec<String>,
@@ -22,6 +24,22 @@ pub(crate) struct DataSettings {
     /// A file with side inputs for each row.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) side: Option<PathBuf>,
+    /// Absolute patterns of the files of the validation data; empty without such files.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) validation: Vec<String>,
+    /// The share of the data that is held out from its end as validation data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) validation_share: Option<f64>,
+    /// A file with side inputs for each row of the files in `validation`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) validation_side: Option<PathBuf>,
+    /// The token id that begins each document.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bos_id: Option<u32>,
+    /// Whether a token sees nothing of the other documents in its row.
+    pub(crate) packed: bool,
+    /// Whether positions begin again in each document.
+    pub(crate) restart_positions: bool,
 }
 
 /// The name of the tokenizer whose tokens are bytes.
@@ -34,6 +52,11 @@ impl DataSettings {
     /// Returns whether the data is the text in the binary.
     pub(crate) fn is_built_in(&self) -> bool {
         matches!(self.path.as_slice(), [only] if only == BUILT_IN)
+    }
+
+    /// Returns whether there is validation data.
+    pub(crate) fn has_validation(&self) -> bool {
+        !self.validation.is_empty() || self.validation_share.is_some()
     }
 }
 
@@ -53,5 +76,50 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Data
     };
     let seq_len = section.count("seq_len", 256);
     let (shuffle, side) = (section.flag("shuffle", true), section.path("side"));
-    DataSettings { path, tokenizer, seq_len, shuffle, side }
+    let (validation, validation_share) = read_validation(&mut section);
+    let validation_side = section.path("validation_side");
+    let bos_id = section.is_written("bos_id").then(|| section.count_from_0("bos_id"));
+    let (packed, restart_positions) =
+        (section.flag("packed", false), section.flag("restart_positions", false));
+    let mut require = |is_needed: bool, key, other, advice| {
+        if is_needed && section.is_sound() {
+            section.report(key, ProblemKind::Without { key, other, advice });
+        }
+    };
+    require(
+        packed && bos_id.is_none(),
+        "packed",
+        "`bos_id`",
+        "write `bos_id`, the token id that begins each document",
+    );
+    require(restart_positions && !packed, "restart_positions", "`packed`", "write `packed = true`");
+    DataSettings {
+        path,
+        tokenizer,
+        seq_len,
+        shuffle,
+        side,
+        validation,
+        validation_share,
+        validation_side,
+        bos_id,
+        packed,
+        restart_positions,
+    }
+}
+
+/// Reads the files of the validation data, and its share of the data. `validation` may be the share too.
+fn read_validation(section: &mut Section<'_>) -> (Vec<String>, Option<f64>) {
+    let is_number = matches!(section.any("validation"), Some(Value::Float(_) | Value::Integer(_)));
+    let mut share = |key| section.is_written(key).then(|| section.number(key, 0.5, &Bound::Share));
+    let of_share = share("validation_share");
+    let of_validation = if is_number { share("validation") } else { None };
+    let files = match section.is_written("validation") && !is_number {
+        true => section.patterns("validation").unwrap_or_default(),
+        false => Vec::new(),
+    };
+    if section.is_written("validation") && of_share.is_some() && section.is_sound() {
+        section.report("validation", ProblemKind::Twice { key: "validation", other: "validation_share" });
+    }
+    (files, of_share.or(of_validation))
 }

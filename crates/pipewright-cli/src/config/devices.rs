@@ -3,7 +3,10 @@
 use std::fmt;
 
 use pipewright::device::{BackEnd, DeviceChoice, DeviceError, Devices};
+use pipewright::ids::WorldRank;
+use pipewright::tensor::Precision;
 use serde::Serialize;
+use sysinfo::System;
 
 use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
@@ -36,9 +39,9 @@ impl DeviceSettings {
     /// Finds the devices of all of `ranks` ranks.
     ///
     /// # Errors
-    /// When one is not there, or ranks would share one and may not.
-    pub(crate) fn open(&self, ranks: u32) -> Result<Devices, DeviceError> {
-        let devices = Devices::open(self.choices())?;
+    /// When one is not there or does not compute in `precision`, or ranks would share one and may not.
+    pub(crate) fn open(&self, ranks: u32, precision: Precision) -> Result<Devices, DeviceFailure> {
+        let devices = open(self.choices(), precision)?;
         if self.exclusive {
             devices.require_exclusive(ranks as usize)?;
         }
@@ -48,11 +51,49 @@ impl DeviceSettings {
     /// Finds the device of one rank of the world. The devices of the other ranks may be on other machines.
     ///
     /// # Errors
-    /// When it is not there.
-    pub(crate) fn open_one(&self, rank: usize) -> Result<Devices, DeviceError> {
-        let choices = self.choices();
-        Devices::open(&[choices[rank % choices.len()]])
+    /// When it is not there or does not compute in `precision`.
+    pub(crate) fn open_one(&self, rank: WorldRank, precision: Precision) -> Result<Devices, DeviceFailure> {
+        open(&[self.choice_of(rank)], precision)
     }
+
+    /// Returns the name of a rank's device among all machines; `None` if ranks may share it.
+    pub(crate) fn own_name(&self, rank: WorldRank) -> Option<String> {
+        let host = System::host_name().unwrap_or_else(|| "this machine".to_owned());
+        self.exclusive.then(|| format!("`{}` of {host}", self.choice_of(rank).resolved()))
+    }
+
+    fn choice_of(&self, rank: WorldRank) -> DeviceChoice {
+        let choices = self.choices();
+        choices[rank.index() % choices.len()]
+    }
+}
+
+/// Why the devices of a run cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DeviceFailure {
+    /// A device is not there, or ranks would share it.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A device does not compute in the precision of the run.
+    #[error(
+        "the device `{device}` does not compute in {precision}: use another device or another `run.precision`"
+    )]
+    Precision {
+        /// The device.
+        device: DeviceChoice,
+        /// The precision.
+        precision: Precision,
+    },
+}
+
+fn open(choices: &[DeviceChoice], precision: Precision) -> Result<Devices, DeviceFailure> {
+    let devices = Devices::open(choices)?;
+    for (rank, &device) in (0..).map(WorldRank::new).zip(choices) {
+        if devices.of(rank).is_some_and(|device| !precision.is_computed_on(device)) {
+            return Err(DeviceFailure::Precision { device, precision });
+        }
+    }
+    Ok(devices)
 }
 
 /// Prints one name if all entries are the same.

@@ -75,7 +75,22 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "mtp_block",
         ],
     ),
-    ("data", &["path", "tokenizer", "seq_len", "shuffle", "side"]),
+    (
+        "data",
+        &[
+            "path",
+            "tokenizer",
+            "seq_len",
+            "shuffle",
+            "side",
+            "validation",
+            "validation_share",
+            "validation_side",
+            "bos_id",
+            "packed",
+            "restart_positions",
+        ],
+    ),
     (
         "pipeline",
         &[
@@ -94,7 +109,17 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
     ("mesh", &["data_parallel", "data_parallel_mode", "unshard_window"]),
     (
         "optimizer",
-        &["name", "learning_rate", "betas", "eps", "weight_decay", "clip_norm", "schedule", "warmup_steps"],
+        &[
+            "name",
+            "learning_rate",
+            "betas",
+            "eps",
+            "weight_decay",
+            "no_decay",
+            "clip_norm",
+            "schedule",
+            "warmup_steps",
+        ],
     ),
     (
         "run",
@@ -108,8 +133,15 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "device",
             "devices",
             "exclusive",
+            "precision",
+            "loss_scale",
+            "loss_scale_interval",
             "timelines",
             "tensorboard",
+            "accumulate",
+            "eval_every",
+            "eval_batches",
+            "patience",
         ],
     ),
 ];

@@ -25,6 +25,7 @@ mod section;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod validation;
 
 pub(crate) use paths::Surroundings;
 pub(crate) use problem::ConfigError;

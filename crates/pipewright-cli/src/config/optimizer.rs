@@ -1,6 +1,7 @@
 //! The `[optimizer]` section: AdamW with decoupled weight decay, global clipping and a learning rate over time.
 
 use pipewright::train::Decay;
+use pipewright_models::ParameterGroup;
 use serde::Serialize;
 
 use crate::config::document::Document;
@@ -18,8 +19,10 @@ pub(crate) struct OptimizerSettings {
     pub(crate) betas: [f64; 2],
     /// The number that is added to the square root of the second moment.
     pub(crate) eps: f64,
-    /// The decoupled weight decay, applied to every parameter.
+    /// The decoupled weight decay, applied to every parameter that is not of a group in `no_decay`.
     pub(crate) weight_decay: f64,
+    /// The groups of parameters without weight decay.
+    pub(crate) no_decay: Vec<ParameterGroup>,
     /// The largest global gradient norm over all ranks; 0 turns clipping off.
     pub(crate) clip_norm: f64,
     /// How the learning rate falls after the warm-up.
@@ -40,6 +43,7 @@ pub(crate) enum OptimizerName {
 pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> OptimizerSettings {
     const DECAYS: [(&str, Decay); 3] =
         [("constant", Decay::Constant), ("cosine", Decay::Cosine), ("linear", Decay::Linear)];
+    let groups = ParameterGroup::ALL.map(|group| (group.name(), group));
     let mut section = Section::new(document, surroundings, "optimizer");
     OptimizerSettings {
         name: section.choice("name", OptimizerName::AdamW, &[("adamw", OptimizerName::AdamW)]),
@@ -47,6 +51,7 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
         betas: section.pair("betas", [0.9, 0.95], &Bound::Fraction),
         eps: section.number("eps", 1e-8, &Bound::Positive),
         weight_decay: section.number("weight_decay", 0.1, &Bound::NonNegative),
+        no_decay: section.choices("no_decay", &groups),
         clip_norm: section.number("clip_norm", 1.0, &Bound::NonNegative),
         schedule: section.choice("schedule", Decay::Constant, &DECAYS),
         warmup_steps: section.whole("warmup_steps", 0, 0, i64::MAX as u64),

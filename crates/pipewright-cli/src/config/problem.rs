@@ -187,6 +187,24 @@ pub(crate) enum ProblemKind {
         /// The number of steps of the run.
         steps: u64,
     },
+    /// A key has an effect only together with another one.
+    #[error("`{key}` has no effect without {other}")]
+    Without {
+        /// The key.
+        key: &'static str,
+        /// What is missing.
+        other: &'static str,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// Two keys say the same thing.
+    #[error("`{key}` is written beside `{other}`, which says the same in another way")]
+    Twice {
+        /// The key.
+        key: &'static str,
+        /// The other key.
+        other: &'static str,
+    },
     /// The replicas cannot share the microbatches evenly.
     #[error(
         "`microbatches` is {microbatches}, which {replicas} replicas (`mesh.data_parallel`) cannot share evenly"
@@ -317,6 +335,8 @@ impl ProblemKind {
             Self::LongWarmup { .. } => {
                 "lower `warmup_steps` in [optimizer], or raise `steps` in [run]".into()
             }
+            Self::Without { advice, .. } => (*advice).into(),
+            Self::Twice { key, other } => format!("remove `{key}` or `{other}`"),
             Self::UnevenShare { replicas, .. } => format!("write a multiple of {replicas}"),
             Self::Empty { key } => format!("give `{key}` a value, or leave it out"),
             Self::BesideFrom { key } => format!("remove `{key}`, or remove `from`"),

@@ -1,8 +1,11 @@
 //! The `[run]` section: the number of steps, the seed, the device, and the folder of the results.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pipewright::loss_scale::LossScaling;
+use pipewright::tensor::Precision;
 use serde::Serialize;
 
 use crate::config::devices::{self, DeviceSettings};
@@ -15,6 +18,9 @@ use crate::config::section::{Bound, Section};
 /// The longest deadline in seconds, about three years. A longer one is a mistake, and adding it to an instant could
 /// overflow.
 const LONGEST_DEADLINE: f64 = 1e8;
+
+/// The largest initial loss scale. Losses in single precision times a larger one would soon be infinite.
+const LARGEST_LOSS_SCALE: u64 = 1 << 40;
 
 /// The length of the training and the folder of the results.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -34,10 +40,24 @@ pub(crate) struct RunSettings {
     /// The devices of the ranks.
     #[serde(flatten)]
     pub(crate) devices: DeviceSettings,
+    /// The element type in which the ranks compute.
+    pub(crate) precision: Precision,
+    /// The loss scale of the first step, if the precision is f16.
+    pub(crate) loss_scale: u64,
+    /// The number of updates after which the loss scale is doubled.
+    pub(crate) loss_scale_interval: u32,
     /// The number of steps, spread over the run, whose timelines are kept; 0 keeps only that of the last step.
     pub(crate) timelines: u64,
     /// Whether the metrics are also written as TensorBoard event files.
     pub(crate) tensorboard: bool,
+    /// The number of batches whose gradients are summed before an update.
+    pub(crate) accumulate: NonZeroU32,
+    /// The number of steps between two evaluations; 0: none.
+    pub(crate) eval_every: u64,
+    /// The number of batches of an evaluation; 0: all.
+    pub(crate) eval_batches: u32,
+    /// The number of evaluations without a lower loss after which the run ends; 0: it does not.
+    pub(crate) patience: u64,
 }
 
 impl RunSettings {
@@ -58,8 +78,15 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> RunS
         keep_checkpoints: section.count("keep_checkpoints", 3),
         deadline_seconds: read_deadline(&mut section),
         devices: devices::read(&mut section),
+        precision: section.choice("precision", Precision::F32, &Precision::NAMED),
+        loss_scale: read_loss_scale(&mut section),
+        loss_scale_interval: section.count("loss_scale_interval", LossScaling::default().interval),
         timelines: section.whole("timelines", 8, 0, 10_000),
         tensorboard: section.flag("tensorboard", false),
+        accumulate: NonZeroU32::new(section.count("accumulate", 1)).unwrap_or(NonZeroU32::MIN),
+        eval_every: section.whole("eval_every", 0, 0, i64::MAX as u64),
+        eval_batches: section.count_from_0("eval_batches"),
+        patience: section.whole("patience", 0, 0, i64::MAX as u64),
     }
 }
 
@@ -70,6 +97,18 @@ fn read_out(section: &mut Section<'_>, surroundings: &Surroundings) -> PathBuf {
         section.report("out", kind);
         PathBuf::new()
     })
+}
+
+fn read_loss_scale(section: &mut Section<'_>) -> u64 {
+    let default = LossScaling::default().initial as u64;
+    let scale = section.whole("loss_scale", default, 1, LARGEST_LOSS_SCALE);
+    if scale.is_power_of_two() {
+        return scale;
+    }
+    let range = "a power of two, such as 65536".to_owned();
+    section
+        .report("loss_scale", ProblemKind::OutOfRange { key: "loss_scale", value: scale.to_string(), range });
+    default
 }
 
 fn read_deadline(section: &mut Section<'_>) -> f64 {

@@ -33,6 +33,8 @@ pub(super) enum Bound {
     NonNegative,
     /// From 0 to below 1.
     Fraction,
+    /// Above 0 and below 1.
+    Share,
 }
 
 impl Bound {
@@ -42,6 +44,7 @@ impl Bound {
                 Self::Positive => number > 0.0,
                 Self::NonNegative => number >= 0.0,
                 Self::Fraction => (0.0..1.0).contains(&number),
+                Self::Share => 0.0 < number && number < 1.0,
             }
     }
 
@@ -50,6 +53,7 @@ impl Bound {
             Self::Positive => "a finite number above 0",
             Self::NonNegative => "a finite number, 0 or above",
             Self::Fraction => "a number from 0 to below 1",
+            Self::Share => "a number above 0 and below 1",
         }
     }
 }
@@ -67,6 +71,12 @@ impl<'a> Section<'a> {
     /// Reads a whole number of at least 1.
     pub(super) fn count(&mut self, key: &'static str, default: u32) -> u32 {
         self.count_to(key, default, LARGEST_COUNT)
+    }
+
+    /// Reads a whole number of at least 0; 0 if it is not written.
+    pub(super) fn count_from_0(&mut self, key: &'static str) -> u32 {
+        let count = self.whole(key, 0, 0, u64::from(LARGEST_COUNT));
+        u32::try_from(count).expect("whole() keeps to its range, which u32 holds")
     }
 
     /// Reads a whole number from 1 to `most`.
@@ -194,6 +204,23 @@ impl<'a> Section<'a> {
             None => self.report(key, wrong_type(key, "a text or a list of texts", &value)),
         }
         None
+    }
+
+    /// Reads a list of the words in `options`; empty if it is not written.
+    pub(super) fn choices<T: Copy>(&mut self, key: &'static str, options: &[(&str, T)]) -> Vec<T> {
+        if let Some(Value::Array(items)) = self.value(key)
+            && items.is_empty()
+        {
+            return Vec::new();
+        }
+        let mut found = Vec::new();
+        for text in self.texts(key).unwrap_or_default() {
+            match options.iter().find(|(name, _)| *name == text) {
+                Some((_, option)) => found.push(*option),
+                None => self.report_unknown_word(key, &text, options.iter().map(|(name, _)| *name)),
+            }
+        }
+        found
     }
 
     /// Reads a value of any type, which the caller checks.

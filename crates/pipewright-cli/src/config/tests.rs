@@ -129,8 +129,21 @@ fn settings_survive_being_written_and_read() {
     let schedule = folder.path().join("a.csv");
     std::fs::write(&schedule, "0F0,0B0\n1F0,1B0\n").expect("it can be written");
     let schedule = format!("pipeline.schedule={}", schedule.display());
-    let cases: [&[&str]; 5] = [
+    let cases: [&[&str]; 7] = [
         &[],
+        &[
+            "data.validation=[\"v/*.txt\"]",
+            "run.eval_every=5",
+            "run.patience=3",
+            "optimizer.no_decay=[\"bias\"]",
+        ],
+        &[
+            "data.validation=0.1",
+            "data.bos_id=0",
+            "data.packed=true",
+            "run.eval_every=5",
+            "run.eval_batches=2",
+        ],
         &["model.architecture=qwen2", "model.tie_word_embeddings=true"],
         &["model.from=models/a", "data.path=[\"a b/*.txt\", \"!**/c/**\"]", "data.tokenizer=tokenizer.json"],
         &[&schedule, "optimizer.learning_rate=0.1234567890123456", "run.deadline_seconds=0.5"],
@@ -217,6 +230,9 @@ fn numbers_out_of_range() {
     }
     out_of_range("run.steps=0", "a whole number from 1 to 9223372036854775807");
     out_of_range("run.keep_checkpoints=0", "a whole number from 1 to 2147483647");
+    out_of_range("run.accumulate=0", "a whole number from 1 to 2147483647");
+    out_of_range("run.eval_every=-1", "a whole number from 0 to 9223372036854775807");
+    out_of_range("data.bos_id=-1", "a whole number from 0 to 2147483647");
     out_of_range("run.seed=-1", "a whole number from 0 to 9223372036854775807");
     for key in ["model.rms_norm_eps", "model.rope_theta", "optimizer.learning_rate", "optimizer.eps"] {
         for value in ["0", "-1", "inf", "nan"] {
@@ -344,6 +360,71 @@ fn a_warm_up_that_outlasts_the_run() {
 }
 
 #[test]
+fn evaluations_that_contradict_the_data() {
+    let refuse = |arguments: &[&str], place: &str, message: &str| {
+        check_set(arguments, &[&format!("--set {place}: {message}")]);
+    };
+    refuse(&["run.eval_every=5"], "run.eval_every=5", "`eval_every` has no effect without validation data");
+    for argument in ["run.patience=2", "run.eval_batches=2"] {
+        let key = &argument[4..argument.len() - 2];
+        refuse(
+            &["data.validation_share=0.5", argument],
+            argument,
+            &format!("`{key}` has no effect without evaluations (`eval_every` is 0)"),
+        );
+    }
+    refuse(
+        &["data.validation_share=0.1", "data.validation=a.txt"],
+        "data.validation=a.txt",
+        "`validation` is written beside `validation_share`, which says the same in another way",
+    );
+    refuse(
+        &["data.validation_share=0.1", "data.validation_side=a"],
+        "data.validation_side=a",
+        "`validation_side` has no effect without `validation`",
+    );
+    refuse(
+        &["data.validation=a.jsonl", "data.side=a"],
+        "data.validation=a.jsonl",
+        "`validation` has no effect without side inputs, which the training data has",
+    );
+    let range = "where a number above 0 and below 1 is expected";
+    for value in ["0", "1", "-0.1", "2", "nan"] {
+        for key in ["validation", "validation_share"] {
+            let argument = format!("data.{key}={value}");
+            refuse(&[&argument], &argument, &format!("`{key}` is {value}, {range}"));
+        }
+    }
+    let share = |argument: &str| load(None, &[argument]).map(|settings| settings.data.validation_share);
+    assert_eq!(share("data.validation=0.25"), Ok(Some(0.25)));
+    assert_eq!(share("data.validation_share=0.25"), Ok(Some(0.25)));
+}
+
+#[test]
+fn documents_need_their_beginnings() {
+    check_set(&["data.packed=true"], &["--set data.packed=true: `packed` has no effect without `bos_id`"]);
+    check_set(
+        &["data.bos_id=0", "data.restart_positions=true"],
+        &["--set data.restart_positions=true: `restart_positions` has no effect without `packed`"],
+    );
+    assert!(load(None, &["data.bos_id=0", "data.packed=true", "data.restart_positions=true"]).is_ok());
+}
+
+#[test]
+fn groups_without_decay_are_named() {
+    let groups = |set: &str| load(None, &[set]).map(|settings| settings.optimizer.no_decay.len());
+    assert_eq!(groups("optimizer.no_decay=[\"norm\", \"bias\", \"embedding\"]"), Ok(3));
+    assert_eq!(groups("optimizer.no_decay=norm"), Ok(1));
+    assert_eq!(groups("optimizer.no_decay=[]"), Ok(0));
+    check_set(
+        &["optimizer.no_decay=[\"norms\"]"],
+        &[
+            "--set optimizer.no_decay=[\"norms\"]: `no_decay` is \"norms\", where norm, bias, embedding is expected",
+        ],
+    );
+}
+
+#[test]
 fn sizes_beside_a_schedule_from_a_file() {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let schedule = folder.path().join("s.csv");
@@ -403,6 +484,35 @@ fn what_is_recomputed_is_a_word_or_a_list_of_stages() {
         ("true", "a word, or a list of whole numbers"),
     ] {
         let error = found(&format!("pipeline.recompute={set}")).expect_err(set);
+        assert!(error.contains(expected), "{set}: {error}");
+    }
+}
+
+#[test]
+fn the_precision_is_one_of_those_that_there_are() {
+    let found = |set: &[&str]| load(None, set).map(|settings| settings.run.precision.to_string());
+    assert_eq!(found(&[]).as_deref(), Ok("f32"));
+    for precision in ["f32", "bf16", "f16"] {
+        let set = format!("run.precision={precision}");
+        assert_eq!(found(&[&set]).as_deref(), Ok(precision));
+        let written = load(None, &[&set]).expect("it is known").to_toml();
+        assert!(written.contains(&format!("precision = \"{precision}\"")), "{written}");
+    }
+    let error = found(&["run.precision=bf6"]).expect_err("there is none");
+    assert!(error.contains("`precision` is \"bf6\"") && error.contains("f32, bf16, f16"), "{error}");
+}
+
+#[test]
+fn the_loss_scale_is_a_power_of_two() {
+    let found = load(None, &["run.loss_scale=1024", "run.loss_scale_interval=7"]).expect("they are in range");
+    assert_eq!((found.run.loss_scale, found.run.loss_scale_interval), (1024, 7));
+    assert_eq!(load(Some(&found.to_toml()), &[]), Ok(found));
+    for (set, expected) in [
+        ("run.loss_scale=1000", "`loss_scale` is 1000"),
+        ("run.loss_scale=0", "`loss_scale` is 0"),
+        ("run.loss_scale_interval=0", "`loss_scale_interval` is 0"),
+    ] {
+        let error = load(None, &[set]).expect_err(set);
         assert!(error.contains(expected), "{set}: {error}");
     }
 }

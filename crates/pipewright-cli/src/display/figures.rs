@@ -25,6 +25,12 @@ pub(super) fn loss_parts(metrics: &Metrics) -> Vec<String> {
     parts.chain(metrics.total.map(|total| format!("total {total:.4}"))).collect()
 }
 
+/// Returns the words for the loss scale, if there is one; they say if the update was skipped.
+pub(super) fn loss_scale(metrics: &Metrics) -> Option<String> {
+    let skipped = if metrics.skipped { ", update skipped" } else { "" };
+    metrics.loss_scale.map(|scale| format!("loss scale {scale}{skipped}"))
+}
+
 /// Formats a fraction as a percentage.
 pub(super) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)

@@ -11,7 +11,8 @@ use pipewright::train::Metrics;
 
 use crate::display::chart::{CHART_LINES, chart, sparkline};
 use crate::display::figures::{
-    bytes, clock, counted, grouped, loss_parts, milliseconds, per_rank, percent, remaining, short_count,
+    bytes, clock, counted, grouped, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
+    short_count,
 };
 use crate::display::overview::Overview;
 use crate::display::ranks::rank_lines;
@@ -49,6 +50,8 @@ pub(super) struct State {
     pub(super) until_last: Duration,
     /// The losses of the steps since the start.
     pub(super) losses: Vec<f64>,
+    /// The last validation loss.
+    pub(super) validation: Option<f64>,
     /// Whether this is the last picture, which the summary with its own curve follows.
     pub(super) is_final: bool,
 }
@@ -74,7 +77,8 @@ pub(super) fn compose(state: &State, elapsed: Duration, size: Size, has_colour: 
     let ranks = if is_wide && size.rows >= ROWS_FOR_RANKS { rank_lines(metrics, width) } else { Vec::new() };
     let has_chart = is_wide && size.rows >= ROWS_FOR_CHART && state.losses.len() >= FEWEST_LOSSES;
     let curve = if has_chart && !state.is_final { loss_chart(state, width) } else { Vec::new() };
-    lines.push(learning(metrics, if curve.is_empty() { &state.losses } else { &[] }, width));
+    let losses: &[f64] = if curve.is_empty() { &state.losses } else { &[] };
+    lines.push(learning(metrics, state.validation, losses, width));
     lines.push(speed(metrics, ranks.is_empty()));
     let texts = lines.into_iter().map(|fields| line(fields, width, has_colour));
     texts.chain(ranks).chain(curve).collect()
@@ -138,7 +142,7 @@ fn progress(state: &State, elapsed: Duration, width: usize) -> Vec<Field> {
     fields
 }
 
-fn learning(metrics: &Metrics, losses: &[f64], width: usize) -> Vec<Field> {
+fn learning(metrics: &Metrics, validation: Option<f64>, losses: &[f64], width: usize) -> Vec<Field> {
     let rate = metrics.learning_rate;
     let mut fields = vec![
         Field::new(0, [format!("loss {:.4}", metrics.loss)]).styled(Style::new().bold()),
@@ -148,7 +152,11 @@ fn learning(metrics: &Metrics, losses: &[f64], width: usize) -> Vec<Field> {
         ),
         Field::new(2, [format!("learning rate {rate:.2e}"), format!("lr {rate:.2e}")]),
     ];
+    fields.extend(
+        validation.map(|loss| Field::new(1, [format!("validation {loss:.4}"), format!("val {loss:.4}")])),
+    );
     fields.extend(loss_parts(metrics).into_iter().map(|part| Field::new(4, [part])));
+    fields.extend(loss_scale(metrics).map(|scale| Field::new(if metrics.skipped { 1 } else { 4 }, [scale])));
     // If there is no room for the curve otherwise, the learning rate takes its short form.
     let least = width_of(&fields) + GAP + NARROWEST;
     if least > width {
@@ -260,6 +268,7 @@ mod tests {
             last,
             until_last: Duration::from_secs(12),
             losses: (0..30).map(|step| 5.0 - f64::from(step) / 10.0).collect(),
+            validation: None,
             is_final: false,
         }
     }
@@ -331,6 +340,16 @@ mod tests {
             &["llama  2 ranks", "step 30/300  1:48", "loss 2.4312", "31,305 tokens/s"],
         );
         check(8, None, &["llama", "step 0/"]);
+    }
+
+    #[test]
+    fn the_last_validation_loss_stays() {
+        let state = State { validation: Some(2.5), ..state(Some(metrics())) };
+        let learning = |columns| {
+            compose(&state, Duration::from_secs(12), Size { columns, rows: 10 }, false).swap_remove(2)
+        };
+        assert!(learning(120).ends_with("learning rate 2.90e-3  validation 2.5000"), "{}", learning(120));
+        assert_eq!(learning(40), "loss 2.4312  norm 0.620  val 2.5000");
     }
 
     #[test]

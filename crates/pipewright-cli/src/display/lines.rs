@@ -1,4 +1,5 @@
-//! Plain lines for logs: the first step, the last step, and at most one step per second between them.
+//! Plain lines for logs: the first step, the last step, those whose update was skipped, and at most one other step per
+//! second between them.
 //!
 //! `metrics.jsonl` contains every step, so the log does not need to repeat them all.
 
@@ -6,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use pipewright::train::Metrics;
 
-use crate::display::figures::{bytes, clock, loss_parts, milliseconds, per_rank, percent, remaining};
+use crate::display::figures::{
+    bytes, clock, loss_parts, loss_scale, milliseconds, per_rank, percent, remaining,
+};
 
 /// The shortest time between two lines.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -29,8 +32,9 @@ impl Lines {
     /// Returns the line for a step if one is due.
     pub(super) fn step(&mut self, metrics: &Metrics) -> Option<String> {
         let now = Instant::now();
-        let is_due = self.last.is_none_or(|last| now - last >= PAUSE);
-        if !is_due && metrics.step < self.steps {
+        // An evaluation is rare and takes time, so its loss is always shown.
+        let is_due = self.last.is_none_or(|last| now - last >= PAUSE) || metrics.validation_loss.is_some();
+        if !is_due && !metrics.skipped && metrics.step < self.steps {
             return None;
         }
         self.last = Some(now);
@@ -42,12 +46,14 @@ fn line(metrics: &Metrics, done: u64, steps: u64, elapsed: Duration) -> String {
     let (taken, left) = (metrics.step.saturating_sub(done), steps.saturating_sub(metrics.step));
     let left = remaining(elapsed, taken, left).map(|left| format!("  remaining {}", clock(left)));
     format!(
-        "step {}/{steps}  loss {:.4}{}  grad norm {:.3}  lr {:.2e}  {:.0} tokens/s  {}  bubble {}  memory {}  \
+        "step {}/{steps}  loss {:.4}{}{}  grad norm {:.3}{}  lr {:.2e}  {:.0} tokens/s  {}  bubble {}  memory {}  \
          elapsed {}{}",
         metrics.step,
         metrics.loss,
         loss_parts(metrics).iter().map(|part| format!("  {part}")).collect::<String>(),
+        metrics.validation_loss.map(|loss| format!("  validation {loss:.4}")).unwrap_or_default(),
         metrics.grad_norm,
+        loss_scale(metrics).map(|scale| format!("  {scale}")).unwrap_or_default(),
         metrics.learning_rate,
         metrics.tokens_per_second,
         step_time(metrics),
@@ -107,6 +113,28 @@ mod tests {
             line.starts_with("step 2/10  loss 2.5000  moe_aux 2.2500  z 0.5000  total 2.5275  grad"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn every_evaluation_has_a_line() {
+        let mut lines = Lines::new(0, 9);
+        let evaluated = Metrics { validation_loss: Some(2.75), ..metrics(2) };
+        lines.step(&metrics(1)).expect("the first step");
+        let line = lines.step(&evaluated).expect("an evaluation");
+        assert!(line.starts_with("step 2/9  loss 2.5000  validation 2.7500  grad norm"), "{line}");
+        assert_eq!(lines.step(&metrics(3)), None);
+    }
+
+    #[test]
+    fn a_skipped_update_always_has_a_line() {
+        let scaled = |step, skipped| Metrics { loss_scale: Some(1024.0), skipped, ..metrics(step) };
+        let mut lines = Lines::new(0, 9);
+        let shown =
+            [(1, false), (2, false), (3, true)].map(|(step, skipped)| lines.step(&scaled(step, skipped)));
+        assert!(shown[1].is_none());
+        let [first, _, skipped] = shown.map(Option::unwrap_or_default);
+        assert!(first.contains("grad norm 1.250  loss scale 1024  lr"), "{first}");
+        assert!(skipped.contains("  loss scale 1024, update skipped  lr"), "{skipped}");
     }
 
     #[test]

@@ -40,6 +40,7 @@ impl Live {
             last: None,
             until_last: Duration::ZERO,
             losses: Vec::new(),
+            validation: None,
             is_final: false,
         });
         let picture = Arc::new(Picture { state, began: Instant::now(), has_colour: screen::has_colour() });
@@ -57,6 +58,7 @@ impl Live {
     pub(super) fn step(&mut self, metrics: &Metrics) {
         let mut state = self.picture.state();
         state.losses.push(metrics.loss);
+        state.validation = metrics.validation_loss.or(state.validation);
         state.last = Some(metrics.clone());
         state.until_last = self.picture.began.elapsed();
         drop(state);

@@ -19,4 +19,4 @@ pub(crate) use figures::bytes;
 pub(crate) use overview::Overview;
 pub(crate) use progress::Display;
 pub(crate) use screen::say;
-pub(crate) use summary::Ending;
+pub(crate) use summary::{Ending, Reason};

@@ -21,6 +21,8 @@ pub(super) struct Tally {
     best: Option<(u64, f64)>,
     last: Option<Metrics>,
     losses: Vec<f64>,
+    /// The last validation loss.
+    validation: Option<f64>,
 }
 
 /// How a run ended.
@@ -28,12 +30,25 @@ pub(super) struct Tally {
 pub(crate) struct Ending<'a> {
     /// The last finished step.
     pub(crate) done: u64,
-    /// Whether it is the last step of the run.
-    pub(crate) is_complete: bool,
+    /// Why it is the last one.
+    pub(crate) reason: Reason,
     /// The newest checkpoint.
     pub(crate) saved: Option<&'a Path>,
+    /// The step with the lowest validation loss, and that loss.
+    pub(crate) best: Option<(u64, f64)>,
     /// The folder of the results.
     pub(crate) out: &'a Path,
+}
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// It has taken all its steps.
+    Complete,
+    /// The validation loss has not fallen for a while.
+    LossNoLongerFalls,
+    /// A signal.
+    Signal,
 }
 
 impl Tally {
@@ -43,21 +58,26 @@ impl Tally {
             self.best = Some((metrics.step, metrics.loss));
         }
         self.losses.push(metrics.loss);
+        self.validation = metrics.validation_loss.or(self.validation);
         self.last = Some(metrics.clone());
     }
 }
 
 /// Returns the text at the end of a run.
 pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>) -> String {
-    let (Tally { first: Some(first), best: Some(best), last: Some(last), losses }, done) =
+    let (Tally { first: Some(first), best: Some(best), last: Some(last), losses, .. }, done) =
         (tally, ending.done)
     else {
         return format!("all {} steps were taken before; ask for more with --set run.steps=N", ending.done);
     };
     let mut lines = Vec::new();
-    if !ending.is_complete {
-        let saved = ending.saved.map(|saved| format!(", saved in {}", short(saved))).unwrap_or_default();
-        lines.push(format!("stopped by a signal after step {done}{saved}"));
+    let saved = ending.saved.map(|saved| format!(", saved in {}", short(saved))).unwrap_or_default();
+    match ending.reason {
+        Reason::Complete => {}
+        Reason::LossNoLongerFalls => {
+            lines.push(format!("ended early after step {done}{saved}: the validation loss no longer falls"));
+        }
+        Reason::Signal => lines.push(format!("stopped by a signal after step {done}{saved}")),
     }
     lines.push(took(first, last));
     let (step, best) = *best;
@@ -65,6 +85,10 @@ pub(super) fn summary(overview: &Overview, tally: &Tally, ending: &Ending<'_>) -
         "loss {:.4} at first, {best:.4} at best (step {step}), {:.4} at last",
         first.loss, last.loss
     ));
+    if let Some((step, best)) = ending.best {
+        let last = tally.validation.map(|last| format!(", {last:.4} at last")).unwrap_or_default();
+        lines.push(format!("validation loss {best:.4} at best (step {step}, checkpoints/best){last}"));
+    }
     let by_frequency = overview.frequency_loss;
     if by_frequency > 0.0 {
         lines.push(format!("guessing each token by how often it occurs has a loss of {by_frequency:.4}"));
@@ -96,16 +120,23 @@ fn took(first: &Metrics, last: &Metrics) -> String {
 /// Returns the commands that the user may run next.
 fn next(ending: &Ending<'_>) -> Vec<String> {
     let out = quoted(&short(ending.out));
-    let more = match ending.is_complete {
-        true => format!("pipewright resume {out} --set run.steps={}", ending.done.saturating_mul(2)),
-        false => format!("pipewright resume {out}"),
+    let (more, effect) = match ending.reason {
+        Reason::Complete => (
+            format!("pipewright resume {out} --set run.steps={}", ending.done.saturating_mul(2)),
+            "trains further",
+        ),
+        Reason::LossNoLongerFalls => {
+            (format!("pipewright resume {out} --set run.patience=0"), "trains further")
+        }
+        Reason::Signal => (format!("pipewright resume {out}"), "resumes the run"),
     };
     if ending.saved.is_none() {
         return vec!["no checkpoint was kept; --set run.checkpoint_every=N keeps some".to_owned()];
     }
     let commands = [
-        (more, if ending.is_complete { "trains further" } else { "resumes the run" }),
+        (more, effect),
         (format!("pipewright inspect {out}"), "shows the newest checkpoint"),
+        (format!("pipewright generate {out} --prompt TEXT"), "samples text from it"),
         (format!("pipewright export {out} DIR"), "writes it as a Hugging Face directory"),
     ];
     let width = commands.iter().map(|(command, _)| command.chars().count()).max().unwrap_or(0);
@@ -150,11 +181,11 @@ mod tests {
         tally
     }
 
-    fn check(tally: &Tally, is_complete: bool, saved: Option<&str>, expected: &str) {
+    fn check(tally: &Tally, reason: Reason, saved: Option<&str>, expected: &str) {
         let overview = Overview { frequency_loss: 3.125, ..Overview::default() };
         let done = tally.last.as_ref().map_or(7, |last| last.step);
         let saved = saved.map(Path::new);
-        let ending = Ending { done, is_complete, saved, out: Path::new("/runs/a b") };
+        let ending = Ending { done, reason, saved, best: None, out: Path::new("/runs/a b") };
         assert_eq!(summary(&overview, tally, &ending), expected);
     }
 
@@ -167,8 +198,14 @@ guessing each token by how often it occurs has a loss of 3.1250
 results in /runs/a b
   pipewright resume '/runs/a b' --set run.steps=6  trains further
   pipewright inspect '/runs/a b'                   shows the newest checkpoint
+  pipewright generate '/runs/a b' --prompt TEXT    samples text from it
   pipewright export '/runs/a b' DIR                writes it as a Hugging Face directory";
-        check(&tally(1, &[5.5, 2.0, 2.25]), true, Some("/runs/a b/checkpoints/step-00000003"), expected);
+        check(
+            &tally(1, &[5.5, 2.0, 2.25]),
+            Reason::Complete,
+            Some("/runs/a b/checkpoints/step-00000003"),
+            expected,
+        );
     }
 
     #[test]
@@ -179,23 +216,44 @@ trained 2 steps in 0:00: 2,000 tokens at 10,000 tokens/s
 loss 2.5000 at first, 2.2500 at best (step 22), 2.2500 at last
 guessing each token by how often it occurs has a loss of 3.1250
 results in /runs/a b
-  pipewright resume '/runs/a b'      resumes the run
-  pipewright inspect '/runs/a b'     shows the newest checkpoint
-  pipewright export '/runs/a b' DIR  writes it as a Hugging Face directory";
-        check(&tally(21, &[2.5, 2.25]), false, Some("/c"), expected);
+  pipewright resume '/runs/a b'                  resumes the run
+  pipewright inspect '/runs/a b'                 shows the newest checkpoint
+  pipewright generate '/runs/a b' --prompt TEXT  samples text from it
+  pipewright export '/runs/a b' DIR              writes it as a Hugging Face directory";
+        check(&tally(21, &[2.5, 2.25]), Reason::Signal, Some("/c"), expected);
+    }
+
+    #[test]
+    fn a_run_whose_validation_loss_no_longer_falls() {
+        let mut tally = tally(1, &[2.5, 2.25]);
+        tally.validation = Some(2.625);
+        let (reason, saved) = (Reason::LossNoLongerFalls, Some(Path::new("/c")));
+        let ending = Ending { done: 2, reason, saved, best: Some((1, 2.5)), out: Path::new("/r") };
+        let expected = "\
+ended early after step 2, saved in /c: the validation loss no longer falls
+trained 2 steps in 0:00: 2,000 tokens at 10,000 tokens/s
+loss 2.5000 at first, 2.2500 at best (step 2), 2.2500 at last
+validation loss 2.5000 at best (step 1, checkpoints/best), 2.6250 at last
+results in /r
+  pipewright resume /r --set run.patience=0  trains further
+  pipewright inspect /r                      shows the newest checkpoint
+  pipewright generate /r --prompt TEXT       samples text from it
+  pipewright export /r DIR                   writes it as a Hugging Face directory";
+        assert_eq!(summary(&Overview::default(), &tally, &ending), expected);
     }
 
     #[test]
     fn a_run_without_steps_or_checkpoints() {
         check(
             &Tally::default(),
-            true,
+            Reason::Complete,
             None,
             "all 7 steps were taken before; ask for more with --set run.steps=N",
         );
         let tally = tally(1, &[3.0; 1]);
         let overview = Overview::default();
-        let ending = Ending { done: 1, is_complete: true, saved: None, out: Path::new("/out") };
+        let ending =
+            Ending { done: 1, reason: Reason::Complete, saved: None, best: None, out: Path::new("/out") };
         let text = summary(&overview, &tally, &ending);
         assert!(text.ends_with("no checkpoint was kept; --set run.checkpoint_every=N keeps some"), "{text}");
         assert!(!text.contains("guessing"), "{text}");
@@ -205,7 +263,8 @@ results in /runs/a b
     fn a_long_run_has_a_curve() {
         let falling: Vec<f64> = (0..100).map(|step| 6.0 - f64::from(step) / 25.0).collect();
         let overview = Overview { frequency_loss: 3.0, ..Overview::default() };
-        let ending = Ending { done: 100, is_complete: true, saved: None, out: Path::new("/out") };
+        let ending =
+            Ending { done: 100, reason: Reason::Complete, saved: None, best: None, out: Path::new("/out") };
         let text = summary(&overview, &tally(1, &falling), &ending);
         assert!(text.contains("  6.00 ┤") && text.contains("· by frequency\n"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() < 80), "{text}");

@@ -61,6 +61,8 @@ struct Figures {
     best_loss: Option<(f64, u64)>,
     last_loss: Option<f64>,
     validation_loss: Option<f64>,
+    /// The smallest validation loss and its step.
+    best_validation_loss: Option<(f64, u64)>,
     tokens: Option<f64>,
     seconds: Option<f64>,
     /// Medians.
@@ -138,6 +140,7 @@ impl Figures {
         let steps = &run.steps;
         let last_of = |value: fn(&StepMetrics) -> Option<f64>| steps.iter().rev().find_map(value);
         let losses = steps.iter().filter_map(|step| Some((step.loss?, step.step)));
+        let validation = steps.iter().filter_map(|step| Some((step.validation_loss?, step.step)));
         // The first steps are slower than all others, so medians describe the run better than means.
         let median_of =
             |value: fn(&StepMetrics) -> Option<f64>| median(steps.iter().filter_map(value).collect());
@@ -147,6 +150,7 @@ impl Figures {
             best_loss: losses.min_by(|one, other| one.0.total_cmp(&other.0)),
             last_loss: last_of(|step| step.loss),
             validation_loss: last_of(|step| step.validation_loss),
+            best_validation_loss: validation.min_by(|one, other| one.0.total_cmp(&other.0)),
             tokens: last_of(|step| step.tokens),
             seconds: last_of(|step| step.elapsed_s),
             tokens_per_second: median_of(|step| step.tokens_per_second),
@@ -220,6 +224,7 @@ mod tests {
             (run["figures"]["step_ms"].as_f64(), run["figures"]["validation_loss"].as_f64()),
             (Some(31.0), Some(3.0))
         );
+        assert_eq!(run["figures"]["best_validation_loss"], serde_json::json!([3.0, 2]));
         assert_eq!(run["figures"]["utilisation"], serde_json::json!([0.75, 0.5]));
         assert_eq!(run["figures"]["peak_bytes"], serde_json::json!([2.0, 9.0]));
         assert_eq!(run["series"]["auxiliary moe_z"]["mean"], serde_json::json!([null, null, 0.5]));

@@ -53,11 +53,11 @@ fn words(output: &Output) -> String {
 }
 
 /// Returns the exact parts of the loss and the gradient norm of each step.
-fn figures(folder: &Path) -> Vec<[String; 4]> {
+fn figures(folder: &Path) -> Vec<[String; 5]> {
     let metrics = fs::read_to_string(folder.join("out/metrics.jsonl")).expect("a run writes its metrics");
     let figure = |line: &str| {
         let value: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
-        ["loss", "auxiliary", "total", "grad_norm"].map(|key| value[key].to_string())
+        ["loss", "auxiliary", "total", "grad_norm", "validation_loss"].map(|key| value[key].to_string())
     };
     metrics.lines().map(figure).collect()
 }
@@ -121,6 +121,66 @@ fn experts_train_in_processes_as_in_threads_to_the_bit() {
         assert_eq!(output.status.code(), Some(0), "{}", words(&output));
         assert_eq!(figures(folder.path()), expected, "{schedule}");
     }
+}
+
+#[test]
+fn evaluations_in_processes_have_the_bits_of_threads() {
+    let folder = folder();
+    let common = [
+        "data.validation_share=0.5",
+        "data.bos_id=32",
+        "data.packed=true",
+        "run.eval_every=1",
+        "run.accumulate=2",
+        "run.steps=4",
+        "run.patience=2",
+    ];
+    for (learning_rate, steps) in [("optimizer.learning_rate=1e-3", 4), ("optimizer.learning_rate=1e-30", 3)]
+    {
+        let cut =
+            [learning_rate, "pipeline.ranks=2", "mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
+        let overrides: Vec<&str> =
+            common.into_iter().chain(cut).chain(["optimizer.weight_decay=0"]).collect();
+        let mut alone = Command::new(pipewright());
+        with_overrides(alone.current_dir(folder.path()), &overrides);
+        assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+        let expected = figures(folder.path());
+        assert!(expected.iter().all(|figures| figures[4] != "null"), "{expected:?}");
+        assert_eq!(expected.len(), steps, "a loss that does not fall ends the run");
+        let output = processes(folder.path(), 4, &overrides);
+        assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+        assert_eq!(figures(folder.path()), expected);
+        let best = fs::read_link(folder.path().join("out/checkpoints/best")).expect("a link");
+        assert_eq!(best.display().to_string(), format!("step-{:08}", if steps == 3 { 1 } else { 4 }));
+    }
+}
+
+#[test]
+fn processes_that_would_share_a_device_are_refused() {
+    let folder = folder();
+    let output = processes(folder.path(), 2, &["run.exclusive=true"]);
+    let words = words(&output);
+    assert_eq!(output.status.code(), Some(2), "{words}");
+    assert!(words.contains("ranks 0, 1 have the same device, `flex` of "), "{words}");
+    assert_eq!(words.matches("error: ").count(), 1, "one process reports: {words}");
+    assert!(!folder.path().join("out").exists(), "nothing has run");
+}
+
+#[test]
+fn processes_skip_the_same_updates_as_threads() {
+    let folder = folder();
+    let set = ["pipeline.ranks=2", "mesh.data_parallel=2", "run.steps=8", "run.precision=f16"];
+    let scale = ["run.loss_scale=4194304", "run.loss_scale_interval=2"];
+    let overrides: Vec<&str> = set.into_iter().chain(scale).collect();
+    let mut alone = Command::new(pipewright());
+    with_overrides(alone.current_dir(folder.path()), &overrides);
+    assert_eq!(alone.output().expect("it starts").status.code(), Some(0));
+    let expected = figures(folder.path());
+    let skipped = expected.iter().filter(|[.., norm]| norm == "null").count();
+    assert!((1..8).contains(&skipped), "{expected:?}");
+    let output = processes(folder.path(), 4, &overrides);
+    assert_eq!(output.status.code(), Some(0), "{}", words(&output));
+    assert_eq!(figures(folder.path()), expected);
 }
 
 #[test]

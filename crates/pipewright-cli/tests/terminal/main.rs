@@ -155,15 +155,19 @@ fn a_run_ends_with_its_figures_and_the_next_commands() {
         "{lines:?}"
     );
     assert!(lines[6].starts_with("loss ") && lines[6].contains(" at first, "), "{lines:?}");
-    let last: Vec<&str> = lines[lines.len() - 4..].iter().map(|line| line.trim_start()).collect();
+    let last: Vec<&str> = lines[lines.len() - 5..].iter().map(|line| line.trim_start()).collect();
     assert_eq!(last[0], "results in out");
     assert!(last[1].starts_with("pipewright resume out --set run.steps=80 "), "{lines:?}");
     assert!(
-        last[2].starts_with("pipewright inspect out ") && last[3].starts_with("pipewright export out DIR ")
+        last[2].starts_with("pipewright inspect out ") && last[4].starts_with("pipewright export out DIR ")
     );
-    for arguments in
-        [&["resume", "out", "--set", "run.steps=80"][..], &["inspect", "out"], &["export", "out", "DIR"]]
-    {
+    assert!(last[3].starts_with("pipewright generate out --prompt TEXT "), "{lines:?}");
+    for arguments in [
+        &["resume", "out", "--set", "run.steps=80"][..],
+        &["inspect", "out"],
+        &["generate", "out", "--prompt", "TEXT"],
+        &["export", "out", "DIR"],
+    ] {
         let output = pipewright(folder.path(), arguments).output().expect("the binary starts");
         assert!(output.status.success(), "the next commands work as printed: {arguments:?}");
     }

@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::Tensor;
-use pipewright::nn::{CausalAttention, Linear, RmsNorm};
+use pipewright::nn::{Linear, RmsNorm};
 use pipewright::stage::StageContext;
 
 use super::config::DecoderConfig;
@@ -37,14 +37,15 @@ impl DecoderBlock {
         })
     }
 
-    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape.
+    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape. `attend` takes queries, keys and
+    /// values and returns what the queries attend to.
     pub(super) fn forward(
         &self,
         hidden: Tensor<2>,
-        attention: &CausalAttention,
+        attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>,
         context: &StageContext,
     ) -> Tensor<2> {
-        let attended = self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), attention);
+        let attended = self.self_attn.forward(self.input_layernorm.forward(hidden.clone()), attend);
         let hidden = hidden + attended;
         let transformed = self.mlp.forward(self.post_attention_layernorm.forward(hidden.clone()), context);
         hidden + transformed
@@ -90,11 +91,11 @@ impl Attention {
         Ok(Self { q_proj, k_proj, v_proj, o_proj, q_norm, k_norm })
     }
 
-    fn forward(&self, x: Tensor<2>, attention: &CausalAttention) -> Tensor<2> {
+    fn forward(&self, x: Tensor<2>, attend: impl FnOnce([Tensor<2>; 3]) -> Tensor<2>) -> Tensor<2> {
         let q = normalised(self.q_proj.forward(x.clone()), self.q_norm.as_ref());
         let k = normalised(self.k_proj.forward(x.clone()), self.k_norm.as_ref());
         let v = self.v_proj.forward(x);
-        self.o_proj.forward(attention.forward(q, k, v))
+        self.o_proj.forward(attend([q, k, v]))
     }
 }
 

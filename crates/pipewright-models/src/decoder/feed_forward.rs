@@ -105,7 +105,9 @@ impl FeedForward {
     /// Shapes: `[tokens, hidden]` in and out.
     pub(super) fn forward(&self, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
         if let (Some(gate), Some(choice)) = (&self.gate, &self.choice) {
-            let routing = choice.routing(gate.forward(x.clone()), context);
+            // The choice of experts is sensitive to rounding, so the router keeps its precision.
+            let logits = gate.forward(x.clone().cast(gate.weight.dtype()));
+            let routing = choice.routing(logits, context);
             return mix_experts(x, &routing, &self.experts);
         }
         let (Some(gate), Some(up), Some(down)) = (&self.gate_proj, &self.up_proj, &self.down_proj) else {

@@ -1,11 +1,12 @@
 //! A stage of a decoder-only model: any contiguous range of its layers.
 
+use std::cell::OnceCell;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
-use pipewright::nn::{CausalAttention, Embedding, Linear, RmsNorm, TiedHead};
+use pipewright::nn::{CausalAttention, Embedding, KeyValueCache, Linear, RmsNorm, TiedHead};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{Boundary, BoundaryError, Unpack, ValueKind, Values, pack, unpack};
 use pipewright_schedule::{Microbatch, StageIndex};
@@ -13,7 +14,9 @@ use pipewright_schedule::{Microbatch, StageIndex};
 use super::block::DecoderBlock;
 use super::config::DecoderConfig;
 use super::form::BlockForm;
+use crate::documents::given_scope;
 use crate::error::ConfigError;
+use crate::next_token::{CachedModel, NextToken, device_of, ids, last_row};
 use crate::parameter::{Builder, ParameterSource};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
@@ -70,7 +73,13 @@ impl DecoderStage {
     }
 
     /// Runs a layer. It returns hidden states `[batch, sequence, hidden]`, or logits `[batch, sequence, vocabulary]`.
-    fn run_layer(&self, layer: Layer, input: DecoderInput, context: &StageContext) -> Tensor<3> {
+    fn run_layer(
+        &self,
+        layer: Layer,
+        input: DecoderInput,
+        attention: &LayerAttention,
+        context: &StageContext,
+    ) -> Tensor<3> {
         let hidden = match (layer, input) {
             (Layer::Embedding, DecoderInput::Tokens(tokens)) => return self.embed(tokens),
             (Layer::Embedding, DecoderInput::Hidden(_)) => {
@@ -82,29 +91,40 @@ impl DecoderStage {
             }
         };
         let [batch, sequence, width] = hidden.dims();
-        let attention = self.attention.get(sequence, &hidden.device());
+        let device = hidden.device();
         let mut hidden = hidden.reshape([batch * sequence, width]);
         match layer {
             Layer::Embedding => {}
             Layer::Block(index) => {
                 if let Some(block) = &self.model.layers[index] {
-                    hidden = block.forward(hidden, &attention, context);
+                    let attention = attention.get_or_init(|| {
+                        let whole = self.attention.get(sequence, &device);
+                        match given_scope(context, [batch, sequence]) {
+                            Some(scope) => Arc::new(whole.with_scope(&scope)),
+                            None => whole,
+                        }
+                    });
+                    hidden = block.forward(hidden, |[q, k, v]| attention.forward(q, k, v), context);
                 }
             }
-            Layer::Head => {
-                if let Some(norm) = &self.model.norm {
-                    hidden = norm.forward(hidden);
-                }
-                if let Some(head) = &self.lm_head {
-                    hidden = head.forward(hidden);
-                }
-                if let Some(head) = &self.tied_head {
-                    hidden = head.forward(hidden);
-                }
-            }
+            Layer::Head => hidden = self.head(hidden),
         }
         let width = hidden.dims()[1];
         hidden.reshape([batch, sequence, width])
+    }
+
+    /// Returns the logits `[tokens, vocabulary]` of hidden states `[tokens, hidden]` after the last block.
+    fn head(&self, mut hidden: Tensor<2>) -> Tensor<2> {
+        if let Some(norm) = &self.model.norm {
+            hidden = norm.forward(hidden);
+        }
+        if let Some(head) = &self.lm_head {
+            hidden = head.forward(hidden);
+        }
+        if let Some(head) = &self.tied_head {
+            hidden = head.forward(hidden);
+        }
+        hidden
     }
 
     fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
@@ -112,6 +132,9 @@ impl DecoderStage {
         embedding.forward(tokens)
     }
 }
+
+/// The attention of the blocks for a microbatch, which the first block makes.
+type LayerAttention = OnceCell<Arc<CausalAttention>>;
 
 impl StageModule for DecoderStage {
     type Input = DecoderInput;
@@ -121,8 +144,11 @@ impl StageModule for DecoderStage {
     fn forward(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
         let mut layers = self.layers().into_iter();
         let first = layers.next().expect("a stage has a layer");
-        let hidden = self.run_layer(first, input, context);
-        layers.fold(hidden, |hidden, layer| self.run_layer(layer, DecoderInput::Hidden(hidden), context))
+        let attention = LayerAttention::new();
+        let hidden = self.run_layer(first, input, &attention, context);
+        layers.fold(hidden, |hidden, layer| {
+            self.run_layer(layer, DecoderInput::Hidden(hidden), &attention, context)
+        })
     }
 
     /// Every layer is a block.
@@ -136,7 +162,8 @@ impl StageModule for DecoderStage {
         input: Values,
         context: &StageContext,
     ) -> Result<Values, BoundaryError> {
-        Ok(pack(self.run_layer(self.layers()[block], unpack(input)?, context)))
+        let attention = LayerAttention::new();
+        Ok(pack(self.run_layer(self.layers()[block], unpack(input)?, &attention, context)))
     }
 
     /// Gives the table of a tied head the path of the embedding's table.
@@ -145,6 +172,11 @@ impl StageModule for DecoderStage {
             "tied_head.weight" => format!("{EMBEDDING}.weight"),
             _ => local.to_owned(),
         }
+    }
+
+    /// The routers of mixtures of experts do.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        local.ends_with(".mlp.gate.weight")
     }
 
     /// Returns the path of the embedding's table. A tied head on another stage holds a copy of it.
@@ -156,6 +188,38 @@ impl StageModule for DecoderStage {
 impl TrainingModule for DecoderStage {
     fn into_stage(self, is_last: bool) -> Stage {
         stage_of_logits(self, is_last)
+    }
+}
+
+impl NextToken for DecoderStage {
+    fn next_token(&self, tokens: &[u32]) -> Vec<f32> {
+        let logits = self.run(DecoderInput::Tokens(ids(tokens, &device_of(self))));
+        last_row(logits)
+    }
+
+    fn cached(&self) -> Option<Box<dyn CachedModel + '_>> {
+        let cache = KeyValueCache::new(Arc::clone(&self.attention.frequencies));
+        Some(Box::new(CachedDecoder { stage: self, caches: vec![cache; self.model.layers.len()] }))
+    }
+}
+
+/// A whole model with the keys and values of the tokens so far, for each block.
+struct CachedDecoder<'a> {
+    stage: &'a DecoderStage,
+    caches: Vec<KeyValueCache>,
+}
+
+impl CachedModel for CachedDecoder<'_> {
+    fn extend(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
+        let hidden = self.stage.embed(ids(tokens, &device_of(self.stage)));
+        let [_, count, width] = hidden.dims();
+        let mut hidden = hidden.reshape([count, width]);
+        for (block, cache) in self.stage.model.layers.iter().flatten().zip(&mut self.caches) {
+            hidden = block.forward(hidden, |[q, k, v]| cache.attend(q, k, v), &context);
+        }
+        let logits = self.stage.head(hidden.narrow(0, count - 1, 1));
+        last_row(logits.unsqueeze())
     }
 }
 

@@ -41,7 +41,7 @@ pub fn export<F: ModelFamily>(
 }
 
 /// The parameters of a checkpoint as a source for a stage: paths and layouts are the same in both.
-struct Stored<'a>(&'a Checkpoint);
+pub(super) struct Stored<'a>(pub(super) &'a Checkpoint);
 
 impl ParameterSource for Stored<'_> {
     type Error = HfError;

@@ -16,9 +16,12 @@ use super::{CONFIG, HfError};
 /// The file name of a tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";
 
+/// The settings of generation.
+const GENERATION: &str = "generation_config.json";
+
 /// The files that are copied unchanged if the directory has them.
 const COPIED: [&str; 11] = [
-    "generation_config.json",
+    GENERATION,
     TOKENIZER,
     "tokenizer_config.json",
     "tokenizer.model",
@@ -44,6 +47,26 @@ pub fn keep_origin(from: &Path, to: &Path) -> Result<(), HfError> {
     fs::create_dir_all(to).map_err(HfError::io("create", to))?;
     copy(from, to, CONFIG)?;
     copy_files(from, to)
+}
+
+/// Returns the tokens that end a text, which `generation_config.json` and `config.json` name as `eos_token_id`: one or a
+/// list. Files that do not exist name none.
+///
+/// # Errors
+/// When a file cannot be read or is not JSON.
+pub fn end_tokens(dir: &Path) -> Result<Vec<u32>, HfError> {
+    let mut ends = Vec::new();
+    for path in [GENERATION, CONFIG].map(|name| dir.join(name)).into_iter().filter(|path| path.is_file()) {
+        let settings: Value = read_json(&path)?;
+        let ids = match &settings["eos_token_id"] {
+            Value::Array(ids) => ids.clone(),
+            id => vec![id.clone()],
+        };
+        ends.extend(ids.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()));
+    }
+    ends.sort_unstable();
+    ends.dedup();
+    Ok(ends)
 }
 
 /// Copies the files that are kept unchanged.

@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use pipewright::bounded_file::{self, SMALL_TEXT};
+use pipewright::checkpoint::Checkpoint;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::export::Stored;
 use super::file::SafetensorsFile;
 use super::layout::{file_shape, from_file};
 use super::{CONFIG, HfError, INDEX, SINGLE};
@@ -58,6 +60,19 @@ pub fn load_stage<F: ModelFamily>(
     device: &Device,
 ) -> Result<F::Stage, HfError> {
     config.build_stage(layers, &mut Weights::open(dir)?, device)
+}
+
+/// Builds the stage of `config`'s model that holds `layers`, with the parameters of a checkpoint, on `device`.
+///
+/// # Errors
+/// When the checkpoint does not belong to the model, or when `layers` is not a range of the model's layers.
+pub fn restore_stage<F: ModelFamily>(
+    checkpoint: &Checkpoint,
+    config: &F,
+    layers: Range<usize>,
+    device: &Device,
+) -> Result<F::Stage, HfError> {
+    config.build_stage(layers, &mut Stored(checkpoint), device)
 }
 
 /// Checks that `dir` has weights for the `parameters` of a model. It reads the headers and lengths of the files, but no

@@ -29,7 +29,8 @@ impl Depths {
         context: &StageContext,
         branch: impl FnOnce(Tensor<2>, &Tokens) -> Tensor<2>,
     ) -> Tensor<2> {
-        let scores = router.forward(x.clone());
+        // The choice of tokens is sensitive to rounding, so the router keeps its precision.
+        let scores = router.forward(x.clone().cast(router.weight.dtype()));
         let on_host: Vec<f32> = scores.clone().into_data().iter().collect();
         let length = ((self.capacity * tokens.scope.sequence as f64).floor() as usize).max(1);
         let places = choose(&on_host, tokens, length);
@@ -43,7 +44,7 @@ impl Depths {
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [places.len()]), &x.device());
         let chosen = x.clone().select(0, ids.clone());
         let mixed = branch(chosen, &tokens.choose(&places, length));
-        let gates = activation::sigmoid(scores.select(0, ids.clone()));
+        let gates = activation::sigmoid(scores.select(0, ids.clone())).cast(mixed.dtype());
         x.select_assign(0, ids, mixed * gates, IndexingUpdateOp::Add)
     }
 }

@@ -7,8 +7,9 @@ use pipewright::nn::{Embedding, RmsNorm};
 use pipewright::stage::StageContext;
 
 use super::config::{EmbedNorm, HybridConfig};
-use super::side_inputs::{PLATFORM, side};
+use super::side_inputs::PLATFORM;
 use super::tokens::{Tokens, host};
+use crate::documents::side;
 use crate::parameter::{Builder, ParameterKind, ParameterSource};
 
 /// The embeddings other than that of the tokens.

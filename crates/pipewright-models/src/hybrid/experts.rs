@@ -61,7 +61,8 @@ impl ExpertMixer {
 
     /// Shapes: `[tokens, hidden]` in and out.
     pub(super) fn forward(&self, x: Tensor<2>, tokens: &Tokens, context: &StageContext) -> Tensor<2> {
-        let logits = self.router.forward(x.clone());
+        // The choice of experts is sensitive to rounding, so the router keeps its precision.
+        let logits = self.router.forward(x.clone().cast(self.router.weight.dtype()));
         let Settings { path, count, normalised, weights: (balance, z), share } = &self.settings;
         let routing = Routing::new(logits.clone(), *count, *normalised);
         if !routing.is_finite() {

@@ -7,7 +7,7 @@ use burn::tensor::{Device, Int, Tensor};
 use pipewright::nn::{Embedding, Linear, RmsNorm, TiedHead};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::train::data::{SideError, SideRows};
-use pipewright_schedule::ModelDesc;
+use pipewright_schedule::{Microbatch, ModelDesc, StageIndex};
 
 use super::block::{Block, RELATION_BIAS, relation_table};
 use super::boundary::{HybridInput, HybridOutput};
@@ -21,6 +21,8 @@ use super::tokens::Tokens;
 use crate::decoder::DecoderConfig;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
+use crate::mamba::is_of_scan;
+use crate::next_token::{NextToken, device_of, ids, last_row};
 use crate::parameter::{Builder, ParameterSource, without_variants};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::TrainingModule;
@@ -144,6 +146,11 @@ impl StageModule for HybridStage {
         path.unwrap_or_else(|| format!("model.{further}"))
     }
 
+    /// The routers and the numbers of each head of a scan do.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        local.ends_with("router.weight") || is_of_scan(local)
+    }
+
     /// Returns the paths of the tables that have copies: the embedding's and that of the relations.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight"), format!("{RELATION_BIAS}.weight")]
@@ -159,6 +166,16 @@ impl TrainingModule for HybridStage {
         Stage::with_context_loss(self, move |output, targets: Tensor<2, Int>, context: &StageContext| {
             loss(weight, output, &targets, context)
         })
+    }
+}
+
+impl NextToken for HybridStage {
+    fn next_token(&self, tokens: &[u32]) -> Vec<f32> {
+        let context = StageContext::new(StageIndex::new(0), Microbatch::new(0));
+        match self.run(HybridInput::Tokens(ids(tokens, &device_of(self))), &context) {
+            HybridOutput::Logits { logits, .. } => last_row(logits),
+            HybridOutput::Hidden(..) => unreachable!("a whole model ends in logits"),
+        }
     }
 }
 
@@ -202,6 +219,11 @@ impl ModelFamily for HybridConfig {
 
     fn check_side(&self, side: &SideRows, sequence: usize) -> Result<(), SideError> {
         check_side(self, side, sequence)
+    }
+
+    /// Leaves out the second prediction head, which predicts from tokens that are not there yet.
+    fn for_generation(&self) -> Self {
+        Self { mtp_loss_weight: 0.0, ..self.clone() }
     }
 
     fn cuts(&self) -> Option<Vec<usize>> {

@@ -9,7 +9,8 @@ use pipewright::nn::{Relations, TokenScope};
 use pipewright::stage::StageContext;
 
 use super::config::HybridConfig;
-use super::side_inputs::{COUNTS, DOCUMENTS, RELATIONS, side};
+use super::side_inputs::{COUNTS, RELATIONS};
+use crate::documents::{given_scope, side};
 
 /// The tokens of a microbatch, or those of them that a block sees.
 #[derive(Clone, Debug)]
@@ -27,19 +28,15 @@ impl Tokens {
     /// When a side input does not have the shape of its kind.
     pub(super) fn new(config: &HybridConfig, ids: &Tensor<2, Int>, context: &StageContext) -> Self {
         let [rows, sequence] = ids.dims();
-        let documents: Arc<[u32]> = match side::<Tensor<2, Int>>(context, DOCUMENTS) {
-            Some(given) => {
-                assert_eq!(given.dims(), [rows, sequence], "`{DOCUMENTS}` has a document for each token");
-                given.into_data().iter::<i64>().map(|id| id as u32).collect()
-            }
-            None => documents_of(&host(ids), sequence, config.bos_token_id).into(),
-        };
-        let whole = TokenScope::whole(rows, sequence);
+        let scope = given_scope(context, [rows, sequence]).unwrap_or_else(|| TokenScope {
+            documents: documents_of(&host(ids), sequence, config.bos_token_id).into(),
+            ..TokenScope::whole(rows, sequence)
+        });
         let counts = counts(context, rows, sequence);
         let valid = (0..rows * sequence).map(|token| token % sequence < counts[token / sequence]).collect();
         let relations =
             (config.num_relations > 0).then(|| relations(config, context, [rows, sequence])).flatten();
-        Self { scope: TokenScope { documents, ..whole }, valid, relations }
+        Self { scope, valid, relations }
     }
 
     pub(super) fn len(&self) -> usize {

@@ -1,5 +1,7 @@
 //! The blocks. Field names are those of the checkpoint, because parameter paths consist of them.
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use burn::tensor::Tensor;
 use pipewright::nn::{CausalAttention, Linear, Mamba2, RmsNorm, relu_squared};
@@ -50,16 +52,18 @@ impl Block {
         Ok(Self { norm, mixer })
     }
 
-    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape.
+    /// Maps hidden states `[batch * sequence, hidden]` to hidden states of the same shape. `documents` has the document of
+    /// each token, if rows are divided into documents.
     pub(super) fn forward(
         &self,
         hidden: Tensor<2>,
         attention: &CausalAttention,
+        documents: Option<&Arc<[u32]>>,
         context: &StageContext,
     ) -> Tensor<2> {
         let x = self.norm.forward(hidden.clone());
         let mixed = match &self.mixer {
-            Mixer::Mamba(mixer) => mixer.forward(x, attention.sequence(), None),
+            Mixer::Mamba(mixer) => mixer.forward(x, attention.sequence(), documents),
             Mixer::Attention(mixer) => mixer.forward(x, attention),
             Mixer::Mlp(mixer) => mixer.forward(x),
             Mixer::Experts(mixer) => mixer.forward(x, context),

@@ -77,7 +77,8 @@ impl ExpertMixer {
     /// Shapes: `[tokens, hidden]` in and out.
     pub(super) fn forward(&self, x: Tensor<2>, context: &StageContext) -> Tensor<2> {
         let router = Linear { weight: self.gate.weight.clone(), bias: None };
-        let scores = activation::sigmoid(router.forward(x.clone()));
+        // The choice of experts is sensitive to rounding, so the router keeps its precision.
+        let scores = activation::sigmoid(router.forward(x.clone().cast(router.weight.dtype())));
         let on_host = |data: TensorData| data.iter::<f32>().collect::<Vec<f32>>();
         let correction = on_host(self.gate.e_score_correction_bias.val().into_data());
         let found = on_host(scores.clone().into_data());

@@ -12,8 +12,11 @@ use super::block::Block;
 use super::config::{BlockKind, NemotronHConfig};
 use super::initial::InitialParameters;
 use crate::decoder::{DecoderConfig, DecoderInput};
+use crate::documents::given_scope;
 use crate::error::ConfigError;
 use crate::family::ModelFamily;
+use crate::mamba::is_of_scan;
+use crate::next_token::{NextToken, device_of, ids, last_row};
 use crate::parameter::{Builder, ParameterSource, without_variants};
 use crate::stage_layers::{Layer, stage_layers};
 use crate::training_module::{TrainingModule, stage_of_logits};
@@ -64,10 +67,15 @@ impl NemotronHStage {
             }
         };
         let [batch, sequence, width] = hidden.dims();
-        let attention = CausalAttention::new(sequence, self.head_dim, &hidden.device());
+        let mut attention = CausalAttention::new(sequence, self.head_dim, &hidden.device());
+        let scope = given_scope(context, [batch, sequence]);
+        if let Some(scope) = &scope {
+            attention = attention.with_scope(scope);
+        }
+        let documents = scope.as_ref().map(|scope| &scope.documents);
         let mut hidden = hidden.reshape([batch * sequence, width]);
         for block in self.backbone.layers.iter().flatten() {
-            hidden = block.forward(hidden, &attention, context);
+            hidden = block.forward(hidden, &attention, documents, context);
         }
         if let Some(norm) = &self.backbone.norm_f {
             hidden = norm.forward(hidden);
@@ -99,6 +107,12 @@ impl StageModule for NemotronHStage {
         }
     }
 
+    /// The routers of experts and the numbers of each head of a scan do.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        let of_router = [".gate.weight", ".e_score_correction_bias"];
+        of_router.iter().any(|name| local.ends_with(name)) || is_of_scan(local)
+    }
+
     /// Returns the path of the embedding's table. A tied head on another stage holds a copy of it.
     fn shared_parameters(&self) -> Vec<String> {
         vec![format!("{EMBEDDING}.weight")]
@@ -108,6 +122,12 @@ impl StageModule for NemotronHStage {
 impl TrainingModule for NemotronHStage {
     fn into_stage(self, is_last: bool) -> Stage {
         stage_of_logits(self, is_last)
+    }
+}
+
+impl NextToken for NemotronHStage {
+    fn next_token(&self, tokens: &[u32]) -> Vec<f32> {
+        last_row(self.run(DecoderInput::Tokens(ids(tokens, &device_of(self)))))
     }
 }
 

@@ -77,6 +77,7 @@ impl Run<'_> {
             seq_len: reference.expected.seq_len,
             shuffle: false,
             seed: 0,
+            documents: None,
         };
         let rows = rows.open(model.vocab_size(), batch).expect("the data is here");
         let steps = self.steps as u64;

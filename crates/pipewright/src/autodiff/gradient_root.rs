@@ -91,7 +91,12 @@ where
 
 fn scalar<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     let device = like.device();
-    B::float_zeros(Shape::from([1]), &device, FloatDType::from(like.dtype()))
+    // A root is added to the losses of its stage, which have at least single precision.
+    let dtype = match like.dtype() {
+        DType::F16 | DType::BF16 => DType::F32,
+        dtype => dtype,
+    };
+    B::float_zeros(Shape::from([1]), &device, FloatDType::from(dtype))
 }
 
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! A folder of checkpoints: which ones are complete, which one is the newest, and which process may write.
 //!
 //! The prefix of a name says its state: `step-00000040` is complete, `.saving-...` is being written, and
-//! `.removing-...` is being removed.
+//! `.removing-...` is being removed. `best` is a link to one of the complete checkpoints.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
@@ -16,6 +16,9 @@ const COMMITTED: &str = "step-";
 const SAVING: &str = ".saving-";
 pub(super) const REMOVING: &str = ".removing-";
 const LOCK: &str = "lock";
+/// The link to the best checkpoint, and its name before it replaces an earlier link.
+const BEST: &str = "best";
+const LINKING: &str = ".linking-best";
 
 /// Returns the name of the complete checkpoint of `step`.
 pub(super) fn committed_name(step: u64) -> String {
@@ -63,14 +66,35 @@ impl CheckpointFolder {
         &self.path
     }
 
-    /// Removes all checkpoints but the `keep` newest.
+    /// Removes all checkpoints but the `keep` newest and the best.
     ///
     /// # Errors
     /// When the system reports an error.
     pub fn keep_newest(&self, keep: usize) -> Result<(), CheckpointError> {
         let all = Self::list(&self.path)?;
-        let old = all.len().saturating_sub(keep);
-        all[..old].iter().try_for_each(|(_, checkpoint)| remove_committed(checkpoint))
+        let best = fs::read_link(self.path.join(BEST)).map(|name| self.path.join(name)).ok();
+        let old = all[..all.len().saturating_sub(keep)].iter().map(|(_, checkpoint)| checkpoint);
+        old.filter(|checkpoint| best.as_ref() != Some(*checkpoint))
+            .try_for_each(|checkpoint| remove_committed(checkpoint))
+    }
+
+    /// Makes `best` a link to the checkpoint of a step, which [`CheckpointFolder::keep_newest`] then keeps. Removes the link
+    /// if there is no step or no complete checkpoint of it.
+    ///
+    /// # Errors
+    /// When the system reports an error.
+    pub fn set_best(&self, step: Option<u64>) -> Result<(), CheckpointError> {
+        let (link, scratch) = (self.path.join(BEST), self.path.join(LINKING));
+        let name = step.map(committed_name).filter(|name| self.path.join(name).join(MANIFEST).exists());
+        let Some(name) = name else { return remove_link(&link) };
+        remove_link(&scratch)?;
+        symlink(&name, &scratch).map_err(CheckpointError::io("create", &scratch))?;
+        fs::rename(&scratch, &link).map_err(CheckpointError::io("create", &link))
+    }
+
+    /// Returns the path of the best checkpoint in a folder. There may be none.
+    pub fn best_of(path: &Path) -> PathBuf {
+        path.join(BEST)
     }
 
     /// Returns the complete checkpoints in a folder with their steps, oldest first, without reading them. A folder that
@@ -102,6 +126,29 @@ impl CheckpointFolder {
     pub fn is_checkpoint(path: &Path) -> bool {
         path.join(MANIFEST).exists()
             || path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(COMMITTED))
+    }
+}
+
+/// Makes a relative link to a folder.
+#[cfg(unix)]
+fn symlink(name: &str, link: &Path) -> std::io::Result<()> {
+    std::os::unix::fs::symlink(name, link)
+}
+
+/// Makes a relative link to a folder.
+#[cfg(windows)]
+fn symlink(name: &str, link: &Path) -> std::io::Result<()> {
+    std::os::windows::fs::symlink_dir(name, link)
+}
+
+/// Removes a link if it exists. It never removes a folder.
+fn remove_link(path: &Path) -> Result<(), CheckpointError> {
+    let removed = if cfg!(windows) { fs::remove_dir(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(CheckpointError::Io { action: "remove", path: path.to_owned(), source: error })
+        }
+        _ => Ok(()),
     }
 }
 

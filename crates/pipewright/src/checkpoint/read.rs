@@ -12,8 +12,9 @@ use burn::tensor::{Bytes, DType, Shape, TensorData};
 use super::error::CheckpointError;
 use super::manifest::{Manifest, StateFile};
 use super::optimizer::FIELD;
-use super::save::STEP;
+use super::save::{LOSS_SCALE, STEP};
 use super::tensor_file::{Header, from_stored, hash, read_header};
+use crate::loss_scale::LossScale;
 use crate::tensor::shard::RowShard;
 
 /// A complete checkpoint whose files have been verified.
@@ -24,6 +25,7 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, Place>,
     scalars: BTreeMap<String, String>,
     parameters: BTreeSet<String>,
+    loss_scale: Option<LossScale>,
 }
 
 /// The place of a tensor in the files, with its type and shape.
@@ -65,7 +67,7 @@ impl Checkpoint {
     /// When the manifest or a file is missing, damaged, cut short or of another step. The error names the file.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let manifest = Manifest::read(path)?;
-        let (mut tensors, mut scalars) = (BTreeMap::new(), BTreeMap::new());
+        let (mut tensors, mut scalars, mut loss_scale) = (BTreeMap::new(), BTreeMap::new(), None);
         for (index, file) in manifest.files.iter().enumerate() {
             let header = verify(path, file, manifest.step)?;
             let part = file.part.unwrap_or(RowShard::WHOLE);
@@ -84,6 +86,8 @@ impl Checkpoint {
                     Err(Unfit::Copy(other)) => return Err(ambiguous(path, &manifest, &name, [other, index])),
                 }
             }
+            // All files have the same.
+            loss_scale = loss_scale.or(header.texts.get(LOSS_SCALE).and_then(|text| scale_of(text)));
             scalars.extend(header.texts.into_iter().filter(|(name, _)| name.contains(FIELD)));
         }
         for (tensor, place) in &mut tensors {
@@ -93,7 +97,7 @@ impl Checkpoint {
                 .map_err(|Torn| CheckpointError::Torn { path: path.to_owned(), tensor: tensor.clone() })?;
         }
         let parameters = tensors.keys().filter(|name| !name.contains(FIELD)).cloned().collect();
-        Ok(Self { path: path.to_owned(), manifest, tensors, scalars, parameters })
+        Ok(Self { path: path.to_owned(), manifest, tensors, scalars, parameters, loss_scale })
     }
 
     /// Returns the checkpoint's folder.
@@ -109,6 +113,11 @@ impl Checkpoint {
     /// Returns the number of optimizer steps taken.
     pub fn step(&self) -> u64 {
         self.manifest.step
+    }
+
+    /// Returns the loss scale of the next step; `None` if the run had none.
+    pub(crate) fn loss_scale(&self) -> Option<LossScale> {
+        self.loss_scale
     }
 
     /// Returns the parameters, by path.
@@ -195,6 +204,12 @@ impl Checkpoint {
         }
         Ok(TensorData::from_bytes(Bytes::from_bytes_vec(bytes), Shape::from(shape), place.dtype))
     }
+}
+
+/// Returns the loss scale of a file's header.
+fn scale_of(text: &str) -> Option<LossScale> {
+    let (factor, updates) = text.split_once(' ')?;
+    Some(LossScale { factor: factor.parse().ok()?, updates: updates.parse().ok()? })
 }
 
 /// The error for parts of a tensor that do not make up the whole.

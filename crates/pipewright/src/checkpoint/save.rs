@@ -19,10 +19,14 @@ use super::optimizer::{FIELD, take_apart};
 use super::state::{HeldParameter, RankState, StageState};
 use super::tensor_file::{self, Content, Named};
 use crate::ids::WorldRank;
+use crate::loss_scale::LossScale;
 use crate::tensor::ValueKind;
 
 /// The header text that says which step a file belongs to.
 pub(super) const STEP: &str = "step";
+
+/// The header text with the loss scale and the number of updates since it changed.
+pub(super) const LOSS_SCALE: &str = "loss_scale";
 
 /// A checkpoint that is being written. If it is dropped before [`Saving::commit`], the process that began it removes
 /// the files.
@@ -70,10 +74,13 @@ impl Saving {
     /// When the system reports an error, a tensor's element type cannot be stored, or two parameters have one path.
     pub fn write_file(&self, state: RankState) -> Result<StateFile, CheckpointError> {
         check_paths(std::slice::from_ref(&state))?;
-        let RankState { rank, stages, memory } = state;
+        let RankState { rank, stages, loss_scale, memory } = state;
         let _counted = memory.count_this_thread();
         let name = format!("rank-{:04}.safetensors", rank.get());
         let mut texts = HashMap::from([(STEP.to_owned(), self.step.to_string())]);
+        if let Some(LossScale { factor, updates }) = loss_scale {
+            texts.insert(LOSS_SCALE.to_owned(), format!("{factor} {updates}"));
+        }
         // All stages of a rank are sharded alike.
         let part = stages.iter().find_map(|stage| stage.part);
         let mut tensors = BTreeMap::new();

@@ -11,6 +11,7 @@ use serde_json::{Map, Value as Json};
 
 use super::cursor::Cursor;
 use crate::ids::WorldRank;
+use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::tensor::Value;
 use crate::tensor::shard::RowShard;
@@ -32,6 +33,8 @@ pub struct TrainingState {
 pub struct RankState {
     pub(crate) rank: WorldRank,
     pub(crate) stages: Vec<StageState>,
+    /// The loss scale of the next step, if the pipeline has one.
+    pub(crate) loss_scale: Option<LossScale>,
     /// The rank's memory count, which counts the copies that are made for writing.
     pub(crate) memory: RankMemory,
 }

@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(2);
 pub struct CheckpointWriter {
     path: PathBuf,
     /// Dropped to end the thread.
-    jobs: Option<Sender<TrainingState>>,
+    jobs: Option<Sender<Job>>,
     outcomes: Receiver<Result<PathBuf, CheckpointError>>,
     thread: Option<JoinHandle<()>>,
     under_way: bool,
@@ -47,6 +47,13 @@ pub struct CheckpointWriter {
     deadline: Duration,
     /// Called while a wait sees progress.
     progress: Option<Progress>,
+}
+
+/// A checkpoint to write.
+struct Job {
+    state: TrainingState,
+    /// Whether it is the best so far.
+    is_best: bool,
 }
 
 /// See [`CheckpointWriter::on_progress`].
@@ -72,8 +79,12 @@ impl CheckpointWriter {
         deadline: Duration,
     ) -> Result<Self, CheckpointError> {
         let path = folder.path().to_owned();
-        Self::spawn(path, deadline, move |state, written| {
+        Self::spawn(path, deadline, move |Job { state, is_best }, written| {
+            let step = state.step;
             let committed = commit(&folder, state, ranks, deadline, written)?;
+            if is_best {
+                folder.set_best(Some(step))?;
+            }
             folder.keep_newest(keep.max(1))?;
             Ok(committed)
         })
@@ -86,7 +97,7 @@ impl CheckpointWriter {
     /// When the system cannot start a thread.
     pub fn join(folder: &Path, deadline: Duration) -> Result<Self, CheckpointError> {
         let path = folder.to_owned();
-        Self::spawn(path.clone(), deadline, move |state, written| {
+        Self::spawn(path.clone(), deadline, move |Job { state, .. }, written| {
             let committed = path.join(committed_name(state.step));
             if state.ranks.is_empty() {
                 // No process waits for this one, and the checkpoint may be committed already.
@@ -104,17 +115,17 @@ impl CheckpointWriter {
     fn spawn(
         path: PathBuf,
         deadline: Duration,
-        write: impl Fn(TrainingState, &Arc<AtomicU64>) -> Result<PathBuf, CheckpointError> + Send + 'static,
+        write: impl Fn(Job, &Arc<AtomicU64>) -> Result<PathBuf, CheckpointError> + Send + 'static,
     ) -> Result<Self, CheckpointError> {
         let written = Arc::new(AtomicU64::new(0));
-        let (jobs, inbox) = crossbeam_channel::bounded::<TrainingState>(1);
+        let (jobs, inbox) = crossbeam_channel::bounded::<Job>(1);
         let (sender, outcomes) = crossbeam_channel::bounded(1);
         let counted = written.clone();
         let run = move || {
             give_way();
-            for state in inbox {
+            for job in inbox {
                 // If the writer was dropped, there is no receiver for the outcome.
-                let _ = sender.send(write(state, &counted));
+                let _ = sender.send(write(job, &counted));
             }
         };
         let thread = std::thread::Builder::new().name("checkpoints".to_owned()).spawn(run);
@@ -143,8 +154,21 @@ impl CheckpointWriter {
     /// # Errors
     /// When the previous checkpoint could not be written, or does not end.
     pub fn save(&mut self, state: TrainingState) -> Result<Option<PathBuf>, CheckpointError> {
+        self.hand_over(Job { state, is_best: false })
+    }
+
+    /// As [`CheckpointWriter::save`], for the best state so far: when its checkpoint is complete, `best` is a link to it, and
+    /// it is kept ([`CheckpointFolder::set_best`]).
+    ///
+    /// # Errors
+    /// As [`CheckpointWriter::save`].
+    pub fn save_best(&mut self, state: TrainingState) -> Result<Option<PathBuf>, CheckpointError> {
+        self.hand_over(Job { state, is_best: true })
+    }
+
+    fn hand_over(&mut self, job: Job) -> Result<Option<PathBuf>, CheckpointError> {
         let earlier = self.wait()?;
-        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(state).is_ok());
+        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
         self.under_way = sent;
         if sent { Ok(earlier) } else { Err(CheckpointError::WriterGone { path: self.path.clone() }) }
     }

@@ -46,6 +46,15 @@ pub enum Adapter {
 impl DeviceChoice {
     /// The processor.
     pub const FLEX: Self = Self { back_end: BackEnd::Flex, adapter: Adapter::Default };
+
+    /// Returns the choice with the number of the first GPU, if that is what it means without a number.
+    pub fn resolved(self) -> Self {
+        let is_numbered = self.back_end != BackEnd::Flex && !self.back_end.has_adapters();
+        match self.adapter {
+            Adapter::Default if is_numbered => Self { adapter: Adapter::Gpu(0), ..self },
+            _ => self,
+        }
+    }
 }
 
 impl Default for DeviceChoice {
@@ -138,6 +147,12 @@ mod tests {
             assert_eq!(choice.to_string(), name);
         }
         assert_eq!("wgpu:integrated:0".parse(), "wgpu:integrated".parse::<DeviceChoice>());
+    }
+
+    #[test]
+    fn the_first_gpu_has_a_number() {
+        let resolved = |name: &str| name.parse::<DeviceChoice>().expect(name).resolved().to_string();
+        assert_eq!(["flex", "cuda", "rocm:1", "wgpu"].map(resolved), ["flex", "cuda:0", "rocm:1", "wgpu"]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The memory that a rank's work takes on its device.
+//! What a rank knows of its device while it works: the memory that its work takes, and whether it waits for results.
 
 use burn::tensor::Device;
 
@@ -15,4 +15,10 @@ pub(crate) fn held_on(device: &Device) -> Option<u64> {
     }
     let _ = device;
     None
+}
+
+/// Returns whether the device computes behind the rank that gives it work. A failure is then noticed when the rank reads a
+/// result, or later.
+pub(crate) fn computes_behind(device: &Device) -> bool {
+    device.clone().without_autodiff() != Device::flex()
 }

@@ -23,5 +23,5 @@ pub use back_end::BackEnd;
 pub use choice::{Adapter, DeviceChoice};
 pub use error::DeviceError;
 pub use found::{FoundDevice, found};
-pub(crate) use memory::held_on;
+pub(crate) use memory::{computes_behind, held_on};
 pub use ranks::Devices;

@@ -137,10 +137,11 @@ impl Executor {
         let inputs = self.take_inputs(stage, microbatch).expect(MADE_BEFORE)?;
         let (forward_only, place) = (self.program().is_forward_only(), microbatch.index());
         let replica = self.endpoint.coord().replica;
+        let earlier = u64::from(self.accumulated) * u64::from(self.endpoint.replica_count());
         let random = StreamKey {
             seed: self.seed,
             step: self.step.input.step,
-            microbatch: u64::from(replica * self.program().microbatches() + microbatch.get()),
+            microbatch: earlier + u64::from(replica * self.program().microbatches() + microbatch.get()),
         };
         let input = &self.step.input;
         let side_inputs = input.side_inputs.clone();
@@ -148,7 +149,7 @@ impl Executor {
         let recompute = self.recompute.applies_to(stage)
             && !backward_follows(self.program().row(self.rank), self.step.position);
         let task = ForwardTask {
-            loss_weight: input.loss_weights[place],
+            loss_weight: input.loss_weights[place] * input.loss_scale,
             keep_outputs: input.keep_outputs,
             recompute,
         };

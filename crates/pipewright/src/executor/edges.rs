@@ -37,7 +37,7 @@ impl Executor {
     ) -> Result<(), Cause> {
         let place = microbatch.index();
         let Some(next) = self.placement().next(stage) else {
-            let is_wanted = self.program().is_forward_only() || self.step.input.keep_outputs;
+            let is_wanted = self.step.input.keep_outputs;
             self.local_stage(stage).outputs[place] = is_wanted.then_some(outputs);
             return Ok(());
         };

@@ -10,8 +10,10 @@ use super::gather::NamedParameter;
 use super::local_stage::LocalStage;
 use super::mesh_endpoint::MeshEndpoint;
 use super::parameters::KnownParameters;
+use super::place::{Situation, place};
 use super::report::RankReport;
 use super::step::{Outcome, Phase, Poll, StepInput, StepState};
+use crate::device::computes_behind;
 use crate::failure::{Cause, StepError};
 use crate::hook::ActionHook;
 use crate::ids::{Attempt, StepNumber, WorldRank};
@@ -269,15 +271,18 @@ impl Executor {
 
     /// Makes an error of this rank at its current position in the step.
     pub(crate) fn error(&self, cause: Cause) -> StepError {
-        let action = match self.step.phase {
-            Phase::Actions => self.program().row(self.rank).get(self.step.position).copied(),
-            _ => None,
+        let row = self.program().row(self.rank);
+        let situation = Situation {
+            row,
+            action: match self.step.phase {
+                Phase::Actions => row.get(self.step.position).copied(),
+                _ => None,
+            },
+            has_run: self.step.position >= row.len(),
+            has_updated: self.step.has_updated,
+            computes_behind: self.stages.iter().any(|stage| computes_behind(stage.runner.device())),
         };
-        let cause = match cause {
-            // The update is the last user code of a step.
-            Cause::Panic { message } if self.step.has_updated => Cause::Update { message },
-            cause => cause,
-        };
+        let (action, cause) = place(&situation, cause);
         StepError { rank: self.world_rank, step: self.step.input.step, action, cause }
     }
 

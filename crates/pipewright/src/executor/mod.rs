@@ -7,7 +7,8 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `machine.rs` | the executor: polling, running actions, errors with their position |
+//! | `machine.rs` | the executor: polling, running actions |
+//! | `place.rs` | the action that an error names |
 //! | `step.rs` | a step: its input, its phase, its results so far |
 //! | `actions.rs` | one handler for each kind of action |
 //! | `edges.rs` | the inputs and outputs of a stage |
@@ -38,6 +39,7 @@ mod mesh_endpoint;
 mod messages;
 mod norm;
 mod parameters;
+mod place;
 mod reduction;
 mod report;
 mod sharing;

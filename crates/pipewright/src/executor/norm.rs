@@ -3,6 +3,9 @@
 //! The squares of a parameter's gradient are summed on the rank that holds it. The sums go up a tree of the replicas,
 //! then up the tree of the first replica's pipeline. Its root adds them in the order of the parameters' paths, so that
 //! every cut of the model gives the same bits, and sends the norm down both trees.
+//!
+//! With a loss scale above the smallest, gradients that are not finite may be too large for f16 only because of the scale.
+//! Then the norm is infinite, and every rank that gets it skips the update.
 
 use std::time::Instant;
 
@@ -10,6 +13,7 @@ use super::machine::Executor;
 use super::step::{Outcome, Phase};
 use crate::collective::Exchange;
 use crate::failure::Cause;
+use crate::loss_scale::LossScaling;
 use crate::message::{MessageError, Payload, Tag, encoded};
 
 /// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
@@ -60,15 +64,22 @@ impl Executor {
         Phase::Update { norm }
     }
 
-    /// Scales the gradient sums to the mean over the microbatches, clips them, and takes the optimizer step.
+    /// Scales the gradient sums to the mean over the microbatches, clips them, and takes the optimizer step. If the norm
+    /// is not finite, drops the sums instead.
     pub(super) fn update(&mut self, norm: f64) -> Phase {
         let start = Instant::now();
+        // After a skipped update too: a rank that fails from this point on does not know that the loss scale changes.
         self.step.has_updated = true;
         let clip = self.clip_norm.map_or(1.0, |clip| (clip / (norm + CLIP_EPSILON)).min(1.0));
-        let factor = clip / f64::from(self.summed_microbatches());
+        let factor = clip / f64::from(self.summed_microbatches()) / self.step.input.loss_scale;
         self.accumulated = 0;
         let learning_rate = self.step.input.learning_rate;
-        self.stages.iter_mut().for_each(|stage| stage.runner.update(factor, learning_rate));
+        for stage in &mut self.stages {
+            match norm.is_finite() {
+                true => stage.runner.update(factor, learning_rate),
+                false => stage.runner.drop_gradients(),
+            }
+        }
         let report = self.report(Some(norm), start.elapsed());
         self.finish(Outcome { reports: vec![report], collected: Vec::new() })
     }
@@ -94,18 +105,22 @@ impl Executor {
         of_stage.sum()
     }
 
-    /// Returns the norm of the mean gradient over all parameters of all ranks.
+    /// Returns the norm of the mean gradient over all parameters of all ranks; infinity if the update is to be skipped.
     fn gradient_norm(&self, gathered: &[f64]) -> Result<f64, Cause> {
+        let loss_scale = self.step.input.loss_scale;
         let order = self.parameters.as_ref().map_or(&[][..], |known| &known.order);
         if order.len() != gathered.len() {
             let (found, expected) = (gathered.len(), order.len());
             return Err(MessageError::Count { tag: Tag::Squares, found, expected }.into());
         }
         if let Some((path, _)) = order.iter().find(|(_, place)| !gathered[*place].is_finite()) {
-            return Err(Cause::GradientNotFinite { parameter: path.clone() });
+            return match loss_scale > LossScaling::SMALLEST {
+                true => Ok(f64::INFINITY),
+                false => Err(Cause::GradientNotFinite { parameter: path.clone() }),
+            };
         }
         let sum: f64 = order.iter().map(|(_, place)| gathered[*place]).sum();
-        Ok(sum.sqrt() / f64::from(self.summed_microbatches()))
+        Ok(sum.sqrt() / f64::from(self.summed_microbatches()) / loss_scale)
     }
 
     /// Returns the number of microbatches whose gradients are in the sums: those of this step and of the preceding

@@ -31,7 +31,8 @@ pub(crate) struct RankReport {
     pub auxiliary: Vec<AuxiliaryPart>,
     /// The last stage's outputs of each microbatch; kept in forward-only programs, and if the step asks for them.
     pub outputs: Vec<Values>,
-    /// Global norm of the mean gradient before clipping; `None` for forward-only programs.
+    /// Global norm of the mean gradient before clipping; `None` for forward-only programs. It is infinite if the update was
+    /// skipped.
     pub gradient_norm: Option<f64>,
     pub events: Vec<Event>,
     /// The messages of skip connections.

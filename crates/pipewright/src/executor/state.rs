@@ -19,7 +19,7 @@ impl Executor {
         };
         let has_own = self.endpoint.coord().replica == 0 || self.endpoint.part().is_some();
         let stages = self.stages.iter().filter(|_| has_own).map(of_stage).collect();
-        RankState { rank: self.world_rank, stages, memory: self.memory.clone() }
+        RankState { rank: self.world_rank, stages, loss_scale: None, memory: self.memory.clone() }
     }
 
     /// Restores the state of all stages. After an error some stages are restored and others are not.

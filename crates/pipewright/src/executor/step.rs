@@ -30,6 +30,8 @@ pub(crate) struct StepInput {
     pub side_inputs: Arc<SideInputs>,
     /// The weight of each microbatch's loss, times the number of microbatches.
     pub loss_weights: Arc<[f64]>,
+    /// The factor of all losses in their backward, by which the sums of gradients are divided.
+    pub loss_scale: f64,
     /// Whether the report contains the last stage's outputs.
     pub keep_outputs: bool,
     /// The optimizer's learning rate.
@@ -52,6 +54,7 @@ impl StepInput {
             targets: Vec::new(),
             side_inputs: Arc::default(),
             loss_weights: Arc::default(),
+            loss_scale: 1.0,
             keep_outputs: false,
             learning_rate: 0.0,
             update: false,

@@ -19,7 +19,7 @@ pub struct StepError {
     pub rank: WorldRank,
     /// The step, counted from 1.
     pub step: StepNumber,
-    /// The rank's action; `None` after the program.
+    /// The rank's action; `None` after the program, unless its device failed in it.
     pub action: Option<Action>,
     /// Why it failed.
     #[source]
@@ -55,6 +55,14 @@ pub enum Cause {
     DeviceMemory {
         /// The bytes that were asked for.
         bytes: u64,
+    },
+    /// The rank's device failed in some action of the program, which the rank noticed after it.
+    #[error(
+        "the device failed: {message}; it computes behind its rank, so an earlier action may be the cause"
+    )]
+    Device {
+        /// The back end's message.
+        message: String,
     },
     /// A hook around an action did not run it.
     #[error("the hook did not run {action}: a hook around an action must call `run`")]

@@ -80,6 +80,11 @@ impl<L: StageModule + ModuleDisplay> StageBody for TypedChain<L> {
         }
     }
 
+    fn stays_single(&self, local: &str) -> bool {
+        let Some((place, rest)) = self.places.split(local) else { return false };
+        self.layers[place].stays_in_single_precision(rest)
+    }
+
     fn shared(&self) -> Vec<String> {
         self.layers.iter().flat_map(L::shared_parameters).collect()
     }
@@ -110,6 +115,10 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
             Some((place, rest)) => format!("{}.{rest}", self.places.names[place]),
             None => local.to_owned(),
         }
+    }
+
+    fn stays_single(&self, _local: &str) -> bool {
+        false
     }
 
     fn shared(&self) -> Vec<String> {

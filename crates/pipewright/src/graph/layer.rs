@@ -93,6 +93,10 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
         self.plan.tied.get(&path).cloned().unwrap_or(path)
     }
 
+    fn stays_single(&self, _local: &str) -> bool {
+        false
+    }
+
     fn shared(&self) -> Vec<String> {
         self.plan.tied.values().cloned().collect()
     }

@@ -1,19 +1,25 @@
 //! Causal attention with grouped queries and, as an option, rotary positions.
 
+use std::sync::Arc;
+
 use burn::backend::Flex;
-use burn::tensor::{Device, Tensor, TensorData, activation};
+use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
 use pipewright_kernel::attention::{Dims, Inputs, Rotary, backward, forward};
 
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, row_major};
+use super::token_scope::TokenScope;
 
 /// An attention over sequences of one length, with its tables of positions.
 #[derive(Debug, Clone)]
 pub struct CausalAttention {
     sequence: usize,
     head_dim: usize,
-    /// `[sequence, head_dim / 2]` each.
+    /// `[sequence, head_dim / 2]` each, or `[tokens, head_dim / 2]` if rows have positions of their own.
     cos: Tensor<2>,
     sin: Tensor<2>,
+    /// The place in its row of the first token that each token sees; `None` if each sees all earlier ones.
+    starts: Option<Arc<[u32]>>,
 }
 
 impl CausalAttention {
@@ -65,7 +71,27 @@ impl CausalAttention {
             let values: Vec<f32> = places.map(|(position, j)| function(angle(position, j))).collect();
             Tensor::from_data(TensorData::new(values, [sequence, half]), &device)
         };
-        Self { sequence, head_dim, cos: table(f32::cos), sin: table(f32::sin) }
+        Self { sequence, head_dim, cos: table(f32::cos), sin: table(f32::sin), starts: None }
+    }
+
+    /// Returns the same attention over the tokens of some rows: each token sees only its own document, at the positions of
+    /// `scope`.
+    ///
+    /// # Panics
+    /// When the rows have another length, or a position is not below it.
+    pub fn with_scope(&self, scope: &TokenScope) -> Self {
+        assert_eq!(scope.sequence, self.sequence, "rows have the length of the attention's");
+        let is_whole =
+            scope.positions.chunks(self.sequence).all(|row| row.iter().copied().eq(0..row.len() as u32));
+        let starts = Some(scope.starts(None).into());
+        if is_whole {
+            return Self { starts, ..self.clone() };
+        }
+        let positions: Vec<i32> = scope.positions.iter().map(|&position| position as i32).collect();
+        let positions =
+            Tensor::<1, Int>::from_data(TensorData::from(positions.as_slice()), &self.cos.device());
+        let [cos, sin] = [&self.cos, &self.sin].map(|table| table.clone().select(0, positions.clone()));
+        Self { cos, sin, starts, ..self.clone() }
     }
 
     /// Returns the length of the sequences.
@@ -86,8 +112,8 @@ impl CausalAttention {
         let inputs = [&q, &k, &v].map(|tensor| tensor.clone().into_dispatch());
         let Some(tables) = self.cpu_tables() else { return self.composed(q, k, v, dims) };
         let Some(([q, k, v], tape)) = on_cpu(inputs) else { return self.composed(q, k, v, dims) };
-        let saved = Saved { dims, q, k, v, tables };
-        let (out, normalisers) = forward(saved.inputs());
+        let saved = Saved { dims, q, k, v, tables, starts: self.starts.clone() };
+        let (out, normalisers) = saved.with_inputs(forward);
         tape.record(out, shape, |out| AttentionBackward { saved, out: out.clone(), normalisers })
     }
 
@@ -100,7 +126,8 @@ impl CausalAttention {
             && narrow > 0
             && wide % narrow == 0
             && k.dims() == [rows, narrow]
-            && v.dims() == k.dims();
+            && v.dims() == k.dims()
+            && self.starts.as_ref().is_none_or(|starts| starts.len() == rows);
         assert!(
             fits,
             "queries {:?}, keys {:?} and values {:?} do not fit sequences of {sequence} and heads of {head_dim}",
@@ -130,19 +157,26 @@ impl CausalAttention {
         let q = self.turn(split(q, heads));
         let k = share(self.turn(split(k, kv_heads)));
         let v = share(split(v, kv_heads));
-        let scores = q.matmul(k.transpose()) / (head_dim as f64).sqrt();
-        let hidden = Tensor::<2>::ones([sequence, sequence], &scores.device()).triu(1).bool();
-        let weights = activation::softmax(scores.mask_fill(hidden.unsqueeze(), f32::NEG_INFINITY), 3);
-        weights.matmul(v).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
+        let precision = q.dtype();
+        let scores = at_least_single(q.matmul(k.transpose())) / (head_dim as f64).sqrt();
+        let hidden = match &self.starts {
+            Some(starts) => hidden_by_starts(starts, dims, &scores.device()),
+            None => Tensor::<2>::ones([sequence, sequence], &scores.device()).triu(1).bool().unsqueeze(),
+        };
+        let weights = activation::softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 3);
+        weights.cast(precision).matmul(v).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
     }
 
     fn turn(&self, x: Tensor<4>) -> Tensor<4> {
-        let half = self.head_dim / 2;
+        let (half, precision) = (self.head_dim / 2, x.dtype());
+        let x = at_least_single(x);
         let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
+        let rows = self.cos.dims()[0] / self.sequence;
         // Burn puts the tables on the tape of the other operand, whatever its kind.
-        let [cos, sin] = [&self.cos, &self.sin].map(|table| table.clone().unsqueeze::<4>());
+        let [cos, sin] =
+            [&self.cos, &self.sin].map(|table| table.clone().reshape([rows, 1, self.sequence, half]));
         let first = a.clone() * cos.clone() - b.clone() * sin.clone();
-        Tensor::cat(vec![first, b * cos + a * sin], 3)
+        Tensor::cat(vec![first, b * cos + a * sin], 3).cast(precision)
     }
 }
 
@@ -154,6 +188,17 @@ pub fn rotary_frequencies(head_dim: usize, theta: f64) -> Vec<f32> {
     assert!(head_dim.is_multiple_of(2), "heads of {head_dim}: a head has pairs of elements");
     let frequency = |j: usize| 1.0 / (theta as f32).powf((2 * j) as f32 / head_dim as f32);
     (0..head_dim / 2).map(frequency).collect()
+}
+
+/// Returns which keys each query does not see, `[batch, heads, sequence, sequence]`.
+pub(super) fn hidden_by_starts(starts: &[u32], dims: Dims, device: &Device) -> Tensor<4, Bool> {
+    let Dims { batch, sequence, heads, .. } = dims;
+    let mut hidden = Vec::with_capacity(batch * sequence * sequence);
+    for (token, &start) in starts.iter().enumerate() {
+        hidden.extend((0..sequence).map(|key| key < start as usize || key > token % sequence));
+    }
+    let hidden = TensorData::new(hidden, [batch, 1, sequence, sequence]);
+    Tensor::<4, Bool>::from_data(hidden, device).repeat_dim(1, heads)
 }
 
 /// Repeats each head of `[batch, heads, sequence, head_dim]` `group` times.
@@ -170,24 +215,18 @@ struct Saved {
     k: CpuTensor,
     v: CpuTensor,
     tables: [CpuTensor; 2],
+    starts: Option<Arc<[u32]>>,
 }
 
 impl Saved {
-    fn inputs(&self) -> Inputs<'_> {
+    fn with_inputs<R>(&self, pass: impl FnOnce(Inputs<'_>) -> R) -> R {
         let [cos, sin] = self.tables.each_ref().map(elements);
-        let turn_k = Rotary { cos, sin, scale: 1.0 };
+        let [q, k, v] = [&self.q, &self.k, &self.v].map(elements);
+        let turn_k = Rotary { cos: &cos, sin: &sin, scale: 1.0 };
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
-        Inputs {
-            dims: self.dims,
-            q: elements(&self.q),
-            k: elements(&self.k),
-            v: elements(&self.v),
-            turn_q,
-            turn_k,
-            starts: None,
-            bias: None,
-        }
+        let starts = self.starts.as_deref();
+        pass(Inputs { dims: self.dims, q: &q, k: &k, v: &v, turn_q, turn_k, starts, bias: None })
     }
 }
 
@@ -201,7 +240,8 @@ struct AttentionBackward {
 impl Operation<3> for AttentionBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 3]) -> [Option<CpuTensor>; 3] {
         let Self { saved, out, normalisers } = &self;
-        let d = backward(saved.inputs(), elements(out), normalisers, elements(&gradient));
+        let (out, gradient) = (elements(out), elements(&gradient));
+        let d = saved.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
         let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
         [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v)]
     }
@@ -244,6 +284,15 @@ mod tests {
         // More than one block of rows; the last block is shorter.
         check(&rotary(150, 8), 1, 2, 1);
         check(&CausalAttention::new(9, 4, &Device::flex()), 2, 2, 1);
+    }
+
+    #[test]
+    fn documents_equal_their_composition() {
+        let documents: Arc<[u32]> = [0, 0, 1, 1, 1, 2, 2, 0, 0, 0, 0, 0, 1, 1].into();
+        let scope = TokenScope { documents, ..TokenScope::whole(2, 7) };
+        check(&rotary(7, 4).with_scope(&scope), 2, 4, 2);
+        let positions: Arc<[u32]> = [0, 1, 0, 1, 2, 0, 1, 0, 1, 2, 3, 4, 0, 1].into();
+        check(&rotary(7, 4).with_scope(&TokenScope { positions, ..scope }), 2, 4, 2);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use burn::module::ParamId;
-use burn::tensor::{IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 
 use super::deferred::{Deferred, KeptWeight, RowIds, WeightTask};
 use super::product::Layout;
@@ -48,22 +48,33 @@ pub(super) fn select(
     record([recorded.clone(), recorded], rows, Arc::new(rule))
 }
 
-/// Adds the gradient of a product's weight to `sum`.
+/// Returns a tensor in half precision in single precision, and any other tensor as it is: statistics, softmax and losses
+/// of half precision are computed in single precision.
+pub(crate) fn at_least_single<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    if is_half(tensor.dtype()) { tensor.cast(DType::F32) } else { tensor }
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// Adds the gradient of a product's weight to `sum`. The sum has at least single precision.
 pub(crate) fn add_product(sum: Option<Tensor<2>>, x: Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
-    let product = x.transpose().matmul(gradient);
+    let product = at_least_single(x.transpose().matmul(gradient));
     match sum {
         Some(sum) => sum + product,
         None => product,
     }
 }
 
-/// Adds row `i` of `gradient` to row `ids[i]` of `sum`, a table of `shape`.
+/// Adds row `i` of `gradient` to row `ids[i]` of `sum`, a table of `shape`. The sum has at least single precision.
 pub(crate) fn add_rows(
     sum: Option<Tensor<2>>,
     ids: Tensor<1, Int>,
     gradient: Tensor<2>,
     shape: [usize; 2],
 ) -> Tensor<2> {
+    let gradient = at_least_single(gradient);
     let sum = sum.unwrap_or_else(|| Tensor::zeros(shape, (&gradient.device(), gradient.dtype())));
     sum.select_assign(0, ids, gradient, IndexingUpdateOp::Add)
 }

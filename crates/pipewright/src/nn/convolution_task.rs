@@ -22,11 +22,12 @@ pub(crate) struct ConvolutionTask {
 impl ConvolutionTask {
     /// Adds the gradient to `sum`, in the layout of the weight.
     pub(crate) fn add_to(&self, sum: &mut [f32]) {
+        let (input, gradient) = (elements(&self.input), elements(&self.gradient));
         let inputs = WeightInputs {
             dims: self.dims,
-            v: elements(&self.input),
+            v: &input,
             documents: self.documents.as_deref(),
-            gradient: elements(&self.gradient),
+            gradient: &gradient,
         };
         add_weight_gradient(inputs, sum);
     }

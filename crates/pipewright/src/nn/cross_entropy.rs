@@ -2,11 +2,13 @@
 
 use burn::tensor::{Int, Tensor, activation};
 
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, indices, on_cpu};
 
 /// Returns the mean over all rows of the cross entropy between `softmax(logits)` and the target ids, in nats.
 ///
-/// Shapes: logits `[rows, vocabulary]`, targets `[rows]`, result `[1]`.
+/// Shapes: logits `[rows, vocabulary]`, targets `[rows]`, result `[1]`. Logits in half precision have a loss in single
+/// precision.
 ///
 /// # Panics
 /// When a target is outside the vocabulary, or the number of targets is not that of the rows.
@@ -22,12 +24,12 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
         "a target lies outside the vocabulary of {vocabulary}"
     );
     let (loss, normalisers) =
-        pipewright_kernel::cross_entropy::forward(elements(&logits), &targets, vocabulary);
-    tape.record(vec![loss], [1], |_| CrossEntropyBackward { logits, targets, normalisers })
+        pipewright_kernel::cross_entropy::forward(&elements(&logits), &targets, vocabulary);
+    tape.in_single().record(vec![loss], [1], |_| CrossEntropyBackward { logits, targets, normalisers })
 }
 
 fn composed(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-    activation::log_softmax(logits, 1).gather(1, targets.unsqueeze_dim(1)).mean().neg()
+    activation::log_softmax(at_least_single(logits), 1).gather(1, targets.unsqueeze_dim(1)).mean().neg()
 }
 
 #[derive(Clone, Debug)]
@@ -41,7 +43,7 @@ impl Operation<1> for CrossEntropyBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
         let Self { logits, targets, normalisers } = &self;
         let gradient = elements(&gradient)[0];
-        let d = pipewright_kernel::cross_entropy::backward(elements(logits), targets, normalisers, gradient);
+        let d = pipewright_kernel::cross_entropy::backward(&elements(logits), targets, normalisers, gradient);
         [Some(cpu_tensor(d, logits.layout().shape().clone()))]
     }
 }

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor, bf16, f16};
 
 use super::composed;
 use super::deferred::{Deferred, RowIds, WeightTask, recorded_on};
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, from_cpu, indices, on_cpu};
+use super::operation::{
+    CpuTensor, Operation, cpu_tensor, elements, from_cpu, indices, on_cpu, range_of, tensor_of,
+};
 
 /// Burn's embedding, with the same parameter and record path. Convert one that Burn initialised.
 #[derive(Module, Debug)]
@@ -46,14 +48,23 @@ fn select(table: Tensor<2>, ids: Tensor<1, Int>, id: ParamId) -> Tensor<2> {
     };
     let ids: Arc<[usize]> = indices(ids).into();
     assert!(ids.iter().all(|&id| id < count), "an id lies outside the table of {count}");
-    let source = elements(&weight);
-    let mut rows = Vec::with_capacity(ids.len() * width);
-    for id in ids.iter() {
-        rows.extend_from_slice(&source[id * width..][..width]);
-    }
     let shape = [ids.len(), width];
+    // A whole table is too large to be converted for a few of its rows.
+    let rows = match weight.dtype() {
+        DType::BF16 => tensor_of(rows_of::<bf16>(&weight.storage()[range_of(&weight)], &ids, width), shape),
+        DType::F16 => tensor_of(rows_of::<f16>(&weight.storage()[range_of(&weight)], &ids, width), shape),
+        _ => tensor_of(rows_of::<f32>(&weight.storage()[range_of(&weight)], &ids, width), shape),
+    };
     let tape = recorded_on(tape, 0, deferred.as_ref());
-    tape.record(rows, shape, |_| SelectBackward { ids, count, width, id, deferred })
+    tape.record_tensor(rows, |_| SelectBackward { ids, count, width, id, deferred })
+}
+
+fn rows_of<E: Copy>(table: &[E], ids: &[usize], width: usize) -> Vec<E> {
+    let mut rows = Vec::with_capacity(ids.len() * width);
+    for id in ids {
+        rows.extend_from_slice(&table[id * width..][..width]);
+    }
+    rows
 }
 
 /// Adds row `i` of `gradient` to row `ids[i]` of `table`.
@@ -84,7 +95,7 @@ impl Operation<1> for SelectBackward {
             return [None];
         }
         let mut table = vec![0f32; count * width];
-        add_rows(&mut table, &ids, elements(&gradient));
+        add_rows(&mut table, &ids, &elements(&gradient));
         [Some(cpu_tensor(table, [count, width]))]
     }
 }

@@ -3,6 +3,8 @@
 //! The gradient of a matrix is computed in `W` if its stage can defer it, on the tape if the matrix is tracked, and
 //! otherwise never.
 
+use std::borrow::Cow;
+
 use burn::module::ParamId;
 use burn::tensor::Tensor;
 use pipewright_kernel::grouped::Groups;
@@ -22,8 +24,8 @@ pub(super) struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     /// `held` are the matrices of the first expert, of the second, and so on, `parts` each.
-    pub(super) fn new(held: &'a [CpuTensor], parts: usize) -> Self {
-        let part = |part: usize| held.iter().skip(part).step_by(parts).map(elements).collect();
+    pub(super) fn new(held: &'a [Cow<'_, [f32]>], parts: usize) -> Self {
+        let part = |part: usize| held.iter().skip(part).step_by(parts).map(AsRef::as_ref).collect();
         Self { gates: (parts == 3).then(|| part(0)), ups: part(parts - 2), downs: part(parts - 1) }
     }
 }
@@ -63,7 +65,7 @@ impl Gradient {
 }
 
 impl Matrices {
-    /// Returns `None` if a matrix is not of the CPU back end in single precision.
+    /// Returns `None` if a matrix has no operations of its own on the CPU back end.
     pub(super) fn new(experts: &[Expert]) -> Option<Self> {
         let parts = experts[0].layers().len();
         let mut held = Vec::with_capacity(parts * experts.len());
@@ -152,7 +154,7 @@ impl KeptMatrices {
 pub(super) fn weight_gradient(x: &CpuTensor, gradient: &CpuTensor) -> CpuTensor {
     let dims = |tensor: &CpuTensor| [tensor.layout().shape()[0], tensor.layout().shape()[1]];
     let ([rows, inputs], [_, outputs]) = (dims(x), dims(gradient));
-    let x = Matrix::new(elements(x), rows, inputs);
-    let gradient = Matrix::new(elements(gradient), rows, outputs);
-    cpu_tensor(product(x.transposed(), gradient), [inputs, outputs])
+    let (x, gradient) = (elements(x), elements(gradient));
+    let gradient = Matrix::new(&gradient, rows, outputs);
+    cpu_tensor(product(Matrix::new(&x, rows, inputs).transposed(), gradient), [inputs, outputs])
 }

@@ -12,7 +12,7 @@ use pipewright_kernel::grouped::{Groups, row_products, scale_rows};
 use super::deferred::recorded_on;
 use super::expert_matrices::{KeptMatrices, Matrices, Parts};
 use super::linear::Linear;
-use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
+use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu, with_dtype};
 use super::relu_squared::relu_squared;
 use super::routing::Routing;
 use super::swiglu::swiglu;
@@ -76,18 +76,24 @@ pub fn mix_chosen(x: Tensor<2>, weights: Tensor<2>, chosen: &[usize], experts: &
     let Some(([x, weights, _], tape)) = on_cpu(inputs) else { return composed(x, weights, experts, &groups) };
     let tape = recorded_on(tape, 2, deferred.as_ref());
 
-    let sorted: Vec<f32> = groups.assignments().iter().map(|&place| elements(&weights)[place]).collect();
-    let held = matrices.held.iter().map(|held| held.value.clone()).collect::<Vec<_>>();
-    let parts = Parts::new(&held, matrices.parts);
-    let rows = groups.gather(elements(&x), width);
-    let gate = parts.gates.as_ref().map(|gates| groups.product(&rows, gates, [width, inner], false));
-    let up = groups.product(&rows, &parts.ups, [width, inner], false);
-    let activated = match &gate {
-        Some(gate) => pipewright_kernel::swiglu::forward(gate, &up),
-        None => pipewright_kernel::relu_squared::forward(&up),
+    let sorted: Vec<f32> = {
+        let weights = elements(&weights);
+        groups.assignments().iter().map(|&place| weights[place]).collect()
     };
-    let out = groups.product(&activated, &parts.downs, [inner, width], false);
+    let held: Vec<_> = matrices.held.iter().map(|held| elements(&held.value)).collect();
+    let parts = Parts::new(&held, matrices.parts);
+    let rows = groups.gather(&elements(&x), width);
+    // What the backward keeps is rounded first, so that it sees the numbers that the forward went on with.
+    let kept = |rows: Vec<f32>| tape.kept(rows, [groups.rows(), inner]);
+    let gate = parts.gates.as_ref().map(|gates| kept(groups.product(&rows, gates, [width, inner], false)));
+    let up = kept(groups.product(&rows, &parts.ups, [width, inner], false));
+    let activated = kept(match &gate {
+        Some(gate) => pipewright_kernel::swiglu::forward(&elements(gate), &elements(&up)),
+        None => pipewright_kernel::relu_squared::forward(&elements(&up)),
+    });
+    let out = groups.product(&elements(&activated), &parts.downs, [inner, width], false);
     let out = groups.scatter(&out, Some(&sorted), width);
+    drop(held);
     tape.record(out, [tokens, width], |_| ExpertsBackward {
         sizes: [tokens, width, inner],
         count,
@@ -127,9 +133,10 @@ struct ExpertsBackward {
     x: CpuTensor,
     /// The weight of each sorted row.
     weights: Vec<f32>,
-    gate: Option<Vec<f32>>,
-    up: Vec<f32>,
-    activated: Vec<f32>,
+    /// Shape `[rows, inner width]`, as are the next two.
+    gate: Option<CpuTensor>,
+    up: CpuTensor,
+    activated: CpuTensor,
     groups: Groups,
     matrices: KeptMatrices,
 }
@@ -143,23 +150,25 @@ impl Operation<3> for ExpertsBackward {
         let Self { sizes: [tokens, width, inner], count, x, weights, gate, up, activated, groups, matrices } =
             self;
         let held: Vec<_> = matrices.kept.iter().map(|kept| kept.weight.get_on_cpu()).collect();
+        let held: Vec<_> = held.iter().map(elements).collect();
         let parts = Parts::new(&held, matrices.parts);
-        let mut d_out = groups.gather(elements(&gradient), width);
+        let mut d_out = groups.gather(&elements(&gradient), width);
         // The gradient of the activated rows, before the weight of the row.
         let mut d_activated = groups.product(&d_out, &parts.downs, [width, inner], true);
         let d_weights = for_weights.then(|| {
             let mut d_weights = vec![0.0; tokens * count];
-            let products = row_products(&activated, &d_activated, inner);
+            let products = row_products(&elements(&activated), &d_activated, inner);
             groups.assignments().iter().zip(products).for_each(|(&place, d)| d_weights[place] = d);
             cpu_tensor(d_weights, [tokens, count])
         });
         scale_rows(&mut d_activated, &weights, inner);
         let (d_gate, d_up) = match &gate {
             Some(gate) => {
-                let (d_gate, d_up) = pipewright_kernel::swiglu::backward(gate, &up, &d_activated);
+                let (d_gate, d_up) =
+                    pipewright_kernel::swiglu::backward(&elements(gate), &elements(&up), &d_activated);
                 (Some(d_gate), d_up)
             }
-            None => (None, pipewright_kernel::relu_squared::backward(&up, &d_activated)),
+            None => (None, pipewright_kernel::relu_squared::backward(&elements(&up), &d_activated)),
         };
         drop((gate, up, d_activated));
         let d_x = for_x.then(|| {
@@ -171,12 +180,12 @@ impl Operation<3> for ExpertsBackward {
         });
         if for_matrices {
             scale_rows(&mut d_out, &weights, width);
-            let rows = groups.rows();
-            let x = cpu_tensor(groups.gather(elements(&x), width), [rows, width]);
-            let of_inner = |elements| cpu_tensor(elements, [rows, inner]);
-            let (activated, d_out) = (of_inner(activated), cpu_tensor(d_out, [rows, width]));
-            let inputs = d_gate.into_iter().chain([d_up]).map(of_inner).map(|d| (x.clone(), d));
-            matrices.differentiate(&groups, &inputs.chain([(activated, d_out)]).collect::<Vec<_>>());
+            let (rows, dtype) = (groups.rows(), x.dtype());
+            let tensor = |elements, width| with_dtype(cpu_tensor(elements, [rows, width]), dtype);
+            let x = tensor(groups.gather(&elements(&x), width), width);
+            let inputs = d_gate.into_iter().chain([d_up]).map(|d| (x.clone(), tensor(d, inner)));
+            let down = (activated, tensor(d_out, width));
+            matrices.differentiate(&groups, &inputs.chain([down]).collect::<Vec<_>>());
         }
         // The token has a gradient, so that the tape continues to the bundle, which takes the gradients out of the
         // slots.
@@ -214,7 +223,8 @@ fn composed(x: Tensor<2>, weights: Tensor<2>, experts: &[Expert], groups: &Group
         expert.forward(of_expert)
     });
     let outputs = Tensor::cat(outputs.collect(), 0).select(0, ids(places));
-    let weighted = outputs * weights.reshape([tokens * count, 1]);
+    let weights = weights.reshape([tokens * count, 1]).cast(outputs.dtype());
+    let weighted = outputs * weights;
     weighted.reshape([tokens, count, width]).sum_dim(1).reshape([tokens, width])
 }
 

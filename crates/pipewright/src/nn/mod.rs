@@ -23,6 +23,7 @@ mod dropout;
 mod embedding;
 mod expert_matrices;
 mod experts;
+mod key_value_cache;
 mod linear;
 mod mamba;
 mod operation;
@@ -35,13 +36,18 @@ mod scoped_attention;
 mod split_backward;
 mod swiglu;
 mod tied_head;
+mod token_scope;
 mod weight_list;
 
 #[cfg(test)]
 mod check;
+#[cfg(test)]
+mod half_precision;
 
 pub use attention::{CausalAttention, rotary_frequencies};
-pub(crate) use composed::{add_product as add_product_on_device, add_rows as add_rows_on_device};
+pub(crate) use composed::{
+    add_product as add_product_on_device, add_rows as add_rows_on_device, at_least_single,
+};
 pub(crate) use convolution_task::ConvolutionTask;
 pub use cross_entropy::cross_entropy;
 pub(crate) use deferred::{Deferred, RowIds, WeightStore, WeightTask};
@@ -49,6 +55,7 @@ pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub(crate) use embedding::add_rows;
 pub use experts::{Expert, mix_chosen, mix_experts};
+pub use key_value_cache::KeyValueCache;
 pub use linear::Linear;
 pub use mamba::{DepthwiseConvolution, GroupNormWeight, Mamba2, MambaSizes};
 pub(crate) use operation::{CpuTensor, cpu, cpu_tensor, elements, from_cpu, node_of, owned};
@@ -56,9 +63,10 @@ pub use relu_squared::relu_squared;
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use router_losses::{choice_loss, router_losses};
 pub use routing::Routing;
-pub use scoped_attention::{Relations, ScopedAttention, TokenScope};
+pub use scoped_attention::{Relations, ScopedAttention};
 pub use split_backward::SplitBackward;
 pub(crate) use split_backward::SplitTask;
 pub use swiglu::swiglu;
 pub use tied_head::TiedHead;
+pub use token_scope::TokenScope;
 pub use weight_list::WeightList;

@@ -1,9 +1,13 @@
 //! Converts tensors for a hand-written operation of the CPU back end, and records the operation on the tape.
 //!
-//! [`on_cpu`] checks whether the operation can run here: single precision, the CPU back end, and a tape without
+//! [`on_cpu`] checks whether the operation can run here: single or half precision, the CPU back end, and a tape without
 //! checkpointing or no tape. Otherwise the caller composes Burn operations, so that each operation runs on every
 //! device.
+//!
+//! All arithmetic is in single precision. An operation keeps tensors of half precision as they are for its backward, reads
+//! their [`elements`] in single precision, and its results and gradients are rounded once.
 
+use std::borrow::Cow;
 use std::fmt::Debug;
 
 use burn::backend::autodiff::NodeId;
@@ -12,22 +16,31 @@ use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, DispatchTensor, Flex};
-use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
+use burn::backend::{Autodiff, DispatchTensor, Flex, TensorMetadata};
+use burn::tensor::{DType, Element, Int, Shape, Tensor, TensorData, bf16, f16};
+use pipewright_kernel::half::Half;
 
 /// A tensor of the CPU back end without a tape.
 pub(crate) type CpuTensor = FloatTensor<Flex>;
 
 /// The backward pass of an operation, with the data that it keeps.
 pub(crate) trait Operation<const N: usize>: Clone + Debug + Send + 'static {
-    /// Returns the gradients of the `wanted` inputs from the gradient of the output.
+    /// Returns the gradients of the `wanted` inputs from the gradient of the output. They may have single precision: the
+    /// tape gets them in the element types of the inputs.
     fn backward(self, gradient: CpuTensor, wanted: [bool; N]) -> [Option<CpuTensor>; N];
 }
 
-/// Where to record an operation on `N` inputs; nowhere if no input is on a tape.
-pub(crate) struct Tape<const N: usize>(Option<[NodeGuard; N]>);
+/// Where to record an operation on `N` inputs.
+pub(crate) struct Tape<const N: usize> {
+    /// `None` if no input is on a tape.
+    nodes: Option<[NodeGuard; N]>,
+    /// The element types of the inputs.
+    inputs: [DType; N],
+    /// The element type of the result.
+    result: DType,
+}
 
-/// Returns the tensors as row-major single precision on the CPU back end, and where to record the operation; `None` if
+/// Returns the tensors in row-major order on the CPU back end, and where to record the operation; `None` if
 /// the operation must be composed of Burn's own.
 pub(crate) fn on_cpu<const N: usize>(tensors: [DispatchTensor; N]) -> Option<([CpuTensor; N], Tape<N>)> {
     // The number of dimensions does not matter here; 1 is arbitrary.
@@ -36,7 +49,7 @@ pub(crate) fn on_cpu<const N: usize>(tensors: [DispatchTensor; N]) -> Option<([C
     let mut primitives = Vec::with_capacity(N);
     let mut nodes = Vec::with_capacity(N);
     for tensor in tensors {
-        if tensor.dtype() != DType::F32 {
+        if !is_computed_here(tensor.dtype()) {
             return None;
         }
         if on_tape {
@@ -50,9 +63,15 @@ pub(crate) fn on_cpu<const N: usize>(tensors: [DispatchTensor; N]) -> Option<([C
             primitives.push(row_major(tensor.try_into_primitive::<Flex>().ok()?));
         }
     }
-    let primitives = primitives.try_into().expect("one primitive a tensor");
+    let primitives: [CpuTensor; N] = primitives.try_into().expect("one primitive a tensor");
     let nodes = on_tape.then(|| nodes.try_into().expect("one node a tensor on the tape"));
-    Some((primitives, Tape(nodes)))
+    let inputs = primitives.each_ref().map(TensorMetadata::dtype);
+    Some((primitives, Tape { nodes, inputs, result: inputs[0] }))
+}
+
+/// Whether the CPU back end has hand-written operations on elements of this type.
+fn is_computed_here(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
 }
 
 /// Returns the tape's node of a tensor on a tape without checkpointing.
@@ -67,9 +86,9 @@ pub(crate) fn node_of<const D: usize>(tensor: &Tensor<D>) -> Option<NodeId> {
     node
 }
 
-/// Returns the tensor of the CPU back end, row-major, if it has single precision and is there and off the tape.
+/// Returns the tensor of the CPU back end, row-major, if it is there and off the tape, in single or half precision.
 pub(crate) fn cpu<const D: usize>(tensor: Tensor<D>) -> Option<CpuTensor> {
-    if tensor.dtype() != DType::F32 {
+    if !is_computed_here(tensor.dtype()) {
         return None;
     }
     tensor.try_into_primitive::<Flex>().ok().map(row_major)
@@ -82,12 +101,23 @@ pub(crate) fn from_cpu<const D: usize>(tensor: CpuTensor) -> Tensor<D> {
 
 impl<const N: usize> Tape<N> {
     /// Replaces the input at `place` by `parent`, a tensor on the tape.
-    pub(super) fn with_parent(self, place: usize, parent: Tensor<1>) -> Self {
-        let Self(Some(mut nodes)) = self else { return self };
-        let parent = parent.try_into_primitive::<Autodiff<Flex, NoCheckpointing>>();
-        let parent = parent.expect("the anchor is of the back end of the weights that it stands for");
-        nodes[place] = parent.into_parts().1;
-        Self(Some(nodes))
+    pub(super) fn with_parent(mut self, place: usize, parent: Tensor<1>) -> Self {
+        if let Some(nodes) = &mut self.nodes {
+            let parent = parent.try_into_primitive::<Autodiff<Flex, NoCheckpointing>>();
+            let parent = parent.expect("the anchor is of the back end of the weights that it stands for");
+            nodes[place] = parent.into_parts().1;
+        }
+        self
+    }
+
+    /// Records a result in single precision instead of the element type of the first input.
+    pub(super) fn in_single(self) -> Self {
+        Self { result: DType::F32, ..self }
+    }
+
+    /// Returns a tensor that the operation keeps, in the element type of the result.
+    pub(super) fn kept(&self, elements: Vec<f32>, shape: impl Into<Shape>) -> CpuTensor {
+        with_dtype(cpu_tensor(elements, shape), self.result)
     }
 
     /// Returns the operation's result as a tensor and records its backward pass. `operation` makes the backward pass
@@ -98,13 +128,22 @@ impl<const N: usize> Tape<N> {
         shape: [usize; D],
         operation: impl FnOnce(&CpuTensor) -> O,
     ) -> Tensor<D> {
-        let result = cpu_tensor(elements, shape);
-        let Some(nodes) = self.0 else { return Tensor::from_primitive::<Flex>(result) };
+        let result = self.kept(elements, shape);
+        self.record_tensor(result, operation)
+    }
+
+    /// As [`Tape::record`], for a result that has its element type already.
+    pub(super) fn record_tensor<const D: usize, O: Operation<N>>(
+        self,
+        result: CpuTensor,
+        operation: impl FnOnce(&CpuTensor) -> O,
+    ) -> Tensor<D> {
+        let Some(nodes) = self.nodes else { return Tensor::from_primitive::<Flex>(result) };
         let prepared = Recorded::<O>::default().prepare::<NoCheckpointing>(nodes).compute_bound().stateful();
         Tensor::from_primitive::<Autodiff<Flex, NoCheckpointing>>(match prepared {
             OpsKind::Tracked(tape) => {
                 let operation = operation(&result);
-                tape.finish(operation, result)
+                tape.finish((operation, self.inputs), result)
             }
             OpsKind::UnTracked(tape) => tape.finish(result),
         })
@@ -116,10 +155,38 @@ pub(crate) fn cpu_tensor(elements: Vec<f32>, shape: impl Into<Shape>) -> CpuTens
     CpuTensor::from_data(TensorData::new(elements, shape.into()))
 }
 
-/// Returns the elements of a tensor that [`row_major`] returned.
-pub(crate) fn elements(tensor: &CpuTensor) -> &[f32] {
+/// Returns the tensor with its elements rounded to `dtype`, single or half precision.
+pub(super) fn with_dtype(tensor: CpuTensor, dtype: DType) -> CpuTensor {
+    if tensor.dtype() == dtype {
+        return tensor;
+    }
+    let shape = tensor.layout().shape().clone();
+    match dtype {
+        DType::BF16 => tensor_of(bf16::narrowed(&elements(&tensor)), shape),
+        DType::F16 => tensor_of(f16::narrowed(&elements(&tensor)), shape),
+        _ => cpu_tensor(elements(&tensor).into_owned(), shape),
+    }
+}
+
+/// Returns a tensor of any element type from its elements in row-major order.
+pub(super) fn tensor_of<E: Element>(elements: Vec<E>, shape: impl Into<Shape>) -> CpuTensor {
+    CpuTensor::from_data(TensorData::new(elements, shape.into()))
+}
+
+/// Returns the elements of a tensor that [`row_major`] returned, in single precision. Those of half precision are a copy.
+pub(crate) fn elements(tensor: &CpuTensor) -> Cow<'_, [f32]> {
+    let range = range_of(tensor);
+    match tensor.dtype() {
+        DType::BF16 => Cow::Owned(bf16::widened(&tensor.storage()[range])),
+        DType::F16 => Cow::Owned(f16::widened(&tensor.storage()[range])),
+        _ => Cow::Borrowed(&tensor.storage::<f32>()[range]),
+    }
+}
+
+/// Returns where the elements of a tensor that [`row_major`] returned are in its storage.
+pub(super) fn range_of(tensor: &CpuTensor) -> std::ops::Range<usize> {
     let start = tensor.layout().start_offset();
-    &tensor.storage::<f32>()[start..start + tensor.layout().num_elements()]
+    start..start + tensor.layout().num_elements()
 }
 
 /// Returns the tensor with its elements in row-major order; copies them only if necessary.
@@ -127,7 +194,7 @@ pub(super) fn row_major(tensor: CpuTensor) -> CpuTensor {
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
-/// Returns the tensor in storage of exactly its elements, so that the whole storage may be overwritten.
+/// Returns the tensor, in single precision, in storage of exactly its elements, so that the whole storage may be overwritten.
 pub(crate) fn owned(tensor: CpuTensor) -> CpuTensor {
     let whole = tensor.storage::<f32>().len() == tensor.layout().num_elements();
     if whole && tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
@@ -149,15 +216,16 @@ impl<O> Default for Recorded<O> {
 }
 
 impl<O: Operation<N>, const N: usize> Backward<Flex, N> for Recorded<O> {
-    type State = O;
+    type State = (O, [DType; N]);
 
-    fn backward(self, ops: Ops<O, N>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = row_major(grads.consume::<Flex>(&ops.node));
         let wanted = ops.parents.each_ref().map(Option::is_some);
-        let gradients = ops.state.backward(gradient, wanted);
-        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
+        let (operation, dtypes) = ops.state;
+        let gradients = operation.backward(gradient, wanted);
+        for ((parent, gradient), dtype) in ops.parents.into_iter().zip(gradients).zip(dtypes) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                grads.register::<Flex>(parent.id, gradient);
+                grads.register::<Flex>(parent.id, with_dtype(gradient, dtype));
             }
         }
     }

@@ -53,7 +53,10 @@ pub(super) fn multiply(x: Tensor<2>, weight: Tensor<2>, layout: Layout, id: Para
         return composed::product(x, weight, layout, id, deferred);
     };
     let outputs = layout.outputs(shape);
-    let y = product(Matrix::new(elements(&x), rows, inputs), layout.factor(elements(&weight), shape));
+    let y = {
+        let (x, weight) = (elements(&x), elements(&weight));
+        product(Matrix::new(&x, rows, inputs), layout.factor(&weight, shape))
+    };
     let weight = KeptWeight::new(from_cpu(weight), id, deferred.as_ref());
     let tape = recorded_on(tape, 1, deferred.as_ref());
     let sizes = Sizes { rows, inputs, outputs, shape };
@@ -83,11 +86,11 @@ impl Operation<2> for ProductBackward {
     fn backward(self, gradient: CpuTensor, [for_x, for_weight]: [bool; 2]) -> [Option<CpuTensor>; 2] {
         let Self { x, weight, layout, id, sizes, deferred } = self;
         let Sizes { rows, inputs, outputs, shape } = sizes;
-        let g = Matrix::new(elements(&gradient), rows, outputs);
         let d_x = for_x.then(|| {
             let weight = weight.get_on_cpu();
-            let factor = layout.factor(elements(&weight), shape);
-            cpu_tensor(product(g, factor.transposed()), [rows, inputs])
+            let (g, weight) = (elements(&gradient), elements(&weight));
+            let factor = layout.factor(&weight, shape);
+            cpu_tensor(product(Matrix::new(&g, rows, outputs), factor.transposed()), [rows, inputs])
         });
         let d_weight = match deferred {
             Some(deferred) => {
@@ -98,7 +101,8 @@ impl Operation<2> for ProductBackward {
                 None
             }
             None => for_weight.then(|| {
-                let x = Matrix::new(elements(&x), rows, inputs);
+                let (x, g) = (elements(&x), elements(&gradient));
+                let (x, g) = (Matrix::new(&x, rows, inputs), Matrix::new(&g, rows, outputs));
                 let (a, b) = layout.gradient_factors(x, g);
                 cpu_tensor(product(a.transposed(), b), shape)
             }),

@@ -8,7 +8,7 @@ use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 pub fn relu_squared(x: Tensor<2>) -> Tensor<2> {
     let shape = x.dims();
     let Some(([x], tape)) = on_cpu([x.clone().into_dispatch()]) else { return composed(x) };
-    let y = pipewright_kernel::relu_squared::forward(elements(&x));
+    let y = pipewright_kernel::relu_squared::forward(&elements(&x));
     tape.record(y, shape, |_| ReluSquaredBackward { x, shape })
 }
 
@@ -24,7 +24,7 @@ struct ReluSquaredBackward {
 
 impl Operation<1> for ReluSquaredBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
-        let d = pipewright_kernel::relu_squared::backward(elements(&self.x), elements(&gradient));
+        let d = pipewright_kernel::relu_squared::backward(&elements(&self.x), &elements(&gradient));
         [Some(cpu_tensor(d, self.shape))]
     }
 }

@@ -3,6 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 
 /// [`rms_norm`] with its weight, named as checkpoints name it.
@@ -36,13 +37,15 @@ pub fn rms_norm(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
     assert_eq!(weight.dims(), [shape[1]], "the weight is as wide as the rows");
     let inputs = [x.clone().into_dispatch(), weight.clone().into_dispatch()];
     let Some(([x, weight], tape)) = on_cpu(inputs) else { return composed(x, weight, epsilon) };
-    let (y, scales) = pipewright_kernel::rms_norm::forward(elements(&x), elements(&weight), epsilon as f32);
+    let (y, scales) = pipewright_kernel::rms_norm::forward(&elements(&x), &elements(&weight), epsilon as f32);
     tape.record(y, shape, |_| RmsNormBackward { x, weight, scales })
 }
 
 fn composed(x: Tensor<2>, weight: Tensor<1>, epsilon: f64) -> Tensor<2> {
+    let precision = x.dtype();
+    let (x, weight) = (at_least_single(x), at_least_single(weight));
     let root = (x.clone().square().mean_dim(1) + epsilon).sqrt();
-    x / root * weight.unsqueeze()
+    (x / root * weight.unsqueeze()).cast(precision)
 }
 
 #[derive(Clone, Debug)]
@@ -55,8 +58,12 @@ struct RmsNormBackward {
 impl Operation<2> for RmsNormBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
         let Self { x, weight, scales } = &self;
-        let (dx, dw) =
-            pipewright_kernel::rms_norm::backward(elements(x), elements(weight), scales, elements(&gradient));
+        let (dx, dw) = pipewright_kernel::rms_norm::backward(
+            &elements(x),
+            &elements(weight),
+            scales,
+            &elements(&gradient),
+        );
         let width = dw.len();
         [Some(cpu_tensor(dx, [scales.len(), width])), Some(cpu_tensor(dw, [width]))]
     }

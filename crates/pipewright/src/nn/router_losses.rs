@@ -1,11 +1,13 @@
 //! The losses of routers over some of the tokens. Each is one operation, so that a router's logits have as few
-//! gradients to add as possible: a sum of two does not depend on their order, which differs with the cut of a model.
+//! gradients to add as possible: a sum of two does not depend on their order, which differs with the cut of a model. The
+//! losses of half precision have single precision.
 
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData, activation};
 use pipewright_kernel::router_losses::{backward, choice, choice_backward, forward};
 
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 
 /// Returns the balance loss and the loss of the logits, shape `[2]`: the means over tokens of `sum_e p_e loads_e`
@@ -24,11 +26,12 @@ pub fn router_losses(logits: Tensor<2>, loads: Arc<[f32]>, weights: Arc<[f32]>) 
     let Some(([logits], tape)) = on_cpu([logits.clone().into_dispatch()]) else {
         return composed(logits, &loads, &weights);
     };
-    let losses = forward(elements(&logits), &loads, &weights).to_vec();
-    tape.record(losses, [2], |_| LossesBackward { logits, shape, loads, weights })
+    let losses = forward(&elements(&logits), &loads, &weights).to_vec();
+    tape.in_single().record(losses, [2], |_| LossesBackward { logits, shape, loads, weights })
 }
 
 fn composed(logits: Tensor<2>, loads: &[f32], weights: &[f32]) -> Tensor<1> {
+    let logits = at_least_single(logits);
     let (device, dtype) = (logits.device(), logits.dtype());
     let constant = |numbers: &[f32], shape: [usize; 2]| {
         Tensor::<2>::from_data(TensorData::new(numbers.to_vec(), shape), &device).cast(dtype)
@@ -50,8 +53,9 @@ struct LossesBackward {
 
 impl Operation<1> for LossesBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
-        let gradient = [elements(&gradient)[0], elements(&gradient)[1]];
-        let d = backward(elements(&self.logits), &self.loads, &self.weights, gradient);
+        let gradient = elements(&gradient);
+        let gradient = [gradient[0], gradient[1]];
+        let d = backward(&elements(&self.logits), &self.loads, &self.weights, gradient);
         [Some(cpu_tensor(d, self.shape))]
     }
 }
@@ -69,11 +73,12 @@ pub fn choice_loss(scores: Tensor<2>, was_chosen: Arc<[f32]>, weights: Arc<[f32]
     let Some(([scores], tape)) = on_cpu([scores.clone().into_dispatch()]) else {
         return composed_choice(scores, &was_chosen, &weights);
     };
-    let loss = choice(elements(&scores), &was_chosen, &weights);
-    tape.record(vec![loss], [1], |_| ChoiceBackward { scores, was_chosen, weights })
+    let loss = choice(&elements(&scores), &was_chosen, &weights);
+    tape.in_single().record(vec![loss], [1], |_| ChoiceBackward { scores, was_chosen, weights })
 }
 
 fn composed_choice(scores: Tensor<2>, was_chosen: &[f32], weights: &[f32]) -> Tensor<1> {
+    let scores = at_least_single(scores);
     let (shape, device, dtype) = (scores.dims(), scores.device(), scores.dtype());
     let constant = |numbers: &[f32]| {
         Tensor::<2>::from_data(TensorData::new(numbers.to_vec(), shape), &device).cast(dtype)
@@ -93,7 +98,7 @@ struct ChoiceBackward {
 impl Operation<1> for ChoiceBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
         let gradient = elements(&gradient)[0];
-        let d = choice_backward(elements(&self.scores), &self.was_chosen, &self.weights, gradient);
+        let d = choice_backward(&elements(&self.scores), &self.was_chosen, &self.weights, gradient);
         [Some(cpu_tensor(d, [self.weights.len(), 1]))]
     }
 }

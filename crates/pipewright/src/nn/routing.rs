@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Int, Tensor, TensorData, activation};
+use burn::tensor::{Int, Tensor, TensorData, activation};
 use pipewright_kernel::routing::{
     backward, balance, balance_backward, choose, loads, softmax, weights as weights_of,
 };
 
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
 
 /// The experts of each token with their weights.
@@ -53,7 +54,7 @@ impl Routing {
         let Some(([primitive], tape)) = on_cpu([logits.clone().into_dispatch()]) else {
             return Self::composed(logits, count, normalised);
         };
-        let probabilities = softmax(elements(&primitive), experts);
+        let probabilities = softmax(&elements(&primitive), experts);
         let is_finite = probabilities.iter().all(|p| p.is_finite());
         let chosen: Arc<[usize]> = choose(&probabilities, experts, count).into();
         let weights = weights_of(&probabilities, &chosen, experts, count, normalised);
@@ -73,8 +74,7 @@ impl Routing {
     fn composed(logits: Tensor<2>, count: usize, normalised: bool) -> Self {
         let [tokens, experts] = logits.dims();
         let precision = logits.dtype();
-        let logits = if is_half(precision) { logits.cast(DType::F32) } else { logits };
-        let probabilities = activation::softmax(logits, 1);
+        let probabilities = activation::softmax(at_least_single(logits), 1);
         let on_host: Vec<f32> = probabilities.clone().into_data().iter().collect();
         let chosen: Arc<[usize]> = choose(&on_host, experts, count).into();
         let ids: Vec<i64> = chosen.iter().map(|&expert| expert as i64).collect();
@@ -85,7 +85,7 @@ impl Routing {
             weights = weights.clone() / weights.sum_dim(1);
         }
         Self {
-            weights: if is_half(precision) { weights.cast(precision) } else { weights },
+            weights: weights.cast(precision),
             chosen,
             experts,
             is_finite: on_host.iter().all(|p| p.is_finite()),
@@ -123,9 +123,9 @@ impl Routing {
             Probabilities::Fused { probabilities, logits } => {
                 let (_, tape) = on_cpu([logits.clone().into_dispatch()])
                     .expect("the logits were of the CPU back end when the experts were chosen");
-                let loss = balance(elements(probabilities), &loads);
+                let loss = balance(&elements(probabilities), &loads);
                 let probabilities = probabilities.clone();
-                tape.record(vec![loss], [1], |_| BalanceBackward { probabilities, loads })
+                tape.in_single().record(vec![loss], [1], |_| BalanceBackward { probabilities, loads })
             }
             Probabilities::Composed(probabilities) => {
                 let loads = TensorData::new(loads, [1, self.experts]);
@@ -135,10 +135,6 @@ impl Routing {
             }
         }
     }
-}
-
-fn is_half(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 #[derive(Clone, Debug)]
@@ -152,7 +148,7 @@ struct WeightsBackward {
 impl Operation<1> for WeightsBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
         let Self { probabilities, chosen, experts, normalised } = &self;
-        let d = backward(elements(probabilities), chosen, elements(&gradient), *experts, *normalised);
+        let d = backward(&elements(probabilities), chosen, &elements(&gradient), *experts, *normalised);
         [Some(cpu_tensor(d, probabilities.layout().shape().clone()))]
     }
 }
@@ -165,7 +161,7 @@ struct BalanceBackward {
 
 impl Operation<1> for BalanceBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 1]) -> [Option<CpuTensor>; 1] {
-        let d = balance_backward(elements(&self.probabilities), &self.loads, elements(&gradient)[0]);
+        let d = balance_backward(&elements(&self.probabilities), &self.loads, elements(&gradient)[0]);
         [Some(cpu_tensor(d, self.probabilities.layout().shape().clone()))]
     }
 }

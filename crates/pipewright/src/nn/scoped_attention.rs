@@ -3,22 +3,13 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Bool, Tensor, TensorData, activation};
+use burn::tensor::{DType, Tensor, TensorData, activation};
 use pipewright_kernel::attention::{Bias, Dims, Inputs, Rotary, backward, forward};
 
-use super::attention::repeat_heads;
+use super::attention::{hidden_by_starts, repeat_heads};
+use super::composed::at_least_single;
 use super::operation::{CpuTensor, Operation, cpu_tensor, elements, on_cpu};
-
-/// The tokens of a microbatch: rows of `sequence` tokens each.
-#[derive(Clone, Debug)]
-pub struct TokenScope {
-    /// Tokens of a row.
-    pub sequence: usize,
-    /// The document of each token, row by row. Tokens of one document follow each other, and see only each other.
-    pub documents: Arc<[u32]>,
-    /// The position of each token, row by row, ascending in a row.
-    pub positions: Arc<[u32]>,
-}
+use super::token_scope::TokenScope;
 
 /// Relations between the tokens of each row.
 #[derive(Clone, Debug)]
@@ -39,34 +30,6 @@ pub struct ScopedAttention {
     pub rope_theta: Option<f64>,
     /// How many positions back a token sees, itself included; `None` for all.
     pub window: Option<usize>,
-}
-
-impl TokenScope {
-    /// Returns the tokens of `rows` whole rows without documents.
-    pub fn whole(rows: usize, sequence: usize) -> Self {
-        let positions = (0..rows).flat_map(|_| 0..sequence as u32).collect();
-        Self { sequence, documents: vec![0; rows * sequence].into(), positions }
-    }
-
-    /// Returns the place in its row of the first token that each token sees.
-    fn starts(&self, window: Option<usize>) -> Vec<u32> {
-        let window = window.unwrap_or(usize::MAX);
-        let mut starts = Vec::with_capacity(self.documents.len());
-        let rows = self.documents.chunks(self.sequence).zip(self.positions.chunks(self.sequence));
-        for (documents, positions) in rows {
-            let mut start = 0;
-            for (place, (document, &position)) in documents.iter().zip(positions).enumerate() {
-                let sees = |start: usize| {
-                    documents[start] == *document && ((position - positions[start]) as usize) < window
-                };
-                while start < place && !sees(start) {
-                    start += 1;
-                }
-                starts.push(start as u32);
-            }
-        }
-        starts
-    }
 }
 
 impl ScopedAttention {
@@ -106,7 +69,7 @@ impl ScopedAttention {
             return composed([q, k, v], bias, dims, &places);
         };
         let saved = Saved { dims, q, k, v, table, relations, places };
-        let (out, normalisers) = forward(saved.inputs());
+        let (out, normalisers) = saved.with_inputs(forward);
         tape.record(out, shape, |out| ScopedBackward { saved, out: out.clone(), normalisers })
     }
 
@@ -179,25 +142,26 @@ struct Saved {
 }
 
 impl Saved {
-    fn inputs(&self) -> Inputs<'_> {
+    fn with_inputs<R>(&self, pass: impl FnOnce(Inputs<'_>) -> R) -> R {
+        let [q, k, v, table] = [&self.q, &self.k, &self.v, &self.table].map(elements);
         let turn_k = Rotary { cos: &self.places.cos, sin: &self.places.sin, scale: 1.0 };
         // The scale of the scores is part of the queries' rotation, so it costs nothing.
         let turn_q = Rotary { scale: 1.0 / (self.dims.head_dim as f32).sqrt(), ..turn_k };
         let bias = self.relations.as_ref().map(|relations| Bias {
             relations: relations.count,
             mask: &relations.mask,
-            table: elements(&self.table),
+            table: &table,
         });
-        Inputs {
+        pass(Inputs {
             dims: self.dims,
-            q: elements(&self.q),
-            k: elements(&self.k),
-            v: elements(&self.v),
+            q: &q,
+            k: &k,
+            v: &v,
             turn_q,
             turn_k,
             starts: Some(&self.places.starts),
             bias,
-        }
+        })
     }
 }
 
@@ -211,7 +175,8 @@ struct ScopedBackward {
 impl Operation<4> for ScopedBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 4]) -> [Option<CpuTensor>; 4] {
         let Self { saved, out, normalisers } = &self;
-        let d = backward(saved.inputs(), elements(out), normalisers, elements(&gradient));
+        let (out, gradient) = (elements(out), elements(&gradient));
+        let d = saved.with_inputs(|inputs| backward(inputs, &out, normalisers, &gradient));
         let like = |d: Vec<f32>, tensor: &CpuTensor| Some(cpu_tensor(d, tensor.layout().shape().clone()));
         let table = if d.table.is_empty() { None } else { like(d.table, &saved.table) };
         [like(d.q, &saved.q), like(d.k, &saved.k), like(d.v, &saved.v), table]
@@ -225,36 +190,34 @@ fn composed(
     places: &Places,
 ) -> Tensor<2> {
     let Dims { batch, sequence, heads, kv_heads, head_dim } = dims;
-    let (device, dtype, half) = (q.device(), q.dtype(), head_dim / 2);
+    let (device, precision, half) = (q.device(), q.dtype(), head_dim / 2);
+    // Positions and softmax of half precision are computed in single precision.
+    let wide = if precision == DType::F64 { DType::F64 } else { DType::F32 };
     let rows = places.cos.len() / half / sequence;
     let table = |table: &[f32]| {
-        Tensor::<4>::from_data(TensorData::new(table.to_vec(), [rows, 1, sequence, half]), &device)
-            .cast(dtype)
+        Tensor::<4>::from_data(TensorData::new(table.to_vec(), [rows, 1, sequence, half]), &device).cast(wide)
     };
     let (cos, sin) = (table(&places.cos), table(&places.sin));
     let turn = |x: Tensor<4>| {
+        let x = at_least_single(x);
         let (a, b) = (x.clone().narrow(3, 0, half), x.narrow(3, half, half));
         let first = a.clone() * cos.clone() - b.clone() * sin.clone();
-        Tensor::cat(vec![first, b * cos.clone() + a * sin.clone()], 3)
+        Tensor::cat(vec![first, b * cos.clone() + a * sin.clone()], 3).cast(precision)
     };
     let split = |x: Tensor<2>, heads: usize| x.reshape([batch, sequence, heads, head_dim]).swap_dims(1, 2);
     let share = |x: Tensor<4>| repeat_heads(x, heads / kv_heads);
     let (q, k) = (turn(split(q, heads)), share(turn(split(k, kv_heads))));
-    let mut scores = q.matmul(k.transpose()) / (head_dim as f64).sqrt();
+    let mut scores = at_least_single(q.matmul(k.transpose())) / (head_dim as f64).sqrt();
     if let Some((relations, table)) = bias {
         let shape = [batch, relations.count, sequence * sequence];
         let mask: Vec<f32> = relations.mask.iter().map(|&holds| f32::from(holds)).collect();
-        let mask = Tensor::<3>::from_data(TensorData::new(mask, shape), &device).cast(dtype);
-        let summed = table.transpose().unsqueeze::<3>().repeat_dim(0, batch).matmul(mask);
+        let mask = Tensor::<3>::from_data(TensorData::new(mask, shape), &device).cast(wide);
+        let summed = at_least_single(table).transpose().unsqueeze::<3>().repeat_dim(0, batch).matmul(mask);
         scores = scores + summed.reshape([batch, heads, sequence, sequence]);
     }
-    let mut hidden = Vec::with_capacity(batch * sequence * sequence);
-    for (token, &start) in places.starts.iter().enumerate() {
-        hidden.extend((0..sequence).map(|key| key < start as usize || key > token % sequence));
-    }
-    let hidden = TensorData::new(hidden, [batch, 1, sequence, sequence]);
-    let hidden = Tensor::<4, Bool>::from_data(hidden, &device).repeat_dim(1, heads);
+    let hidden = hidden_by_starts(&places.starts, dims, &device);
     let weights = activation::softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 3);
+    let weights = weights.cast(precision);
     weights.matmul(share(split(v, kv_heads))).swap_dims(1, 2).reshape([batch * sequence, heads * head_dim])
 }
 

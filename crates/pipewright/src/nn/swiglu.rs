@@ -13,7 +13,7 @@ pub fn swiglu(gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     assert_eq!(shape, up.dims(), "gate and up have one shape");
     let inputs = [gate.clone().into_dispatch(), up.clone().into_dispatch()];
     let Some(([gate, up], tape)) = on_cpu(inputs) else { return composed(gate, up) };
-    let y = pipewright_kernel::swiglu::forward(elements(&gate), elements(&up));
+    let y = pipewright_kernel::swiglu::forward(&elements(&gate), &elements(&up));
     tape.record(y, shape, |_| SwigluBackward { gate, up, shape })
 }
 
@@ -32,7 +32,7 @@ impl Operation<2> for SwigluBackward {
     fn backward(self, gradient: CpuTensor, _wanted: [bool; 2]) -> [Option<CpuTensor>; 2] {
         let Self { gate, up, shape } = &self;
         let (d_gate, d_up) =
-            pipewright_kernel::swiglu::backward(elements(gate), elements(up), elements(&gradient));
+            pipewright_kernel::swiglu::backward(&elements(gate), &elements(up), &elements(&gradient));
         [d_gate, d_up].map(|d| Some(cpu_tensor(d, *shape)))
     }
 }

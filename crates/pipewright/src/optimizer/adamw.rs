@@ -123,7 +123,7 @@ fn in_place<const D: usize>(
     by: Coefficients,
 ) -> [Tensor<D>; 3] {
     let (first, second) = (moment_1.storage_mut(), moment_2.storage_mut());
-    step(parameter.storage_mut(), elements(gradient), first, second, by);
+    step(parameter.storage_mut(), &elements(gradient), first, second, by);
     [parameter, moment_1, moment_2].map(Tensor::from_primitive::<Flex>)
 }
 

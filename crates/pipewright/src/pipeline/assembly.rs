@@ -12,17 +12,18 @@ use crate::batch::Batch;
 use crate::executor::{Executor, ExecutorConfig, MeshEndpoint, StepInput};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
+use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::mesh::{Mesh, MeshCoord};
 use crate::progress::ProgressBoard;
 use crate::stage::{Stage, StageSettings};
-use crate::tensor::{Metadata, Values};
+use crate::tensor::{Metadata, Precision, Values};
 use crate::transport::{Endpoint, World};
 
 /// The purpose of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StepKind {
-    Train { learning_rate: f64, update: bool },
+    Train { learning_rate: f64, loss_scale: f64, update: bool },
     Evaluate,
 }
 
@@ -79,6 +80,9 @@ impl Assembly {
         {
             return Err(PipelineError::RecomputedStage { stage, stages: program.placement().stages() });
         }
+        if !config.loss_scaling.is_valid() {
+            return Err(PipelineError::LossScaling { settings: config.loss_scaling });
+        }
         let abort = endpoints.first().map(|endpoint| endpoint.abort().clone()).unwrap_or_default();
         let program = Arc::new(program);
         board.run(&program, StepNumber::default());
@@ -109,6 +113,7 @@ impl Assembly {
             let made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
             let settings = StageSettings {
                 device: self.config.devices.of(world_rank).cloned(),
+                precision: self.config.precision,
                 optimizer: self.config.optimizer.clone(),
                 part: endpoint.part(),
                 must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),
@@ -133,6 +138,12 @@ impl Assembly {
         Ok(Executor::new(config, endpoint, stages, memory))
     }
 
+    /// Returns the loss scale before the first step; `None` if losses are not scaled.
+    pub(crate) fn loss_scale(&self) -> Option<LossScale> {
+        let is_scaled = self.config.precision == Precision::F16;
+        is_scaled.then(|| LossScale::new(self.config.loss_scaling))
+    }
+
     /// Returns the number of microbatches of a step, over all replicas.
     pub(crate) fn microbatches(&self) -> u32 {
         self.program.microbatches() * self.mesh.data
@@ -148,9 +159,13 @@ impl Assembly {
         kind: StepKind,
         origin: Instant,
     ) -> Result<Vec<StepInput>, PipelineError> {
-        let (program, learning_rate, update) = match (kind, &self.evaluation) {
-            (StepKind::Train { learning_rate, update }, _) => (&self.program, learning_rate, update),
-            (StepKind::Evaluate, evaluation) => (evaluation.as_ref().unwrap_or(&self.program), 0.0, false),
+        let (program, learning_rate, loss_scale, update) = match (kind, &self.evaluation) {
+            (StepKind::Train { learning_rate, loss_scale, update }, _) => {
+                (&self.program, learning_rate, loss_scale, update)
+            }
+            (StepKind::Evaluate, evaluation) => {
+                (evaluation.as_ref().unwrap_or(&self.program), 0.0, 1.0, false)
+            }
         };
         self.board.run(program, step);
         let loss_weights = batch.loss_weights();
@@ -178,6 +193,7 @@ impl Assembly {
                 targets: if rank == last { part(&mut targets) } else { Vec::new() },
                 side_inputs: Arc::new(side_inputs.part(range.clone())),
                 loss_weights: loss_weights[range].into(),
+                loss_scale,
                 keep_outputs,
                 learning_rate,
                 update,

@@ -21,9 +21,10 @@ use super::running::Pipeline;
 use super::schedule_source::{ScheduleSource, check_made, lower_to_run};
 use crate::device::Devices;
 use crate::hook::ActionHook;
+use crate::loss_scale::LossScaling;
 use crate::mesh::DataParallelMode;
 use crate::stage::{StageContext, StageError};
-use crate::tensor::{Boundary, Metadata, unpack};
+use crate::tensor::{Boundary, Metadata, Precision, unpack};
 use crate::transport::World;
 
 /// The settings of a pipeline that is not launched yet; [`Pipeline::builder`] makes one.
@@ -247,6 +248,18 @@ impl PipelineBuilder {
     /// Sets the part of the parameters that each replica holds. Default: all.
     pub fn data_parallel_mode(mut self, mode: DataParallelMode) -> Self {
         self.config.data_parallel_mode = mode;
+        self
+    }
+
+    /// Sets the element type in which stages compute. Default: single precision.
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.config.precision = precision;
+        self
+    }
+
+    /// Sets how losses are scaled if the precision is f16. Default: from 65536, doubled after 2000 updates.
+    pub fn loss_scaling(mut self, loss_scaling: LossScaling) -> Self {
+        self.config.loss_scaling = loss_scaling;
         self
     }
 

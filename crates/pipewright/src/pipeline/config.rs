@@ -10,8 +10,9 @@ use pipewright_schedule::{Recompute, ValidatedProgram};
 
 use crate::device::Devices;
 use crate::hook::ActionHook;
+use crate::loss_scale::LossScaling;
 use crate::mesh::DataParallelMode;
-use crate::tensor::{CheckMetadata, Metadata};
+use crate::tensor::{CheckMetadata, Metadata, Precision};
 use crate::transport::Fields;
 
 /// The configuration of a running pipeline.
@@ -26,6 +27,10 @@ pub struct PipelineConfig {
     /// The devices of the ranks. A stage is made where the caller makes it and then moved to the device of its rank.
     /// Without devices it stays where it was made.
     pub devices: Devices,
+    /// The element type in which stages compute and which crosses their boundaries; the same on all ranks.
+    pub precision: Precision,
+    /// How losses are scaled if the precision is f16.
+    pub loss_scaling: LossScaling,
     /// The time without progress on any rank after which a step fails; at most ten years.
     pub deadline: Duration,
     /// Replicas of the pipeline, each of which gets its share of every batch. The number of ranks in the world is this
@@ -65,6 +70,8 @@ impl Default for PipelineConfig {
             clip_norm: None,
             threads_per_rank: 1,
             devices: Devices::default(),
+            precision: Precision::default(),
+            loss_scaling: LossScaling::default(),
             deadline: Duration::from_secs(60),
             data_parallel: 1,
             data_parallel_mode: DataParallelMode::default(),
@@ -102,6 +109,8 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("metadata", config.metadata.fingerprint()),
         ("clip norm", format!("{:?}", config.clip_norm)),
         ("seed", config.seed.to_string()),
+        ("precision", config.precision.to_string()),
+        ("loss scaling", config.loss_scaling.to_string()),
         ("recompute", config.recompute.to_string()),
         ("replicas", config.data_parallel.to_string()),
         ("data parallel mode", format!("{:?}", config.data_parallel_mode)),

@@ -5,6 +5,7 @@ use pipewright_schedule::{Level, LowerError, StageIndex};
 use crate::batch::SplitError;
 use crate::failure::StepError;
 use crate::ids::{StepNumber, WorldRank};
+use crate::loss_scale::LossScaling;
 use crate::transport::AgreementError;
 
 /// Why a pipeline does not start, or does not take a step.
@@ -64,6 +65,15 @@ pub enum PipelineError {
         stage: StageIndex,
         /// The number of stages of the program.
         stages: u32,
+    },
+    /// The settings of the loss scale are outside their bounds.
+    #[error(
+        "losses are scaled by {settings}: set the initial scale to a power of two, at least 1, and the number of updates to \
+         at least 1"
+    )]
+    LossScaling {
+        /// The settings.
+        settings: LossScaling,
     },
     /// The batch cannot be split.
     #[error("the {what} cannot be split into microbatches: {source}")]

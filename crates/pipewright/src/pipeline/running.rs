@@ -19,6 +19,7 @@ use crate::driver::{Command, FailedRank, RankSeed, RankThread, Reply, StepReply,
 use crate::executor::{NamedParameter, RankReport};
 use crate::failure::{Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
+use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::mesh::Mesh;
 use crate::stage::Stage;
@@ -39,6 +40,8 @@ pub struct Pipeline {
     pub(super) updates: bool,
     /// Whether gradients wait for an update.
     pub(super) pending: bool,
+    /// The loss scale of the next step; `None` if losses are not scaled.
+    pub(super) loss_scale: Option<LossScale>,
     /// How long the pipeline waits without progress on any rank. It is longer than the ranks' own deadline, because
     /// their errors name the missing message.
     pub(super) patience: Duration,
@@ -92,6 +95,7 @@ impl Pipeline {
             ranks.push(RankThread::start(seed).map_err(|source| PipelineError::Thread { rank, source })?);
         }
         let mut pipeline = Self {
+            loss_scale: assembly.loss_scale(),
             assembly,
             ranks,
             step: StepNumber::default(),
@@ -155,17 +159,18 @@ impl Pipeline {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepSummary, PipelineError> {
-        self.train(batch, StepKind::Train { learning_rate, update: true })
+        self.train(batch, StepKind::Train { learning_rate, loss_scale: self.loss_factor(), update: true })
     }
 
     /// As [`Pipeline::step_batch`], without an update. The gradients are kept, and those of the next steps are added to
-    /// them. The step that updates takes the mean over all microbatches since the last update. A step that fails drops
-    /// them.
+    /// them. The step that updates takes the mean over all microbatches since the last update; all of them together are
+    /// one step, with the random numbers of a batch that has all their rows. A step that fails drops them.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn accumulate(&mut self, batch: Batch) -> Result<StepSummary, PipelineError> {
-        self.train(batch, StepKind::Train { learning_rate: 0.0, update: false })
+        let loss_scale = self.loss_factor();
+        self.train(batch, StepKind::Train { learning_rate: 0.0, loss_scale, update: false })
     }
 
     fn train(&mut self, batch: Batch, kind: StepKind) -> Result<StepSummary, PipelineError> {
@@ -173,10 +178,21 @@ impl Pipeline {
             return Err(PipelineError::ForwardOnly);
         }
         let start = Instant::now();
-        let loss_weights = batch.loss_weights();
+        let (step, loss_weights) = (self.step.next(), batch.loss_weights());
         let reports = self.run(batch, kind, start)?;
         self.pending = !self.updates;
-        Ok(training(self.step, loss_weights, reports, start.elapsed()))
+        let loss_scale = self.loss_scale;
+        let summary = training(step, loss_weights, loss_scale, reports, start.elapsed());
+        if self.updates {
+            self.loss_scale =
+                loss_scale.map(|scale| scale.after(summary.skipped, self.assembly.config.loss_scaling));
+        }
+        Ok(summary)
+    }
+
+    /// Returns the factor of the losses of the next step.
+    fn loss_factor(&self) -> f64 {
+        self.loss_scale.map_or(1.0, |scale| scale.factor)
     }
 
     /// Runs the forward part of the program on a batch, without a tape. With targets it returns losses too. Parameters
@@ -199,6 +215,15 @@ impl Pipeline {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn eval_batch(&mut self, batch: Batch) -> Result<EvalSummary, PipelineError> {
+        self.eval_losses(batch.keep_outputs())
+    }
+
+    /// As [`Pipeline::eval_batch`], without outputs unless the batch asks for them ([`Batch::keep_outputs`]). The logits of
+    /// all microbatches of a language model take much memory.
+    ///
+    /// # Errors
+    /// As [`Pipeline::step`].
+    pub fn eval_losses(&mut self, batch: Batch) -> Result<EvalSummary, PipelineError> {
         if self.assembly.evaluation.is_none() {
             let program = forward_part(&self.assembly.program).map_err(PipelineError::NoEvaluation)?;
             self.assembly.evaluation = Some(Arc::new(program));
@@ -238,11 +263,12 @@ impl Pipeline {
         let replies = self.command(|reply| Command::State { reply })?;
         let mut ranks = self.await_ranks(&replies, |state| state.map(|state| *state))?;
         ranks.retain(|rank| !rank.stages.is_empty());
+        ranks.iter_mut().for_each(|rank| rank.loss_scale = self.loss_scale);
         Ok(ranks)
     }
 
-    /// Restores parameters and optimizer state from a checkpoint, which any cut and schedule may have written. The next
-    /// step is the one after the checkpoint's.
+    /// Restores parameters, optimizer state and the loss scale from a checkpoint, which any cut and schedule may have
+    /// written. The next step is the one after the checkpoint's.
     ///
     /// # Errors
     /// When the checkpoint lacks a parameter or has one of another shape, when the optimizer does not accept its state,
@@ -257,6 +283,9 @@ impl Pipeline {
             return Err(error.into());
         }
         (self.step, self.pending) = (StepNumber::new(checkpoint.step()), false);
+        // A run in another precision has no scale, and one from before a restore belongs to other parameters.
+        let scale = self.assembly.loss_scale();
+        self.loss_scale = scale.map(|initial| checkpoint.loss_scale().unwrap_or(initial));
         Ok(())
     }
 
@@ -272,7 +301,8 @@ impl Pipeline {
         origin: Instant,
     ) -> Result<Vec<RankReport>, PipelineError> {
         let ranks = self.ranks.iter().map(|thread| thread.rank);
-        let number = StepAttempt { step: self.step.next(), attempt: self.attempt.next() };
+        let done = self.step;
+        let number = StepAttempt { step: done.next(), attempt: self.attempt.next() };
         let inputs = self.assembly.step_inputs(ranks, number, batch, kind, origin)?;
         StepAttempt { step: self.step, attempt: self.attempt } = number;
         self.updates = matches!(kind, StepKind::Train { update: true, .. });
@@ -292,6 +322,10 @@ impl Pipeline {
             self.failure = Some(StepFailure::new(error.clone(), seen, &self.assembly.board));
             self.failed_step(error, any_updated)
         })?;
+        if !self.updates {
+            // Only an update ends a step. Random numbers depend on the step, and a resumed run must draw the same ones.
+            self.step = done;
+        }
         Ok(reports.into_iter().flatten().collect())
     }
 

@@ -19,6 +19,7 @@ use crate::driver::caught;
 use crate::executor::{Executor, Poll};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
+use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::message::Tag;
 use crate::stage::Stage;
@@ -32,6 +33,8 @@ pub struct SeededPipeline {
     abort: Abort,
     rng: ChaCha8Rng,
     step: StepNumber,
+    /// As in [`Pipeline`](super::Pipeline).
+    loss_scale: Option<LossScale>,
     lose: Option<usize>,
     lost: Option<Tag>,
 }
@@ -52,7 +55,7 @@ impl SeededPipeline {
         let abort = assembly.abort.clone();
         let build = |endpoint| assembly.build(endpoint, RankMemory::new(), &make);
         let executors = endpoints.into_iter().map(build).collect::<Result<_, _>>()?;
-        let rng = ChaCha8Rng::seed_from_u64(seed);
+        let (rng, loss_scale) = (ChaCha8Rng::seed_from_u64(seed), assembly.loss_scale());
         let mut pipeline = Self {
             assembly,
             executors,
@@ -60,6 +63,7 @@ impl SeededPipeline {
             abort,
             rng,
             step: StepNumber::default(),
+            loss_scale,
             lose: None,
             lost: None,
         };
@@ -94,7 +98,8 @@ impl SeededPipeline {
         let start = Instant::now();
         self.step = self.step.next();
         let loss_weights = batch.loss_weights();
-        let kind = StepKind::Train { learning_rate, update: true };
+        let loss_scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
+        let kind = StepKind::Train { learning_rate, loss_scale, update: true };
         let inputs = self.assembly.step_inputs(
             (0..self.executors.len() as u32).map(WorldRank::new),
             StepAttempt { step: self.step, attempt: Attempt::new(self.step.get()) },
@@ -118,7 +123,10 @@ impl SeededPipeline {
             return Err(error.into());
         }
         let reports = self.executors.iter_mut().flat_map(Executor::reports).collect();
-        Ok(training(self.step, loss_weights, reports, start.elapsed()))
+        let summary = training(self.step, loss_weights, self.loss_scale, reports, start.elapsed());
+        let settings = self.assembly.config.loss_scaling;
+        self.loss_scale = self.loss_scale.map(|scale| scale.after(summary.skipped, settings));
+        Ok(summary)
     }
 
     /// Polls a random rank or delivers a random message, until all ranks are done.

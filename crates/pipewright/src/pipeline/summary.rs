@@ -8,6 +8,7 @@ use pipewright_schedule::{ClockSkew, Timeline};
 
 use crate::executor::{AuxiliaryPart, RankReport, UndeferredParameter};
 use crate::ids::StepNumber;
+use crate::loss_scale::LossScale;
 use crate::tensor::Values;
 
 /// The results of a training step.
@@ -27,8 +28,13 @@ pub struct StepSummary {
     /// ([`Batch::keep_outputs`](crate::batch::Batch::keep_outputs)), and in processes without the last stage.
     /// [`merge_by`](crate::batch::merge_by) joins them.
     pub outputs: Vec<Values>,
-    /// Global norm of the gradient of the mean loss, before clipping.
+    /// Global norm of the gradient of the mean loss, before clipping; infinite if the update was skipped.
     pub gradient_norm: f64,
+    /// The factor of the losses in the backwards of this step; `None` if losses are not scaled, as in any precision but f16.
+    pub loss_scale: Option<f64>,
+    /// Whether all ranks skipped the update, because the scaled gradients were too large for f16. Parameters and optimizer
+    /// state are those from before the step, and the next step has half the scale.
+    pub skipped: bool,
     /// The actions of each rank with their times, in seconds since the step began in this process. If ranks are
     /// processes, the first one has the events of all, on one clock ([`Timeline::clock_skew`]), and each other one has
     /// its own.
@@ -66,7 +72,8 @@ pub struct EvalSummary {
     pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// The sum of all auxiliary losses, each with its weight.
     pub weighted_auxiliary: f64,
-    /// The last stage's outputs, of each microbatch in order; empty in a process that does not have that stage.
+    /// The last stage's outputs, of each microbatch in order; empty in a process that does not have that stage, and if
+    /// only losses were asked for.
     pub outputs: Vec<Values>,
     /// The actions of each rank with their times, in seconds since the step began.
     pub timeline: Timeline,
@@ -75,8 +82,7 @@ pub struct EvalSummary {
 impl StepSummary {
     /// Returns the mean of the losses; each microbatch counts by its rows.
     pub fn loss(&self) -> f64 {
-        let counted = self.losses.iter().zip(&self.loss_weights).map(|(loss, share)| loss * share);
-        counted.sum::<f64>() / self.losses.len() as f64
+        mean(&self.losses, &self.loss_weights)
     }
 
     /// Returns the sum that training minimises: the loss with the weighted auxiliary losses.
@@ -92,16 +98,31 @@ impl StepSummary {
     }
 }
 
+impl EvalSummary {
+    /// Mean of the losses, each microbatch weighted by its rows; not a number without targets.
+    pub fn loss(&self) -> f64 {
+        mean(&self.losses, &self.loss_weights)
+    }
+}
+
+/// Returns the mean of the losses of a step's microbatches.
+fn mean(losses: &[f64], weights: &[f64]) -> f64 {
+    let counted = losses.iter().zip(weights).map(|(loss, share)| loss * share);
+    counted.sum::<f64>() / losses.len() as f64
+}
+
 /// Merges the reports of all ranks into the results of a training step.
 pub(crate) fn training(
     step: StepNumber,
     loss_weights: Vec<f64>,
+    loss_scale: Option<LossScale>,
     mut reports: Vec<RankReport>,
     wall: Duration,
 ) -> StepSummary {
     let ranks = reports.len() as u32;
     reports.sort_unstable_by_key(|report| report.rank);
     let (auxiliary, weighted_auxiliary) = auxiliary(&mut reports);
+    let gradient_norm = reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0);
     StepSummary {
         step,
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
@@ -109,7 +130,9 @@ pub(crate) fn training(
         auxiliary,
         weighted_auxiliary,
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
-        gradient_norm: reports.iter().find_map(|report| report.gradient_norm).unwrap_or(0.0),
+        gradient_norm,
+        loss_scale: loss_scale.map(|scale| scale.factor),
+        skipped: !gradient_norm.is_finite(),
         update: reports.iter().map(|report| report.update).collect(),
         exposed_communication: reports.iter().map(|report| report.exposed_communication).collect(),
         peak_bytes: reports.iter().map(|report| report.peak_bytes).collect(),

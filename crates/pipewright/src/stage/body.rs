@@ -30,6 +30,9 @@ pub(crate) trait StageBody: Module + 'static {
     /// Returns the global path of a parameter.
     fn path(&self, local: &str) -> String;
 
+    /// Returns whether a parameter has single precision in a pipeline of half precision.
+    fn stays_single(&self, local: &str) -> bool;
+
     /// Returns the global paths of the parameters that have other holders.
     fn shared(&self) -> Vec<String>;
 
@@ -72,6 +75,10 @@ impl<M: StageModule> StageBody for M {
 
     fn path(&self, local: &str) -> String {
         self.parameter_path(local)
+    }
+
+    fn stays_single(&self, local: &str) -> bool {
+        self.stays_in_single_precision(local)
     }
 
     fn shared(&self) -> Vec<String> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::tensor::BoundaryError;
+use crate::tensor::{BoundaryError, Precision};
 
 /// Why a stage cannot be prepared or cannot run an action.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -35,6 +35,28 @@ pub enum StageError {
         found: usize,
         /// The number of tensors that the graph declares.
         expected: usize,
+    },
+    /// The device does not compute in the precision of the pipeline.
+    #[error(
+        "the device {device} does not compute in {precision}: use another device, or the precision f32 (run.precision, \
+         `PipelineConfig::precision`)"
+    )]
+    Precision {
+        /// The device.
+        device: Arc<str>,
+        /// The precision.
+        precision: Precision,
+    },
+    /// A layer has running statistics, which a pipeline of half precision would not update.
+    #[error(
+        "the layer `{layer}` keeps running statistics, which are not updated in {precision}: use the precision f32, or a \
+         normalisation without running statistics"
+    )]
+    RunningStatistics {
+        /// The layer's path inside its module.
+        layer: Arc<str>,
+        /// The precision.
+        precision: Precision,
     },
     /// A number inside the stage is infinite or not a number
     /// ([`StageContext::not_finite`](super::StageContext::not_finite)). The parameters are those before the step.

@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::backend::{Dispatch, DispatchTensor, ops::FloatTensorOps};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata, ops::FloatTensorOps};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, Gradients, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor};
 use pipewright_kernel::product::{Matrix, add_product, product};
 use pipewright_kernel::squares::sum_squares;
 
@@ -22,7 +22,8 @@ use crate::nn::{
 use crate::tensor::Value;
 use crate::tensor::shard::RowShard;
 
-/// One sum for each float parameter of a stage, in the order in which Burn visits them.
+/// One sum for each float parameter of a stage, in the order in which Burn visits them. Gradients in half precision are
+/// added in single precision.
 #[derive(Debug)]
 pub(crate) struct GradientSums {
     paths: Vec<Arc<str>>,
@@ -108,7 +109,12 @@ impl GradientSums {
         }
     }
 
+    /// Adds a gradient to a sum, which has at least single precision.
     fn add_at(&mut self, place: usize, gradient: DispatchTensor) {
+        let gradient = match gradient.dtype() {
+            DType::F16 | DType::BF16 => Dispatch::float_cast(gradient, FloatDType::F32),
+            _ => gradient,
+        };
         let sum = &mut self.sums[place];
         *sum = Some(match sum.take() {
             Some(sum) => Dispatch::float_add(sum, gradient),
@@ -221,7 +227,7 @@ fn add_task(sum: Option<Tensor<2>>, task: WeightTask, shape: [usize; 2]) -> Tens
             let gradient = cpu(gradient).expect("ids are on the host if the gradient is on the CPU back end");
             let zeros = || cpu_tensor(vec![0.0; shape.iter().product()], shape);
             let mut sum = sum.map_or_else(zeros, into_cpu);
-            add_rows(sum.storage_mut(), &ids, elements(&gradient));
+            add_rows(sum.storage_mut(), &ids, &elements(&gradient));
             from_cpu(sum)
         }
         WeightTask::Rows { ids: RowIds::Device(ids), gradient, .. } => {
@@ -240,8 +246,9 @@ fn add_product_on_cpu(
     [inputs, outputs]: [usize; 2],
 ) -> CpuTensor {
     let rows = x.layout().num_elements() / inputs;
-    let x = Matrix::new(elements(x), rows, inputs).transposed();
-    let gradient = Matrix::new(elements(gradient), rows, outputs);
+    let (x, gradient) = (elements(x), elements(gradient));
+    let x = Matrix::new(&x, rows, inputs).transposed();
+    let gradient = Matrix::new(&gradient, rows, outputs);
     let Some(mut sum) = sum else { return cpu_tensor(product(x, gradient), [inputs, outputs]) };
     add_product(sum.storage_mut(), outputs, x, gradient);
     sum
@@ -267,7 +274,7 @@ impl PartSquares {
         // The number of dimensions does not matter for a sum over all elements; 1 is arbitrary.
         let part = Tensor::<1>::from_dispatch(part.into_dispatch());
         if let Some(part) = cpu(part.clone()) {
-            return Self::Added(sum_squares(elements(&part)));
+            return Self::Added(sum_squares(&elements(&part)));
         }
         if is_on_host {
             return Self::Added(sum_squares(&part.into_data().iter::<f32>().collect::<Vec<_>>()));
@@ -306,7 +313,8 @@ impl ModuleVisitor for Taker<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let sum = self.sums.next().expect("a module has the same parameters on every visit");
         if let Some(sum) = sum.take() {
-            self.taken.register(param.id, Tensor::<D>::from_dispatch(sum).mul_scalar(self.factor));
+            let gradient = Tensor::<D>::from_dispatch(sum).mul_scalar(self.factor);
+            self.taken.register(param.id, gradient.cast(param.dtype()));
         }
     }
 }

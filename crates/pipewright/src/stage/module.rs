@@ -85,6 +85,14 @@ pub trait StageModule: Module + 'static {
         local.to_owned()
     }
 
+    /// Returns whether the parameter that this module knows as `local` has single precision even if the pipeline has half
+    /// precision ([`Precision`](crate::tensor::Precision)). The module casts between its types itself, in both
+    /// directions.
+    fn stays_in_single_precision(&self, local: &str) -> bool {
+        let _ = local;
+        false
+    }
+
     /// Returns the global paths of the parameters that other stages, or other places of this stage, hold too.
     ///
     /// Each holder has its own copy and names the path here. The copies must start equal. The pipeline sums their

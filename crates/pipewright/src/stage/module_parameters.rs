@@ -30,6 +30,12 @@ pub(super) fn discrete_of<M: Module>(module: &M) -> Vec<NamedTensor> {
     find(module).discrete
 }
 
+/// Returns the path of a layer of `module` that has running statistics: Burn's batch normalisation. Running statistics
+/// of a user's own layer cannot be told from other parameters that are not trained.
+pub(super) fn running_statistics_of<M: Module>(module: &M) -> Option<String> {
+    find(module).running_statistics
+}
+
 fn find<M: Module>(module: &M) -> Finder {
     let mut finder = Finder::default();
     module.visit(&mut finder);
@@ -41,6 +47,7 @@ struct Finder {
     path: Vec<String>,
     floats: Vec<NamedTensor>,
     discrete: Vec<NamedTensor>,
+    running_statistics: Option<String>,
 }
 
 impl Finder {
@@ -66,7 +73,10 @@ impl ModuleVisitor for Finder {
         self.add_discrete(param.id, param.val());
     }
 
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        if container_type == "Struct:BatchNorm" {
+            self.running_statistics.get_or_insert_with(|| self.path.join("."));
+        }
         self.path.push(name.to_owned());
     }
 

@@ -70,6 +70,7 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
 
     fn release(&mut self) {
         let Some(shards) = &mut self.shards else { return };
+        drop(self.rounded.take());
         self.module = self.module.take().map(|module| shards.release(module));
     }
 
@@ -80,6 +81,10 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         let gradients = self.sums.take(&module, factor);
         self.module = Some(optimizer.step(learning_rate, module, gradients));
         self.optimizer = Some(optimizer);
+    }
+
+    fn drop_gradients(&mut self) {
+        self.sums.clear();
     }
 
     fn parameters(&self) -> Vec<TensorData> {

@@ -11,7 +11,7 @@ use super::runner::StageRunner;
 use super::training::{Loss, TrainingStage};
 use super::weight_work::{WeightRunner, WeightWork};
 use crate::tensor::shard::RowShard;
-use crate::tensor::{Boundary, unpack};
+use crate::tensor::{Boundary, Precision, unpack};
 
 /// A stage that a pipeline can run on a rank.
 ///
@@ -96,6 +96,8 @@ impl std::fmt::Debug for Stage {
 pub(crate) struct StageSettings {
     /// Where the stage computes; `None` for the device of its module.
     pub device: Option<Device>,
+    /// The precision in which the stage computes.
+    pub precision: Precision,
     /// The optimizer; `None` for a stage that is not trained.
     pub optimizer: Option<ModuleOptimizer>,
     /// The part of each trained parameter that this replica holds; `None` if it holds all.
@@ -142,6 +144,7 @@ impl<M: StageBody> Unprepared for UnpreparedStage<M> {
         if let Some(device) = &settings.device {
             stage.move_to(device);
         }
+        stage.compute_in(settings.precision)?;
         prefixes.iter().for_each(|prefix| stage.add_prefix(prefix));
         stage.check_paths()?;
         stage.set_up(settings.optimizer, weight_runner, settings.by_block);

@@ -56,7 +56,7 @@ impl<M: StageBody> TrainingStage<M> {
     ) -> Result<(Forwarded, Saved), StageError> {
         let key = requires_grad(&inputs);
         let promised = self.promises.get(&key);
-        let unrecorded = promised.map(|_| self.module().clone().map(&mut WithoutGradients));
+        let unrecorded = promised.map(|_| self.computing().clone().map(&mut WithoutGradients));
         let mut saved = Saved { pass, inputs: Vec::with_capacity(self.segments.len()) };
         let mut all = Forwarded { outputs: inputs, loss: None, auxiliary: Vec::new() };
         let mut found = Vec::new();
@@ -115,7 +115,8 @@ impl<M: StageBody> TrainingStage<M> {
     /// Returns the values of the parameters that are not trained, such as running statistics; `None` at the places of
     /// others, and an empty list if all are trained.
     fn buffers(&self) -> OptionalTensors {
-        if !self.has_buffers {
+        // A module of half precision has no running statistics.
+        if self.precision.half().is_some() || !self.has_buffers {
             return OptionalTensors::new();
         }
         let found = parameters_of(self.settled());

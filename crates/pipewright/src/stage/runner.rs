@@ -17,8 +17,8 @@ use crate::tensor::{OptionalTensor, OptionalTensors, Values};
 /// The options of a forward.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForwardTask {
-    /// The weight of the microbatch: all its losses are multiplied by it on the tape. It is 1 unless microbatches
-    /// differ in size.
+    /// The weight of the microbatch times the loss scale: all its losses are multiplied by it on the tape. It is 1 unless
+    /// microbatches differ in size or losses are scaled.
     pub loss_weight: f64,
     /// Whether the last stage returns its outputs in addition to its loss.
     pub keep_outputs: bool,
@@ -136,6 +136,9 @@ pub(crate) trait StageParameters: Send {
 
     /// Multiplies the gradient sums by `factor`, takes one optimizer step with them and clears them.
     fn update(&mut self, factor: f64, learning_rate: f64);
+
+    /// Drops the gradient sums.
+    fn drop_gradients(&mut self);
 
     /// Returns the parameters' values, in the order of [`StageParameters::paths`]. A sharded stage returns its part of
     /// them unless they are gathered.

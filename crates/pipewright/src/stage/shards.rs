@@ -95,6 +95,12 @@ impl Shards {
         with_values(module, whole)
     }
 
+    /// Lets the layers find the parameters of `module`, a copy of the module with whole parameters, in their backward.
+    pub(super) fn look_up_in<M: Module>(&self, module: &M) {
+        let found = parameters_of(module).into_iter().zip(&self.spread);
+        self.store.fill(found.filter(|(_, is_spread)| **is_spread).map(|(found, _)| (found.id, found.value)));
+    }
+
     /// Puts the replica's rows back into `module` if it has the whole parameters.
     pub(super) fn release<M: Module>(&mut self, module: M) -> M {
         self.store.clear();

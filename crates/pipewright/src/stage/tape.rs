@@ -6,7 +6,7 @@ use super::error::StageError;
 use super::module::Auxiliary;
 use super::shards::Catches;
 use crate::autodiff::{GradientSlot, gradient_root, inner_of};
-use crate::nn::Deferred;
+use crate::nn::{Deferred, at_least_single};
 use crate::tensor::{OptionalTensors, Value, ValueKind, Values};
 
 /// The start and the end points of one backward.
@@ -143,6 +143,7 @@ pub(super) fn split_auxiliary(
     let mut reported = Vec::with_capacity(losses.len());
     for Auxiliary { name, weight, loss } in losses {
         check_scalar(&loss, || format!("the auxiliary loss `{name}`"))?;
+        let loss = at_least_single(loss);
         reported.push(Auxiliary { name, weight, loss: inner_of(loss.clone()) });
         weighted = join(weighted, Some(scaled(loss, weight * loss_weight)));
     }

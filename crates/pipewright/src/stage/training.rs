@@ -8,30 +8,32 @@
 //! own backward. It keeps no output storage unless an operation needs it. A forward that is recomputed keeps its inputs
 //! only (`recompute.rs`).
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use pipewright_schedule::Microbatch;
 
 use super::body::{Skips, StageBody};
 use super::error::StageError;
 use super::gradients::GradientSums;
 use super::module::StageContext;
-use super::module_parameters::{discrete_of, parameters_of};
+use super::module_parameters::{discrete_of, filled, parameters_of, running_statistics_of};
 use super::recompute::{Promises, Saved};
 use super::runner::{ForwardTask, Forwarded, InputGradients, StageCompute, StageParameters, device_of};
 use super::shards::{Catches, Shards};
 use super::tape::{Tape, all_off_tape, as_leaf, check_scalar, off_tape, scaled, split_auxiliary};
 use super::weight_work::{WeightRunner, WeightWork};
 use crate::autodiff::inner_of;
-use crate::nn::Deferred;
+use crate::nn::{Deferred, at_least_single};
 use crate::optimizer::mixes_rows;
 use crate::tensor::shard::RowShard;
-use crate::tensor::{OptionalTensors, Values, pack, unpack};
+use crate::tensor::{OptionalTensors, Precision, Values, pack, unpack};
 
 /// A loss without the type of its target.
 pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<1>, StageError> + Send>;
@@ -39,6 +41,12 @@ pub(crate) type Loss<O> = Box<dyn Fn(O, Values, &StageContext) -> Result<Tensor<
 pub(crate) struct TrainingStage<M: StageBody> {
     /// `None` only while the module is changed: by the optimizer, or when parameters are gathered or released.
     pub(super) module: Option<M>,
+    /// The copy of the module with rounded parameters, with which a stage of half precision computes. It is made when it
+    /// is needed, and dropped when the module is changed.
+    pub(super) rounded: OnceCell<M>,
+    pub(super) precision: Precision,
+    /// Whether each parameter has single precision in the copy too.
+    stay_single: Vec<bool>,
     loss: Option<Loss<M::Output>>,
     in_flight: HashMap<Microbatch, InFlight>,
     /// Weight gradients of microbatches whose input gradients are done, of each segment from the last to the first.
@@ -100,11 +108,16 @@ impl<M: StageBody> TrainingStage<M> {
         let sums = GradientSums::new(&module);
         let discrete = discrete_of(&module).iter().map(|found| module.path(&found.local).into()).collect();
         let parameters = Arc::new(sums.ids().collect());
+        let stay_single =
+            parameters_of(&module).iter().map(|found| module.stays_single(&found.local)).collect();
         let has_buffers = parameters_of(&module).iter().any(|found| !found.is_trained);
         let device = device.autodiff();
         Self {
             parameters,
             module: Some(module),
+            rounded: OnceCell::new(),
+            precision: Precision::F32,
+            stay_single,
             loss,
             in_flight: HashMap::new(),
             deferred: HashMap::new(),
@@ -139,6 +152,22 @@ impl<M: StageBody> TrainingStage<M> {
             let module = self.take_module().fork(&device);
             (self.module, self.device) = (Some(module), device);
         }
+    }
+
+    /// Sets the precision in which the stage computes. Must be called after [`TrainingStage::move_to`].
+    pub(super) fn compute_in(&mut self, precision: Precision) -> Result<(), StageError> {
+        self.precision = precision;
+        let layer = precision.half().and_then(|_| running_statistics_of(self.module()));
+        if let Some(layer) = layer {
+            return Err(StageError::RunningStatistics { layer: layer.into(), precision });
+        }
+        if !precision.is_computed_on(&self.device) {
+            return Err(StageError::Precision {
+                device: format!("{:?}", self.device.clone().inner()).into(),
+                precision,
+            });
+        }
+        Ok(())
     }
 
     /// Returns an error if two places of the stage hold one parameter.
@@ -177,11 +206,32 @@ impl<M: StageBody> TrainingStage<M> {
     }
 
     pub(super) fn take_module(&mut self) -> M {
+        drop(self.rounded.take());
         self.module.take().expect("the module is away only while it is changed")
     }
 
     pub(super) fn module(&self) -> &M {
         self.module.as_ref().expect("the module is away only while it is changed")
+    }
+
+    /// Returns the module that computes: in half precision, the copy with rounded parameters.
+    pub(super) fn computing(&self) -> &M {
+        match self.precision.half() {
+            Some(half) => self.rounded.get_or_init(|| self.rounded_to(half)),
+            None => self.module(),
+        }
+    }
+
+    fn rounded_to(&self, half: DType) -> M {
+        let (module, outcome) = filled(self.module().clone(), |place, held| {
+            let is_rounded = held.dtype() == DType::F32 && !self.stay_single[place];
+            Ok(is_rounded.then(|| held.clone().cast(half)))
+        });
+        outcome.unwrap_or_else(|never: Infallible| match never {});
+        if let Some(shards) = &self.shards {
+            shards.look_up_in(&module);
+        }
+        module
     }
 
     /// Returns the module with the running statistics that the last forward left. Burn keeps a thread's last update
@@ -201,7 +251,7 @@ impl<M: StageBody> TrainingStage<M> {
         let target = target.ok_or(StageError::NoTarget)?;
         let loss = loss(unpack(output).map_err(StageError::Input)?, target, context)?;
         check_scalar(&loss, || "the loss".to_owned())?;
-        Ok(Some(loss))
+        Ok(Some(at_least_single(loss)))
     }
 
     /// Runs a segment of the stage's module and records its backward.
@@ -214,11 +264,11 @@ impl<M: StageBody> TrainingStage<M> {
     ) -> Result<(Forwarded, Tape), StageError> {
         let deferred = Deferred::new(self.parameters.clone());
         let Some(shards) = &self.shards else {
-            let run = || self.run_segment(self.module(), segment, inputs, pass, keep_outputs);
+            let run = || self.run_segment(self.computing(), segment, inputs, pass, keep_outputs);
             let (forwarded, tape) = deferred.collect(run)?;
             return Ok((forwarded, tape.with(deferred, Catches::new())));
         };
-        let (module, catches, deferred) = shards.forward(self.module().clone(), deferred);
+        let (module, catches, deferred) = shards.forward(self.computing().clone(), deferred);
         let run = || self.run_segment(&module, segment, inputs, pass, keep_outputs);
         let (forwarded, tape) = deferred.collect(run)?;
         Ok((forwarded, tape.with(deferred, catches)))
@@ -235,7 +285,8 @@ impl<M: StageBody> TrainingStage<M> {
         keep_outputs: bool,
     ) -> Result<(Forwarded, Tape), StageError> {
         let Pass { context, target, loss_weight } = pass;
-        let (inputs, leaves) = inputs.into_iter().map(|input| as_leaf(input, &self.device)).unzip();
+        let rounded = inputs.into_iter().map(|input| self.precision.rounded(input));
+        let (inputs, leaves) = rounded.map(|input| as_leaf(input, &self.device)).unzip();
         let output = match segment {
             Segment::Whole => pack(module.run(inputs, context)?),
             Segment::Block { index, .. } => module.run_block(index, inputs, context)?,
@@ -244,6 +295,7 @@ impl<M: StageBody> TrainingStage<M> {
             return Err(StageError::NotFinite { what });
         }
         if self.loss.is_some() && segment.is_last() {
+            let output: Values = output.into_iter().map(|output| self.precision.widened(output)).collect();
             let outputs = if keep_outputs { all_off_tape(&output) } else { Values::new() };
             let loss =
                 self.loss_of(output, target.clone(), context)?.expect("a stage with a loss computes it");
@@ -253,7 +305,8 @@ impl<M: StageBody> TrainingStage<M> {
             return Ok((Forwarded { outputs, loss: Some(report), auxiliary }, tape));
         }
         let (auxiliary, weighted) = split_auxiliary(context.take_auxiliary(), *loss_weight)?;
-        let (outputs, roots) = output.into_iter().map(off_tape).unzip();
+        let rounded = output.into_iter().map(|output| self.precision.rounded(output));
+        let (outputs, roots) = rounded.map(off_tape).unzip();
         Ok((Forwarded { outputs, loss: None, auxiliary }, Tape::new(leaves, None, roots, weighted)))
     }
 
@@ -265,10 +318,15 @@ impl<M: StageBody> TrainingStage<M> {
         tape: Tape,
         gradients: OptionalTensors,
     ) -> Result<OptionalTensors, StageError> {
+        if self.shards.is_some() {
+            // The layers look up their weights, which must be those of the forward.
+            self.computing();
+        }
         let mut finished = tape.backward(gradients)?;
         let inputs = finished.input_gradients();
         let Some(mut gradients) = finished.gradients else { return Ok(inputs) };
-        let module = self.module.as_ref().expect("the module is away only while it is changed");
+        let module = self.rounded.get().or(self.module.as_ref());
+        let module = module.expect("the module is away only while it is changed");
         match self.shards {
             None => self.sums.add(module, &mut gradients),
             Some(_) => self.sums.add_caught(finished.catches),
@@ -305,7 +363,12 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
         inputs: Values,
         target: Option<Values>,
     ) -> Result<Forwarded, StageError> {
-        let outputs = pack(self.module().valid().run(inputs, context)?);
+        let inputs = inputs.into_iter().map(|input| self.precision.rounded(input)).collect();
+        let outputs = pack(self.computing().valid().run(inputs, context)?).into_iter();
+        let outputs: Values = match self.loss {
+            Some(_) => outputs.map(|output| self.precision.widened(output)).collect(),
+            None => outputs.map(|output| self.precision.rounded(output)).collect(),
+        };
         let loss = match target {
             Some(target) => self.loss_of(outputs.clone(), Some(target), context)?,
             None => None,

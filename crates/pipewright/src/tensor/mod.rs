@@ -2,15 +2,18 @@
 //!
 //! A stage is written with ordinary Burn tensors. Between stages the runtime moves [`Values`]: tensors whose number of
 //! dimensions and kind are known at run time. [`Boundary`] converts between the two, [`Metadata`] says what both sides
-//! of a boundary expect, and `shard` says which rows of a parameter a replica holds.
+//! of a boundary expect, [`Precision`] says in which element type stages compute, and `shard` says which rows of a
+//! parameter a replica holds.
 
 mod transfer;
 mod value;
 mod boundary;
 mod metadata;
+mod precision;
 pub(crate) mod shard;
 
 pub use boundary::{Boundary, BoundaryError, Unpack, pack, unpack};
 pub(crate) use metadata::{Boundaries, TensorMismatch};
 pub use metadata::{CheckMetadata, Dim, Metadata, MetadataError, Mismatch, Side, TensorSpec};
+pub use precision::Precision;
 pub use value::{OptionalTensor, OptionalTensors, Value, ValueKind, Values};

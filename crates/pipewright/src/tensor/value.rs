@@ -149,6 +149,13 @@ impl Value {
         })
     }
 
+    /// Returns a float tensor with elements of another float type, on its tape.
+    pub(crate) fn cast(self, dtype: DType) -> Self {
+        let constant = self.constant;
+        // The number of dimensions does not matter here; 1 is arbitrary.
+        Self { constant, ..Self::of(Tensor::<1>::from_dispatch(self.tensor).cast(dtype)) }
+    }
+
     /// Copies the elements from the device.
     pub(crate) fn into_data(self) -> TensorData {
         // The number of dimensions does not matter here; 1 is arbitrary.

@@ -4,18 +4,20 @@
 //! and decides what to show and when to stop.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use crate::batch::{Batch as StepBatch, SplitError};
 use crate::checkpoint::{Checkpoint, TrainingState};
 use crate::pipeline::{Pipeline, PipelineError, StepSummary};
 use crate::train::LearningRate;
-use crate::train::data::{DataError, SideTensor, TokenRows};
+use crate::train::accumulation::joined;
+use crate::train::data::{DataError, TokenRows};
+use crate::train::token_batch::split;
+use crate::train::validation::Validation;
 
 /// The member of a checkpoint's description that holds the elapsed seconds.
 const ELAPSED: &str = "elapsed_s";
@@ -25,7 +27,11 @@ pub struct Trainer {
     pipeline: Pipeline,
     rows: TokenRows,
     learning_rate: LearningRate,
-    rows_per_step: usize,
+    /// The rows of a batch.
+    batch_rows: usize,
+    /// The batches of a step.
+    batches: NonZeroU32,
+    validation: Option<Validation>,
     steps_done: u64,
     /// The time that the run took before it was stopped; 0 if it was not.
     earlier: Duration,
@@ -40,8 +46,14 @@ pub struct Metrics {
     pub step: u64,
     /// Mean cross entropy per token over the step's batch, in nats.
     pub loss: f64,
-    /// Global norm of the gradient before clipping.
+    /// Global norm of the gradient before clipping; infinite, which is null in JSON, if the update was skipped.
     pub grad_norm: f64,
+    /// The factor of the losses in their backward; left out if losses are not scaled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// Whether the update was skipped ([`StepSummary::skipped`]); left out if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
     /// The optimizer's learning rate in this step.
     pub learning_rate: f64,
     /// Input tokens of the batch over the step's wall time.
@@ -66,31 +78,14 @@ pub struct Metrics {
     pub total: Option<f64>,
     /// Most bytes that each rank held at once.
     pub peak_bytes: Vec<u64>,
+    /// Mean cross entropy per token of the validation data after the step, in nats; left out if it was not computed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
     /// As `bubble_fraction`, for each rank.
     pub bubble_per_rank: Vec<f64>,
     /// The wall time that was predicted for this step, in milliseconds; left out if there is no prediction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predicted_step_ms: Option<f64>,
-}
-
-/// Adds the side inputs of a batch, each split as its rows are.
-fn with_side(batch: StepBatch, side: Vec<SideTensor>, device: &Device) -> Result<StepBatch, SplitError> {
-    let mut batch = batch;
-    for SideTensor { name, shape, values } in side {
-        // The number of dimensions is part of a tensor's type.
-        batch = match shape.len() {
-            1 => batch.with_split(&name, ints::<1>(values, shape, device))?,
-            2 => batch.with_split(&name, ints::<2>(values, shape, device))?,
-            3 => batch.with_split(&name, ints::<3>(values, shape, device))?,
-            4 => batch.with_split(&name, ints::<4>(values, shape, device))?,
-            _ => batch.with_split(&name, ints::<5>(values, shape, device))?,
-        };
-    }
-    Ok(batch)
-}
-
-fn ints<const D: usize>(values: Vec<i32>, shape: Vec<usize>, device: &Device) -> Tensor<D, Int> {
-    Tensor::from_data(TensorData::new(values, shape), device)
 }
 
 /// Why a run cannot resume from a checkpoint.
@@ -105,49 +100,58 @@ pub enum ResumeError {
 }
 
 impl Trainer {
-    /// Returns a trainer that takes `rows_per_step` rows per step, a multiple of the program's microbatches.
-    pub fn new(
-        pipeline: Pipeline,
-        rows: TokenRows,
-        rows_per_step: usize,
-        learning_rate: LearningRate,
-    ) -> Self {
+    /// Returns a trainer whose batches have `batch_rows` rows, a multiple of the program's microbatches.
+    pub fn new(pipeline: Pipeline, rows: TokenRows, batch_rows: usize, learning_rate: LearningRate) -> Self {
         Self {
             pipeline,
             rows,
             learning_rate,
-            rows_per_step,
+            batch_rows,
+            batches: NonZeroU32::MIN,
+            validation: None,
             steps_done: 0,
             earlier: Duration::ZERO,
             began: None,
         }
     }
 
-    /// Trains on the next batch.
+    /// Sums the gradients of `batches` batches before each update. The update is that of one batch with as many rows.
+    pub fn accumulating(self, batches: NonZeroU32) -> Self {
+        Self { batches, ..self }
+    }
+
+    /// Sets the data of [`Trainer::evaluate`].
+    pub fn with_validation(self, validation: Validation) -> Self {
+        Self { validation: Some(validation), ..self }
+    }
+
+    /// Trains on the next batch, or on the next batches if gradients are accumulated.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn step(&mut self) -> Result<(Metrics, StepSummary), PipelineError> {
         self.began.get_or_insert_with(Instant::now);
-        let batch = self.rows.next_batch(self.rows_per_step);
-        let shape = [batch.rows, batch.seq_len];
-        // Every rank moves its microbatches to its own device.
-        let device = Device::flex();
-        let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new::<i32, _>(ids, shape), &device);
         let rate = self.learning_rate.at(self.steps_done);
-        let (inputs, targets) = (tensor(batch.inputs), tensor(batch.targets));
-        let side = batch.side;
-        let report = match side.is_empty() {
-            true => self.pipeline.step(inputs, targets, rate)?,
-            false => {
-                let batch = self.pipeline.split_batch(inputs, targets)?;
-                let batch = with_side(batch, side, &device)
-                    .map_err(|source| PipelineError::Split { what: "side inputs", source })?;
-                self.pipeline.step_batch(batch, rate)?
-            }
-        };
+        let mut earlier = Vec::new();
+        for _ in 1..self.batches.get() {
+            let batch = split(&self.pipeline, self.rows.next_batch(self.batch_rows))?;
+            earlier.push(self.pipeline.accumulate(batch)?);
+        }
+        let batch = split(&self.pipeline, self.rows.next_batch(self.batch_rows))?;
+        let report = joined(earlier, self.pipeline.step_batch(batch, rate)?);
         self.steps_done += 1;
-        Ok((self.metrics(&report, rate, shape[0] * shape[1]), report))
+        let tokens = self.batches.get() as usize * self.batch_rows * self.rows.seq_len();
+        Ok((self.metrics(&report, rate, tokens), report))
+    }
+
+    /// Returns the mean cross entropy per token of the validation data, in nats; `None` if there is no validation data.
+    /// All processes of a run must call it after the same step.
+    ///
+    /// # Errors
+    /// As [`Pipeline::eval`].
+    pub fn evaluate(&mut self) -> Result<Option<f64>, PipelineError> {
+        let pipeline = &mut self.pipeline;
+        self.validation.as_mut().map(|validation| validation.loss(pipeline)).transpose()
     }
 
     /// Returns the number of optimizer steps so far, including those before a checkpoint.
@@ -195,6 +199,8 @@ impl Trainer {
             step: self.steps_done,
             loss: report.loss(),
             grad_norm: report.gradient_norm,
+            loss_scale: report.loss_scale,
+            skipped: report.skipped,
             learning_rate,
             tokens_per_second: tokens as f64 / seconds,
             step_ms: seconds * 1e3,
@@ -206,6 +212,7 @@ impl Trainer {
             auxiliary: report.auxiliary.iter().map(|(name, &loss)| (name.to_string(), loss)).collect(),
             total: (!report.auxiliary.is_empty()).then(|| report.total()),
             peak_bytes: report.peak_bytes.clone(),
+            validation_loss: None,
             bubble_per_rank: report.timeline.bubble_per_rank(),
             predicted_step_ms: None,
         }

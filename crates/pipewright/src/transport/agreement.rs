@@ -4,6 +4,8 @@
 //! first rank compares the descriptions and sends the differences to all ranks, so every process reports the same
 //! error, with ranks and fields. The error also names ranks that did not answer in time. The other processes do not
 //! wait for those when they leave, even if they still send heartbeats.
+//!
+//! Devices are checked in the same way: processes may not name the same one if each needs its own.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -66,6 +68,8 @@ enum Difference {
     Cannot { ranks: Vec<WorldRank>, reason: String },
     /// A rank did not answer in time.
     Silent { rank: WorldRank, waited: Duration },
+    /// Ranks have the same device, and each needs its own.
+    SharedDevice { ranks: Vec<WorldRank>, device: String },
     /// Ranks have another value of a field than the first rank.
     Field { name: String, ranks: Vec<WorldRank>, value: String, first: String },
 }
@@ -90,6 +94,12 @@ impl fmt::Display for Differences {
                 Difference::Silent { rank, waited } => {
                     AgreementError::Silent { rank: *rank, waited: *waited }.fmt(f)?;
                 }
+                Difference::SharedDevice { ranks, device } => write!(
+                    f,
+                    "{} have the same device, {device}, and each needs its own: name more devices, use fewer ranks \
+                     there, or let ranks share a device",
+                    Ranks(ranks)
+                )?,
                 Difference::Field { name, ranks, value, first } => write!(
                     f,
                     "{}: `{name}` is {value}, but {first} on rank 0: start all processes with the same program and \
@@ -121,13 +131,37 @@ impl fmt::Display for Ranks<'_> {
 /// The description of a process's run, or the reason why it cannot run.
 pub(super) type Hello = Result<Fields, String>;
 
+/// The device of a process's rank, or the reason why it cannot run. `None` may be shared.
+pub(super) type OwnDevice = Result<Option<String>, String>;
+
 /// Returns when all processes have sent the same description.
 pub(super) fn agree(
     endpoint: &mut Endpoint,
     hello: &Hello,
     deadline: Duration,
 ) -> Result<(), AgreementError> {
-    let agreed = exchange(endpoint, hello, deadline);
+    agree_by(endpoint, hello, deadline, compare)
+}
+
+/// Returns when all processes have sent their devices and no device is named twice.
+pub(super) fn claim(
+    endpoint: &mut Endpoint,
+    device: &OwnDevice,
+    deadline: Duration,
+) -> Result<(), AgreementError> {
+    agree_by(endpoint, device, deadline, find_shared)
+}
+
+fn agree_by<T>(
+    endpoint: &mut Endpoint,
+    hello: &T,
+    deadline: Duration,
+    compare: impl Fn(&[(WorldRank, T)]) -> Differences,
+) -> Result<(), AgreementError>
+where
+    T: Clone + Serialize + for<'de> Deserialize<'de>,
+{
+    let agreed = exchange(endpoint, hello, deadline, compare);
     if let Err(error) = &agreed
         && error.silent().is_some()
     {
@@ -137,7 +171,15 @@ pub(super) fn agree(
     agreed
 }
 
-fn exchange(endpoint: &mut Endpoint, hello: &Hello, deadline: Duration) -> Result<(), AgreementError> {
+fn exchange<T>(
+    endpoint: &mut Endpoint,
+    hello: &T,
+    deadline: Duration,
+    compare: impl Fn(&[(WorldRank, T)]) -> Differences,
+) -> Result<(), AgreementError>
+where
+    T: Clone + Serialize + for<'de> Deserialize<'de>,
+{
     let first = WorldRank::new(0);
     let others = (1..endpoint.ranks()).map(WorldRank::new);
     let differences = if endpoint.rank() == first {
@@ -198,8 +240,8 @@ fn take<T: for<'de> Deserialize<'de>>(
     }
 }
 
-/// Returns the differences from the first rank. Ranks with the same reason or value are listed together.
-fn compare(hellos: &[(WorldRank, Hello)]) -> Differences {
+/// Returns the reasons of the ranks that cannot run. Ranks with the same reason are listed together.
+fn cannot_run<T>(hellos: &[(WorldRank, Result<T, String>)]) -> Vec<Difference> {
     let mut reasons: BTreeMap<&str, Vec<WorldRank>> = BTreeMap::new();
     for (rank, hello) in hellos {
         if let Err(reason) = hello {
@@ -208,7 +250,27 @@ fn compare(hellos: &[(WorldRank, Hello)]) -> Differences {
     }
     let cannot =
         reasons.into_iter().map(|(reason, ranks)| Difference::Cannot { ranks, reason: reason.to_owned() });
-    let mut differences: Vec<_> = cannot.collect();
+    cannot.collect()
+}
+
+/// Returns the devices that several ranks name.
+fn find_shared(devices: &[(WorldRank, OwnDevice)]) -> Differences {
+    let mut differences = cannot_run(devices);
+    let mut owners: BTreeMap<&str, Vec<WorldRank>> = BTreeMap::new();
+    for (rank, device) in devices {
+        if let Ok(Some(device)) = device {
+            owners.entry(device).or_default().push(*rank);
+        }
+    }
+    let shared = owners.into_iter().filter(|(_, ranks)| ranks.len() > 1);
+    differences
+        .extend(shared.map(|(device, ranks)| Difference::SharedDevice { ranks, device: device.to_owned() }));
+    Differences(differences)
+}
+
+/// Returns the differences from the first rank. Ranks with the same reason or value are listed together.
+fn compare(hellos: &[(WorldRank, Hello)]) -> Differences {
+    let mut differences = cannot_run(hellos);
     let Some((_, Ok(first))) = hellos.first() else { return Differences(differences) };
     let mut fields: BTreeMap<(&str, &str, &str), Vec<WorldRank>> = BTreeMap::new();
     for (rank, hello) in hellos {
@@ -283,6 +345,22 @@ mod tests {
             assert!(error.starts_with("rank 2 has not described its run within 1.0 s"), "{error}");
             assert_eq!((silent, leaves), (Some(WorldRank::new(2)), true));
         }
+    }
+
+    #[test]
+    fn ranks_with_the_same_device_are_named() {
+        let check = |devices: &[OwnDevice], expected: &str| {
+            let devices: Vec<_> = (0..).map(WorldRank::new).zip(devices.iter().cloned()).collect();
+            let found = find_shared(&devices).to_string();
+            let matches = if expected.is_empty() { found.is_empty() } else { found.starts_with(expected) };
+            assert!(matches, "{found}");
+        };
+        let named = |name: &str| Ok(Some(name.to_owned()));
+        check(&[named("`cuda:0` of a"), named("`cuda:1` of a"), named("`cuda:0` of b")], "");
+        check(&[Ok(None), Ok(None)], "");
+        let expected = "ranks 0, 2 have the same device, `cuda:0` of a, and each needs its own: ";
+        check(&[named("`cuda:0` of a"), named("`cuda:1` of a"), named("`cuda:0` of a")], expected);
+        check(&[Ok(None), Err("it is not there".to_owned())], "rank 1: it is not there");
     }
 
     #[test]

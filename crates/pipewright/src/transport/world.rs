@@ -90,6 +90,22 @@ impl World {
         }
     }
 
+    /// Checks that no two processes have the same device. Every process calls it with the name of its rank's device, with
+    /// `None` if ranks may share it, or with the reason why it cannot run. Within one process there is nothing to compare.
+    ///
+    /// # Errors
+    /// As [`World::agree`].
+    pub fn claim_device(
+        &mut self,
+        device: Result<Option<String>, String>,
+        deadline: Duration,
+    ) -> Result<(), AgreementError> {
+        match self.endpoints.as_mut_slice() {
+            [endpoint] if endpoint.is_distributed() => agreement::claim(endpoint, &device, deadline),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the number of ranks, including those of other processes.
     pub fn ranks(&self) -> u32 {
         self.endpoints.first().map_or(0, Endpoint::ranks)

@@ -148,6 +148,35 @@ fn a_taken_state_does_not_change_while_training_continues() {
 }
 
 #[test]
+fn the_best_checkpoint_is_kept_and_linked() {
+    let scratch = folder();
+    let mut pipeline = launch("1f1b", 2, adamw());
+    let folder = CheckpointFolder::own(scratch.path()).expect("nobody else has it");
+    let mut writer = CheckpointWriter::start(folder, 1, 1, DEADLINE).expect("a thread");
+    let steps = || -> Vec<u64> {
+        CheckpointFolder::list(scratch.path()).expect("a folder").into_iter().map(|(step, _)| step).collect()
+    };
+    let best = || Checkpoint::open(&CheckpointFolder::best_of(scratch.path())).map(|best| best.step());
+    for (step, is_best, kept) in
+        [(1, true, &[1][..]), (2, false, &[1, 2]), (3, false, &[1, 3]), (4, true, &[4]), (5, false, &[4, 5])]
+    {
+        let state = state(&mut pipeline, step);
+        let saved = if is_best { writer.save_best(state) } else { writer.save(state) };
+        saved.and_then(|_| writer.wait()).expect("it is saved");
+        assert_eq!(steps(), kept);
+        assert_eq!(best().expect("there is one"), *kept.first().expect("one is kept"));
+    }
+    drop(writer);
+    let folder = CheckpointFolder::own(scratch.path()).expect("nobody else has it");
+    folder.set_best(Some(5)).expect("a link");
+    assert_eq!(best().expect("there is one"), 5);
+    folder.set_best(Some(3)).expect("no link, for it is gone");
+    assert!(matches!(best(), Err(CheckpointError::NoManifest { .. })));
+    folder.set_best(None).expect("no link");
+    assert_eq!(CheckpointFolder::newest(scratch.path()).expect("a checkpoint").step(), 5);
+}
+
+#[test]
 fn a_checkpoint_lists_its_tensors() {
     let scratch = folder();
     let mut pipeline = launch("1f1b", 2, adamw());

@@ -27,6 +27,7 @@ function figureRows() {
     ["first loss", ({ first_loss }) => format(first_loss, loss)],
     ["best loss", ({ best_loss }) => format(best_loss, ([value, step]) => `${loss(value)} (step ${grouped(step)})`)],
     ["last loss", ({ last_loss }) => format(last_loss, loss)],
+    ["best validation loss", ({ best_validation_loss }) => format(best_validation_loss, ([value, step]) => `${loss(value)} (step ${grouped(step)})`)],
     ["last validation loss", ({ validation_loss }) => format(validation_loss, loss)],
     ["tokens", ({ tokens }) => format(tokens, grouped)],
     ["time", ({ seconds }) => format(seconds, clock)],

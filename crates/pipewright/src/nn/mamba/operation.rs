@@ -1,5 +1,6 @@
 //! Convolution, scan and gated norm as one operation of the CPU back end.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
@@ -52,7 +53,13 @@ pub(super) fn mix(
         skip,
         norm,
     };
-    let (out, y, scales) = saved.forward(elements(&weight));
+    let (y, (out, scales)) = {
+        let read = saved.read(&weight);
+        // What the backward keeps is rounded first, so that it sees the numbers that the forward went on with.
+        let y = tape.kept(read.scanned(), [rows, mixer.sizes.width()]);
+        let normed = gated_norm::forward(read.norm(&elements(&y)));
+        (y, normed)
+    };
     // The kept weight is of any number of dimensions.
     let weight = KeptWeight::new(from_cpu(weight), id, deferred.as_ref());
     let tape = recorded_on(tape, WEIGHT, deferred.as_ref());
@@ -84,53 +91,78 @@ struct Saved {
 }
 
 impl Saved {
-    fn convolution<'a>(&'a self, weight: &'a [f32]) -> convolution::Inputs<'a> {
-        convolution::Inputs {
-            dims: self.sizes.convolution(self.sequence),
-            v: elements(&self.projected),
-            weight,
+    fn read<'a>(&'a self, weight: &'a CpuTensor) -> Read<'a> {
+        Read {
+            saved: self,
+            weight: elements(weight),
+            projected: elements(&self.projected),
             bias: self.bias.as_ref().map(elements),
-            documents: self.documents.as_deref(),
+            dt_bias: elements(&self.dt_bias),
+            rates: elements(&self.rates),
+            skip: elements(&self.skip),
+            norm: elements(&self.norm),
+        }
+    }
+}
+
+/// The elements of the inputs in single precision.
+struct Read<'a> {
+    saved: &'a Saved,
+    weight: Cow<'a, [f32]>,
+    projected: Cow<'a, [f32]>,
+    bias: Option<Cow<'a, [f32]>>,
+    dt_bias: Cow<'a, [f32]>,
+    rates: Cow<'a, [f32]>,
+    skip: Cow<'a, [f32]>,
+    norm: Cow<'a, [f32]>,
+}
+
+impl Read<'_> {
+    fn convolution(&self) -> convolution::Inputs<'_> {
+        convolution::Inputs {
+            dims: self.saved.sizes.convolution(self.saved.sequence),
+            v: &self.projected,
+            weight: &self.weight,
+            bias: self.bias.as_deref(),
+            documents: self.saved.documents.as_deref(),
         }
     }
 
     fn steps(&self) -> Vec<f32> {
-        scan::steps(self.sizes.steps(), elements(&self.projected), elements(&self.dt_bias))
+        scan::steps(self.saved.sizes.steps(), &self.projected, &self.dt_bias)
     }
 
     /// Returns `A` of each head.
     fn rates(&self) -> Vec<f32> {
-        elements(&self.rates).iter().map(|log| -log.exp()).collect()
+        self.rates.iter().map(|log| -log.exp()).collect()
     }
 
     fn scan<'a>(&'a self, u: &'a [f32], steps: &'a [f32], rates: &'a [f32]) -> scan::Inputs<'a> {
         scan::Inputs {
-            dims: self.sizes.scan(self.rows, self.sequence),
+            dims: self.saved.sizes.scan(self.saved.rows, self.saved.sequence),
             u,
             steps,
             rates,
-            skip: elements(&self.skip),
-            documents: self.documents.as_deref(),
+            skip: &self.skip,
+            documents: self.saved.documents.as_deref(),
         }
     }
 
     fn norm<'a>(&'a self, y: &'a [f32]) -> gated_norm::Inputs<'a> {
         gated_norm::Inputs {
             y,
-            z: elements(&self.projected),
-            stride: self.sizes.projected(),
-            weight: elements(&self.norm),
-            runs: self.sizes.groups,
-            epsilon: self.sizes.epsilon as f32,
+            z: &self.projected,
+            stride: self.saved.sizes.projected(),
+            weight: &self.norm,
+            runs: self.saved.sizes.groups,
+            epsilon: self.saved.sizes.epsilon as f32,
         }
     }
 
-    /// Returns the result, the scan's result, and the scales of the norm.
-    fn forward(&self, weight: &[f32]) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
-        let u = convolution::forward(self.convolution(weight));
-        let y = scan::forward(self.scan(&u, &self.steps(), &self.rates()));
-        let (out, scales) = gated_norm::forward(self.norm(&y));
-        (out, y, scales)
+    /// Returns the scan's result.
+    fn scanned(&self) -> Vec<f32> {
+        let u = convolution::forward(self.convolution());
+        scan::forward(self.scan(&u, &self.steps(), &self.rates()))
     }
 }
 
@@ -140,7 +172,8 @@ struct MixBackward {
     weight: KeptWeight,
     id: ParamId,
     deferred: Option<Deferred>,
-    y: Vec<f32>,
+    /// The scan's result.
+    y: CpuTensor,
     scales: Vec<f32>,
 }
 
@@ -149,18 +182,19 @@ impl Operation<7> for MixBackward {
         let Self { saved, weight, id, deferred, y, scales } = self;
         let (sizes, rows) = (saved.sizes, saved.rows);
         let weight = weight.get_on_cpu();
-        let convolution = saved.convolution(elements(&weight));
+        let read = saved.read(&weight);
+        let convolution = read.convolution();
         let mut d_projected = vec![0f32; rows * sizes.projected()];
 
         let (d_y, d_norm) =
-            gated_norm::backward(saved.norm(&y), &scales, elements(&gradient), &mut d_projected);
+            gated_norm::backward(read.norm(&elements(&y)), &scales, &elements(&gradient), &mut d_projected);
         drop(y);
-        let (u, steps, rates) = (convolution::forward(convolution), saved.steps(), saved.rates());
-        let of_scan = scan::backward(saved.scan(&u, &steps, &rates), &d_y);
+        let (u, steps, rates) = (convolution::forward(convolution), read.steps(), read.rates());
+        let of_scan = scan::backward(read.scan(&u, &steps, &rates), &d_y);
         drop((u, d_y));
-        let (projected, dt_bias) = (elements(&saved.projected), elements(&saved.dt_bias));
+        let steps = &of_scan.steps;
         let d_dt_bias =
-            scan::steps_backward(sizes.steps(), projected, dt_bias, &of_scan.steps, &mut d_projected);
+            scan::steps_backward(sizes.steps(), &read.projected, &read.dt_bias, steps, &mut d_projected);
         // `A = -exp(A_log)` is its own derivative.
         let d_rates = of_scan.rates.iter().zip(&rates).map(|(d, rate)| d * rate).collect();
         let mut d_sums = of_scan.u;

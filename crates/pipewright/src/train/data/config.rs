@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::train::data::documents::Documents;
 use crate::train::data::error::DataError;
 use crate::train::data::files;
 use crate::train::data::ids::Ids;
@@ -31,6 +32,8 @@ pub struct DataConfig {
     pub shuffle: bool,
     /// The seed of the order.
     pub seed: u64,
+    /// Where documents begin, and what they see of each other; `None` if rows are not divided into documents.
+    pub documents: Option<Documents>,
 }
 
 /// How text becomes token ids.
@@ -54,7 +57,8 @@ impl DataConfig {
     /// # Errors
     /// When a pattern matches no file, a file cannot be read, is not a regular file, is not UTF-8 or not an array of
     /// ids, a row has another length, an id is not below `vocab_size`, there is no token at all, there is too much data
-    /// for the memory, or there are fewer rows than a batch takes.
+    /// for the memory, there are fewer rows than a batch takes, or the id that begins documents is not below
+    /// `vocab_size`.
     pub fn open(&self, vocab_size: usize, batch_rows: usize) -> Result<TokenRows, DataError> {
         self.open_within(MemoryBudget::of_machine(), vocab_size, batch_rows)
     }
@@ -66,6 +70,7 @@ impl DataConfig {
         batch_rows: usize,
     ) -> Result<TokenRows, DataError> {
         let budget = &mut budget;
+        let bos = self.bos(vocab_size)?;
         let found = files::find(&self.path)?;
         let jsonl = found.iter().find(|path| path.extension().is_some_and(|ending| ending == "jsonl"));
         let (ids, stride) = match (jsonl, found.as_slice()) {
@@ -75,8 +80,8 @@ impl DataConfig {
             }
             (None, files) => {
                 let ids = match &self.tokenizer {
-                    Tokenizer::Bytes => text::read(files, vocab_size, budget)?,
-                    Tokenizer::File(tokenizer) => tokenizer::read(files, tokenizer, vocab_size, budget)?,
+                    Tokenizer::Bytes => text::read(files, bos, vocab_size, budget)?,
+                    Tokenizer::File(tokenizer) => tokenizer::read(files, tokenizer, bos, vocab_size, budget)?,
                 };
                 (ids, Stride::Overlapping)
             }
@@ -96,11 +101,22 @@ impl DataConfig {
         batch_rows: usize,
     ) -> Result<TokenRows, DataError> {
         let name = PathBuf::from("the text in memory");
+        let bos = self.bos(vocab_size)?;
         let ids = match &self.tokenizer {
-            Tokenizer::Bytes => text::of_text(text, &name, vocab_size)?,
-            Tokenizer::File(tokenizer) => tokenizer::of_text(text, &name, tokenizer, vocab_size)?,
+            Tokenizer::Bytes => text::of_text(text, &name, bos, vocab_size)?,
+            Tokenizer::File(tokenizer) => tokenizer::of_text(text, &name, tokenizer, bos, vocab_size)?,
         };
         self.rows(ids, Stride::Overlapping, batch_rows, name)
+    }
+
+    /// Returns the id that begins documents, if there is one.
+    fn bos(&self, vocab_size: usize) -> Result<Option<u32>, DataError> {
+        match self.documents.map(|documents| documents.bos_id) {
+            Some(bos) if bos as usize >= vocab_size => {
+                Err(DataError::BeginningBeyondVocabulary { bos, vocab_size })
+            }
+            bos => Ok(bos),
+        }
     }
 
     fn rows(
@@ -114,10 +130,7 @@ impl DataConfig {
             return Err(DataError::Empty { path: first });
         }
         let rows = TokenRows::new(ids, stride, self)?;
-        if rows.rows() < batch_rows {
-            let (found, needed) = (rows.rows(), batch_rows);
-            return Err(DataError::FewRows { found, needed, seq_len: self.seq_len });
-        }
+        rows.require_batch(batch_rows)?;
         Ok(rows)
     }
 }

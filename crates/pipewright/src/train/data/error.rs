@@ -94,6 +94,49 @@ pub enum DataError {
         /// Tokens per row.
         seq_len: usize,
     },
+    /// There are fewer rows of validation data than a batch takes.
+    #[error(
+        "the validation data has {found} rows of seq_len {seq_len}, and a batch takes {needed}; \
+         give more validation data or a larger share, a shorter seq_len, or fewer or smaller microbatches"
+    )]
+    FewValidationRows {
+        /// Rows in the validation data.
+        found: usize,
+        /// Rows in a batch.
+        needed: usize,
+        /// Tokens per row.
+        seq_len: usize,
+    },
+    /// An evaluation would take more batches than there are.
+    #[error(
+        "an evaluation takes {asked} batches of {batch_rows} rows, and the validation data has {found}; \
+         ask for at most {found} batches, or give more validation data"
+    )]
+    FewValidationBatches {
+        /// Batches of an evaluation.
+        asked: usize,
+        /// Batches in the validation data.
+        found: usize,
+        /// Rows in a batch.
+        batch_rows: usize,
+    },
+    /// A share of a text with side inputs should be held out.
+    #[error(
+        "a share of a text with side inputs cannot be held out, because its rows would be cut at other places; give files \
+         of validation data, or the data as a .jsonl file of token ids"
+    )]
+    SideOfText,
+    /// The id that begins documents is not one of the model's.
+    #[error(
+        "documents begin with the token id {bos}, which lies beyond the vocabulary of {vocab_size}; \
+         raise vocab_size, or choose another id"
+    )]
+    BeginningBeyondVocabulary {
+        /// The id.
+        bos: u32,
+        /// How many ids the model knows.
+        vocab_size: usize,
+    },
     /// There are more rows than an epoch can number.
     #[error("the data has {found} rows, and at most {} can be put in order; use a longer seq_len", u32::MAX)]
     ManyRows {
@@ -174,6 +217,14 @@ pub enum DataError {
     #[error("{}: the tokenizer cannot turn the file into tokens", path.display())]
     Tokenize {
         /// The text's file.
+        path: PathBuf,
+        /// The tokenizer's reason.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Tokens could not be turned into a text.
+    #[error("{}: the tokenizer cannot turn the tokens into text", path.display())]
+    Detokenize {
+        /// The tokenizer's file.
         path: PathBuf,
         /// The tokenizer's reason.
         source: Box<dyn std::error::Error + Send + Sync>,

@@ -30,6 +30,20 @@ impl Ids {
         }
     }
 
+    /// Appends a document with `bos` before it.
+    pub(super) fn push_document(&mut self, bos: u32, document: impl Iterator<Item = u32>) {
+        std::iter::once(bos).chain(document).for_each(|id| self.push(id));
+    }
+
+    /// Takes the ids from `at` on out of the list.
+    pub(super) fn split_off(&mut self, at: usize) -> Self {
+        match self {
+            Self::One(ids) => Self::One(ids.split_off(at)),
+            Self::Two(ids) => Self::Two(ids.split_off(at)),
+            Self::Four(ids) => Self::Four(ids.split_off(at)),
+        }
+    }
+
     /// Returns the number of bytes per id.
     pub(super) fn width(&self) -> usize {
         match self {

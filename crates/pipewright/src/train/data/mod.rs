@@ -16,6 +16,7 @@
 //!     seq_len: 5,
 //!     shuffle: false,
 //!     seed: 0,
+//!     documents: None,
 //! };
 //! let mut rows = config.open(256, 2)?;
 //! let batch = rows.next_batch(2);
@@ -25,7 +26,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod codec;
 mod config;
+mod documents;
 mod error;
 mod files;
 mod ids;
@@ -41,7 +44,9 @@ mod text;
 mod tokenizer;
 
 pub use crate::checkpoint::Cursor;
+pub use codec::TokenCodec;
 pub use config::{DataConfig, Tokenizer};
+pub use documents::{DOCUMENTS, Documents, POSITIONS};
 pub use error::{DataError, TokenPlace};
 pub use rows::{Batch, DataIdentity, TokenRows};
 pub use side::{SideError, SideRows, SideTensor};

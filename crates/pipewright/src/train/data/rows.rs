@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::checkpoint::Cursor;
 use crate::train::data::config::DataConfig;
+use crate::train::data::documents::Documents;
 use crate::train::data::error::DataError;
 use crate::train::data::ids::Ids;
 use crate::train::data::order::permutation;
@@ -14,8 +15,7 @@ use crate::train::data::side::{SideError, SideRows, SideTensor};
 pub struct TokenRows {
     ids: Ids,
     seq_len: usize,
-    /// The number of ids from the start of one row to the start of the next.
-    stride: usize,
+    stride: Stride,
     rows: u32,
     /// The seed of the order; `None` without shuffling.
     shuffle: Option<u64>,
@@ -24,6 +24,7 @@ pub struct TokenRows {
     order: Option<(u64, Vec<u32>)>,
     /// The side inputs of all rows.
     side: Option<SideRows>,
+    documents: Option<Documents>,
 }
 
 /// The identity of a data source. Two sources with the same identity return the same rows in the same order.
@@ -39,6 +40,9 @@ pub struct DataIdentity {
     pub shuffle_seed: Option<u64>,
     /// The BLAKE3 hash of the token ids, in hexadecimal.
     pub hash: String,
+    /// Where documents begin, and what they see of each other; left out without documents.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub documents: Option<Documents>,
 }
 
 /// Rows for one step: the inputs of the model and their targets.
@@ -65,16 +69,77 @@ pub(super) enum Stride {
     Overlapping,
 }
 
+impl Stride {
+    /// Returns the number of ids from the start of one row to the start of the next.
+    fn length(self, seq_len: usize) -> usize {
+        match self {
+            Self::Disjoint => seq_len + 1,
+            Self::Overlapping => seq_len,
+        }
+    }
+
+    /// Returns the number of whole rows in `ids` ids.
+    fn rows(self, ids: usize, seq_len: usize) -> Result<u32, DataError> {
+        let rows = match self {
+            Self::Disjoint => ids / (seq_len + 1),
+            Self::Overlapping => ids.saturating_sub(1) / seq_len.max(1),
+        };
+        u32::try_from(rows).map_err(|_| DataError::ManyRows { found: rows })
+    }
+}
+
 impl TokenRows {
     pub(super) fn new(ids: Ids, stride: Stride, config: &DataConfig) -> Result<Self, DataError> {
         let seq_len = config.seq_len;
-        let (stride, rows) = match stride {
-            Stride::Disjoint => (seq_len + 1, ids.len() / (seq_len + 1)),
-            Stride::Overlapping => (seq_len, ids.len().saturating_sub(1) / seq_len.max(1)),
+        Ok(Self {
+            rows: stride.rows(ids.len(), seq_len)?,
+            ids,
+            seq_len,
+            stride,
+            shuffle: config.shuffle.then_some(config.seed),
+            cursor: Cursor::default(),
+            order: None,
+            side: None,
+            documents: config.documents,
+        })
+    }
+
+    /// Splits the last `share` of the data off, a number between 0 and 1, and returns both parts. No id is in both. The
+    /// second part is not shuffled. Either may have too few rows for a batch, which the caller checks.
+    ///
+    /// # Errors
+    /// When a part has more rows than an epoch can number, or when the rows of a text have side inputs, which would not
+    /// belong to the rows of the second part.
+    pub fn hold_out(mut self, share: f64) -> Result<(Self, Self), DataError> {
+        if self.side.is_some() && matches!(self.stride, Stride::Overlapping) {
+            return Err(DataError::SideOfText);
+        }
+        // Rows of a text may begin anywhere, so any number of ids can be held out; other rows are held out as a whole.
+        let unit = match self.stride {
+            Stride::Disjoint => self.stride.length(self.seq_len),
+            Stride::Overlapping => 1,
         };
-        let rows = u32::try_from(rows).map_err(|_| DataError::ManyRows { found: rows })?;
-        let shuffle = config.shuffle.then_some(config.seed);
-        Ok(Self { ids, seq_len, stride, rows, shuffle, cursor: Cursor::default(), order: None, side: None })
+        let units = self.ids.len() / unit;
+        let held = ((units as f64 * share).round() as usize).min(units);
+        let ids = self.ids.split_off((units - held) * unit);
+        self.rows = self.stride.rows(self.ids.len(), self.seq_len)?;
+        let rows = self.stride.rows(ids.len(), self.seq_len)?;
+        let side = self.side.as_mut().map(|side| side.split_off(units - held));
+        (self.cursor, self.order) = (Cursor::default(), None);
+        let Self { seq_len, stride, cursor, documents, .. } = self;
+        let held = Self { ids, seq_len, stride, rows, shuffle: None, cursor, order: None, side, documents };
+        Ok((self, held))
+    }
+
+    /// Returns an error if there are fewer rows than a batch of `batch_rows` takes.
+    ///
+    /// # Errors
+    /// When there are fewer rows.
+    pub fn require_batch(&self, batch_rows: usize) -> Result<(), DataError> {
+        if self.rows() >= batch_rows {
+            return Ok(());
+        }
+        Err(DataError::FewRows { found: self.rows(), needed: batch_rows, seq_len: self.seq_len })
     }
 
     /// Adds the side inputs of the rows; each batch has those of its rows.
@@ -96,17 +161,23 @@ impl TokenRows {
         let mut targets = Vec::with_capacity(rows * self.seq_len);
         let places: Vec<usize> = (0..rows).map(|_| self.next_row()).collect();
         for place in &places {
-            let start = place * self.stride;
+            let start = place * self.stride.length(self.seq_len);
             self.ids.copy(start, self.seq_len, &mut inputs);
             self.ids.copy(start + 1, self.seq_len, &mut targets);
         }
-        let side = self.side.as_ref().map(|side| side.of_rows(&places)).unwrap_or_default();
+        let mut side = self.side.as_ref().map(|side| side.of_rows(&places)).unwrap_or_default();
+        side.extend(self.documents.iter().flat_map(|documents| documents.side_inputs(&inputs, self.seq_len)));
         Batch { inputs, targets, rows, seq_len: self.seq_len, side }
     }
 
     /// Returns the number of rows per epoch.
     pub fn rows(&self) -> usize {
         self.rows as usize
+    }
+
+    /// Returns the number of tokens of a row that the model receives.
+    pub fn seq_len(&self) -> usize {
+        self.seq_len
     }
 
     /// Returns the number of token ids, including those that do not fill a row.
@@ -122,6 +193,7 @@ impl TokenRows {
             seq_len: self.seq_len,
             shuffle_seed: self.shuffle,
             hash: self.ids.hash(),
+            documents: self.documents,
         }
     }
 

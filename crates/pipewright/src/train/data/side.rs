@@ -93,6 +93,11 @@ impl SideRows {
         &self.tensors
     }
 
+    /// Returns whether there is a side input of this name.
+    pub fn has(&self, tensor: &str) -> bool {
+        self.tensors.iter().any(|found| found.name == tensor)
+    }
+
     /// Returns the error of a side input.
     pub fn error(&self, tensor: &str, problem: String) -> SideError {
         SideError::Tensor { path: self.path.clone(), tensor: tensor.to_owned(), problem }
@@ -108,6 +113,18 @@ impl SideRows {
             }
         }
         Ok(())
+    }
+
+    /// Takes the side inputs of the rows from `row` on out of the list.
+    pub(super) fn split_off(&mut self, row: usize) -> Self {
+        let split = |tensor: &mut SideTensor| {
+            let size: usize = tensor.shape[1..].iter().product();
+            let mut shape = tensor.shape.clone();
+            shape[0] -= row;
+            tensor.shape[0] = row;
+            SideTensor { name: tensor.name.clone(), shape, values: tensor.values.split_off(row * size) }
+        };
+        Self { path: self.path.clone(), tensors: self.tensors.iter_mut().map(split).collect() }
     }
 
     /// Returns the side inputs of these rows.
@@ -158,6 +175,21 @@ mod tests {
         let rows = side.of_rows(&[2, 0]);
         let expected = SideTensor { name: "doc_ids".to_owned(), shape: vec![2, 2], values: vec![4, 5, 0, 1] };
         assert_eq!(rows, [expected]);
+    }
+
+    #[test]
+    fn the_last_rows_are_split_off() {
+        let numbers: Vec<u8> = (0..6i64).flat_map(i64::to_le_bytes).collect();
+        let mut side = written("doc_ids", Dtype::I64, vec![3, 2], &numbers).expect("it is read");
+        let last = side.split_off(2);
+        assert_eq!(
+            (side.tensors()[0].shape.as_slice(), &side.of_rows(&[1])[0].values),
+            (&[2, 2][..], &vec![2, 3])
+        );
+        assert_eq!(
+            (last.tensors()[0].shape.as_slice(), &last.of_rows(&[0])[0].values),
+            (&[1, 2][..], &vec![4, 5])
+        );
     }
 
     #[test]

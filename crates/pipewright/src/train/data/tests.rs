@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use crate::train::Validation;
 use crate::train::data::memory_budget::MemoryBudget;
-use crate::train::data::{Cursor, DataConfig, TokenRows, Tokenizer};
+use crate::train::data::{Cursor, DOCUMENTS, DataConfig, Documents, POSITIONS, TokenRows, Tokenizer};
 
 /// Opens one file of that name and content. Returns an error as its message, without the folder.
 fn open(name: &str, content: &[u8], seq_len: usize, vocab_size: usize) -> Result<TokenRows, String> {
@@ -22,7 +23,7 @@ fn open_with(
     let path = format!("{root}/{name}");
     std::fs::write(&path, content).expect("a file");
     let (path, tokenizer) = (vec![path], Tokenizer::Bytes);
-    let mut config = DataConfig { path, tokenizer, seq_len: 4, shuffle: false, seed: 1 };
+    let mut config = DataConfig { path, tokenizer, seq_len: 4, shuffle: false, seed: 1, documents: None };
     change(&mut config);
     config.open(vocab_size, batch_rows).map_err(|error| error.to_string().replace(&format!("{root}/"), ""))
 }
@@ -68,8 +69,14 @@ fn rows_of_ids_come_in_order() {
 fn a_text_in_memory_gives_the_rows_of_a_file() {
     let text = "abcdefghijklm";
     let mut of_file = open("a.txt", text.as_bytes(), 4, 256).expect("good data");
-    let config =
-        DataConfig { path: Vec::new(), tokenizer: Tokenizer::Bytes, seq_len: 4, shuffle: false, seed: 1 };
+    let config = DataConfig {
+        path: Vec::new(),
+        tokenizer: Tokenizer::Bytes,
+        seq_len: 4,
+        shuffle: false,
+        seed: 1,
+        documents: None,
+    };
     let mut of_text = config.open_text(text, 256, 2).expect("good data");
     assert_eq!(of_text.identity().hash, of_file.identity().hash);
     assert_eq!(of_text.next_batch(5), of_file.next_batch(5));
@@ -77,6 +84,76 @@ fn a_text_in_memory_gives_the_rows_of_a_file() {
     assert!(error.starts_with("the data has 1 rows of seq_len 4"), "{error}");
     let error = config.open_text("ab\u{e9}d", 128, 1).expect_err("a small vocabulary").to_string();
     assert!(error.starts_with("the text in memory: byte 2: token id 195"), "{error}");
+}
+
+/// Opens a file with documents.
+fn with_documents(name: &str, content: &[u8], vocab_size: usize, bos_id: u32) -> Result<TokenRows, String> {
+    open_with(name, content, vocab_size, 1, |config| {
+        config.documents = Some(Documents { bos_id, packed: true, restart_positions: true });
+    })
+}
+
+#[test]
+fn a_text_begins_with_the_id_of_a_document() {
+    for (vocab_size, bos) in [(256, 0), (257, 256), (70_000, 69_999)] {
+        let mut rows = with_documents("a.txt", b"abcdefghij", vocab_size, bos).expect("good data");
+        assert_eq!((rows.rows(), rows.tokens()), (2, 11));
+        let batch = rows.next_batch(1);
+        assert_eq!(batch.inputs, [bos as i32, 97, 98, 99]);
+        let side: Vec<(&str, &[i32])> =
+            batch.side.iter().map(|side| (side.name.as_str(), side.values.as_slice())).collect();
+        assert_eq!(side, [(DOCUMENTS, &[1, 1, 1, 1][..]), (POSITIONS, &[0, 1, 2, 3])]);
+    }
+    let beyond = "documents begin with the token id 256, which lies beyond the vocabulary of 256; raise vocab_size, or \
+                  choose another id";
+    assert_eq!(with_documents("a.txt", b"abcdefghij", 256, 256).expect_err("it is beyond"), beyond);
+}
+
+#[test]
+fn rows_of_ids_contain_the_beginnings() {
+    let mut rows = with_documents("a.jsonl", b"[5, 7, 1, 7, 2]\n[7, 1, 2, 3, 7]", 256, 7).expect("good data");
+    let batch = rows.next_batch(2);
+    assert_eq!(batch.inputs, [5, 7, 1, 7, 7, 1, 2, 3]);
+    assert_eq!(batch.side[0].values, [0, 1, 1, 2, 1, 1, 1, 1]);
+    assert_eq!(batch.side[1].values, [0, 0, 1, 0, 0, 1, 2, 3]);
+}
+
+#[test]
+fn a_share_is_held_out_from_the_end() {
+    let rows = open("a.txt", b"abcdefghijklmnopqrst", 4, 256).expect("good data");
+    let (mut training, mut held) = rows.hold_out(0.45).expect("it divides");
+    assert_eq!((training.tokens(), training.rows(), held.tokens(), held.rows()), (11, 2, 9, 2));
+    assert_eq!(training.next_batch(2).targets, b"bcdefghi".map(i32::from));
+    assert_eq!(held.next_batch(2).inputs, b"lmnopqrs".map(i32::from));
+    let shorter = open("a.txt", b"abcdefghijk", 4, 256).expect("good data");
+    assert_eq!(training.identity(), shorter.identity(), "it is as if the text were shorter");
+
+    let lines: Vec<String> = (0..10).map(|row| format!("[{row}, 1]")).collect();
+    let change = |config: &mut DataConfig| (config.seq_len, config.shuffle) = (1, true);
+    let rows = open_with("a.jsonl", lines.join("\n").as_bytes(), 256, 2, change).expect("good data");
+    let (mut training, mut held) = rows.hold_out(0.3).expect("it divides");
+    assert_eq!(firsts(&mut held, 3), [7, 8, 9], "it is not shuffled");
+    let mut trained = firsts(&mut training, 7);
+    trained.sort_unstable();
+    assert_eq!(trained, [0, 1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn validation_data_has_whole_batches() {
+    let rows = || open("a.txt", b"abcdefghijklmnopqrstuvwxyz", 4, 256).expect("good data");
+    let batches = |batch_rows, batches| {
+        let made = Validation::new(rows(), batch_rows, batches);
+        made.map(|validation| validation.batches()).map_err(|error| error.to_string())
+    };
+    assert_eq!(batches(2, None), Ok(3));
+    assert_eq!(batches(4, None), Ok(1));
+    assert_eq!(batches(2, Some(2)), Ok(2));
+    let few = "the validation data has 6 rows of seq_len 4, and a batch takes 7; give more validation data or a larger \
+               share, a shorter seq_len, or fewer or smaller microbatches";
+    assert_eq!(batches(7, None), Err(few.to_owned()));
+    let many = "an evaluation takes 4 batches of 2 rows, and the validation data has 3; ask for at most 3 batches, or \
+                give more validation data";
+    assert_eq!(batches(2, Some(4)), Err(many.to_owned()));
 }
 
 #[test]
@@ -150,8 +227,14 @@ fn open_within(budget: u64, name: &str, size: u64) -> String {
     let path = folder.path().join(name);
     std::fs::File::create(&path).and_then(|file| file.set_len(size)).expect("a file");
     let path = path.to_str().expect("UTF-8").to_owned();
-    let config =
-        DataConfig { path: vec![path], tokenizer: Tokenizer::Bytes, seq_len: 4, shuffle: false, seed: 1 };
+    let config = DataConfig {
+        path: vec![path],
+        tokenizer: Tokenizer::Bytes,
+        seq_len: 4,
+        shuffle: false,
+        seed: 1,
+        documents: None,
+    };
     let error = config.open_within(MemoryBudget::of(budget), 256, 1).expect_err("too much data");
     error.to_string().replace(&format!("{}/", folder.path().display()), "")
 }
@@ -177,7 +260,14 @@ fn more_data_than_memory_is_refused_before_it_is_read() {
 fn files_without_an_end_are_refused() {
     for path in ["/dev/zero", "/dev/null"] {
         let path = vec![path.to_owned()];
-        let config = DataConfig { path, tokenizer: Tokenizer::Bytes, seq_len: 4, shuffle: false, seed: 1 };
+        let config = DataConfig {
+            path,
+            tokenizer: Tokenizer::Bytes,
+            seq_len: 4,
+            shuffle: false,
+            seed: 1,
+            documents: None,
+        };
         let error = config.open(256, 1).expect_err("not a regular file");
         assert!(error.to_string().ends_with("copy its content to a regular file and name that"), "{error}");
     }

@@ -9,12 +9,27 @@ use crate::train::data::error::{DataError, TokenPlace};
 use crate::train::data::ids::Ids;
 use crate::train::data::memory_budget::MemoryBudget;
 
-/// Returns the bytes of all files, one file after another.
+/// Returns the bytes of all files, one file after another, with `bos` before each.
 pub(super) fn read(
     files: &[PathBuf],
+    bos: Option<u32>,
     vocab_size: usize,
     budget: &mut MemoryBudget,
 ) -> Result<Ids, DataError> {
+    let Some(bos) = bos else { return read_bytes(files, vocab_size, budget) };
+    let mut ids = Ids::new(vocab_size);
+    let mut bytes = Vec::new();
+    for path in files {
+        bytes.clear();
+        append(path, &mut bytes, budget)?;
+        check(path, &bytes, vocab_size)?;
+        budget.take(path, ((bytes.len() + 1) * ids.width()) as u64)?;
+        ids.push_document(bos, bytes.iter().copied().map(u32::from));
+    }
+    Ok(ids)
+}
+
+fn read_bytes(files: &[PathBuf], vocab_size: usize, budget: &mut MemoryBudget) -> Result<Ids, DataError> {
     let mut bytes = Vec::new();
     for path in files {
         let start = bytes.len();
@@ -25,10 +40,18 @@ pub(super) fn read(
     Ok(Ids::One(bytes))
 }
 
-/// Returns the bytes of a text in memory; errors call it `name`.
-pub(super) fn of_text(text: &str, name: &Path, vocab_size: usize) -> Result<Ids, DataError> {
+/// Returns the bytes of a text in memory, with `bos` before it; errors call it `name`.
+pub(super) fn of_text(
+    text: &str,
+    name: &Path,
+    bos: Option<u32>,
+    vocab_size: usize,
+) -> Result<Ids, DataError> {
     check(name, text.as_bytes(), vocab_size)?;
-    Ok(Ids::One(text.as_bytes().to_vec()))
+    let Some(bos) = bos else { return Ok(Ids::One(text.as_bytes().to_vec())) };
+    let mut ids = Ids::new(vocab_size);
+    ids.push_document(bos, text.bytes().map(u32::from));
+    Ok(ids)
 }
 
 /// Appends a file's bytes, if the budget has room for them.

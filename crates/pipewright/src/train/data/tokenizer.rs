@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::train::data::error::DataError;
 use crate::train::data::ids::Ids;
 use crate::train::data::memory_budget::MemoryBudget;
+use crate::train::data::text;
 
 /// The largest `tokenizer.json` that is read; those of large vocabularies have some 30 MB.
 #[cfg(feature = "tokenizers")]
@@ -15,20 +16,30 @@ const LARGEST_TOKENIZER: u64 = 1 << 29;
 
 /// Bytes of memory that each byte of a file's text takes while the file is tokenized: a token has about four bytes of
 /// text, and the library keeps about a hundred bytes for it.
-#[cfg(feature = "tokenizers")]
 const MEMORY_OF_A_BYTE: u64 = 32;
 
-/// Returns the token ids of all files, one file after another.
+/// A tokenizer that was read from a file. There is none without the feature `tokenizers`.
 #[cfg(feature = "tokenizers")]
+#[derive(Debug)]
+pub(super) struct Encoder {
+    path: PathBuf,
+    tokenizer: Box<tokenizers::Tokenizer>,
+}
+
+/// A tokenizer that was read from a file. There is none without the feature `tokenizers`.
+#[cfg(not(feature = "tokenizers"))]
+#[derive(Debug)]
+pub(super) enum Encoder {}
+
+/// Returns the token ids of all files, one file after another, with `bos` before each.
 pub(super) fn read(
     files: &[PathBuf],
     tokenizer: &Path,
+    bos: Option<u32>,
     vocab_size: usize,
     budget: &mut MemoryBudget,
 ) -> Result<Ids, DataError> {
-    use crate::train::data::text;
-
-    let encoder = load(tokenizer)?;
+    let encoder = Encoder::load(tokenizer)?;
     let mut ids = Ids::new(vocab_size);
     let mut bytes = Vec::new();
     for path in files {
@@ -36,74 +47,85 @@ pub(super) fn read(
         text::append(path, &mut bytes, budget)?;
         budget.require(path, MEMORY_OF_A_BYTE.saturating_mul(bytes.len() as u64))?;
         let before = ids.len();
-        append(&encoder, text::utf8(path, &bytes)?, path, vocab_size, &mut ids)?;
+        let document = encoder.encode(text::utf8(path, &bytes)?, path, vocab_size, false)?;
+        bos.into_iter().chain(document).for_each(|id| ids.push(id));
         budget.take(path, ((ids.len() - before) * ids.width()) as u64)?;
     }
     Ok(ids)
 }
 
-/// Returns the token ids of a text in memory; errors call it `name`.
-#[cfg(feature = "tokenizers")]
+/// Returns the token ids of a text in memory, with `bos` before it; errors call it `name`.
 pub(super) fn of_text(
     text: &str,
     name: &Path,
     tokenizer: &Path,
+    bos: Option<u32>,
     vocab_size: usize,
 ) -> Result<Ids, DataError> {
     let mut ids = Ids::new(vocab_size);
-    append(&load(tokenizer)?, text, name, vocab_size, &mut ids)?;
+    let document = Encoder::load(tokenizer)?.encode(text, name, vocab_size, false)?;
+    bos.into_iter().chain(document).for_each(|id| ids.push(id));
     Ok(ids)
 }
 
-/// Appends the token ids of one file's text.
 #[cfg(feature = "tokenizers")]
-fn append(
-    encoder: &tokenizers::Tokenizer,
-    text: &str,
-    path: &Path,
-    vocab_size: usize,
-    ids: &mut Ids,
-) -> Result<(), DataError> {
-    use crate::train::data::error::TokenPlace;
-
-    let failed = |source| DataError::Tokenize { path: path.to_owned(), source };
-    let encoding = encoder.encode_fast(text, false).map_err(failed)?;
-    for (token, id) in (0..).zip(encoding.get_ids().iter().copied()) {
-        if id as usize >= vocab_size {
-            let (path, place, id) = (path.to_owned(), TokenPlace::Token(token), u64::from(id));
-            return Err(DataError::BeyondVocabulary { path, place, id, vocab_size });
-        }
-        ids.push(id);
+impl Encoder {
+    /// Reads a `tokenizer.json`.
+    pub(super) fn load(path: &Path) -> Result<Self, DataError> {
+        let content = crate::bounded_file::read_regular(path, LARGEST_TOKENIZER)
+            .map_err(|source| DataError::Read { path: path.to_owned(), source })?;
+        let tokenizer = tokenizers::Tokenizer::from_bytes(content)
+            .map_err(|source| DataError::Tokenizer { path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), tokenizer: Box::new(tokenizer) })
     }
-    Ok(())
+
+    /// Returns the token ids of a text; errors call it `name`. With `special`, the tokenizer adds its special tokens.
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        name: &Path,
+        vocab_size: usize,
+        special: bool,
+    ) -> Result<Vec<u32>, DataError> {
+        use crate::train::data::error::TokenPlace;
+
+        let failed = |source| DataError::Tokenize { path: name.to_owned(), source };
+        let encoding = self.tokenizer.encode_fast(text, special).map_err(failed)?;
+        let ids = encoding.get_ids();
+        match (0..).zip(ids).find(|(_, id)| **id as usize >= vocab_size) {
+            None => Ok(ids.to_vec()),
+            Some((token, &id)) => {
+                let (path, place, id) = (name.to_owned(), TokenPlace::Token(token), u64::from(id));
+                Err(DataError::BeyondVocabulary { path, place, id, vocab_size })
+            }
+        }
+    }
+
+    /// Returns the text of token ids, without special tokens.
+    pub(super) fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
+        let decoded = self.tokenizer.decode(ids, true);
+        decoded.map_err(|source| DataError::Detokenize { path: self.path.clone(), source })
+    }
 }
 
-#[cfg(feature = "tokenizers")]
-fn load(path: &Path) -> Result<tokenizers::Tokenizer, DataError> {
-    let content = crate::bounded_file::read_regular(path, LARGEST_TOKENIZER)
-        .map_err(|source| DataError::Read { path: path.to_owned(), source })?;
-    tokenizers::Tokenizer::from_bytes(content)
-        .map_err(|source| DataError::Tokenizer { path: path.to_owned(), source })
-}
-
-/// Reports that this build cannot read tokenizers.
 #[cfg(not(feature = "tokenizers"))]
-pub(super) fn read(
-    _files: &[PathBuf],
-    tokenizer: &Path,
-    _vocab_size: usize,
-    _budget: &mut MemoryBudget,
-) -> Result<Ids, DataError> {
-    Err(DataError::TokenizersNotCompiledIn { path: tokenizer.to_owned() })
-}
+impl Encoder {
+    /// Reports that this build cannot read tokenizers.
+    pub(super) fn load(path: &Path) -> Result<Self, DataError> {
+        Err(DataError::TokenizersNotCompiledIn { path: path.to_owned() })
+    }
 
-/// Reports that this build cannot read tokenizers.
-#[cfg(not(feature = "tokenizers"))]
-pub(super) fn of_text(
-    _text: &str,
-    _name: &Path,
-    tokenizer: &Path,
-    _vocab_size: usize,
-) -> Result<Ids, DataError> {
-    Err(DataError::TokenizersNotCompiledIn { path: tokenizer.to_owned() })
+    pub(super) fn encode(
+        &self,
+        _text: &str,
+        _name: &Path,
+        _vocab_size: usize,
+        _special: bool,
+    ) -> Result<Vec<u32>, DataError> {
+        match *self {}
+    }
+
+    pub(super) fn decode(&self, _ids: &[u32]) -> Result<String, DataError> {
+        match *self {}
+    }
 }

@@ -1,0 +1,157 @@
+//! `pipewright generate`: samples text from a trained model.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use burn::tensor::Device;
+use clap::Args;
+use pipewright_models::generation::{Generated, Request, Sampling, generate};
+use serde_json::json;
+
+use crate::commands::trained_model::{self, Origin, TrainedModel};
+use crate::display::say;
+use crate::failure::Failure;
+use crate::output;
+
+/// The arguments of `pipewright generate`.
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArguments {
+    /// The folder of a run, for its newest checkpoint, a checkpoint, or a Hugging Face directory
+    #[arg(value_name = "RUN_DIR|MODEL_DIR")]
+    model: PathBuf,
+    /// The text that the generated text follows
+    #[arg(long, value_name = "TEXT")]
+    prompt: String,
+    /// The number of tokens to generate
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    tokens: usize,
+    /// The divisor of the logits: below 1 for more probable tokens; 0 always takes the most probable one
+    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
+    temperature: f64,
+    /// Choose among the most probable tokens that together have at least this probability
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    top_p: f64,
+    /// The seed of the choice: the same seed gives the same text
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+    /// `bytes` or a tokenizer.json, in place of the model's own
+    #[arg(long, value_name = "bytes|FILE")]
+    tokenizer: Option<String>,
+    /// Compute all earlier tokens again for each token, without a key-value cache
+    #[arg(long)]
+    no_cache: bool,
+    /// Print an object with the text, the tokens and the times
+    #[arg(long)]
+    json: bool,
+}
+
+/// The times of a generation in seconds.
+struct Times {
+    /// Until the first token was there.
+    first: f64,
+    whole: f64,
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &GenerateArguments) -> Result<(), Failure> {
+    if arguments.prompt.is_empty() {
+        return Err(Failure::input("`--prompt` is empty: give at least one character"));
+    }
+    let found = trained_model::open(&arguments.model, arguments.tokenizer.as_deref())?;
+    let prompt = prompt(&found, &arguments.prompt)?;
+    let request = Request {
+        prompt: &prompt,
+        tokens: arguments.tokens,
+        ends: &found.ends,
+        sampling: Sampling {
+            temperature: arguments.temperature,
+            top_p: arguments.top_p,
+            seed: arguments.seed,
+        },
+        longest: longest(&found),
+        uses_cache: !arguments.no_cache,
+    };
+    let model = found.model.whole(found.origin.source(), &Device::flex()).map_err(Failure::input)?;
+    let start = Instant::now();
+    let mut first = None;
+    let generated = generate(&*model, &request, &mut |_| {
+        first.get_or_insert_with(|| start.elapsed().as_secs_f64());
+    });
+    let generated = generated.map_err(Failure::input)?;
+    let whole = start.elapsed().as_secs_f64();
+    let times = Times { first: first.unwrap_or(whole), whole };
+    let text = found.codec.decode(&generated.tokens).map_err(Failure::input)?;
+    let length = prompt.len() + generated.tokens.len();
+    if let Some(trained) = found.trained_length.filter(|trained| length > *trained) {
+        say(&format!("the text has {length} tokens, and the model was trained on rows of {trained}"));
+    }
+    if arguments.json {
+        return print_json(arguments, &found, &prompt, &text, &generated, &times);
+    }
+    output::write(None, &format!("{}{text}\n", arguments.prompt))?;
+    say(&summary(&found, &prompt, &generated, &times));
+    Ok(())
+}
+
+/// Returns the tokens of the prompt, begun as the model's documents begin.
+fn prompt(found: &TrainedModel, text: &str) -> Result<Vec<u32>, Failure> {
+    // Training data has no special tokens. The models of other directories were trained with those of their tokenizers.
+    let special = matches!(found.origin, Origin::Directory(_));
+    let encoded = found.codec.encode(text, found.model.vocab_size(), special).map_err(Failure::input)?;
+    Ok(found.bos_id.into_iter().chain(encoded).collect())
+}
+
+/// Returns the number of positions that the model knows, if it says so.
+fn longest(found: &TrainedModel) -> Option<usize> {
+    let json = found.model.to_json();
+    json["max_position_embeddings"].as_u64().and_then(|longest| usize::try_from(longest).ok())
+}
+
+fn family(found: &TrainedModel) -> String {
+    found.model.to_json()["model_type"].as_str().unwrap_or("the model").to_owned()
+}
+
+fn tokens_per_second(generated: &Generated, times: &Times) -> f64 {
+    generated.tokens.len() as f64 / times.whole.max(f64::MIN_POSITIVE)
+}
+
+fn print_json(
+    arguments: &GenerateArguments,
+    found: &TrainedModel,
+    prompt: &[u32],
+    text: &str,
+    generated: &Generated,
+    times: &Times,
+) -> Result<(), Failure> {
+    let json = json!({
+        "model": family(found),
+        "prompt": arguments.prompt,
+        "text": text,
+        "prompt_tokens": prompt,
+        "tokens": generated.tokens,
+        "stop": if generated.is_ended { "eos" } else { "length" },
+        "cache": generated.is_cached,
+        "first_token_s": times.first,
+        "seconds": times.whole,
+        "tokens_per_second": tokens_per_second(generated, times),
+    });
+    output::write(None, &format!("{json:#}\n"))
+}
+
+/// Returns a sentence with the speed, and whether a cache was used.
+fn summary(found: &TrainedModel, prompt: &[u32], generated: &Generated, times: &Times) -> String {
+    let cache = match generated.is_cached {
+        true => "with a key-value cache".to_owned(),
+        false => "without a key-value cache: each token computes all earlier ones again".to_owned(),
+    };
+    let end = if generated.is_ended { ", ended by the model" } else { "" };
+    format!(
+        "{}: {} tokens{end} in {:.2} s ({:.1} tokens/s), the first after {:.2} s for a prompt of {} tokens, {cache}",
+        family(found),
+        generated.tokens.len(),
+        times.whole,
+        tokens_per_second(generated, times),
+        times.first,
+        prompt.len(),
+    )
+}

@@ -1,0 +1,49 @@
+//! Attention of one token over the keys and values of earlier tokens, for generation.
+
+use multiversion::multiversion;
+
+use super::exp::exp;
+use super::simd::{max, sum};
+
+/// Sizes of an attention of one token. Each key head serves `heads / kv_heads` neighbouring query heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    /// Query heads.
+    pub heads: usize,
+    /// Key heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+/// Returns `softmax(q kᵀ / sqrt(head_dim)) v` for each head, `[heads * head_dim]`.
+///
+/// `query` is rotated already. `keys` and `values` have a row of `kv_heads * head_dim` for each token that it sees, and the
+/// keys are rotated.
+#[multiversion(targets = "simd")]
+pub fn attend(query: &[f32], keys: &[f32], values: &[f32], heads: Heads) -> Vec<f32> {
+    let Heads { heads, kv_heads, head_dim } = heads;
+    let (width, group) = (kv_heads * head_dim, heads / kv_heads);
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let mut out = vec![0f32; heads * head_dim];
+    let mut weights = vec![0f32; keys.len() / width];
+    for (head, out) in out.chunks_exact_mut(head_dim).enumerate() {
+        let (query, start) = (&query[head * head_dim..][..head_dim], head / group * head_dim);
+        for (weight, keys) in weights.iter_mut().zip(keys.chunks_exact(width)) {
+            let key = &keys[start..][..head_dim];
+            *weight = scale * sum(head_dim, |i| query[i] * key[i]);
+        }
+        let largest = max(&weights);
+        for weight in &mut weights {
+            *weight = exp(*weight - largest);
+        }
+        let share = 1.0 / sum(weights.len(), |i| weights[i]);
+        for (weight, values) in weights.iter().zip(values.chunks_exact(width)) {
+            let (weight, value) = (weight * share, &values[start..][..head_dim]);
+            for (out, value) in out.iter_mut().zip(value) {
+                *out += weight * value;
+            }
+        }
+    }
+    out
+}

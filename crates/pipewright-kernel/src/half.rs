@@ -1,0 +1,71 @@
+//! Conversion between single precision and the two types of half precision: bfloat16, which has the exponent of single
+//! precision and 8 bits of mantissa, and f16, which has 5 bits of exponent and 11 of mantissa.
+
+use half::{bf16, f16};
+
+/// A type of half precision. Its functions take slices, so that their loops are compiled with this crate's optimisation.
+pub trait Half: Copy {
+    /// Returns the elements in single precision, exactly.
+    fn widened(elements: &[Self]) -> Vec<f32>;
+
+    /// Returns the elements in half precision: each is the closest number, and of two that are equally close the even
+    /// one.
+    fn narrowed(elements: &[f32]) -> Vec<Self>;
+}
+
+impl Half for bf16 {
+    fn widened(elements: &[Self]) -> Vec<f32> {
+        elements.iter().map(|element| f32::from_bits(u32::from(element.to_bits()) << 16)).collect()
+    }
+
+    fn narrowed(elements: &[f32]) -> Vec<Self> {
+        elements.iter().map(|&element| narrow(element)).collect()
+    }
+}
+
+/// Has no branch, so that the compiler makes vector instructions of the loop over it.
+fn narrow(element: f32) -> bf16 {
+    let bits = element.to_bits();
+    // Half of the last place, less one if that place is even: the carry then rounds to the closest number.
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    // Rounding could turn a NaN into infinity, so it is cut, with a bit set that keeps it a NaN.
+    let not_a_number = (bits >> 16) | 0x40;
+    bf16::from_bits((if element.is_nan() { not_a_number } else { rounded }) as u16)
+}
+
+/// The type's own conversions use the processor's instructions where it has them.
+impl Half for f16 {
+    fn widened(elements: &[Self]) -> Vec<f32> {
+        elements.iter().map(|element| element.to_f32()).collect()
+    }
+
+    fn narrowed(elements: &[f32]) -> Vec<Self> {
+        elements.iter().map(|&element| Self::from_f32(element)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_rounded_as_the_type_itself_rounds() {
+        let patterns = (0..=u32::MAX).step_by(65_521 * 7).chain([
+            0x0000_0001,
+            0x7f7f_ffff,
+            0x7f80_0000,
+            0xff80_0000,
+            0x7f80_0001,
+            0x3f80_8000,
+            0x3f81_8000,
+            0x3f80_8001,
+        ]);
+        for bits in patterns {
+            let number = f32::from_bits(bits);
+            let (found, expected) = (narrow(number), bf16::from_f32(number));
+            assert_eq!(found.to_bits(), expected.to_bits(), "{number} ({bits:#x})");
+            let back = bf16::widened(&[found])[0];
+            assert_eq!(back.to_bits(), expected.to_f32().to_bits(), "{number} ({bits:#x})");
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Samples tokens from a model.
+//!
+//! ```
+//! use burn::tensor::Device;
+//! use pipewright_models::ModelFamily;
+//! use pipewright_models::decoder::DecoderConfig;
+//! use pipewright_models::generation::{Request, Sampling, generate};
+//! use pipewright_models::llama::LlamaConfig;
+//!
+//! let config = LlamaConfig::from(DecoderConfig::new(256, 4));
+//! let model = config.init_stage(0..4, 42, &Device::flex())?;
+//! let request = Request { prompt: &[116, 111], tokens: 3, ..Request::default() };
+//! let found = generate(&model, &request, &mut |_token| {})?;
+//! assert_eq!(found.tokens.len(), 3);
+//!
+//! let greedy = Request { sampling: Sampling { temperature: 0.0, ..Sampling::default() }, ..request };
+//! let uncached = Request { uses_cache: false, ..greedy };
+//! let [with, without] = [greedy, uncached].map(|request| generate(&model, &request, &mut |_token| {}));
+//! assert_eq!(with?.tokens, without?.tokens);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use thiserror::Error;
+
+use crate::next_token::NextToken;
+
+/// The tokens to generate.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The tokens that the generated ones follow.
+    pub prompt: &'a [u32],
+    /// The number of tokens to generate.
+    pub tokens: usize,
+    /// The tokens that end the generation. They are not part of the result.
+    pub ends: &'a [u32],
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// The longest sequence that the model knows positions for, prompt included.
+    pub longest: Option<usize>,
+    /// Whether to use a cache if the family has one. Otherwise each token computes all earlier ones again.
+    pub uses_cache: bool,
+}
+
+impl Default for Request<'_> {
+    /// No prompt, no tokens, and a cache.
+    fn default() -> Self {
+        let sampling = Sampling::default();
+        Self { prompt: &[], tokens: 0, ends: &[], sampling, longest: None, uses_cache: true }
+    }
+}
+
+/// How tokens are chosen from the model's probabilities.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Logits are divided by this. 0 always takes the most probable token; of equal ones the first.
+    pub temperature: f64,
+    /// Only the most probable tokens count that together have at least this probability (Holtzman et al., 2020).
+    pub top_p: f64,
+    /// The seed of the choice.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    /// The model's own probabilities, and seed 0.
+    fn default() -> Self {
+        Self { temperature: 1.0, top_p: 1.0, seed: 0 }
+    }
+}
+
+/// The tokens that were generated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generated {
+    /// The tokens, without the prompt and without a token that ends the generation.
+    pub tokens: Vec<u32>,
+    /// Whether a token ended the generation.
+    pub is_ended: bool,
+    /// Whether a cache was used.
+    pub is_cached: bool,
+}
+
+/// Why no tokens can be generated.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum GenerateError {
+    /// The prompt has no tokens.
+    #[error("the prompt is empty: give at least one token")]
+    EmptyPrompt,
+    /// The sequence would be longer than the model knows positions for.
+    #[error(
+        "{prompt} tokens of the prompt and {tokens} more are above the {longest} positions of the model \
+         (`max_position_embeddings`): ask for fewer tokens or give a shorter prompt"
+    )]
+    TooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens to generate.
+        tokens: usize,
+        /// Positions of the model.
+        longest: usize,
+    },
+    /// A setting of the sampling is out of range.
+    #[error("the {what} is {value}: give {range}")]
+    Sampling {
+        /// The setting.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+        /// The values that it may have.
+        range: &'static str,
+    },
+    /// A logit is infinite or not a number.
+    #[error(
+        "the model's output after {tokens} tokens is not finite, because its parameters are not finite or overflow: \
+         take an earlier checkpoint, or another model"
+    )]
+    NotFinite {
+        /// Tokens so far, with the prompt.
+        tokens: usize,
+    },
+}
+
+/// Generates tokens one by one, and passes each to `each` as soon as it is there.
+///
+/// # Errors
+/// When the request does not fit the model, or the model's output is not finite.
+pub fn generate(
+    model: &dyn NextToken,
+    request: &Request<'_>,
+    each: &mut dyn FnMut(u32),
+) -> Result<Generated, GenerateError> {
+    check(request)?;
+    let mut random = ChaCha8Rng::seed_from_u64(request.sampling.seed);
+    let mut cached = if request.uses_cache { model.cached() } else { None };
+    let is_cached = cached.is_some();
+    let mut all = request.prompt.to_vec();
+    let mut known = 0;
+    let prompt = all.len();
+    let mut is_ended = false;
+    while all.len() < prompt + request.tokens && !is_ended {
+        let logits = match &mut cached {
+            Some(cached) => cached.extend(&all[known..]),
+            None => model.next_token(&all),
+        };
+        known = all.len();
+        if logits.iter().any(|logit| !logit.is_finite()) {
+            return Err(GenerateError::NotFinite { tokens: known });
+        }
+        let token = request.sampling.choose(&logits, &mut random);
+        is_ended = request.ends.contains(&token);
+        if !is_ended {
+            all.push(token);
+            each(token);
+        }
+    }
+    Ok(Generated { tokens: all.split_off(prompt), is_ended, is_cached })
+}
+
+fn check(request: &Request<'_>) -> Result<(), GenerateError> {
+    let Request { tokens, sampling: Sampling { temperature, top_p, .. }, longest, .. } = *request;
+    let prompt = request.prompt.len();
+    if prompt == 0 {
+        return Err(GenerateError::EmptyPrompt);
+    }
+    if let Some(longest) = longest.filter(|longest| prompt.saturating_add(tokens) > *longest) {
+        return Err(GenerateError::TooLong { prompt, tokens, longest });
+    }
+    let refuse = |what, value, range| Err(GenerateError::Sampling { what, value, range });
+    if !(temperature.is_finite() && temperature >= 0.0) {
+        return refuse("temperature", temperature, "a finite number, 0 or above");
+    }
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        return refuse("top-p", top_p, "a number above 0 and at most 1");
+    }
+    Ok(())
+}
+
+impl Sampling {
+    /// Chooses a token by its logit. There is at least one, and all are finite.
+    fn choose(&self, logits: &[f32], random: &mut impl Rng) -> u32 {
+        let best = (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+        let best = best.expect("a vocabulary has tokens");
+        if self.temperature == 0.0 {
+            return best as u32;
+        }
+        let largest = f64::from(logits[best]);
+        let weight = |logit: f32| ((f64::from(logit) - largest) / self.temperature).exp();
+        let mut candidates: Vec<(usize, f64)> =
+            logits.iter().map(|&logit| weight(logit)).enumerate().collect();
+        if self.top_p < 1.0 {
+            keep_most_probable(&mut candidates, self.top_p);
+        }
+        let total: f64 = candidates.iter().map(|(_, weight)| weight).sum();
+        // 53 bits are all that a number below 1 has.
+        let mut left = (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64 * total;
+        for &(token, weight) in &candidates {
+            left -= weight;
+            if left < 0.0 {
+                return token as u32;
+            }
+        }
+        // Rounding may leave a rest.
+        best as u32
+    }
+}
+
+/// Keeps the smallest number of most probable candidates that together have the share `top_p`.
+fn keep_most_probable(candidates: &mut Vec<(usize, f64)>, top_p: f64) {
+    // The sort is stable: of equal candidates the first counts.
+    candidates.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let wanted = top_p * candidates.iter().map(|(_, weight)| weight).sum::<f64>();
+    let mut sum = 0.0;
+    let enough = candidates.iter().position(|(_, weight)| {
+        sum += weight;
+        sum >= wanted
+    });
+    candidates.truncate(enough.map_or(candidates.len(), |last| last + 1));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Draws many tokens, and returns the share of each.
+    fn shares(logits: &[f32], sampling: Sampling) -> Vec<f64> {
+        const DRAWS: usize = 20_000;
+        let mut random = ChaCha8Rng::seed_from_u64(sampling.seed);
+        let mut counts = vec![0; logits.len()];
+        (0..DRAWS).for_each(|_| counts[sampling.choose(logits, &mut random) as usize] += 1);
+        counts.into_iter().map(|count: usize| count as f64 / DRAWS as f64).collect()
+    }
+
+    fn check(sampling: Sampling, expected: &[f64]) {
+        let logits: Vec<f32> = [0.5f32, 0.25, 0.125, 0.125].map(f32::ln).into();
+        let found = shares(&logits, sampling);
+        let is_near = found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 0.015);
+        assert!(is_near, "{sampling:?}: {found:?}, not {expected:?}");
+    }
+
+    #[test]
+    fn tokens_have_their_probabilities() {
+        let plain = Sampling::default();
+        check(plain, &[0.5, 0.25, 0.125, 0.125]);
+        check(Sampling { temperature: 0.5, ..plain }, &[16.0 / 22.0, 4.0 / 22.0, 1.0 / 22.0, 1.0 / 22.0]);
+        check(Sampling { top_p: 0.6, ..plain }, &[2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
+        check(Sampling { top_p: 0.5, seed: 3, ..plain }, &[1.0, 0.0, 0.0, 0.0]);
+        check(Sampling { temperature: 0.0, ..plain }, &[1.0, 0.0, 0.0, 0.0]);
+        check(Sampling { temperature: 1e-300, ..plain }, &[1.0, 0.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn of_equal_logits_the_first_is_the_best() {
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        let mut random = ChaCha8Rng::seed_from_u64(0);
+        assert_eq!(greedy.choose(&[-1.0, 2.0, 2.0, -3.0], &mut random), 1);
+    }
+
+    /// Predicts a fixed token after each token.
+    struct Fixed(Vec<f32>);
+
+    impl NextToken for Fixed {
+        fn next_token(&self, tokens: &[u32]) -> Vec<f32> {
+            let mut logits = [0.0; 4];
+            logits[tokens.len() % 4] = 9.0;
+            logits.iter().zip(&self.0).map(|(logit, added)| logit + added).collect()
+        }
+    }
+
+    fn found(request: Request<'_>, added: f32) -> Result<(Vec<u32>, bool), String> {
+        let sampling = Sampling { temperature: 0.0, ..request.sampling };
+        let mut seen = Vec::new();
+        let model = Fixed(vec![added; 4]);
+        let generated = generate(&model, &Request { sampling, ..request }, &mut |token| seen.push(token));
+        let generated = generated.map_err(|error| error.to_string())?;
+        assert_eq!(generated.tokens, seen, "each token is passed on");
+        Ok((generated.tokens, generated.is_ended))
+    }
+
+    #[test]
+    fn a_token_may_end_the_generation() {
+        let request = Request { prompt: &[3], tokens: 5, ..Request::default() };
+        assert_eq!(found(request, 0.0), Ok((vec![1, 2, 3, 0, 1], false)));
+        assert_eq!(found(Request { ends: &[0, 7], ..request }, 0.0), Ok((vec![1, 2, 3], true)));
+        assert_eq!(found(Request { tokens: 0, ..request }, 0.0), Ok((vec![], false)));
+    }
+
+    #[test]
+    fn bad_requests() {
+        let request = Request { prompt: &[3], tokens: 5, ..Request::default() };
+        let refused = |request, added, expected: &str| {
+            let error = found(request, added).expect_err(expected);
+            assert!(error.starts_with(expected), "{error}");
+        };
+        refused(Request { prompt: &[], ..request }, 0.0, "the prompt is empty");
+        let longest = "1 tokens of the prompt and 5 more are above the 5 positions of the model";
+        refused(Request { longest: Some(5), ..request }, 0.0, longest);
+        assert!(found(Request { longest: Some(6), ..request }, 0.0).is_ok());
+        refused(request, f32::NAN, "the model's output after 1 tokens is not finite");
+        refused(request, f32::INFINITY, "the model's output after 1 tokens is not finite");
+        let sampling = Sampling { top_p: 0.0, ..Sampling::default() };
+        refused(Request { sampling, ..request }, 0.0, "the top-p is 0: give");
+        let of_temperature = |temperature| {
+            let sampling = Sampling { temperature, ..Sampling::default() };
+            generate(&Fixed(vec![0.0; 4]), &Request { sampling, ..request }, &mut |_| {}).map(drop)
+        };
+        for temperature in [-1.0, f64::NAN, f64::INFINITY] {
+            assert!(matches!(of_temperature(temperature), Err(GenerateError::Sampling { .. })));
+        }
+    }
+}
