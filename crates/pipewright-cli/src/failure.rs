@@ -40,6 +40,8 @@ pub(crate) struct Failure {
     is_reported: bool,
     /// The lost rank, if the failure is the loss of a rank.
     lost: Option<WorldRank>,
+    /// Lines that stand above the problems, so that the problems are the last thing on a screen.
+    context: String,
     problems: Vec<Box<dyn Diagnostic + Send + Sync>>,
 }
 
@@ -51,13 +53,14 @@ impl Failure {
             exit,
             is_reported: false,
             lost: None,
+            context: String::new(),
             problems: vec![Box::new(MietteDiagnostic::new(message))],
         }
     }
 
     /// Returns a failure that has been reported already.
     pub(crate) fn already_reported(exit: Exit) -> Self {
-        Self { exit, is_reported: true, lost: None, problems: Vec::new() }
+        Self { exit, is_reported: true, lost: None, context: String::new(), problems: Vec::new() }
     }
 
     /// Returns a failure for wrong input, with one message: an error with all its causes, or a sentence.
@@ -68,6 +71,11 @@ impl Failure {
     /// Returns the same failure as the loss of a rank.
     pub(crate) fn loss_of(self, lost: Option<WorldRank>) -> Self {
         Self { lost, ..self }
+    }
+
+    /// Returns the same failure with lines that its report begins with.
+    pub(crate) fn below(self, context: String) -> Self {
+        Self { context, ..self }
     }
 
     /// Returns the lost rank, if the failure is the loss of a rank.
@@ -93,7 +101,7 @@ impl Failure {
         }
         let is_terminal = std::io::stderr().is_terminal();
         let handler = handler(is_terminal, std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()));
-        let mut text = String::new();
+        let mut text = std::mem::take(&mut self.context);
         for problem in &self.problems {
             let mut rendered = String::new();
             // Writing to a string does not fail, but rendering a diagnostic may fail.
@@ -114,6 +122,7 @@ impl From<ConfigError> for Failure {
                 exit: Exit::WrongInput,
                 is_reported: false,
                 lost: None,
+                context: String::new(),
                 problems: problems.into_iter().map(|problem| Box::new(problem) as _).collect(),
             },
         }

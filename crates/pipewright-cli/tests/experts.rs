@@ -107,8 +107,12 @@ fn a_router_that_overflows_is_named() {
     assert!(said.contains(words) && said.contains("stage 1") && said.contains("step 1"), "{said}");
     let mark = said.split_whitespace().find(|word| word.ends_with('!')).unwrap_or_default();
     assert!(mark.starts_with("1F"), "the failing action is marked: {said}");
-    assert!(said.contains("|   rank 0: ") && said.contains("|   rank 1: "), "last actions: {said}");
+    assert!(said.contains("\n  rank 0: ") && said.contains("\n  rank 1: "), "last actions: {said}");
     let page = fs::read_to_string(folder.path().join("third/failed-step-1.html")).expect("a page");
     assert!(page.contains("failed: step 1: rank 1, stage 1"), "the title says what failed");
     assert!(said.contains("third/failed-step-1.html"), "{said}");
+    assert!(
+        said.lines().last().is_some_and(|line| line.starts_with("error: ")),
+        "the error comes last: {said}"
+    );
 }

@@ -141,11 +141,6 @@ pub(super) fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Resul
 /// Returns the command's failure for an error of the pipeline. The settings and the program are already checked, so
 /// most errors without their own exit code are bugs.
 pub(super) fn failure(error: &PipelineError) -> Failure {
-    failure_with(error, "")
-}
-
-/// As [`failure`], with lines that follow the message.
-pub(super) fn failure_with(error: &PipelineError, details: &str) -> Failure {
     let exit = match error {
         PipelineError::Agreement(error) => return disagreement(error),
         // A stage is made from the user's files, so a failure to make it is wrong input.
@@ -158,7 +153,7 @@ pub(super) fn failure_with(error: &PipelineError, details: &str) -> Failure {
         _ => Exit::Bug,
     };
     let lost = if let PipelineError::Step(step) = error { lost(step) } else { None };
-    Failure::new(exit, sentence(error) + details).loss_of(lost)
+    Failure::new(exit, sentence(error)).loss_of(lost)
 }
 
 /// Notifies the other processes of a failure that only this process knows of, so that they do not wait for it.

@@ -14,7 +14,7 @@ use pipewright_schedule::picture::{PictureSettings, html};
 use serde_json::{Map, Value};
 
 use crate::commands::evaluations::Evaluations;
-use crate::commands::launch::{abandon, failure, failure_with};
+use crate::commands::launch::{abandon, failure};
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::run_identity::LOSS;
 use crate::commands::step_prediction::StepPrediction;
@@ -161,22 +161,22 @@ impl Log {
         Ok(())
     }
 
-    /// Returns the failure of a step, with the schedule around the failing action, and draws the step into the folder.
+    /// Returns the failure of a step, below the schedule around the failing action, and draws the step into the folder.
     fn failed_step(&self, failed: Option<&StepFailure>, error: &PipelineError) -> Failure {
         let Some(failed) = failed else { return failure(error) };
-        let mut details = format!("\n{failed}");
+        let mut context = format!("{failed}\n");
         if let Some(folder) = &self.folder {
             let title = failed.error.to_string();
             let title = format!("failed: {}", title.lines().next().unwrap_or_default());
             let settings = PictureSettings { title: &title, ..PictureSettings::default() };
             // The picture is an addition: the failure of the step is reported in any case.
-            details += &match folder.write_failed_step(failed.error.step, &html(&failed.timeline, &settings))
+            context += &match folder.write_failed_step(failed.error.step, &html(&failed.timeline, &settings))
             {
-                Ok(path) => format!("\nthe step until its failure is drawn in {}", path.display()),
-                Err(error) => format!("\nthe step is not drawn: {}", sentence(&error)),
+                Ok(path) => format!("the step until its failure is drawn in {}\n", path.display()),
+                Err(error) => format!("the step is not drawn: {}\n", sentence(&error)),
             };
         }
-        failure_with(error, &details)
+        failure(error).below(context)
     }
 
     fn finish(&mut self) -> Result<(), Failure> {

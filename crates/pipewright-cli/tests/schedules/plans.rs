@@ -125,9 +125,8 @@ fn a_plan_is_written_for_train() {
 #[test]
 fn a_plan_replaces_the_choices_of_the_configuration() {
     let folder = folder();
-    write(&folder, "p.toml", PROFILE);
     let set = ["--set", "model.num_hidden_layers=8", "--set", "pipeline.recompute=stage"];
-    let arguments = ["plan", "--profile", "p.toml", "--time-limit", "2s", "-o", "best.toml"];
+    let arguments = ["plan", "--time-limit", "2s", "-o", "best.toml"];
     let printed = succeed(&folder, &[&arguments[..], &set].concat());
     assert!(!printed.contains("recompute"), "{printed}");
     let config = std::fs::read_to_string(folder.path().join("best.toml")).expect("the configuration");

@@ -24,11 +24,12 @@ const WORSE: f64 = 0.01;
 pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, bound: f64) {
     let cuts = pool(search, &shapes[at]);
     let is_hopeful = cuts.first().is_some_and(|cut| cut.bound < search.best_time());
-    let named = named(search, &shapes[at]);
     let budget = search.left();
     if is_hopeful {
         first_looks(search, shapes, at, &cuts);
     }
+    // After a first plan, because the orders of all named schedules may take long.
+    let named = named(search, &shapes[at]);
     try_named(search, shapes, at, &cuts, &named);
     if search.request.searched && is_hopeful {
         try_rules(search, shapes, at, &cuts, bound, budget / 4 * 3);

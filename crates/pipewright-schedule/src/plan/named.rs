@@ -111,11 +111,14 @@ fn try_cut(
     if plain.is_some() {
         return plain;
     }
+    // Recomputation in more stages never takes more memory, so if it does not fit in all of them, nothing does.
+    let all = vec![true; stages];
+    let mut best = search.consider(shapes, label, &order, Choice { shape: at, starts, recompute: &all });
+    best?;
     let choices: Vec<Vec<bool>> = match stages <= ALL_CHOICES {
-        true => every_choice(stages).skip(1).collect(),
+        true => every_choice(stages).skip(1).filter(|choice| *choice != all).collect(),
         false => vec![to_fit(&shape.layers, starts, &order, shape.data_parallel, memory)],
     };
-    let mut best: Option<f64> = None;
     for recompute in choices {
         let choice = Choice { shape: at, starts, recompute: &recompute };
         if let Some(time) = search.consider(shapes, label, &order, choice) {

@@ -152,7 +152,8 @@ impl<'a> Search<'a> {
         };
         let mut work = 0;
         let made = greedy(&task, rules, before - optimizer, &mut work);
-        self.charge(work.max(1));
+        // An order that fits into no memory costs the loads of its stages.
+        self.charge(work.max(8 * loads.len() as u64));
         let (order, _) = made?;
         let order = Rc::new(order);
         let peaks = peaks(&order, &loads);
