@@ -63,6 +63,9 @@ pub struct LocalEndpoint {
     mailboxes: Arc<Mailboxes>,
     /// Messages that have arrived. The attempt is part of the key, because a neighbour may be an attempt ahead.
     arrived: HashMap<(Attempt, WorldRank, Tag), Message>,
+    /// Whether messages other than the wanted one were taken out of the mailbox since the last wait. A rank may look for
+    /// several messages before it waits, and one that it looked for first may come with one that it looked for later.
+    has_news: bool,
     /// An empty list, kept for its allocation.
     spare: Vec<Message>,
 }
@@ -75,7 +78,14 @@ pub(crate) fn world(ranks: u32) -> Vec<LocalEndpoint> {
 
 impl LocalEndpoint {
     pub(crate) fn new(rank: WorldRank, mailboxes: Arc<Mailboxes>) -> Self {
-        Self { rank, attempt: Attempt::default(), mailboxes, arrived: HashMap::new(), spare: Vec::new() }
+        Self {
+            rank,
+            attempt: Attempt::default(),
+            mailboxes,
+            arrived: HashMap::new(),
+            has_news: false,
+            spare: Vec::new(),
+        }
     }
 
     pub(crate) fn rank(&self) -> WorldRank {
@@ -117,12 +127,17 @@ impl LocalEndpoint {
         }
         self.mailboxes.boxes[self.rank.index()].take_into(&mut self.spare);
         for message in self.spare.drain(..).filter(|message| message.attempt >= self.attempt) {
-            self.arrived.insert((message.attempt, message.from, message.tag), message);
+            let own = (message.attempt, message.from, message.tag);
+            self.has_news |= own != key;
+            self.arrived.insert(own, message);
         }
         self.arrived.remove(&key)
     }
 
     pub(crate) fn wait(&mut self, until: Instant) -> Waited {
+        if std::mem::take(&mut self.has_news) && !self.mailboxes.abort.is_raised() {
+            return Waited::Arrived;
+        }
         let mailbox = &self.mailboxes.boxes[self.rank.index()];
         match mailbox.wait(until, || self.mailboxes.abort.is_raised()) {
             Woken::Arrived => Waited::Arrived,
@@ -133,5 +148,30 @@ impl LocalEndpoint {
 
     pub(crate) fn fail(&self, error: StepError) {
         self.mailboxes.fail(error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use pipewright_schedule::StageIndex;
+
+    use super::*;
+
+    #[test]
+    fn a_message_that_comes_with_a_later_wanted_one_ends_the_next_wait() {
+        let mut ends = world(2);
+        let (mut sender, mut receiver) = (ends.remove(1), ends.remove(0));
+        let [first, second] = [0, 1].map(|stage| Tag::GradientSum { stage: StageIndex::new(stage) });
+        let from = sender.rank();
+        assert!(receiver.try_take(from, first).is_none());
+        for tag in [first, second] {
+            sender.send(receiver.rank(), tag, Payload::Bytes(Vec::new().into()));
+        }
+        assert!(receiver.try_take(from, second).is_some());
+        assert_eq!(receiver.wait(Instant::now() + Duration::from_millis(50)), Waited::Arrived);
+        assert!(receiver.try_take(from, first).is_some());
+        assert_eq!(receiver.wait(Instant::now() + Duration::from_millis(50)), Waited::TimedOut);
     }
 }
