@@ -67,9 +67,10 @@ pub fn add_product(out: &mut [f32], row_stride: usize, a: Matrix<'_>, b: Matrix<
 }
 
 fn assert_fits(len: usize, rows: usize, columns: usize, row_stride: usize) {
+    let end = || (rows - 1).checked_mul(row_stride)?.checked_add(columns);
     let fits = rows == 0
         || columns == 0
-        || (columns <= row_stride || rows == 1) && (rows - 1) * row_stride + columns <= len;
+        || (columns <= row_stride || rows == 1) && end().is_some_and(|end| end <= len);
     assert!(fits, "{rows} rows of {columns}, {row_stride} apart, do not fit into {len} elements");
 }
 
@@ -115,6 +116,12 @@ mod tests {
 
     fn numbers(count: usize, seed: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * 37 + seed * 11) % 19) as f32 - 9.0).collect()
+    }
+
+    #[test]
+    #[should_panic = "do not fit"]
+    fn a_stride_that_wraps_is_refused() {
+        Matrix::strided(&[0.0; 10], 3, 1, 1 << 63);
     }
 
     fn check(m: usize, n: usize, k: usize) {

@@ -55,7 +55,7 @@ pub(crate) struct StepReply {
     pub failed: Option<FailedRank>,
 }
 
-/// What a rank knows of a failed step.
+/// The data of one rank about a failed step.
 pub(crate) struct FailedRank {
     /// The progress of all ranks when this rank failed; `None` if it stopped because another had failed.
     pub report: Option<String>,

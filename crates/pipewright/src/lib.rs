@@ -95,9 +95,7 @@
 //!     Ok(match stage.get() {
 //!         1 => Stage::with_loss(block, |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean()),
 //!         _ => Stage::new(block),
-//!     }
-//!     // The two blocks have parameters of their own, so each has paths of its own.
-//!     .with_prefix(&format!("blocks.{stage}")))
+//!     })
 //! };
 //! let config = PipelineConfig { optimizer: Some(AdamWConfig::new().init()), ..PipelineConfig::default() };
 //! let pipeline = Pipeline::launch(program, World::local(2), &config, make)?;

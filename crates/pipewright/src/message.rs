@@ -105,8 +105,11 @@ pub enum Tag {
     Hello,
     /// Whether all processes have the same program and settings, from the first rank.
     Welcome,
-    /// What the process of the first rank has chosen for all.
-    Chosen,
+    /// A choice of the first rank's process for all processes.
+    Chosen {
+        /// The number of its earlier choices.
+        round: u32,
+    },
 }
 
 impl std::fmt::Display for Tag {
@@ -154,7 +157,7 @@ impl std::fmt::Display for Tag {
             Self::Summary => f.write_str("the summary of the step"),
             Self::Hello => f.write_str("the description of its run"),
             Self::Welcome => f.write_str("whether all processes run the same"),
-            Self::Chosen => f.write_str("the choices of the first process"),
+            Self::Chosen { round } => write!(f, "choice {round} of the first process"),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::tensor::Tensor;
+use pipewright::batch::Batch;
 use pipewright::failure::{Cause, StepError};
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::stage::{Stage, StageContext, StageModule};
@@ -154,6 +155,15 @@ fn a_failure_shows_the_schedule_and_the_ranks() {
     assert_eq!(events.last().map(|event| event.action.to_string()).as_deref(), Some("1F2"));
     assert!(!failure.timeline.events_of(Rank::new(0)).is_empty());
     step(&mut pipeline).expect("the fault strikes once");
+    assert!(pipeline.step_failure().is_none());
+}
+
+#[test]
+fn a_step_that_is_refused_has_no_failure() {
+    let mut pipeline = faulty(2, 1, 2, FaultKind::Panic, NEVER_REACHED);
+    step(&mut pipeline).expect_err("the fault strikes");
+    assert!(pipeline.step_failure().is_some());
+    pipeline.step_batch(Batch::new(Vec::new(), Vec::new()), 1.0).expect_err("it has no microbatches");
     assert!(pipeline.step_failure().is_none());
 }
 

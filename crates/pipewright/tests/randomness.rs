@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use pipewright::batch::Batch;
 use pipewright::checkpoint::{CheckpointFolder, CheckpointWriter, TrainingState};
 use pipewright::nn::Dropout;
@@ -122,6 +122,15 @@ fn an_evaluation_is_not_random() {
         pipeline.eval(batch(0, MICROBATCHES), targets).expect("an evaluation").losses
     };
     assert_eq!(evaluate(), evaluate());
+}
+
+#[test]
+fn a_failed_evaluation_uses_up_no_step() {
+    let [mut undisturbed, mut pipeline] = [(); 2].map(|()| launch("1f1b", 2, &config()));
+    assert_eq!(step(&mut pipeline, 0), step(&mut undisturbed, 0));
+    let too_wide = Tensor::<2>::zeros([MICROBATCHES as usize, 99], &Device::flex());
+    pipeline.eval(too_wide, None::<Tensor<2>>).expect_err("the first layer does not take it");
+    assert_eq!(step(&mut pipeline, 1), step(&mut undisturbed, 1));
 }
 
 #[test]

@@ -88,7 +88,7 @@ impl ActionHook for LeavesOut {
     }
 }
 
-/// Returns a fault at each action in turn is reported with its action and does not affect the next step.
+/// Checks that a fault at each action in turn is reported with its action and does not affect the next step.
 fn check_faults(
     schedule: &str,
     fault: fn(usize) -> Arc<dyn ActionHook>,

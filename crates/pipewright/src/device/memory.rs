@@ -1,4 +1,4 @@
-//! What a rank knows of its device while it works: the memory that its work takes, and whether it waits for results.
+//! The memory of a rank's work on its device, and whether the device computes asynchronously.
 
 use burn::tensor::Device;
 

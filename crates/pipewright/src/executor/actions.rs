@@ -36,7 +36,7 @@ impl Executor {
             Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
             // The computation that uses the message takes it.
             Action::RecvForward { .. } | Action::RecvBackward { .. } => Ok(None),
-            // It is tried once the message has left: see `Executor::unsent`.
+            // `Executor::poll_action` runs this action only after its message has left.
             Action::WaitSendForward { .. } | Action::WaitSendBackward { .. } => Ok(None),
             Action::ReduceGrad { stage } => {
                 self.start_reduction(stage)?;
@@ -54,7 +54,7 @@ impl Executor {
         }
     }
 
-    /// Returns the message that a wait for a send waits for; `None` if its buffer is free, and for other actions.
+    /// Returns the message of a `WAIT_SEND` action that has not left yet; `None` for every other action.
     pub(super) fn unsent(&mut self, action: Action) -> Option<Sending> {
         let (direction, stage, microbatch) = match action {
             Action::WaitSendForward { stage, microbatch } => {

@@ -11,16 +11,11 @@ use crate::failure::Cause;
 use crate::message::AwaitedMessage;
 
 impl Executor {
-    /// Ends the phase that is done and begins the next one. The arms list all phases in order.
+    /// Ends the phase that is done and begins the next one. The first arms list the phases of a step in order.
     fn next_phase(&mut self, done: Phase) -> Result<Phase, Cause> {
         Ok(match done {
             Phase::Actions => self.end_program()?,
-            Phase::ReplicaSums => self.begin_exchanges(),
-            Phase::ParameterLists(lists) => self.find_shared(concatenated(lists))?,
-            Phase::SharedParameters { order, message } => {
-                self.learn_shared(order, &message.into_one())?;
-                Phase::Done(Outcome::default())
-            }
+            Phase::ReplicaSums => self.end_replica_sums(),
             Phase::SharedGradients(sums) => {
                 self.set_shared_gradients(sums);
                 self.gather_replica_squares()
@@ -31,6 +26,12 @@ impl Executor {
             Phase::Update { norm } => self.update(norm),
             Phase::Reports { outcome, reports } => self.pass_reports(outcome, concatenated(reports)),
             Phase::Summary { outcome, message } => self.pass_summary(outcome, &message.into_one())?,
+            // Not phases of a step: at launch, and when parameters are collected.
+            Phase::ParameterLists(lists) => self.find_shared(concatenated(lists))?,
+            Phase::SharedParameters { order, message } => {
+                self.learn_shared(order, &message.into_one())?;
+                Phase::Done(Outcome::default())
+            }
             Phase::Collect { place, collected } => self.collect_stage(place, collected),
             Phase::Idle | Phase::Done(_) => done,
         })
@@ -82,7 +83,7 @@ impl Executor {
             return Ok(self.finish(Outcome { reports: vec![report], collected: Vec::new() }));
         }
         if !self.reduces() {
-            return Ok(self.begin_exchanges());
+            return Ok(self.end_replica_sums());
         }
         // The program may have started some of them.
         let stages: Vec<StageIndex> = self.stages.iter().map(|stage| stage.index).collect();
@@ -91,7 +92,7 @@ impl Executor {
     }
 
     /// Exchanges the gradients of shared parameters, once the sums over replicas are complete.
-    fn begin_exchanges(&mut self) -> Phase {
+    fn end_replica_sums(&mut self) -> Phase {
         self.step.reductions.clear();
         self.exchange_shared_gradients()
     }

@@ -23,7 +23,7 @@ impl Executor {
                 tensors.into_iter().map(|tensor| tensor.map(|tensor| tensor.to_device(device))).collect();
         }
         if self.endpoint.moves_storage() {
-            // The receiver counts these bytes from this point.
+            // This rank stops counting these bytes. The receiver counts them when it takes the message.
             self.memory.give_away(tensors.iter().flatten());
         }
         self.endpoint.send_world(to, tag, Payload::Tensors(tensors));

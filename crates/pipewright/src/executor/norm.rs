@@ -68,7 +68,7 @@ impl Executor {
     /// is not finite, drops the sums instead.
     pub(super) fn update(&mut self, norm: f64) -> Phase {
         let start = Instant::now();
-        // After a skipped update too: a rank that fails from this point on does not know that the loss scale changes.
+        // A skipped update sets this too: a rank that fails from here on may not learn that the loss scale changes.
         self.step.has_updated = true;
         let clip = self.clip_norm.map_or(1.0, |clip| (clip / (norm + CLIP_EPSILON)).min(1.0));
         let factor = clip / f64::from(self.summed_microbatches()) / self.step.input.loss_scale;

@@ -4,7 +4,7 @@ use pipewright_schedule::Action;
 
 use crate::failure::Cause;
 
-/// What a rank was doing when it failed.
+/// The state of a rank when it failed.
 pub(super) struct Situation<'a> {
     /// The rank's row of the program.
     pub(super) row: &'a [Action],

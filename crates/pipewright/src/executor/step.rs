@@ -127,11 +127,6 @@ pub(super) enum Phase {
     Actions,
     /// The rank waits for the gradient sums over the replicas ([`StepState::reductions`]).
     ReplicaSums,
-    /// The rank waits for the parameter lists of its subtree.
-    ParameterLists(Exchange<Vec<ListedParameter>>),
-    /// The rank waits for the encoded list of shared parameters from the root. Only the root knows the order of the
-    /// norm.
-    SharedParameters { order: NormOrder, message: Exchange<Arc<[u8]>> },
     /// The rank waits for the gradients of shared parameters from their other owners.
     SharedGradients(Vec<SharedSum>),
     /// The rank waits for squares of the gradients' parts from replicas or, without sharding, for the message that they
@@ -147,6 +142,11 @@ pub(super) enum Phase {
     Reports { outcome: Outcome, reports: Exchange<Vec<Figures>> },
     /// Across processes: the rank waits for the encoded reports of all ranks from the root.
     Summary { outcome: Outcome, message: Exchange<Arc<[u8]>> },
+    /// At launch: the rank waits for the parameter lists of its subtree.
+    ParameterLists(Exchange<Vec<ListedParameter>>),
+    /// At launch: the rank waits for the encoded list of shared parameters from the root. Only the root knows the order of
+    /// the norm.
+    SharedParameters { order: NormOrder, message: Exchange<Arc<[u8]>> },
     /// Not a step: the whole parameters of the rank's stages are collected. The next stage is the one at `place`.
     Collect { place: usize, collected: Vec<NamedParameter> },
     /// The step is done.

@@ -55,6 +55,16 @@ impl Count {
         self.held.load(Ordering::Relaxed).max(0).unsigned_abs()
     }
 
+    /// Returns the highest count since [`Count::restart_peak`].
+    fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed).max(0).unsigned_abs()
+    }
+
+    /// Resets the peak to the current count.
+    fn restart_peak(&self) {
+        self.peak.store(self.held.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     pub(super) fn place(&self) -> Option<RankPosition> {
         self.locate.get().map(|locate| locate())
     }
@@ -84,13 +94,13 @@ pub(super) fn of_this_thread() -> Option<Arc<Count>> {
 /// thread of no rank, and if blocks are not counted.
 pub(crate) fn held_and_peak() -> Option<(u64, u64)> {
     let count = of_this_thread().filter(|_| blocks::is_in_use())?;
-    Some((count.held(), count.peak.load(Ordering::Relaxed).max(0).unsigned_abs()))
+    Some((count.held(), count.peak()))
 }
 
 /// Resets the peak of this thread's rank to its current count.
 pub(crate) fn restart_peak() {
     if let Some(count) = of_this_thread() {
-        count.peak.store(count.held.load(Ordering::Relaxed), Ordering::Relaxed);
+        count.restart_peak();
     }
 }
 
@@ -140,12 +150,12 @@ impl RankMemory {
 
     /// Resets the peak to the current count.
     pub(crate) fn restart_peak(&self) {
-        self.count.peak.store(self.count.held.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.count.restart_peak();
     }
 
     /// Returns the highest count since [`RankMemory::restart_peak`]; 0 if blocks are not counted.
     pub(crate) fn peak(&self) -> u64 {
-        self.count.peak.load(Ordering::Relaxed).max(0).unsigned_abs()
+        self.count.peak()
     }
 }
 

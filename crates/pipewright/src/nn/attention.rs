@@ -81,6 +81,8 @@ impl CausalAttention {
     /// When the rows have another length, or a position is not below it.
     pub fn with_scope(&self, scope: &TokenScope) -> Self {
         assert_eq!(scope.sequence, self.sequence, "rows have the length of the attention's");
+        let too_large = scope.positions.iter().find(|&&position| position as usize >= self.sequence);
+        assert!(too_large.is_none(), "position {too_large:?} in rows of {}", self.sequence);
         let is_whole =
             scope.positions.chunks(self.sequence).all(|row| row.iter().copied().eq(0..row.len() as u32));
         let starts = Some(scope.starts(None).into());
@@ -190,15 +192,14 @@ pub fn rotary_frequencies(head_dim: usize, theta: f64) -> Vec<f32> {
     (0..head_dim / 2).map(frequency).collect()
 }
 
-/// Returns which keys each query does not see, `[batch, heads, sequence, sequence]`.
+/// Returns which keys each query does not see, `[batch, 1, sequence, sequence]`: the same ones for every head.
 pub(super) fn hidden_by_starts(starts: &[u32], dims: Dims, device: &Device) -> Tensor<4, Bool> {
-    let Dims { batch, sequence, heads, .. } = dims;
+    let Dims { batch, sequence, .. } = dims;
     let mut hidden = Vec::with_capacity(batch * sequence * sequence);
     for (token, &start) in starts.iter().enumerate() {
         hidden.extend((0..sequence).map(|key| key < start as usize || key > token % sequence));
     }
-    let hidden = TensorData::new(hidden, [batch, 1, sequence, sequence]);
-    Tensor::<4, Bool>::from_data(hidden, device).repeat_dim(1, heads)
+    Tensor::from_data(TensorData::new(hidden, [batch, 1, sequence, sequence]), device)
 }
 
 /// Repeats each head of `[batch, heads, sequence, head_dim]` `group` times.

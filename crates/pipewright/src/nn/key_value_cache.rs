@@ -30,7 +30,7 @@ impl KeyValueCache {
         self.tokens
     }
 
-    /// Appends the keys and values of the next tokens of the sequence, and returns what their queries attend to: each token
+    /// Appends the keys and values of the next tokens of the sequence, and returns the attention of their queries: each token
     /// sees itself and all before it. Gradients are not computed.
     ///
     /// Shapes: `q [tokens, heads * head_dim]`; `k` and `v` `[tokens, kv_heads * head_dim]`; the result has the shape of `q`.
@@ -66,11 +66,13 @@ impl KeyValueCache {
     /// Rotates the heads in each row of `width` elements; the first row is at the position `first`.
     fn rotate(&self, elements: &mut [f32], width: usize, first: usize) {
         let half = self.frequencies.len();
+        let mut turns = Vec::with_capacity(half);
         for (position, row) in (first..).zip(elements.chunks_exact_mut(width)) {
+            turns.clear();
+            turns.extend(self.frequencies.iter().map(|frequency| (position as f32 * frequency).sin_cos()));
             for head in row.chunks_exact_mut(2 * half) {
                 let (low, high) = head.split_at_mut(half);
-                for ((a, b), frequency) in low.iter_mut().zip(high).zip(self.frequencies.iter()) {
-                    let (sin, cos) = (position as f32 * frequency).sin_cos();
+                for ((a, b), &(sin, cos)) in low.iter_mut().zip(high).zip(&turns) {
                     (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
                 }
             }

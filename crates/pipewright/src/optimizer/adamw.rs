@@ -26,7 +26,7 @@ pub struct AdamW {
     pub betas: (f32, f32),
     /// Added to the root of the second moment.
     pub epsilon: f32,
-    /// The fraction of a parameter that a step subtracts, divided by the learning rate.
+    /// The decay rate: a step subtracts `learning rate x weight decay x parameter`.
     pub weight_decay: f32,
 }
 

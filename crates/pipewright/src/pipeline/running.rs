@@ -300,6 +300,7 @@ impl Pipeline {
         kind: StepKind,
         origin: Instant,
     ) -> Result<Vec<RankReport>, PipelineError> {
+        self.failure = None;
         let ranks = self.ranks.iter().map(|thread| thread.rank);
         let done = self.step;
         let number = StepAttempt { step: done.next(), attempt: self.attempt.next() };
@@ -311,7 +312,6 @@ impl Pipeline {
             let input = inputs.next().expect("one input for each rank");
             Command::Step { input: Box::new(input), reply }
         })?;
-        self.failure = None;
         let (mut any_updated, mut seen) = (false, Vec::<FailedRank>::new());
         let reports = self.await_ranks(&replies, |StepReply { outcome, has_updated, failed }| {
             any_updated |= has_updated;
@@ -321,12 +321,12 @@ impl Pipeline {
         let reports = reports.map_err(|error| {
             self.failure = Some(StepFailure::new(error.clone(), seen, &self.assembly.board));
             self.failed_step(error, any_updated)
-        })?;
+        });
         if !self.updates {
             // Only an update ends a step. Random numbers depend on the step, and a resumed run must draw the same ones.
             self.step = done;
         }
-        Ok(reports.into_iter().flatten().collect())
+        Ok(reports?.into_iter().flatten().collect())
     }
 
     /// Returns a function that notifies the ranks of other processes that this process is busy between two steps, so

@@ -51,7 +51,11 @@ fn grid_of(program: &ValidatedProgram, error: &StepError, done: usize) -> String
     // Replicas run the same program.
     let rank = Rank::new(error.rank.get() % program.ranks());
     let row = program.row(rank);
-    let failed = error.action.and_then(|action| row.iter().position(|&other| other == action));
+    // A row may have equal actions, which gather and release a stage several times.
+    let failed = error.action.and_then(|action| match row.get(done) == Some(&action) {
+        true => Some(done),
+        false => row.iter().position(|&other| other == action),
+    });
     let Ok(run) = logical(program.as_program()) else { return String::new() };
     let ticks = run.ticks(rank);
     let after = ticks.last().map_or(0, |&last| last + 1);

@@ -99,7 +99,7 @@ impl StepSummary {
 }
 
 impl EvalSummary {
-    /// Mean of the losses, each microbatch weighted by its rows; not a number without targets.
+    /// Returns the mean of the losses, each microbatch weighted by its rows; not a number without targets.
     pub fn loss(&self) -> f64 {
         mean(&self.losses, &self.loss_weights)
     }

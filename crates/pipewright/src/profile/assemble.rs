@@ -1,17 +1,18 @@
-//! A profile from what was measured.
+//! Makes a profile from measured figures.
 
 use pipewright_schedule::analytic::{Figure, PeakRates, Workload, assume_link, fill};
 use pipewright_schedule::profile::{LayerProfile, LinkProfile, Profile};
 
 use super::measured::{KindFigures, Measured};
+use super::sample::PARAMETER_BYTES;
 use crate::transport::LinkSpeed;
-
-/// The bytes of a parameter.
-const NUMBER: u64 = 4;
 
 impl Measured {
     /// Returns the profile of a model of which these layers were measured. If there is no measured link, `assumed_link`
     /// is used; memory that was not measured is estimated.
+    ///
+    /// # Panics
+    /// When a layer of the model is of a kind that was not measured.
     pub fn profile(
         &self,
         workload: &Workload<'_>,
@@ -32,7 +33,7 @@ impl Measured {
                 kind: first.kind.clone(),
                 count: u32::try_from(run.len()).unwrap_or(u32::MAX),
                 output_bytes: first.output_bytes.saturating_mul(u64::from(self.rows)),
-                parameter_bytes: first.parameters.saturating_mul(NUMBER),
+                parameter_bytes: first.parameters.saturating_mul(PARAMETER_BYTES),
                 ..measured_layer(kind)
             }
         });

@@ -50,8 +50,8 @@ impl Default for MeasureConfig {
     }
 }
 
-/// The bytes of a parameter with its gradient and two moments.
-const STATE: u64 = 4;
+/// The tensors of a parameter's size that training holds: the parameter, its gradient and two moments.
+const TENSORS: u64 = 4;
 /// The steps before those that count.
 const WARM_UP: u32 = 2;
 /// The steps that are taken whatever their time.
@@ -97,7 +97,7 @@ where
 /// Returns the layers to measure.
 fn sample(model: &ModelDesc, config: &MeasureConfig, ranks: u32) -> Sample {
     let sample = Sample::of(model, config.copies);
-    let needed = sample.parameter_bytes(model).saturating_mul(STATE).saturating_mul(u64::from(ranks));
+    let needed = sample.parameter_bytes(model).saturating_mul(TENSORS).saturating_mul(u64::from(ranks));
     match config.memory {
         // The other half is for activations.
         Some(memory) if needed > memory / 2 => Sample::of(model, 1),

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use pipewright_schedule::{Action, ActionKind, Event, ModelDesc, Rank, Timeline};
 
 use super::probe::Holding;
-use super::sample::Sample;
+use super::sample::{PARAMETER_BYTES, Sample};
 use super::spread::Spread;
 use crate::pipeline::StepSummary;
 
-/// What was measured.
+/// The measured figures of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// The rows of a microbatch.
@@ -68,7 +68,7 @@ pub(super) struct Collection<'a> {
 }
 
 /// The bytes of a parameter with two moments.
-const STATE: u64 = 12;
+const STATE_BYTES: u64 = 12;
 
 impl<'a> Collection<'a> {
     pub(super) fn new(sample: &'a Sample, model: &'a ModelDesc, rows: u32) -> Self {
@@ -96,7 +96,7 @@ impl<'a> Collection<'a> {
         }
         self.after.push((step.wall.as_secs_f64() - step.timeline.makespan()).max(0.0));
         self.idle.push(idle(&step.timeline));
-        let state = self.sample.parameter_bytes(self.model) / 4 * STATE;
+        let state = self.sample.parameter_bytes(self.model) / PARAMETER_BYTES * STATE_BYTES;
         self.between.extend(holdings.first().map(|first| first.before.saturating_sub(state) as f64));
         for holding in holdings {
             self.add_holding(*holding);
@@ -172,7 +172,8 @@ impl<'a> Collection<'a> {
             let forward = of(ActionKind::Forward)?;
             let (input_backward, weight_backward) =
                 (of(ActionKind::InputBackward)?, of(ActionKind::WeightBackward)?);
-            let share = self.model.layers[layer].parameters as f64 * 4.0 / bytes.max(1) as f64;
+            let share =
+                self.model.layers[layer].parameters as f64 * PARAMETER_BYTES as f64 / bytes.max(1) as f64;
             let median = |values: Option<Vec<f64>>| Some(Spread::of(values?)?.median.round() as u64);
             let recomputing = self.recomputing.remove(&kind).map(|mut times| {
                 times.iter_mut().for_each(|time| *time = (*time - input_backward.median).max(0.0));

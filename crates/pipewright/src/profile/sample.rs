@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use pipewright_schedule::ModelDesc;
 
+/// The bytes of an element of a parameter.
+pub(super) const PARAMETER_BYTES: u64 = 4;
+
 /// The stages of the short model: ranges of equal layers.
 #[derive(Debug, PartialEq)]
 pub(super) struct Sample {
@@ -49,7 +52,7 @@ impl Sample {
     /// Returns the bytes of the parameters of all stages.
     pub(super) fn parameter_bytes(&self, model: &ModelDesc) -> u64 {
         let layers = self.stages.iter().flat_map(|stage| &model.layers[stage.layers.clone()]);
-        layers.map(|layer| layer.parameters.saturating_mul(4)).fold(0, u64::saturating_add)
+        layers.map(|layer| layer.parameters.saturating_mul(PARAMETER_BYTES)).fold(0, u64::saturating_add)
     }
 }
 

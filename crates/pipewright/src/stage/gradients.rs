@@ -90,8 +90,8 @@ impl GradientSums {
 
     /// Replaces the sum of the parameter at `place`.
     pub(crate) fn set(&mut self, place: usize, sum: Option<Value>) {
-        if let Some(place) = self.sums.get_mut(place) {
-            *place = sum.map(Value::into_dispatch);
+        if let Some(own) = self.sums.get_mut(place) {
+            *own = sum.map(Value::into_dispatch);
         }
     }
 

@@ -1,8 +1,23 @@
 //! Stages: the modules that users write, and the operations that the executor runs on them.
 //!
 //! [`StageModule`] is the typed trait that a user implements. [`Stage`] is such a module without its types. A pipeline
-//! prepares it for its rank (`prepare.rs`), which gives it the state of training: the tape of every microbatch in
-//! flight, the gradient sums and the optimizer.
+//! prepares it for its rank, which gives it the state of training: [`Stage`] `--prepare-->` `TrainingStage`, which the
+//! executor sees as `dyn StageRunner`.
+//!
+//! | file | content |
+//! |---|---|
+//! | `module.rs` | `StageModule` |
+//! | `prepare.rs` | `Stage`, and how it is prepared for its rank |
+//! | `body.rs` | what a stage computes: layers in a row, or a part of a graph |
+//! | `runner.rs` | the traits through which the executor uses a stage: computing, and access to parameters |
+//! | `training.rs`, `parameters.rs` | `TrainingStage`, which implements them |
+//! | `tape.rs` | the tape of a microbatch in flight |
+//! | `recompute.rs` | forwards that keep only their inputs |
+//! | `weight_work.rs` | weight gradients that are deferred |
+//! | `gradients.rs` | the sums of gradients |
+//! | `module_parameters.rs` | the parameters of a module as a list |
+//! | `shards.rs` | parameters of which each replica holds some rows |
+//! | `error.rs` | errors of stages |
 
 mod error;
 mod module;

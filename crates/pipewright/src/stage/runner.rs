@@ -114,8 +114,8 @@ pub(crate) trait StageParameters: Send {
     /// Returns the gradient sum of the parameter at `place` of [`StageParameters::paths`].
     fn gradient(&self, place: usize) -> OptionalTensor;
 
-    /// Replaces the gradient sum of the parameter at `place`. In a sharded stage the last replacement is the sum of its
-    /// part.
+    /// Replaces the gradient sum of the parameter at `place`. After the reduction of a sharded stage, the sum has only this
+    /// replica's rows.
     fn set_gradient(&mut self, place: usize, gradient: OptionalTensor);
 
     /// Returns the sum of the squares of each parameter's gradient sum, in the order of [`StageParameters::paths`].

@@ -21,6 +21,7 @@ pub(super) fn joined(earlier: Vec<StepSummary>, last: StepSummary) -> StepSummar
         whole.weighted_auxiliary += part.weighted_auxiliary;
         whole.wall += part.wall;
         whole.interrupted |= part.interrupted;
+        whole.undeferred.extend(part.undeferred);
         let peaks = whole.peak_bytes.iter_mut().zip(part.peak_bytes);
         peaks.for_each(|(most, peak)| *most = (*most).max(peak));
         let sends = whole.sends_in_flight.iter_mut().zip(part.sends_in_flight);

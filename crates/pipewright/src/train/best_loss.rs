@@ -36,7 +36,7 @@ impl BestLoss {
         improves
     }
 
-    /// Returns whether the loss has not fallen for `patience` evaluations. A patience of 0 has no end.
+    /// Returns whether the loss has not fallen for `patience` evaluations. It never has if `patience` is 0.
     pub fn is_exhausted(&self, patience: u64) -> bool {
         patience > 0 && self.evaluations_since >= patience
     }

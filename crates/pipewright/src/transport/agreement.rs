@@ -28,14 +28,17 @@ pub enum AgreementError {
     /// The processes differ, or some cannot run.
     #[error("{0}")]
     Differences(Differences),
-    /// A rank did not describe its run in time.
+    /// A rank did not send a message in time.
     #[error(
-        "rank {rank} has not described its run within {:.1} s: it may still be starting, or it has ended",
+        "rank {rank} has not {} within {:.1} s: it may still be starting, or it has ended",
+        Missing(*.awaited),
         .waited.as_secs_f64()
     )]
     Silent {
         /// The rank.
         rank: WorldRank,
+        /// What the message is for.
+        awaited: Tag,
         /// The deadline.
         waited: Duration,
     },
@@ -45,6 +48,18 @@ pub enum AgreementError {
     /// A rank's description cannot be decoded: it runs another version.
     #[error(transparent)]
     Unreadable(#[from] MessageError),
+}
+
+/// What a rank has not done, after "has not".
+struct Missing(Tag);
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Tag::Hello => f.write_str("described its run"),
+            awaited => write!(f, "sent {awaited}"),
+        }
+    }
 }
 
 impl AgreementError {
@@ -92,7 +107,7 @@ impl fmt::Display for Differences {
             match difference {
                 Difference::Cannot { ranks, reason } => write!(f, "{}: {reason}", Ranks(ranks))?,
                 Difference::Silent { rank, waited } => {
-                    AgreementError::Silent { rank: *rank, waited: *waited }.fmt(f)?;
+                    AgreementError::Silent { rank: *rank, awaited: Tag::Hello, waited: *waited }.fmt(f)?;
                 }
                 Difference::SharedDevice { ranks, device } => write!(
                     f,
@@ -140,7 +155,8 @@ pub(super) fn agree(
     hello: &Hello,
     deadline: Duration,
 ) -> Result<(), AgreementError> {
-    agree_by(endpoint, hello, deadline, compare)
+    let agreed = exchange(endpoint, hello, deadline, compare);
+    abandon_silent(endpoint, agreed)
 }
 
 /// Returns when all processes have sent their devices and no device is named twice.
@@ -149,19 +165,12 @@ pub(super) fn claim(
     device: &OwnDevice,
     deadline: Duration,
 ) -> Result<(), AgreementError> {
-    agree_by(endpoint, device, deadline, find_shared)
+    let agreed = exchange(endpoint, device, deadline, find_shared);
+    abandon_silent(endpoint, agreed)
 }
 
-fn agree_by<T>(
-    endpoint: &mut Endpoint,
-    hello: &T,
-    deadline: Duration,
-    compare: impl Fn(&[(WorldRank, T)]) -> Differences,
-) -> Result<(), AgreementError>
-where
-    T: Clone + Serialize + for<'de> Deserialize<'de>,
-{
-    let agreed = exchange(endpoint, hello, deadline, compare);
+/// Raises the abort flag if a rank did not answer, so that the other processes do not wait for it when they leave.
+fn abandon_silent(endpoint: &Endpoint, agreed: Result<(), AgreementError>) -> Result<(), AgreementError> {
     if let Err(error) = &agreed
         && error.silent().is_some()
     {
@@ -189,7 +198,7 @@ where
         for rank in others.clone() {
             match take(endpoint, rank, Tag::Hello, until, deadline) {
                 // The other ranks learn of it with the differences.
-                Err(AgreementError::Silent { rank, waited }) => {
+                Err(AgreementError::Silent { rank, waited, .. }) => {
                     silent.push(Difference::Silent { rank, waited });
                 }
                 hello => hellos.push((rank, hello?)),
@@ -214,19 +223,21 @@ where
     }
 }
 
-/// Returns the text of the first rank's process in every process.
+/// Returns the text of the first rank's process in every process. `round` is the number of earlier calls: the first rank
+/// does not wait for an answer, so texts of several calls can be on their way together.
 pub(super) fn share(
     endpoint: &mut Endpoint,
     own: String,
+    round: u32,
     deadline: Duration,
 ) -> Result<String, AgreementError> {
-    let first = WorldRank::new(0);
+    let (first, tag) = (WorldRank::new(0), Tag::Chosen { round });
     if endpoint.rank() != first {
-        return take(endpoint, first, Tag::Chosen, Instant::now() + deadline, deadline);
+        return take(endpoint, first, tag, end_of_wait(deadline), deadline);
     }
     let text = encoded(&own);
     for rank in (1..endpoint.ranks()).map(WorldRank::new) {
-        endpoint.send(rank, Tag::Chosen, Payload::Bytes(text.clone()));
+        endpoint.send(rank, tag, Payload::Bytes(text.clone()));
     }
     Ok(own)
 }
@@ -258,12 +269,10 @@ pub(super) fn receive(
         }
         match woken {
             Waited::Arrived => woken = endpoint.wait(until),
-            Waited::TimedOut => return Err(AgreementError::Silent { rank: from, waited }),
+            Waited::TimedOut => return Err(AgreementError::Silent { rank: from, awaited: tag, waited }),
             Waited::Aborted => {
-                let first = endpoint.abort().first();
-                return Err(
-                    first.map_or(AgreementError::Silent { rank: from, waited }, AgreementError::Failed)
-                );
+                let silent = AgreementError::Silent { rank: from, awaited: tag, waited };
+                return Err(endpoint.abort().first().map_or(silent, AgreementError::Failed));
             }
         }
     }
@@ -374,6 +383,25 @@ mod tests {
             assert!(error.starts_with("rank 2 has not described its run within 1.0 s"), "{error}");
             assert_eq!((silent, leaves), (Some(WorldRank::new(2)), true));
         }
+    }
+
+    /// The first rank shares two texts before the second one asks for the first of them.
+    #[test]
+    fn texts_that_are_on_their_way_together_stay_apart() {
+        const DEADLINE: Duration = Duration::from_secs(1);
+        let mut ranks = local::world(2).into_iter().map(Endpoint::Local).collect::<Vec<_>>();
+        let mut shared =
+            |rank: usize, round| share(&mut ranks[rank], format!("{rank}.{round}"), round, DEADLINE);
+        for rank in [0, 1] {
+            for round in [0, 1] {
+                assert_eq!(shared(rank, round).expect("rank 0 has sent it"), format!("0.{round}"));
+            }
+        }
+        let error = shared(1, 2).expect_err("rank 0 has not sent it").to_string();
+        assert!(
+            error.starts_with("rank 0 has not sent choice 2 of the first process within 1.0 s"),
+            "{error}"
+        );
     }
 
     #[test]

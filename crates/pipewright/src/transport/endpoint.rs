@@ -161,7 +161,8 @@ impl Endpoint {
         }
     }
 
-    /// Sleeps until a message arrives or may have left, `until` passes, or a rank fails.
+    /// Sleeps until a message arrives or may have left, `until` passes, or a rank fails. Returns at once if a message other
+    /// than the wanted one was taken since the last wait.
     pub fn wait(&mut self, until: Instant) -> Waited {
         match self {
             Self::Local(endpoint) => endpoint.wait(until),

@@ -10,7 +10,7 @@ use burn::tensor::{Device, Distribution, Tensor};
 use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::agreement::{AgreementError, receive};
-use super::{Endpoint, local};
+use super::{Endpoint, end_of_wait, local};
 use crate::device::Devices;
 use crate::ids::WorldRank;
 use crate::message::{Direction, Payload, Tag};
@@ -43,9 +43,11 @@ pub(super) fn between_threads(
     let mut ends = local::world(2).into_iter().map(Endpoint::Local);
     let (Some(mut first), Some(mut second)) = (ends.next(), ends.next()) else { return Ok(None) };
     std::thread::scope(|scope| {
-        // If one of them fails, the other one reports that it is silent.
-        scope.spawn(move || measure(&mut second, devices, deadline));
-        measure(&mut first, devices, deadline)
+        let second = scope.spawn(move || measure(&mut second, devices, deadline));
+        let speed = measure(&mut first, devices, deadline);
+        // If the second one fails, the first one only finds that it is silent.
+        second.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        speed
     })
 }
 
@@ -125,7 +127,7 @@ impl Probe {
 
     /// Waits for a tensor and reads it.
     fn take(&self, endpoint: &mut Endpoint, tag: Tag) -> Result<Option<Value>, AgreementError> {
-        let until = Instant::now() + self.deadline;
+        let until = end_of_wait(self.deadline);
         let message = receive(endpoint, self.peer, tag, until, self.deadline)?;
         let tensors = message.into_tensors()?;
         Ok(tensors.into_iter().flatten().next().map(|tensor| self.read(tensor).0))

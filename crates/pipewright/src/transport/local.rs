@@ -63,9 +63,10 @@ pub struct LocalEndpoint {
     mailboxes: Arc<Mailboxes>,
     /// Messages that have arrived. The attempt is part of the key, because a neighbour may be an attempt ahead.
     arrived: HashMap<(Attempt, WorldRank, Tag), Message>,
-    /// Whether messages other than the wanted one were taken out of the mailbox since the last wait. A rank may look for
-    /// several messages before it waits, and one that it looked for first may come with one that it looked for later.
-    has_news: bool,
+    /// Whether messages other than the wanted one were taken out of the mailbox since the last wait, which then returns
+    /// at once. A rank may look for several messages before it waits, and one that it looked for first may arrive with
+    /// one that it looked for later.
+    took_others: bool,
     /// An empty list, kept for its allocation.
     spare: Vec<Message>,
 }
@@ -83,7 +84,7 @@ impl LocalEndpoint {
             attempt: Attempt::default(),
             mailboxes,
             arrived: HashMap::new(),
-            has_news: false,
+            took_others: false,
             spare: Vec::new(),
         }
     }
@@ -128,14 +129,15 @@ impl LocalEndpoint {
         self.mailboxes.boxes[self.rank.index()].take_into(&mut self.spare);
         for message in self.spare.drain(..).filter(|message| message.attempt >= self.attempt) {
             let own = (message.attempt, message.from, message.tag);
-            self.has_news |= own != key;
-            self.arrived.insert(own, message);
+            self.took_others |= own != key;
+            let earlier = self.arrived.insert(own, message);
+            debug_assert!(earlier.is_none(), "two messages {own:?}");
         }
         self.arrived.remove(&key)
     }
 
     pub(crate) fn wait(&mut self, until: Instant) -> Waited {
-        if std::mem::take(&mut self.has_news) && !self.mailboxes.abort.is_raised() {
+        if std::mem::take(&mut self.took_others) && !self.mailboxes.abort.is_raised() {
             return Waited::Arrived;
         }
         let mailbox = &self.mailboxes.boxes[self.rank.index()];

@@ -144,9 +144,9 @@ enum CauseHead {
     Other(String),
 }
 
-/// Encodes a frame that is sent `now` into `into`, replacing its content.
-pub(crate) fn encode(frame: Frame, now: Moment, into: &mut Vec<u8>) {
-    into.clear();
+/// Writes the encoding of `frame`, which is sent at `now`, into `buffer`, and replaces its content.
+pub(crate) fn encode(frame: Frame, now: Moment, buffer: &mut Vec<u8>) {
+    buffer.clear();
     let (head, tensors) = match frame {
         Frame::Message(message) => message_head(message, now),
         Frame::Failed(notice) => (failure_head(notice), Vec::new()),
@@ -157,12 +157,12 @@ pub(crate) fn encode(frame: Frame, now: Moment, into: &mut Vec<u8>) {
     };
     let head = postcard::to_stdvec(&head).expect("a head has nothing that postcard cannot write");
     let length = u32::try_from(head.len()).expect("a head is small");
-    into.extend_from_slice(&length.to_le_bytes());
-    into.extend_from_slice(&head);
-    pad(into);
+    buffer.extend_from_slice(&length.to_le_bytes());
+    buffer.extend_from_slice(&head);
+    pad(buffer);
     for tensor in tensors {
-        into.extend_from_slice(tensor.as_bytes());
-        pad(into);
+        buffer.extend_from_slice(tensor.as_bytes());
+        pad(buffer);
     }
 }
 

@@ -18,6 +18,8 @@ pub struct World {
     endpoints: Vec<Endpoint>,
     /// The progress of all ranks, including those of other processes.
     board: ProgressBoard,
+    /// The number of texts that the first rank's process has shared.
+    shared: u32,
 }
 
 /// Why a transport is not available.
@@ -40,7 +42,7 @@ impl World {
     /// Returns a world whose ranks are threads of this process. Messages are moved, never copied.
     pub fn local(ranks: u32) -> Self {
         let endpoints = local::world(ranks).into_iter().map(Endpoint::Local).collect();
-        Self { endpoints, board: ProgressBoard::new(ranks) }
+        Self::new(endpoints, ProgressBoard::new(ranks))
     }
 
     /// Returns this process's rank in the world of the processes that `mpirun` started, one rank each. A process joins
@@ -55,7 +57,7 @@ impl World {
         #[cfg(feature = "mpi")]
         {
             let (endpoint, board) = mpi::world(deadline, ClockError::default())?;
-            Ok(Self { endpoints: vec![Endpoint::Mpi(endpoint)], board })
+            Ok(Self::new(vec![Endpoint::Mpi(endpoint)], board))
         }
         #[cfg(not(feature = "mpi"))]
         {
@@ -71,7 +73,11 @@ impl World {
     #[cfg(all(feature = "mpi", feature = "testing"))]
     pub fn mpi_with_clock_error(deadline: Duration, error: ClockError) -> Result<Self, WorldError> {
         let (endpoint, board) = mpi::world(deadline, error)?;
-        Ok(Self { endpoints: vec![Endpoint::Mpi(endpoint)], board })
+        Ok(Self::new(vec![Endpoint::Mpi(endpoint)], board))
+    }
+
+    fn new(endpoints: Vec<Endpoint>, board: ProgressBoard) -> Self {
+        Self { endpoints, board, shared: 0 }
     }
 
     /// Returns whether ranks run in other processes.
@@ -113,8 +119,10 @@ impl World {
     /// # Errors
     /// When a rank fails, or the first one does not answer within `deadline`.
     pub fn share(&mut self, own: String, deadline: Duration) -> Result<String, AgreementError> {
+        let round = self.shared;
+        self.shared += 1;
         match self.endpoints.as_mut_slice() {
-            [endpoint] if endpoint.is_distributed() => agreement::share(endpoint, own, deadline),
+            [endpoint] if endpoint.is_distributed() => agreement::share(endpoint, own, round, deadline),
             _ => Ok(own),
         }
     }
@@ -152,7 +160,7 @@ impl World {
     pub fn controlled(ranks: u32) -> (Self, InFlight) {
         let (endpoints, in_flight) = controlled::world(ranks);
         let endpoints = endpoints.into_iter().map(Endpoint::Controlled).collect();
-        (Self { endpoints, board: ProgressBoard::new(ranks) }, in_flight)
+        (Self::new(endpoints, ProgressBoard::new(ranks)), in_flight)
     }
 
     /// Returns one endpoint per rank of this process, in rank order.

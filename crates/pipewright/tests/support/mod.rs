@@ -77,7 +77,7 @@ impl StageModule for Mlp {
     }
 }
 
-/// Returns mean squared error.
+/// Returns the mean squared error.
 pub(crate) fn loss(output: Tensor<2>, target: Tensor<2>) -> Tensor<1> {
     (output - target).powf_scalar(2.0).mean()
 }
@@ -103,7 +103,7 @@ pub(crate) fn batch(seed: u64, microbatches: u32) -> Tensor<2> {
     Tensor::from_data(numbers(seed, [ROWS * microbatches as usize, WIDTH]), &Device::flex())
 }
 
-/// Returns the same, split.
+/// Returns a tensor, split into microbatches.
 pub(crate) fn split(tensor: Tensor<2>, microbatches: u32) -> Vec<Values> {
     pipewright::batch::split(&pipewright::tensor::pack(tensor), microbatches).expect("it divides")
 }

@@ -32,7 +32,7 @@ pub struct DataConfig {
     pub shuffle: bool,
     /// The seed of the order.
     pub seed: u64,
-    /// Where documents begin, and what they see of each other; `None` if rows are not divided into documents.
+    /// Where documents begin, and whether a token sees other documents in its row; `None` if rows are not divided into documents.
     pub documents: Option<Documents>,
 }
 

@@ -31,8 +31,8 @@ impl Ids {
     }
 
     /// Appends a document with `bos` before it.
-    pub(super) fn push_document(&mut self, bos: u32, document: impl Iterator<Item = u32>) {
-        std::iter::once(bos).chain(document).for_each(|id| self.push(id));
+    pub(super) fn push_document(&mut self, bos: Option<u32>, document: impl IntoIterator<Item = u32>) {
+        bos.into_iter().chain(document).for_each(|id| self.push(id));
     }
 
     /// Takes the ids from `at` on out of the list.

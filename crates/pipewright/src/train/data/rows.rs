@@ -40,7 +40,7 @@ pub struct DataIdentity {
     pub shuffle_seed: Option<u64>,
     /// The BLAKE3 hash of the token ids, in hexadecimal.
     pub hash: String,
-    /// Where documents begin, and what they see of each other; left out without documents.
+    /// Where documents begin, and whether a token sees other documents in its row; left out without documents.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub documents: Option<Documents>,
 }

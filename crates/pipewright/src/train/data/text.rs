@@ -24,7 +24,7 @@ pub(super) fn read(
         append(path, &mut bytes, budget)?;
         check(path, &bytes, vocab_size)?;
         budget.take(path, ((bytes.len() + 1) * ids.width()) as u64)?;
-        ids.push_document(bos, bytes.iter().copied().map(u32::from));
+        ids.push_document(Some(bos), bytes.iter().copied().map(u32::from));
     }
     Ok(ids)
 }
@@ -50,7 +50,7 @@ pub(super) fn of_text(
     check(name, text.as_bytes(), vocab_size)?;
     let Some(bos) = bos else { return Ok(Ids::One(text.as_bytes().to_vec())) };
     let mut ids = Ids::new(vocab_size);
-    ids.push_document(bos, text.bytes().map(u32::from));
+    ids.push_document(Some(bos), text.bytes().map(u32::from));
     Ok(ids)
 }
 

@@ -48,7 +48,7 @@ pub(super) fn read(
         budget.require(path, MEMORY_OF_A_BYTE.saturating_mul(bytes.len() as u64))?;
         let before = ids.len();
         let document = encoder.encode(text::utf8(path, &bytes)?, path, vocab_size, false)?;
-        bos.into_iter().chain(document).for_each(|id| ids.push(id));
+        ids.push_document(bos, document);
         budget.take(path, ((ids.len() - before) * ids.width()) as u64)?;
     }
     Ok(ids)
@@ -64,7 +64,7 @@ pub(super) fn of_text(
 ) -> Result<Ids, DataError> {
     let mut ids = Ids::new(vocab_size);
     let document = Encoder::load(tokenizer)?.encode(text, name, vocab_size, false)?;
-    bos.into_iter().chain(document).for_each(|id| ids.push(id));
+    ids.push_document(bos, document);
     Ok(ids)
 }
 

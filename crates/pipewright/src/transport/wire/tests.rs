@@ -51,8 +51,8 @@ fn next(tag: Tag) -> Option<Tag> {
         Tag::Report => Tag::Summary,
         Tag::Summary => Tag::Hello,
         Tag::Hello => Tag::Welcome,
-        Tag::Welcome => Tag::Chosen,
-        Tag::Chosen => return None,
+        Tag::Welcome => Tag::Chosen { round: 2 },
+        Tag::Chosen { .. } => return None,
     })
 }
 
@@ -182,13 +182,13 @@ fn heartbeats_are_small_and_name_awaited_messages() {
     encode(Frame::Heartbeats(vec![heartbeat; 1000]), now(), &mut bytes);
     assert!(bytes.len() <= 24_000, "{} bytes for 1,000 ranks", bytes.len());
     let Frame::Heartbeats(found) = decode(FROM, &bytes, now()).expect("what was written can be read") else {
-        panic!("signs of life were sent")
+        panic!("heartbeats were sent")
     };
     assert_eq!(found, [heartbeat; 1000]);
 }
 
 #[test]
-fn cut_letters_are_refused() {
+fn truncated_frames_are_refused() {
     let tensor = pack(Tensor::<1>::ones([100], &Device::flex())).into_iter().map(Some).collect();
     let mut bytes = Vec::new();
     encode(message(Payload::Tensors(tensor)), now(), &mut bytes);
