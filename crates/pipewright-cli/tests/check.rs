@@ -160,6 +160,12 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     // each layer but the last, 512 bytes, for two microbatches, and the activations of one block.
     assert_eq!(column(&["pipeline.recompute=stage"], 3), "12.8 KiB");
     assert_eq!(column(&["pipeline.recompute=block"], 3), "8.4 KiB");
+    // SGD without momentum has no state, with momentum one number for each parameter. Muon has one for each of the 2176
+    // elements of a block's matrices, and AdamW's two for the others; Adafactor has one for each row and column.
+    assert_eq!(column(&["optimizer.name=sgd"], 2), "0 B");
+    assert_eq!(column(&["optimizer.name=sgd", "optimizer.momentum=0.9"], 2), "25.2 KiB");
+    assert_eq!(column(&["optimizer.name=muon"], 2), "33.5 KiB");
+    assert_eq!(column(&["optimizer.name=adafactor"], 2), "2.8 KiB");
     let sharded = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
     assert_eq!(column(&sharded, 2), "25.2 KiB");
 }

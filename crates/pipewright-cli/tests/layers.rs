@@ -24,6 +24,7 @@ const LAYERS: &[&str] = &[
     "commands::simulation_text",
     "commands::layer_weights",
     "commands::run_arguments",
+    "commands::update",
     "commands::prepare",
     "commands::other_sizes",
     "commands::layer_sizes",

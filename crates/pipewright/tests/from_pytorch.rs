@@ -12,15 +12,17 @@ use pipewright::graph::{Graph, GraphBuilder, GraphLayer, GraphStage, PlacedGraph
 use pipewright::hook::ActionHook;
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::SplitBackward;
+use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup, ParameterGradient};
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, StepSummary};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{Metadata, TensorSpec, Values};
+use pipewright::train::BurnSchedule;
 use pipewright::transport::World;
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program};
 use pipewright_schedule::generate::{catalogue, find};
 use pipewright_schedule::simulate::logical;
 use pipewright_schedule::{
-    Level, LowerConfig, Method, Placement, Program, Schedule, ValidatedProgram, lower, validate,
+    Level, LowerConfig, Method, Placement, Program, Schedule, StageIndex, ValidatedProgram, lower, validate,
 };
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -58,6 +60,24 @@ fn settings(builder: PipelineBuilder, [first, second]: [Device; 2], spec: Tensor
     let builder = builder.loss(|output: Tensor<2>, target: Tensor<2>| (output - target).square().mean());
     let builder = builder.partition(Method::Optimal);
     builder.clip_norm(1.0)
+}
+
+fn updates(builder: PipelineBuilder, adamw: AdamW) -> PipelineBuilder {
+    let builder = builder.clip_group(ClipGroup::new(|path| path.ends_with("bias"), 0.5));
+    let builder = builder.gradient_hook(|gradient: &mut ParameterGradient<'_>| gradient.map(|flat| flat.clamp(-0.5, 0.5)));
+    let builder = builder.gradient_hook(|gradient: &mut ParameterGradient<'_>| drop(gradient.tensor::<2>()));
+    builder.optimizer_group(OptimizerGroup::new(|path| path.ends_with("bias"), adamw).rate(0.1))
+}
+
+fn rates(scheduler: burn::lr_scheduler::linear::LinearLrScheduler) -> BurnSchedule {
+    BurnSchedule::new(scheduler)
+}
+
+fn modules<Middle: StageModule>(pipeline: &mut Pipeline, head: fn() -> Middle) -> Outcome<Option<Middle>> {
+    pipeline.change_module(3, move |_: Middle| head())?;
+    pipeline.freeze(|path| path.starts_with("layers.0."))?;
+    pipeline.unfreeze(|path| path.starts_with("layers.0."))?;
+    Ok(pipeline.module(StageIndex::new(1), |module: &Middle| module.clone())?)
 }
 
 fn hooks(builder: PipelineBuilder, hook: impl ActionHook + 'static) -> PipelineBuilder {

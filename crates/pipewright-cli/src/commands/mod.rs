@@ -47,6 +47,7 @@ mod timeline_recorder;
 pub(crate) mod train;
 mod trained_model;
 mod training_loop;
+mod update;
 pub(crate) mod validate;
 pub(crate) mod view;
 pub(crate) mod vpp;

@@ -14,6 +14,7 @@ mod keys;
 pub(crate) mod mesh;
 pub(crate) mod model;
 pub(crate) mod optimizer;
+pub(crate) mod optimizer_groups;
 mod paths;
 pub(crate) mod pipeline;
 mod place;

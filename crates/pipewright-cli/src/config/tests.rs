@@ -129,13 +129,19 @@ fn settings_survive_being_written_and_read() {
     let schedule = folder.path().join("a.csv");
     std::fs::write(&schedule, "0F0,0B0\n1F0,1B0\n").expect("it can be written");
     let schedule = format!("pipeline.schedule={}", schedule.display());
-    let cases: [&[&str]; 7] = [
+    let cases: [&[&str]; 8] = [
         &[],
         &[
             "data.validation=[\"v/*.txt\"]",
             "run.eval_every=5",
             "run.patience=3",
             "optimizer.no_decay=[\"bias\"]",
+        ],
+        &[
+            "optimizer.name=muon",
+            "optimizer.momentum=0.9",
+            "optimizer.clip_value=0.5",
+            "optimizer.groups=[{ parameters = [\"norm\"], clip_norm = 1 }, { parameters = [\"a.*\"], learning_rate = 1e-5 }]",
         ],
         &[
             "data.validation=0.1",
@@ -278,7 +284,10 @@ fn words() {
         "run.device=cuda:0",
         "this build cannot compute on `cuda:0`: build it with `cargo build --release --features cuda`",
     );
-    refuse("optimizer.name=adam", "`name` is \"adam\", where adamw is expected");
+    refuse(
+        "optimizer.name=adams",
+        "`name` is \"adams\", where adamw, adam, sgd, muon, adafactor is expected",
+    );
     refuse("optimizer.schedule=step", "`schedule` is \"step\", where constant, cosine, linear is expected");
     refuse("run.out=", "`out` is empty");
     refuse("data.path=[]", "`path` is empty");
@@ -515,4 +524,44 @@ fn the_loss_scale_is_a_power_of_two() {
         let error = load(None, &[set]).expect_err(set);
         assert!(error.contains(expected), "{set}: {error}");
     }
+}
+
+#[test]
+fn groups_of_parameters_are_checked() {
+    let refuse = |value: &str, message: &str| {
+        let argument = format!("optimizer.groups={value}");
+        check_set(&[&argument], &[&format!("--set {argument}: {message}")]);
+    };
+    refuse("norm", "`groups` is a text, where a list of tables, each below [[optimizer.groups]] is expected");
+    refuse("[{}]", "`parameters` is missing in [[optimizer.groups]]");
+    refuse("[{ parameters = [] }]", "`parameters` is empty");
+    refuse(
+        "[{ parameters = [\"norms\"] }]",
+        "`parameters` is \"norms\", where norm, bias, embedding is expected",
+    );
+    refuse("[{ parameters = [\"norm\"], lr = 1 }]", "unknown key `lr` in [[optimizer.groups]]");
+    refuse(
+        "[{ parameters = [\"norm\"], learning_rate = 0 }]",
+        "`learning_rate` is 0, where a finite number above 0 is expected",
+    );
+    refuse(
+        "[{ parameters = [\"a.[\"] }]",
+        "`parameters` is a.[, where a path, in which * means any letters is expected",
+    );
+    let file = "[optimizer]\nweight_decay = 0.2\n[[optimizer.groups]]\nparameters = [\"norm\", \"a.b.*\"]\nweight_decay = 0\n";
+    let groups = load(Some(file), &[]).expect("a sound file").optimizer.groups;
+    assert_eq!(groups[0].parameters, ["norm", "a.b.*"]);
+    assert_eq!((groups[0].weight_decay, groups[0].learning_rate), (Some(0.0), None));
+}
+
+#[test]
+fn momentum_belongs_to_algorithms_that_have_it() {
+    let momentum = |set: &[&str]| load(None, set).map(|settings| settings.optimizer.momentum);
+    assert_eq!(momentum(&["optimizer.name=sgd"]), Ok(Some(0.0)));
+    assert_eq!(momentum(&["optimizer.name=muon"]), Ok(Some(0.95)));
+    assert_eq!(momentum(&[]), Ok(None));
+    check_set(
+        &["optimizer.momentum=0.9"],
+        &["--set optimizer.momentum=0.9: `momentum` has no effect without `name = \"sgd\"` or \"muon\""],
+    );
 }

@@ -7,6 +7,7 @@ use pipewright_schedule::{Event, SkipEvent, ValidatedProgram};
 
 use super::figures::Figures;
 use super::gather::NamedParameter;
+use super::norm::Norms;
 use super::parameters::{ListedParameter, NormOrder};
 use super::reduction::Reduction;
 use super::report::{AuxiliaryPart, RankReport};
@@ -139,10 +140,10 @@ pub(super) enum Phase {
     ReplicaSquares(Exchange<Vec<f64>>),
     /// The rank waits for the squares of the gradients of its subtree.
     Squares(Exchange<Vec<f64>>),
-    /// The rank waits for the gradient norm.
-    Norm(Exchange<f64>),
+    /// The rank waits for the gradient norms.
+    Norm(Exchange<Norms>),
     /// The rank updates its parameters.
-    Update { norm: f64 },
+    Update { norms: Norms },
     /// Across processes: the rank waits for the reports of its subtree.
     Reports { outcome: Outcome, reports: Exchange<Vec<Figures>> },
     /// Across processes: the rank waits for the encoded reports of all ranks from the root.

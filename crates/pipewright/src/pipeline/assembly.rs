@@ -15,6 +15,7 @@ use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::mesh::{Mesh, MeshCoord};
+use crate::optimizer::ClipGroup;
 use crate::progress::ProgressBoard;
 use crate::stage::{Stage, StageSettings};
 use crate::tensor::{Metadata, Precision, Values};
@@ -108,6 +109,7 @@ impl Assembly {
         let endpoint = MeshEndpoint::new(endpoint, self.mesh, self.config.is_sharded())
             .with_devices(self.config.devices.clone());
         let placement = self.program.placement();
+        let clip_groups: Arc<[ClipGroup]> = self.config.clip_groups.clone().into();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
             let made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
@@ -115,6 +117,8 @@ impl Assembly {
                 device: self.config.devices.of(world_rank).cloned(),
                 precision: self.config.precision,
                 optimizer: self.config.optimizer.clone(),
+                optimizer_groups: self.config.optimizer_groups.clone().into(),
+                clip_groups: clip_groups.clone(),
                 part: endpoint.part(),
                 must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),
                 by_block: self.config.recompute.is_by_block(),
@@ -131,6 +135,8 @@ impl Assembly {
             check_metadata: self.config.check_metadata,
             seed: self.config.seed,
             clip_norm: self.config.clip_norm,
+            clip_groups,
+            gradient_hook: self.config.gradient_hook.clone(),
             recompute: self.config.recompute.clone(),
             hook: self.config.hook.clone(),
             interrupt: self.config.interrupt.clone(),

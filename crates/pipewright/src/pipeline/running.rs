@@ -108,9 +108,16 @@ impl Pipeline {
         };
         drop(sender);
         pipeline.await_ranks(&ready, |ready| ready)?;
-        let found = pipeline.command(|reply| Command::FindShared { reply })?;
-        pipeline.await_ranks(&found, |found| found)?;
+        pipeline.find_shared()?;
         Ok(pipeline)
+    }
+
+    /// Lets the ranks find out which parameters their stages share.
+    pub(super) fn find_shared(&mut self) -> Result<(), PipelineError> {
+        let attempt = self.attempt;
+        let found = self.command(|reply| Command::FindShared { attempt, reply })?;
+        self.await_ranks(&found, |found| found)?;
+        Ok(())
     }
 
     /// Returns where the last step or evaluation failed, in the schedule and on each rank; `None` if it did not fail, or

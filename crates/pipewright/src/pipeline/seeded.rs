@@ -67,7 +67,8 @@ impl SeededPipeline {
             lose: None,
             lost: None,
         };
-        pipeline.executors.iter_mut().for_each(Executor::begin_finding_shared);
+        let begin = |executor: &mut Executor| executor.begin_finding_shared(Attempt::default());
+        pipeline.executors.iter_mut().for_each(begin);
         pipeline.drive()?;
         Ok(pipeline)
     }
