@@ -78,6 +78,7 @@ impl Executor {
         if self.program().is_forward_only() || !self.step.input.update {
             if !self.program().is_forward_only() {
                 self.accumulated += self.program().microbatches();
+                self.accumulated_divisor += self.step.input.divisor;
             }
             let report = self.report(None, Duration::ZERO);
             return Ok(self.finish(Outcome { reports: vec![report], collected: Vec::new() }));

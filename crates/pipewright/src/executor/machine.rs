@@ -61,6 +61,8 @@ pub(crate) struct Executor {
     pub(super) hook: Option<Arc<dyn ActionHook>>,
     /// Microbatches of earlier steps whose gradients are in the sums.
     pub(super) accumulated: u32,
+    /// The sum of their divisors.
+    pub(super) accumulated_divisor: f64,
     /// The parameters of the pipeline; `None` until the ranks have compared theirs at launch.
     pub(super) parameters: Option<KnownParameters>,
     /// The visit to the modules, instead of collecting their parameters.
@@ -97,6 +99,7 @@ impl Executor {
             hook: config.hook,
             interrupt: config.interrupt,
             accumulated: 0,
+            accumulated_divisor: 0.0,
             parameters: None,
             visit: None,
             visited: Visited::default(),
@@ -276,7 +279,7 @@ impl Executor {
     /// Drops all data of a failed step, so that the next step starts without it.
     pub(crate) fn reset(&mut self) {
         self.stages.iter_mut().for_each(LocalStage::reset);
-        self.accumulated = 0;
+        (self.accumulated, self.accumulated_divisor) = (0, 0.0);
         self.step = StepState::new(StepInput::empty(StepNumber::default(), self.step.input.program.clone()));
         self.board.set_activity(self.world_rank, Activity::NoStep);
     }

@@ -38,7 +38,7 @@ impl Executor {
     /// Calls the gradient hook for the gradients of this rank, if there is one.
     pub(super) fn change_gradients(&mut self) -> Result<(), Cause> {
         let Some(hook) = self.gradient_hook.clone() else { return Ok(()) };
-        let factor = 1.0 / f64::from(self.summed_microbatches()) / self.step.input.loss_scale;
+        let factor = 1.0 / self.divisor() / self.step.input.loss_scale;
         for stage in &mut self.stages {
             stage.runner.change_gradients(stage.index, factor, &*hook)?;
         }
@@ -96,7 +96,7 @@ impl Executor {
         // After a skipped update too: a rank that fails from this point on does not know that the loss scale changes.
         self.step.has_updated = true;
         let factors = self.factors(norms);
-        self.accumulated = 0;
+        (self.accumulated, self.accumulated_divisor) = (0, 0.0);
         let learning_rate = self.step.input.learning_rate;
         for stage in &mut self.stages {
             match norm.is_finite() {
@@ -110,10 +110,10 @@ impl Executor {
 
     /// Returns the factors that make the clipped mean of the gradient sums.
     fn factors(&self, norms: &Norms) -> Factors {
-        let microbatches = f64::from(self.summed_microbatches());
+        let divisor = self.divisor();
         let factor = |limit: Option<f64>, norm: f64| {
             let clip = limit.map_or(1.0, |limit| (limit / (norm + CLIP_EPSILON)).min(1.0));
-            clip / microbatches / self.step.input.loss_scale
+            clip / divisor / self.step.input.loss_scale
         };
         let rest = factor(self.clip_norm, norms.parts.first().copied().unwrap_or(norms.whole));
         let groups = self.clip_groups.iter().zip(norms.parts.iter().skip(1));
@@ -155,7 +155,7 @@ impl Executor {
                 false => Err(Cause::GradientNotFinite { parameter: path.clone() }),
             };
         }
-        let norm = |sum: f64| sum.sqrt() / f64::from(self.summed_microbatches()) / loss_scale;
+        let norm = |sum: f64| sum.sqrt() / self.divisor() / loss_scale;
         let whole = norm(order.iter().map(|(_, place)| gathered[*place]).sum());
         let parts = self.sums_of_parts(order.iter().map(|(path, place)| (&**path, gathered[*place])));
         Ok(Norms { whole, parts: parts.into_iter().map(norm).collect() })
@@ -175,10 +175,13 @@ impl Executor {
         sums
     }
 
-    /// Returns the number of microbatches whose gradients are in the sums: those of this step and of the preceding
-    /// steps without an update, on all replicas.
-    fn summed_microbatches(&self) -> u32 {
-        (self.accumulated + self.program().microbatches()) * self.endpoint.replica_count()
+    /// Returns what makes the gradient of the loss of the step from the sums: usually the number of microbatches whose
+    /// gradients are in them, those of this step and of the preceding steps without an update, on all replicas.
+    fn divisor(&self) -> f64 {
+        match self.step.input.is_sum {
+            true => 1.0,
+            false => self.accumulated_divisor + self.step.input.divisor,
+        }
     }
 
     /// Returns the tag of the messages between replicas before the norm.

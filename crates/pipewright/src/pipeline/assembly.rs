@@ -8,7 +8,7 @@ use pipewright_schedule::{Level, StageIndex, ValidatedProgram};
 
 use super::config::PipelineConfig;
 use super::error::PipelineError;
-use crate::batch::Batch;
+use crate::batch::{Batch, LossFactors};
 use crate::executor::{Executor, ExecutorConfig, MeshEndpoint, StepInput};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
@@ -24,7 +24,13 @@ use crate::transport::{Endpoint, World};
 /// The purpose of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StepKind {
-    Train { learning_rate: f64, loss_scale: f64, update: bool },
+    /// `unit` is that of the weights of microbatches ([`Batch::unit`]).
+    Train {
+        learning_rate: f64,
+        loss_scale: f64,
+        update: bool,
+        unit: Option<f64>,
+    },
     Evaluate,
 }
 
@@ -165,17 +171,22 @@ impl Assembly {
         kind: StepKind,
         origin: Instant,
     ) -> Result<Vec<StepInput>, PipelineError> {
-        let (program, learning_rate, loss_scale, update) = match (kind, &self.evaluation) {
-            (StepKind::Train { learning_rate, loss_scale, update }, _) => {
-                (&self.program, learning_rate, loss_scale, update)
+        let (program, learning_rate, loss_scale, update, unit) = match (kind, &self.evaluation) {
+            (StepKind::Train { learning_rate, loss_scale, update, unit }, _) => {
+                (&self.program, learning_rate, loss_scale, update, unit)
             }
             (StepKind::Evaluate, evaluation) => {
-                (evaluation.as_ref().unwrap_or(&self.program), 0.0, 1.0, false)
+                (evaluation.as_ref().unwrap_or(&self.program), 0.0, 1.0, false, None)
             }
         };
         self.board.run(program, step);
-        let loss_weights = batch.loss_weights();
-        let Batch { mut inputs, mut targets, side_inputs, keep_outputs, .. } = batch;
+        let LossFactors { losses, divisor, is_sum, .. } = batch.loss_factors(unit);
+        let Batch { mut inputs, mut targets, side_inputs, keep_outputs, kept_stages, .. } = batch;
+        let kept_stages: Arc<[StageIndex]> = kept_stages.into();
+        let stages = self.program.placement().stages();
+        if let Some(&stage) = kept_stages.iter().find(|stage| stage.get() >= stages) {
+            return Err(PipelineError::NoStage { stage, stages });
+        }
         let expected = self.microbatches();
         let optional = program.is_forward_only() && targets.is_empty();
         for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {
@@ -198,9 +209,12 @@ impl Assembly {
                 inputs: if rank == first { part(&mut inputs) } else { Vec::new() },
                 targets: if rank == last { part(&mut targets) } else { Vec::new() },
                 side_inputs: Arc::new(side_inputs.part(range.clone())),
-                loss_weights: loss_weights[range].into(),
+                loss_weights: losses[range].into(),
+                divisor,
+                is_sum,
                 loss_scale,
                 keep_outputs,
+                kept_stages: kept_stages.clone(),
                 learning_rate,
                 update,
                 program: program.clone(),

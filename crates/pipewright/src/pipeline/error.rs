@@ -94,6 +94,22 @@ pub enum PipelineError {
         /// The number of microbatches of the program.
         expected: u32,
     },
+    /// A batch asks for the outputs of a stage that does not exist.
+    #[error(
+        "the outputs of stage {stage} are to be kept, and the program has {stages} stages: name stages that exist"
+    )]
+    NoStage {
+        /// The stage.
+        stage: StageIndex,
+        /// The number of stages of the program.
+        stages: u32,
+    },
+    /// Batches whose gradients are accumulated reduce their losses in different ways.
+    #[error(
+        "this batch and those whose gradients wait for an update reduce their losses in different ways: accumulate batches \
+         that all count by rows, by weights, or as sums"
+    )]
+    MixedReductions,
     /// The system cannot start a thread.
     #[error("rank {rank} cannot be started: {source}")]
     Thread {
@@ -129,7 +145,9 @@ pub enum PipelineError {
     )]
     HalfRestored,
     /// The pipeline has no module at a place.
-    #[error("the pipeline has no {place}: name a stage, a layer of `Layers` by its number, or a node of a graph")]
+    #[error(
+        "the pipeline has no {place}: name a stage, a layer of `Layers` by its number, or a node of a graph"
+    )]
     NoModule {
         /// The place.
         place: ModulePlace,
@@ -156,7 +174,9 @@ pub enum PipelineError {
         source: StageError,
     },
     /// A module was to be changed while accumulated gradients wait for an update.
-    #[error("gradients of the module as it is wait for an update: take the step that updates before you change it")]
+    #[error(
+        "gradients of the module as it is wait for an update: take the step that updates before you change it"
+    )]
     ChangeBeforeUpdate,
     /// An earlier change of a module failed after some ranks had changed theirs.
     #[error(
