@@ -30,6 +30,7 @@ const LAYERS: &[&str] = &[
     "commands::layer_sizes",
     "commands::recorded_run",
     "commands::memory",
+    "commands::stage_memory",
     "commands::plan_config",
     "commands::overview",
     "commands::run_identity",

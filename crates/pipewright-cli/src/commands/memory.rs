@@ -12,7 +12,7 @@ use pipewright::tensor::Precision;
 use pipewright_models::ParameterSpec;
 use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::simulate::{peak_memory, timed};
-use pipewright_schedule::{Costs, Rank, StageIndex};
+use pipewright_schedule::{Costs, Rank, StageIndex, Timeline};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
 use crate::commands::layer_sizes::{activation_bytes, output_bytes};
@@ -23,7 +23,7 @@ use crate::display::bytes;
 use crate::failure::{Exit, Failure};
 
 /// The size of a parameter or of its gradient in bytes.
-const NUMBER: u64 = 4;
+pub(super) const NUMBER: u64 = 4;
 /// The largest number of ranks in the table. If there are more ranks, the table shows those that need the most memory.
 const ROWS: usize = 16;
 
@@ -76,7 +76,8 @@ impl MemoryPlan {
             held_always(&own.collect::<Vec<_>>(), sharding, settings.run.precision)
         };
         let mut ranks: Vec<RankMemory> = placement.all_ranks().map(of_rank).collect();
-        for (rank, peak) in ranks.iter_mut().zip(peaks_of_activations(prepared)?) {
+        let (timeline, sizes) = simulated(prepared)?;
+        for (rank, peak) in ranks.iter_mut().zip(peak_memory(&timeline, &sizes)) {
             rank.activations = peak;
         }
         let is_local = settings.pipeline.transport == TransportChoice::Local;
@@ -247,8 +248,8 @@ pub(super) fn numbers_of(specs: &[ParameterSpec]) -> u64 {
     specs.iter().map(numbers).fold(0, u64::saturating_add)
 }
 
-/// Returns the peak of each rank's activations in bytes, from a simulation of the program.
-fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
+/// Simulates the program. Returns its timeline, and the sizes of each stage's activations in bytes.
+pub(super) fn simulated(prepared: &Prepared) -> Result<(Timeline, Vec<StageSizes>), Failure> {
     let Prepared { settings, program, partition, layers, .. } = prepared;
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage: StageIndex| {
@@ -268,7 +269,7 @@ fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
         ..Costs::default()
     };
     let run = timed(program.as_program(), &costs).map_err(|error| Failure::new(Exit::Bug, error))?;
-    Ok(peak_memory(run.timeline(), &costs.sizes))
+    Ok((run.timeline().clone(), costs.sizes))
 }
 
 /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and those that its backward then holds.

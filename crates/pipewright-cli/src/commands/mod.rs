@@ -41,6 +41,7 @@ mod schedule_file;
 mod schedule_size;
 pub(crate) mod simulate;
 mod simulation_text;
+mod stage_memory;
 mod step_prediction;
 mod timed_program;
 mod timeline_recorder;

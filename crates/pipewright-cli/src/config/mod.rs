@@ -10,6 +10,7 @@
 pub(crate) mod data;
 mod devices;
 mod document;
+pub(crate) mod generator;
 mod keys;
 pub(crate) mod mesh;
 pub(crate) mod model;

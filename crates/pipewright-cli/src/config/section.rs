@@ -128,6 +128,15 @@ impl<'a> Section<'a> {
         Some(counts)
     }
 
+    /// Reads a whole number of at least 1, or a list of them; empty if it is not written.
+    pub(super) fn count_or_counts(&mut self, key: &'static str) -> Vec<u32> {
+        match self.value(key) {
+            None => Vec::new(),
+            Some(Value::Array(_)) => self.counts(key).unwrap_or_default(),
+            Some(_) => vec![self.count(key, 1)],
+        }
+    }
+
     /// Reads a number with or without a fraction.
     pub(super) fn number(&mut self, key: &'static str, default: f64, bound: &Bound) -> f64 {
         let Some(value) = self.value(key) else { return default };
