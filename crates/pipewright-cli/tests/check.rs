@@ -160,8 +160,41 @@ fn memory_follows_from_microbatches_schedule_and_sharding() {
     // each layer but the last, 512 bytes, for two microbatches, and the activations of one block.
     assert_eq!(column(&["pipeline.recompute=stage"], 3), "12.8 KiB");
     assert_eq!(column(&["pipeline.recompute=block"], 3), "8.4 KiB");
+    // SGD without momentum has no state, with momentum one number for each parameter. Muon has one for each of the 2176
+    // elements of a block's matrices, and AdamW's two for the others; Adafactor has one for each row and column.
+    assert_eq!(column(&["optimizer.name=sgd"], 2), "0 B");
+    assert_eq!(column(&["optimizer.name=sgd", "optimizer.momentum=0.9"], 2), "25.2 KiB");
+    assert_eq!(column(&["optimizer.name=muon"], 2), "33.5 KiB");
+    assert_eq!(column(&["optimizer.name=adafactor"], 2), "2.8 KiB");
     let sharded = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"];
     assert_eq!(column(&sharded, 2), "25.2 KiB");
+}
+
+#[test]
+fn each_stage_has_its_bytes() {
+    let run = Run::new();
+    let rows = |set: &[&str]| -> Vec<String> {
+        let (code, printed, said) = check(&run, set);
+        assert_eq!(code, Some(0), "{said}");
+        let table = printed.lines().skip_while(|line| !line.starts_with("stages ")).skip(1);
+        let rows = table.take_while(|line| line.starts_with("stage "));
+        rows.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+    };
+    // The embedding of 128 x 16 and both blocks of 2208 parameters; the norm of 16 and the head of 128 x 16. The blocks
+    // keep 6464 bytes each, the embedding 8 ids of 8 bytes, and 1F1B holds two microbatches on the first rank. The last
+    // stage keeps the normalised rows, their scales and the logits: 8 x (16 + 16 + 1 + 128) floats.
+    let expected = rows(&[]);
+    assert_eq!(expected[0], "stage 0 0 25.2 KiB 25.2 KiB 50.5 KiB 25.6 KiB");
+    assert_eq!(expected.len(), 2);
+    // Looped BFS runs all forwards first: a block holds four microbatches.
+    let four = rows(&["pipeline.schedule=loopedbfs", "pipeline.stages_per_rank=2"]);
+    let ranks: Vec<&str> = four.iter().map(|row| row.split(' ').nth(2).expect("a rank")).collect();
+    assert_eq!(ranks, ["0", "1", "0", "1"]);
+    assert_eq!(four[1], "stage 1 1 8.6 KiB 8.6 KiB 17.2 KiB 25.5 KiB");
+    assert_eq!(four[1].split_once("stage 1 1"), four[2].split_once("stage 2 0"), "equal blocks");
+    // A replica holds its part of the parameters and of the state, and whole gradients.
+    let sharded = rows(&["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"]);
+    assert_eq!(sharded[0], "stage 0 0 12.6 KiB 25.2 KiB 25.2 KiB 25.6 KiB");
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::llama::LlamaConfig;
 use crate::nemotron_h::NemotronHConfig;
 use crate::next_token::NextToken;
 use crate::parameter::{Outline, ParameterSpec};
-use crate::parameter_group::{ParameterGroup, local_paths};
+use crate::parameter_group::{self, ParameterGroup};
 use crate::qwen2::Qwen2Config;
 use crate::qwen3::Qwen3Config;
 use crate::qwen3_moe::Qwen3MoeConfig;
@@ -61,12 +61,12 @@ fn training_stage<F: ModelFamily + 'static>(
     Ok(stage.into_stage(is_last))
 }
 
-/// Returns the paths of the parameters of these groups inside the modules of `config`'s stages.
+/// Returns the global paths of the parameters of these groups.
 fn group_paths<F: ModelFamily>(config: &F, groups: &[ParameterGroup]) -> Result<Vec<String>, ConfigError> {
     // The sequence length affects only costs.
     let layers = config.describe(1).layers.len();
     let stage = config.build_stage(0..layers, &mut Outline::default(), &Device::flex())?;
-    Ok(local_paths(&stage, groups))
+    Ok(parameter_group::group_paths(&stage, groups))
 }
 
 /// Builds the whole of `config`'s model for generation.
@@ -205,8 +205,7 @@ macro_rules! families {
                 }
             }
 
-            /// Returns the paths of the parameters of these groups inside the modules of all stages, for
-            /// [`burn::module::ParamGroup::from_paths`]. They do not depend on the cut.
+            /// Returns the global paths of the parameters of these groups.
             ///
             /// # Errors
             /// As [`ModelFamily::outline`].

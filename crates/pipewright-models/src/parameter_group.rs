@@ -42,12 +42,11 @@ impl ParameterGroup {
     }
 }
 
-/// Returns the paths of the parameters of these groups inside the module, as an optimizer sees them
-/// ([`burn::module::ParamGroup::from_paths`]). They need not be the global paths.
-pub fn local_paths<M: StageModule>(stage: &M, groups: &[ParameterGroup]) -> Vec<String> {
+/// Returns the global paths of the parameters of these groups.
+pub fn group_paths<M: StageModule>(stage: &M, groups: &[ParameterGroup]) -> Vec<String> {
     let mut visitor = GroupVisitor { groups, names: Vec::new(), owners: Vec::new(), paths: Vec::new() };
     stage.visit(&mut visitor);
-    visitor.paths
+    visitor.paths.iter().map(|local| stage.parameter_path(local)).collect()
 }
 
 struct GroupVisitor<'a> {

@@ -9,11 +9,12 @@ use crossbeam_channel::{Receiver, Sender};
 use pipewright_schedule::Event;
 
 use crate::checkpoint::{Checkpoint, RankState};
-use crate::executor::{Executor, NamedParameter, Poll, RankReport, StepInput};
+use crate::executor::{Executor, NamedParameter, Poll, RankReport, StepInput, Visited};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::progress::ProgressBoard;
+use crate::stage::Visit;
 use crate::transport::Waited;
 
 /// How long a rank waits before it checks whether other ranks make progress.
@@ -21,8 +22,9 @@ const SHORT_WAIT: Duration = Duration::from_millis(10);
 
 /// A request to a rank's thread. A command that is answered carries the channel for its answer.
 pub(crate) enum Command {
-    /// Finds out which parameters stages share, before the first step.
+    /// Finds out which parameters stages share, before the first step and after a change of a module.
     FindShared {
+        attempt: Attempt,
         reply: Reply<Result<(), StepError>>,
     },
     Step {
@@ -33,6 +35,12 @@ pub(crate) enum Command {
     Parameters {
         attempt: Attempt,
         reply: Reply<Result<Vec<NamedParameter>, StepError>>,
+    },
+    /// Visits the modules of all stages, under this attempt number.
+    Visit {
+        attempt: Attempt,
+        visit: Visit,
+        reply: Reply<Result<Visited, StepError>>,
     },
     State {
         reply: Reply<Result<Box<RankState>, StepError>>,
@@ -170,9 +178,18 @@ where
         // The channel closes when the pipeline is dropped.
         for command in inbox {
             match command {
-                Command::FindShared { reply } => reply.send(find_shared(&mut executor, &watch)),
+                Command::FindShared { attempt, reply } => {
+                    reply.send(find_shared(&mut executor, attempt, &watch));
+                }
                 Command::Step { input, reply } => reply.send(step(&mut executor, *input, &watch)),
-                Command::Parameters { attempt, reply } => reply.send(collect(&mut executor, attempt, &watch)),
+                Command::Parameters { attempt, reply } => {
+                    let collected = collect(&mut executor, attempt, None, &watch);
+                    reply.send(collected.map(|()| executor.collected()));
+                }
+                Command::Visit { attempt, visit, reply } => {
+                    let collected = collect(&mut executor, attempt, Some(visit), &watch);
+                    reply.send(collected.map(|()| executor.visited()));
+                }
                 Command::State { reply } => {
                     reply.send(caught(|| Box::new(executor.state())).map_err(failure));
                 }
@@ -202,15 +219,16 @@ fn step(executor: &mut Executor, input: StepInput, watch: &Watch) -> StepReply {
     StepReply { outcome, has_updated, failed }
 }
 
-/// Collects the whole parameters of the rank's stages.
+/// Collects the whole parameters of the rank's stages, or visits their modules.
 fn collect(
     executor: &mut Executor,
     attempt: Attempt,
+    visit: Option<Visit>,
     watch: &Watch,
-) -> Result<Vec<NamedParameter>, StepError> {
-    executor.begin_collect(attempt);
+) -> Result<(), StepError> {
+    executor.begin_collect(attempt, visit);
     let outcome = run(executor, watch);
-    settle(executor, outcome).map(|()| executor.collected())
+    settle(executor, outcome)
 }
 
 /// Polls the executor until it is done. A panic becomes an error.
@@ -228,9 +246,9 @@ fn settle(executor: &mut Executor, outcome: Result<(), StepError>) -> Result<(),
 }
 
 /// Finds out which parameters stages share. A failure is raised for all ranks.
-fn find_shared(executor: &mut Executor, watch: &Watch) -> Result<(), StepError> {
+fn find_shared(executor: &mut Executor, attempt: Attempt, watch: &Watch) -> Result<(), StepError> {
     // A back end may report here that it failed to make the parameters, which a list of them reads.
-    let begun = caught(|| executor.begin_finding_shared()).map_err(|cause| executor.error(cause));
+    let begun = caught(|| executor.begin_finding_shared(attempt)).map_err(|cause| executor.error(cause));
     begun.and_then(|()| run(executor, watch)).inspect_err(|error| executor.endpoint().fail(error.clone()))
 }
 

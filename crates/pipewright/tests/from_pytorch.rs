@@ -2,6 +2,7 @@
 
 #![expect(dead_code, reason = "the compiler checks the functions, and no test calls them")]
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
 
@@ -12,15 +13,17 @@ use pipewright::graph::{Graph, GraphBuilder, GraphLayer, GraphStage, PlacedGraph
 use pipewright::hook::ActionHook;
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::SplitBackward;
+use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup, ParameterGradient};
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, StepSummary};
 use pipewright::stage::{Stage, StageContext, StageModule};
 use pipewright::tensor::{Metadata, TensorSpec, Values};
+use pipewright::train::BurnSchedule;
 use pipewright::transport::World;
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program};
 use pipewright_schedule::generate::{catalogue, find};
 use pipewright_schedule::simulate::logical;
 use pipewright_schedule::{
-    Level, LowerConfig, Method, Placement, Program, Schedule, ValidatedProgram, lower, validate,
+    Level, LowerConfig, Method, Placement, Program, Schedule, StageIndex, ValidatedProgram, lower, validate,
 };
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -60,6 +63,25 @@ fn settings(builder: PipelineBuilder, [first, second]: [Device; 2], spec: Tensor
     builder.clip_norm(1.0)
 }
 
+fn updates(builder: PipelineBuilder, adamw: AdamW) -> PipelineBuilder {
+    let builder = builder.clip_group(ClipGroup::new(|path| path.ends_with("bias"), 0.5));
+    let builder = builder
+        .gradient_hook(|gradient: &mut ParameterGradient<'_>| gradient.map(|flat| flat.clamp(-0.5, 0.5)));
+    let builder = builder.gradient_hook(|gradient: &mut ParameterGradient<'_>| drop(gradient.tensor::<2>()));
+    builder.optimizer_group(OptimizerGroup::new(|path| path.ends_with("bias"), adamw).rate(0.1))
+}
+
+fn rates(scheduler: burn::lr_scheduler::linear::LinearLrScheduler) -> BurnSchedule {
+    BurnSchedule::new(scheduler)
+}
+
+fn modules<Middle: StageModule>(pipeline: &mut Pipeline, head: fn() -> Middle) -> Outcome<Option<Middle>> {
+    pipeline.change_module(3, move |_: Middle| head())?;
+    pipeline.freeze(|path| path.starts_with("layers.0."))?;
+    pipeline.unfreeze(|path| path.starts_with("layers.0."))?;
+    Ok(pipeline.module(StageIndex::new(1), |module: &Middle| module.clone())?)
+}
+
 fn hooks(builder: PipelineBuilder, hook: impl ActionHook + 'static) -> PipelineBuilder {
     builder.hook(Arc::new(hook))
 }
@@ -87,7 +109,7 @@ fn programs(schedule: Schedule, program: Program) -> Outcome<(Program, Validated
 }
 
 fn batches(x: Tensor<3>, table: Tensor<2>, y: Tensor<2>, mask: Tensor<2>) -> Outcome<Batch> {
-    Batch::split_uneven(x.clone(), y.clone(), 4)?;
+    Batch::tensor_split(x.clone(), y.clone(), 4)?;
     let batch = Batch::split_by(
         (x, table.clone()),
         (SplitSpec::Along(1), SplitSpec::Replicate),
@@ -95,8 +117,16 @@ fn batches(x: Tensor<3>, table: Tensor<2>, y: Tensor<2>, mask: Tensor<2>) -> Out
         SplitSpec::Along(0),
         4,
     )?;
-    let batch = batch.with_split("mask", mask)?;
+    let batch = batch.with_split("mask", mask.clone())?;
+    let batch = batch.with_split_by("mask", mask, SplitSpec::Along(1))?;
     Ok(batch.with_replicated("table", table))
+}
+
+fn reductions(batch: Batch, parts: Vec<Tensor<2>>, weights: Tensor<2>) -> Outcome<Batch> {
+    let batch = batch.with_parts("mask", parts)?;
+    let batch = batch.with_token_weights("weights", weights)?;
+    let batch = batch.ignoring(-100)?;
+    Ok(batch.summed())
 }
 
 fn parts(inputs: Vec<Values>, targets: Vec<Values>, outputs: Vec<Values>) -> Outcome<Batch> {
@@ -115,6 +145,10 @@ fn steps(pipeline: &mut Pipeline, batch: Batch, x: Tensor<2>, y: Tensor<2>) -> O
     pipeline.state()?;
     pipeline.step_failure();
     Ok(summary)
+}
+
+fn of_stages(pipeline: &mut Pipeline, batch: Batch) -> Outcome<BTreeMap<StageIndex, Vec<Values>>> {
+    Ok(pipeline.step_batch(batch.keep_outputs_of([StageIndex::new(0)]), 1e-3)?.stage_outputs)
 }
 
 fn kept(pipeline: &mut Pipeline, batch: Batch) -> Outcome<Vec<Values>> {

@@ -11,6 +11,7 @@ use crate::commands::auto::{Chosen, choose_without_profile};
 use crate::commands::memory::MemoryPlan;
 use crate::commands::prepare::{Prepared, load_settings, prepare};
 use crate::commands::run_arguments::RunArguments;
+use crate::commands::stage_memory::stage_table;
 use crate::config::run::RunSettings;
 use crate::failure::Failure;
 use crate::output;
@@ -28,7 +29,8 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let stages = outlines(&prepared)?;
     let memory = MemoryPlan::new(&prepared, &stages)?;
     let chosen: String = sentences.iter().map(|sentence| format!("{sentence}\n")).collect();
-    output::write(None, &(chosen + &summary(&prepared, &stages) + &memory.table()))?;
+    let by_stage = stage_table(&prepared, &stages)?;
+    output::write(None, &(chosen + &summary(&prepared, &stages) + &by_stage + &memory.table()))?;
     memory.require_fit()
 }
 

@@ -3,14 +3,12 @@
 
 use std::sync::Arc;
 
-use burn::module::ParamGroup;
 use burn::tensor::Device;
 use pipewright::checkpoint::Checkpoint;
 use pipewright::device::Devices;
 use pipewright::failure::Cause;
 use pipewright::loss_scale::LossScaling;
 use pipewright::mesh::Mesh;
-use pipewright::optimizer::AdamW;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
 use pipewright::train::{LearningRate, ResumeError, Trainer};
 use pipewright::transport::World;
@@ -18,6 +16,7 @@ use pipewright_models::{InitialParameters, ModelConfig};
 
 use crate::commands::prepare::Prepared;
 use crate::commands::process_group::{ProcessGroup, disagreement, lost};
+use crate::commands::update::{Update, update};
 use crate::config::Settings;
 use crate::config::optimizer::OptimizerSettings;
 use crate::config::pipeline::TransportChoice;
@@ -107,22 +106,13 @@ fn own_device(settings: &Settings, world: &mut World) -> Result<Devices, Failure
 
 /// Returns the settings of a pipeline besides the devices.
 pub(super) fn pipeline_config(settings: &Settings, model: &ModelConfig) -> Result<PipelineConfig, Failure> {
-    let OptimizerSettings { betas: [beta_1, beta_2], eps, weight_decay, clip_norm, ref no_decay, .. } =
-        settings.optimizer;
-    let adamw = AdamW {
-        betas: (beta_1 as f32, beta_2 as f32),
-        epsilon: eps as f32,
-        weight_decay: weight_decay as f32,
-    };
-    let mut optimizer = adamw.init();
-    if !no_decay.is_empty() {
-        let paths = model.group_paths(no_decay).map_err(Failure::input)?;
-        let group = ParamGroup::from_paths(paths);
-        optimizer = optimizer.with_group(group, AdamW { weight_decay: 0.0, ..adamw }, None);
-    }
+    let clip_norm = settings.optimizer.clip_norm;
+    let Update { optimizer, groups, clip_groups } = update(&settings.optimizer, model)?;
     Ok(PipelineConfig {
         seed: settings.run.seed,
         optimizer: Some(optimizer),
+        optimizer_groups: groups,
+        clip_groups,
         clip_norm: (clip_norm > 0.0).then_some(clip_norm),
         threads_per_rank: settings.pipeline.threads_per_rank as usize,
         recompute: settings.pipeline.recompute.clone(),

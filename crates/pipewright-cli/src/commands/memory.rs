@@ -12,19 +12,18 @@ use pipewright::tensor::Precision;
 use pipewright_models::ParameterSpec;
 use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::simulate::{peak_memory, timed};
-use pipewright_schedule::{Costs, Rank, StageIndex};
+use pipewright_schedule::{Costs, Rank, StageIndex, Timeline};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
 use crate::commands::layer_sizes::{activation_bytes, output_bytes};
 use crate::commands::prepare::Prepared;
+use crate::commands::update::state_bytes;
 use crate::config::pipeline::TransportChoice;
 use crate::display::bytes;
 use crate::failure::{Exit, Failure};
 
 /// The size of a parameter or of its gradient in bytes.
-const NUMBER: u64 = 4;
-/// The size of AdamW's two moments of a parameter in bytes.
-const MOMENTS: u64 = 8;
+pub(super) const NUMBER: u64 = 4;
 /// The largest number of ranks in the table. If there are more ranks, the table shows those that need the most memory.
 const ROWS: usize = 16;
 
@@ -65,14 +64,20 @@ impl MemoryPlan {
             replicas: u64::from(settings.mesh.data_parallel),
             window: settings.mesh.unshard_window as usize,
         });
-        let numbers: Vec<u64> = stages.iter().map(|specs| numbers_of(specs)).collect();
+        let state = |spec: &ParameterSpec| state_bytes(&settings.optimizer, spec);
+        let sizes = |specs: &Vec<ParameterSpec>| StageNumbers {
+            parameters: numbers_of(specs),
+            state_bytes: specs.iter().map(state).fold(0, u64::saturating_add),
+        };
+        let numbers: Vec<StageNumbers> = stages.iter().map(sizes).collect();
         let placement = program.placement();
         let of_rank = |rank: Rank| {
             let own = placement.stages_of(rank).iter().map(|stage| numbers[stage.index()]);
-            held_always(own.collect(), sharding, settings.run.precision)
+            held_always(&own.collect::<Vec<_>>(), sharding, settings.run.precision)
         };
         let mut ranks: Vec<RankMemory> = placement.all_ranks().map(of_rank).collect();
-        for (rank, peak) in ranks.iter_mut().zip(peaks_of_activations(prepared)?) {
+        let (timeline, sizes) = simulated(prepared)?;
+        for (rank, peak) in ranks.iter_mut().zip(peak_memory(&timeline, &sizes)) {
             rank.activations = peak;
         }
         let is_local = settings.pipeline.transport == TransportChoice::Local;
@@ -188,6 +193,15 @@ impl MemoryPlan {
     }
 }
 
+/// The sizes of a stage that do not depend on the schedule.
+#[derive(Clone, Copy)]
+struct StageNumbers {
+    /// The elements of its parameters.
+    parameters: u64,
+    /// The bytes of the optimizer's state.
+    state_bytes: u64,
+}
+
 /// The distribution of parameters over replicas.
 #[derive(Clone, Copy)]
 struct Sharding {
@@ -196,12 +210,13 @@ struct Sharding {
     window: usize,
 }
 
-/// Returns the memory of a rank without activations. `stages` contains the number of elements of each stage's
-/// parameters. Gradients are not sharded until they are reduced after a stage's last microbatch, so sharding does not
+/// Returns the memory of a rank with these stages, without activations. Gradients are not sharded until they are reduced after a stage's last microbatch, so sharding does not
 /// lower their peak.
 ///
 /// In half precision a stage computes with a rounded copy of its parameters, which it has as long as the parameters.
-fn held_always(mut stages: Vec<u64>, sharding: Option<Sharding>, precision: Precision) -> RankMemory {
+fn held_always(stages: &[StageNumbers], sharding: Option<Sharding>, precision: Precision) -> RankMemory {
+    let state_bytes = stages.iter().map(|stage| stage.state_bytes).fold(0, u64::saturating_add);
+    let mut stages: Vec<u64> = stages.iter().map(|stage| stage.parameters).collect();
     let sum = |stages: &[u64]| stages.iter().fold(0, |sum: u64, stage| sum.saturating_add(*stage));
     let whole = sum(&stages);
     let (part, gathered, computing) = match sharding {
@@ -220,7 +235,7 @@ fn held_always(mut stages: Vec<u64>, sharding: Option<Sharding>, precision: Prec
     RankMemory {
         parameters: part.saturating_add(gathered).saturating_mul(NUMBER).saturating_add(copy),
         gradients: whole.saturating_mul(NUMBER),
-        optimizer: part.saturating_mul(MOMENTS),
+        optimizer: state_bytes.div_ceil(sharding.map_or(1, |sharding| sharding.replicas)),
         activations: 0,
     }
 }
@@ -233,8 +248,8 @@ pub(super) fn numbers_of(specs: &[ParameterSpec]) -> u64 {
     specs.iter().map(numbers).fold(0, u64::saturating_add)
 }
 
-/// Returns the peak of each rank's activations in bytes, from a simulation of the program.
-fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
+/// Simulates the program. Returns its timeline, and the sizes of each stage's activations in bytes.
+pub(super) fn simulated(prepared: &Prepared) -> Result<(Timeline, Vec<StageSizes>), Failure> {
     let Prepared { settings, program, partition, layers, .. } = prepared;
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage: StageIndex| {
@@ -254,7 +269,7 @@ fn peaks_of_activations(prepared: &Prepared) -> Result<Vec<u64>, Failure> {
         ..Costs::default()
     };
     let run = timed(program.as_program(), &costs).map_err(|error| Failure::new(Exit::Bug, error))?;
-    Ok(peak_memory(run.timeline(), &costs.sizes))
+    Ok((run.timeline().clone(), costs.sizes))
 }
 
 /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and those that its backward then holds.
@@ -301,7 +316,10 @@ mod tests {
     #[test]
     fn replicas_that_share_hold_their_part_and_what_is_gathered() {
         let whole = RankMemory { parameters: 240, gradients: 240, optimizer: 480, activations: 0 };
-        let held_in = held_always;
+        let held_in = |stages: Vec<u64>, sharding, precision| {
+            let adamw = |parameters| StageNumbers { parameters, state_bytes: 8 * parameters };
+            held_always(&stages.into_iter().map(adamw).collect::<Vec<_>>(), sharding, precision)
+        };
         let held_always = |stages, sharding| held_in(stages, sharding, Precision::F32);
         assert_eq!(held_always(vec![10, 30, 20], None), whole);
         let sharding = |window| Some(Sharding { replicas: 4, window });

@@ -21,6 +21,7 @@ use pipewright_schedule::{Action, Level, ModelDesc, Program, ValidatedProgram, v
 use serde_json::{Map, Value, json};
 
 use crate::commands::schedule_file::{implied_level, locate};
+use crate::commands::update::update;
 use crate::config::data::{BYTES, DataSettings};
 use crate::config::mesh::MeshSettings;
 use crate::config::model::ModelSettings;
@@ -122,6 +123,8 @@ pub(super) fn load_settings(file: Option<&Path>, set: &[String]) -> Result<Loade
 pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<Prepared, Failure> {
     let program = sound_program(schedule, &settings.pipeline, &settings.mesh)?;
     let model = read_model(&settings.model)?;
+    // A group without parameters is found here, before the folder of the results changes.
+    update(&settings.optimizer, &model)?;
     let layers = model.describe(settings.data.seq_len as usize);
     let stages = program.placement().stages();
     let method = method(&settings.pipeline, &model, stages)?;

@@ -10,10 +10,12 @@
 pub(crate) mod data;
 mod devices;
 mod document;
+pub(crate) mod generator;
 mod keys;
 pub(crate) mod mesh;
 pub(crate) mod model;
 pub(crate) mod optimizer;
+pub(crate) mod optimizer_groups;
 mod paths;
 pub(crate) mod pipeline;
 mod place;

@@ -1,11 +1,13 @@
-//! The `[optimizer]` section: AdamW with decoupled weight decay, global clipping and a learning rate over time.
+//! The `[optimizer]` section: the algorithm, weight decay, clipping and a learning rate over time.
 
 use pipewright::train::Decay;
 use pipewright_models::ParameterGroup;
 use serde::Serialize;
 
 use crate::config::document::Document;
+use crate::config::optimizer_groups::{self, GroupSettings};
 use crate::config::paths::Surroundings;
+use crate::config::problem::ProblemKind;
 use crate::config::section::{Bound, Section};
 
 /// How gradients update parameters.
@@ -15,20 +17,31 @@ pub(crate) struct OptimizerSettings {
     pub(crate) name: OptimizerName,
     /// The highest learning rate.
     pub(crate) learning_rate: f64,
-    /// The decay rates of the first and second moment.
+    /// AdamW, Adam: the decay rates of the first and second moment.
     pub(crate) betas: [f64; 2],
-    /// The number that is added to the square root of the second moment.
+    /// AdamW, Adam: the number that is added to the square root of the second moment.
     pub(crate) eps: f64,
-    /// The decoupled weight decay, applied to every parameter that is not of a group in `no_decay`.
+    /// SGD, Muon: the share of the last update that the next one keeps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) momentum: Option<f64>,
+    /// SGD, Muon: whether the momentum looks ahead by one update.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nesterov: Option<bool>,
+    /// The weight decay, applied to every parameter that is not of a group in `no_decay`.
     pub(crate) weight_decay: f64,
     /// The groups of parameters without weight decay.
     pub(crate) no_decay: Vec<ParameterGroup>,
     /// The largest global gradient norm over all ranks; 0 turns clipping off.
     pub(crate) clip_norm: f64,
+    /// The largest element of a gradient, after clipping by norm; 0 turns it off.
+    pub(crate) clip_value: f64,
     /// How the learning rate falls after the warm-up.
     pub(crate) schedule: Decay,
     /// The number of steps over which the learning rate rises.
     pub(crate) warmup_steps: u64,
+    /// Parameters with settings of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) groups: Vec<GroupSettings>,
 }
 
 /// The name of an optimizer.
@@ -37,6 +50,33 @@ pub(crate) struct OptimizerSettings {
 pub(crate) enum OptimizerName {
     /// Adam with decoupled weight decay.
     AdamW,
+    /// Adam, whose weight decay is a part of the gradient.
+    Adam,
+    /// Gradient descent with or without momentum.
+    Sgd,
+    /// Orthogonal updates of hidden matrices, AdamW for the other parameters.
+    Muon,
+    /// Second moments by row and column.
+    Adafactor,
+}
+
+impl OptimizerName {
+    const ALL: [(&'static str, Self); 5] = [
+        ("adamw", Self::AdamW),
+        ("adam", Self::Adam),
+        ("sgd", Self::Sgd),
+        ("muon", Self::Muon),
+        ("adafactor", Self::Adafactor),
+    ];
+
+    /// Returns the default momentum and whether it looks ahead, if the algorithm has momentum.
+    fn momentum(self) -> Option<(f64, bool)> {
+        match self {
+            Self::Sgd => Some((0.0, false)),
+            Self::Muon => Some((0.95, true)),
+            Self::AdamW | Self::Adam | Self::Adafactor => None,
+        }
+    }
 }
 
 /// Reads the section.
@@ -45,15 +85,36 @@ pub(super) fn read(document: &mut Document, surroundings: &Surroundings) -> Opti
         [("constant", Decay::Constant), ("cosine", Decay::Cosine), ("linear", Decay::Linear)];
     let groups = ParameterGroup::ALL.map(|group| (group.name(), group));
     let mut section = Section::new(document, surroundings, "optimizer");
+    let name = section.choice("name", OptimizerName::AdamW, &OptimizerName::ALL);
+    let (momentum, nesterov) = read_momentum(&mut section, name);
     OptimizerSettings {
-        name: section.choice("name", OptimizerName::AdamW, &[("adamw", OptimizerName::AdamW)]),
+        name,
         learning_rate: section.number("learning_rate", 3e-4, &Bound::Positive),
         betas: section.pair("betas", [0.9, 0.95], &Bound::Fraction),
         eps: section.number("eps", 1e-8, &Bound::Positive),
+        momentum,
+        nesterov,
         weight_decay: section.number("weight_decay", 0.1, &Bound::NonNegative),
         no_decay: section.choices("no_decay", &groups),
         clip_norm: section.number("clip_norm", 1.0, &Bound::NonNegative),
+        clip_value: section.number("clip_value", 0.0, &Bound::NonNegative),
         schedule: section.choice("schedule", Decay::Constant, &DECAYS),
         warmup_steps: section.whole("warmup_steps", 0, 0, i64::MAX as u64),
+        groups: optimizer_groups::read(&mut section),
     }
+}
+
+/// Reads the settings of algorithms with momentum, which others refuse.
+fn read_momentum(section: &mut Section<'_>, name: OptimizerName) -> (Option<f64>, Option<bool>) {
+    let Some((momentum, nesterov)) = name.momentum() else {
+        for key in ["momentum", "nesterov"] {
+            if section.is_written(key) {
+                let (other, advice) = ("`name = \"sgd\"` or \"muon\"", "leave it out, or change `name`");
+                section.report(key, ProblemKind::Without { key, other, advice });
+            }
+        }
+        return (None, None);
+    };
+    let momentum = section.number("momentum", momentum, &Bound::Fraction);
+    (Some(momentum), Some(section.flag("nesterov", nesterov)))
 }

@@ -7,11 +7,12 @@ use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::generate::find;
 use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::{
-    Action, GenerateError, ModelDesc, Program, Recompute, Schedule, ScheduleSpec, StageIndex, generate,
+    Action, ModelDesc, Program, Recompute, Schedule, ScheduleSpec, StageIndex, generate,
 };
 use serde::{Serialize, Serializer};
 
 use crate::config::document::Document;
+use crate::config::generator::{self, GeneratorSettings};
 use crate::config::paths::Surroundings;
 use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
@@ -47,6 +48,9 @@ pub(crate) struct PipelineSettings {
     pub(crate) threads_per_rank: u32,
     /// The stages that compute their forward again in their backward.
     pub(crate) recompute: Recompute,
+    /// The settings that only some schedules have.
+    #[serde(flatten)]
+    pub(crate) generator: GeneratorSettings,
 }
 
 /// A schedule by name, or from a file.
@@ -190,6 +194,7 @@ pub(super) fn read(
         transport: read_transport(&mut section),
         threads_per_rank: section.count_to("threads_per_rank", 1, 1024),
         recompute: read_recompute(&mut section),
+        generator: generator::read(&mut section),
     };
     if section.is_sound() {
         check_boundaries(&mut section, &pipeline);
@@ -297,12 +302,16 @@ fn find_schedule(
     replicas: u32,
 ) -> Option<FoundSchedule> {
     match pipeline.schedule.clone() {
-        ScheduleChoice::Named(name) if name == AUTO => Some(FoundSchedule::Auto),
+        ScheduleChoice::Named(name) if name == AUTO => {
+            generator::refuse_all(section);
+            Some(FoundSchedule::Auto)
+        }
         ScheduleChoice::Named(name) => {
             let schedule = generate_schedule(section, pipeline, &name, layers, replicas)?;
             Some(FoundSchedule::Generated(schedule))
         }
         ScheduleChoice::Csv(file) => {
+            generator::refuse_all(section);
             let found = read_schedule_file(&file).map_err(ProblemKind::from).and_then(|(text, program)| {
                 pipeline.take_sizes(&program, replicas)?;
                 Ok(FoundSchedule::Read { text, program })
@@ -333,16 +342,17 @@ fn generate_schedule(
         return None;
     }
     let stages_per_rank = section.is_written("stages_per_rank").then_some(pipeline.stages_per_rank);
-    let spec = ScheduleSpec {
+    let size = ScheduleSpec {
         ranks: pipeline.ranks,
         stages_per_rank,
         microbatches: pipeline.microbatches / replicas,
         ..ScheduleSpec::default()
     };
+    let spec = pipeline.generator.spec(size);
     let schedule = match generate(name, &spec) {
         Ok(schedule) => schedule,
         Err(error) => {
-            section.report_at_first_of(culprits(&error), error.into());
+            section.report_at_first_of(generator::culprits(&error), error.into());
             return None;
         }
     };
@@ -358,15 +368,6 @@ fn generate_schedule(
         section.report_at_first_of(&["boundaries", "ranks", "stages_per_rank"], error.into());
     }
     Some(schedule)
-}
-
-/// Returns the keys that an error of a generator is about, the most likely first.
-fn culprits(error: &GenerateError) -> &'static [&'static str] {
-    match error {
-        GenerateError::UnknownSchedule { .. } => &["schedule"],
-        GenerateError::StagesPerRank { .. } | GenerateError::OddStagesPerRank { .. } => &["stages_per_rank"],
-        _ => &["microbatches", "ranks", "schedule"],
-    }
 }
 
 /// Returns whether a schedule runs any stage backward.

@@ -85,7 +85,7 @@ pub(crate) enum ProblemKind {
         /// The key that was probably meant.
         suggestion: Option<Suggestion>,
     },
-    /// A key of a profile is missing.
+    /// A key of a profile or of a list of tables is missing.
     #[error("`{key}` is missing in {section}")]
     Missing {
         /// The key.
@@ -93,7 +93,7 @@ pub(crate) enum ProblemKind {
         /// The section, with its brackets.
         section: &'static str,
     },
-    /// A key of a profile does not exist.
+    /// A key of a profile or of a list of tables does not exist.
     #[error("unknown key `{key}` in {section}")]
     UnknownProfileKey {
         /// The key as written.

@@ -38,7 +38,7 @@ pub(super) enum Bound {
 }
 
 impl Bound {
-    fn holds(&self, number: f64) -> bool {
+    pub(super) fn holds(&self, number: f64) -> bool {
         number.is_finite()
             && match self {
                 Self::Positive => number > 0.0,
@@ -48,7 +48,7 @@ impl Bound {
             }
     }
 
-    fn words(&self) -> &'static str {
+    pub(super) fn words(&self) -> &'static str {
         match self {
             Self::Positive => "a finite number above 0",
             Self::NonNegative => "a finite number, 0 or above",
@@ -126,6 +126,15 @@ impl<'a> Section<'a> {
             }
         }
         Some(counts)
+    }
+
+    /// Reads a whole number of at least 1, or a list of them; empty if it is not written.
+    pub(super) fn count_or_counts(&mut self, key: &'static str) -> Vec<u32> {
+        match self.value(key) {
+            None => Vec::new(),
+            Some(Value::Array(_)) => self.counts(key).unwrap_or_default(),
+            Some(_) => vec![self.count(key, 1)],
+        }
     }
 
     /// Reads a number with or without a fraction.
@@ -304,9 +313,25 @@ impl<'a> Section<'a> {
         value: &str,
         known: impl Iterator<Item = &'w str> + Clone,
     ) {
+        self.report_unknown_word_at(key, key, value, known);
+    }
+
+    /// As [`Section::report_unknown_word`], for a word in a table that is the value of `place`.
+    pub(super) fn report_unknown_word_at<'w>(
+        &mut self,
+        place: &str,
+        key: &'static str,
+        value: &str,
+        known: impl Iterator<Item = &'w str> + Clone,
+    ) {
         let suggestion = nearest(value, known.clone()).map(|name| Suggestion::Name(name.to_owned()));
         let known = known.map(str::to_owned).collect();
-        self.report(key, ProblemKind::UnknownValue { key, value: value.to_owned(), known, suggestion });
+        self.report(place, ProblemKind::UnknownValue { key, value: value.to_owned(), known, suggestion });
+    }
+
+    /// Records a value of another type.
+    pub(super) fn report_wrong_type(&mut self, key: &'static str, expected: &'static str, value: &Value) {
+        self.report(key, wrong_type(key, expected, value));
     }
 
     /// Records a problem of one key.
@@ -342,7 +367,7 @@ impl<'a> Section<'a> {
     }
 }
 
-fn as_number(value: &Value) -> Option<f64> {
+pub(super) fn as_number(value: &Value) -> Option<f64> {
     match value {
         // Whole numbers above 2^53 are rounded to the nearest float.
         Value::Integer(number) => Some(*number as f64),

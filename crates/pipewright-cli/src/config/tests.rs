@@ -2,12 +2,21 @@
 
 use std::path::Path;
 
+use pipewright_schedule::generate::PerStage;
+use pipewright_schedule::{ScheduleSpec, generate};
+
 use crate::config::model::ModelSettings;
-use crate::config::{ConfigError, Settings, Surroundings, TEMPLATE};
+use crate::config::pipeline::FoundSchedule;
+use crate::config::{ConfigError, Loaded, Settings, Surroundings, TEMPLATE};
 
 /// Loads the settings from a file's text in a scratch folder. On failure, returns the problems, one per line, without
 /// the path of the folder.
 fn load(text: Option<&str>, arguments: &[&str]) -> Result<Settings, String> {
+    load_all(text, arguments).map(|loaded| loaded.settings)
+}
+
+/// As [`load`], with the schedule.
+fn load_all(text: Option<&str>, arguments: &[&str]) -> Result<Loaded, String> {
     let folder = tempfile::tempdir().expect("a scratch folder");
     let file = folder.path().join("a.toml");
     if let Some(text) = text {
@@ -18,7 +27,7 @@ fn load(text: Option<&str>, arguments: &[&str]) -> Result<Settings, String> {
         Surroundings { working_folder: Path::new(env!("CARGO_MANIFEST_DIR")).to_owned(), variable: |_| None };
     let file = text.is_some().then_some(file.as_path());
     let loaded = Settings::load(file, &arguments, &surroundings);
-    loaded.map(|loaded| loaded.settings).map_err(|error| match error {
+    loaded.map_err(|error| match error {
         ConfigError::Problems(problems) => {
             let prefix = format!("{}/", folder.path().display());
             let lines: Vec<String> =
@@ -129,13 +138,21 @@ fn settings_survive_being_written_and_read() {
     let schedule = folder.path().join("a.csv");
     std::fs::write(&schedule, "0F0,0B0\n1F0,1B0\n").expect("it can be written");
     let schedule = format!("pipeline.schedule={}", schedule.display());
-    let cases: [&[&str]; 7] = [
+    let cases: [&[&str]; 10] = [
         &[],
         &[
             "data.validation=[\"v/*.txt\"]",
             "run.eval_every=5",
             "run.patience=3",
             "optimizer.no_decay=[\"bias\"]",
+        ],
+        &["pipeline.schedule=group-interleaved", "pipeline.microbatches=6", "pipeline.group_size=1"],
+        &["pipeline.schedule=zb-greedy", "pipeline.memory_limit=[2, 1]", "pipeline.costs=F=1,I=2,W=1"],
+        &[
+            "optimizer.name=muon",
+            "optimizer.momentum=0.9",
+            "optimizer.clip_value=0.5",
+            "optimizer.groups=[{ parameters = [\"norm\"], clip_norm = 1 }, { parameters = [\"a.*\"], learning_rate = 1e-5 }]",
         ],
         &[
             "data.validation=0.1",
@@ -278,7 +295,10 @@ fn words() {
         "run.device=cuda:0",
         "this build cannot compute on `cuda:0`: build it with `cargo build --release --features cuda`",
     );
-    refuse("optimizer.name=adam", "`name` is \"adam\", where adamw is expected");
+    refuse(
+        "optimizer.name=adams",
+        "`name` is \"adams\", where adamw, adam, sgd, muon, adafactor is expected",
+    );
     refuse("optimizer.schedule=step", "`schedule` is \"step\", where constant, cosine, linear is expected");
     refuse("run.out=", "`out` is empty");
     refuse("data.path=[]", "`path` is empty");
@@ -515,4 +535,92 @@ fn the_loss_scale_is_a_power_of_two() {
         let error = load(None, &[set]).expect_err(set);
         assert!(error.contains(expected), "{set}: {error}");
     }
+}
+
+#[test]
+fn groups_of_parameters_are_checked() {
+    let refuse = |value: &str, message: &str| {
+        let argument = format!("optimizer.groups={value}");
+        check_set(&[&argument], &[&format!("--set {argument}: {message}")]);
+    };
+    refuse("norm", "`groups` is a text, where a list of tables, each below [[optimizer.groups]] is expected");
+    refuse("[{}]", "`parameters` is missing in [[optimizer.groups]]");
+    refuse("[{ parameters = [] }]", "`parameters` is empty");
+    refuse(
+        "[{ parameters = [\"norms\"] }]",
+        "`parameters` is \"norms\", where norm, bias, embedding is expected",
+    );
+    refuse("[{ parameters = [\"norm\"], lr = 1 }]", "unknown key `lr` in [[optimizer.groups]]");
+    refuse(
+        "[{ parameters = [\"norm\"], learning_rate = 0 }]",
+        "`learning_rate` is 0, where a finite number above 0 is expected",
+    );
+    refuse(
+        "[{ parameters = [\"a.[\"] }]",
+        "`parameters` is a.[, where a path, in which * means any letters is expected",
+    );
+    let file = "[optimizer]\nweight_decay = 0.2\n[[optimizer.groups]]\nparameters = [\"norm\", \"a.b.*\"]\nweight_decay = 0\n";
+    let groups = load(Some(file), &[]).expect("a sound file").optimizer.groups;
+    assert_eq!(groups[0].parameters, ["norm", "a.b.*"]);
+    assert_eq!((groups[0].weight_decay, groups[0].learning_rate), (Some(0.0), None));
+}
+
+#[test]
+fn momentum_belongs_to_algorithms_that_have_it() {
+    let momentum = |set: &[&str]| load(None, set).map(|settings| settings.optimizer.momentum);
+    assert_eq!(momentum(&["optimizer.name=sgd"]), Ok(Some(0.0)));
+    assert_eq!(momentum(&["optimizer.name=muon"]), Ok(Some(0.95)));
+    assert_eq!(momentum(&[]), Ok(None));
+    check_set(
+        &["optimizer.momentum=0.9"],
+        &["--set optimizer.momentum=0.9: `momentum` has no effect without `name = \"sgd\"` or \"muon\""],
+    );
+}
+
+#[test]
+fn settings_of_generators_are_for_schedules_that_have_them() {
+    let refuse = |arguments: &[&str], place: &str, message: &str| {
+        let found = load(None, arguments).expect_err("it is refused");
+        assert!(found.starts_with(&format!("--set {place}: {message}")), "{found}");
+    };
+    for (set, setting) in [
+        ("pipeline.group_size=2", "group"),
+        ("pipeline.wide_warmup=true", "wide_warmup"),
+        ("pipeline.memory_limit=2", "memory_limit"),
+        ("pipeline.costs=F=2", "costs"),
+    ] {
+        refuse(&[set], set, &format!("`1f1b` has no setting `{setting}`; leave it out"));
+        let key = set.split(['.', '=']).nth(1).expect("a key");
+        let without = format!("`{key}` has no effect without a schedule by name");
+        refuse(&["pipeline.schedule=auto", set], set, &without);
+    }
+    let greedy = "pipeline.schedule=zb-greedy";
+    refuse(&[greedy, "pipeline.costs=G=1"], "pipeline.costs=G=1", "");
+    refuse(&[greedy, "pipeline.memory_limit=[1, 2, 3]"], "pipeline.memory_limit=[1, 2, 3]", "");
+    refuse(
+        &[greedy, "pipeline.memory_limit=0"],
+        "pipeline.memory_limit=0",
+        "`memory_limit` is 0, where a whole number from 1 to 2147483647 is expected",
+    );
+    let grouped = "pipeline.schedule=group-interleaved";
+    refuse(&[grouped, "pipeline.ranks=4", "pipeline.group_size=1"], "pipeline.group_size=1", "");
+    let generated = |set: &[&str]| match load_all(None, set).expect("sound arguments").schedule {
+        FoundSchedule::Generated(schedule) => schedule,
+        other => panic!("{other:?}"),
+    };
+    let four = ["pipeline.ranks=4", "pipeline.microbatches=8", "model.num_hidden_layers=8"];
+    let small = generated(&[&[grouped, "pipeline.group_size=2"], &four[..]].concat());
+    let spec = ScheduleSpec { ranks: 4, microbatches: 8, group: Some(2), ..ScheduleSpec::default() };
+    assert_eq!(Ok(small), generate("group-interleaved", &spec));
+    let costs = "pipeline.costs=F=1,I=1,W=3";
+    let limited = generated(&[&[greedy, "pipeline.memory_limit=[4, 3, 2, 2]", costs], &four[..]].concat());
+    let memory_limit = Some(PerStage::Each(vec![4, 3, 2, 2]));
+    let costs = Some("F=1,I=1,W=3".parse().expect("costs"));
+    let spec = ScheduleSpec { group: None, memory_limit, costs, ..spec };
+    assert_eq!(Ok(limited), generate("zb-greedy", &spec));
+    let wide = generated(
+        &[&["pipeline.schedule=interleaved-zb-h1", "pipeline.wide_warmup=true"], &four[..]].concat(),
+    );
+    let spec = ScheduleSpec { ranks: 4, microbatches: 8, wide_warmup: true, ..ScheduleSpec::default() };
+    assert_eq!(Ok(wide), generate("interleaved-zb-h1", &spec));
 }

@@ -97,4 +97,60 @@ pub enum SplitError {
         /// Shape in microbatch 0.
         expected: Vec<usize>,
     },
+    /// A side input has another number of rows than the inputs.
+    #[error(
+        "side input `{name}`: tensor {tensor} of shape {shape:?} has {rows} rows in dimension {dimension}, and the inputs \
+         have {expected}: give a row for each of theirs, or `Batch::with_replicated`"
+    )]
+    SideRows {
+        /// Its name.
+        name: String,
+        /// The tensor's index.
+        tensor: usize,
+        /// The tensor's shape.
+        shape: Vec<usize>,
+        /// The dimension along which it is split.
+        dimension: usize,
+        /// Its rows.
+        rows: usize,
+        /// The rows of the inputs.
+        expected: usize,
+    },
+    /// A side input that is already split has another number of parts than there are microbatches.
+    #[error(
+        "side input `{name}` has {found} parts, and the batch has {expected} microbatches: give one for each"
+    )]
+    SideParts {
+        /// Its name.
+        name: String,
+        /// The parts.
+        found: usize,
+        /// The microbatches.
+        expected: usize,
+    },
+    /// There is another number of weights than microbatches.
+    #[error("{found} weights, and the batch has {expected} microbatches: give one for each")]
+    Weights {
+        /// The weights.
+        found: usize,
+        /// The microbatches.
+        expected: usize,
+    },
+    /// The weight of a microbatch is negative or not finite.
+    #[error("the weight of microbatch {microbatch} is {weight}: give a finite number, 0 or above")]
+    Weight {
+        /// The microbatch.
+        microbatch: usize,
+        /// Its weight, as text.
+        weight: String,
+    },
+    /// No microbatch has a weight above 0.
+    #[error("no token of the batch counts, so its loss has no mean: leave the batch out")]
+    NoWeight,
+    /// The targets have no tensor of token ids.
+    #[error("the targets of microbatch {microbatch} have no integer tensor whose elements could be counted")]
+    NoIds {
+        /// The microbatch.
+        microbatch: usize,
+    },
 }

@@ -97,7 +97,7 @@ nested_tuple!(A, B, C, D);
 nested_tuple!(A, B, C, D, E);
 nested_tuple!(A, B, C, D, E, F);
 
-fn flat<S>(specs: impl Nested<S>, tensors: usize) -> Result<Vec<S>, SplitError> {
+pub(super) fn flat<S>(specs: impl Nested<S>, tensors: usize) -> Result<Vec<S>, SplitError> {
     let mut flat = Vec::new();
     specs.flatten(&mut flat);
     match flat.len() == tensors {
@@ -119,21 +119,55 @@ pub fn split_by(
     microbatches: u32,
 ) -> Result<Vec<Values>, SplitError> {
     let specs = flat(specs, batch.len())?;
-    let rows = common_size(batch, &specs)?;
-    let size = rows.unwrap_or(0).div_ceil(microbatches.max(1) as usize).max(1);
-    if let Some(rows) = rows.filter(|rows| rows.div_ceil(size) != microbatches as usize) {
+    let Some(rows) = common_size(batch, &specs)? else { return Ok(copies(batch, microbatches)) };
+    let size = rows.div_ceil(microbatches.max(1) as usize).max(1);
+    if rows.div_ceil(size) != microbatches as usize {
         return Err(SplitError::TooFewRows { rows, microbatches, size });
     }
-    let rows = rows.unwrap_or(0);
-    let part = |microbatch: usize| {
-        let (start, end) = (microbatch * size, ((microbatch + 1) * size).min(rows));
+    let end = |microbatch: usize| (microbatch * size).min(rows);
+    let sizes: Vec<usize> = (0..microbatches as usize).map(|place| end(place + 1) - end(place)).collect();
+    Ok(cut(batch, &specs, &sizes))
+}
+
+/// As [`split_by`], with the sizes of PyTorch's `tensor_split`: the sizes of two microbatches differ by at most one row, and
+/// larger ones come first. So 5 rows in 4 microbatches are 2, 1, 1 and 1.
+///
+/// # Errors
+/// As [`split_by`], and when there are fewer rows than microbatches.
+pub fn tensor_split(
+    batch: &[Value],
+    specs: impl Nested<SplitSpec>,
+    microbatches: u32,
+) -> Result<Vec<Values>, SplitError> {
+    let specs = flat(specs, batch.len())?;
+    let Some(rows) = common_size(batch, &specs)? else { return Ok(copies(batch, microbatches)) };
+    let parts = microbatches as usize;
+    if rows < parts || parts == 0 {
+        return Err(SplitError::TooFewRows { rows, microbatches, size: 1 });
+    }
+    let sizes: Vec<usize> =
+        (0..parts).map(|place| rows / parts + usize::from(place < rows % parts)).collect();
+    Ok(cut(batch, &specs, &sizes))
+}
+
+/// Cuts tensors into runs of these sizes, which add up to the size of the tensors.
+pub(super) fn cut(batch: &[Value], specs: &[SplitSpec], sizes: &[usize]) -> Vec<Values> {
+    let mut start = 0;
+    let part = |&size: &usize| {
+        let range = start..start + size;
+        start = range.end;
         let cut = |(value, spec): (&Value, &SplitSpec)| match *spec {
-            SplitSpec::Along(dimension) => value.narrow(dimension, start, end),
+            SplitSpec::Along(dimension) => value.narrow(dimension, range.start, range.end),
             SplitSpec::Replicate => value.clone(),
         };
-        batch.iter().zip(&specs).map(cut).collect()
+        batch.iter().zip(specs).map(cut).collect()
     };
-    Ok((0..microbatches as usize).map(part).collect())
+    sizes.iter().map(part).collect()
+}
+
+/// Returns the whole tensors for each microbatch.
+fn copies(batch: &[Value], microbatches: u32) -> Vec<Values> {
+    vec![batch.to_vec(); microbatches as usize]
 }
 
 /// Returns the size that all tensors have along the dimension in which they are split; `None` if none is split.
@@ -274,6 +308,30 @@ mod tests {
         check(8, 4);
         check(7, 4);
         check(8, 1);
+    }
+
+    fn check_tensor_split(rows: usize, microbatches: u32, expected: &[usize]) {
+        let parts = tensor_split(&batch(rows), SPECS, microbatches).expect("it splits");
+        let sizes: Vec<usize> = parts.iter().map(|part| part[0].shape()[0]).collect();
+        assert_eq!(sizes, expected, "{rows} rows in {microbatches}");
+        assert!(parts.iter().all(|part| part[1].shape()[1] == part[0].shape()[0] && part[2].shape()[0] == 5));
+        let merged = merge_by(parts, (Merge::Along(0), (Merge::Along(1), Merge::List))).expect("they join");
+        let [a, b, _] = <[Values; 3]>::try_from(merged).expect("three outputs");
+        let (a, b): (Tensor<2>, Tensor<3>) = (unpack(a).expect("one"), unpack(b).expect("one"));
+        let expected: Nest = unpack(batch(rows)).expect("the nest");
+        assert_eq!((a.into_data(), b.into_data()), (expected.0.into_data(), expected.1.0.into_data()));
+    }
+
+    #[test]
+    fn sizes_are_those_of_tensor_split() {
+        // As `[len(part) for part in torch.tensor_split(torch.arange(rows), parts)]`.
+        check_tensor_split(5, 4, &[2, 1, 1, 1]);
+        check_tensor_split(9, 4, &[3, 2, 2, 2]);
+        check_tensor_split(8, 4, &[2, 2, 2, 2]);
+        check_tensor_split(11, 4, &[3, 3, 3, 2]);
+        check_tensor_split(4, 4, &[1, 1, 1, 1]);
+        let few = tensor_split(&batch(3), SPECS, 4).err();
+        assert_eq!(few, Some(SplitError::TooFewRows { rows: 3, microbatches: 4, size: 1 }));
     }
 
     #[test]

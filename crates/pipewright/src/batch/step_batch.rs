@@ -2,13 +2,15 @@
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
-//! use pipewright::batch::Batch;
+//! use pipewright::batch::{Batch, SplitSpec};
 //!
 //! let device = Device::flex();
 //! let tokens = Tensor::<2, Int>::zeros([8, 16], &device);
 //! let documents = Tensor::<2, Int>::zeros([8, 16], &device);
+//! let mask = Tensor::<3>::ones([16, 8, 16], &device);
 //! let batch = Batch::split(tokens.clone(), tokens, 4)?
 //!     .with_split("documents", documents)?
+//!     .with_split_by("mask", mask, SplitSpec::Along(1))?
 //!     .with_value("temperature", 0.7f32);
 //! assert_eq!(batch.microbatches(), 4);
 //! # Ok::<(), pipewright::batch::SplitError>(())
@@ -17,8 +19,12 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use pipewright_schedule::StageIndex;
+
+use super::reduction::Reduction;
 use super::side_inputs::{Side, SideInputs};
-use crate::batch::{Nested, SplitError, SplitSpec, split, split_by, split_uneven};
+use super::split_spec::{cut, flat};
+use crate::batch::{Nested, SplitError, SplitSpec, split, split_by, split_uneven, tensor_split};
 use crate::tensor::{Boundary, Values, pack};
 
 /// The data of one step, microbatch by microbatch.
@@ -27,7 +33,12 @@ pub struct Batch {
     pub(crate) inputs: Vec<Values>,
     pub(crate) targets: Vec<Values>,
     pub(crate) side_inputs: SideInputs,
+    /// Whether the step returns the outputs of the last stage.
     pub(crate) keep_outputs: bool,
+    /// The stages whose outputs the step returns by stage.
+    pub(crate) kept_stages: Vec<StageIndex>,
+    /// How the losses of the microbatches make the loss of the step.
+    pub(super) reduction: Reduction,
     /// The size of each microbatch along the dimension in which the inputs are split; empty if that is the rows.
     sizes: Vec<usize>,
 }
@@ -89,30 +100,104 @@ impl Batch {
         target_specs: impl Nested<SplitSpec>,
         microbatches: u32,
     ) -> Result<Self, SplitError> {
-        let (inputs, mut specs) = (pack(inputs), Vec::new());
-        input_specs.flatten(&mut specs);
-        let first = specs.iter().enumerate().find_map(|(tensor, spec)| match *spec {
-            SplitSpec::Along(dimension) => Some((tensor, dimension)),
-            SplitSpec::Replicate => None,
-        });
-        let inputs = split_by(&inputs, specs, microbatches)?;
-        let size = |values: &Values| first.map_or(1, |(tensor, dimension)| values[tensor].shape()[dimension]);
-        let sizes = inputs.iter().map(size).collect();
+        let (inputs, specs) = (pack(inputs), flattened(input_specs));
+        let parts = split_by(&inputs, specs.clone(), microbatches)?;
         let targets = split_by(&pack(targets), target_specs, microbatches)?;
-        Ok(Self { inputs, targets, sizes, ..Self::default() })
+        Ok(Self { sizes: sizes_of(&parts, &specs), inputs: parts, targets, ..Self::default() })
     }
 
-    /// Adds tensors that every stage may read, split as the inputs are.
+    /// Splits a whole batch along dimension 0 into microbatches whose sizes differ by at most one row, as PyTorch does: 9
+    /// rows in 4 microbatches are 3, 2, 2 and 2. Each row has the same weight in the loss and the gradients of the step.
     ///
     /// # Errors
-    /// As [`split_uneven`], and when a microbatch has another number of rows than the inputs.
-    pub fn with_split(mut self, name: &str, tensors: impl Boundary) -> Result<Self, SplitError> {
-        let parts = split_uneven(&pack(tensors), self.inputs.len() as u32)?;
-        for (part, expected) in parts.iter().zip(self.sizes()) {
-            let rows = rows_of(part);
+    /// As [`tensor_split`].
+    pub fn tensor_split(
+        inputs: impl Boundary,
+        targets: impl Boundary,
+        microbatches: u32,
+    ) -> Result<Self, SplitError> {
+        let by_rows = |values: &Values| vec![SplitSpec::Along(0); values.len()];
+        let (inputs, targets) = (pack(inputs), pack(targets));
+        if inputs.is_empty() {
+            return Err(SplitError::Empty);
+        }
+        let parts = tensor_split(&inputs, by_rows(&inputs), microbatches)?;
+        Ok(Self::new(parts, tensor_split(&targets, by_rows(&targets), microbatches)?))
+    }
+
+    /// As [`Batch::split_by`], with the sizes of [`Batch::tensor_split`].
+    ///
+    /// # Errors
+    /// As [`tensor_split`].
+    pub fn tensor_split_by(
+        inputs: impl Boundary,
+        input_specs: impl Nested<SplitSpec>,
+        targets: impl Boundary,
+        target_specs: impl Nested<SplitSpec>,
+        microbatches: u32,
+    ) -> Result<Self, SplitError> {
+        let (inputs, specs) = (pack(inputs), flattened(input_specs));
+        let parts = tensor_split(&inputs, specs.clone(), microbatches)?;
+        let targets = tensor_split(&pack(targets), target_specs, microbatches)?;
+        Ok(Self { sizes: sizes_of(&parts, &specs), inputs: parts, targets, ..Self::default() })
+    }
+
+    /// Adds tensors that every stage may read, split along dimension 0 as the inputs are.
+    ///
+    /// # Errors
+    /// As [`Batch::with_split_by`].
+    pub fn with_split(self, name: &str, tensors: impl Boundary) -> Result<Self, SplitError> {
+        let tensors = pack(tensors);
+        let specs = vec![SplitSpec::Along(0); tensors.len()];
+        self.with_cut(name, &tensors, specs)
+    }
+
+    /// As [`Batch::with_split`], with a [`SplitSpec`] for each tensor, in the nesting of the tensors. Microbatches have the
+    /// sizes of those of the inputs.
+    ///
+    /// # Errors
+    /// When the number of specs is not that of the tensors, a tensor lacks the dimension, or it has another size than all
+    /// microbatches of the inputs together.
+    pub fn with_split_by(
+        self,
+        name: &str,
+        tensors: impl Boundary,
+        specs: impl Nested<SplitSpec>,
+    ) -> Result<Self, SplitError> {
+        self.with_cut(name, &pack(tensors), flattened(specs))
+    }
+
+    fn with_cut(mut self, name: &str, tensors: &Values, specs: Vec<SplitSpec>) -> Result<Self, SplitError> {
+        let (specs, sizes) = (flat(specs, tensors.len())?, self.sizes());
+        let expected: usize = sizes.iter().sum();
+        for (tensor, (value, spec)) in tensors.iter().zip(&specs).enumerate() {
+            let SplitSpec::Along(dimension) = *spec else { continue };
+            let shape = value.shape().to_vec();
+            let Some(&rows) = shape.get(dimension) else {
+                return Err(SplitError::NoDimension { tensor, dimension, shape });
+            };
             if rows != expected {
-                return Err(SplitError::RowsDiffer { tensor: 0, rows, expected });
+                let name = name.to_owned();
+                return Err(SplitError::SideRows { name, tensor, shape, dimension, rows, expected });
             }
+        }
+        self.side_inputs.0.insert(name.into(), Side::Split(cut(tensors, &specs, &sizes)));
+        Ok(self)
+    }
+
+    /// Adds tensors that every stage may read and that are already split: those of each microbatch, in order.
+    ///
+    /// # Errors
+    /// When there is another number of them than of microbatches.
+    pub fn with_parts<T: Boundary>(
+        mut self,
+        name: &str,
+        parts: impl IntoIterator<Item = T>,
+    ) -> Result<Self, SplitError> {
+        let parts: Vec<Values> = parts.into_iter().map(pack).collect();
+        let (found, expected) = (parts.len(), self.inputs.len());
+        if found != expected {
+            return Err(SplitError::SideParts { name: name.to_owned(), found, expected });
         }
         self.side_inputs.0.insert(name.into(), Side::Split(parts));
         Ok(self)
@@ -136,25 +221,40 @@ impl Batch {
         self
     }
 
+    /// Makes a training step or an evaluation return the outputs of these stages, by stage.
+    pub fn keep_outputs_of(mut self, stages: impl IntoIterator<Item = StageIndex>) -> Self {
+        self.kept_stages.extend(stages);
+        self
+    }
+
     /// Returns the number of microbatches.
     pub fn microbatches(&self) -> usize {
         self.inputs.len()
     }
 
-    fn sizes(&self) -> Vec<usize> {
+    /// Returns the rows of each microbatch.
+    pub(super) fn sizes(&self) -> Vec<usize> {
         match self.sizes.is_empty() {
             true => self.inputs.iter().map(rows_of).collect(),
             false => self.sizes.clone(),
         }
     }
+}
 
-    /// Returns the weight of each microbatch in the loss, times the number of microbatches: its rows divided by the
-    /// mean number of rows.
-    pub(crate) fn loss_weights(&self) -> Vec<f64> {
-        let rows: Vec<f64> = self.sizes().into_iter().map(|size| size as f64).collect();
-        let mean = rows.iter().sum::<f64>() / rows.len().max(1) as f64;
-        rows.iter().map(|rows| if *rows == mean { 1.0 } else { rows / mean }).collect()
-    }
+fn flattened<S>(specs: impl Nested<S>) -> Vec<S> {
+    let mut flat = Vec::new();
+    specs.flatten(&mut flat);
+    flat
+}
+
+/// Returns the size of each microbatch along the first dimension in which a tensor is split; 1 if none is split.
+fn sizes_of(parts: &[Values], specs: &[SplitSpec]) -> Vec<usize> {
+    let first = specs.iter().enumerate().find_map(|(tensor, spec)| match *spec {
+        SplitSpec::Along(dimension) => Some((tensor, dimension)),
+        SplitSpec::Replicate => None,
+    });
+    let size = |values: &Values| first.map_or(1, |(tensor, dimension)| values[tensor].shape()[dimension]);
+    parts.iter().map(size).collect()
 }
 
 /// Returns the rows of a microbatch; 1 for a scalar or an empty list.

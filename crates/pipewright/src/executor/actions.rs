@@ -150,7 +150,7 @@ impl Executor {
             && !backward_follows(self.program().row(self.rank), self.step.position);
         let task = ForwardTask {
             loss_weight: input.loss_weights[place] * input.loss_scale,
-            keep_outputs: input.keep_outputs,
+            keep_outputs: input.keep_outputs || input.kept_stages.contains(&stage),
             recompute,
         };
         let local_stage = self.local_stage(stage);

@@ -36,6 +36,10 @@ impl Executor {
         outputs: Values,
     ) -> Result<(), Cause> {
         let place = microbatch.index();
+        if self.step.input.kept_stages.contains(&stage) {
+            // They share storage with those that are passed on.
+            self.local_stage(stage).kept[place] = Some(outputs.clone());
+        }
         let Some(next) = self.placement().next(stage) else {
             let is_wanted = self.step.input.keep_outputs;
             self.local_stage(stage).outputs[place] = is_wanted.then_some(outputs);

@@ -18,12 +18,13 @@ impl Executor {
             Phase::ReplicaSums => self.end_replica_sums(),
             Phase::SharedGradients(sums) => {
                 self.set_shared_gradients(sums);
+                self.change_gradients()?;
                 self.gather_replica_squares()
             }
             Phase::ReplicaSquares(squares) => self.gather_squares(concatenated(squares))?,
             Phase::Squares(squares) => self.compute_norm(concatenated(squares))?,
-            Phase::Norm(norm) => self.send_norm(norm.into_one()),
-            Phase::Update { norm } => self.update(norm),
+            Phase::Norm(norms) => self.send_norms(norms.into_one()),
+            Phase::Update { norms } => self.update(&norms),
             Phase::Reports { outcome, reports } => self.pass_reports(outcome, concatenated(reports)),
             Phase::Summary { outcome, message } => self.pass_summary(outcome, &message.into_one())?,
             // Not phases of a step: at launch, and when parameters are collected.
@@ -44,7 +45,7 @@ impl Executor {
             Phase::ParameterLists(lists) => self.receive(lists),
             Phase::SharedGradients(sums) => self.receive_shared_gradients(sums),
             Phase::ReplicaSquares(squares) | Phase::Squares(squares) => self.receive(squares),
-            Phase::Norm(norm) => self.receive(norm),
+            Phase::Norm(norms) => self.receive(norms),
             Phase::Reports { reports, .. } => self.receive(reports),
             Phase::SharedParameters { message, .. } | Phase::Summary { message, .. } => {
                 self.receive_bytes(message)
@@ -78,6 +79,7 @@ impl Executor {
         if self.program().is_forward_only() || !self.step.input.update {
             if !self.program().is_forward_only() {
                 self.accumulated += self.program().microbatches();
+                self.accumulated_divisor += self.step.input.divisor;
             }
             let report = self.report(None, Duration::ZERO);
             return Ok(self.finish(Outcome { reports: vec![report], collected: Vec::new() }));

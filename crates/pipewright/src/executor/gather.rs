@@ -22,6 +22,25 @@ use super::step::{Outcome, Phase};
 use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Tag};
+use crate::stage::{StageError, Visit};
+
+/// The results of a visit to the modules of a rank.
+#[derive(Debug, Default)]
+pub(crate) struct Visited {
+    /// The number of modules or parameters that were found.
+    pub found: usize,
+    /// Why a module was not changed.
+    pub error: Option<StageError>,
+}
+
+impl Visited {
+    fn add(&mut self, outcome: Result<usize, StageError>) {
+        match outcome {
+            Ok(found) => self.found += found,
+            Err(error) => self.error = Some(error),
+        }
+    }
+}
 
 /// A parameter of the model, read between two steps.
 #[derive(Clone, Debug)]
@@ -107,12 +126,19 @@ impl Executor {
         Phase::Collect { place, collected }
     }
 
-    /// Keeps the whole parameters of the stage at this place and continues with the next stage.
+    /// Keeps the whole parameters of the stage at this place, or visits its module, and continues with the next stage.
     pub(super) fn collect_stage(&mut self, place: usize, mut collected: Vec<NamedParameter>) -> Phase {
-        if let Some(stage) = self.stages.get(place) {
-            let (index, runner) = (stage.index, &stage.runner);
-            let named = runner.paths().iter().cloned().zip(runner.parameters());
-            collected.extend(named.map(|(path, data)| NamedParameter { stage: index, path, data }));
+        let is_first = self.endpoint.coord().replica == 0;
+        if let Some(stage) = self.stages.get_mut(place) {
+            let (index, runner) = (stage.index, &mut stage.runner);
+            match &self.visit {
+                Some(Visit::Read { .. }) if !is_first => {}
+                Some(visit) => self.visited.add(runner.visit(index, visit)),
+                None => {
+                    let named = runner.paths().iter().cloned().zip(runner.parameters());
+                    collected.extend(named.map(|(path, data)| NamedParameter { stage: index, path, data }));
+                }
+            }
             self.release(index);
         }
         self.begin_collecting(place + 1, collected)

@@ -19,6 +19,8 @@ pub(crate) struct LocalStage {
     pub(crate) inputs: Vec<Option<Values>>,
     pub(crate) targets: Vec<Option<Values>>,
     pub(crate) outputs: Vec<Option<Values>>,
+    /// Outputs that the step returns by stage.
+    pub(crate) kept: Vec<Option<Values>>,
     pub(crate) output_gradients: Vec<Option<OptionalTensors>>,
     pub(crate) input_gradients: Vec<Option<OptionalTensors>>,
     /// Skip connections from and to stages that are not neighbours.
@@ -82,6 +84,7 @@ impl LocalStage {
             inputs: vec![None; microbatches],
             targets: vec![None; microbatches],
             outputs: vec![None; microbatches],
+            kept: vec![None; microbatches],
             output_gradients: vec![None; microbatches],
             input_gradients: vec![None; microbatches],
             skips: HashMap::new(),
@@ -101,6 +104,7 @@ impl LocalStage {
         self.inputs.fill(None);
         self.targets.fill(None);
         self.outputs.fill(None);
+        self.kept.fill(None);
         self.output_gradients.fill(None);
         self.input_gradients.fill(None);
         self.skips.clear();

@@ -29,11 +29,11 @@ impl Executor {
         Ok(())
     }
 
-    /// Reads the auxiliary losses, each with its share in the mean over the microbatches.
+    /// Reads the auxiliary losses, each with its share in the loss of the step.
     pub(super) fn read_auxiliary(&mut self) -> Result<(), Cause> {
         let evaluates = self.program().is_forward_only();
         let first = self.first_microbatch();
-        let microbatches = f64::from(self.program().microbatches() * self.endpoint.replica_count());
+        let divisor = self.step.input.divisor;
         for stage in &mut self.stages {
             let lists = stage.auxiliary.iter_mut().map(std::mem::take).enumerate();
             let (names, losses): (Vec<_>, Vec<_>) = lists
@@ -47,7 +47,7 @@ impl Executor {
                 if !loss.is_finite() && !evaluates {
                     return Err(Cause::AuxiliaryNotFinite { stage: stage.index, microbatch, name, loss });
                 }
-                let loss_weight = self.step.input.loss_weights[place] / microbatches;
+                let loss_weight = self.step.input.loss_weights[place] / divisor;
                 let (stage, loss) = (stage.index, loss_weight * loss);
                 self.step.auxiliary.push(AuxiliaryPart { name, stage, microbatch, weight, loss });
             }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pipewright_schedule::{Action, Event, Placement, Rank, Recompute, StageIndex, ValidatedProgram};
 
-use super::gather::NamedParameter;
+use super::gather::{NamedParameter, Visited};
 use super::local_stage::LocalStage;
 use super::mesh_endpoint::MeshEndpoint;
 use super::parameters::KnownParameters;
@@ -19,8 +19,9 @@ use crate::hook::ActionHook;
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::memory::RankMemory;
 use crate::message::{AwaitedMessage, Tag};
+use crate::optimizer::{ClipGroup, GradientHook};
 use crate::progress::{Activity, Blocked, ProgressBoard};
-use crate::stage::StageRunner;
+use crate::stage::{StageRunner, Visit};
 use crate::tensor::{Boundaries, CheckMetadata, Metadata};
 
 /// The settings that an executor gets from its pipeline.
@@ -31,6 +32,8 @@ pub(crate) struct ExecutorConfig {
     pub(crate) check_metadata: CheckMetadata,
     pub(crate) seed: u64,
     pub(crate) clip_norm: Option<f64>,
+    pub(crate) clip_groups: Arc<[ClipGroup]>,
+    pub(crate) gradient_hook: Option<Arc<dyn GradientHook>>,
     pub(crate) recompute: Recompute,
     pub(crate) hook: Option<Arc<dyn ActionHook>>,
     pub(crate) interrupt: Option<Arc<AtomicBool>>,
@@ -47,6 +50,8 @@ pub(crate) struct Executor {
     /// The seed of the random numbers that layers draw.
     pub(super) seed: u64,
     pub(super) clip_norm: Option<f64>,
+    pub(super) clip_groups: Arc<[ClipGroup]>,
+    pub(super) gradient_hook: Option<Arc<dyn GradientHook>>,
     /// The stages that compute their forward again.
     pub(super) recompute: Recompute,
     pub(super) memory: RankMemory,
@@ -56,8 +61,13 @@ pub(crate) struct Executor {
     pub(super) hook: Option<Arc<dyn ActionHook>>,
     /// Microbatches of earlier steps whose gradients are in the sums.
     pub(super) accumulated: u32,
+    /// The sum of their divisors.
+    pub(super) accumulated_divisor: f64,
     /// The parameters of the pipeline; `None` until the ranks have compared theirs at launch.
     pub(super) parameters: Option<KnownParameters>,
+    /// The visit to the modules, instead of collecting their parameters.
+    pub(super) visit: Option<Visit>,
+    pub(super) visited: Visited,
     pub(super) step: StepState,
 }
 
@@ -81,13 +91,18 @@ impl Executor {
             endpoint,
             seed: config.seed,
             clip_norm: config.clip_norm,
+            clip_groups: config.clip_groups,
+            gradient_hook: config.gradient_hook,
             recompute: config.recompute,
             memory,
             board: config.board,
             hook: config.hook,
             interrupt: config.interrupt,
             accumulated: 0,
+            accumulated_divisor: 0.0,
             parameters: None,
+            visit: None,
+            visited: Visited::default(),
             step: StepState::new(StepInput::empty(StepNumber::default(), config.program)),
         }
     }
@@ -211,20 +226,31 @@ impl Executor {
     }
 
     /// Starts the comparison of parameters that finds the shared ones; [`Executor::poll`] continues it.
-    pub(crate) fn begin_finding_shared(&mut self) {
-        self.step = StepState::new(StepInput::empty(StepNumber::default(), self.step.input.program.clone()));
+    pub(crate) fn begin_finding_shared(&mut self, attempt: Attempt) {
+        self.endpoint.begin_step(attempt);
+        let input = StepInput::empty(StepNumber::default(), self.step.input.program.clone());
+        self.step = StepState::new(StepInput { attempt, ..input });
         self.step.phase = self.list_parameters();
         self.board.set_activity(self.world_rank, Activity::Computes);
     }
 
-    /// Starts to collect the whole parameters of all stages. If they are sharded, all replicas do so together.
-    pub(crate) fn begin_collect(&mut self, attempt: Attempt) {
+    /// Starts to collect the whole parameters of all stages, or to visit their modules. If parameters are sharded, all
+    /// replicas do so together.
+    pub(crate) fn begin_collect(&mut self, attempt: Attempt, visit: Option<Visit>) {
+        (self.visit, self.visited) = (visit, Visited::default());
         self.endpoint.begin_step(attempt);
         let input = StepInput::empty(self.step.input.step, self.step.input.program.clone());
         self.step = StepState::new(StepInput { attempt, ..input });
         self.stages.iter_mut().for_each(|stage| stage.gathers = 0);
         self.step.phase = self.begin_collecting(0, Vec::new());
         self.board.set_activity(self.world_rank, Activity::Computes);
+    }
+
+    /// Returns the results of the visit. Call once, when all stages are visited.
+    pub(crate) fn visited(&mut self) -> Visited {
+        self.take_outcome();
+        self.visit = None;
+        std::mem::take(&mut self.visited)
     }
 
     /// Returns the collected parameters. Call once, when they are collected.
@@ -253,7 +279,7 @@ impl Executor {
     /// Drops all data of a failed step, so that the next step starts without it.
     pub(crate) fn reset(&mut self) {
         self.stages.iter_mut().for_each(LocalStage::reset);
-        self.accumulated = 0;
+        (self.accumulated, self.accumulated_divisor) = (0, 0.0);
         self.step = StepState::new(StepInput::empty(StepNumber::default(), self.step.input.program.clone()));
         self.board.set_activity(self.world_rank, Activity::NoStep);
     }

@@ -48,6 +48,7 @@ mod state;
 mod step;
 
 pub use gather::NamedParameter;
+pub(crate) use gather::Visited;
 pub(crate) use machine::{Executor, ExecutorConfig};
 pub(crate) use mesh_endpoint::MeshEndpoint;
 pub use report::UndeferredParameter;

@@ -6,8 +6,13 @@
 //!
 //! With a loss scale above the smallest, gradients that are not finite may be too large for f16 only because of the scale.
 //! Then the norm is infinite, and every rank that gets it skips the update.
+//!
+//! If groups of parameters have largest norms of their own, the root also computes the norm of each group, and that of the
+//! other parameters. Every rank then clips each group by its own norm.
 
 use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
 
 use super::machine::Executor;
 use super::step::{Outcome, Phase};
@@ -15,11 +20,31 @@ use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::loss_scale::LossScaling;
 use crate::message::{MessageError, Payload, Tag, encoded};
+use crate::optimizer::{Factors, group_of};
 
 /// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
 
+/// The gradient norms of a step, which the root computes for all ranks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Norms {
+    /// The norm of the mean gradient over all parameters of all ranks; infinity if the update is to be skipped.
+    whole: f64,
+    /// If there are groups to clip: the norm of the parameters that no group contains, and that of each group.
+    parts: Vec<f64>,
+}
+
 impl Executor {
+    /// Calls the gradient hook for the gradients of this rank, if there is one.
+    pub(super) fn change_gradients(&mut self) -> Result<(), Cause> {
+        let Some(hook) = self.gradient_hook.clone() else { return Ok(()) };
+        let factor = 1.0 / self.divisor() / self.step.input.loss_scale;
+        for stage in &mut self.stages {
+            stage.runner.change_gradients(stage.index, factor, &*hook)?;
+        }
+        Ok(())
+    }
+
     /// Sums the squares of this rank's gradients and waits for the other replicas in its subtree. Unless parameters are
     /// sharded, replicas have the same gradients: then only the squares of the first replica count, and the others send
     /// none.
@@ -49,39 +74,50 @@ impl Executor {
             self.endpoint.send_world(parent, Tag::Squares, Payload::of(&gathered));
             return Ok(Phase::Norm(Exchange::one(parent, Tag::GlobalNorm)));
         }
-        Ok(Phase::Norm(Exchange::complete(self.gradient_norm(&gathered)?)))
+        Ok(Phase::Norm(Exchange::complete(self.gradient_norms(&gathered)?)))
     }
 
-    /// Passes on the norm. From this point no rank of the subtree waits for this one.
-    pub(super) fn send_norm(&mut self, norm: f64) -> Phase {
-        let bytes = encoded(&norm);
+    /// Passes on the norms. From this point no rank of the subtree waits for this one.
+    pub(super) fn send_norms(&mut self, norms: Norms) -> Phase {
+        let bytes = encoded(&norms);
         if self.endpoint.coord().replica == 0 {
             let tree = self.endpoint.pipeline_tree().clone();
             self.send_bytes(tree.children(), Tag::GlobalNorm, &bytes);
         }
         let tree = self.endpoint.replica_tree().clone();
         self.send_bytes(tree.children(), Tag::GlobalNorm, &bytes);
-        Phase::Update { norm }
+        Phase::Update { norms }
     }
 
     /// Scales the gradient sums to the mean over the microbatches, clips them, and takes the optimizer step. If the norm
     /// is not finite, drops the sums instead.
-    pub(super) fn update(&mut self, norm: f64) -> Phase {
-        let start = Instant::now();
+    pub(super) fn update(&mut self, norms: &Norms) -> Phase {
+        let (start, norm) = (Instant::now(), norms.whole);
         // A skipped update sets this too: a rank that fails from here on may not learn that the loss scale changes.
         self.step.has_updated = true;
-        let clip = self.clip_norm.map_or(1.0, |clip| (clip / (norm + CLIP_EPSILON)).min(1.0));
-        let factor = clip / f64::from(self.summed_microbatches()) / self.step.input.loss_scale;
-        self.accumulated = 0;
+        let factors = self.factors(norms);
+        (self.accumulated, self.accumulated_divisor) = (0, 0.0);
         let learning_rate = self.step.input.learning_rate;
         for stage in &mut self.stages {
             match norm.is_finite() {
-                true => stage.runner.update(factor, learning_rate),
+                true => stage.runner.update(&factors, learning_rate),
                 false => stage.runner.drop_gradients(),
             }
         }
         let report = self.report(Some(norm), start.elapsed());
         self.finish(Outcome { reports: vec![report], collected: Vec::new() })
+    }
+
+    /// Returns the factors that make the clipped mean of the gradient sums.
+    fn factors(&self, norms: &Norms) -> Factors {
+        let divisor = self.divisor();
+        let factor = |limit: Option<f64>, norm: f64| {
+            let clip = limit.map_or(1.0, |limit| (limit / (norm + CLIP_EPSILON)).min(1.0));
+            clip / divisor / self.step.input.loss_scale
+        };
+        let rest = factor(self.clip_norm, norms.parts.first().copied().unwrap_or(norms.whole));
+        let groups = self.clip_groups.iter().zip(norms.parts.iter().skip(1));
+        Factors { rest, groups: groups.map(|(group, &norm)| factor(Some(group.norm), norm)).collect() }
     }
 
     /// Returns the sum of squares of each gradient sum of this rank that counts, in the order of its list of
@@ -105,8 +141,8 @@ impl Executor {
         of_stage.sum()
     }
 
-    /// Returns the norm of the mean gradient over all parameters of all ranks; infinity if the update is to be skipped.
-    fn gradient_norm(&self, gathered: &[f64]) -> Result<f64, Cause> {
+    /// Returns the norms of the mean gradient.
+    fn gradient_norms(&self, gathered: &[f64]) -> Result<Norms, Cause> {
         let loss_scale = self.step.input.loss_scale;
         let order = self.parameters.as_ref().map_or(&[][..], |known| &known.order);
         if order.len() != gathered.len() {
@@ -115,18 +151,37 @@ impl Executor {
         }
         if let Some((path, _)) = order.iter().find(|(_, place)| !gathered[*place].is_finite()) {
             return match loss_scale > LossScaling::SMALLEST {
-                true => Ok(f64::INFINITY),
+                true => Ok(Norms { whole: f64::INFINITY, parts: Vec::new() }),
                 false => Err(Cause::GradientNotFinite { parameter: path.clone() }),
             };
         }
-        let sum: f64 = order.iter().map(|(_, place)| gathered[*place]).sum();
-        Ok(sum.sqrt() / f64::from(self.summed_microbatches()) / loss_scale)
+        let norm = |sum: f64| sum.sqrt() / self.divisor() / loss_scale;
+        let whole = norm(order.iter().map(|(_, place)| gathered[*place]).sum());
+        let parts = self.sums_of_parts(order.iter().map(|(path, place)| (&**path, gathered[*place])));
+        Ok(Norms { whole, parts: parts.into_iter().map(norm).collect() })
     }
 
-    /// Returns the number of microbatches whose gradients are in the sums: those of this step and of the preceding
-    /// steps without an update, on all replicas.
-    fn summed_microbatches(&self) -> u32 {
-        (self.accumulated + self.program().microbatches()) * self.endpoint.replica_count()
+    /// Adds the squares of the parameters that no group contains, and those of each group. Returns an empty list if there
+    /// are no groups.
+    fn sums_of_parts<'a>(&self, squares: impl Iterator<Item = (&'a str, f64)>) -> Vec<f64> {
+        let groups = &*self.clip_groups;
+        if groups.is_empty() {
+            return Vec::new();
+        }
+        let mut sums = vec![0.0; groups.len() + 1];
+        for (path, square) in squares {
+            sums[group_of(groups, path).map_or(0, |group| group + 1)] += square;
+        }
+        sums
+    }
+
+    /// Returns what makes the gradient of the loss of the step from the sums: usually the number of microbatches whose
+    /// gradients are in them, those of this step and of the preceding steps without an update, on all replicas.
+    fn divisor(&self) -> f64 {
+        match self.step.input.is_sum {
+            true => 1.0,
+            false => self.accumulated_divisor + self.step.input.divisor,
+        }
     }
 
     /// Returns the tag of the messages between replicas before the norm.

@@ -31,6 +31,8 @@ pub(crate) struct RankReport {
     pub auxiliary: Vec<AuxiliaryPart>,
     /// The last stage's outputs of each microbatch; kept in forward-only programs, and if the step asks for them.
     pub outputs: Vec<Values>,
+    /// The outputs of each microbatch, of the stages that were asked for.
+    pub stage_outputs: Vec<(StageIndex, Vec<Values>)>,
     /// Global norm of the mean gradient before clipping; `None` for forward-only programs. It is infinite if the update was
     /// skipped.
     pub gradient_norm: Option<f64>,
@@ -87,12 +89,14 @@ impl Executor {
         let held_on_device = held_on(last.runner.device());
         let peak_bytes = held_on_device.unwrap_or_else(|| self.memory.peak());
         let outputs: Vec<Values> = last.outputs.iter_mut().filter_map(Option::take).collect();
+        let stage_outputs = self.kept_outputs();
         let (events, skips) = (std::mem::take(&mut self.step.events), std::mem::take(&mut self.step.skips));
         let auxiliary = std::mem::take(&mut self.step.auxiliary);
         let undeferred = self.undeferred();
         // The side inputs are dropped when the step ends.
         self.step.input.side_inputs = Arc::default();
         self.memory.give_away(outputs.iter().flatten());
+        self.memory.give_away(stage_outputs.iter().flat_map(|(_, outputs)| outputs).flatten());
         self.memory.give_away_list(&events);
         self.memory.give_away_list(&skips);
         self.memory.give_away_list(&auxiliary);
@@ -102,6 +106,7 @@ impl Executor {
             losses: std::mem::take(&mut self.step.losses),
             auxiliary,
             outputs,
+            stage_outputs,
             gradient_norm,
             events,
             skips,
@@ -113,6 +118,13 @@ impl Executor {
             undeferred,
             interrupted: self.interrupt.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed)),
         }
+    }
+
+    /// Takes out the outputs of the stages that were asked for.
+    fn kept_outputs(&mut self) -> Vec<(StageIndex, Vec<Values>)> {
+        let wanted = self.step.input.kept_stages.clone();
+        let stages = self.stages.iter_mut().filter(|stage| wanted.contains(&stage.index));
+        stages.map(|stage| (stage.index, stage.kept.iter_mut().filter_map(Option::take).collect())).collect()
     }
 
     /// Returns the parameters of the stages whose report on them is due.

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{Event, SkipEvent, ValidatedProgram};
+use pipewright_schedule::{Event, SkipEvent, StageIndex, ValidatedProgram};
 
 use super::figures::Figures;
 use super::gather::NamedParameter;
+use super::norm::Norms;
 use super::parameters::{ListedParameter, NormOrder};
 use super::reduction::Reduction;
 use super::report::{AuxiliaryPart, RankReport};
@@ -28,12 +29,18 @@ pub(crate) struct StepInput {
     pub targets: Vec<Values>,
     /// Tensors that every stage may read, the same on all ranks.
     pub side_inputs: Arc<SideInputs>,
-    /// The weight of each microbatch's loss, times the number of microbatches.
+    /// The factor of the losses of each microbatch in their backward.
     pub loss_weights: Arc<[f64]>,
+    /// What the step adds to the divisor of the gradient sums, and the divisor of its auxiliary losses.
+    pub divisor: f64,
+    /// Whether gradient sums are not divided.
+    pub is_sum: bool,
     /// The factor of all losses in their backward, by which the sums of gradients are divided.
     pub loss_scale: f64,
     /// Whether the report contains the last stage's outputs.
     pub keep_outputs: bool,
+    /// The stages whose outputs the report contains by stage.
+    pub kept_stages: Arc<[StageIndex]>,
     /// The optimizer's learning rate.
     pub learning_rate: f64,
     /// Whether the step ends with an update. If not, its gradients are kept and those of the next step are added.
@@ -54,8 +61,11 @@ impl StepInput {
             targets: Vec::new(),
             side_inputs: Arc::default(),
             loss_weights: Arc::default(),
+            divisor: 1.0,
+            is_sum: false,
             loss_scale: 1.0,
             keep_outputs: false,
+            kept_stages: Arc::default(),
             learning_rate: 0.0,
             update: false,
             program,
@@ -134,10 +144,10 @@ pub(super) enum Phase {
     ReplicaSquares(Exchange<Vec<f64>>),
     /// The rank waits for the squares of the gradients of its subtree.
     Squares(Exchange<Vec<f64>>),
-    /// The rank waits for the gradient norm.
-    Norm(Exchange<f64>),
+    /// The rank waits for the gradient norms.
+    Norm(Exchange<Norms>),
     /// The rank updates its parameters.
-    Update { norm: f64 },
+    Update { norms: Norms },
     /// Across processes: the rank waits for the reports of its subtree.
     Reports { outcome: Outcome, reports: Exchange<Vec<Figures>> },
     /// Across processes: the rank waits for the encoded reports of all ranks from the root.

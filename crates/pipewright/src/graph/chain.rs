@@ -3,12 +3,15 @@
 //! A chain of layers needs no names: a layer is known by its place in the model, so that a parameter has the path
 //! `layers.PLACE.PARAMETER` whatever the cut.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleDisplay};
 
 use super::layer::{GraphLayer, variant_of};
-use crate::stage::{NO_SKIPS, Skips, StageBody, StageContext, StageError, StageModule};
+use crate::stage::{
+    ModulePlace, NO_SKIPS, Skips, StageBody, StageContext, StageError, StageModule, any, any_mut,
+};
 use crate::tensor::{Values, pack, unpack};
 
 /// Contiguous layers with a typed forward, as a stage.
@@ -30,6 +33,8 @@ pub(crate) struct MixedChain<L: Module> {
 /// Where the layers of a stage are in the model.
 #[derive(Clone, Debug)]
 struct Places {
+    /// The first layer.
+    first: usize,
     /// The prefix of the paths of each layer.
     names: Vec<Arc<str>>,
     /// The variant of each layer that is an enum: Burn begins the layer's own paths with it.
@@ -67,6 +72,18 @@ impl<L: StageModule + ModuleDisplay> StageBody for TypedChain<L> {
         let (layer, name) = (&self.layers[block], &self.places.names[block]);
         let input = unpack(inputs).map_err(|source| StageError::Layer { layer: name.clone(), source })?;
         Ok(pack(layer.forward(input, context)))
+    }
+
+    fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {
+        self.layers.get(self.places.layer(place)?).map(any)
+    }
+
+    fn part_mut(&mut self, place: &ModulePlace) -> Option<(&mut dyn Any, &'static str)> {
+        self.layers.get_mut(self.places.layer(place)?).map(any_mut)
+    }
+
+    fn parts_changed(&mut self) {
+        self.places.variants = variants_of(&self.layers);
     }
 
     fn path(&self, local: &str) -> String {
@@ -110,6 +127,18 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
         layer.forward(inputs, context).map_err(|source| StageError::Layer { layer: name.clone(), source })
     }
 
+    fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {
+        self.layers.get(self.places.layer(place)?).map(any)
+    }
+
+    fn part_mut(&mut self, place: &ModulePlace) -> Option<(&mut dyn Any, &'static str)> {
+        self.layers.get_mut(self.places.layer(place)?).map(any_mut)
+    }
+
+    fn parts_changed(&mut self) {
+        self.places.variants = variants_of(&self.layers);
+    }
+
     fn path(&self, local: &str) -> String {
         match self.places.split(local) {
             Some((place, rest)) => format!("{}.{rest}", self.places.names[place]),
@@ -133,7 +162,15 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
 impl Places {
     fn of<L: Module>(first: usize, layers: &[L]) -> Self {
         let names = (first..first + layers.len()).map(|place| format!("layers.{place}").into());
-        Self { names: names.collect(), variants: layers.iter().map(variant_of).collect() }
+        Self { first, names: names.collect(), variants: variants_of(layers) }
+    }
+
+    /// Returns the place in the stage of a layer of the model. It may be behind the last one.
+    fn layer(&self, place: &ModulePlace) -> Option<usize> {
+        match place {
+            ModulePlace::Layer(place) => place.checked_sub(self.first),
+            _ => None,
+        }
     }
 
     /// Returns the place of a parameter's layer in the stage, and the name that the layer itself gives the parameter.
@@ -144,4 +181,8 @@ impl Places {
         let own = variant.and_then(|variant| rest.strip_prefix(variant)?.strip_prefix('.'));
         Some((place, own.unwrap_or(rest)))
     }
+}
+
+fn variants_of<L: Module>(layers: &[L]) -> Vec<Option<String>> {
+    layers.iter().map(variant_of).collect()
 }

@@ -1,5 +1,6 @@
 //! [`GraphLayer`], which users implement, and [`GraphStage`], which runs the layers of one stage.
 
+use std::any::Any;
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
@@ -8,7 +9,7 @@ use burn::tensor::Tensor;
 use super::builder::ValueId;
 use super::plan::Plan;
 use crate::autodiff::branch;
-use crate::stage::{Skips, Stage, StageBody, StageContext, StageError};
+use crate::stage::{ModulePlace, Skips, Stage, StageBody, StageContext, StageError, any, any_mut};
 use crate::tensor::{Boundary, BoundaryError, Value, Values, unpack};
 
 /// A layer of a graph: usually an enum of all kinds of layers that the model has, each a Burn module.
@@ -37,6 +38,14 @@ impl<L: Module> GraphStage<L> {
     pub(super) fn new(layers: Vec<L>, plan: Plan) -> Self {
         let variants = layers.iter().map(variant_of).collect();
         Self { layers, plan, variants }
+    }
+
+    /// Returns the place of a node among the layers.
+    fn node(&self, place: &ModulePlace) -> Option<usize> {
+        match place {
+            ModulePlace::Node(name) => self.plan.steps.iter().position(|step| step.name == *name),
+            _ => None,
+        }
     }
 }
 
@@ -79,6 +88,19 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
 
     fn run(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         self.forward(inputs, context)
+    }
+
+    fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {
+        self.layers.get(self.node(place)?).map(any)
+    }
+
+    fn part_mut(&mut self, place: &ModulePlace) -> Option<(&mut dyn Any, &'static str)> {
+        let node = self.node(place)?;
+        self.layers.get_mut(node).map(any_mut)
+    }
+
+    fn parts_changed(&mut self) {
+        self.variants = self.layers.iter().map(variant_of).collect();
     }
 
     fn path(&self, local: &str) -> String {

@@ -38,6 +38,7 @@ mod swiglu;
 mod tied_head;
 mod token_scope;
 mod weight_list;
+mod weighted_cross_entropy;
 
 #[cfg(test)]
 mod check;
@@ -70,3 +71,4 @@ pub use swiglu::swiglu;
 pub use tied_head::TiedHead;
 pub use token_scope::TokenScope;
 pub use weight_list::WeightList;
+pub use weighted_cross_entropy::{weighted_cross_entropy, weights_of_valid};

@@ -8,13 +8,14 @@ use pipewright_schedule::{Level, StageIndex, ValidatedProgram};
 
 use super::config::PipelineConfig;
 use super::error::PipelineError;
-use crate::batch::Batch;
+use crate::batch::{Batch, LossFactors};
 use crate::executor::{Executor, ExecutorConfig, MeshEndpoint, StepInput};
 use crate::failure::{Abort, Cause, StepError};
 use crate::ids::{Attempt, StepNumber, WorldRank};
 use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::mesh::{Mesh, MeshCoord};
+use crate::optimizer::ClipGroup;
 use crate::progress::ProgressBoard;
 use crate::stage::{Stage, StageSettings};
 use crate::tensor::{Metadata, Precision, Values};
@@ -23,7 +24,13 @@ use crate::transport::{Endpoint, World};
 /// The purpose of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StepKind {
-    Train { learning_rate: f64, loss_scale: f64, update: bool },
+    /// `unit` is that of the weights of microbatches ([`Batch::unit`]).
+    Train {
+        learning_rate: f64,
+        loss_scale: f64,
+        update: bool,
+        unit: Option<f64>,
+    },
     Evaluate,
 }
 
@@ -108,6 +115,7 @@ impl Assembly {
         let endpoint = MeshEndpoint::new(endpoint, self.mesh, self.config.is_sharded())
             .with_devices(self.config.devices.clone());
         let placement = self.program.placement();
+        let clip_groups: Arc<[ClipGroup]> = self.config.clip_groups.clone().into();
         let mut stages = Vec::new();
         for &stage in placement.stages_of(rank) {
             let made = make(stage).map_err(|error| failure(format!("stage {stage}: {error}")))?;
@@ -115,6 +123,8 @@ impl Assembly {
                 device: self.config.devices.of(world_rank).cloned(),
                 precision: self.config.precision,
                 optimizer: self.config.optimizer.clone(),
+                optimizer_groups: self.config.optimizer_groups.clone().into(),
+                clip_groups: clip_groups.clone(),
                 part: endpoint.part(),
                 must_have_loss: stage == placement.last_stage() && !self.program.is_forward_only(),
                 by_block: self.config.recompute.is_by_block(),
@@ -131,6 +141,8 @@ impl Assembly {
             check_metadata: self.config.check_metadata,
             seed: self.config.seed,
             clip_norm: self.config.clip_norm,
+            clip_groups,
+            gradient_hook: self.config.gradient_hook.clone(),
             recompute: self.config.recompute.clone(),
             hook: self.config.hook.clone(),
             interrupt: self.config.interrupt.clone(),
@@ -159,17 +171,22 @@ impl Assembly {
         kind: StepKind,
         origin: Instant,
     ) -> Result<Vec<StepInput>, PipelineError> {
-        let (program, learning_rate, loss_scale, update) = match (kind, &self.evaluation) {
-            (StepKind::Train { learning_rate, loss_scale, update }, _) => {
-                (&self.program, learning_rate, loss_scale, update)
+        let (program, learning_rate, loss_scale, update, unit) = match (kind, &self.evaluation) {
+            (StepKind::Train { learning_rate, loss_scale, update, unit }, _) => {
+                (&self.program, learning_rate, loss_scale, update, unit)
             }
             (StepKind::Evaluate, evaluation) => {
-                (evaluation.as_ref().unwrap_or(&self.program), 0.0, 1.0, false)
+                (evaluation.as_ref().unwrap_or(&self.program), 0.0, 1.0, false, None)
             }
         };
         self.board.run(program, step);
-        let loss_weights = batch.loss_weights();
-        let Batch { mut inputs, mut targets, side_inputs, keep_outputs, .. } = batch;
+        let LossFactors { losses, divisor, is_sum, .. } = batch.loss_factors(unit);
+        let Batch { mut inputs, mut targets, side_inputs, keep_outputs, kept_stages, .. } = batch;
+        let kept_stages: Arc<[StageIndex]> = kept_stages.into();
+        let stages = self.program.placement().stages();
+        if let Some(&stage) = kept_stages.iter().find(|stage| stage.get() >= stages) {
+            return Err(PipelineError::NoStage { stage, stages });
+        }
         let expected = self.microbatches();
         let optional = program.is_forward_only() && targets.is_empty();
         for (what, found) in [("inputs", inputs.len()), ("targets", targets.len())] {
@@ -192,9 +209,12 @@ impl Assembly {
                 inputs: if rank == first { part(&mut inputs) } else { Vec::new() },
                 targets: if rank == last { part(&mut targets) } else { Vec::new() },
                 side_inputs: Arc::new(side_inputs.part(range.clone())),
-                loss_weights: loss_weights[range].into(),
+                loss_weights: losses[range].into(),
+                divisor,
+                is_sum,
                 loss_scale,
                 keep_outputs,
+                kept_stages: kept_stages.clone(),
                 learning_rate,
                 update,
                 program: program.clone(),

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::optim::ModuleOptimizer;
 use burn::tensor::Tensor;
 use pipewright_schedule::{
     LowerConfig, Method, Partition, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, generate,
@@ -45,7 +44,7 @@ pub struct PipelineBuilder {
     seed: Option<u64>,
     loss: Option<SharedLoss>,
     world: Option<World>,
-    config: PipelineConfig,
+    pub(super) config: PipelineConfig,
 }
 
 /// The number of microbatches of a step.
@@ -203,18 +202,6 @@ impl PipelineBuilder {
             let output = unpack(output).map_err(StageError::Output)?;
             Ok(loss(output, unpack(target).map_err(StageError::Target)?, context))
         }));
-        self
-    }
-
-    /// Sets the optimizer of every stage.
-    pub fn optimizer(mut self, optimizer: ModuleOptimizer) -> Self {
-        self.config.optimizer = Some(optimizer);
-        self
-    }
-
-    /// Sets the largest global norm of the gradients; greater gradients are scaled down to it. Default: no limit.
-    pub fn clip_norm(mut self, norm: f64) -> Self {
-        self.config.clip_norm = Some(norm);
         self
     }
 

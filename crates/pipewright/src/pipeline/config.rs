@@ -12,6 +12,7 @@ use crate::device::Devices;
 use crate::hook::ActionHook;
 use crate::loss_scale::LossScaling;
 use crate::mesh::DataParallelMode;
+use crate::optimizer::{ClipGroup, GradientHook, OptimizerGroup};
 use crate::tensor::{CheckMetadata, Metadata, Precision};
 use crate::transport::Fields;
 
@@ -20,8 +21,14 @@ use crate::transport::Fields;
 pub struct PipelineConfig {
     /// The optimizer of every stage; `None` for a pipeline that only evaluates.
     pub optimizer: Option<ModuleOptimizer>,
+    /// Groups of parameters with an optimizer of their own.
+    pub optimizer_groups: Vec<OptimizerGroup>,
     /// The largest global norm of the gradients; greater gradients are scaled down to it.
     pub clip_norm: Option<f64>,
+    /// Groups of parameters with a largest norm of their own.
+    pub clip_groups: Vec<ClipGroup>,
+    /// Called for each gradient before the norm is computed.
+    pub gradient_hook: Option<Arc<dyn GradientHook>>,
     /// Threads for the tensor operations of one rank.
     pub threads_per_rank: usize,
     /// The devices of the ranks. A stage is made where the caller makes it and then moved to the device of its rank.
@@ -67,7 +74,10 @@ impl Default for PipelineConfig {
     fn default() -> Self {
         Self {
             optimizer: None,
+            optimizer_groups: Vec::new(),
             clip_norm: None,
+            clip_groups: Vec::new(),
+            gradient_hook: None,
             threads_per_rank: 1,
             devices: Devices::default(),
             precision: Precision::default(),
@@ -108,6 +118,8 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("microbatches", program.microbatches().to_string()),
         ("metadata", config.metadata.fingerprint()),
         ("clip norm", format!("{:?}", config.clip_norm)),
+        ("clip groups", format!("{:?}", config.clip_groups)),
+        ("optimizer groups", format!("{:?}", config.optimizer_groups)),
         ("seed", config.seed.to_string()),
         ("precision", config.precision.to_string()),
         ("loss scaling", config.loss_scaling.to_string()),

@@ -6,6 +6,7 @@ use crate::batch::SplitError;
 use crate::failure::StepError;
 use crate::ids::{StepNumber, WorldRank};
 use crate::loss_scale::LossScaling;
+use crate::stage::{ModulePlace, StageError};
 use crate::transport::AgreementError;
 
 /// Why a pipeline does not start, or does not take a step.
@@ -93,6 +94,22 @@ pub enum PipelineError {
         /// The number of microbatches of the program.
         expected: u32,
     },
+    /// A batch asks for the outputs of a stage that does not exist.
+    #[error(
+        "the outputs of stage {stage} are to be kept, and the program has {stages} stages: name stages that exist"
+    )]
+    NoStage {
+        /// The stage.
+        stage: StageIndex,
+        /// The number of stages of the program.
+        stages: u32,
+    },
+    /// Batches whose gradients are accumulated reduce their losses in different ways.
+    #[error(
+        "this batch and those whose gradients wait for an update reduce their losses in different ways: accumulate batches \
+         that all count by rows, by weights, or as sums"
+    )]
+    MixedReductions,
     /// The system cannot start a thread.
     #[error("rank {rank} cannot be started: {source}")]
     Thread {
@@ -127,4 +144,43 @@ pub enum PipelineError {
         "a checkpoint was restored in part: the parameters no longer belong together; launch the pipeline again"
     )]
     HalfRestored,
+    /// The pipeline has no module at a place.
+    #[error(
+        "the pipeline has no {place}: name a stage, a layer of `Layers` by its number, or a node of a graph"
+    )]
+    NoModule {
+        /// The place.
+        place: ModulePlace,
+    },
+    /// The module at a place has another type.
+    #[error(
+        "the module of {place} is a `{found}`, not a `{expected}`: ask for that type, or for a part of it, such as a layer \
+         by its number"
+    )]
+    ModuleType {
+        /// The place.
+        place: ModulePlace,
+        /// The type that was asked for.
+        expected: &'static str,
+        /// The type of the module.
+        found: &'static str,
+    },
+    /// The module at a place could not be changed.
+    #[error("the module of {place} is not changed: {source}")]
+    Module {
+        /// The place.
+        place: ModulePlace,
+        /// The reason.
+        source: StageError,
+    },
+    /// A module was to be changed while accumulated gradients wait for an update.
+    #[error(
+        "gradients of the module as it is wait for an update: take the step that updates before you change it"
+    )]
+    ChangeBeforeUpdate,
+    /// An earlier change of a module failed after some ranks had changed theirs.
+    #[error(
+        "a module was changed on some ranks only: the parameters no longer belong together; launch the pipeline again"
+    )]
+    HalfChanged,
 }

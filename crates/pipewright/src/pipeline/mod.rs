@@ -12,10 +12,12 @@ mod summary;
 mod step_failure;
 mod running;
 mod replies;
+mod modules;
 mod layers;
 mod build_error;
 mod schedule_source;
 mod builder;
+mod update_settings;
 #[cfg(feature = "testing")]
 mod seeded;
 

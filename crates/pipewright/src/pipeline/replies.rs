@@ -20,6 +20,8 @@ pub(super) enum End {
     Lost(WorldRank),
     /// A restore failed after some ranks had restored their state.
     HalfRestored,
+    /// A change of a module failed after some ranks had changed theirs.
+    HalfChanged,
 }
 
 impl Pipeline {
@@ -31,6 +33,7 @@ impl Pipeline {
         match self.end {
             Some(End::Lost(peer)) => return Err(self.lost_peer(peer).into()),
             Some(End::HalfRestored) => return Err(PipelineError::HalfRestored),
+            Some(End::HalfChanged) => return Err(PipelineError::HalfChanged),
             None => {}
         }
         if let Some(step) = self.assembly.abort.diverged() {

@@ -1,6 +1,7 @@
 //! The pipeline: launching its ranks, steps, evaluation, parameters, checkpoints.
 
 use std::fmt::Display;
+use std::mem::Discriminant;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use super::error::PipelineError;
 use super::replies::End;
 use super::step_failure::StepFailure;
 use super::summary::{EvalSummary, StepSummary, evaluation, training};
-use crate::batch::{Batch, split};
+use crate::batch::{Batch, Reduction, split};
 use crate::checkpoint::{Checkpoint, RankState};
 use crate::driver::{Command, FailedRank, RankSeed, RankThread, Reply, StepReply, ThreadSettings};
 use crate::executor::{NamedParameter, RankReport};
@@ -40,6 +41,8 @@ pub struct Pipeline {
     pub(super) updates: bool,
     /// Whether gradients wait for an update.
     pub(super) pending: bool,
+    /// How the batches whose gradients wait for an update reduce their losses, and the unit of their weights.
+    pub(super) reduction: Option<(Discriminant<Reduction>, Option<f64>)>,
     /// The loss scale of the next step; `None` if losses are not scaled.
     pub(super) loss_scale: Option<LossScale>,
     /// How long the pipeline waits without progress on any rank. It is longer than the ranks' own deadline, because
@@ -102,15 +105,23 @@ impl Pipeline {
             attempt: Attempt::default(),
             updates: false,
             pending: false,
+            reduction: None,
             patience,
             end: None,
             failure: None,
         };
         drop(sender);
         pipeline.await_ranks(&ready, |ready| ready)?;
-        let found = pipeline.command(|reply| Command::FindShared { reply })?;
-        pipeline.await_ranks(&found, |found| found)?;
+        pipeline.find_shared()?;
         Ok(pipeline)
+    }
+
+    /// Lets the ranks find out which parameters their stages share.
+    pub(super) fn find_shared(&mut self) -> Result<(), PipelineError> {
+        let attempt = self.attempt;
+        let found = self.command(|reply| Command::FindShared { attempt, reply })?;
+        self.await_ranks(&found, |found| found)?;
+        Ok(())
     }
 
     /// Returns where the last step or evaluation failed, in the schedule and on each rank; `None` if it did not fail, or
@@ -159,26 +170,39 @@ impl Pipeline {
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn step_batch(&mut self, batch: Batch, learning_rate: f64) -> Result<StepSummary, PipelineError> {
-        self.train(batch, StepKind::Train { learning_rate, loss_scale: self.loss_factor(), update: true })
+        self.train(batch, learning_rate, true)
     }
 
     /// As [`Pipeline::step_batch`], without an update. The gradients are kept, and those of the next steps are added to
-    /// them. The step that updates takes the mean over all microbatches since the last update; all of them together are
+    /// them. The step that updates takes the mean over all microbatches since the last update, over all their tokens
+    /// ([`Batch::weighted`]), or their sum ([`Batch::summed`]); all of them together are
     /// one step, with the random numbers of a batch that has all their rows. A step that fails drops them.
     ///
     /// # Errors
     /// As [`Pipeline::step`].
     pub fn accumulate(&mut self, batch: Batch) -> Result<StepSummary, PipelineError> {
-        let loss_scale = self.loss_factor();
-        self.train(batch, StepKind::Train { learning_rate: 0.0, loss_scale, update: false })
+        self.train(batch, 0.0, false)
     }
 
-    fn train(&mut self, batch: Batch, kind: StepKind) -> Result<StepSummary, PipelineError> {
+    fn train(
+        &mut self,
+        batch: Batch,
+        learning_rate: f64,
+        update: bool,
+    ) -> Result<StepSummary, PipelineError> {
         if self.assembly.program.is_forward_only() {
             return Err(PipelineError::ForwardOnly);
         }
+        let (own, pending) =
+            ((batch.reduction_kind(), batch.unit()), self.reduction.filter(|_| self.pending));
+        let (reduction, unit) = pending.unwrap_or(own);
+        if own.0 != reduction {
+            return Err(PipelineError::MixedReductions);
+        }
+        let kind = StepKind::Train { learning_rate, loss_scale: self.loss_factor(), update, unit };
+        self.reduction = Some((reduction, unit));
         let start = Instant::now();
-        let (step, loss_weights) = (self.step.next(), batch.loss_weights());
+        let (step, loss_weights) = (self.step.next(), batch.loss_factors(unit).shares);
         let reports = self.run(batch, kind, start)?;
         self.pending = !self.updates;
         let loss_scale = self.loss_scale;
@@ -228,7 +252,7 @@ impl Pipeline {
             let program = forward_part(&self.assembly.program).map_err(PipelineError::NoEvaluation)?;
             self.assembly.evaluation = Some(Arc::new(program));
         }
-        let loss_weights = batch.loss_weights();
+        let loss_weights = batch.loss_factors(None).shares;
         let reports = self.run(batch, StepKind::Evaluate, Instant::now())?;
         Ok(evaluation(loss_weights, reports))
     }

@@ -67,7 +67,8 @@ impl SeededPipeline {
             lose: None,
             lost: None,
         };
-        pipeline.executors.iter_mut().for_each(Executor::begin_finding_shared);
+        let begin = |executor: &mut Executor| executor.begin_finding_shared(Attempt::default());
+        pipeline.executors.iter_mut().for_each(begin);
         pipeline.drive()?;
         Ok(pipeline)
     }
@@ -97,9 +98,9 @@ impl SeededPipeline {
         }
         let start = Instant::now();
         self.step = self.step.next();
-        let loss_weights = batch.loss_weights();
+        let (loss_weights, unit) = (batch.loss_factors(None).shares, batch.unit());
         let loss_scale = self.loss_scale.map_or(1.0, |scale| scale.factor);
-        let kind = StepKind::Train { learning_rate, loss_scale, update: true };
+        let kind = StepKind::Train { learning_rate, loss_scale, update: true, unit };
         let inputs = self.assembly.step_inputs(
             (0..self.executors.len() as u32).map(WorldRank::new),
             StepAttempt { step: self.step, attempt: Attempt::new(self.step.get()) },

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pipewright_schedule::{ClockSkew, Timeline};
+use pipewright_schedule::{ClockSkew, StageIndex, Timeline};
 
 use crate::executor::{AuxiliaryPart, RankReport, UndeferredParameter};
 use crate::ids::StepNumber;
@@ -18,9 +18,10 @@ pub struct StepSummary {
     pub step: StepNumber,
     /// Loss of each microbatch, in microbatch order.
     pub losses: Vec<f64>,
-    /// The weight of each microbatch's loss, times their number: 1 unless microbatches differ in rows.
+    /// The weight of each microbatch's loss, times their number: 1 unless microbatches differ in rows, or the batch says
+    /// otherwise ([`Batch::weighted`](crate::batch::Batch::weighted), [`Batch::summed`](crate::batch::Batch::summed)).
     pub loss_weights: Vec<f64>,
-    /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
+    /// Auxiliary losses by name, without their weights. The microbatches count as for the loss.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// The sum of all auxiliary losses, each with its weight.
     pub weighted_auxiliary: f64,
@@ -28,6 +29,10 @@ pub struct StepSummary {
     /// ([`Batch::keep_outputs`](crate::batch::Batch::keep_outputs)), and in processes without the last stage.
     /// [`merge_by`](crate::batch::merge_by) joins them.
     pub outputs: Vec<Values>,
+    /// The outputs of the stages that the batch asked for
+    /// ([`Batch::keep_outputs_of`](crate::batch::Batch::keep_outputs_of)), of each microbatch in order. A process has those
+    /// of its own stages. Tensors of skip connections follow those of the next stage.
+    pub stage_outputs: BTreeMap<StageIndex, Vec<Values>>,
     /// Global norm of the gradient of the mean loss, before clipping; infinite if the update was skipped.
     pub gradient_norm: f64,
     /// The factor of the losses in the backwards of this step; `None` if losses are not scaled, as in any precision but f16.
@@ -75,12 +80,14 @@ pub struct EvalSummary {
     /// The last stage's outputs, of each microbatch in order; empty in a process that does not have that stage, and if
     /// only losses were asked for.
     pub outputs: Vec<Values>,
+    /// As in [`StepSummary`].
+    pub stage_outputs: BTreeMap<StageIndex, Vec<Values>>,
     /// The actions of each rank with their times, in seconds since the step began.
     pub timeline: Timeline,
 }
 
 impl StepSummary {
-    /// Returns the mean of the losses; each microbatch counts by its rows.
+    /// Returns the loss of the step: the mean of the losses, in which each microbatch counts by its weight, or their sum.
     pub fn loss(&self) -> f64 {
         mean(&self.losses, &self.loss_weights)
     }
@@ -99,13 +106,13 @@ impl StepSummary {
 }
 
 impl EvalSummary {
-    /// Returns the mean of the losses, each microbatch weighted by its rows; not a number without targets.
+    /// Returns the loss of the batch, as that of a step; not a number without targets.
     pub fn loss(&self) -> f64 {
         mean(&self.losses, &self.loss_weights)
     }
 }
 
-/// Returns the mean of the losses of a step's microbatches.
+/// Returns the mean of the losses of a step's microbatches, or their sum if each has the weight of all.
 fn mean(losses: &[f64], weights: &[f64]) -> f64 {
     let counted = losses.iter().zip(weights).map(|(loss, share)| loss * share);
     counted.sum::<f64>() / losses.len() as f64
@@ -130,6 +137,7 @@ pub(crate) fn training(
         auxiliary,
         weighted_auxiliary,
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
+        stage_outputs: stage_outputs(&mut reports),
         gradient_norm,
         loss_scale: loss_scale.map(|scale| scale.factor),
         skipped: !gradient_norm.is_finite(),
@@ -155,6 +163,7 @@ pub(crate) fn evaluation(loss_weights: Vec<f64>, mut reports: Vec<RankReport>) -
         weighted_auxiliary,
         losses: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.losses)).collect(),
         outputs: reports.iter_mut().flat_map(|report| std::mem::take(&mut report.outputs)).collect(),
+        stage_outputs: stage_outputs(&mut reports),
         timeline: timeline(ranks, &mut reports),
     }
 }
@@ -172,6 +181,15 @@ fn auxiliary(reports: &mut [RankReport]) -> (BTreeMap<Arc<str>, f64>, f64) {
         weighted += weight * loss;
     }
     (sums, weighted)
+}
+
+/// Returns the outputs by stage. Reports are in the order of the replicas, and so are their microbatches.
+fn stage_outputs(reports: &mut [RankReport]) -> BTreeMap<StageIndex, Vec<Values>> {
+    let mut all: BTreeMap<StageIndex, Vec<Values>> = BTreeMap::new();
+    for (stage, outputs) in reports.iter_mut().flat_map(|report| std::mem::take(&mut report.stage_outputs)) {
+        all.entry(stage).or_default().extend(outputs);
+    }
+    all
 }
 
 /// Returns the parameters that the ranks report. All replicas report the same.

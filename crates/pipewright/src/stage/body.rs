@@ -1,10 +1,13 @@
 //! The module that a stage in training runs: a user's [`StageModule`], or its part of a graph.
 
+use std::any::Any;
+
 use burn::module::Module;
 use pipewright_schedule::StageIndex;
 
 use super::error::StageError;
 use super::module::{StageContext, StageModule};
+use super::place::{ModulePlace, any, any_mut};
 use crate::tensor::{Boundary, Values, pack, unpack};
 
 /// A module that takes the tensors of a boundary without their types and checks them itself.
@@ -26,6 +29,15 @@ pub(crate) trait StageBody: Module + 'static {
         let _ = block;
         Ok(pack(self.run(inputs, context)?))
     }
+
+    /// Returns the module at a place, if it is this one or a part of it, and the name of its type.
+    fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)>;
+
+    /// As [`StageBody::part`], to change it. [`StageBody::parts_changed`] must be called afterwards.
+    fn part_mut(&mut self, place: &ModulePlace) -> Option<(&mut dyn Any, &'static str)>;
+
+    /// Updates what the module knows of its parts.
+    fn parts_changed(&mut self) {}
 
     /// Returns the global path of a parameter.
     fn path(&self, local: &str) -> String;
@@ -71,6 +83,14 @@ impl<M: StageModule> StageBody for M {
 
     fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         self.forward_block(block, inputs, context).map_err(StageError::Input)
+    }
+
+    fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {
+        matches!(place, ModulePlace::Stage(_)).then(|| any(self))
+    }
+
+    fn part_mut(&mut self, place: &ModulePlace) -> Option<(&mut dyn Any, &'static str)> {
+        matches!(place, ModulePlace::Stage(_)).then(|| any_mut(self))
     }
 
     fn path(&self, local: &str) -> String {

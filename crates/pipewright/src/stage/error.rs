@@ -135,6 +135,22 @@ pub enum StageError {
         /// Shape of the gradient.
         found: Vec<usize>,
     },
+    /// The state of the optimizer could not be carried over to a changed module.
+    #[error("the optimizer's state cannot be carried over to the changed module: {0}")]
+    OptimizerState(String),
+    /// A gradient hook returned another number of elements.
+    #[error(
+        "the gradient hook returned a tensor of shape {found:?} for the {expected} elements of the gradient of \
+         `{parameter}`: return as many elements as it got, in one dimension"
+    )]
+    HookShape {
+        /// The parameter's path.
+        parameter: Arc<str>,
+        /// The number of its elements.
+        expected: usize,
+        /// The shape that the hook returned.
+        found: Vec<usize>,
+    },
     /// A gradient has another shape than its output.
     #[error("the gradient of output {index} has shape {gradient:?}, the output had {output:?}")]
     GradientShape {

@@ -78,6 +78,18 @@ impl GradientSums {
         &self.shapes
     }
 
+    /// Returns the shape of a parameter, if it is one of these.
+    pub(super) fn shape_of(&self, id: ParamId) -> Option<&[usize]> {
+        self.places.get(&id).map(|&place| self.shapes[place].as_slice())
+    }
+
+    /// Drops the sum of a parameter.
+    pub(super) fn drop_sum(&mut self, id: ParamId) {
+        if let Some(&place) = self.places.get(&id) {
+            self.sums[place] = None;
+        }
+    }
+
     /// Returns the places of the parameters whose gradients a backward pass has computed at once.
     pub(super) fn undeferred(&self) -> impl Iterator<Item = usize> {
         self.undeferred.iter().enumerate().filter_map(|(place, &undeferred)| undeferred.then_some(place))
@@ -190,9 +202,11 @@ impl GradientSums {
         sums.into_iter().map(|parts| parts.into_iter().map(square).sum()).collect()
     }
 
-    /// Takes the sums out, each multiplied by `factor`, keyed for Burn's optimizers. The sums are empty afterwards.
-    pub(crate) fn take<M: Module>(&mut self, module: &M, factor: f64) -> GradientsParams {
-        let mut taker = Taker { sums: self.sums.iter_mut(), factor, taken: GradientsParams::new() };
+    /// Takes the sums out, each multiplied by the factor of its place, keyed for Burn's optimizers. The sums are empty
+    /// afterwards.
+    pub(crate) fn take<M: Module>(&mut self, module: &M, factor: impl Fn(usize) -> f64) -> GradientsParams {
+        let mut taker =
+            Taker { sums: self.sums.iter_mut().enumerate(), factor, taken: GradientsParams::new() };
         module.visit(&mut taker);
         taker.taken
     }
@@ -303,17 +317,17 @@ impl ModuleVisitor for Adder<'_> {
     }
 }
 
-struct Taker<'a> {
-    sums: std::slice::IterMut<'a, Option<DispatchTensor>>,
-    factor: f64,
+struct Taker<'a, F> {
+    sums: std::iter::Enumerate<std::slice::IterMut<'a, Option<DispatchTensor>>>,
+    factor: F,
     taken: GradientsParams,
 }
 
-impl ModuleVisitor for Taker<'_> {
+impl<F: Fn(usize) -> f64> ModuleVisitor for Taker<'_, F> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let sum = self.sums.next().expect("a module has the same parameters on every visit");
+        let (place, sum) = self.sums.next().expect("a module has the same parameters on every visit");
         if let Some(sum) = sum.take() {
-            let gradient = Tensor::<D>::from_dispatch(sum).mul_scalar(self.factor);
+            let gradient = Tensor::<D>::from_dispatch(sum).mul_scalar((self.factor)(place));
             self.taken.register(param.id, gradient.cast(param.dtype()));
         }
     }

@@ -21,6 +21,7 @@
 
 mod error;
 mod module;
+mod place;
 mod body;
 mod weight_work;
 mod gradients;
@@ -32,12 +33,17 @@ mod prepare;
 mod training;
 mod recompute;
 mod parameters;
+mod update;
+mod visit;
 
 pub(crate) use body::{NO_SKIPS, Skip, Skips, StageBody};
 pub use error::StageError;
 pub(crate) use module::Auxiliary;
 pub use module::{StageContext, StageModule};
+pub use place::ModulePlace;
+pub(crate) use place::{any, any_mut};
 pub use prepare::Stage;
 pub(crate) use prepare::StageSettings;
 pub(crate) use runner::{ForwardTask, InputGradients, StageRunner};
+pub(crate) use visit::{ChangeModule, ReadModule, Visit, for_stage};
 pub use weight_work::WeightWork;

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 
 use burn::tensor::TensorData;
+use pipewright_schedule::StageIndex;
 
 use super::body::StageBody;
+use super::error::StageError;
 use super::module_parameters::{NamedTensor, discrete_of, filled, parameters_of, with_discrete};
 use super::runner::{Held, StageParameters};
 use super::shards::Shards;
 use super::training::TrainingStage;
+use super::visit::Visit;
 use crate::checkpoint::{Checkpoint, CheckpointError, HeldParameter, StageState, Target, put_together};
+use crate::optimizer::{Factors, GradientHook};
 use crate::tensor::shard::RowShard;
 use crate::tensor::{OptionalTensor, OptionalTensors, Value};
 
@@ -74,13 +78,21 @@ impl<M: StageBody> StageParameters for TrainingStage<M> {
         self.module = self.module.take().map(|module| shards.release(module));
     }
 
-    fn update(&mut self, factor: f64, learning_rate: f64) {
-        let Some(mut optimizer) = self.optimizer.take() else { return self.sums.clear() };
-        // The module is moved through the optimizer, so that it owns the storage and may write in place.
-        let module = self.take_module();
-        let gradients = self.sums.take(&module, factor);
-        self.module = Some(optimizer.step(learning_rate, module, gradients));
-        self.optimizer = Some(optimizer);
+    fn change_gradients(
+        &mut self,
+        stage: StageIndex,
+        factor: f64,
+        hook: &dyn GradientHook,
+    ) -> Result<(), StageError> {
+        self.show_gradients(stage, factor, hook)
+    }
+
+    fn update(&mut self, factors: &Factors, learning_rate: f64) {
+        self.take_step(factors, learning_rate);
+    }
+
+    fn visit(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError> {
+        self.visited(stage, visit)
     }
 
     fn drop_gradients(&mut self) {

@@ -1,5 +1,7 @@
 //! [`Stage`]: a module with its loss, before a pipeline prepares it for its rank.
 
+use std::sync::Arc;
+
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
 use pipewright_schedule::Microbatch;
@@ -10,6 +12,7 @@ use super::module::{StageContext, StageModule};
 use super::runner::StageRunner;
 use super::training::{Loss, TrainingStage};
 use super::weight_work::{WeightRunner, WeightWork};
+use crate::optimizer::{ClipGroup, OptimizerGroup};
 use crate::tensor::shard::RowShard;
 use crate::tensor::{Boundary, Precision, unpack};
 
@@ -100,6 +103,10 @@ pub(crate) struct StageSettings {
     pub precision: Precision,
     /// The optimizer; `None` for a stage that is not trained.
     pub optimizer: Option<ModuleOptimizer>,
+    /// The groups of parameters with an optimizer of their own.
+    pub optimizer_groups: Arc<[OptimizerGroup]>,
+    /// The groups of parameters with a largest norm of their own.
+    pub clip_groups: Arc<[ClipGroup]>,
     /// The part of each trained parameter that this replica holds; `None` if it holds all.
     pub part: Option<RowShard>,
     /// Whether the stage must end in a loss.
@@ -147,7 +154,8 @@ impl<M: StageBody> Unprepared for UnpreparedStage<M> {
         stage.compute_in(settings.precision)?;
         prefixes.iter().for_each(|prefix| stage.add_prefix(prefix));
         stage.check_paths()?;
-        stage.set_up(settings.optimizer, weight_runner, settings.by_block);
+        stage.set_up(weight_runner, settings.by_block);
+        stage.set_optimizer(settings.optimizer, settings.optimizer_groups, settings.clip_groups);
         if let Some(part) = settings.part {
             stage.shard(part)?;
         }

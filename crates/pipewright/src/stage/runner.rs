@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
-use pipewright_schedule::Microbatch;
+use pipewright_schedule::{Microbatch, StageIndex};
 
 use super::body::Skips;
 use super::error::StageError;
 use super::module::{Auxiliary, StageContext};
+use super::visit::Visit;
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
+use crate::optimizer::{Factors, GradientHook};
 use crate::tensor::{OptionalTensor, OptionalTensors, Values};
 
 /// The options of a forward.
@@ -134,8 +136,19 @@ pub(crate) trait StageParameters: Send {
     /// Reduces the parameters of a sharded stage to its part again.
     fn release(&mut self);
 
-    /// Multiplies the gradient sums by `factor`, takes one optimizer step with them and clears them.
-    fn update(&mut self, factor: f64, learning_rate: f64);
+    /// Calls `hook` for each gradient sum times `factor`.
+    fn change_gradients(
+        &mut self,
+        stage: StageIndex,
+        factor: f64,
+        hook: &dyn GradientHook,
+    ) -> Result<(), StageError>;
+
+    /// Multiplies the gradient sums by their factors, takes one optimizer step with them and clears them.
+    fn update(&mut self, factors: &Factors, learning_rate: f64);
+
+    /// Visits the module, whose parameters must be whole. Returns the number of modules or parameters that it found.
+    fn visit(&mut self, stage: StageIndex, visit: &Visit) -> Result<usize, StageError>;
 
     /// Drops the gradient sums.
     fn drop_gradients(&mut self);

@@ -10,7 +10,7 @@
 //! each parameter is on the tape as a [`catch`] of its own, and the backward looks up the matrices and tables of
 //! [`crate::nn`]. Burn's own layers keep the weights that they need, and their memory, until their backward.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
@@ -38,12 +38,13 @@ pub(super) struct Shards {
 pub(super) type Catches = Vec<(usize, Caught)>;
 
 impl Shards {
-    /// Reduces the parameters of `module` to the rows of `part`.
-    pub(super) fn cut<M: Module>(module: M, part: RowShard) -> (M, Self) {
+    /// Reduces the parameters of `module` to the rows of `part`. Those that were trained before count as trained.
+    pub(super) fn cut<M: Module>(module: M, part: RowShard, frozen: &HashSet<ParamId>) -> (M, Self) {
         let found = parameters_of(&module);
-        let own = |found: &NamedTensor| found.is_trained.then(|| own_rows(part, &found.value));
+        let is_spread = |found: &NamedTensor| found.is_trained || frozen.contains(&found.id);
+        let own = |found: &NamedTensor| is_spread(found).then(|| own_rows(part, &found.value));
         let rows = found.iter().map(own).collect();
-        let spread = found.iter().map(|found| found.is_trained).collect();
+        let spread = found.iter().map(is_spread).collect();
         drop(found);
         (with_values(module, rows), Self { part, spread, rows: None, store: WeightStore::default() })
     }

@@ -28,6 +28,7 @@ use super::recompute::{Promises, Saved};
 use super::runner::{ForwardTask, Forwarded, InputGradients, StageCompute, StageParameters, device_of};
 use super::shards::{Catches, Shards};
 use super::tape::{Tape, all_off_tape, as_leaf, check_scalar, off_tape, scaled, split_auxiliary};
+use super::update::ConfiguredOptimizer;
 use super::weight_work::{WeightRunner, WeightWork};
 use crate::autodiff::inner_of;
 use crate::nn::{Deferred, at_least_single};
@@ -46,7 +47,7 @@ pub(crate) struct TrainingStage<M: StageBody> {
     pub(super) rounded: OnceCell<M>,
     pub(super) precision: Precision,
     /// Whether each parameter has single precision in the copy too.
-    stay_single: Vec<bool>,
+    pub(super) stay_single: Vec<bool>,
     loss: Option<Loss<M::Output>>,
     in_flight: HashMap<Microbatch, InFlight>,
     /// Weight gradients of microbatches whose input gradients are done, of each segment from the last to the first.
@@ -55,8 +56,13 @@ pub(crate) struct TrainingStage<M: StageBody> {
     /// The global path of each integer and boolean parameter.
     pub(super) discrete: Vec<Arc<str>>,
     /// The parameters whose gradients are summed.
-    parameters: Arc<HashSet<ParamId>>,
+    pub(super) parameters: Arc<HashSet<ParamId>>,
+    /// The parameters that were frozen after the launch.
+    pub(super) frozen: HashSet<ParamId>,
+    /// The prefixes of the paths, the innermost first.
+    pub(super) prefixes: Vec<String>,
     pub(super) optimizer: Option<ModuleOptimizer>,
+    pub(super) configured: ConfiguredOptimizer,
     /// The user's function that computes weight gradients instead of the stage.
     weight_runner: Option<WeightRunner>,
     pub(super) device: Device,
@@ -124,6 +130,9 @@ impl<M: StageBody> TrainingStage<M> {
             sums,
             discrete,
             optimizer: None,
+            configured: ConfiguredOptimizer::default(),
+            frozen: HashSet::new(),
+            prefixes: Vec::new(),
             weight_runner: None,
             device,
             shards: None,
@@ -142,6 +151,7 @@ impl<M: StageBody> TrainingStage<M> {
         };
         self.sums.rename(path);
         self.discrete.iter_mut().for_each(|old| *old = path(old));
+        self.prefixes.push(prefix.to_owned());
     }
 
     /// Moves the parameters to `device`, where the stage then computes. Must be called before the other methods that
@@ -178,13 +188,7 @@ impl<M: StageBody> TrainingStage<M> {
         }
     }
 
-    pub(super) fn set_up(
-        &mut self,
-        optimizer: Option<ModuleOptimizer>,
-        weight_runner: Option<WeightRunner>,
-        by_block: bool,
-    ) {
-        self.optimizer = optimizer;
+    pub(super) fn set_up(&mut self, weight_runner: Option<WeightRunner>, by_block: bool) {
         self.weight_runner = weight_runner;
         let blocks = self.module().blocks();
         if by_block && blocks > 1 {
@@ -195,12 +199,12 @@ impl<M: StageBody> TrainingStage<M> {
     /// Shards the stage: from this call on it holds only its part of every trained parameter, and needs
     /// [`StageParameters::gather`] before it computes. The optimizer must be set.
     pub(super) fn shard(&mut self, part: RowShard) -> Result<(), StageError> {
-        if let Some(optimizer) = &self.optimizer
-            && let Some(place) = mixes_rows(optimizer, self.module())
+        if let Some(optimizer) = self.fresh_optimizer()
+            && let Some(place) = mixes_rows(&optimizer, self.module())
         {
             return Err(StageError::MixesRows { parameter: self.sums.paths()[place].clone() });
         }
-        let (module, shards) = Shards::cut(self.take_module(), part);
+        let (module, shards) = Shards::cut(self.take_module(), part, &self.frozen);
         (self.module, self.shards) = (Some(module), Some(shards));
         Ok(())
     }

@@ -178,9 +178,14 @@ impl Value {
         })
     }
 
+    /// Returns a float tensor times `factor`, in its own storage.
+    pub(crate) fn scaled(self, factor: f64) -> Self {
+        Self::of(Tensor::<1>::from_dispatch(self.tensor).mul_scalar(factor))
+    }
+
     /// Copies a float tensor into its own storage, so that it can be sent without the tensor that it is a part of.
     pub(crate) fn copied(self) -> Self {
-        Self::of(Tensor::<1>::from_dispatch(self.tensor).mul_scalar(1.0))
+        self.scaled(1.0)
     }
 
     /// Returns the same elements in another shape.

@@ -2,6 +2,7 @@
 
 pub mod data;
 mod learning_rate;
+mod rate_schedule;
 mod best_loss;
 mod token_batch;
 mod validation;
@@ -10,5 +11,6 @@ mod trainer;
 
 pub use best_loss::*;
 pub use learning_rate::*;
+pub use rate_schedule::*;
 pub use trainer::*;
 pub use validation::*;

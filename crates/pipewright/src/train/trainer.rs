@@ -13,7 +13,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::checkpoint::{Checkpoint, TrainingState};
 use crate::pipeline::{Pipeline, PipelineError, StepSummary};
-use crate::train::LearningRate;
+use crate::train::RateSchedule;
 use crate::train::accumulation::joined;
 use crate::train::data::{DataError, TokenRows};
 use crate::train::token_batch::split;
@@ -26,7 +26,7 @@ const ELAPSED: &str = "elapsed_s";
 pub struct Trainer {
     pipeline: Pipeline,
     rows: TokenRows,
-    learning_rate: LearningRate,
+    learning_rate: Box<dyn RateSchedule>,
     /// The rows of a batch.
     batch_rows: usize,
     /// The batches of a step.
@@ -101,11 +101,16 @@ pub enum ResumeError {
 
 impl Trainer {
     /// Returns a trainer whose batches have `batch_rows` rows, a multiple of the program's microbatches.
-    pub fn new(pipeline: Pipeline, rows: TokenRows, batch_rows: usize, learning_rate: LearningRate) -> Self {
+    pub fn new(
+        pipeline: Pipeline,
+        rows: TokenRows,
+        batch_rows: usize,
+        learning_rate: impl RateSchedule + 'static,
+    ) -> Self {
         Self {
             pipeline,
             rows,
-            learning_rate,
+            learning_rate: Box::new(learning_rate),
             batch_rows,
             batches: NonZeroU32::MIN,
             validation: None,

@@ -1,0 +1,49 @@
+//! The bytes that each stage of a run holds.
+//!
+//! Activations are the peak of the stage alone, in the simulation of the program. A rank with several stages may hold less
+//! than their sum, because they have their peaks at different times: `memory.rs` has the bytes of ranks.
+
+use std::fmt::Write;
+
+use pipewright_models::ParameterSpec;
+use pipewright_schedule::StageIndex;
+use pipewright_schedule::costs::StageSizes;
+use pipewright_schedule::simulate::memory_curve;
+
+use crate::commands::memory::{NUMBER, numbers_of, simulated};
+use crate::commands::prepare::Prepared;
+use crate::commands::update::state_bytes;
+use crate::display::bytes;
+use crate::failure::Failure;
+
+/// Returns a table with a row for each stage. If parameters are sharded, a replica holds its part of them and of the
+/// optimizer's state; the parameters of a stage that computes are whole.
+pub(super) fn stage_table(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> Result<String, Failure> {
+    let (timeline, sizes) = simulated(prepared)?;
+    let (settings, placement) = (&prepared.settings, prepared.program.placement());
+    let replicas = if settings.mesh.is_sharded() { u64::from(settings.mesh.data_parallel) } else { 1 };
+    let mut text = String::new();
+    let mut line = |what: &str, cells: [&str; 5]| {
+        let [rank, parameters, gradients, optimizer, activations] = cells;
+        writeln!(
+            text,
+            "{what:9} {rank:>4}  {parameters:>11}  {gradients:>11}  {optimizer:>11}  {activations:>11}"
+        )
+        .expect("a string takes all text");
+    };
+    line("stages", ["rank", "parameters", "gradients", "optimizer", "activations"]);
+    for (stage, specs) in placement.all_stages().zip(stages) {
+        let rank = placement.rank_of(stage);
+        let own =
+            |other: StageIndex| if other == stage { sizes[other.index()] } else { StageSizes::default() };
+        let only: Vec<StageSizes> = placement.all_stages().map(own).collect();
+        let peak = memory_curve(&timeline, rank, &only).iter().map(|step| step.held).max().unwrap_or(0);
+        let whole = numbers_of(specs).saturating_mul(NUMBER);
+        let state =
+            specs.iter().map(|spec| state_bytes(&settings.optimizer, spec)).fold(0, u64::saturating_add);
+        let cells = [whole.div_ceil(replicas), whole, state.div_ceil(replicas), peak].map(bytes);
+        let [parameters, gradients, optimizer, activations] = &cells;
+        line(&format!("stage {stage}"), [&rank.to_string(), parameters, gradients, optimizer, activations]);
+    }
+    Ok(text)
+}

@@ -1,0 +1,45 @@
+//! Carries the state of some parameters over to an optimizer with other parameters or groups.
+
+use std::collections::HashSet;
+
+use burn::module::ParamId;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn_pack::{Reader, Writer};
+
+/// Returns `optimizer` with the state that `old` has for these parameters. The error is that of Burn's record.
+pub(crate) fn with_state_of(
+    optimizer: ModuleOptimizer,
+    old: &ModuleOptimizer,
+    kept: &HashSet<ParamId>,
+) -> Result<ModuleOptimizer, String> {
+    if kept.is_empty() {
+        return Ok(optimizer);
+    }
+    carried(optimizer, old, kept).map_err(|error| error.to_string())
+}
+
+fn carried(
+    optimizer: ModuleOptimizer,
+    old: &ModuleOptimizer,
+    kept: &HashSet<ParamId>,
+) -> Result<ModuleOptimizer, Box<dyn std::error::Error>> {
+    let reader = Reader::from_bytes(old.to_record().into_bytes()?)?;
+    // Names are `ID.FIELD`, and the keys of the metadata are ids.
+    let is_kept = |name: &str| {
+        let id = name.split('.').next().and_then(|id| id.parse::<u64>().ok());
+        id.is_some_and(|id| kept.contains(&ParamId::from(id)))
+    };
+    let (scalars, paths) = (reader.scalars().clone(), reader.metadata().clone());
+    let tensors = reader.into_tensors()?.into_iter().filter(|tensor| is_kept(&tensor.name));
+    let mut tensors_of_writer = Vec::new();
+    for tensor in tensors {
+        let (name, dtype, shape, id, bytes) = tensor.into_parts()?;
+        tensors_of_writer.push(burn_pack::Tensor::new(name, dtype, shape, id, bytes));
+    }
+    let writer = Writer::new(tensors_of_writer);
+    let scalars = scalars.iter().filter(|(name, _)| is_kept(name));
+    let writer = scalars.fold(writer, |writer, (name, value)| writer.with_scalar(name, *value));
+    let paths = paths.iter().filter(|(id, _)| is_kept(id));
+    let writer = paths.fold(writer, |writer, (id, path)| writer.with_metadata(id, path));
+    Ok(optimizer.load_record(OptimizerRecord::from_bytes(writer.into_bytes()?)?))
+}

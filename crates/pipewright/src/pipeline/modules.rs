@@ -1,0 +1,189 @@
+//! The modules of a running pipeline, between two steps: reading them with their type, changing them, and freezing their
+//! parameters.
+
+use std::any::{Any, type_name};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::module::Module;
+use burn::tensor::Device;
+
+use super::error::PipelineError;
+use super::replies::End;
+use super::running::Pipeline;
+use crate::driver::Command;
+use crate::executor::Visited;
+use crate::stage::{ChangeModule, ModulePlace, ReadModule, Visit, for_stage};
+
+/// The type of a module that is not the one that was asked for.
+type OtherType = Arc<Mutex<Option<&'static str>>>;
+
+impl Pipeline {
+    /// Calls `read` with the module at a place, on the thread of its rank, and returns what it returns. The module is the
+    /// Burn module that it is: that of a stage ([`Stage::new`](crate::stage::Stage::new)), a layer of
+    /// [`Layers`](super::Layers) by its number, or a node of a graph by its name. If parameters are sharded, it has the
+    /// whole of them.
+    ///
+    /// With several processes, all must call it, and all but the one that has the module get `None`. Of several replicas,
+    /// the first one reads.
+    ///
+    /// ```
+    /// # use burn::module::Module;
+    /// # use burn::nn::{Linear, LinearConfig};
+    /// # use burn::optim::AdamWConfig;
+    /// # use burn::tensor::{Device, Tensor};
+    /// # use pipewright::pipeline::{Layers, Pipeline};
+    /// # use pipewright::stage::{StageContext, StageModule};
+    /// # #[derive(Module, Debug)]
+    /// # struct Block {
+    /// #     linear: Linear,
+    /// # }
+    /// # impl StageModule for Block {
+    /// #     type Input = Tensor<2>;
+    /// #     type Output = Tensor<2>;
+    /// #     fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+    /// #         self.linear.forward(input)
+    /// #     }
+    /// # }
+    /// # let block = |_layer| Block { linear: LinearConfig::new(8, 8).init(&Device::flex().autodiff()) };
+    /// # let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
+    /// let mut pipeline =
+    ///     Pipeline::builder(Layers::new(4, block)).ranks(2).loss(loss).optimizer(AdamWConfig::new().init()).launch()?;
+    /// let weight = pipeline.module(3, |block: &Block| block.linear.weight.val().inner())?;
+    /// assert_eq!(weight.expect("it is in this process").dims(), [8, 8]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When there is no module at this place, it has another type, or a rank fails.
+    pub fn module<M: Module + 'static, R: Send + 'static>(
+        &mut self,
+        place: impl Into<ModulePlace>,
+        read: impl Fn(&M) -> R + Send + Sync + 'static,
+    ) -> Result<Option<R>, PipelineError> {
+        let place = place.into();
+        let result = Arc::new(Mutex::new(None));
+        let (other, kept) = (OtherType::default(), result.clone());
+        let noted = other.clone();
+        let read: Arc<ReadModule> =
+            Arc::new(move |module: &dyn Any, name| match module.downcast_ref::<M>() {
+                Some(module) => *lock(&kept) = Some(read(module)),
+                None => *lock(&noted) = Some(name),
+            });
+        let visited = self.visit(Visit::Read { place: place.clone(), read })?;
+        self.check_found::<M>(place, &visited, &other)?;
+        let result = lock(&result).take();
+        Ok(result)
+    }
+
+    /// Replaces the module at a place, as [`Pipeline::module`] finds it, by what `change` returns for it: a module with
+    /// another head, other values, or other layers that take and return the same tensors. Parameters that keep their id
+    /// and shape keep the state of the optimizer; others begin without.
+    ///
+    /// `change` is called in every replica and, with several processes, in each that has the module; all processes must
+    /// call this method. It must return the same values everywhere: draw no random numbers in it, or seed them.
+    ///
+    /// # Errors
+    /// When there is no module at this place, it has another type, two places of the stage would hold one parameter, or
+    /// accumulated gradients wait for an update; nothing is changed then. When the parameters that stages share no longer
+    /// agree, or `change` panics, the pipeline takes no further step.
+    pub fn change_module<M: Module + 'static>(
+        &mut self,
+        place: impl Into<ModulePlace>,
+        change: impl Fn(M) -> M + Send + Sync + 'static,
+    ) -> Result<(), PipelineError> {
+        if self.pending {
+            return Err(PipelineError::ChangeBeforeUpdate);
+        }
+        let place = place.into();
+        let other = OtherType::default();
+        let noted = other.clone();
+        let change: Arc<ChangeModule> =
+            Arc::new(move |module: &mut dyn Any, name, device: &Device| match module.downcast_mut::<M>() {
+                Some(module) => {
+                    *module = for_stage(change(module.clone()), device);
+                    true
+                }
+                None => {
+                    *lock(&noted) = Some(name);
+                    false
+                }
+            });
+        let visited = self.visit(Visit::Change { place: place.clone(), change });
+        let visited = visited.inspect_err(|_| self.end = self.end.or(Some(End::HalfChanged)))?;
+        self.check_found::<M>(place, &visited, &other)?;
+        self.attempt = self.attempt.next();
+        let end = self.end;
+        self.find_shared().inspect_err(|_| self.end = end.or(Some(End::HalfChanged)))
+    }
+
+    /// Stops training the parameters for whose global path `contains` returns true. They keep their values and the state of
+    /// the optimizer until [`Pipeline::unfreeze`], and their gradients are not computed. Accumulated gradients of these
+    /// parameters are dropped. Returns the number of parameters of this process, over all replicas, that are trained and are
+    /// now frozen.
+    ///
+    /// All processes must call it, with functions that return the same. A checkpoint does not say which parameters are
+    /// frozen.
+    ///
+    /// # Errors
+    /// When a rank fails.
+    pub fn freeze(
+        &mut self,
+        contains: impl Fn(&str) -> bool + Send + Sync + 'static,
+    ) -> Result<usize, PipelineError> {
+        let visited = self.visit(Visit::Freeze { contains: Arc::new(contains), freeze: true })?;
+        Ok(visited.found)
+    }
+
+    /// Trains frozen parameters again: those that [`Pipeline::freeze`] has frozen, and for whose global path `contains`
+    /// returns true. Returns their number, as [`Pipeline::freeze`] does.
+    ///
+    /// # Errors
+    /// As [`Pipeline::freeze`].
+    pub fn unfreeze(
+        &mut self,
+        contains: impl Fn(&str) -> bool + Send + Sync + 'static,
+    ) -> Result<usize, PipelineError> {
+        let visited = self.visit(Visit::Freeze { contains: Arc::new(contains), freeze: false })?;
+        Ok(visited.found)
+    }
+
+    /// Lets all ranks visit the modules of their stages.
+    fn visit(&mut self, visit: Visit) -> Result<Visited, PipelineError> {
+        // Ranks exchange messages for this if parameters are sharded, as in a step.
+        self.attempt = self.attempt.next();
+        let attempt = self.attempt;
+        let replies = self.command(|reply| Command::Visit { attempt, visit: visit.clone(), reply })?;
+        let of_ranks = self.await_ranks(&replies, |visited| visited);
+        let of_ranks = of_ranks.map_err(|error| self.failed_step(error, false))?;
+        let mut all = Visited::default();
+        for Visited { found, error } in of_ranks {
+            all.found += found;
+            all.error = all.error.or(error);
+        }
+        Ok(all)
+    }
+
+    /// Returns an error if the module was not found, has another type, or could not be changed.
+    fn check_found<M>(
+        &self,
+        place: ModulePlace,
+        visited: &Visited,
+        other: &OtherType,
+    ) -> Result<(), PipelineError> {
+        if let Some(found) = *lock(other) {
+            return Err(PipelineError::ModuleType { place, expected: type_name::<M>(), found });
+        }
+        if let Some(source) = visited.error.clone() {
+            return Err(PipelineError::Module { place, source });
+        }
+        let has_all_ranks = Some(self.ranks.len() as u32) == self.assembly.mesh.ranks();
+        match visited.found == 0 && has_all_ranks {
+            true => Err(PipelineError::NoModule { place }),
+            false => Ok(()),
+        }
+    }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
