@@ -9,18 +9,19 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use pipewright::batch::{Batch, Merge, SplitSpec, merge_by};
 use pipewright::graph::{Graph, GraphBuilder, GraphLayer, GraphStage, PlacedGraph};
-use pipewright::hook::ActionHook;
+use pipewright::hook::{ActionHook, BackwardRun, ForwardRun, OverlapRun};
+use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::SplitBackward;
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, StepSummary};
-use pipewright::stage::{Stage, StageContext, StageModule};
+use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork};
 use pipewright::tensor::{Metadata, TensorSpec, Values};
 use pipewright::transport::World;
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program};
 use pipewright_schedule::generate::{catalogue, find};
 use pipewright_schedule::simulate::logical;
 use pipewright_schedule::{
-    Level, LowerConfig, Method, Placement, Program, Schedule, ValidatedProgram, lower, validate,
+    Action, Level, LowerConfig, Method, Placement, Program, Schedule, ValidatedProgram, lower, validate,
 };
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -62,6 +63,26 @@ fn settings(builder: PipelineBuilder, [first, second]: [Device; 2], spec: Tensor
 
 fn hooks(builder: PipelineBuilder, hook: impl ActionHook + 'static) -> PipelineBuilder {
     builder.hook(Arc::new(hook))
+}
+
+struct Functions;
+
+impl ActionHook for Functions {
+    fn forward(&self, run: &mut ForwardRun<'_>) -> Result<(), StageError> {
+        run.run_all()
+    }
+
+    fn backward(&self, run: &mut BackwardRun<'_>) -> Result<(), StageError> {
+        run.run_all()
+    }
+
+    fn weights(&self, _: WorldRank, _: Action, work: &mut WeightWork<'_>) {
+        work.run_all()
+    }
+
+    fn overlap(&self, run: &mut OverlapRun<'_>) -> Result<(), StageError> {
+        run.backward().run_block()
+    }
 }
 
 fn schedules(builder: PipelineBuilder) -> PipelineBuilder {

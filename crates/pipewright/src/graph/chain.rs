@@ -3,6 +3,7 @@
 //! A chain of layers needs no names: a layer is known by its place in the model, so that a parameter has the path
 //! `layers.PLACE.PARAMETER` whatever the cut.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleDisplay};
@@ -69,6 +70,10 @@ impl<L: StageModule + ModuleDisplay> StageBody for TypedChain<L> {
         Ok(pack(layer.forward(input, context)))
     }
 
+    fn exposed(&self) -> &dyn Any {
+        &self.layers
+    }
+
     fn path(&self, local: &str) -> String {
         let Some((place, rest)) = self.places.split(local) else { return local.to_owned() };
         let layer = &self.layers[place];
@@ -108,6 +113,10 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
     fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         let (layer, name) = (&self.layers[block], &self.places.names[block]);
         layer.forward(inputs, context).map_err(|source| StageError::Layer { layer: name.clone(), source })
+    }
+
+    fn exposed(&self) -> &dyn Any {
+        &self.layers
     }
 
     fn path(&self, local: &str) -> String {

@@ -1,5 +1,6 @@
 //! [`GraphLayer`], which users implement, and [`GraphStage`], which runs the layers of one stage.
 
+use std::any::Any;
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
@@ -79,6 +80,10 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
 
     fn run(&self, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         self.forward(inputs, context)
+    }
+
+    fn exposed(&self) -> &dyn Any {
+        &self.layers
     }
 
     fn path(&self, local: &str) -> String {

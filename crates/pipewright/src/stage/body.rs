@@ -1,5 +1,7 @@
 //! The module that a stage in training runs: a user's [`StageModule`], or its part of a graph.
 
+use std::any::Any;
+
 use burn::module::Module;
 use pipewright_schedule::StageIndex;
 
@@ -25,6 +27,11 @@ pub(crate) trait StageBody: Module + 'static {
     fn run_block(&self, block: usize, inputs: Values, context: &StageContext) -> Result<Values, StageError> {
         let _ = block;
         Ok(pack(self.run(inputs, context)?))
+    }
+
+    /// Returns the module as the user knows it: the one that the user made, or the `Vec` of the layers.
+    fn exposed(&self) -> &dyn Any {
+        self
     }
 
     /// Returns the global path of a parameter.
