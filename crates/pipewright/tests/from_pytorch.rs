@@ -15,7 +15,7 @@ use pipewright::mesh::DataParallelMode;
 use pipewright::nn::SplitBackward;
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, StepSummary};
 use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork};
-use pipewright::tensor::{Metadata, TensorSpec, Values};
+use pipewright::tensor::{CheckMetadata, Metadata, OnMismatch, TensorSpec, Values};
 use pipewright::transport::World;
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program};
 use pipewright_schedule::generate::{catalogue, find};
@@ -55,6 +55,7 @@ fn settings(builder: PipelineBuilder, [first, second]: [Device; 2], spec: Tensor
     let builder = builder.devices(vec![first, second]);
     let builder = builder.world(World::local(2));
     let builder = builder.metadata(Metadata::Static { stages: vec![vec![spec]] });
+    let builder = builder.check_metadata(CheckMetadata::Always, OnMismatch::Warn);
     let builder = builder.data_parallel(2).data_parallel_mode(DataParallelMode::Sharded);
     let builder = builder.loss(|output: Tensor<2>, target: Tensor<2>| (output - target).square().mean());
     let builder = builder.partition(Method::Optimal);

@@ -147,6 +147,7 @@ impl Executor {
         if !recomputed.is_zero() {
             self.note_recomputed(Action::Forward { stage, microbatch }, start, recomputed);
         }
+        self.check_gradients(stage, microbatch, &gradients)?;
         self.send_skips(Direction::Backward, stage, microbatch, &mut gradients);
         let place = microbatch.index();
         match self.placement().previous(stage) {
