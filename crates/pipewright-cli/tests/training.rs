@@ -56,6 +56,20 @@ fn a_run_writes_its_results() {
 }
 
 #[test]
+fn a_zero_bubble_run_notes_gradients_that_cannot_wait_once() {
+    let folder = folder();
+    for (schedule, notes) in [("zb-h1", 1), ("1f1b", 0)] {
+        let schedule = format!("pipeline.schedule={schedule}");
+        let output = train(folder.path(), &["small.toml", "--set", &schedule]);
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{words}");
+        let found: Vec<&str> = words.lines().filter(|line| line.starts_with("note: `I` computes")).collect();
+        assert_eq!(found.len(), notes, "{schedule}: {words}");
+        assert!(found.iter().all(|note| note.contains("norm")), "{found:?}");
+    }
+}
+
+#[test]
 fn the_effective_configuration_repeats_the_run() {
     let folder = folder();
     let first = figures(&folder, &["optimizer.learning_rate=0.01"]);

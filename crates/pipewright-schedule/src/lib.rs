@@ -87,5 +87,5 @@ pub use placement::{Placement, PlacementError};
 pub use recompute::Recompute;
 pub use schedule::{Program, Schedule, ScheduleError};
 pub use skip_event::{SkipAction, SkipEvent, SkipMessage};
-pub use timeline::{ClockSkew, Event, Timeline};
+pub use timeline::{ClockSkew, Event, Scope, Timeline};
 pub use validate::{ValidatedProgram, Violation, ViolationKind, Violations, validate};

@@ -3,6 +3,8 @@
 //! Simulations and the executor emit the same [`Event`]s, so that measures and pictures work for both. Nothing here
 //! reads a clock.
 
+use std::sync::Arc;
+
 use crate::action::Action;
 use crate::ids::Rank;
 use crate::skip_event::SkipEvent;
@@ -20,12 +22,27 @@ pub struct Event {
     pub end: f64,
 }
 
+/// A span of time that the user's code has named, such as the time in which an exchange of its own was in transit. Spans of
+/// a rank may overlap each other and the rank's actions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scope {
+    /// The rank.
+    pub rank: Rank,
+    /// The name.
+    pub name: Arc<str>,
+    /// The start, in seconds.
+    pub start: f64,
+    /// The end, in seconds; not before `start`.
+    pub end: f64,
+}
+
 /// The events of one step on every rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timeline {
     ranks: u32,
     events: Vec<Event>,
     skips: Vec<SkipEvent>,
+    scopes: Vec<Scope>,
     clock_skew: Option<ClockSkew>,
 }
 
@@ -55,7 +72,7 @@ impl Timeline {
         events.retain(|event| event.rank.get() < ranks && event.start.is_finite() && event.end.is_finite());
         events.retain(|event| event.start <= event.end);
         events.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.start.total_cmp(&b.start)));
-        Self { ranks, events, skips: Vec::new(), clock_skew: None }
+        Self { ranks, events, skips: Vec::new(), scopes: Vec::new(), clock_skew: None }
     }
 
     /// Returns the timeline with the messages of skip connections. Events are left out as in [`Timeline::new`].
@@ -65,6 +82,18 @@ impl Timeline {
         skips.retain(|skip| skip.start <= skip.end);
         skips.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.start.total_cmp(&b.start)));
         self.skips = skips;
+        self
+    }
+
+    /// Returns the timeline with spans that the user's code has named. Spans are left out as in [`Timeline::new`].
+    #[must_use]
+    pub fn with_scopes(mut self, mut scopes: Vec<Scope>) -> Self {
+        scopes.retain(|scope| {
+            scope.rank.get() < self.ranks && scope.start.is_finite() && scope.end.is_finite()
+        });
+        scopes.retain(|scope| scope.start <= scope.end);
+        scopes.sort_by(|a, b| a.rank.cmp(&b.rank).then(a.start.total_cmp(&b.start)));
+        self.scopes = scopes;
         self
     }
 
@@ -78,7 +107,8 @@ impl Timeline {
     /// Returns the same timeline with other actions.
     pub(crate) fn with_events(&self, events: Vec<Event>) -> Self {
         let Self { ranks, events, .. } = Self::new(self.ranks, events);
-        Self { ranks, events, skips: self.skips.clone(), clock_skew: self.clock_skew }
+        let (skips, scopes) = (self.skips.clone(), self.scopes.clone());
+        Self { ranks, events, skips, scopes, clock_skew: self.clock_skew }
     }
 
     /// The number of ranks.
@@ -108,6 +138,18 @@ impl Timeline {
         let start = self.skips.partition_point(|skip| skip.rank < rank);
         let end = self.skips.partition_point(|skip| skip.rank <= rank);
         &self.skips[start..end]
+    }
+
+    /// The spans that the user's code has named, by rank and then by start. No figure of a timeline counts them.
+    pub fn scopes(&self) -> &[Scope] {
+        &self.scopes
+    }
+
+    /// The named spans of one rank, by start.
+    pub fn scopes_of(&self, rank: Rank) -> &[Scope] {
+        let start = self.scopes.partition_point(|scope| scope.rank < rank);
+        let end = self.scopes.partition_point(|scope| scope.rank <= rank);
+        &self.scopes[start..end]
     }
 
     /// Returns the accuracy of the times; `None` if all of them come from one clock.
@@ -234,6 +276,20 @@ mod tests {
             (&[early][..], &[late][..])
         );
         assert_eq!(with_skips.makespan(), timeline.makespan());
+    }
+
+    #[test]
+    fn scopes_are_sorted_and_counted_apart() {
+        let scope =
+            |rank: u32, name: &str, start, end| Scope { rank: rank.into(), name: name.into(), start, end };
+        let (late, early) = (scope(1, "exchange", 5.0, 9.0), scope(0, "exchange", 4.0, 5.0));
+        let misplaced = [scope(7, "elsewhere", 0.0, 1.0), scope(0, "reversed", 1.0, 0.0)];
+        let timeline = timeline(2, &[(0, "0F1", 0.0, 1.0)]);
+        let with_scopes =
+            timeline.clone().with_scopes([vec![late.clone(), early.clone()], misplaced.to_vec()].concat());
+        assert_eq!(with_scopes.scopes(), [early, late.clone()]);
+        assert_eq!(with_scopes.scopes_of(Rank::new(1)), [late]);
+        assert_eq!(with_scopes.makespan(), timeline.makespan());
     }
 
     #[test]

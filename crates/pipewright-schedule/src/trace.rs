@@ -2,11 +2,13 @@
 //!
 //! Each rank is a process with a counter of its memory. Its first thread computes. Messages and collectives that run
 //! during the computation are on further threads, because slices of a thread may not overlap. The messages of skip
-//! connections, with the category `skip`, have threads of their own. Slices have the name of their sort (`forward`,
+//! connections, with the category `skip`, have threads of their own, and so do the spans that the user's code has named,
+//! with the category `scope`. Slices have the name of their sort (`forward`,
 //! `send`), by which viewers group and colour them; the action, its stage and its microbatch are arguments. An arrow
 //! leads from each send to its receive. If the events come from several processes, the trace's `otherData` says how
 //! well their clocks agree. The pictures that need no viewer are in [`crate::picture`].
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 
 use serde::Serialize;
@@ -15,7 +17,7 @@ use crate::action::{Action, ActionKind};
 use crate::ids::{Microbatch, Rank};
 use crate::simulate::{UNIT, memory_curve};
 use crate::skip_event::{SkipAction, SkipEvent, SkipMessage};
-use crate::timeline::{Event, Timeline};
+use crate::timeline::{Event, Scope, Timeline};
 use crate::transfer::Transfer;
 
 /// Viewers read process, thread and sort numbers as signed 32-bit numbers.
@@ -29,10 +31,14 @@ impl Timeline {
         let skip_threads = skip_threads(self, &threads);
         let slices = self.events().iter().zip(&threads).map(|(event, &thread)| slice(event, thread));
         let skips = self.skips().iter().zip(&skip_threads).map(|(skip, &thread)| skip_slice(skip, thread));
+        let scope_threads = scope_threads(self, threads.iter().chain(&skip_threads));
+        let scopes = self.scopes().iter().zip(&scope_threads);
+        let scopes = scopes.map(|(scope, &thread)| scope_slice(scope, thread));
         let memory = (0..self.ranks()).flat_map(|rank| counters(self, Rank::new(rank)));
-        let names = names(self.ranks(), threads.iter().chain(&skip_threads)).into_iter();
+        let names = names(self.ranks(), threads.iter().chain(&skip_threads).chain(&scope_threads));
         let arrows = arrows(self, &threads, &skip_threads);
-        let events = names.chain(slices).chain(skips).chain(memory).chain(arrows).collect();
+        let events =
+            names.into_iter().chain(slices).chain(skips).chain(scopes).chain(memory).chain(arrows).collect();
         let other_data = self.clock_skew().map(|skew| OtherData {
             clock_uncertainty_us: skew.uncertainty * 1e6,
             clock_change_us: skew.change * 1e6,
@@ -62,7 +68,7 @@ struct OtherData {
 /// and the end of an arrow.
 #[derive(Serialize)]
 struct TraceEvent {
-    name: &'static str,
+    name: Cow<'static, str>,
     #[serde(skip_serializing_if = "str::is_empty")]
     cat: &'static str,
     ph: &'static str,
@@ -118,13 +124,20 @@ struct Backward {
     backward_microbatch: Option<u32>,
 }
 
-/// One of a rank's threads. The first one computes; the others have the messages and collectives, and the last ones
-/// the messages of skip connections.
+/// One of a rank's threads. The first one computes; the others have the messages and collectives, then the messages of
+/// skip connections, and the last ones the spans that the user's code has named.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Thread {
     rank: Rank,
     place: u32,
-    has_skips: bool,
+    content: Content,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Content {
+    Actions,
+    Skips,
+    Scopes,
 }
 
 impl Thread {
@@ -154,7 +167,7 @@ fn threads(timeline: &Timeline) -> Vec<Numbered> {
                 true => 0,
                 false => 1 + further.take(event.start, event.end),
             };
-            Thread { rank, place, has_skips: false }
+            Thread { rank, place, content: Content::Actions }
         };
         events.iter().map(thread)
     };
@@ -163,22 +176,38 @@ fn threads(timeline: &Timeline) -> Vec<Numbered> {
 }
 
 /// Returns the thread of each message of a skip connection, after the threads of the rank's events.
-fn skip_threads(timeline: &Timeline, threads: &[Numbered]) -> Vec<Numbered> {
-    let ranks = timeline.ranks();
-    let mut used: HashMap<Rank, u32> = HashMap::new();
-    for (thread, _) in threads {
-        let places = used.entry(thread.rank).or_default();
+fn skip_threads(timeline: &Timeline, used: &[Numbered]) -> Vec<Numbered> {
+    let spans = timeline.skips().iter().map(|skip| (skip.rank, skip.start, skip.end));
+    further_threads(timeline, used.iter(), Content::Skips, spans)
+}
+
+/// Returns the thread of each named span, after all other threads of the rank.
+fn scope_threads<'a>(timeline: &Timeline, used: impl Iterator<Item = &'a Numbered>) -> Vec<Numbered> {
+    let spans = timeline.scopes().iter().map(|scope| (scope.rank, scope.start, scope.end));
+    further_threads(timeline, used, Content::Scopes, spans)
+}
+
+/// Returns a thread for each span, after the threads in use. A span has a rank, a start and an end; the spans of a rank
+/// are in the order of their starts.
+fn further_threads<'a>(
+    timeline: &Timeline,
+    used: impl Iterator<Item = &'a Numbered>,
+    content: Content,
+    spans: impl Iterator<Item = (Rank, f64, f64)>,
+) -> Vec<Numbered> {
+    let mut last: HashMap<Rank, u32> = HashMap::new();
+    for (thread, _) in used {
+        let places = last.entry(thread.rank).or_default();
         *places = thread.place.max(*places);
     }
-    let of_rank = |rank: Rank| {
-        let first = used.get(&rank).copied().unwrap_or(0) + 1;
-        let mut further = FreeThreads::default();
-        timeline.skips_of(rank).iter().map(move |skip| {
-            let thread = Thread { rank, place: first + further.take(skip.start, skip.end), has_skips: true };
-            (thread, thread.number(ranks))
-        })
+    let mut further: HashMap<Rank, FreeThreads> = HashMap::new();
+    let thread = |(rank, start, end): (Rank, f64, f64)| {
+        let first = last.get(&rank).copied().unwrap_or(0) + 1;
+        let place = first + further.entry(rank).or_default().take(start, end);
+        let thread = Thread { rank, place, content };
+        (thread, thread.number(timeline.ranks()))
     };
-    (0..ranks).map(Rank::new).flat_map(of_rank).collect()
+    spans.map(thread).collect()
 }
 
 /// The threads of a rank whose slices are added in the order of their starts.
@@ -200,7 +229,7 @@ impl FreeThreads {
 
 /// Returns the names of processes and threads, and their order in the viewer.
 fn names<'a>(ranks: u32, threads: impl Iterator<Item = &'a Numbered>) -> Vec<TraceEvent> {
-    let first = |rank| Thread { rank: Rank::new(rank), place: 0, has_skips: false };
+    let first = |rank| Thread { rank: Rank::new(rank), place: 0, content: Content::Actions };
     let all: BTreeSet<Thread> = (0..ranks).map(first).chain(threads.map(|(thread, _)| *thread)).collect();
     let mut names = Vec::new();
     for thread in all {
@@ -212,10 +241,11 @@ fn names<'a>(ranks: u32, threads: impl Iterator<Item = &'a Numbered>) -> Vec<Tra
             push("process_name", Arguments::Name { name: format!("rank {rank}") });
             push("process_sort_index", Arguments::SortIndex { sort_index: rank.get().min(LARGEST_NUMBER) });
         }
-        let name = match (thread.place, thread.has_skips) {
+        let name = match (thread.place, thread.content) {
             (0, _) => format!("rank {rank}"),
-            (place, false) => format!("rank {rank}, messages {place}"),
-            (_, true) => format!("rank {rank}, skip connections"),
+            (place, Content::Actions) => format!("rank {rank}, messages {place}"),
+            (_, Content::Skips) => format!("rank {rank}, skip connections"),
+            (_, Content::Scopes) => format!("rank {rank}, scopes"),
         };
         push("thread_name", Arguments::Name { name });
         push("thread_sort_index", Arguments::SortIndex { sort_index: thread.place.min(LARGEST_NUMBER) });
@@ -255,6 +285,11 @@ fn skip_slice(skip: &SkipEvent, thread: Numbered) -> TraceEvent {
     TraceEvent { dur, args: Some(args), ..entry(name, "skip", "X", thread, skip.start) }
 }
 
+fn scope_slice(scope: &Scope, thread: Numbered) -> TraceEvent {
+    let (name, dur) = (Cow::Owned(scope.name.to_string()), Some((scope.end - scope.start) * 1e6));
+    TraceEvent { name, dur, ..entry("", "scope", "X", thread, scope.start) }
+}
+
 /// Returns the category and the name of a slice.
 fn category_and_name(kind: ActionKind) -> (&'static str, &'static str) {
     match kind {
@@ -275,7 +310,7 @@ fn category_and_name(kind: ActionKind) -> (&'static str, &'static str) {
 
 /// Returns the memory of a rank over time, as a counter of its process.
 fn counters(timeline: &Timeline, rank: Rank) -> Vec<TraceEvent> {
-    let thread = Thread { rank, place: 0, has_skips: false };
+    let thread = Thread { rank, place: 0, content: Content::Actions };
     let named = (thread, thread.number(timeline.ranks()));
     let counter = |time, activations| TraceEvent {
         args: Some(Arguments::Memory { activations }),
@@ -323,7 +358,7 @@ fn entry(
     at: f64,
 ) -> TraceEvent {
     TraceEvent {
-        name,
+        name: Cow::Borrowed(name),
         cat,
         ph,
         ts: at * 1e6,

@@ -114,6 +114,8 @@
 //! - `processes`: the same pipeline on threads of one process, or in several processes over MPI.
 //! - `own_schedule`: a schedule of your own, from a table.
 //! - `own_weight_gradients`: a layer of your own whose weight gradients wait for `W`, a low-rank adapter.
+//! - `overlapped_exchange`: functions that run actions block by block, so that the exchanges of one microbatch's experts
+//!   run while another microbatch computes.
 //!
 //! # Features
 //!

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::{Device, Tensor};
 use pipewright::batch::{Batch, Merge, merge_by};
 use pipewright::failure::Cause;
-use pipewright::hook::ActionHook;
+use pipewright::hook::{ActionHook, OverlapRun};
 use pipewright::ids::WorldRank;
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
-use pipewright::stage::{Stage, StageContext, StageModule, WeightWork};
+use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork};
 use pipewright::tensor::unpack;
 use pipewright::transport::World;
 use pipewright_schedule::{Action, Microbatch, Rank, StageIndex};
@@ -55,12 +55,14 @@ impl ActionHook for Scopes {
         self.actions.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn overlap(&self, _rank: WorldRank, [forward, backward]: [Action; 2], run: &mut dyn FnMut(Action)) {
-        run(backward);
+    fn overlap(&self, run: &mut OverlapRun<'_>) -> Result<(), StageError> {
+        run.backward().run_all()?;
         // A part runs once, even if it is called twice.
-        run(backward);
-        run(forward);
+        run.backward().run_all()?;
+        run.forward().run_all()?;
+        let (backward, forward) = (run.backward().action(), run.forward().action());
         self.overlaps.lock().expect("no panic").push(format!("{backward} {forward}"));
+        Ok(())
     }
 }
 
@@ -85,8 +87,11 @@ fn an_action_that_its_hook_leaves_out_is_named() {
                 run();
             }
         }
-        fn overlap(&self, _rank: WorldRank, parts: [Action; 2], run: &mut dyn FnMut(Action)) {
-            parts.into_iter().filter(|part| part.to_string() != self.0).for_each(run);
+        fn overlap(&self, run: &mut OverlapRun<'_>) -> Result<(), StageError> {
+            if run.forward().action().to_string() != self.0 {
+                run.forward().run_all()?;
+            }
+            run.backward().run_all()
         }
     }
     for (schedule, left_out) in [("1f1b", "1F2"), ("dualpipev", "0F3")] {

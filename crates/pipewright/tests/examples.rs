@@ -8,6 +8,8 @@ mod auxiliary_losses;
 mod own_module;
 #[path = "../examples/own_optimizer.rs"]
 mod own_optimizer;
+#[path = "../examples/overlapped_exchange.rs"]
+mod overlapped_exchange;
 #[path = "../examples/own_schedule.rs"]
 mod own_schedule;
 #[path = "../examples/own_weight_gradients.rs"]
@@ -20,7 +22,7 @@ mod skip_connections;
 mod training_loop;
 
 use std::error::Error;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Keeps examples from running at the same time: the generator of random numbers belongs to the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -106,4 +108,33 @@ fn own_schedule() {
         text.contains("another is refused: the schedule cannot be run: unsound program, 1 violation"),
         "{text}"
     );
+}
+
+#[test]
+fn overlapped_exchange() {
+    use overlapped_exchange::{ExpertParallel, hidden_share, train};
+    let text = printed(|out| overlapped_exchange::run(out, &[]));
+    assert_eq!(text.matches("losses").count(), 3, "{text}");
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let [plain, exchanged, overlapped] = [None, Some(false), Some(true)].map(|overlaps| {
+        train(overlaps.map(|overlaps| Arc::new(ExpertParallel::new(overlaps)))).expect("it trains")
+    });
+    for ((plain, exchanged), overlapped) in plain.iter().zip(&exchanged).zip(&overlapped) {
+        assert_eq!(
+            (&exchanged.losses, exchanged.gradient_norm),
+            (&overlapped.losses, overlapped.gradient_norm)
+        );
+        assert!(
+            (plain.loss() - exchanged.loss()).abs() < 1e-5 * plain.loss(),
+            "{} {}",
+            plain.loss(),
+            exchanged.loss()
+        );
+    }
+    assert!(learns(&plain.iter().map(|step| step.loss()).collect::<Vec<_>>()));
+    // A rank that waits for each exchange computes in none of them.
+    assert_eq!(exchanged.iter().map(hidden_share).sum::<f64>(), 0.0);
+    assert!(overlapped.iter().all(|step| hidden_share(step) > 0.0));
+    let trace = overlapped[2].timeline.chrome_trace();
+    assert!(trace.contains("\"name\":\"exchange of "), "{trace}");
 }

@@ -10,20 +10,22 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use pipewright::batch::{Batch, Merge, SplitSpec, merge_by};
 use pipewright::graph::{Graph, GraphBuilder, GraphLayer, GraphStage, PlacedGraph};
-use pipewright::hook::ActionHook;
+use pipewright::hook::{ActionHook, BackwardRun, ForwardRun, OverlapRun};
+use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
 use pipewright::nn::SplitBackward;
 use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup, ParameterGradient};
 use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, StepSummary};
-use pipewright::stage::{Stage, StageContext, StageModule};
-use pipewright::tensor::{Metadata, TensorSpec, Values};
+use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork};
+use pipewright::tensor::{CheckMetadata, Metadata, OnMismatch, TensorSpec, Values};
 use pipewright::train::BurnSchedule;
 use pipewright::transport::World;
 use pipewright_schedule::csv::{parse_program, parse_schedule, print_program};
 use pipewright_schedule::generate::{catalogue, find};
 use pipewright_schedule::simulate::logical;
 use pipewright_schedule::{
-    Level, LowerConfig, Method, Placement, Program, Schedule, StageIndex, ValidatedProgram, lower, validate,
+    Action, Level, LowerConfig, Method, Placement, Program, Schedule, StageIndex, ValidatedProgram, lower,
+    validate,
 };
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -57,6 +59,7 @@ fn settings(builder: PipelineBuilder, [first, second]: [Device; 2], spec: Tensor
     let builder = builder.devices(vec![first, second]);
     let builder = builder.world(World::local(2));
     let builder = builder.metadata(Metadata::Static { stages: vec![vec![spec]] });
+    let builder = builder.check_metadata(CheckMetadata::Always, OnMismatch::Warn);
     let builder = builder.data_parallel(2).data_parallel_mode(DataParallelMode::Sharded);
     let builder = builder.loss(|output: Tensor<2>, target: Tensor<2>| (output - target).square().mean());
     let builder = builder.partition(Method::Optimal);
@@ -84,6 +87,26 @@ fn modules<Middle: StageModule>(pipeline: &mut Pipeline, head: fn() -> Middle) -
 
 fn hooks(builder: PipelineBuilder, hook: impl ActionHook + 'static) -> PipelineBuilder {
     builder.hook(Arc::new(hook))
+}
+
+struct Functions;
+
+impl ActionHook for Functions {
+    fn forward(&self, run: &mut ForwardRun<'_>) -> Result<(), StageError> {
+        run.run_all()
+    }
+
+    fn backward(&self, run: &mut BackwardRun<'_>) -> Result<(), StageError> {
+        run.run_all()
+    }
+
+    fn weights(&self, _: WorldRank, _: Action, work: &mut WeightWork<'_>) {
+        work.run_all()
+    }
+
+    fn overlap(&self, run: &mut OverlapRun<'_>) -> Result<(), StageError> {
+        run.backward().run_block()
+    }
 }
 
 fn schedules(builder: PipelineBuilder) -> PipelineBuilder {

@@ -2,14 +2,20 @@
 
 mod support;
 
+use std::sync::{Arc, Mutex};
+
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
 use burn::tensor::{DType, Device, Tensor};
 use pipewright::batch::Batch;
 use pipewright::failure::{Cause, StepError};
+use pipewright::hook::{ActionHook, BackwardRun};
 use pipewright::pipeline::{Pipeline, PipelineConfig, PipelineError};
-use pipewright::stage::{Stage, StageContext, StageModule};
-use pipewright::tensor::{CheckMetadata, Dim, Metadata, MetadataError, Mismatch, TensorSpec, Values};
+use pipewright::stage::{Stage, StageContext, StageError, StageModule};
+use pipewright::tensor::{
+    CheckMetadata, Dim, Metadata, MetadataError, Mismatch, OnMismatch, OptionalTensors, TensorSpec, Values,
+    pack, unpack,
+};
 use pipewright::transport::World;
 use pipewright_schedule::StageIndex;
 use support::{Mlp, WIDTH, batch, config, loss, program, split, stage};
@@ -126,9 +132,7 @@ fn rows_may_differ() {
 
 /// Returns four microbatches of 2, 1, 1 and 1 rows.
 fn parts(tensor: &Tensor<2>) -> Vec<Values> {
-    [(0, 2), (2, 1), (3, 1), (4, 1)]
-        .map(|(start, rows)| pipewright::tensor::pack(tensor.clone().narrow(0, start, rows)))
-        .to_vec()
+    [(0, 2), (2, 1), (3, 1), (4, 1)].map(|(start, rows)| pack(tensor.clone().narrow(0, start, rows))).to_vec()
 }
 
 #[test]
@@ -156,6 +160,115 @@ fn every_boundary_needs_its_description() {
         error.to_string(),
         "metadata is given for 1 boundaries, the program has 3: one before each stage but the first"
     );
+}
+
+#[test]
+fn metadata_may_be_given_for_some_boundaries() {
+    let given = |stages: &[u32]| {
+        let spec = || vec![TensorSpec::of_rows(DType::F32, [WIDTH])];
+        let stages = stages.iter().map(|&stage| (StageIndex::new(stage), spec())).collect();
+        with(Metadata::Partial { stages, free: vec![0] }, CheckMetadata::FirstStep)
+    };
+    // The first microbatch that stage 0 sends has a width that no later one has.
+    let first_wrong = |config: &PipelineConfig| {
+        let mut pipeline = launch("zbvzerobubble", config).expect("it starts");
+        let error = mismatch(pipeline.step_batch(brought([2, 1, 1, 1]), 1e-2));
+        (error.microbatch.get(), error.sent, error.expected)
+    };
+    let text = |text: &str| text.to_owned();
+    assert_eq!(first_wrong(&given(&[1])), (0, text("F32 [3, 12]"), text("F32 [_, 6]")));
+    assert_eq!(first_wrong(&given(&[2, 3])), (1, text("F32 [3, 6]"), text("F32 [_, 12]")));
+    for stage in [0, 4] {
+        let error = launch("zbvzerobubble", &given(&[1, stage])).err().expect("it has no boundary");
+        let expected =
+            format!("metadata is given for the inputs of stage {stage}, and the program has 4 stages: ");
+        assert!(error.to_string().starts_with(&expected), "{error}");
+    }
+}
+
+/// The warnings of this test program's pipelines.
+static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Collects warnings of all threads.
+struct Collects;
+
+impl tracing::Subscriber for Collects {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Message<'a>(&'a mut String);
+        impl tracing::field::Visit for Message<'_> {
+            fn record_debug(&mut self, _field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0.push_str(&format!("{value:?}"));
+            }
+        }
+        let mut text = String::new();
+        event.record(&mut Message(&mut text));
+        WARNINGS.lock().expect("no panic").push(text);
+    }
+    fn enter(&self, _span: &tracing::span::Id) {}
+    fn exit(&self, _span: &tracing::span::Id) {}
+}
+
+#[test]
+fn a_mismatch_may_be_a_warning() {
+    tracing::subscriber::set_global_default(Collects).expect("no other test sets it");
+    let warns =
+        PipelineConfig { on_mismatch: OnMismatch::Warn, check_metadata: CheckMetadata::Always, ..config() };
+    let mut pipeline = launch("1f1b", &warns).expect("it starts");
+    let warned = pipeline.step_batch(brought([1, 2, 2, 3]), 1e-2).expect("stage 1 takes any width");
+    pipeline.step_batch(brought([1, 1, 1, 2]), 1e-2).expect("stage 1 takes any width");
+    let plain = launch("1f1b", &config()).expect("it starts").step_batch(brought([1; 4]), 1e-2);
+    assert_eq!(warned.losses, plain.expect("all alike").losses, "stage 1 uses the first features");
+    let mut found = WARNINGS.lock().expect("no panic").clone();
+    found.retain(|text| text.starts_with("microbatch"));
+    // Both sides of the boundary find the mismatch.
+    let sent = "microbatch 1: tensor 0 differs: stage 0 on rank 0 sent F32 [3, 12], stage 1 on rank 1 expects F32 [_, 6]";
+    assert_eq!(found.iter().filter(|text| text.starts_with(sent)).count(), 2, "{found:#?}");
+    assert_eq!(found.len(), 2, "each side logs one: {found:#?}");
+}
+
+#[test]
+fn gradients_have_the_metadata_of_their_tensors() {
+    /// Replaces the gradients that stage 1 returns.
+    struct Replaces(fn(Tensor<2>) -> OptionalTensors);
+    impl ActionHook for Replaces {
+        fn backward(&self, run: &mut BackwardRun<'_>) -> Result<(), StageError> {
+            run.run_all()?;
+            if run.stage().get() == 1 {
+                let gradient = run.gradients().iter().flatten().cloned().collect();
+                run.set_gradients((self.0)(unpack(gradient).map_err(StageError::Input)?));
+            }
+            Ok(())
+        }
+    }
+    let some = |gradient: Tensor<2>| pack(gradient).into_iter().map(Some).collect();
+    let narrow: fn(Tensor<2>) -> OptionalTensors =
+        |gradient| pack(gradient.narrow(1, 0, 5)).into_iter().map(Some).collect();
+    let none: fn(Tensor<2>) -> OptionalTensors = |_| OptionalTensors::new();
+    let cases = [
+        (narrow, Mismatch::Gradient(0), "F32 [3, 5]", "F32 [3, 6]"),
+        (none, Mismatch::GradientCount, "0 tensor(s)", "1 tensor(s)"),
+    ];
+    for (replace, expected, sent, received) in cases {
+        for metadata in [Metadata::default(), given(2)] {
+            let config = with(metadata, CheckMetadata::FirstStep);
+            let config = PipelineConfig { hook: Some(Arc::new(Replaces(replace))), ..config };
+            let error =
+                mismatch(launch("1f1b", &config).expect("it starts").step_batch(brought([1; 4]), 1e-2));
+            assert_eq!((error.microbatch.get(), error.mismatch), (0, expected));
+            assert_eq!((error.from.stage.get(), error.to.stage.get()), (1, 0));
+            assert_eq!((error.sent.as_str(), error.expected.as_str()), (sent, received));
+        }
+    }
+    let same = PipelineConfig { hook: Some(Arc::new(Replaces(some))), ..config() };
+    launch("1f1b", &same).expect("it starts").step_batch(brought([1; 4]), 1e-2).expect("the same gradients");
 }
 
 #[test]

@@ -146,6 +146,22 @@ fn replicas_keep_their_bits_whole_and_sharded() {
     }
 }
 
+#[test]
+fn outputs_come_back_in_a_later_step_too() {
+    let outputs = |recompute: Recompute| {
+        let mut pipeline = launch("gpipe", 2, &PipelineConfig { recompute, ..config() });
+        step(&mut pipeline, 0);
+        let inputs = split(batch(1, MICROBATCHES), MICROBATCHES);
+        let batch = Batch::new(inputs.clone(), inputs).keep_outputs();
+        let outputs = pipeline.step_batch(batch, 1e-2).expect("a step").outputs.concat().into_iter();
+        let data = outputs.map(|output| unpack::<Tensor<2>>(vec![output]).expect("a matrix").into_data());
+        data.collect::<Vec<_>>()
+    };
+    let expected = outputs(Recompute::None);
+    assert_eq!(expected.len(), MICROBATCHES as usize);
+    assert_eq!(outputs(Recompute::Stage), expected);
+}
+
 /// Returns the forwards of a rank in a measured step.
 fn forwards(summary: &StepSummary, rank: u32) -> usize {
     let events = summary.timeline.events_of(Rank::new(rank));

@@ -260,7 +260,7 @@ fn a_hook_changes_gradients_before_the_norm() {
 
 #[test]
 fn replicas_and_shards_change_and_clip_the_same() {
-    let config = |mode| PipelineConfig {
+    let configured = |mode| PipelineConfig {
         data_parallel: 2,
         data_parallel_mode: mode,
         gradient_hook: Some(Arc::new(clamped)),
@@ -268,9 +268,9 @@ fn replicas_and_shards_change_and_clip_the_same() {
         optimizer_groups: vec![
             OptimizerGroup::new(|path| path.ends_with("bias"), SgdConfig::new().build()).rate(0.5),
         ],
-        ..support::config()
+        ..config()
     };
-    let run = |mode| trained(program("1f1b", 2, MICROBATCHES), &config(mode), 3);
+    let run = |mode| trained(program("1f1b", 2, MICROBATCHES), &configured(mode), 3);
     assert_eq!(run(DataParallelMode::Sharded), run(DataParallelMode::Replicated));
 }
 

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use pipewright_schedule::{Action, ValidatedProgram};
+
 use crate::commands::prepare::Prepared;
 use crate::config::pipeline::ScheduleChoice;
 use crate::display::Overview;
@@ -22,8 +24,24 @@ pub(super) fn overview(prepared: &Prepared) -> Overview {
             ScheduleChoice::Named(name) => name.clone(),
             ScheduleChoice::Csv(path) => file_name(path).unwrap_or_default(),
         },
+        defers_weights: defers_weights(program),
         microbatches: settings.pipeline.microbatches,
         device: settings.run.devices.to_string(),
         frequency_loss: rows.frequency_entropy(),
     }
+}
+
+/// Returns whether a rank computes anything else between the `I` and the `W` of a microbatch. If a program only splits a
+/// backward so that its gradient leaves earlier, the two follow each other.
+fn defers_weights(program: &ValidatedProgram) -> bool {
+    let waits = |rank| {
+        let computed = program.row(rank).iter().filter(|action| action.is_compute());
+        computed.clone().zip(computed.skip(1)).any(|(before, after)| match after {
+            &Action::WeightBackward { stage, microbatch } => {
+                *before != Action::InputBackward { stage, microbatch }
+            }
+            _ => false,
+        })
+    };
+    program.placement().all_ranks().any(waits)
 }

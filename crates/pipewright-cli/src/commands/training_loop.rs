@@ -158,6 +158,8 @@ impl Log {
         self.timeline = Some(report.timeline);
         folder.write_metrics(metrics).map_err(Failure::input)?;
         display.step(metrics);
+        // Only the first step lists them.
+        display.note_undeferred(&report.undeferred);
         Ok(())
     }
 

@@ -75,7 +75,7 @@ pub(super) fn update(settings: &OptimizerSettings, model: &ModelConfig) -> Resul
             None => buckets.push((own, HashSet::from([path.to_owned()]))),
         }
     }
-    let clipping = (settings.clip_value > 0.0).then(|| GradientClipping::Value(settings.clip_value as f32));
+    let clipping = (settings.clip_value > 0.0).then_some(GradientClipping::Value(settings.clip_value as f32));
     let group = |(own, members): (Own, HashSet<String>)| {
         let group = algorithm(settings, own).group(move |path| members.contains(path)).rate(own.rate);
         clipping.clone().into_iter().fold(group, OptimizerGroup::clip)

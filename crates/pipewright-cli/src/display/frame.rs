@@ -257,6 +257,7 @@ mod tests {
             replicas: 1,
             stages: 2,
             schedule: "1f1b".to_owned(),
+            defers_weights: false,
             microbatches: 8,
             device: "flex".to_owned(),
             frequency_loss: 3.0,

@@ -14,6 +14,7 @@ mod progress;
 mod ranks;
 pub(crate) mod screen;
 mod summary;
+mod undeferred;
 
 pub(crate) use figures::bytes;
 pub(crate) use overview::Overview;

@@ -1,5 +1,6 @@
 //! The display of a run: a live display, plain lines, or nothing.
 
+use pipewright::pipeline::UndeferredParameter;
 use pipewright::train::Metrics;
 
 use crate::display::frame::header_text;
@@ -8,6 +9,7 @@ use crate::display::live::Live;
 use crate::display::overview::Overview;
 use crate::display::screen::{self, say};
 use crate::display::summary::{Ending, Tally, summary};
+use crate::display::undeferred;
 use crate::quiet::is_quiet;
 
 /// The display of one run.
@@ -51,6 +53,13 @@ impl Display {
                 }
             }
             Kind::Silent => {}
+        }
+    }
+
+    /// Notes the parameters whose gradients cannot wait for `W`.
+    pub(crate) fn note_undeferred(&self, found: &[UndeferredParameter]) {
+        if let Some(note) = undeferred::note(&self.overview, found) {
+            say(&note);
         }
     }
 

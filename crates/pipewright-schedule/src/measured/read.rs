@@ -83,6 +83,8 @@ struct Arguments {
 
 /// Reads the timeline of a trace.
 ///
+/// Spans that the user's code has named are not read.
+///
 /// # Errors
 /// When the text is not JSON, is not a trace, or contains no action.
 pub fn read_trace(text: &str) -> Result<Timeline, TraceError> {

@@ -69,6 +69,25 @@ fn skip_connections_have_a_category_and_threads() {
 }
 
 #[test]
+fn named_spans_have_threads_after_all_others() {
+    let program = parse_program("0F0,0B0\n").expect("a program");
+    let scope = |name: &str, start, end| Scope { rank: Rank::new(0), name: name.into(), start, end };
+    let scopes =
+        vec![scope("exchange 1", 0.5, 1.5), scope("exchange 2", 1.0, 2.0), scope("exchange 3", 2.0, 2.5)];
+    let timeline = timed(&program, &Costs::default()).expect("no deadlock").timeline().clone();
+    let entries = entries(&timeline.with_scopes(scopes));
+    let found: Vec<&Value> = entries.iter().filter(|entry| entry["cat"] == "scope").collect();
+    // The second span begins during the first one, and the third after it.
+    assert_eq!([0, 1, 2].map(|place| &found[place]["tid"]), [&json!(2), &json!(3), &json!(2)]);
+    let expected = json!({
+        "name": "exchange 2", "cat": "scope", "ph": "X", "ts": 1e6, "dur": 1e6, "pid": 1, "tid": 3,
+    });
+    assert_eq!(*found[1], expected);
+    let names = |entry: &&Value| entry["args"]["name"] == "rank 0, scopes";
+    assert_eq!(entries.iter().filter(names).count(), 2);
+}
+
+#[test]
 fn names_and_categories_group_slices() {
     let entries = of_rows("0F0,0SEND_F0,0RECV_B0,0I0,0W0\n1RECV_F0,1F0,1B0,1SEND_B0\n");
     let found: BTreeSet<(&str, &str)> = of(&entries, "X")
@@ -103,7 +122,7 @@ fn memory_is_counted_for_each_rank() {
 
 #[test]
 fn numbers_fit_31_bits() {
-    let thread = Thread { rank: Rank::new(u32::MAX), place: u32::MAX, has_skips: true };
+    let thread = Thread { rank: Rank::new(u32::MAX), place: u32::MAX, content: Content::Skips };
     assert_eq!((thread.process(), thread.number(u32::MAX)), (LARGEST_NUMBER, LARGEST_NUMBER));
     let rows: String = (0..300).map(|stage| format!("{stage}F0\n")).collect();
     let program = parse_program(&rows).expect("a program");

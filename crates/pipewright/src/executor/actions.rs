@@ -1,5 +1,6 @@
-//! One handler for each kind of action. No handler blocks: if the tensors of an action have not arrived, the handler
-//! returns the message that it waits for, and the action is tried again.
+//! One handler for each kind of action; `compute.rs` has those of the actions that compute. No handler blocks: if the
+//! tensors of an action have not arrived, the handler returns the message that it waits for, and the action is tried
+//! again.
 //!
 //! A receive only announces that a message will be used. The computation that uses the message takes it, and waits if
 //! it has not arrived. So a rank continues to compute while the message of an early receive is in transit.
@@ -7,31 +8,32 @@
 //! Between stages of one rank (the turn of a V placement) tensors are passed in place, and the program has no
 //! communication for them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use pipewright_schedule::recompute::backward_follows;
 use pipewright_schedule::{Action, Microbatch, StageIndex};
 
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::message::{AwaitedMessage, Direction, Tag};
 use crate::progress::Sending;
-use crate::random::StreamKey;
-use crate::stage::{ForwardTask, InputGradients, StageContext};
 use crate::tensor::{OptionalTensors, Values};
 
 /// The reason why the tensors of an action exist.
-const MADE_BEFORE: &str = "in a validated program, an earlier action has made the tensors of this one";
+pub(super) const MADE_BEFORE: &str =
+    "in a validated program, an earlier action has made the tensors of this one";
 
 impl Executor {
     /// Runs `action`, or returns the message that it waits for.
     pub(super) fn act(&mut self, action: Action) -> Result<Option<AwaitedMessage>, Cause> {
         match action {
-            Action::Forward { stage, microbatch } => self.forward(stage, microbatch),
-            Action::Backward { stage, microbatch } => self.backward(stage, microbatch),
-            Action::InputBackward { stage, microbatch } => self.backward_inputs(stage, microbatch),
-            Action::WeightBackward { stage, microbatch } => self.split_weights(stage, microbatch),
-            Action::Overlap(_) => self.overlap(action),
+            Action::Forward { .. }
+            | Action::Backward { .. }
+            | Action::InputBackward { .. }
+            | Action::WeightBackward { .. }
+            | Action::Overlap(_) => match self.fetch(action)? {
+                None => self.compute(action).map(|()| None),
+                awaited => Ok(awaited),
+            },
             Action::SendForward { stage, microbatch } => self.send_forward(stage, microbatch),
             Action::SendBackward { stage, microbatch } => self.send_backward(stage, microbatch),
             // The computation that uses the message takes it.
@@ -100,146 +102,6 @@ impl Executor {
         }
     }
 
-    /// Runs the forward and then the backward, or both as the hook orders them. Neither starts before both can run.
-    fn overlap(&mut self, overlap: Action) -> Result<Option<AwaitedMessage>, Cause> {
-        if let Some(awaited) = self.fetch(overlap)? {
-            return Ok(Some(awaited));
-        }
-        let mut left: Vec<Action> = overlap.parts().collect();
-        let Some(hook) = self.hook.clone() else {
-            left.into_iter().try_for_each(|part| self.act(part).map(drop))?;
-            return Ok(None);
-        };
-        let (rank, parts) = (self.world_rank, [left[0], left[1]]);
-        let mut outcome = Ok(());
-        hook.overlap(rank, parts, &mut |part| {
-            let place = left.iter().position(|&one| one == part);
-            if let (Some(place), true) = (place, outcome.is_ok()) {
-                left.remove(place);
-                outcome = self.act(part).map(drop);
-            }
-        });
-        outcome?;
-        match left.first() {
-            Some(&action) => Err(Cause::LeftOut { action }),
-            None => Ok(None),
-        }
-    }
-
-    fn forward(
-        &mut self,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> Result<Option<AwaitedMessage>, Cause> {
-        if let Some(awaited) = self.fetch_inputs(stage, microbatch)? {
-            return Ok(Some(awaited));
-        }
-        let inputs = self.take_inputs(stage, microbatch).expect(MADE_BEFORE)?;
-        let (forward_only, place) = (self.program().is_forward_only(), microbatch.index());
-        let replica = self.endpoint.coord().replica;
-        let earlier = u64::from(self.accumulated) * u64::from(self.endpoint.replica_count());
-        let random = StreamKey {
-            seed: self.seed,
-            step: self.step.input.step,
-            microbatch: earlier + u64::from(replica * self.program().microbatches() + microbatch.get()),
-        };
-        let input = &self.step.input;
-        let side_inputs = input.side_inputs.clone();
-        // A forward that its backward follows at once has nothing to save.
-        let recompute = self.recompute.applies_to(stage)
-            && !backward_follows(self.program().row(self.rank), self.step.position);
-        let task = ForwardTask {
-            loss_weight: input.loss_weights[place] * input.loss_scale,
-            keep_outputs: input.keep_outputs || input.kept_stages.contains(&stage),
-            recompute,
-        };
-        let local_stage = self.local_stage(stage);
-        let device = local_stage.runner.device();
-        let target = local_stage.targets[place].take();
-        let target = target.map(|target| target.into_iter().map(|value| value.to_device(device)).collect());
-        let context = StageContext::new(stage, microbatch).with_side_inputs(side_inputs, device.clone());
-        let forwarded = match forward_only {
-            true => local_stage.runner.infer(&context, inputs, target)?,
-            false => local_stage.runner.forward(&context.with_random(random), inputs, target, task)?,
-        };
-        local_stage.losses[place] = forwarded.loss;
-        local_stage.auxiliary[place] = forwarded.auxiliary;
-        self.give_outputs(stage, microbatch, forwarded.outputs)?;
-        Ok(None)
-    }
-
-    /// Runs `B`: the input gradients, then at once the weight gradients.
-    fn backward(
-        &mut self,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> Result<Option<AwaitedMessage>, Cause> {
-        match self.backward_inputs(stage, microbatch)? {
-            None => self.backward_weights(stage, microbatch),
-            awaited => Ok(awaited),
-        }
-    }
-
-    /// Runs `W`: the weight gradients that `I` deferred. A stage that defers none still trains, but gains nothing from
-    /// the split, which is logged once.
-    fn split_weights(
-        &mut self,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> Result<Option<AwaitedMessage>, Cause> {
-        let local_stage = self.local_stage(stage);
-        let tasks = local_stage.runner.backward_weights(microbatch)?;
-        local_stage.undeferred.found();
-        if tasks == 0 && !std::mem::replace(&mut local_stage.logged_empty_weight_backward, true) {
-            tracing::info!(
-                "stage {stage} has no layer that defers its weight gradients: `I` computes them, and `W` does nothing; \
-                 layers of `pipewright::nn` defer theirs, and so do your own with `SplitBackward`"
-            );
-        }
-        Ok(None)
-    }
-
-    fn backward_weights(
-        &mut self,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> Result<Option<AwaitedMessage>, Cause> {
-        self.local_stage(stage).runner.backward_weights(microbatch)?;
-        Ok(None)
-    }
-
-    fn backward_inputs(
-        &mut self,
-        stage: StageIndex,
-        microbatch: Microbatch,
-    ) -> Result<Option<AwaitedMessage>, Cause> {
-        if let Some(awaited) = self.fetch_gradients(stage, microbatch)? {
-            return Ok(Some(awaited));
-        }
-        let place = microbatch.index();
-        let mut gradients = match self.is_last(stage) {
-            true => Vec::new(),
-            false => self.local_stage(stage).output_gradients[place].take().expect(MADE_BEFORE),
-        };
-        self.append_skips(Direction::Backward, stage, microbatch, &mut gradients);
-        let start = Instant::now();
-        let InputGradients { mut gradients, recomputed } =
-            self.local_stage(stage).runner.backward_inputs(microbatch, gradients)?;
-        if !recomputed.is_zero() {
-            self.note_recomputed(Action::Forward { stage, microbatch }, start, recomputed);
-        }
-        self.send_skips(Direction::Backward, stage, microbatch, &mut gradients);
-        match self.placement().previous(stage) {
-            Some(previous) if self.elsewhere(previous).is_none() => {
-                self.local_stage(previous).output_gradients[place] = Some(gradients);
-            }
-            Some(_) => self.local_stage(stage).input_gradients[place] = Some(gradients),
-            // The model's input data needs no gradient.
-            None => {}
-        }
-        Ok(None)
-    }
-
     fn send_forward(
         &mut self,
         stage: StageIndex,
@@ -247,7 +109,9 @@ impl Executor {
     ) -> Result<Option<AwaitedMessage>, Cause> {
         let outputs = self.local_stage(stage).outputs[microbatch.index()].take().expect(MADE_BEFORE);
         let next = self.placement().next(stage).expect("a validated program sends from no last stage");
-        self.send(Direction::Forward, next, microbatch, outputs.into_iter().map(Some).collect());
+        let mut outputs = outputs.into_iter().map(Some).collect();
+        self.show_message(Action::SendForward { stage, microbatch }, &mut outputs)?;
+        self.send(Direction::Forward, next, microbatch, outputs);
         Ok(None)
     }
 
@@ -256,8 +120,9 @@ impl Executor {
         stage: StageIndex,
         microbatch: Microbatch,
     ) -> Result<Option<AwaitedMessage>, Cause> {
-        let gradients =
-            self.local_stage(stage).input_gradients[microbatch.index()].take().expect(MADE_BEFORE);
+        let gradients = self.local_stage(stage).input_gradients[microbatch.index()].take();
+        let mut gradients = gradients.expect(MADE_BEFORE);
+        self.show_message(Action::SendBackward { stage, microbatch }, &mut gradients)?;
         let previous = self.placement().previous(stage);
         let previous = previous.expect("a validated program sends no gradient from the first stage");
         self.send(Direction::Backward, previous, microbatch, gradients);
@@ -277,10 +142,12 @@ impl Executor {
         let Some(source) = self.placement().previous(stage) else { return Ok(None) };
         if self.elsewhere(source).is_some() && self.local_stage(stage).inputs[microbatch.index()].is_none() {
             let awaited = self.boundary(Direction::Forward, source, stage, microbatch);
-            let Some(tensors) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
+            let Some(mut tensors) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
+            let receive = Action::RecvForward { stage, microbatch };
+            self.show_message(receive, &mut tensors)?;
             let inputs: Values = tensors.into_iter().flatten().collect();
             self.local_stage(stage).inputs[microbatch.index()] = Some(inputs);
-            self.note_received(Action::RecvForward { stage, microbatch });
+            self.note_received(receive);
         }
         self.fetch_skips(Direction::Forward, stage, microbatch)
     }
@@ -298,11 +165,21 @@ impl Executor {
         let is_missing = self.local_stage(stage).output_gradients[microbatch.index()].is_none();
         if self.elsewhere(source).is_some() && is_missing {
             let awaited = self.boundary(Direction::Backward, source, stage, microbatch);
-            let Some(gradients) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
+            let Some(mut gradients) = self.take_tensors(awaited, stage)? else { return Ok(Some(awaited)) };
+            let receive = Action::RecvBackward { stage, microbatch };
+            self.show_message(receive, &mut gradients)?;
             self.local_stage(stage).output_gradients[microbatch.index()] = Some(gradients);
-            self.note_received(Action::RecvBackward { stage, microbatch });
+            self.note_received(receive);
         }
         self.fetch_skips(Direction::Backward, stage, microbatch)
+    }
+
+    /// Lets the hook see the tensors of a message, and replace them.
+    fn show_message(&self, action: Action, tensors: &mut OptionalTensors) -> Result<(), Cause> {
+        match &self.hook {
+            Some(hook) => Ok(hook.message(self.world_rank, action, tensors)?),
+            None => Ok(()),
+        }
     }
 
     /// Sends a boundary's tensors to the rank of `stage`.

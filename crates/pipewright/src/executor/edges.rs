@@ -5,7 +5,7 @@ use pipewright_schedule::{Microbatch, StageIndex};
 use super::machine::Executor;
 use crate::failure::Cause;
 use crate::message::Direction;
-use crate::tensor::{MetadataError, Side, TensorMismatch, Values};
+use crate::tensor::{Flow, MetadataError, OnMismatch, OptionalTensors, Side, TensorMismatch, Values};
 
 impl Executor {
     /// Returns all input tensors of a stage for a microbatch; `None` if those of the neighbour have not arrived.
@@ -23,8 +23,9 @@ impl Executor {
         let mut inputs = inputs.into_iter().map(Some).collect();
         self.append_skips(Direction::Forward, stage, microbatch, &mut inputs);
         let inputs: Values = inputs.into_iter().flatten().collect();
-        let looked = self.local_stage(stage).boundaries.check_inputs(&inputs);
-        Some(looked.map(|()| inputs).map_err(|found| self.mismatch(previous, stage, microbatch, found)))
+        let looked = self.local_stage(stage).boundaries.check_inputs(microbatch, &inputs);
+        let crossing = Crossing { stage, flow: Flow::Inputs, from: previous, to: stage, microbatch };
+        Some(self.judge(looked, crossing).map(|()| inputs))
     }
 
     /// Passes on the outputs of a stage. Skip connections are sent at once. The other outputs go to the next stage if
@@ -49,7 +50,7 @@ impl Executor {
         self.send_skips(Direction::Forward, stage, microbatch, &mut outputs);
         let outputs: Values = outputs.into_iter().flatten().collect();
         let looked = self.local_stage(stage).boundaries.check_outputs(&outputs);
-        looked.map_err(|found| self.mismatch(stage, next, microbatch, found))?;
+        self.judge(looked, Crossing { stage, flow: Flow::Outputs, from: stage, to: next, microbatch })?;
         match self.elsewhere(next) {
             Some(_) => self.local_stage(stage).outputs[place] = Some(outputs),
             None => self.local_stage(next).inputs[place] = Some(outputs),
@@ -57,18 +58,45 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the error for a boundary whose two stages differ in their tensors.
-    fn mismatch(
-        &self,
-        from: StageIndex,
-        to: StageIndex,
+    /// Checks the gradients of a stage's inputs before they go back to the previous stage.
+    pub(super) fn check_gradients(
+        &mut self,
+        stage: StageIndex,
         microbatch: Microbatch,
-        found: TensorMismatch,
-    ) -> Cause {
+        gradients: &OptionalTensors,
+    ) -> Result<(), Cause> {
+        let Some(previous) = self.placement().previous(stage) else { return Ok(()) };
+        let looked = self.local_stage(stage).boundaries.check_input_gradients(microbatch, gradients);
+        let flow = Flow::InputGradients;
+        self.judge(looked, Crossing { stage, flow, from: stage, to: previous, microbatch })
+    }
+
+    /// Returns the error for a boundary whose two stages differ in their tensors, or logs it if it is a warning.
+    fn judge(&mut self, looked: Result<(), TensorMismatch>, crossing: Crossing) -> Result<(), Cause> {
+        let Err(TensorMismatch { mismatch, sent, expected }) = looked else { return Ok(()) };
+        let Crossing { stage, flow, from, to, microbatch } = crossing;
         let rank = |stage| self.endpoint.world_rank_of(self.placement().rank_of(stage));
         let side = |stage| Side { stage, rank: rank(stage) };
-        let TensorMismatch { mismatch, sent, expected } = found;
         let (from, to) = (side(from), side(to));
-        Box::new(MetadataError { microbatch, mismatch, from, sent, to, expected }).into()
+        let error = MetadataError { microbatch, mismatch, from, sent, to, expected };
+        match self.on_mismatch {
+            OnMismatch::Fail => Err(Box::new(error).into()),
+            OnMismatch::Warn => {
+                if self.local_stage(stage).boundaries.warns(flow) {
+                    tracing::warn!("{error}");
+                }
+                Ok(())
+            }
+        }
     }
+}
+
+/// Tensors that cross a boundary.
+struct Crossing {
+    /// The stage that checks them.
+    stage: StageIndex,
+    flow: Flow,
+    from: StageIndex,
+    to: StageIndex,
+    microbatch: Microbatch,
 }

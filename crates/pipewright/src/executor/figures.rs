@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use pipewright_schedule::{
-    Action, ClockSkew, Event, Microbatch, SkipAction, SkipEvent, SkipMessage, StageIndex,
+    Action, ClockSkew, Event, Microbatch, Scope, SkipAction, SkipEvent, SkipMessage, StageIndex,
 };
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +37,7 @@ pub(super) struct Times {
     /// Each with its start and its end.
     events: Vec<(PackedAction, f64, f64)>,
     skips: Vec<(PackedSkip, f64, f64)>,
+    scopes: Vec<(String, f64, f64)>,
 }
 
 /// The uncertainty and the change of [`ClockSkew`].
@@ -101,6 +102,8 @@ impl Figures {
         let events = events.map(|event| (PackedAction(event.action), common(event.start), common(event.end)));
         let skips = report.skips.iter();
         let skips = skips.map(|skip| (packed_skip(skip.action), common(skip.start), common(skip.end)));
+        let scopes = report.scopes.iter();
+        let scopes = scopes.map(|scope| (scope.name.to_string(), common(scope.start), common(scope.end)));
         let skew = report.clock_skew.map(|skew| (skew.uncertainty, skew.change));
         Self {
             rank: report.rank,
@@ -113,7 +116,7 @@ impl Figures {
             sends_in_flight: report.sends_in_flight,
             undeferred: report.undeferred.iter().map(packed_undeferred).collect(),
             interrupted: report.interrupted,
-            times: Times { skew, events: events.collect(), skips: skips.collect() },
+            times: Times { skew, events: events.collect(), skips: skips.collect(), scopes: scopes.collect() },
         }
     }
 
@@ -121,7 +124,7 @@ impl Figures {
     pub(super) fn into_report(self, origin: f64) -> RankReport {
         let rank = self.rank;
         let row = rank.timeline_row();
-        let Times { skew, events, skips } = self.times;
+        let Times { skew, events, skips, scopes } = self.times;
         let event = |(PackedAction(action), start, end)| Event {
             rank: row,
             action,
@@ -134,6 +137,12 @@ impl Figures {
             start: start - origin,
             end: end - origin,
         };
+        let scope = |(name, start, end): (String, f64, f64)| Scope {
+            rank: row,
+            name: name.into(),
+            start: start - origin,
+            end: end - origin,
+        };
         RankReport {
             rank,
             losses: self.losses,
@@ -143,6 +152,7 @@ impl Figures {
             gradient_norm: self.gradient_norm,
             events: events.into_iter().map(event).collect(),
             skips: skips.into_iter().map(skip).collect(),
+            scopes: scopes.into_iter().map(scope).collect(),
             clock_skew: skew.map(unpacked_skew),
             exposed_communication: self.exposed_communication,
             update: self.update,
@@ -185,6 +195,7 @@ mod tests {
             gradient_norm: Some(f64::NAN),
             events: Vec::new(),
             skips: Vec::new(),
+            scopes: Vec::new(),
             clock_skew: Some(ClockSkew { uncertainty: 2e-5, change: 1e-6 }),
             exposed_communication: Duration::from_nanos(7),
             update: Duration::from_nanos(8),
@@ -210,7 +221,8 @@ mod tests {
         let message = SkipMessage { from: StageIndex::new(4), to: StageIndex::new(1), microbatch: 3.into() };
         let skips = [SkipAction::Send(message), SkipAction::Receive(message)];
         let skips = skips.map(|action| SkipEvent { rank: row, action, start: 0.25, end: 0.5 });
-        let report = RankReport { events: events.to_vec(), skips: skips.to_vec(), ..report() };
+        let scopes = vec![Scope { rank: row, name: "exchange".into(), start: 0.5, end: 0.625 }];
+        let report = RankReport { events: events.to_vec(), skips: skips.to_vec(), scopes, ..report() };
         // The step began at 100 s on the common clock here, and at 99 s in the process that merges.
         let bytes = encoded(&Figures::of(&report, |seconds| 100.0 + seconds));
         let found: Figures = decoded(report.rank, Tag::Report, &bytes).expect("a report");
@@ -219,6 +231,8 @@ mod tests {
         assert_eq!(found.events, events.map(later));
         let later = |skip: SkipEvent| SkipEvent { start: skip.start + 1.0, end: skip.end + 1.0, ..skip };
         assert_eq!(found.skips, skips.map(later));
+        let later = |scope: Scope| Scope { start: scope.start + 1.0, end: scope.end + 1.0, ..scope };
+        assert_eq!(found.scopes, report.scopes.into_iter().map(later).collect::<Vec<_>>());
         assert_eq!((found.losses, found.auxiliary), (report.losses, report.auxiliary));
         assert_eq!(found.undeferred, report.undeferred);
         assert_eq!((found.clock_skew, found.sends_in_flight), (report.clock_skew, 3));

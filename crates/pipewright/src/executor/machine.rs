@@ -22,7 +22,7 @@ use crate::message::{AwaitedMessage, Tag};
 use crate::optimizer::{ClipGroup, GradientHook};
 use crate::progress::{Activity, Blocked, ProgressBoard};
 use crate::stage::{StageRunner, Visit};
-use crate::tensor::{Boundaries, CheckMetadata, Metadata};
+use crate::tensor::{Boundaries, CheckMetadata, Metadata, OnMismatch};
 
 /// The settings that an executor gets from its pipeline.
 pub(crate) struct ExecutorConfig {
@@ -30,6 +30,7 @@ pub(crate) struct ExecutorConfig {
     pub(crate) board: ProgressBoard,
     pub(crate) metadata: Metadata,
     pub(crate) check_metadata: CheckMetadata,
+    pub(crate) on_mismatch: OnMismatch,
     pub(crate) seed: u64,
     pub(crate) clip_norm: Option<f64>,
     pub(crate) clip_groups: Arc<[ClipGroup]>,
@@ -59,6 +60,7 @@ pub(crate) struct Executor {
     /// The flag that ends training after the current step.
     pub(super) interrupt: Option<Arc<AtomicBool>>,
     pub(super) hook: Option<Arc<dyn ActionHook>>,
+    pub(super) on_mismatch: OnMismatch,
     /// Microbatches of earlier steps whose gradients are in the sums.
     pub(super) accumulated: u32,
     /// The sum of their divisors.
@@ -97,6 +99,7 @@ impl Executor {
             memory,
             board: config.board,
             hook: config.hook,
+            on_mismatch: config.on_mismatch,
             interrupt: config.interrupt,
             accumulated: 0,
             accumulated_divisor: 0.0,
@@ -116,7 +119,10 @@ impl Executor {
         self.step = StepState::new(input);
         self.step.phase = Phase::Actions;
         self.step.events.reserve(self.program().row(self.rank).len());
-        self.stages.iter_mut().for_each(|stage| stage.gathers = 0);
+        for stage in &mut self.stages {
+            stage.gathers = 0;
+            stage.boundaries.begin_step();
+        }
         self.board.set_activity(self.world_rank, Activity::Computes);
         self.board.moved(self.world_rank, 0);
         let first = self.stages.first_mut().expect("every rank owns a stage");

@@ -11,6 +11,7 @@
 //! | `place.rs` | the action that an error names |
 //! | `step.rs` | a step: its input, its phase, its results so far |
 //! | `actions.rs` | one handler for each kind of action |
+//! | `compute.rs` | the actions that compute, and the hooks that run them |
 //! | `edges.rs` | the inputs and outputs of a stage |
 //! | `skip.rs` | skip connections that go directly to their stage |
 //! | `gather.rs` | sharded parameters, gathered before a stage computes |
@@ -28,6 +29,7 @@
 //! | `state.rs` | parameters and optimizer state, read and restored |
 
 mod actions;
+mod compute;
 mod edges;
 mod epilogue;
 mod figures;

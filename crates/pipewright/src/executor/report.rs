@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{ClockSkew, Event, Microbatch, SkipEvent, StageIndex};
+use pipewright_schedule::{ClockSkew, Event, Microbatch, Scope, SkipEvent, StageIndex};
 
 use super::figures::{Figures, PackedSkew, Times, largest_skew, unpacked_skew};
 use super::local_stage::LocalStage;
@@ -39,6 +39,8 @@ pub(crate) struct RankReport {
     pub events: Vec<Event>,
     /// The messages of skip connections.
     pub skips: Vec<SkipEvent>,
+    /// The spans that hooks have named.
+    pub scopes: Vec<Scope>,
     /// How well the clocks of the processes agree; `None` within one process. A process sends its own, and gets the
     /// largest of all.
     pub clock_skew: Option<ClockSkew>,
@@ -91,6 +93,7 @@ impl Executor {
         let outputs: Vec<Values> = last.outputs.iter_mut().filter_map(Option::take).collect();
         let stage_outputs = self.kept_outputs();
         let (events, skips) = (std::mem::take(&mut self.step.events), std::mem::take(&mut self.step.skips));
+        let scopes = std::mem::take(&mut self.step.scopes);
         let auxiliary = std::mem::take(&mut self.step.auxiliary);
         let undeferred = self.undeferred();
         // The side inputs are dropped when the step ends.
@@ -99,6 +102,7 @@ impl Executor {
         self.memory.give_away(stage_outputs.iter().flat_map(|(_, outputs)| outputs).flatten());
         self.memory.give_away_list(&events);
         self.memory.give_away_list(&skips);
+        self.memory.give_away_list(&scopes);
         self.memory.give_away_list(&auxiliary);
         self.memory.give_away_list(&undeferred);
         RankReport {
@@ -110,6 +114,7 @@ impl Executor {
             gradient_norm,
             events,
             skips,
+            scopes,
             clock_skew: None,
             exposed_communication: self.step.exposed,
             update,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pipewright_schedule::{Event, SkipEvent, StageIndex, ValidatedProgram};
+use pipewright_schedule::{Event, Scope, SkipEvent, StageIndex, ValidatedProgram};
 
 use super::figures::Figures;
 use super::gather::NamedParameter;
@@ -98,6 +98,8 @@ pub(super) struct StepState {
     pub(super) events: Vec<Event>,
     /// The messages of skip connections.
     pub(super) skips: Vec<SkipEvent>,
+    /// The spans that hooks have named.
+    pub(super) scopes: Vec<Scope>,
     /// See [`RankReport::exposed_communication`].
     pub(super) exposed: Duration,
     pub(super) losses: Vec<f64>,
@@ -118,6 +120,7 @@ impl StepState {
             entered: None,
             events: Vec::new(),
             skips: Vec::new(),
+            scopes: Vec::new(),
             exposed: Duration::ZERO,
             losses: Vec::new(),
             auxiliary: Vec::new(),

@@ -86,6 +86,10 @@ impl<L: StageModule + ModuleDisplay> StageBody for TypedChain<L> {
         self.places.variants = variants_of(&self.layers);
     }
 
+    fn exposed(&self) -> &dyn Any {
+        &self.layers
+    }
+
     fn path(&self, local: &str) -> String {
         let Some((place, rest)) = self.places.split(local) else { return local.to_owned() };
         let layer = &self.layers[place];
@@ -137,6 +141,10 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
 
     fn parts_changed(&mut self) {
         self.places.variants = variants_of(&self.layers);
+    }
+
+    fn exposed(&self) -> &dyn Any {
+        &self.layers
     }
 
     fn path(&self, local: &str) -> String {

@@ -103,6 +103,10 @@ impl<L: GraphLayer> StageBody for GraphStage<L> {
         self.variants = self.layers.iter().map(variant_of).collect();
     }
 
+    fn exposed(&self) -> &dyn Any {
+        &self.layers
+    }
+
     fn path(&self, local: &str) -> String {
         let mut parts = local.splitn(3, '.').skip(1);
         let place = parts.next().and_then(|place| place.parse::<usize>().ok());

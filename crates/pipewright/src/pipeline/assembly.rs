@@ -76,12 +76,7 @@ impl Assembly {
         if config.is_sharded() && program.level() != Level::Full {
             return Err(PipelineError::NeverGathers { level: program.level() });
         }
-        let expected = program.placement().stages() as usize - 1;
-        if let Metadata::Static { stages } = &config.metadata
-            && stages.len() != expected
-        {
-            return Err(PipelineError::Metadata { found: stages.len(), expected });
-        }
+        check_metadata(&config.metadata, program.placement().stages())?;
         if let Some(stage) = config.recompute.largest_stage()
             && stage > program.placement().last_stage()
         {
@@ -139,6 +134,7 @@ impl Assembly {
             board: self.board.clone(),
             metadata: self.config.metadata.clone(),
             check_metadata: self.config.check_metadata,
+            on_mismatch: self.config.on_mismatch,
             seed: self.config.seed,
             clip_norm: self.config.clip_norm,
             clip_groups,
@@ -222,6 +218,23 @@ impl Assembly {
             }
         };
         Ok(ranks.map(of_rank).collect())
+    }
+}
+
+/// Returns an error if metadata is given for other stages than those of the program.
+pub(super) fn check_metadata(metadata: &Metadata, stages: u32) -> Result<(), PipelineError> {
+    let expected = stages as usize - 1;
+    match metadata {
+        Metadata::Static { stages } if stages.len() != expected => {
+            Err(PipelineError::Metadata { found: stages.len(), expected })
+        }
+        Metadata::Partial { stages: known, .. } => {
+            match known.keys().find(|stage| !(1..stages).contains(&stage.get())) {
+                Some(&stage) => Err(PipelineError::MetadataStage { stage, stages }),
+                None => Ok(()),
+            }
+        }
+        _ => Ok(()),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::hook::ActionHook;
 use crate::loss_scale::LossScaling;
 use crate::mesh::DataParallelMode;
 use crate::stage::{StageContext, StageError};
-use crate::tensor::{Boundary, Metadata, Precision, unpack};
+use crate::tensor::{Boundary, CheckMetadata, Metadata, OnMismatch, Precision, unpack};
 use crate::transport::World;
 
 /// The settings of a pipeline that is not launched yet; [`Pipeline::builder`] makes one.
@@ -253,6 +253,13 @@ impl PipelineBuilder {
     /// Sets how the shapes and types of the tensors between stages are known. Default: from the first step.
     pub fn metadata(mut self, metadata: Metadata) -> Self {
         self.config.metadata = metadata;
+        self
+    }
+
+    /// Sets when the tensors between stages are checked, and what happens if they differ. Default: in the first step, and
+    /// the step fails.
+    pub fn check_metadata(mut self, check: CheckMetadata, on_mismatch: OnMismatch) -> Self {
+        (self.config.check_metadata, self.config.on_mismatch) = (check, on_mismatch);
         self
     }
 

@@ -13,7 +13,7 @@ use crate::hook::ActionHook;
 use crate::loss_scale::LossScaling;
 use crate::mesh::DataParallelMode;
 use crate::optimizer::{ClipGroup, GradientHook, OptimizerGroup};
-use crate::tensor::{CheckMetadata, Metadata, Precision};
+use crate::tensor::{CheckMetadata, Metadata, OnMismatch, Precision};
 use crate::transport::Fields;
 
 /// The configuration of a running pipeline.
@@ -46,10 +46,13 @@ pub struct PipelineConfig {
     /// The part of the parameters that each replica holds. If parameters are sharded, the program must be at level
     /// `full`, and the optimizer must work element by element.
     pub data_parallel_mode: DataParallelMode,
-    /// How the shapes and types of the tensors between stages are known; the same on all ranks.
+    /// How the shapes and types of the tensors between stages are known. If ranks are processes, the pipeline knows what
+    /// any process knows.
     pub metadata: Metadata,
     /// When the tensors between stages are checked against `metadata`.
     pub check_metadata: CheckMetadata,
+    /// What happens if the tensors between stages differ from `metadata`.
+    pub on_mismatch: OnMismatch,
     /// The seed of the random numbers that layers draw in training
     /// ([`StageContext::random`](crate::stage::StageContext::random)); the same on all ranks.
     pub seed: u64,
@@ -87,6 +90,7 @@ impl Default for PipelineConfig {
             data_parallel_mode: DataParallelMode::default(),
             metadata: Metadata::default(),
             check_metadata: CheckMetadata::default(),
+            on_mismatch: OnMismatch::default(),
             seed: 0,
             recompute: Recompute::None,
             hook: None,
@@ -116,7 +120,6 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("program", format!("{:016x}", rows.finish())),
         ("placement", stages.collect::<Vec<_>>().join(" ")),
         ("microbatches", program.microbatches().to_string()),
-        ("metadata", config.metadata.fingerprint()),
         ("clip norm", format!("{:?}", config.clip_norm)),
         ("clip groups", format!("{:?}", config.clip_groups)),
         ("optimizer groups", format!("{:?}", config.optimizer_groups)),

@@ -59,6 +59,17 @@ pub enum PipelineError {
         /// The number of boundaries of the program.
         expected: usize,
     },
+    /// The metadata names a stage without a boundary before it.
+    #[error(
+        "metadata is given for the inputs of stage {stage}, and the program has {stages} stages: name stages that follow \
+         another one"
+    )]
+    MetadataStage {
+        /// The stage.
+        stage: StageIndex,
+        /// The number of stages of the program.
+        stages: u32,
+    },
     /// A stage that is to be recomputed does not exist.
     #[error("stage {stage} is to be recomputed, and the program has {stages} stages: name stages that exist")]
     RecomputedStage {

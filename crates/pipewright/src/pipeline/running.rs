@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pipewright_schedule::lower::forward_part;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 
-use super::assembly::{Assembly, StepAttempt, StepKind};
+use super::assembly::{Assembly, StepAttempt, StepKind, check_metadata};
 use super::config::{PipelineConfig, identity};
 use super::error::PipelineError;
 use super::replies::End;
@@ -24,7 +24,7 @@ use crate::loss_scale::LossScale;
 use crate::memory::RankMemory;
 use crate::mesh::Mesh;
 use crate::stage::Stage;
-use crate::tensor::{Boundary, Values, pack};
+use crate::tensor::{Boundary, Metadata, Values, pack};
 use crate::transport::{LONGEST_WAIT, World};
 
 /// The additional time after a rank's deadline in which the rank itself can report it.
@@ -70,10 +70,16 @@ impl Pipeline {
         F: Fn(StageIndex) -> Result<Stage, E> + Send + Sync + 'static,
         E: Display,
     {
-        let config = &PipelineConfig { deadline: config.deadline.min(LONGEST_WAIT), ..config.clone() };
+        let mut config = PipelineConfig { deadline: config.deadline.min(LONGEST_WAIT), ..config.clone() };
         let mut world = world;
         world.set_deadline(config.deadline);
-        world.agree(Ok(identity(&program, config)), config.deadline)?;
+        let hello = check_metadata(&config.metadata, program.placement().stages());
+        let hello = hello.map(|()| identity(&program, &config)).map_err(|error| error.to_string());
+        world.agree(hello, config.deadline)?;
+        if world.is_distributed() {
+            config.metadata = Metadata::voted(world.vote(config.metadata.votes(), config.deadline)?);
+        }
+        let config = &config;
         let (assembly, endpoints) = Assembly::new(program, world, config)?;
         let lag = endpoints.iter().map(|endpoint| endpoint.detection_lag(config.deadline)).max();
         let patience = config.deadline + lag.unwrap_or_default() + GRACE;

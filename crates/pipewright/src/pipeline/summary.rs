@@ -205,5 +205,6 @@ fn timeline(ranks: u32, reports: &mut [RankReport]) -> Timeline {
     let skew = reports.iter().filter_map(|report| report.clock_skew).reduce(ClockSkew::max);
     let skips = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.skips)).collect();
     let events = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.events)).collect();
-    Timeline::new(ranks, events).with_skips(skips).with_clock_skew(skew)
+    let scopes = reports.iter_mut().flat_map(|report| std::mem::take(&mut report.scopes)).collect();
+    Timeline::new(ranks, events).with_skips(skips).with_scopes(scopes).with_clock_skew(skew)
 }

@@ -39,6 +39,11 @@ pub(crate) trait StageBody: Module + 'static {
     /// Updates what the module knows of its parts.
     fn parts_changed(&mut self) {}
 
+    /// Returns the module as the user knows it: the one that the user made, or the `Vec` of the layers.
+    fn exposed(&self) -> &dyn Any {
+        self
+    }
+
     /// Returns the global path of a parameter.
     fn path(&self, local: &str) -> String;
 

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use burn::tensor::DType;
+use pipewright_schedule::Action;
+
 use crate::tensor::{BoundaryError, Precision};
 
 /// Why a stage cannot be prepared or cannot run an action.
@@ -151,6 +154,75 @@ pub enum StageError {
         /// The shape that the hook returned.
         found: Vec<usize>,
     },
+    /// A gradient has another element type than its output.
+    #[error("the gradient of output {index} has the type {gradient:?}, the output had {output:?}")]
+    GradientType {
+        /// The output's place.
+        index: usize,
+        /// Element type of the output.
+        output: DType,
+        /// Element type of the gradient.
+        gradient: DType,
+    },
+    /// A block failed that a function of the user's ran ([`ActionHook`](crate::hook::ActionHook)).
+    #[error("block {block} of {action}: {source}")]
+    InBlock {
+        /// The action.
+        action: Action,
+        /// The block.
+        block: usize,
+        /// Why it failed.
+        source: Box<StageError>,
+    },
+    /// A function that runs an action left another number of outputs than its stage returns.
+    #[error(
+        "the function left {found} output(s), and the stage returned {expected}: replace outputs one by one"
+    )]
+    OutputCount {
+        /// The number of outputs that the function left.
+        found: usize,
+        /// The number of outputs that the stage returned.
+        expected: usize,
+    },
+    /// A function that runs an action failed ([`StageError::function`]).
+    #[error("the function failed: {message}")]
+    Function {
+        /// The function's message.
+        message: String,
+    },
+    /// The stage's module is not of the type that a function names.
+    #[error(
+        "the stage's module is not a `{expected}`: name the type of the module that the stage was made of, or \
+         `Vec<L>` in a pipeline of layers `L`"
+    )]
+    ModuleType {
+        /// The type that the function names.
+        expected: &'static str,
+    },
+    /// A function computed a gradient for a parameter that the stage does not have.
+    #[error(
+        "the stage has no parameter `{parameter}`{}",
+        .known.as_ref().map(|known| format!("; its first one is `{known}`")).unwrap_or_default()
+    )]
+    NoParameter {
+        /// The path that the function names.
+        parameter: Arc<str>,
+        /// The stage's first parameter.
+        known: Option<Arc<str>>,
+    },
+    /// A function computed a gradient that is not one float tensor of the parameter's shape.
+    #[error(
+        "the function added a gradient {found} to the parameter `{parameter}`, which takes one float tensor of shape \
+         {expected:?}"
+    )]
+    AddedGradient {
+        /// The parameter's path.
+        parameter: Arc<str>,
+        /// Shape of the parameter.
+        expected: Vec<usize>,
+        /// Type and shape of each tensor of the gradient.
+        found: String,
+    },
     /// A gradient has another shape than its output.
     #[error("the gradient of output {index} has shape {gradient:?}, the output had {output:?}")]
     GradientShape {
@@ -161,4 +233,11 @@ pub enum StageError {
         /// Shape of the gradient.
         gradient: Vec<usize>,
     },
+}
+
+impl StageError {
+    /// Makes the error of a function of the caller's that runs an action ([`ActionHook`](crate::hook::ActionHook)).
+    pub fn function(message: impl std::fmt::Display) -> Self {
+        Self::Function { message: message.to_string() }
+    }
 }

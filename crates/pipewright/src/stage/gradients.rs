@@ -15,12 +15,13 @@ use super::body::StageBody;
 use super::error::StageError;
 use super::module_parameters::parameters_of;
 use super::shards::Catches;
+use crate::autodiff::inner_of;
 use crate::nn::{
     ConvolutionTask, CpuTensor, RowIds, SplitTask, WeightTask, add_product_on_device, add_rows,
     add_rows_on_device, cpu, cpu_tensor, elements, from_cpu, owned,
 };
-use crate::tensor::Value;
 use crate::tensor::shard::RowShard;
+use crate::tensor::{Value, ValueKind, Values};
 
 /// One sum for each float parameter of a stage, in the order in which Burn visits them. Gradients in half precision are
 /// added in single precision.
@@ -154,6 +155,36 @@ impl GradientSums {
             _ => unreachable!("other weights whose gradients are deferred are matrices"),
         });
         Ok(())
+    }
+
+    /// Adds a gradient that a function of the user's has computed.
+    ///
+    /// # Errors
+    /// When no parameter has the path, or the gradient is not one float tensor of its shape.
+    pub(crate) fn add_by_path(&mut self, path: &str, gradient: Values) -> Result<(), StageError> {
+        let Some(place) = self.paths.iter().position(|known| **known == *path) else {
+            let known = self.paths.first().cloned();
+            return Err(StageError::NoParameter { parameter: path.into(), known });
+        };
+        let (parameter, expected) = (&self.paths[place], &self.shapes[place]);
+        let fits = |value: &Value| value.kind() == ValueKind::Float && value.shape().to_vec() == *expected;
+        match <[Value; 1]>::try_from(gradient) {
+            Ok([gradient]) if fits(&gradient) => {
+                let gradient = inner_of(Tensor::<1>::from_dispatch(gradient.into_dispatch()));
+                self.add_at(place, gradient.into_dispatch());
+                Ok(())
+            }
+            other => {
+                let found = other.map_or_else(|values| values, Vec::from);
+                let found =
+                    found.iter().map(|value| format!("{:?} {:?}", value.dtype(), value.shape().to_vec()));
+                Err(StageError::AddedGradient {
+                    parameter: parameter.clone(),
+                    expected: expected.clone(),
+                    found: found.collect::<Vec<_>>().join(", "),
+                })
+            }
+        }
     }
 
     fn place_of(&self, weight: ParamId) -> usize {

@@ -53,8 +53,9 @@ pub trait StageModule: Module + 'static {
     fn forward(&self, input: Self::Input, context: &StageContext) -> Self::Output;
 
     /// Returns the number of blocks: parts of the module that run one after another. If stages are recomputed block by
-    /// block ([`Recompute::Block`](pipewright_schedule::Recompute::Block)), [`StageModule::forward_block`] runs them
-    /// one by one. No two blocks use the same parameter.
+    /// block ([`Recompute::Block`](pipewright_schedule::Recompute::Block)), or a hook's function runs them
+    /// ([`ForwardRun::run_block`](crate::hook::ForwardRun::run_block)), [`StageModule::forward_block`] runs them one by one.
+    /// No two blocks use the same parameter.
     fn blocks(&self) -> usize {
         1
     }

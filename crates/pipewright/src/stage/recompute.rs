@@ -5,8 +5,8 @@
 //! inputs, in the same context, so random streams draw the same numbers, and then runs the backward of that tape. It
 //! reports no loss a second time, and running statistics return to the values before it.
 //!
-//! A stage is recomputed as a whole, or block by block ([`StageBody::blocks`]). By block, it keeps the inputs of each
-//! block, and a backward records one block at a time, from the last to the first.
+//! A stage is recomputed as its forward ran: as a whole, or block by block ([`StageBody::blocks`]). By block, it keeps the
+//! inputs of each block, and a backward records one block at a time, from the last to the first.
 //!
 //! # Which outputs need a gradient
 //!
@@ -22,99 +22,72 @@
 //! backward records is one with gradient checkpointing.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::Tensor;
-use pipewright_schedule::Microbatch;
 
+use super::backward::{Kept, Part};
 use super::body::StageBody;
 use super::error::StageError;
+use super::forward::{ForwardState, copied};
 use super::module_parameters::{parameters_of, with_values};
-use super::runner::{Forwarded, InputGradients};
-use super::training::{Pass, TrainingStage};
+use super::runner::Forwarded;
+use super::tape::Tape;
+use super::training::{Pass, Segment, TrainingStage};
 use crate::autodiff::{inner_of, on_tape_of};
 use crate::tensor::{OptionalTensors, Value, Values};
 
-/// Which outputs of each segment need a gradient, for each combination of inputs that do.
-pub(super) type Promises = HashMap<Vec<bool>, Vec<Vec<bool>>>;
-
-/// The data with which a microbatch computes its forward again.
-pub(super) struct Saved {
-    pass: Pass,
-    /// The inputs of each segment.
-    inputs: Vec<Values>,
-}
+/// Which outputs of a segment need a gradient, for each combination of inputs that do.
+pub(super) type Promises = HashMap<(Segment, Vec<bool>), Vec<bool>>;
 
 impl<M: StageBody> TrainingStage<M> {
-    /// Runs the stage and keeps the inputs of its segments.
+    /// Runs a segment and keeps its inputs.
     pub(super) fn save(
         &mut self,
+        segment: Segment,
         inputs: Values,
-        pass: Pass,
+        forward: &mut ForwardState,
         keep_outputs: bool,
-    ) -> Result<(Forwarded, Saved), StageError> {
-        let key = requires_grad(&inputs);
-        let promised = self.promises.get(&key);
-        let unrecorded = promised.map(|_| self.computing().clone().map(&mut WithoutGradients));
-        let mut saved = Saved { pass, inputs: Vec::with_capacity(self.segments.len()) };
-        let mut all = Forwarded { outputs: inputs, loss: None, auxiliary: Vec::new() };
-        let mut found = Vec::new();
-        for (place, &segment) in self.segments.iter().enumerate() {
-            saved.inputs.push(all.outputs.clone());
-            let part = match promised.zip(unrecorded.as_ref()) {
-                Some((promised, module)) => {
-                    let inputs = all.outputs.into_iter().map(Value::constant).collect();
-                    let (part, _) = self.run_segment(module, segment, inputs, &saved.pass, keep_outputs)?;
-                    Forwarded { outputs: as_promised(part.outputs, &promised[place]), ..part }
-                }
-                None => {
-                    let (part, tape) = self.record(segment, all.outputs, &saved.pass, keep_outputs)?;
-                    tape.discard();
-                    found.push(requires_grad(&part.outputs));
-                    part
-                }
-            };
-            all.auxiliary.extend(part.auxiliary);
-            (all.outputs, all.loss) = (part.outputs, part.loss);
-        }
-        if promised.is_none() {
-            self.promises.insert(key, found);
-        }
-        Ok((all, saved))
+    ) -> Result<Forwarded, StageError> {
+        forward.parts.push(Part { segment, kept: Kept::Inputs(inputs.clone()) });
+        let key = (segment, requires_grad(&inputs));
+        let Some(promised) = self.promises.get(&key) else {
+            let (found, tape) = self.record(segment, inputs, &forward.pass, keep_outputs, None)?;
+            tape.discard();
+            self.promises.insert(key, requires_grad(&found.outputs));
+            return Ok(found);
+        };
+        let module: &M = copied(&mut forward.copy, || self.computing().clone().map(&mut WithoutGradients));
+        let inputs = inputs.into_iter().map(Value::constant).collect();
+        let (found, _) = self.run_segment(module, segment, inputs, &forward.pass, keep_outputs, None)?;
+        // Outputs beside a loss go to the caller.
+        let outputs = match found.loss {
+            Some(_) => found.outputs,
+            None => as_promised(found.outputs, promised),
+        };
+        Ok(Forwarded { outputs, ..found })
     }
 
-    /// Computes a forward again and runs its backward, segment by segment.
-    pub(super) fn recompute(
-        &mut self,
-        microbatch: Microbatch,
-        saved: Saved,
-        mut gradients: OptionalTensors,
-    ) -> Result<InputGradients, StageError> {
-        let Saved { pass, inputs } = saved;
-        let mut recomputed = Duration::ZERO;
-        let buffers = self.buffers();
-        let promised = self.promises.get(&requires_grad(&inputs[0])).cloned().unwrap_or_default();
-        for (place, inputs) in inputs.into_iter().enumerate().rev() {
-            let (segment, start) = (self.segments[place], Instant::now());
-            let (found, tape) = self.record(segment, inputs, &pass, false)?;
-            recomputed += start.elapsed();
-            let broken = found.outputs.iter().zip(&promised[place]);
-            if let Some(index) =
-                broken.into_iter().position(|(value, promised)| value.requires_grad() && !promised)
-            {
-                return Err(StageError::RecomputedOutput { index });
-            }
-            drop(found);
-            gradients = self.run_backward(microbatch, tape, gradients)?;
+    /// Computes a segment again and records its backward.
+    pub(super) fn record_again(
+        &self,
+        segment: Segment,
+        inputs: Values,
+        pass: &Pass,
+    ) -> Result<Tape, StageError> {
+        let key = (segment, requires_grad(&inputs));
+        let (found, tape) = self.record(segment, inputs, pass, false, None)?;
+        let promised = self.promises.get(&key).into_iter().flatten();
+        let mut broken = found.outputs.iter().zip(promised);
+        match broken.position(|(value, promised)| value.requires_grad() && !promised) {
+            Some(index) => Err(StageError::RecomputedOutput { index }),
+            None => Ok(tape),
         }
-        self.restore_buffers(buffers);
-        Ok(InputGradients { gradients, recomputed })
     }
 
     /// Returns the values of the parameters that are not trained, such as running statistics; `None` at the places of
     /// others, and an empty list if all are trained.
-    fn buffers(&self) -> OptionalTensors {
+    pub(super) fn buffers(&self) -> OptionalTensors {
         // A module of half precision has no running statistics.
         if self.precision.half().is_some() || !self.has_buffers {
             return OptionalTensors::new();
@@ -124,7 +97,7 @@ impl<M: StageBody> TrainingStage<M> {
     }
 
     /// Undoes the changes of a second forward to the running statistics.
-    fn restore_buffers(&mut self, buffers: OptionalTensors) {
+    pub(super) fn restore_buffers(&mut self, buffers: OptionalTensors) {
         if !buffers.is_empty() {
             self.settled();
             let module = self.take_module();

@@ -1,6 +1,7 @@
 //! The interface between a stage and the executor, without the types of the user's model: [`StageCompute`] runs
 //! microbatches, [`StageParameters`] gives access to parameters and their gradients.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,10 +9,13 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use pipewright_schedule::{Microbatch, StageIndex};
 
+use super::backward::BackwardState;
 use super::body::Skips;
 use super::error::StageError;
-use super::module::{Auxiliary, StageContext};
+use super::forward::{ForwardState, Replacement};
+use super::module::Auxiliary;
 use super::visit::Visit;
+use super::weight_work::WeightWork;
 use crate::checkpoint::{Checkpoint, CheckpointError, StageState};
 use crate::optimizer::{Factors, GradientHook};
 use crate::tensor::{OptionalTensor, OptionalTensors, Values};
@@ -61,34 +65,39 @@ impl<S: StageCompute + StageParameters> StageRunner for S {}
 
 /// The computation of a stage.
 pub(crate) trait StageCompute: Send {
-    /// Runs the stage for a microbatch and keeps the tensors that its backward needs.
-    fn forward(
+    /// Runs what is left of a forward.
+    fn run_forward(&mut self, forward: &mut ForwardState) -> Result<(), StageError>;
+
+    /// Runs the next block of a forward, or `replacement` in its place.
+    fn run_block(
         &mut self,
-        context: &StageContext,
-        inputs: Values,
-        target: Option<Values>,
-        task: ForwardTask,
-    ) -> Result<Forwarded, StageError>;
+        forward: &mut ForwardState,
+        replacement: Option<Replacement<'_>>,
+    ) -> Result<(), StageError>;
 
-    /// Runs the stage without a tape.
-    fn infer(
-        &self,
-        context: &StageContext,
-        inputs: Values,
-        target: Option<Values>,
-    ) -> Result<Forwarded, StageError>;
+    /// Ends a forward that has run all blocks, and keeps the tensors that its backward needs. An evaluation keeps none.
+    fn finish_forward(&mut self, forward: ForwardState) -> Result<Forwarded, StageError>;
 
-    /// Returns the gradients of the microbatch's inputs. Defers weight gradients until
+    /// Begins the backward of a microbatch with the gradients of the outputs.
+    fn begin_backward(&mut self, microbatch: Microbatch, gradients: OptionalTensors) -> BackwardState;
+
+    /// Runs the backward of the next block: computes the gradients of its inputs. Defers weight gradients until
     /// [`StageCompute::backward_weights`] where possible, and adds the others to the sums.
-    fn backward_inputs(
+    fn backward_block(&mut self, backward: &mut BackwardState) -> Result<(), StageError>;
+
+    /// Adds the weight gradients that the microbatch's backward has deferred so far to the sums. `first` may run some of
+    /// them itself. Returns the number of tasks.
+    fn backward_weights(
         &mut self,
         microbatch: Microbatch,
-        gradients: OptionalTensors,
-    ) -> Result<InputGradients, StageError>;
+        first: &mut dyn FnMut(&mut WeightWork<'_>),
+    ) -> Result<usize, StageError>;
 
-    /// Adds the weight gradients that the microbatch's [`StageCompute::backward_inputs`] deferred to the sums. Returns
-    /// the number of tasks that this took.
-    fn backward_weights(&mut self, microbatch: Microbatch) -> Result<usize, StageError>;
+    /// Returns the module that computes, as the user knows it.
+    fn module(&self) -> &dyn Any;
+
+    /// Returns the number of blocks, at least 1.
+    fn blocks(&self) -> usize;
 
     /// Returns the tensors that come from or go to stages that are not neighbours.
     fn skips(&self) -> &Skips;

@@ -1,6 +1,6 @@
 //! The tape of one forward: the leaves at which its backward ends, and the roots from which it starts.
 
-use burn::tensor::{Device, Gradients, Tensor};
+use burn::tensor::{DType, Device, Gradients, Tensor};
 
 use super::error::StageError;
 use super::module::Auxiliary;
@@ -28,6 +28,7 @@ pub(super) struct Tape {
 /// An output that the stage has returned.
 pub(super) struct OutputRoot {
     shape: Vec<usize>,
+    dtype: DType,
     /// `None` for outputs off the tape, which need no gradient.
     root: Option<(Tensor<1>, GradientSlot)>,
 }
@@ -112,17 +113,17 @@ pub(super) fn as_leaf(input: Value, device: &Device) -> (Value, Option<Tensor<1>
 
 /// Returns an output for the next stage, and the root through which its gradient comes back.
 pub(super) fn off_tape(output: Value) -> (Value, OutputRoot) {
-    let shape = output.shape().to_vec();
+    let (shape, dtype) = (output.shape().to_vec(), output.dtype());
     if output.kind() != ValueKind::Float {
-        return (output, OutputRoot { shape, root: None });
+        return (output, OutputRoot { shape, dtype, root: None });
     }
     let tensor = Tensor::<1>::from_dispatch(output.into_dispatch());
     if !tensor.is_tracked() {
-        return (Value::of(inner_of(tensor)).constant(), OutputRoot { shape, root: None });
+        return (Value::of(inner_of(tensor)).constant(), OutputRoot { shape, dtype, root: None });
     }
     let slot = GradientSlot::default();
     let root = gradient_root(&Value::of(tensor.clone()), slot.clone());
-    (Value::of(tensor.inner()), OutputRoot { shape, root: Some((root, slot)) })
+    (Value::of(tensor.inner()), OutputRoot { shape, dtype, root: Some((root, slot)) })
 }
 
 /// Returns copies of values off the tape, which share their storage.
@@ -182,6 +183,10 @@ fn plant(roots: Vec<OutputRoot>, gradients: OptionalTensors) -> Result<Option<Te
         let shape = gradient.shape().to_vec();
         if shape != output.shape {
             return Err(StageError::GradientShape { index, output: output.shape, gradient: shape });
+        }
+        if gradient.dtype() != output.dtype {
+            let (output, gradient) = (output.dtype, gradient.dtype());
+            return Err(StageError::GradientType { index, output, gradient });
         }
         slot.fill(gradient);
         joined = Some(match joined {

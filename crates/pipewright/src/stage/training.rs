@@ -1,5 +1,6 @@
 //! A stage in training: its module, the tape of every microbatch in flight, the gradient sums and the optimizer. This
-//! file has its computation, and `parameters.rs` the access to its parameters.
+//! file prepares it and runs the segments of its module. `compute.rs` has the actions, and `parameters.rs` the access to
+//! its parameters.
 //!
 //! # What a forward keeps
 //!
@@ -12,24 +13,25 @@ use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
 
 use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, Device, Tensor};
 use pipewright_schedule::Microbatch;
 
-use super::body::{Skips, StageBody};
+use super::backward::InFlight;
+use super::body::StageBody;
 use super::error::StageError;
+use super::forward::Replacement;
 use super::gradients::GradientSums;
 use super::module::StageContext;
 use super::module_parameters::{discrete_of, filled, parameters_of, running_statistics_of};
-use super::recompute::{Promises, Saved};
-use super::runner::{ForwardTask, Forwarded, InputGradients, StageCompute, StageParameters, device_of};
+use super::recompute::Promises;
+use super::runner::{Forwarded, device_of};
 use super::shards::{Catches, Shards};
 use super::tape::{Tape, all_off_tape, as_leaf, check_scalar, off_tape, scaled, split_auxiliary};
 use super::update::ConfiguredOptimizer;
-use super::weight_work::{WeightRunner, WeightWork};
+use super::weight_work::WeightRunner;
 use crate::autodiff::inner_of;
 use crate::nn::{Deferred, at_least_single};
 use crate::optimizer::mixes_rows;
@@ -49,9 +51,9 @@ pub(crate) struct TrainingStage<M: StageBody> {
     /// Whether each parameter has single precision in the copy too.
     pub(super) stay_single: Vec<bool>,
     loss: Option<Loss<M::Output>>,
-    in_flight: HashMap<Microbatch, InFlight>,
+    pub(super) in_flight: HashMap<Microbatch, InFlight>,
     /// Weight gradients of microbatches whose input gradients are done, of each segment from the last to the first.
-    deferred: HashMap<Microbatch, Vec<Deferred>>,
+    pub(super) deferred: HashMap<Microbatch, Vec<Deferred>>,
     pub(super) sums: GradientSums,
     /// The global path of each integer and boolean parameter.
     pub(super) discrete: Vec<Arc<str>>,
@@ -64,24 +66,16 @@ pub(crate) struct TrainingStage<M: StageBody> {
     pub(super) optimizer: Option<ModuleOptimizer>,
     pub(super) configured: ConfiguredOptimizer,
     /// The user's function that computes weight gradients instead of the stage.
-    weight_runner: Option<WeightRunner>,
+    pub(super) weight_runner: Option<WeightRunner>,
     pub(super) device: Device,
     /// Present if the parameters are sharded over replicas.
     pub(super) shards: Option<Shards>,
-    /// The parts of the module that are recomputed one by one.
-    pub(super) segments: Vec<Segment>,
+    /// Whether a forward that is recomputed runs block by block.
+    pub(super) by_block: bool,
     /// Which outputs of the recomputed forwards need a gradient.
     pub(super) promises: Promises,
     /// Whether some float parameters are not trained, such as running statistics.
     pub(super) has_buffers: bool,
-}
-
-/// A microbatch whose backward has not run.
-enum InFlight {
-    /// Everything that its backward needs.
-    Recorded(Box<Tape>),
-    /// The inputs of its forward, which its backward computes again.
-    Saved(Box<Saved>),
 }
 
 /// The data that all forwards of a microbatch share: the first one, and the second one if it is recomputed.
@@ -92,17 +86,45 @@ pub(super) struct Pass {
 }
 
 /// A part of a stage's module.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Segment {
     Whole,
     Block { index: usize, of: usize },
 }
 
 impl Segment {
-    fn is_last(self) -> bool {
+    /// Returns the block; 0 for the whole module.
+    pub(super) fn index(self) -> usize {
         match self {
-            Self::Whole => true,
-            Self::Block { index, of } => index + 1 == of,
+            Self::Whole => 0,
+            Self::Block { index, .. } => index,
+        }
+    }
+
+    /// Returns the block after this segment.
+    pub(super) fn next(self) -> Option<usize> {
+        match self {
+            Self::Whole => None,
+            Self::Block { index, of } => (index + 1 < of).then_some(index + 1),
+        }
+    }
+
+    pub(super) fn is_last(self) -> bool {
+        self.next().is_none()
+    }
+
+    /// Runs the segment of `module`, or `replacement` in its place.
+    pub(super) fn run<M: StageBody>(
+        self,
+        module: &M,
+        inputs: Values,
+        context: &StageContext,
+        replacement: Option<Replacement<'_>>,
+    ) -> Result<Values, StageError> {
+        match (replacement, self) {
+            (Some(replacement), _) => replacement(module.exposed(), inputs, context),
+            (None, Self::Whole) => Ok(pack(module.run(inputs, context)?)),
+            (None, Self::Block { index, .. }) => module.run_block(index, inputs, context),
         }
     }
 }
@@ -136,7 +158,7 @@ impl<M: StageBody> TrainingStage<M> {
             weight_runner: None,
             device,
             shards: None,
-            segments: vec![Segment::Whole],
+            by_block: false,
             promises: Promises::default(),
             has_buffers,
         }
@@ -190,14 +212,11 @@ impl<M: StageBody> TrainingStage<M> {
 
     pub(super) fn set_up(&mut self, weight_runner: Option<WeightRunner>, by_block: bool) {
         self.weight_runner = weight_runner;
-        let blocks = self.module().blocks();
-        if by_block && blocks > 1 {
-            self.segments = (0..blocks).map(|index| Segment::Block { index, of: blocks }).collect();
-        }
+        self.by_block = by_block;
     }
 
     /// Shards the stage: from this call on it holds only its part of every trained parameter, and needs
-    /// [`StageParameters::gather`] before it computes. The optimizer must be set.
+    /// [`StageParameters::gather`](super::runner::StageParameters::gather) before it computes. The optimizer must be set.
     pub(super) fn shard(&mut self, part: RowShard) -> Result<(), StageError> {
         if let Some(optimizer) = self.fresh_optimizer()
             && let Some(place) = mixes_rows(&optimizer, self.module())
@@ -245,7 +264,11 @@ impl<M: StageBody> TrainingStage<M> {
         self.module()
     }
 
-    fn loss_of(
+    pub(super) fn has_loss(&self) -> bool {
+        self.loss.is_some()
+    }
+
+    pub(super) fn loss_of(
         &self,
         output: Values,
         target: Option<Values>,
@@ -265,15 +288,16 @@ impl<M: StageBody> TrainingStage<M> {
         inputs: Values,
         pass: &Pass,
         keep_outputs: bool,
+        replacement: Option<Replacement<'_>>,
     ) -> Result<(Forwarded, Tape), StageError> {
         let deferred = Deferred::new(self.parameters.clone());
         let Some(shards) = &self.shards else {
-            let run = || self.run_segment(self.computing(), segment, inputs, pass, keep_outputs);
+            let run = || self.run_segment(self.computing(), segment, inputs, pass, keep_outputs, replacement);
             let (forwarded, tape) = deferred.collect(run)?;
             return Ok((forwarded, tape.with(deferred, Catches::new())));
         };
         let (module, catches, deferred) = shards.forward(self.computing().clone(), deferred);
-        let run = || self.run_segment(&module, segment, inputs, pass, keep_outputs);
+        let run = || self.run_segment(&module, segment, inputs, pass, keep_outputs, replacement);
         let (forwarded, tape) = deferred.collect(run)?;
         Ok((forwarded, tape.with(deferred, catches)))
     }
@@ -287,14 +311,12 @@ impl<M: StageBody> TrainingStage<M> {
         inputs: Values,
         pass: &Pass,
         keep_outputs: bool,
+        replacement: Option<Replacement<'_>>,
     ) -> Result<(Forwarded, Tape), StageError> {
         let Pass { context, target, loss_weight } = pass;
         let rounded = inputs.into_iter().map(|input| self.precision.rounded(input));
         let (inputs, leaves) = rounded.map(|input| as_leaf(input, &self.device)).unzip();
-        let output = match segment {
-            Segment::Whole => pack(module.run(inputs, context)?),
-            Segment::Block { index, .. } => module.run_block(index, inputs, context)?,
-        };
+        let output = segment.run(module, inputs, context, replacement)?;
         if let Some(what) = context.take_not_finite() {
             return Err(StageError::NotFinite { what });
         }
@@ -337,90 +359,5 @@ impl<M: StageBody> TrainingStage<M> {
         }
         self.deferred.entry(microbatch).or_default().extend(finished.deferred);
         Ok(inputs)
-    }
-}
-
-impl<M: StageBody> StageCompute for TrainingStage<M> {
-    fn forward(
-        &mut self,
-        context: &StageContext,
-        inputs: Values,
-        target: Option<Values>,
-        task: ForwardTask,
-    ) -> Result<Forwarded, StageError> {
-        let ForwardTask { loss_weight, keep_outputs, recompute } = task;
-        let pass = Pass { context: context.clone(), target, loss_weight };
-        let (forwarded, in_flight) = if recompute {
-            let (forwarded, saved) = self.save(inputs, pass, keep_outputs)?;
-            (forwarded, InFlight::Saved(Box::new(saved)))
-        } else {
-            let (forwarded, tape) = self.record(Segment::Whole, inputs, &pass, keep_outputs)?;
-            (forwarded, InFlight::Recorded(Box::new(tape)))
-        };
-        self.in_flight.insert(context.microbatch(), in_flight);
-        Ok(forwarded)
-    }
-
-    fn infer(
-        &self,
-        context: &StageContext,
-        inputs: Values,
-        target: Option<Values>,
-    ) -> Result<Forwarded, StageError> {
-        let inputs = inputs.into_iter().map(|input| self.precision.rounded(input)).collect();
-        let outputs = pack(self.computing().valid().run(inputs, context)?).into_iter();
-        let outputs: Values = match self.loss {
-            Some(_) => outputs.map(|output| self.precision.widened(output)).collect(),
-            None => outputs.map(|output| self.precision.rounded(output)).collect(),
-        };
-        let loss = match target {
-            Some(target) => self.loss_of(outputs.clone(), Some(target), context)?,
-            None => None,
-        };
-        let (auxiliary, _) = split_auxiliary(context.take_auxiliary(), 1.0)?;
-        Ok(Forwarded { outputs, loss, auxiliary })
-    }
-
-    fn backward_inputs(
-        &mut self,
-        microbatch: Microbatch,
-        gradients: OptionalTensors,
-    ) -> Result<InputGradients, StageError> {
-        let in_flight = self.in_flight.remove(&microbatch);
-        match in_flight.expect("a validated program runs a forward before its backward") {
-            InFlight::Recorded(tape) => {
-                let gradients = self.run_backward(microbatch, *tape, gradients)?;
-                Ok(InputGradients { gradients, recomputed: Duration::ZERO })
-            }
-            InFlight::Saved(saved) => self.recompute(microbatch, *saved, gradients),
-        }
-    }
-
-    fn backward_weights(&mut self, microbatch: Microbatch) -> Result<usize, StageError> {
-        let deferred = self.deferred.remove(&microbatch).unwrap_or_default();
-        let tasks: Vec<_> = deferred.iter().flat_map(Deferred::take).collect();
-        let count = tasks.len();
-        let mut work = WeightWork::new(tasks, &mut self.sums);
-        if let Some(runner) = &mut self.weight_runner {
-            runner(microbatch, &mut work);
-        }
-        // Weight gradients that a user's function has not computed would be missing in the sums.
-        work.run_all();
-        work.outcome().map(|()| count)
-    }
-
-    fn skips(&self) -> &Skips {
-        self.module().skips()
-    }
-
-    fn device(&self) -> &Device {
-        &self.device
-    }
-
-    fn reset(&mut self) {
-        self.in_flight.clear();
-        self.deferred.clear();
-        self.sums.clear();
-        self.release();
     }
 }

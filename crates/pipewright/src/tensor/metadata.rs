@@ -5,7 +5,11 @@
 //! would fail.
 //!
 //! [`Metadata::Static`] is given in advance. [`Metadata::Dynamic`] is taken from the first microbatch that crosses the
-//! boundary; there is no probe run, so no gradient, buffer or random state changes.
+//! boundary; there is no probe run, so no gradient, buffer or random state changes. [`Metadata::Partial`] is given for some
+//! boundaries. Gradients have the metadata of the tensors that they belong to.
+//!
+//! If ranks are processes, each may know other boundaries. Before they start, they vote: a boundary is static on all ranks
+//! if any process knows it, and two processes that know it differently do not start.
 //!
 //! ```
 //! use burn::tensor::DType;
@@ -19,16 +23,17 @@
 //! assert!(metadata.fingerprint().starts_with("static "));
 //! ```
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use burn::tensor::DType;
-use pipewright_schedule::{Microbatch, StageIndex};
+use pipewright_schedule::StageIndex;
+use serde::{Deserialize, Serialize};
 
 use super::value::Value;
-use crate::ids::WorldRank;
 
-/// How the shapes at the boundaries are known. All ranks of a pipeline must use the same metadata.
+/// How the shapes at the boundaries are known.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Metadata {
     /// Taken from the first microbatch.
@@ -41,6 +46,35 @@ pub enum Metadata {
         /// The inputs of stages 1, 2, ..: the tensors from the previous stage, then those of direct skip connections.
         stages: Vec<Vec<TensorSpec>>,
     },
+    /// Given for the inputs of some stages, and taken from the first microbatch for the others.
+    Partial {
+        /// The inputs of each stage that is known, as in [`Metadata::Static`].
+        stages: BTreeMap<StageIndex, Vec<TensorSpec>>,
+        /// As in [`Metadata::Dynamic`].
+        free: Vec<usize>,
+    },
+}
+
+/// What a process knows before the ranks start, by what it is about.
+pub(crate) type Votes = BTreeMap<String, Vote>;
+
+/// An entry of [`Votes`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Vote {
+    Inputs { stage: StageIndex, specs: Vec<TensorSpec> },
+    Free(Vec<usize>),
+}
+
+impl fmt::Display for Vote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Inputs { specs, .. } => {
+                let specs: Vec<String> = specs.iter().map(TensorSpec::to_string).collect();
+                f.write_str(&specs.join(", "))
+            }
+            Self::Free(dimensions) => write!(f, "{dimensions:?}"),
+        }
+    }
 }
 
 impl Default for Metadata {
@@ -51,32 +85,63 @@ impl Default for Metadata {
 }
 
 impl Metadata {
-    /// Returns a text that is equal for equal metadata in every process of one build. Ranks compare it before they
-    /// start.
+    /// Returns a text that is equal for equal metadata in every process of one build.
     pub fn fingerprint(&self) -> String {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
         let name = match self {
             Self::Dynamic { .. } => "dynamic",
             Self::Static { .. } => "static",
+            Self::Partial { .. } => "partial",
         };
         format!("{name} {:016x}", hasher.finish())
     }
 
     /// Returns the dimensions whose size may differ between microbatches.
-    fn free(&self) -> &[usize] {
+    pub(super) fn free(&self) -> &[usize] {
         match self {
-            Self::Dynamic { free } => free,
+            Self::Dynamic { free } | Self::Partial { free, .. } => free,
             Self::Static { .. } => &[],
         }
     }
 
     /// Returns the inputs of `stage` if they were given.
-    fn of_stage(&self, stage: StageIndex) -> Option<Vec<TensorSpec>> {
+    pub(super) fn of_stage(&self, stage: StageIndex) -> Option<Vec<TensorSpec>> {
         match self {
             Self::Dynamic { .. } => None,
             Self::Static { stages } => stages.get(stage.index().checked_sub(1)?).cloned(),
+            Self::Partial { stages, .. } => stages.get(&stage).cloned(),
         }
+    }
+
+    /// Returns what this process knows.
+    pub(crate) fn votes(&self) -> Votes {
+        let inputs = |(stage, specs): (StageIndex, &Vec<TensorSpec>)| {
+            (format!("the inputs of stage {stage}"), Vote::Inputs { stage, specs: specs.clone() })
+        };
+        let mut votes: Votes = match self {
+            Self::Dynamic { .. } => Votes::new(),
+            Self::Static { stages } => (1..).map(StageIndex::new).zip(stages).map(inputs).collect(),
+            Self::Partial { stages, .. } => {
+                stages.iter().map(|(stage, specs)| (*stage, specs)).map(inputs).collect()
+            }
+        };
+        if !matches!(self, Self::Static { .. }) {
+            votes.insert("the dimensions that may differ".to_owned(), Vote::Free(self.free().to_vec()));
+        }
+        votes
+    }
+
+    /// Returns the metadata of all ranks from what all processes know.
+    pub(crate) fn voted(votes: Votes) -> Self {
+        let (mut known, mut dimensions) = (BTreeMap::new(), Vec::new());
+        for vote in votes.into_values() {
+            match vote {
+                Vote::Inputs { stage, specs } => drop(known.insert(stage, specs)),
+                Vote::Free(free) => dimensions = free,
+            }
+        }
+        Self::Partial { stages: known, free: dimensions }
     }
 }
 
@@ -90,8 +155,19 @@ pub enum CheckMetadata {
     Always,
 }
 
+/// What happens if the tensors at a boundary are not those that its metadata describes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnMismatch {
+    /// The step fails.
+    #[default]
+    Fail,
+    /// A warning with both sides is logged, once for each side of a boundary, and the step continues. It still fails if a
+    /// stage cannot take the tensors.
+    Warn,
+}
+
 /// The size of a dimension, or any size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Dim {
     /// This size.
     Fixed(usize),
@@ -109,7 +185,7 @@ impl fmt::Display for Dim {
 }
 
 /// Shape and element type of one tensor of a boundary.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// Element type.
     pub dtype: DType,
@@ -124,7 +200,7 @@ impl TensorSpec {
         Self { dtype, shape: std::iter::once(Dim::Any).chain(row).collect() }
     }
 
-    fn of(value: &Value, free: &[usize]) -> Self {
+    pub(super) fn of(value: &Value, free: &[usize]) -> Self {
         let dim = |(place, &size): (usize, &usize)| match free.contains(&place) {
             true => Dim::Any,
             false => Dim::Fixed(size),
@@ -132,7 +208,7 @@ impl TensorSpec {
         Self { dtype: value.dtype(), shape: value.shape().iter().enumerate().map(dim).collect() }
     }
 
-    fn fits(&self, value: &Value) -> bool {
+    pub(super) fn fits(&self, value: &Value) -> bool {
         let shape = value.shape();
         let fits = |(dim, &size): (&Dim, &usize)| matches!(dim, Dim::Any) || *dim == Dim::Fixed(size);
         // Back ends store booleans in different types.
@@ -146,157 +222,5 @@ impl fmt::Display for TensorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shape: Vec<String> = self.shape.iter().map(Dim::to_string).collect();
         write!(f, "{:?} [{}]", self.dtype, shape.join(", "))
-    }
-}
-
-/// One side of a boundary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Side {
-    /// The stage.
-    pub stage: StageIndex,
-    /// Its rank.
-    pub rank: WorldRank,
-}
-
-impl fmt::Display for Side {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stage {} on rank {}", self.stage, self.rank)
-    }
-}
-
-/// The two sides of a boundary disagree.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "microbatch {microbatch}: {mismatch}: {from} sent {sent}, {to} expects {expected}; if a dimension may differ between \
-     microbatches, name it in `PipelineConfig::metadata`"
-)]
-pub struct MetadataError {
-    /// The microbatch that crosses it.
-    pub microbatch: Microbatch,
-    /// What differs.
-    pub mismatch: Mismatch,
-    /// The side that sent.
-    pub from: Side,
-    /// A description of the tensors that it sent.
-    pub sent: String,
-    /// The side that receives.
-    pub to: Side,
-    /// A description of the tensors that it expects.
-    pub expected: String,
-}
-
-/// What differs between the sides of a boundary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mismatch {
-    /// The number of tensors.
-    Count,
-    /// The tensor at this index.
-    Tensor(usize),
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Count => f.write_str("the numbers of tensors differ"),
-            Self::Tensor(place) => write!(f, "tensor {place} differs"),
-        }
-    }
-}
-
-/// The metadata of a stage's two boundaries, as the stage sees it.
-#[derive(Clone, Debug)]
-pub(crate) struct Boundaries {
-    metadata: Metadata,
-    check: CheckMetadata,
-    stage: StageIndex,
-    /// Microbatches of a step.
-    microbatches: usize,
-    takes: Known,
-    gives: Known,
-}
-
-/// One boundary, seen from one side.
-#[derive(Clone, Debug, Default)]
-struct Known {
-    specs: Option<Vec<TensorSpec>>,
-    /// Microbatches that were checked.
-    seen: usize,
-}
-
-impl Boundaries {
-    pub(crate) fn new(
-        metadata: &Metadata,
-        check: CheckMetadata,
-        stage: StageIndex,
-        microbatches: u32,
-    ) -> Self {
-        let of_next = metadata.of_stage(StageIndex::new(stage.get() + 1));
-        let takes = Known { specs: metadata.of_stage(stage), seen: 0 };
-        let gives = Known { specs: of_next, seen: 0 };
-        let (metadata, microbatches) = (metadata.clone(), microbatches as usize);
-        Self { metadata, check, stage, microbatches, takes, gives }
-    }
-
-    /// Forgets metadata that a failed step has provided.
-    pub(crate) fn reset(&mut self) {
-        *self = Self::new(&self.metadata, self.check, self.stage, self.microbatches as u32);
-    }
-
-    /// Checks the inputs of the stage: all tensors of the boundary.
-    pub(crate) fn check_inputs(&mut self, values: &[Value]) -> Result<(), TensorMismatch> {
-        let Some(specs) = self.takes.specs_to_check(values, &self.metadata, self.check, self.microbatches)
-        else {
-            return Ok(());
-        };
-        if values.len() != specs.len() {
-            let count = |count: usize| format!("{count} tensor(s)");
-            let (sent, expected) = (count(values.len()), count(specs.len()));
-            return Err(TensorMismatch { mismatch: Mismatch::Count, sent, expected });
-        }
-        compare(values, specs)
-    }
-
-    /// Checks the outputs for the next stage, without direct skip connections from other stages.
-    pub(crate) fn check_outputs(&mut self, values: &[Value]) -> Result<(), TensorMismatch> {
-        let specs = self.gives.specs_to_check(values, &self.metadata, self.check, self.microbatches);
-        specs.map_or(Ok(()), |specs| compare(values, specs))
-    }
-}
-
-impl Known {
-    /// Returns the specification to compare a microbatch with, or `None` if the boundary needs no further checks.
-    /// Without given metadata, the first microbatch provides it.
-    fn specs_to_check(
-        &mut self,
-        values: &[Value],
-        metadata: &Metadata,
-        check: CheckMetadata,
-        microbatches: usize,
-    ) -> Option<&[TensorSpec]> {
-        if check == CheckMetadata::FirstStep && self.seen == microbatches {
-            return None;
-        }
-        self.seen = (self.seen + 1).min(microbatches);
-        let free = metadata.free();
-        let shown = || values.iter().map(|value| TensorSpec::of(value, free)).collect();
-        Some(self.specs.get_or_insert_with(shown))
-    }
-}
-
-/// A [`MetadataError`] without the microbatch and the two sides.
-pub(crate) struct TensorMismatch {
-    pub(crate) mismatch: Mismatch,
-    pub(crate) sent: String,
-    pub(crate) expected: String,
-}
-
-fn compare(values: &[Value], specs: &[TensorSpec]) -> Result<(), TensorMismatch> {
-    match values.iter().zip(specs).position(|(value, spec)| !spec.fits(value)) {
-        Some(place) => {
-            let sent = TensorSpec::of(&values[place], &[]).to_string();
-            let expected = specs[place].to_string();
-            Err(TensorMismatch { mismatch: Mismatch::Tensor(place), sent, expected })
-        }
-        None => Ok(()),
     }
 }

@@ -9,11 +9,14 @@ mod transfer;
 mod value;
 mod boundary;
 mod metadata;
+mod boundary_check;
 mod precision;
 pub(crate) mod shard;
 
 pub use boundary::{Boundary, BoundaryError, Unpack, pack, unpack};
-pub(crate) use metadata::{Boundaries, TensorMismatch};
-pub use metadata::{CheckMetadata, Dim, Metadata, MetadataError, Mismatch, Side, TensorSpec};
+pub(crate) use boundary_check::{Boundaries, Flow, TensorMismatch};
+pub use boundary_check::{MetadataError, Mismatch, Side};
+pub use metadata::{CheckMetadata, Dim, Metadata, OnMismatch, TensorSpec};
+pub(crate) use metadata::{Vote, Votes};
 pub use precision::Precision;
 pub use value::{OptionalTensor, OptionalTensors, Value, ValueKind, Values};

@@ -75,16 +75,18 @@ impl AgreementError {
 
 /// The differences between the processes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Differences(Vec<Difference>);
+pub struct Differences(pub(super) Vec<Difference>);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-enum Difference {
+pub(super) enum Difference {
     /// Ranks cannot run, for the same reason.
     Cannot { ranks: Vec<WorldRank>, reason: String },
     /// A rank did not answer in time.
     Silent { rank: WorldRank, waited: Duration },
     /// Ranks have the same device, and each needs its own.
     SharedDevice { ranks: Vec<WorldRank>, device: String },
+    /// Two ranks know a thing differently.
+    Known { name: String, ranks: [WorldRank; 2], values: [String; 2] },
     /// Ranks have another value of a field than the first rank.
     Field { name: String, ranks: Vec<WorldRank>, value: String, first: String },
 }
@@ -114,6 +116,11 @@ impl fmt::Display for Differences {
                     "{} have the same device, {device}, and each needs its own: name more devices, use fewer ranks \
                      there, or let ranks share a device",
                     Ranks(ranks)
+                )?,
+                Difference::Known { name, ranks: [first, second], values: [one, other] } => write!(
+                    f,
+                    "rank {first} gives {name} as {one}, and rank {second} as {other}: give the same metadata in all \
+                     processes, or each boundary in one of them"
                 )?,
                 Difference::Field { name, ranks, value, first } => write!(
                     f,
@@ -155,8 +162,7 @@ pub(super) fn agree(
     hello: &Hello,
     deadline: Duration,
 ) -> Result<(), AgreementError> {
-    let agreed = exchange(endpoint, hello, deadline, compare);
-    abandon_silent(endpoint, agreed)
+    agree_by(endpoint, hello, deadline, |hellos| (compare(hellos), ()))
 }
 
 /// Returns when all processes have sent their devices and no device is named twice.
@@ -165,12 +171,22 @@ pub(super) fn claim(
     device: &OwnDevice,
     deadline: Duration,
 ) -> Result<(), AgreementError> {
-    let agreed = exchange(endpoint, device, deadline, find_shared);
-    abandon_silent(endpoint, agreed)
+    agree_by(endpoint, device, deadline, |devices| (find_shared(devices), ()))
 }
 
-/// Raises the abort flag if a rank did not answer, so that the other processes do not wait for it when they leave.
-fn abandon_silent(endpoint: &Endpoint, agreed: Result<(), AgreementError>) -> Result<(), AgreementError> {
+/// Sends what each process says to the first one. Returns in every process what the first one makes of it with
+/// `compare`, unless there are differences.
+pub(super) fn agree_by<T, R>(
+    endpoint: &mut Endpoint,
+    hello: &T,
+    deadline: Duration,
+    compare: impl Fn(&[(WorldRank, T)]) -> (Differences, R),
+) -> Result<R, AgreementError>
+where
+    T: Clone + Serialize + for<'de> Deserialize<'de>,
+    R: Serialize + for<'de> Deserialize<'de>,
+{
+    let agreed = exchange(endpoint, hello, deadline, compare);
     if let Err(error) = &agreed
         && error.silent().is_some()
     {
@@ -180,18 +196,19 @@ fn abandon_silent(endpoint: &Endpoint, agreed: Result<(), AgreementError>) -> Re
     agreed
 }
 
-fn exchange<T>(
+fn exchange<T, R>(
     endpoint: &mut Endpoint,
     hello: &T,
     deadline: Duration,
-    compare: impl Fn(&[(WorldRank, T)]) -> Differences,
-) -> Result<(), AgreementError>
+    compare: impl Fn(&[(WorldRank, T)]) -> (Differences, R),
+) -> Result<R, AgreementError>
 where
     T: Clone + Serialize + for<'de> Deserialize<'de>,
+    R: Serialize + for<'de> Deserialize<'de>,
 {
     let first = WorldRank::new(0);
     let others = (1..endpoint.ranks()).map(WorldRank::new);
-    let differences = if endpoint.rank() == first {
+    let (differences, agreed) = if endpoint.rank() == first {
         let until = end_of_wait(deadline);
         let mut hellos = vec![(first, hello.clone())];
         let mut silent = Vec::new();
@@ -204,13 +221,13 @@ where
                 hello => hellos.push((rank, hello?)),
             }
         }
-        let mut differences = compare(&hellos);
+        let (mut differences, agreed) = compare(&hellos);
         differences.0.extend(silent);
-        let welcome = encoded(&differences);
+        let welcome = encoded(&(&differences, &agreed));
         for rank in others {
             endpoint.send(rank, Tag::Welcome, Payload::Bytes(welcome.clone()));
         }
-        differences
+        (differences, agreed)
     } else {
         endpoint.send(first, Tag::Hello, Payload::of(hello));
         // The first rank may arrive last, and then waits for the others itself.
@@ -218,7 +235,7 @@ where
         take(endpoint, first, Tag::Welcome, end_of_wait(waited), waited)?
     };
     match differences.0.is_empty() {
-        true => Ok(()),
+        true => Ok(agreed),
         false => Err(AgreementError::Differences(differences)),
     }
 }

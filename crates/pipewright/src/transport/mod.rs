@@ -13,6 +13,7 @@
 //! [`Abort`](crate::failure::Abort) flag is raised, whichever comes first. Raising the flag wakes every waiting rank.
 
 mod agreement;
+mod vote;
 #[cfg(any(feature = "mpi", test))]
 mod clock;
 mod controlled;

@@ -9,9 +9,11 @@ use super::link_speed::{self, LinkSpeed};
 use super::local;
 #[cfg(feature = "mpi")]
 use super::mpi::{self, ClockError, MpiError};
+use super::vote;
 use crate::device::Devices;
 use crate::ids::WorldRank;
 use crate::progress::ProgressBoard;
+use crate::tensor::Votes;
 
 /// The endpoints of one transport, before they are given to their ranks.
 pub struct World {
@@ -95,6 +97,17 @@ impl World {
         match self.endpoints.as_mut_slice() {
             [endpoint] if endpoint.is_distributed() => agreement::agree(endpoint, &hello, deadline),
             _ => Ok(()),
+        }
+    }
+
+    /// Returns what any process knows, in every process. Every process calls it.
+    ///
+    /// # Errors
+    /// When two processes know one thing differently, and as [`World::agree`].
+    pub(crate) fn vote(&mut self, own: Votes, deadline: Duration) -> Result<Votes, AgreementError> {
+        match self.endpoints.as_mut_slice() {
+            [endpoint] if endpoint.is_distributed() => vote::vote(endpoint, &own, deadline),
+            _ => Ok(own),
         }
     }
 

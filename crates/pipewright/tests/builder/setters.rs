@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use burn::module::Module;
 use burn::optim::SgdConfig;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use pipewright::batch::Batch;
 use pipewright::failure::Cause;
 use pipewright::hook::ActionHook;
@@ -14,7 +14,7 @@ use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode;
 use pipewright::pipeline::{BuildError, Layers, Pipeline, PipelineBuilder, PipelineConfig, PipelineError};
 use pipewright::stage::{StageContext, StageModule};
-use pipewright::tensor::Metadata;
+use pipewright::tensor::{CheckMetadata, Metadata, OnMismatch, TensorSpec};
 use pipewright::transport::World;
 use pipewright_schedule::csv::{parse_schedule, print_program};
 use pipewright_schedule::{
@@ -220,6 +220,19 @@ fn metadata_and_world_reach_the_ranks() {
     let refused = |error: &BuildError| matches!(error, BuildError::Launch(PipelineError::WorldSize { .. }));
     assert!(larger.as_ref().is_err_and(refused), "{larger:?}");
     assert_eq!(run(builder().world(World::local(2))), run(builder()));
+}
+
+#[test]
+fn a_mismatch_of_metadata_fails_or_warns() {
+    let wrong = || {
+        let spec = TensorSpec::of_rows(DType::F64, [1]);
+        builder().metadata(Metadata::Static { stages: vec![vec![spec]] })
+    };
+    let mut pipeline = wrong().launch().expect("it starts");
+    let error =
+        pipeline.step(batch(0, MICROBATCHES), batch(1, MICROBATCHES), 1e-2).map(drop).expect_err("F64");
+    assert!(error.to_string().contains("stage 1 on rank 1 expects F64 [_, 1]"), "{error}");
+    assert_eq!(run(wrong().check_metadata(CheckMetadata::Always, OnMismatch::Warn)), run(builder()));
 }
 
 #[test]

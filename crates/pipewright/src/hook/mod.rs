@@ -1,0 +1,142 @@
+//! [`ActionHook`]: user code that runs around the actions of a step, such as profiler scopes, counters and logs, or in
+//! their place.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::sync::atomic::{AtomicUsize, Ordering};
+//!
+//! use pipewright::hook::ActionHook;
+//! use pipewright::ids::WorldRank;
+//! use pipewright::pipeline::PipelineConfig;
+//! use pipewright_schedule::Action;
+//!
+//! #[derive(Default)]
+//! struct Count(AtomicUsize);
+//!
+//! impl ActionHook for Count {
+//!     fn after(&self, _rank: WorldRank, _action: Action) {
+//!         self.0.fetch_add(1, Ordering::Relaxed);
+//!     }
+//! }
+//!
+//! let count = Arc::new(Count::default());
+//! let config = PipelineConfig { hook: Some(count.clone()), ..PipelineConfig::default() };
+//! ```
+//!
+//! # In the place of an action
+//!
+//! [`ActionHook::forward`], [`backward`](ActionHook::backward), [`weights`](ActionHook::weights) and
+//! [`overlap`](ActionHook::overlap) run the action themselves. They see the module of the stage, the values or gradients
+//! of the microbatch, its targets and side inputs, and run the module block by block. Between two blocks they may do
+//! anything, such as exchange values with another rank, or run a block of another microbatch. Each function gets all
+//! stages of a rank, and looks at the stage or the action if it is meant for some of them.
+//!
+//! ```
+//! use pipewright::hook::{ActionHook, OverlapRun};
+//! use pipewright::stage::StageError;
+//!
+//! /// Runs the blocks of an overlap alternately.
+//! struct Alternate;
+//!
+//! impl ActionHook for Alternate {
+//!     fn runs_overlaps(&self) -> bool {
+//!         true
+//!     }
+//!
+//!     fn overlap(&self, run: &mut OverlapRun<'_>) -> Result<(), StageError> {
+//!         while run.forward().next_block().is_some() || run.backward().next_block().is_some() {
+//!             run.backward().run_block()?;
+//!             run.forward().run_block()?;
+//!         }
+//!         Ok(())
+//!     }
+//! }
+//! ```
+//!
+//! The backward has the blocks of its forward, so [`ActionHook::forward`] must also run block by block for the forwards
+//! that are not in an overlap.
+
+mod action_run;
+
+use pipewright_schedule::Action;
+
+pub use action_run::{BackwardRun, ForwardRun, OverlapRun};
+pub(crate) use action_run::{Place, Stages};
+
+use crate::ids::WorldRank;
+use crate::stage::{StageError, WeightWork};
+use crate::tensor::OptionalTensors;
+
+/// Every rank calls it for each action, on its own thread. A panic in a hook fails the step like a panic in a stage, and
+/// so does an error of a function.
+pub trait ActionHook: Send + Sync {
+    /// Called when the tensors of an action have arrived; for a receive, at once. It must call `run`, which runs the
+    /// action. Use it for scopes that end with the action.
+    fn around(&self, _rank: WorldRank, _action: Action, run: &mut dyn FnMut()) {
+        run();
+    }
+
+    /// Runs a forward, alone or in an evaluation. All blocks must have run when it returns. By default the module runs as
+    /// a whole.
+    ///
+    /// # Errors
+    /// Those of the stage, and the function's own ([`StageError::function`]).
+    fn forward(&self, run: &mut ForwardRun<'_>) -> Result<(), StageError> {
+        run.run_all()
+    }
+
+    /// Runs the backward of a `B` or an `I`. All blocks must have run when it returns. The weight gradients of a `B` are
+    /// computed after it, unless it has computed them ([`BackwardRun::run_weights`]).
+    ///
+    /// # Errors
+    /// As [`ActionHook::forward`].
+    fn backward(&self, run: &mut BackwardRun<'_>) -> Result<(), StageError> {
+        run.run_all()
+    }
+
+    /// Computes the weight gradients of a `W`, or those at the end of a `B`. What it leaves goes to the stage's own runner
+    /// ([`Stage::with_weight_runner`](crate::stage::Stage::with_weight_runner)), and then the stage computes the rest.
+    fn weights(&self, _rank: WorldRank, _action: Action, _work: &mut WeightWork<'_>) {}
+
+    /// Runs an `OVERLAP_F_B`: a forward and a backward. The tensors of both have arrived. Only a hook can run the two
+    /// together; without one, a rank runs the forward and then the backward.
+    ///
+    /// A program has overlaps only if its lowering keeps them
+    /// ([`keep_overlaps`](pipewright_schedule::LowerConfig::keep_overlaps)); see [`ActionHook::runs_overlaps`]. The
+    /// command `pipewright train` has no hook and takes every overlap apart.
+    ///
+    /// # Errors
+    /// As [`ActionHook::forward`].
+    fn overlap(&self, run: &mut OverlapRun<'_>) -> Result<(), StageError> {
+        self.forward(&mut run.forward())?;
+        self.backward(&mut run.backward())
+    }
+
+    /// Returns whether [`ActionHook::overlap`] runs both parts together.
+    /// [`Pipeline::builder`](crate::pipeline::Pipeline::builder) then keeps overlaps whole. Otherwise it takes them
+    /// apart, so that the forward's output leaves before the backward begins.
+    fn runs_overlaps(&self) -> bool {
+        false
+    }
+
+    /// Called with the tensors of a message between two stages: in a send before they leave, and in a receive when the
+    /// message is taken. It may replace them, for example by compressed ones that the receiver expands again. Stages on
+    /// the same rank send no message to each other.
+    ///
+    /// # Errors
+    /// As [`ActionHook::forward`].
+    fn message(
+        &self,
+        _rank: WorldRank,
+        _action: Action,
+        _tensors: &mut OptionalTensors,
+    ) -> Result<(), StageError> {
+        Ok(())
+    }
+
+    /// Called before the action is first tried; the action may then wait for its tensors.
+    fn before(&self, _rank: WorldRank, _action: Action) {}
+
+    /// Called when the action is done. A receive is done at once: the computation that uses its message waits for it.
+    fn after(&self, _rank: WorldRank, _action: Action) {}
+}

@@ -1,0 +1,97 @@
+//! A backward of a stage in training: in as many parts as its forward had, from the last to the first.
+
+use std::time::{Duration, Instant};
+
+use pipewright_schedule::Microbatch;
+
+use super::body::StageBody;
+use super::error::StageError;
+use super::runner::InputGradients;
+use super::tape::{Tape, all_off_tape};
+use super::training::{Pass, Segment, TrainingStage};
+use crate::tensor::{OptionalTensors, Values};
+
+/// A microbatch whose forward has run, and its backward has not.
+pub(super) struct InFlight {
+    pub(super) parts: Vec<Part>,
+    /// Present if a part is to be computed again.
+    pub(super) pass: Option<Pass>,
+}
+
+/// A segment of a forward.
+pub(super) struct Part {
+    pub(super) segment: Segment,
+    pub(super) kept: Kept,
+}
+
+/// What a segment keeps for its backward.
+pub(super) enum Kept {
+    /// Everything that the backward needs.
+    Recorded(Box<Tape>),
+    /// The inputs, from which the backward computes the segment again.
+    Inputs(Values),
+}
+
+/// A backward that has begun.
+pub(crate) struct BackwardState {
+    microbatch: Microbatch,
+    in_flight: InFlight,
+    /// The gradients of the outputs of the next part; after the last part, those of the inputs of the stage.
+    gradients: OptionalTensors,
+    /// The time in which parts were computed again.
+    recomputed: Duration,
+}
+
+impl BackwardState {
+    /// Begins a backward with the gradients of the outputs.
+    pub(super) fn new(microbatch: Microbatch, in_flight: InFlight, gradients: OptionalTensors) -> Self {
+        Self { microbatch, in_flight, gradients, recomputed: Duration::ZERO }
+    }
+
+    pub(crate) fn microbatch(&self) -> Microbatch {
+        self.microbatch
+    }
+
+    pub(crate) fn gradients(&self) -> &OptionalTensors {
+        &self.gradients
+    }
+
+    /// Replaces the gradients.
+    pub(crate) fn set_gradients(&mut self, gradients: OptionalTensors) {
+        let off_tape = |gradient| all_off_tape(&[gradient]).pop();
+        self.gradients = gradients.into_iter().map(|gradient| gradient.and_then(off_tape)).collect();
+    }
+
+    /// Returns the block whose backward is next; `None` after the first block. A forward that ran as a whole has block 0
+    /// alone.
+    pub(crate) fn next_block(&self) -> Option<usize> {
+        self.in_flight.parts.last().map(|part| part.segment.index())
+    }
+
+    /// Returns the results of a backward that has run to its end.
+    pub(crate) fn into_input_gradients(self) -> InputGradients {
+        InputGradients { gradients: self.gradients, recomputed: self.recomputed }
+    }
+}
+
+impl<M: StageBody> TrainingStage<M> {
+    /// Runs the backward of the next part.
+    pub(super) fn run_back(&mut self, backward: &mut BackwardState) -> Result<(), StageError> {
+        let Some(Part { segment, kept }) = backward.in_flight.parts.pop() else { return Ok(()) };
+        let gradients = std::mem::take(&mut backward.gradients);
+        backward.gradients = match (kept, &backward.in_flight.pass) {
+            (Kept::Recorded(tape), _) => self.run_backward(backward.microbatch, *tape, gradients)?,
+            (Kept::Inputs(inputs), Some(pass)) => {
+                let buffers = self.buffers();
+                let start = Instant::now();
+                let tape = self.record_again(segment, inputs, pass)?;
+                backward.recomputed += start.elapsed();
+                let gradients = self.run_backward(backward.microbatch, tape, gradients)?;
+                self.restore_buffers(buffers);
+                gradients
+            }
+            (Kept::Inputs(_), None) => unreachable!("a microbatch that is computed again keeps its context"),
+        };
+        Ok(())
+    }
+}

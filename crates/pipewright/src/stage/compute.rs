@@ -1,0 +1,94 @@
+//! The actions of a stage in training, as the executor runs them.
+
+use std::any::Any;
+
+use burn::tensor::Device;
+use pipewright_schedule::Microbatch;
+
+use super::backward::{BackwardState, InFlight, Kept};
+use super::body::{Skips, StageBody};
+use super::error::StageError;
+use super::forward::{ForwardState, Replacement};
+use super::runner::{Forwarded, StageCompute, StageParameters};
+use super::training::TrainingStage;
+use super::weight_work::WeightWork;
+use crate::nn::Deferred;
+use crate::tensor::OptionalTensors;
+
+impl<M: StageBody> StageCompute for TrainingStage<M> {
+    fn run_forward(&mut self, forward: &mut ForwardState) -> Result<(), StageError> {
+        self.run_rest(forward)
+    }
+
+    fn run_block(
+        &mut self,
+        forward: &mut ForwardState,
+        replacement: Option<Replacement<'_>>,
+    ) -> Result<(), StageError> {
+        self.run_next(forward, replacement)
+    }
+
+    fn finish_forward(&mut self, forward: ForwardState) -> Result<Forwarded, StageError> {
+        let is_trained = forward.task.is_some();
+        let (forwarded, parts, pass) = forward.into_forwarded()?;
+        if is_trained {
+            let microbatch = pass.context.microbatch();
+            let is_saved = parts.iter().any(|part| matches!(part.kept, Kept::Inputs(_)));
+            self.in_flight.insert(microbatch, InFlight { parts, pass: is_saved.then_some(pass) });
+        }
+        Ok(forwarded)
+    }
+
+    fn begin_backward(&mut self, microbatch: Microbatch, gradients: OptionalTensors) -> BackwardState {
+        let in_flight = self.in_flight.remove(&microbatch);
+        let in_flight = in_flight.expect("a validated program runs a forward before its backward");
+        BackwardState::new(microbatch, in_flight, gradients)
+    }
+
+    fn backward_block(&mut self, backward: &mut BackwardState) -> Result<(), StageError> {
+        self.run_back(backward)
+    }
+
+    fn backward_weights(
+        &mut self,
+        microbatch: Microbatch,
+        first: &mut dyn FnMut(&mut WeightWork<'_>),
+    ) -> Result<usize, StageError> {
+        let deferred = self.deferred.remove(&microbatch).unwrap_or_default();
+        let tasks: Vec<_> = deferred.iter().flat_map(Deferred::take).collect();
+        let count = tasks.len();
+        let module = self.rounded.get().or(self.module.as_ref());
+        let module = module.expect("the module is away only while it is changed").exposed();
+        let mut work = WeightWork::new(tasks, &mut self.sums, module);
+        first(&mut work);
+        if let Some(runner) = &mut self.weight_runner {
+            runner(microbatch, &mut work);
+        }
+        // Weight gradients that a user's function has not computed would be missing in the sums.
+        work.run_all();
+        work.outcome().map(|()| count)
+    }
+
+    fn module(&self) -> &dyn Any {
+        self.computing().exposed()
+    }
+
+    fn blocks(&self) -> usize {
+        self.module.as_ref().map_or(1, M::blocks).max(1)
+    }
+
+    fn skips(&self) -> &Skips {
+        self.module().skips()
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn reset(&mut self) {
+        self.in_flight.clear();
+        self.deferred.clear();
+        self.sums.clear();
+        self.release();
+    }
+}

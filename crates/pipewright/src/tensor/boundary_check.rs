@@ -1,0 +1,222 @@
+//! The checks of the tensors at a stage's boundaries against their [`Metadata`].
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+use pipewright_schedule::{Microbatch, StageIndex};
+
+use super::metadata::{CheckMetadata, Metadata, TensorSpec};
+use super::value::{OptionalTensor, Value};
+use crate::ids::WorldRank;
+
+/// One side of a boundary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Side {
+    /// The stage.
+    pub stage: StageIndex,
+    /// Its rank.
+    pub rank: WorldRank,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stage {} on rank {}", self.stage, self.rank)
+    }
+}
+
+/// The two sides of a boundary disagree.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "microbatch {microbatch}: {mismatch}: {from} sent {sent}, {to} expects {expected}; if a dimension may differ between \
+     microbatches, name it in `PipelineConfig::metadata`"
+)]
+pub struct MetadataError {
+    /// The microbatch that crosses it.
+    pub microbatch: Microbatch,
+    /// What differs.
+    pub mismatch: Mismatch,
+    /// The side that sent.
+    pub from: Side,
+    /// A description of the tensors that it sent.
+    pub sent: String,
+    /// The side that receives.
+    pub to: Side,
+    /// A description of the tensors that it expects.
+    pub expected: String,
+}
+
+/// What differs between the sides of a boundary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mismatch {
+    /// The number of tensors.
+    Count,
+    /// The tensor at this index.
+    Tensor(usize),
+    /// The number of gradients.
+    GradientCount,
+    /// The gradient of the tensor at this index.
+    Gradient(usize),
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count => f.write_str("the numbers of tensors differ"),
+            Self::Tensor(place) => write!(f, "tensor {place} differs"),
+            Self::GradientCount => f.write_str("the numbers of gradients differ"),
+            Self::Gradient(place) => write!(f, "the gradient of tensor {place} differs"),
+        }
+    }
+}
+
+/// The metadata of a stage's two boundaries, as the stage sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct Boundaries {
+    metadata: Metadata,
+    check: CheckMetadata,
+    stage: StageIndex,
+    /// Microbatches of a step.
+    microbatches: usize,
+    takes: Known,
+    gives: Known,
+    /// The inputs of the microbatches of this step that were checked, until their gradients are checked.
+    checked: HashMap<Microbatch, Vec<TensorSpec>>,
+    /// The mismatches that were logged.
+    warned: HashSet<Flow>,
+}
+
+/// The tensors that cross a boundary, from the side of one stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Flow {
+    Inputs,
+    Outputs,
+    InputGradients,
+}
+
+/// One boundary, seen from one side.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    specs: Option<Vec<TensorSpec>>,
+    /// Microbatches that were checked.
+    seen: usize,
+}
+
+impl Boundaries {
+    pub(crate) fn new(
+        metadata: &Metadata,
+        check: CheckMetadata,
+        stage: StageIndex,
+        microbatches: u32,
+    ) -> Self {
+        let of_next = metadata.of_stage(StageIndex::new(stage.get() + 1));
+        let takes = Known { specs: metadata.of_stage(stage), seen: 0 };
+        let gives = Known { specs: of_next, seen: 0 };
+        let (metadata, microbatches) = (metadata.clone(), microbatches as usize);
+        let (checked, warned) = (HashMap::new(), HashSet::new());
+        Self { metadata, check, stage, microbatches, takes, gives, checked, warned }
+    }
+
+    /// Begins a step or an evaluation.
+    pub(crate) fn begin_step(&mut self) {
+        self.checked.clear();
+    }
+
+    /// Forgets metadata that a failed step has provided.
+    pub(crate) fn reset(&mut self) {
+        let warned = std::mem::take(&mut self.warned);
+        let fresh = Self::new(&self.metadata, self.check, self.stage, self.microbatches as u32);
+        *self = Self { warned, ..fresh };
+    }
+
+    /// Returns whether a mismatch is the first one of its kind, and records it.
+    pub(crate) fn warns(&mut self, flow: Flow) -> bool {
+        self.warned.insert(flow)
+    }
+
+    /// Checks the inputs of the stage: all tensors of the boundary.
+    pub(crate) fn check_inputs(
+        &mut self,
+        microbatch: Microbatch,
+        values: &[Value],
+    ) -> Result<(), TensorMismatch> {
+        let Some(specs) = self.takes.specs_to_check(values, &self.metadata, self.check, self.microbatches)
+        else {
+            return Ok(());
+        };
+        if values.len() != specs.len() {
+            return Err(TensorMismatch::of_counts(Mismatch::Count, [values.len(), specs.len()]));
+        }
+        self.checked.insert(microbatch, values.iter().map(|value| TensorSpec::of(value, &[])).collect());
+        compare(values.iter().map(Some), specs, Mismatch::Tensor)
+    }
+
+    /// Checks the gradients of the inputs of a microbatch if its inputs were checked. They have the shapes and types of the
+    /// inputs. An input may have none.
+    pub(crate) fn check_input_gradients(
+        &mut self,
+        microbatch: Microbatch,
+        gradients: &[OptionalTensor],
+    ) -> Result<(), TensorMismatch> {
+        let Some(specs) = self.checked.remove(&microbatch) else { return Ok(()) };
+        if gradients.len() != specs.len() {
+            return Err(TensorMismatch::of_counts(Mismatch::GradientCount, [gradients.len(), specs.len()]));
+        }
+        compare(gradients.iter().map(Option::as_ref), &specs, Mismatch::Gradient)
+    }
+
+    /// Checks the outputs for the next stage, without direct skip connections from other stages.
+    pub(crate) fn check_outputs(&mut self, values: &[Value]) -> Result<(), TensorMismatch> {
+        let specs = self.gives.specs_to_check(values, &self.metadata, self.check, self.microbatches);
+        specs.map_or(Ok(()), |specs| compare(values.iter().map(Some), specs, Mismatch::Tensor))
+    }
+}
+
+impl Known {
+    /// Returns the specification to compare a microbatch with, or `None` if the boundary needs no further checks.
+    /// Without given metadata, the first microbatch provides it.
+    fn specs_to_check(
+        &mut self,
+        values: &[Value],
+        metadata: &Metadata,
+        check: CheckMetadata,
+        microbatches: usize,
+    ) -> Option<&[TensorSpec]> {
+        if check == CheckMetadata::FirstStep && self.seen == microbatches {
+            return None;
+        }
+        self.seen = (self.seen + 1).min(microbatches);
+        let free = metadata.free();
+        let shown = || values.iter().map(|value| TensorSpec::of(value, free)).collect();
+        Some(self.specs.get_or_insert_with(shown))
+    }
+}
+
+/// A [`MetadataError`] without the microbatch and the two sides.
+pub(crate) struct TensorMismatch {
+    pub(crate) mismatch: Mismatch,
+    pub(crate) sent: String,
+    pub(crate) expected: String,
+}
+
+impl TensorMismatch {
+    fn of_counts(mismatch: Mismatch, [sent, expected]: [usize; 2]) -> Self {
+        let count = |count: usize| format!("{count} tensor(s)");
+        Self { mismatch, sent: count(sent), expected: count(expected) }
+    }
+}
+
+fn compare<'a>(
+    values: impl Iterator<Item = Option<&'a Value>>,
+    specs: &[TensorSpec],
+    mismatch: fn(usize) -> Mismatch,
+) -> Result<(), TensorMismatch> {
+    let there =
+        values.zip(specs).enumerate().filter_map(|(place, (value, spec))| Some((place, value?, spec)));
+    match there.into_iter().find(|(_, value, spec)| !spec.fits(value)) {
+        Some((place, value, spec)) => {
+            let (sent, expected) = (TensorSpec::of(value, &[]).to_string(), spec.to_string());
+            Err(TensorMismatch { mismatch: mismatch(place), sent, expected })
+        }
+        None => Ok(()),
+    }
+}
