@@ -223,6 +223,7 @@ fn apply(mut settings: Settings, decision: Decision) -> Result<Chosen, Failure> 
         true => (PartitionChoice::Even, None),
         false => (PartitionChoice::Explicit, Some(choice.boundaries)),
     };
+    pipeline.layout = None;
     pipeline.recompute = match choice.recompute.is_empty() {
         true => Recompute::None,
         false => Recompute::Stages(choice.recompute.into_iter().map(StageIndex::new).collect()),

@@ -11,6 +11,7 @@ pub(crate) mod data;
 mod devices;
 mod document;
 mod keys;
+mod layout;
 pub(crate) mod mesh;
 pub(crate) mod model;
 pub(crate) mod optimizer;
