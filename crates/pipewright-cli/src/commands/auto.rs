@@ -142,6 +142,8 @@ fn decide(
         microbatch_rows: settings.pipeline.microbatch_size,
         memory: memory_of_rank(settings),
         data_parallel: settings.mesh.is_sharded().then_some(settings.mesh.data_parallel),
+        // The cost of tensor-parallel ranks is assumed, and only plans that the user asks for rely on it.
+        tensor_parallel: Some(1),
         plans: usize::MAX,
         ..PlanRequest::default()
     };
