@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release -p pipewright-schedule --example plans            # 200 random models
 //! cargo run --release -p pipewright-schedule --example plans -- 20 each # 20 of them, each on a line
+//! cargo run --release -p pipewright-schedule --example plans -- 20 cuts # and compares with the best cuts of all schedules
 //! ```
 
 #[path = "../tests/plan/instances.rs"]
@@ -16,13 +17,15 @@ use std::time::Instant;
 use instances::Instance;
 use pipewright_schedule::generate::catalogue;
 use pipewright_schedule::partition::{Method, partition};
-use pipewright_schedule::plan::{PlanChoice, PlanReport, PlanRequest, SEARCHED, plan, predict};
+use pipewright_schedule::plan::{
+    PlanChoice, PlanReport, PlanRequest, SEARCHED, best_cut, choice_costs, plan, predict,
+};
 use pipewright_schedule::{ScheduleSpec, generate};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let count: u64 = arguments.first().map_or(Ok(200), |text| text.parse())?;
-    let each = arguments.get(1).is_some_and(|text| text == "each");
+    let [each, cuts] = ["each", "cuts"].map(|word| arguments.iter().skip(1).any(|text| text == word));
     let mut out = std::io::stdout().lock();
 
     let (mut gaps, mut times) = (Vec::new(), Vec::new());
@@ -31,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let instance = instances::random(seed);
         let (report, seconds) = planned(&instance, None)?;
         let named = report.outcomes.iter().filter(|it| it.name != SEARCHED).count();
-        let best_named = best_even_or_optimal(&instance)?;
+        let best_named = if cuts { best_cuts(&instance) } else { best_even_or_optimal(&instance)? };
         worse += usize::from(report.plans[0].step_s > best_named * (1.0 + 1e-9));
         gaps.push(report.gap());
         times.push(seconds);
@@ -63,7 +66,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     )?;
     let (median, ninth, most) = spread(&mut times);
     writeln!(out, "time {median:.2} s median, {ninth:.2} s 90th percentile, {most:.2} s at most")?;
-    writeln!(out, "{worse} plans are worse than a named schedule with an even or optimal cut")?;
+    let cut = if cuts { "its best cut" } else { "an even or optimal cut" };
+    writeln!(out, "{worse} plans are worse than a named schedule with {cut}")?;
     gains(count.div_ceil(4), each, &mut out)?;
 
     let deep = instances::deep();
@@ -75,6 +79,34 @@ fn main() -> Result<(), Box<dyn Error>> {
         "126 layers, 64 ranks, limited memory: gap {:.2}%, {}, {seconds:.2} s",
         100.0 * report.gap(),
         best.name
+    )?;
+    cluster(&mut out)
+}
+
+/// Prints the plan of a cluster with its mesh.
+fn cluster(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+    let Instance { profile, ranks, microbatches, .. } = instances::cluster();
+    let memory = profile.device.as_ref().and_then(|device| device.memory_bytes);
+    let request = PlanRequest { ranks, microbatches, memory, ..PlanRequest::default() };
+    let start = seconds();
+    let report = plan(&profile, &request, &mut || true)?;
+    let (taken, best) = (seconds() - start, &report.plans[0]);
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or(" unknown").trim();
+    writeln!(
+        out,
+        "126 layers, 16384 ranks in nodes of 8: tensor {} x data {} x pipeline {}, {} x{}, {} rows, {:.3} s a step, \
+         sums {:.3} s tensor and {:.3} s data, gap {:.2}%, {taken:.2} s, memory {peak}",
+        best.tensor_parallel,
+        best.data_parallel,
+        best.schedule.ranks(),
+        best.name,
+        best.schedule.placement().stages() / best.schedule.ranks(),
+        best.microbatch_rows,
+        best.step_s,
+        best.collectives.tensor_s,
+        best.collectives.replicas_s,
+        100.0 * report.gap()
     )?;
     Ok(())
 }
@@ -120,8 +152,7 @@ fn time(instance: &Instance, name: &str, chunks: u32, method: &Method) -> Option
     let choice = PlanChoice {
         boundaries: cut.ranges().skip(1).map(|range| range.start).collect(),
         recompute: vec![false; stages as usize],
-        data_parallel: 1,
-        microbatch_rows: 1,
+        ..PlanChoice::default()
     };
     predict(&instance.profile, &schedule, &choice).ok().map(|prediction| prediction.step_s())
 }
@@ -137,6 +168,34 @@ fn best_even_or_optimal(instance: &Instance) -> Result<f64, Box<dyn Error>> {
         }
     }
     Ok(best)
+}
+
+/// Returns the time of the best named schedule with the best cut that is found for it.
+fn best_cuts(instance: &Instance) -> f64 {
+    let mut best = f64::INFINITY;
+    let (ranks, microbatches) = (instance.ranks, instance.microbatches);
+    for generator in catalogue().iter().filter(|generator| generator.name != "forwardonly") {
+        for chunks in 1..=4 {
+            let spec = ScheduleSpec {
+                ranks,
+                stages_per_rank: Some(chunks),
+                microbatches,
+                ..ScheduleSpec::default()
+            };
+            let Ok(schedule) = generate(generator.name, &spec) else { continue };
+            let recompute = vec![false; schedule.placement().stages() as usize];
+            let choice = PlanChoice { recompute, ..PlanChoice::default() };
+            let Some(boundaries) = best_cut(&instance.profile, &schedule, &choice) else { continue };
+            let choice = PlanChoice { boundaries, ..choice };
+            let Ok(costs) = choice_costs(&instance.profile, schedule.placement(), &choice) else { continue };
+            let Ok(schedule) = generate(generator.name, &ScheduleSpec { costs: Some(costs), ..spec }) else {
+                continue;
+            };
+            let found = predict(&instance.profile, &schedule, &choice);
+            best = found.map_or(best, |prediction| best.min(prediction.step_s()));
+        }
+    }
+    best
 }
 
 /// Prints the mean gain over interleaved 1F1B with an even split, with the better of two and three stages a rank.

@@ -34,8 +34,11 @@ pub struct Profile {
     /// The device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceProfile>,
-    /// The link between any two ranks.
+    /// The link between any two ranks; if there are nodes, between ranks of different nodes.
     pub link: LinkProfile,
+    /// The nodes of a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeProfile>,
     /// The layers in the order of the model.
     pub layers: Vec<LayerProfile>,
     /// The figures that were not measured but assumed, such as `link.latency_s` or `head.forward_s`: a section or the
@@ -79,6 +82,18 @@ pub struct LinkProfile {
     pub reduce_bytes_per_s: Option<f64>,
 }
 
+/// A node of a cluster: ranks with consecutive numbers, and the link between any two of them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeProfile {
+    /// The number of ranks.
+    pub ranks: u32,
+    /// The time from the departure of the last byte to its arrival.
+    pub latency_s: f64,
+    /// The bandwidth.
+    pub bytes_per_s: f64,
+}
+
 /// The costs of a layer, or of several equal layers in a row, for one microbatch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -113,7 +128,19 @@ pub struct LayerProfile {
     /// most.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub temporary_bytes: u64,
+    /// The number of sums over tensor-parallel ranks in `F`, each of the size of the layer's input, and as many in `I`;
+    /// `None` for [`TENSOR_SUMS`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tensor_sums: Option<u32>,
 }
+
+/// The number of sums over tensor-parallel ranks in `F` of a layer: one after attention and one after the feed-forward
+/// part (Shoeybi et al., "Megatron-LM", 2019).
+pub const TENSOR_SUMS: u32 = 2;
+/// The largest number of such sums.
+pub const MAX_TENSOR_SUMS: u32 = 1_000;
+/// The largest number of ranks of a node.
+pub const MAX_NODE_RANKS: u32 = 65_536;
 
 /// The part of a profile that a problem is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,6 +151,8 @@ pub enum ProfilePart {
     Device,
     /// The section `[link]`.
     Link,
+    /// The section `[node]`.
+    Node,
     /// The section `[[layers]]` with this index, counted from 0.
     Layer(usize),
 }
@@ -153,7 +182,14 @@ fn is_zero(number: &u64) -> bool {
 impl Default for Profile {
     /// A profile for microbatches of one row, without layers.
     fn default() -> Self {
-        Self { rows: 1, device: None, link: LinkProfile::default(), layers: Vec::new(), assumed: Vec::new() }
+        Self {
+            rows: 1,
+            device: None,
+            link: LinkProfile::default(),
+            node: None,
+            layers: Vec::new(),
+            assumed: Vec::new(),
+        }
     }
 }
 
@@ -173,6 +209,7 @@ impl Default for LayerProfile {
             activation_bytes: 0,
             weight_activation_bytes: None,
             temporary_bytes: 0,
+            tensor_sums: None,
         }
     }
 }
@@ -181,6 +218,13 @@ impl LinkProfile {
     /// Returns a link of this latency in seconds and bandwidth in bytes per second.
     pub fn new(latency_s: f64, bytes_per_s: f64) -> Self {
         Self { latency_s, bytes_per_s, reduce_bytes_per_s: None }
+    }
+}
+
+impl NodeProfile {
+    /// Returns the link between two ranks of the node.
+    pub fn link(&self) -> LinkProfile {
+        LinkProfile::new(self.latency_s, self.bytes_per_s)
     }
 }
 
@@ -219,21 +263,30 @@ impl Profile {
         if let Some(memory) = self.device.as_ref().and_then(|device| device.memory_bytes) {
             check_bytes(&mut found, ProfilePart::Device, "memory_bytes", memory);
         }
-        check_seconds(&mut found, ProfilePart::Link, "latency_s", self.link.latency_s);
-        let bandwidths = [
-            ("bytes_per_s", Some(self.link.bytes_per_s)),
-            ("reduce_bytes_per_s", self.link.reduce_bytes_per_s),
-        ];
-        for (key, bandwidth) in bandwidths {
-            if let Some(value) = bandwidth.filter(|value| !(1.0..=MAX_BYTES_PER_SECOND).contains(value)) {
-                let expected = format!("a number from 1 to {MAX_BYTES_PER_SECOND:e}");
-                found.push(problem(ProfilePart::Link, key, value, expected));
+        check_link(&mut found, ProfilePart::Link, &self.link);
+        if let Some(node) = &self.node {
+            check_link(&mut found, ProfilePart::Node, &node.link());
+            if !(1..=MAX_NODE_RANKS).contains(&node.ranks) {
+                let expected = format!("a number from 1 to {MAX_NODE_RANKS}");
+                found.push(problem(ProfilePart::Node, "ranks", node.ranks, expected));
             }
         }
         for (index, layer) in self.layers.iter().enumerate() {
             check_layer(&mut found, ProfilePart::Layer(index), layer);
         }
         found
+    }
+}
+
+fn check_link(found: &mut Vec<ProfileProblem>, part: ProfilePart, link: &LinkProfile) {
+    check_seconds(found, part, "latency_s", link.latency_s);
+    let bandwidths =
+        [("bytes_per_s", Some(link.bytes_per_s)), ("reduce_bytes_per_s", link.reduce_bytes_per_s)];
+    for (key, bandwidth) in bandwidths {
+        if let Some(value) = bandwidth.filter(|value| !(1.0..=MAX_BYTES_PER_SECOND).contains(value)) {
+            let expected = format!("a number from 1 to {MAX_BYTES_PER_SECOND:e}");
+            found.push(problem(part, key, value, expected));
+        }
     }
 }
 
@@ -260,6 +313,9 @@ fn check_layer(found: &mut Vec<ProfileProblem>, part: ProfilePart, layer: &Layer
     ];
     for (key, bytes) in sizes {
         check_bytes(found, part, key, bytes.unwrap_or(0));
+    }
+    if let Some(sums) = layer.tensor_sums.filter(|&sums| sums > MAX_TENSOR_SUMS) {
+        found.push(problem(part, "tensor_sums", sums, format!("a number from 0 to {MAX_TENSOR_SUMS}")));
     }
 }
 
@@ -292,6 +348,7 @@ impl fmt::Display for ProfilePart {
             Self::Top => f.write_str("the profile"),
             Self::Device => f.write_str("[device]"),
             Self::Link => f.write_str("[link]"),
+            Self::Node => f.write_str("[node]"),
             Self::Layer(index) => write!(f, "[[layers]] number {}", index + 1),
         }
     }
@@ -305,52 +362,4 @@ impl fmt::Display for ProfileProblem {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(change: impl FnOnce(&mut Profile), expected: &[&str]) {
-        let layer = LayerProfile { kind: "a".into(), count: 2, ..LayerProfile::default() };
-        let link = LinkProfile::new(0.0, 1e9);
-        let mut profile = Profile { link, layers: vec![layer], ..Profile::default() };
-        change(&mut profile);
-        let found: Vec<String> = profile.problems().iter().map(ToString::to_string).collect();
-        assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn values_that_cannot_be_are_found() {
-        check(|_| {}, &[]);
-        check(
-            |profile| profile.layers[0].forward_s = -1.0,
-            &[
-                "`forward_s` of [[layers]] number 1 is -1, where a number of seconds from 0 to 1e6 is expected",
-            ],
-        );
-        check(
-            |profile| profile.layers[0].recompute_s = Some(f64::NAN),
-            &[
-                "`recompute_s` of [[layers]] number 1 is NaN, where a number of seconds from 0 to 1e6 is expected",
-            ],
-        );
-        check(
-            |profile| profile.layers[0].output_bytes = u64::MAX,
-            &[
-                "`output_bytes` of [[layers]] number 1 is 18446744073709551615, where a number of bytes from 0 to \
-               1000000000000000 is expected",
-            ],
-        );
-        check(
-            |profile| profile.link.bytes_per_s = 0.0,
-            &["`bytes_per_s` of [link] is 0, where a number from 1 to 1e18 is expected"],
-        );
-        check(
-            |profile| profile.layers.clear(),
-            &["`layers` of the profile is empty, where at least one [[layers]] section is expected"],
-        );
-        check(
-            |profile| profile.layers[0].count = 20_000,
-            &["`layers` of the profile is 20000, where at most 10000 layers in all is expected"],
-        );
-        check(|profile| profile.rows = 0, &["`rows` of the profile is 0, where at least 1 is expected"]);
-    }
-}
+mod tests;

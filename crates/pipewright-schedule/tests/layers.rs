@@ -100,6 +100,7 @@ const LAYERS: &[&str] = &[
     "profile",
     "analytic",
     "plan::request",
+    "plan::network",
     "plan::report",
     "plan::layers",
     "plan::stage_load",

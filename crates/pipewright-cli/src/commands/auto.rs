@@ -142,6 +142,8 @@ fn decide(
         microbatch_rows: settings.pipeline.microbatch_size,
         memory: memory_of_rank(settings),
         data_parallel: settings.mesh.is_sharded().then_some(settings.mesh.data_parallel),
+        // The cost of tensor-parallel ranks is assumed, and only plans that the user asks for rely on it.
+        tensor_parallel: Some(1),
         plans: usize::MAX,
         ..PlanRequest::default()
     };
@@ -223,6 +225,7 @@ fn apply(mut settings: Settings, decision: Decision) -> Result<Chosen, Failure> 
         true => (PartitionChoice::Even, None),
         false => (PartitionChoice::Explicit, Some(choice.boundaries)),
     };
+    pipeline.layout = None;
     pipeline.recompute = match choice.recompute.is_empty() {
         true => Recompute::None,
         false => Recompute::Stages(choice.recompute.into_iter().map(StageIndex::new).collect()),

@@ -41,6 +41,9 @@ pub(crate) struct PlanArguments {
     /// The number of replicas; by default, it is searched
     #[arg(long, value_name = "D")]
     data_parallel: Option<u32>,
+    /// The number of tensor-parallel ranks of each stage; by default, it is searched if the profile has a [node]
+    #[arg(long, value_name = "T")]
+    tensor_parallel: Option<u32>,
     /// The memory of a rank, such as 16GiB; by default, that of the profile, or any amount
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
@@ -81,7 +84,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), Failure> {
         write_plan(output, best, settings.as_ref())?;
     }
     let printed = match arguments.format {
-        Format::Text => text(&report, &request, seconds, &profile.assumed),
+        Format::Text => text(&report, &request, seconds, &profile),
         Format::Json => json(&report, seconds, &profile.assumed),
     };
     output::write(None, &printed)
@@ -108,6 +111,7 @@ fn request(
         microbatch_rows: of_settings.map_or(profile.rows, |pipeline| pipeline.microbatch_size),
         memory,
         data_parallel: arguments.data_parallel,
+        tensor_parallel: arguments.tensor_parallel,
         ..PlanRequest::default()
     })
 }

@@ -42,10 +42,9 @@ impl ProfileArguments {
         if !depends_on_costs(name) {
             return choices.predict(&plain, choices.boundaries(&plain)?);
         }
-        let stages = plain.placement().stages();
         let made = |boundaries: &[usize]| {
             let choice = choices.choice(boundaries.to_vec());
-            let costs = choice_costs(&choices.profile, stages, &choice).map_err(Failure::input)?;
+            let costs = choice_costs(&choices.profile, plain.placement(), &choice).map_err(Failure::input)?;
             let spec = ScheduleSpec { costs: Some(costs), ..spec.clone() };
             generate(name, &spec).map_err(Failure::input)
         };
@@ -113,7 +112,7 @@ impl Choices {
 
     fn choice(&self, boundaries: Vec<usize>) -> PlanChoice {
         let recompute = self.recompute.clone();
-        PlanChoice { boundaries, recompute, data_parallel: 1, microbatch_rows: self.profile.rows }
+        PlanChoice { boundaries, recompute, microbatch_rows: self.profile.rows, ..PlanChoice::default() }
     }
 }
 

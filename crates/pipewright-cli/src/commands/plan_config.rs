@@ -49,7 +49,11 @@ pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
     };
     pipeline.push(("recompute", recompute));
     set(&mut config, "pipeline", pipeline);
-    set(&mut config, "mesh", vec![("data_parallel", number(plan.data_parallel))]);
+    let mut mesh = vec![("data_parallel", number(plan.data_parallel))];
+    if plan.tensor_parallel > 1 {
+        mesh.push(("tensor_parallel", number(plan.tensor_parallel)));
+    }
+    set(&mut config, "mesh", mesh);
     let text = toml::to_string(&config).expect("a table of plain values can be written as TOML");
     output::write(Some(file), &text)
 }

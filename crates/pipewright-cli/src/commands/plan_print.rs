@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use pipewright_schedule::plan::{OutcomeKind, Plan, PlanError, PlanReport, PlanRequest};
+use pipewright_schedule::plan::{MeshOrder, OutcomeKind, Plan, PlanError, PlanReport, PlanRequest};
+use pipewright_schedule::profile::Profile;
 use serde::Serialize;
 
 use crate::display::bytes;
@@ -30,6 +31,15 @@ struct PlanJson<'a> {
     microbatch_size: u32,
     boundaries: &'a [usize],
     data_parallel: u32,
+    /// Left out without tensor-parallel ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tensor_parallel: Option<u32>,
+    /// The numbering of the ranks, the fastest changing first, if there are several axes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rank_order: Option<[&'static str; 3]>,
+    /// The times of collectives in the step, which are assumed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    assumed_collectives: Option<CollectivesJson>,
     recompute: Recompute,
     predicted_step_s: f64,
     bubble_fraction: f64,
@@ -42,6 +52,12 @@ struct PlanJson<'a> {
     wide_warmup: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     memory_limit: Option<u32>,
+}
+
+#[derive(Serialize)]
+struct CollectivesJson {
+    tensor_parallel_s: f64,
+    data_parallel_s: f64,
 }
 
 /// The stages that recompute, as the configuration has them.
@@ -98,6 +114,12 @@ fn plan_json(plan: &Plan) -> PlanJson<'_> {
         microbatch_size: plan.microbatch_rows,
         boundaries: &plan.boundaries,
         data_parallel: plan.data_parallel,
+        tensor_parallel: Some(plan.tensor_parallel).filter(|&ranks| ranks > 1),
+        rank_order: is_mesh(plan).then(|| rank_order(plan)),
+        assumed_collectives: is_mesh(plan).then_some(CollectivesJson {
+            tensor_parallel_s: plan.collectives.tensor_s,
+            data_parallel_s: plan.collectives.replicas_s,
+        }),
         recompute: Recompute::of(plan),
         predicted_step_s: plan.step_s,
         bubble_fraction: plan.bubble_fraction,
@@ -109,6 +131,19 @@ fn plan_json(plan: &Plan) -> PlanJson<'_> {
     }
 }
 
+/// Returns whether a plan has more axes than its pipeline.
+fn is_mesh(plan: &Plan) -> bool {
+    plan.data_parallel > 1 || plan.tensor_parallel > 1
+}
+
+/// Returns the axes of the mesh, that of neighbouring ranks first.
+fn rank_order(plan: &Plan) -> [&'static str; 3] {
+    match plan.mesh_order {
+        MeshOrder::Replicas => ["tensor", "data", "pipeline"],
+        MeshOrder::Pipeline => ["tensor", "pipeline", "data"],
+    }
+}
+
 /// Returns the failure for an error of the planner.
 pub(super) fn refused(error: PlanError) -> Failure {
     match error {
@@ -117,8 +152,8 @@ pub(super) fn refused(error: PlanError) -> Failure {
     }
 }
 
-/// Returns the report as text. `assumed` has the figures of the profile that were not measured.
-pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64, assumed: &[String]) -> String {
+/// Returns the report as text.
+pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64, profile: &Profile) -> String {
     let mut text = String::new();
     let mut line = |words: String| writeln!(text, "{words}").expect("a string takes all text");
     for (place, plan) in report.plans.iter().enumerate() {
@@ -135,6 +170,13 @@ pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64, ass
                 line(format!("      stages that recompute {stages:?}"));
             }
             line(format!("      memory by rank {}", memory(&plan.peak_bytes)));
+            if is_mesh(plan) {
+                line(format!("      ranks are numbered by {}", rank_order(plan).join(", then by ")));
+                line(format!(
+                    "      assumed collectives: {:.6} s in sums over tensor-parallel ranks, {:.6} s in sums over replicas",
+                    plan.collectives.tensor_s, plan.collectives.replicas_s
+                ));
+            }
         }
     }
     let stopped = if report.stopped { ", stopped by the time limit" } else { "" };
@@ -155,8 +197,14 @@ pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64, ass
     if request.memory.is_none() {
         line("memory is not limited; --memory limits it".to_owned());
     }
-    if !assumed.is_empty() {
-        line(format!("assumed, not measured: {}", assumed.join(", ")));
+    if profile.node.is_some() {
+        line(
+            "assumed, not measured: tensor-parallel ranks share all work of a layer evenly, and collectives run on rings"
+                .to_owned(),
+        );
+    }
+    if !profile.assumed.is_empty() {
+        line(format!("assumed, not measured: {}", profile.assumed.join(", ")));
     }
     text
 }
@@ -165,6 +213,10 @@ pub(super) fn text(report: &PlanReport, request: &PlanRequest, seconds: f64, ass
 pub(super) fn title_of(plan: &Plan) -> String {
     let replicas =
         if plan.data_parallel > 1 { format!("{} replicas of ", plan.data_parallel) } else { String::new() };
+    let tensor = match plan.tensor_parallel {
+        1 => String::new(),
+        ranks => format!(" times {ranks} tensor-parallel ones"),
+    };
     let recompute = match Recompute::of(plan) {
         Recompute::Word("none") => "",
         Recompute::Word(_) => ", all stages recompute",
@@ -173,7 +225,7 @@ pub(super) fn title_of(plan: &Plan) -> String {
     let (ranks, stages) = (plan.schedule.ranks(), plan.schedule.placement().stages());
     let (microbatches, rows) = (plan.microbatches(), plan.microbatch_rows);
     format!(
-        "{}: {replicas}{ranks} ranks, {stages} stages, {microbatches} microbatches of {rows} rows{recompute}",
+        "{}: {replicas}{ranks} ranks{tensor}, {stages} stages, {microbatches} microbatches of {rows} rows{recompute}",
         plan.name
     )
 }

@@ -127,7 +127,7 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
     update(&settings.optimizer, &model)?;
     let layers = model.describe(settings.data.seq_len as usize);
     let stages = program.placement().stages();
-    let method = method(&settings.pipeline, &model, stages)?;
+    let method = method(&settings.pipeline, &model, &layers, stages)?;
     let partition = partition(&layers.weights(), stages, &method).map_err(Failure::input)?;
     require_one_beginning(&settings.data, &model)?;
     let (rows, validation) = open_data(&settings, &model)?;
@@ -149,8 +149,12 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
 pub(super) fn method(
     pipeline: &PipelineSettings,
     model: &ModelConfig,
+    layers: &ModelDesc,
     stages: u32,
 ) -> Result<Method, Failure> {
+    if let Some(layout) = &pipeline.layout {
+        layout.check(layers).map_err(|error| Failure::input(format!("`pipeline.layout`: {error}")))?;
+    }
     if pipeline.partition != PartitionChoice::Pattern {
         return Ok(pipeline.method());
     }

@@ -42,6 +42,11 @@ pub(super) fn profile_text(profile: &Profile, measured: &Measured, layers: &Mode
     if let Some(bandwidth) = profile.link.reduce_bytes_per_s {
         line("reduce_bytes_per_s", seconds(bandwidth));
     }
+    if let Some(node) = &profile.node {
+        line("\n[node]\nranks", node.ranks.to_string());
+        line("latency_s", seconds(node.latency_s));
+        line("bytes_per_s", seconds(node.bytes_per_s));
+    }
     let mut first = 0;
     for layer in &profile.layers {
         let described = &layers.layers[first];
@@ -76,6 +81,7 @@ fn layer_text(layer: &LayerProfile, kind: Option<&KindFigures>) -> String {
         ("activation_bytes", Some(layer.activation_bytes)),
         ("weight_activation_bytes", layer.weight_activation_bytes),
         ("temporary_bytes", Some(layer.temporary_bytes).filter(|bytes| *bytes > 0)),
+        ("tensor_sums", layer.tensor_sums.map(u64::from)),
     ];
     for (key, size) in sizes {
         if let Some(size) = size {
@@ -108,7 +114,7 @@ mod tests {
     use super::*;
     use crate::config;
     use pipewright_schedule::LayerDesc;
-    use pipewright_schedule::profile::{DeviceProfile, LinkProfile};
+    use pipewright_schedule::profile::{DeviceProfile, LinkProfile, NodeProfile};
 
     #[test]
     fn what_is_written_is_read_again() {
@@ -147,6 +153,7 @@ mod tests {
             activation_bytes: 9,
             weight_activation_bytes: Some(3),
             temporary_bytes: 2,
+            tensor_sums: Some(3),
         };
         let device = DeviceProfile {
             name: "x".into(),
@@ -160,6 +167,7 @@ mod tests {
             rows: 2,
             device: Some(device),
             link,
+            node: Some(NodeProfile { ranks: 8, latency_s: 1e-6, bytes_per_s: 1e11 }),
             layers: vec![layer],
             assumed: vec!["link.latency_s".into()],
         };

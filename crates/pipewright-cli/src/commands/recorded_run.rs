@@ -101,7 +101,7 @@ fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
     };
     let layers = model.describe(settings.data.seq_len as usize);
     let stages = program.placement().stages();
-    let method = method(&settings.pipeline, &model, stages).ok()?;
+    let method = method(&settings.pipeline, &model, &layers, stages).ok()?;
     let cut = partition(&layers.weights(), stages, &method).ok()?;
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage| {

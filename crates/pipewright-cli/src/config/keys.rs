@@ -101,6 +101,7 @@ pub(super) const SECTIONS: &[(&str, &[&str])] = &[
             "microbatch_size",
             "partition",
             "boundaries",
+            "layout",
             "transport",
             "threads_per_rank",
             "recompute",

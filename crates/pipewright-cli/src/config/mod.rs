@@ -12,6 +12,7 @@ mod devices;
 mod document;
 pub(crate) mod generator;
 mod keys;
+mod layout;
 pub(crate) mod mesh;
 pub(crate) mod model;
 pub(crate) mod optimizer;

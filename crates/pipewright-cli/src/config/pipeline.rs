@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use pipewright_schedule::csv::parse_program;
 use pipewright_schedule::generate::find;
-use pipewright_schedule::partition::{Method, partition};
+use pipewright_schedule::partition::{Layout, Method, partition};
 use pipewright_schedule::{
     Action, ModelDesc, Program, Recompute, Schedule, ScheduleSpec, StageIndex, generate,
 };
@@ -13,6 +13,7 @@ use serde::{Serialize, Serializer};
 
 use crate::config::document::Document;
 use crate::config::generator::{self, GeneratorSettings};
+use crate::config::layout::{check_boundaries, read_layout};
 use crate::config::paths::Surroundings;
 use crate::config::place::Place;
 use crate::config::problem::ProblemKind;
@@ -42,6 +43,10 @@ pub(crate) struct PipelineSettings {
     /// The first layer of each stage except stage 0, for an explicit partition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) boundaries: Option<Vec<u32>>,
+    /// The cut by hand that the boundaries come from. It is not written to the effective configuration, which has the
+    /// boundaries.
+    #[serde(skip)]
+    pub(crate) layout: Option<Layout>,
     /// The transport of tensors between ranks.
     pub(crate) transport: TransportChoice,
     /// The number of threads that each rank computes with.
@@ -191,6 +196,7 @@ pub(super) fn read(
         microbatch_size: section.count("microbatch_size", 1),
         partition: section.choice("partition", PartitionChoice::Optimal, &PARTITIONS),
         boundaries: section.counts("boundaries"),
+        layout: None,
         transport: read_transport(&mut section),
         threads_per_rank: section.count_to("threads_per_rank", 1, 1024),
         recompute: read_recompute(&mut section),
@@ -199,6 +205,7 @@ pub(super) fn read(
     if section.is_sound() {
         check_boundaries(&mut section, &pipeline);
     }
+    read_layout(&mut section, &mut pipeline);
     if section.is_sound() {
         check_file_sizes(&mut section, &pipeline, replicas);
     }
@@ -362,10 +369,16 @@ fn generate_schedule(
     }
     let stages = schedule.placement().stages();
     pipeline.stages_per_rank = stages / pipeline.ranks;
+    if let (Some(layers), Some(layout)) = (layers, &pipeline.layout)
+        && let Err(error) = layout.check(layers)
+    {
+        section.report("layout", error.into());
+        return None;
+    }
     if let Some(layers) = layers
         && let Err(error) = partition(&layers.weights(), stages, &pipeline.method())
     {
-        section.report_at_first_of(&["boundaries", "ranks", "stages_per_rank"], error.into());
+        section.report_at_first_of(&["layout", "boundaries", "ranks", "stages_per_rank"], error.into());
     }
     Some(schedule)
 }
@@ -374,12 +387,4 @@ fn generate_schedule(
 fn trains(schedule: &Schedule) -> bool {
     let mut cells = schedule.placement().all_ranks().flat_map(|rank| schedule.row(rank)).flatten();
     cells.any(|action| !matches!(action, Action::Forward { .. }))
-}
-
-fn check_boundaries(section: &mut Section<'_>, pipeline: &PipelineSettings) {
-    match (&pipeline.boundaries, pipeline.partition) {
-        (None, PartitionChoice::Explicit) => section.report("partition", ProblemKind::NoBoundaries),
-        (Some(_), PartitionChoice::Explicit) | (None, _) => {}
-        (Some(_), _) => section.report("boundaries", ProblemKind::UnusedBoundaries),
-    }
 }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use miette::{LabeledSpan, SourceCode};
 use pipewright::device::DeviceError;
+use pipewright_schedule::partition::LayoutError;
 use pipewright_schedule::{GenerateError, PartitionError};
 use thiserror::Error;
 
@@ -283,6 +284,9 @@ pub(crate) enum ProblemKind {
     /// Both keys name the devices.
     #[error("`device` and `devices` are both written")]
     BothDeviceKeys,
+    /// The layout has a mistake, or does not fit the model.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
     /// `partition` is `"explicit"`, but `boundaries` is missing.
     #[error("`partition` is \"explicit\", and there are no `boundaries`")]
     NoBoundaries,
@@ -336,7 +340,8 @@ impl ProblemKind {
             | Self::Schedule(_)
             | Self::Partition(_)
             | Self::ScheduleFile(_)
-            | Self::Device(_) => return None,
+            | Self::Device(_)
+            | Self::Layout(_) => return None,
             Self::BothDeviceKeys => "remove one of them".into(),
             Self::Syntax { .. } => "write keys as `key = value` below a `[section]`".into(),
             Self::Unrepresentable { .. } => "write a number that fits 64 bits".into(),

@@ -9,7 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pipewright_schedule::analytic::{Figure, Missing, PeakRates, Workload, fill};
-use pipewright_schedule::profile::{DeviceProfile, LayerProfile, LinkProfile, Profile, ProfilePart};
+use pipewright_schedule::profile::{
+    DeviceProfile, LayerProfile, LinkProfile, NodeProfile, Profile, ProfilePart,
+};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -79,22 +81,29 @@ fn parse(source: Source, may_lack: bool, problems: &mut Vec<Problem>) -> Option<
         return None;
     }
     let mut reader = Reader { place: &place, may_lack, places: Places::new(), missing: Vec::new(), problems };
-    let (mut device, mut link, mut layers, mut top) = (None, None, Vec::new(), DeTable::new());
+    let (mut device, mut link, mut node) = (None, None, None);
+    let (mut layers, mut top) = (Vec::new(), DeTable::new());
     for (key, value) in table.into_inner() {
         let (key_place, span) = (place(key.span()), value.span());
         match (key.get_ref().as_ref(), value.into_inner()) {
             ("device", DeValue::Table(keys)) => device = Some(reader.device(key_place, keys)),
             ("link", DeValue::Table(keys)) => link = Some(reader.link(key_place, keys)),
+            ("node", DeValue::Table(keys)) => node = Some(reader.node(key_place, keys)),
             ("layers", DeValue::Array(items)) => {
                 for (index, item) in items.into_iter().enumerate() {
                     let item_place = place(item.span());
                     match item.into_inner() {
                         DeValue::Table(keys) => layers.push(reader.layer(index, item_place, keys)),
-                        _ => reader.wrong_type(item_place, "[[layers]] sections", "a list"),
+                        _ => reader.wrong_type("layers", item_place, "[[layers]] sections", "a list"),
                     }
                 }
             }
-            ("device" | "link" | "layers", _) => reader.wrong_type(place(span), "a section", "a value"),
+            ("device", _) => reader.wrong_type("device", place(span), "a section", "a value"),
+            ("link", _) => reader.wrong_type("link", place(span), "a section", "a value"),
+            ("node", _) => reader.wrong_type("node", place(span), "a section", "a value"),
+            ("layers", _) => {
+                reader.wrong_type("layers", place(span), "[[layers]] sections", "a value");
+            }
             (_, value) => drop(top.insert(key, Spanned::new(span, value))),
         }
     }
@@ -108,7 +117,7 @@ fn parse(source: Source, may_lack: bool, problems: &mut Vec<Problem>) -> Option<
     if !problems.is_empty() {
         return None;
     }
-    let profile = Profile { rows, device, link: link?, layers, assumed };
+    let profile = Profile { rows, device, link: link?, node, layers, assumed };
     let found = Found { profile, missing, places, whole };
     for problem in found.profile.problems() {
         let place = found.place(problem.part, problem.key);
@@ -157,6 +166,14 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
         LinkProfile { latency_s, bytes_per_s, reduce_bytes_per_s }
     }
 
+    fn node(&mut self, place: Place, keys: DeTable<'_>) -> NodeProfile {
+        let mut keys = Keys::of(4, place, keys, self.place, self.problems);
+        let [latency_s, bytes_per_s] = ["latency_s", "bytes_per_s"].map(|key| keys.number(key));
+        let ranks = keys.whole("ranks");
+        keys.keep(ProfilePart::Node, &mut self.places);
+        NodeProfile { ranks, latency_s, bytes_per_s }
+    }
+
     fn layer(&mut self, index: usize, place: Place, keys: DeTable<'_>) -> LayerProfile {
         let mut keys = Keys::of(3, place, keys, self.place, self.problems);
         let mut layer = LayerProfile {
@@ -172,6 +189,7 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
             activation_bytes: keys.whole("activation_bytes"),
             weight_activation_bytes: keys.optional("weight_activation_bytes"),
             temporary_bytes: keys.optional("temporary_bytes").unwrap_or(0),
+            tensor_sums: keys.optional("tensor_sums"),
         };
         if self.may_lack {
             let missing = keys.take_missing();
@@ -186,8 +204,8 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
         layer
     }
 
-    fn wrong_type(&mut self, place: Place, expected: &'static str, found: &'static str) {
-        let kind = ProblemKind::WrongType { key: "layers", expected, found };
+    fn wrong_type(&mut self, key: &'static str, place: Place, expected: &'static str, found: &'static str) {
+        let kind = ProblemKind::WrongType { key, expected, found };
         self.problems.push(Problem { place, kind });
     }
 }
@@ -240,136 +258,4 @@ fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GOOD: &str = "[link]\nlatency_s = 5e-6\nbytes_per_s = 1e10\n[[layers]]\nkind = \"attention\"\ncount = 12\n\
-                        forward_s = 1e-3\ninput_backward_s = 1e-3\nweight_backward_s = 1e-3\noutput_bytes = 524288\n\
-                        parameter_bytes = 4194304\nactivation_bytes = 6291456\n";
-
-    fn problems(text: &str) -> Vec<String> {
-        let mut problems = Vec::new();
-        let _ = parse(Source { name: "p.toml".into(), text: text.to_owned() }, false, &mut problems);
-        problems.iter().map(ToString::to_string).collect()
-    }
-
-    fn check(from: &str, to: &str, expected: &[&str]) {
-        assert!(GOOD.contains(from), "{from}");
-        assert_eq!(problems(&GOOD.replacen(from, to, 1)), expected);
-    }
-
-    #[test]
-    fn a_profile_by_hand() {
-        assert_eq!(problems(GOOD), [""; 0]);
-        check("[link]", "rows = 2\n[device]\nname = \"x\"\nmemory_bytes = 5\n[link]", &[]);
-    }
-
-    #[test]
-    fn every_mistake_has_its_line() {
-        let unit = "has a unit that profiles do not use; times are in seconds and sizes in bytes";
-        check("forward_s", "forward_ms", &[&format!("p.toml:7:1: `forward_ms` {unit}")]);
-        check("output_bytes", "output_mib", &[&format!("p.toml:10:1: `output_mib` {unit}")]);
-        check(
-            "forward_s = 1e-3",
-            "forward_s = -1",
-            &["p.toml:7:13: `forward_s` is -1, where a number of seconds from 0 to 1e6 is expected"],
-        );
-        check(
-            "forward_s = 1e-3",
-            "forward_s = nan",
-            &["p.toml:7:13: `forward_s` is NaN, where a number of seconds from 0 to 1e6 is expected"],
-        );
-        check("count = 12", "cuont = 12", &["p.toml:6:1: unknown key `cuont` in [[layers]]"]);
-        check(
-            "output_bytes = 524288",
-            "output_bytes = -1",
-            &["p.toml:10:16: `output_bytes` is -1, where a whole number, 0 or above is expected"],
-        );
-        check(
-            "kind = \"attention\"",
-            "kind = 3",
-            &["p.toml:5:8: `kind` is a whole number, where a text in quotes is expected"],
-        );
-        check("forward_s = 1e-3\n", "", &["p.toml:4:1: `forward_s` is missing in [[layers]]"]);
-        check(
-            "bytes_per_s = 1e10",
-            "bytes_per_s = 0",
-            &["p.toml:3:15: `bytes_per_s` is 0, where a number from 1 to 1e18 is expected"],
-        );
-        assert_eq!(
-            problems("[link]\nlatency_s = 0\nbytes_per_s = 1e9\n"),
-            ["p.toml:1:1: `layers` is missing in the profile"]
-        );
-    }
-
-    /// Checks a profile for a model of 12 layers.
-    fn check_for(from: &str, to: &str, expected: &[&str], assumed: &[&str]) {
-        use pipewright_schedule::{LayerDesc, ModelDesc};
-        let layer = LayerDesc {
-            path: String::new(),
-            kind: "attention".into(),
-            parameters: 1 << 20,
-            weight: 6 << 20,
-            activation_bytes: 6_291_456,
-            output_bytes: 524_288,
-        };
-        let model = ModelDesc { layers: vec![layer; 12] };
-        let run = ProfiledRun {
-            workload: Workload { model: &model, tokens: 256, rows: 1 },
-            rates: PeakRates { flops_per_s: 1e12, bytes_per_s: 1e12 },
-            device: "flex".into(),
-        };
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        std::fs::write(file.path(), GOOD.replacen(from, to, 1)).expect("a file");
-        match read_for(file.path(), &run) {
-            Ok(profile) => assert_eq!(
-                (profile.assumed, expected),
-                (assumed.iter().map(|&name| name.to_owned()).collect(), &[""; 0][..])
-            ),
-            Err(ConfigError::Problems(problems)) => {
-                let name = file.path().display().to_string();
-                let found: Vec<String> =
-                    problems.iter().map(|problem| problem.to_string().replace(&name, "p.toml")).collect();
-                assert_eq!(found, expected);
-            }
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    #[test]
-    fn a_profile_of_another_run_is_refused_where_it_differs() {
-        check_for("count", "count", &[], &[]);
-        check_for("4194304", "4200000", &[], &[]);
-        check_for(
-            "count = 12",
-            "count = 11",
-            &["p.toml:5:8: the profile has 11 layers, and the model of the configuration has 12"],
-            &[],
-        );
-        check_for(
-            "4194304",
-            "8388608",
-            &["p.toml:11:19: `parameter_bytes` is 8388608, and layer 0 of the model (attention) has 4194304"],
-            &[],
-        );
-        check_for(
-            "524288",
-            "262144",
-            &["p.toml:10:16: `output_bytes` is 262144, and layer 0 of the model (attention) has 524288"],
-            &[],
-        );
-        check_for(
-            "[link]",
-            "[device]\ndevice = \"cuda\"\n[link]",
-            &["p.toml:2:10: the profile is of the device cuda, and the configuration computes on flex"],
-            &[],
-        );
-    }
-
-    #[test]
-    fn what_a_profile_lacks_is_estimated_if_the_model_is_known() {
-        check_for("forward_s = 1e-3\n", "", &[], &["attention.forward_s"]);
-        check_for("activation_bytes = 6291456\n", "", &[], &["attention.activation_bytes"]);
-        check_for("kind = \"attention\"\n", "", &["p.toml:4:1: `kind` is missing in [[layers]]"], &[]);
-    }
-}
+mod tests;

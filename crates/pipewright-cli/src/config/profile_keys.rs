@@ -12,8 +12,8 @@ use crate::config::place::Place;
 use crate::config::problem::{Problem, ProblemKind};
 
 /// The sections of a profile with their keys. The first has the keys outside of any section.
-pub(super) const SECTIONS: [(&str, &[&str]); 4] = [
-    ("the profile", &["rows", "assumed", "device", "link", "layers"]),
+pub(super) const SECTIONS: [(&str, &[&str]); 5] = [
+    ("the profile", &["rows", "assumed", "device", "link", "node", "layers"]),
     ("[device]", &["name", "memory_bytes", "device", "ranks", "threads_per_rank"]),
     ("[link]", &["latency_s", "bytes_per_s", "reduce_bytes_per_s"]),
     (
@@ -31,8 +31,10 @@ pub(super) const SECTIONS: [(&str, &[&str]); 4] = [
             "activation_bytes",
             "weight_activation_bytes",
             "temporary_bytes",
+            "tensor_sums",
         ],
     ),
+    ("[node]", &["ranks", "latency_s", "bytes_per_s"]),
 ];
 
 /// Units that people write instead of seconds and bytes.
@@ -164,11 +166,11 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn whole(&mut self, key: &'static str) -> u64 {
+    pub(super) fn whole<Number: TryFrom<i64> + Default>(&mut self, key: &'static str) -> Number {
         if self.entry(key).is_none() {
             self.miss(key);
         }
-        self.optional(key).unwrap_or(0)
+        self.optional(key).unwrap_or_default()
     }
 
     /// Reads a list of texts.

@@ -6,7 +6,7 @@ use pipewright_schedule::generate::PerStage;
 use pipewright_schedule::{ScheduleSpec, generate};
 
 use crate::config::model::ModelSettings;
-use crate::config::pipeline::FoundSchedule;
+use crate::config::pipeline::{FoundSchedule, PartitionChoice};
 use crate::config::{ConfigError, Loaded, Settings, Surroundings, TEMPLATE};
 
 /// Loads the settings from a file's text in a scratch folder. On failure, returns the problems, one per line, without
@@ -350,6 +350,36 @@ fn boundaries() {
     refuse(
         &[explicit, "pipeline.boundaries=[10]"],
         "boundary 10 is above the last of 10 layers; use one below 10",
+    );
+}
+
+#[test]
+fn a_cut_by_hand() {
+    let settings = load(None, &["pipeline.layout=E A*3 | (A A)*2 A L"]).expect("a layout of the sample");
+    let found = (settings.pipeline.partition, settings.pipeline.boundaries);
+    assert_eq!(found, (PartitionChoice::Explicit, Some(vec![4])));
+    let refuse = |layout: &str, column: usize, message: &str| {
+        let set = format!("pipeline.layout={layout}");
+        let first = format!("--set {set}: column {column}: {message}");
+        let caret = format!("  {}^", " ".repeat(column - 1));
+        check_set(&[&set], &[&first, &format!("  {layout}"), &caret]);
+    };
+    refuse("E A*4 | | A*4 L", 9, "this stage has no layer; remove the bar, or write a layer");
+    refuse("E A*4 | A*3 L", 14, "the layout has 9 layers and the model 10; write one letter for each");
+    refuse(
+        "E A*4 | A*5 L",
+        9,
+        "layer 9 of the model is of the kind `head`, and `A` is of the kind `decoder` before it; write another letter",
+    );
+    check_set(
+        &["pipeline.partition=even", "pipeline.layout=E A*4 | A*4 L"],
+        &[
+            "--set pipeline.layout=E A*4 | A*4 L: `layout` is written beside `partition`, which says the same in another way",
+        ],
+    );
+    check_set(
+        &["pipeline.layout=E A*4 | A*3 | A L"],
+        &["--set pipeline.layout=E A*4 | A*3 | A L: 2 boundaries do not make 2 stages; give 1 boundaries"],
     );
 }
 

@@ -95,6 +95,50 @@ fn a_plan_is_what_simulate_predicts() {
 }
 
 #[test]
+fn a_plan_for_a_cluster_has_a_mesh() {
+    let folder = folder();
+    let node = "[node]\nranks = 4\nlatency_s = 1e-6\nbytes_per_s = 1e11\n[link]";
+    write(&folder, "p.toml", &PROFILE.replace("[link]", node));
+    let size = ["plan", "--profile", "p.toml", "--ranks", "16", "--microbatches", "8"];
+    let mesh = ["--data-parallel", "2", "--tensor-parallel", "4"];
+    let report =
+        json(&succeed(&folder, &[&size[..], &mesh, &["--format", "json", "-o", "best.toml"]].concat()));
+    let best = &report["plans"][0];
+    assert_eq!([&best["ranks"], &best["data_parallel"], &best["tensor_parallel"]], [2, 2, 4]);
+    assert_eq!(best["rank_order"], serde_json::json!(["tensor", "data", "pipeline"]));
+    let collectives = &best["assumed_collectives"];
+    // Each rank sums half a mebibyte in at least four layers, twice forwards and twice backwards, for each of four
+    // microbatches: three quarters twice over the link inside a node.
+    let sums = 4.0 * 4.0 * 4.0 * 1.5 * 524_288.0 / 1e11;
+    assert!(collectives["tensor_parallel_s"].as_f64().is_some_and(|found| found >= sums), "{collectives}");
+    assert!(collectives["data_parallel_s"].as_f64().is_some_and(|found| found > 0.0), "{collectives}");
+    let config = std::fs::read_to_string(folder.path().join("best.toml")).expect("the configuration");
+    assert!(config.contains("[mesh]\ndata_parallel = 2\ntensor_parallel = 4"), "{config}");
+    let searched = succeed(&folder, &size);
+    assert!(searched.contains("assumed, not measured: tensor-parallel ranks share"), "{searched}");
+    let refused = run(&folder, &[&size[..], &["--tensor-parallel", "3"]].concat());
+    assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn links_inside_a_node_are_faster() {
+    let folder = folder();
+    let node = |bytes: &str| {
+        let node = format!("[node]\nranks = 2\nlatency_s = 1e-6\nbytes_per_s = {bytes}\n[link]");
+        PROFILE.replace("[link]", &node)
+    };
+    let makespan = |profile: &str| {
+        write(&folder, "p.toml", profile);
+        let size = ["--ranks", "4", "--microbatches", "4", "--profile", "p.toml", "--format", "json"];
+        let predicted = json(&succeed(&folder, &[&["simulate", "1f1b"], &size[..]].concat()));
+        predicted["makespan"].as_f64().expect("a time")
+    };
+    let [flat, same, fast] =
+        [PROFILE.to_owned(), node("1e10"), node("1e12")].map(|profile| makespan(&profile));
+    assert!(fast < same && same < flat, "{fast} {same} {flat}");
+}
+
+#[test]
 fn a_plan_is_written_for_train() {
     let folder = folder();
     write(&folder, "p.toml", PROFILE);

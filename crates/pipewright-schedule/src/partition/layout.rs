@@ -15,10 +15,13 @@
 //! # Ok::<(), pipewright_schedule::partition::LayoutError>(())
 //! ```
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
+
+use crate::model::ModelDesc;
 
 /// The largest number of layers of a layout.
 pub const MAX_LAYOUT_LAYERS: usize = 10_000;
@@ -31,10 +34,14 @@ const ENDS: [char; 2] = ['E', 'L'];
 /// The layers of a layout, and the cuts between its stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
+    /// The text.
+    pub text: String,
     /// The letters of all layers, in order.
     pub kinds: String,
     /// The first layer of each stage except the first.
     pub boundaries: Vec<usize>,
+    /// The place of each layer's letter in the text, in characters from 0.
+    columns: Vec<usize>,
 }
 
 /// A mistake in a layout. Its text has the layout and a caret below the mistake.
@@ -50,7 +57,7 @@ pub struct LayoutError {
 }
 
 /// A kind of mistake in a layout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LayoutErrorKind {
     /// A character that has no meaning.
     Unknown(char),
@@ -76,6 +83,24 @@ pub enum LayoutErrorKind {
     OutOfPlace(char),
     /// No embedding or no head.
     Missing(char),
+    /// The model has another number of layers.
+    OtherCount {
+        /// The layers of the layout.
+        layout: usize,
+        /// The layers of the model.
+        model: usize,
+    },
+    /// A letter is of layers that differ in kind.
+    OtherKind {
+        /// The letter.
+        letter: char,
+        /// The place of the layer among all layers, from 0.
+        layer: usize,
+        /// Its kind in the model.
+        kind: String,
+        /// The kind of the first layer with this letter.
+        first: String,
+    },
 }
 
 /// A part of an expanded layout: a layer or a bar, with its column.
@@ -224,7 +249,33 @@ impl Parser<'_> {
                 return Err(self.error(part.column, LayoutErrorKind::OutOfPlace(letter)));
             }
         }
-        Ok(Layout { kinds, boundaries })
+        let columns = layers.iter().map(|part| part.column).collect();
+        Ok(Layout { text: self.text.to_owned(), kinds, boundaries, columns })
+    }
+}
+
+impl Layout {
+    /// Checks that a model has as many layers as the layout, and that layers with one letter are of one kind.
+    ///
+    /// # Errors
+    /// At the first layer that does not fit.
+    pub fn check(&self, model: &ModelDesc) -> Result<(), LayoutError> {
+        let error = |column, kind| LayoutError { text: self.text.clone(), column, kind };
+        let mut kinds: BTreeMap<char, &str> = BTreeMap::new();
+        for (layer, (described, letter)) in model.layers.iter().zip(self.kinds.chars()).enumerate() {
+            let first = *kinds.entry(letter).or_insert(&described.kind);
+            if first != described.kind {
+                let (kind, first) = (described.kind.clone(), first.to_owned());
+                let kind = LayoutErrorKind::OtherKind { letter, layer, kind, first };
+                return Err(error(self.columns[layer], kind));
+            }
+        }
+        let (layout, model) = (self.columns.len(), model.layers.len());
+        if layout == model {
+            return Ok(());
+        }
+        let column = self.columns.get(model).copied().unwrap_or_else(|| self.text.chars().count());
+        Err(error(column, LayoutErrorKind::OtherCount { layout, model }))
     }
 }
 
@@ -259,64 +310,17 @@ impl fmt::Display for LayoutErrorKind {
                 let end = if *letter == ENDS[0] { "first" } else { "last" };
                 write!(f, "there is no {}; write `{letter}` {end}", name(letter))
             }
+            Self::OtherCount { layout, model } => {
+                write!(f, "the layout has {layout} layers and the model {model}; write one letter for each")
+            }
+            Self::OtherKind { letter, layer, kind, first } => write!(
+                f,
+                "layer {layer} of the model is of the kind `{kind}`, and `{letter}` is of the kind `{first}` before it; \
+                 write another letter"
+            ),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(text: &str, kinds: &str, boundaries: &[usize]) {
-        let expected = Layout { kinds: kinds.to_owned(), boundaries: boundaries.to_vec() };
-        assert_eq!(text.parse(), Ok(expected), "{text}");
-    }
-
-    fn check_error(text: &str, column: usize, kind: LayoutErrorKind) {
-        let error = LayoutError { text: text.to_owned(), column, kind };
-        assert_eq!(text.parse::<Layout>(), Err(error), "{text}");
-    }
-
-    #[test]
-    fn letters_bars_and_repetitions() {
-        check("E | A*3 | (A M)*2 | A L", "EAAAAMAMAL", &[1, 4, 8]);
-        check("EAML", "EAML", &[]);
-        check("E(A|)*2 A L", "EAAAL", &[2, 3]);
-        check("E ((A*2 M)*2 X)*2 | L", "EAAMAAMXAAMAAMXL", &[15]);
-        check("E*1|L * 1", "EL", &[1]);
-    }
-
-    #[test]
-    fn mistakes_have_a_column() {
-        check_error("E | | L", 4, LayoutErrorKind::EmptyStage);
-        check_error("| E L", 0, LayoutErrorKind::EmptyStage);
-        check_error("E A L |", 7, LayoutErrorKind::EmptyStage);
-        check_error("", 0, LayoutErrorKind::EmptyStage);
-        check_error("E () L", 2, LayoutErrorKind::EmptyGroup);
-        check_error("E a L", 2, LayoutErrorKind::Unknown('a'));
-        check_error("*3 E L", 0, LayoutErrorKind::NothingToRepeat);
-        check_error("E |*2 L", 3, LayoutErrorKind::NothingToRepeat);
-        check_error("E A*0 L", 4, LayoutErrorKind::NoCount);
-        check_error("E A* L", 3, LayoutErrorKind::NoCount);
-        check_error("E A*99999999999999999999 L", 4, LayoutErrorKind::TooLong);
-        check_error("E ((A*9999)*9999)*9999 L", 12, LayoutErrorKind::TooLong);
-        check_error("E (A L", 2, LayoutErrorKind::Unclosed);
-        check_error("E A) L", 3, LayoutErrorKind::Unopened);
-        check_error("A L", 0, LayoutErrorKind::Missing('E'));
-        check_error("E A", 3, LayoutErrorKind::Missing('L'));
-        check_error("E A E L", 4, LayoutErrorKind::Twice('E'));
-        check_error("E L*2", 2, LayoutErrorKind::Twice('L'));
-        check_error("A E L", 2, LayoutErrorKind::OutOfPlace('E'));
-        check_error("E L A", 2, LayoutErrorKind::OutOfPlace('L'));
-        let deep = format!("E {}A{} L", "(".repeat(40), ")".repeat(40));
-        check_error(&deep, 34, LayoutErrorKind::TooDeep);
-    }
-
-    #[test]
-    fn a_message_has_a_caret() {
-        let error = "E | | L".parse::<Layout>().expect_err("an empty stage").to_string();
-        let message =
-            "column 5: this stage has no layer; remove the bar, or write a layer\n  E | | L\n      ^";
-        assert_eq!(error, message);
-    }
-}
+mod tests;

@@ -3,7 +3,6 @@
 use crate::plan::balance::{Layout, Numbers, balanced, even};
 use crate::plan::cuts::{count_cuts, for_each_cut};
 use crate::plan::evaluate::{Evaluator, ranks_of_stages};
-use crate::plan::layers::Layers;
 use crate::plan::order::Order;
 use crate::plan::predict::PlanChoice;
 use crate::plan::rank_times::Step;
@@ -18,9 +17,9 @@ const ALL_CUTS: u64 = 3_000;
 const WALK_STEPS: usize = 1_500;
 
 /// Returns the first layer of each stage except the first in the fastest cut that is found for `schedule`; `None` if
-/// there are more stages than layers. The boundaries of `choice` are ignored, and memory is not limited.
+/// there are more stages than layers, or if the mesh does not fit the nodes. The boundaries of `choice` are ignored, and memory is not limited.
 pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> Option<Vec<usize>> {
-    let layers = Layers::of(profile, choice.microbatch_rows);
+    let layers = choice.layers(profile, schedule.ranks()).ok()?;
     let order = Order::of(schedule);
     let stages = choice.recompute.len();
     if stages > layers.count() || stages != schedule.placement().stages() as usize {
@@ -28,8 +27,8 @@ pub fn best_cut(profile: &Profile, schedule: &Schedule, choice: &PlanChoice) -> 
     }
     let mut evaluator = Evaluator::default();
     let mut time = |starts: &[usize]| {
-        let loads = stage_loads(&layers, starts, &choice.recompute, choice.data_parallel);
-        let time = evaluator.time(&order, &loads, layers.link).unwrap_or(f64::INFINITY);
+        let loads = stage_loads(&layers, starts, &choice.recompute);
+        let time = evaluator.time(&order, &loads, &layers.network).unwrap_or(f64::INFINITY);
         time + optimizer_time(&order, &loads)
     };
     let mut best = Best { time: f64::INFINITY, starts: Vec::new() };

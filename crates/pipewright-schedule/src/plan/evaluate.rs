@@ -4,6 +4,7 @@
 //! The arithmetic follows the timed simulation operation by operation. The memory of a rank depends on the order of its
 //! row alone, because a rank computes one thing at a time.
 
+use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
 use crate::profile::LinkProfile;
@@ -34,12 +35,14 @@ pub(super) struct Links {
     /// For each stage, the link of its output and that of the gradient of its input.
     pub(super) of: Vec<[u32; 2]>,
     /// The time from which each link is free.
-    pub(super) free: Vec<f64>,
+    free: Vec<f64>,
+    /// The costs of each link.
+    costs: Vec<LinkProfile>,
 }
 
 impl Links {
     /// Numbers the links between the ranks of neighbouring stages.
-    pub(super) fn set(&mut self, rank_of: &[u32]) {
+    pub(super) fn set(&mut self, rank_of: &[u32], network: &Network) {
         let mut known: Vec<(u32, u32)> = Vec::new();
         let mut number = |from: u32, to: u32| {
             if from == to {
@@ -60,13 +63,16 @@ impl Links {
         }
         self.free.clear();
         self.free.resize(known.len(), 0.0);
+        self.costs.clear();
+        self.costs.extend(known.iter().map(|&(from, to)| network.link(from, to)));
     }
 
     /// Sends `bytes` over `link` at `now`, and returns the arrival.
-    pub(super) fn send(&mut self, link: u32, bytes: u64, now: f64, costs: LinkProfile) -> f64 {
+    pub(super) fn send(&mut self, link: u32, bytes: u64, now: f64) -> f64 {
         if link == NO_LINK {
             return now;
         }
+        let costs = self.costs[link as usize];
         let occupied = bytes as f64 / costs.bytes_per_s;
         let free = &mut self.free[link as usize];
         let start = free.max(now);
@@ -82,12 +88,12 @@ pub(super) fn ranks_of_stages(order: &Order) -> Vec<u32> {
 
 impl Evaluator {
     /// Returns the time of `order`, without the optimizer; `None` if the ranks wait for each other.
-    pub(super) fn time(&mut self, order: &Order, loads: &[StageLoad], link: LinkProfile) -> Option<f64> {
+    pub(super) fn time(&mut self, order: &Order, loads: &[StageLoad], network: &Network) -> Option<f64> {
         let rank_of = ranks_of_stages(order);
-        self.reset(order, &rank_of);
+        self.reset(order, &rank_of, network);
         let mut makespan = 0.0f64;
         while let Some(rank) = self.ready.pop() {
-            makespan = makespan.max(self.advance(order, loads, link, &rank_of, rank as usize));
+            makespan = makespan.max(self.advance(order, loads, &rank_of, rank as usize));
         }
         let finished = self.position.iter().zip(&order.rows).all(|(&position, row)| position == row.len());
         let has_replicas = loads.iter().any(|load| load.reduce > 0.0);
@@ -97,7 +103,7 @@ impl Evaluator {
         finished.then_some(makespan)
     }
 
-    fn reset(&mut self, order: &Order, rank_of: &[u32]) {
+    fn reset(&mut self, order: &Order, rank_of: &[u32], network: &Network) {
         let (ranks, cells) = (order.rows.len(), rank_of.len() * order.microbatches as usize);
         for arrivals in &mut self.arrivals {
             arrivals.clear();
@@ -113,24 +119,17 @@ impl Evaluator {
         self.waits.resize(ranks, None);
         self.weights_ended.clear();
         self.weights_ended.resize(rank_of.len(), 0.0);
-        self.links.set(rank_of);
+        self.links.set(rank_of, network);
     }
 
     /// Runs a rank as far as it can, and returns the end of its last computation.
-    fn advance(
-        &mut self,
-        order: &Order,
-        loads: &[StageLoad],
-        link: LinkProfile,
-        rank_of: &[u32],
-        rank: usize,
-    ) -> f64 {
+    fn advance(&mut self, order: &Order, loads: &[StageLoad], rank_of: &[u32], rank: usize) -> f64 {
         let (width, last) = (order.microbatches as usize, rank_of.len() - 1);
         let (mut now, mut position) = (self.free[rank], self.position[rank]);
         while let Some(&cell) = order.rows[rank].get(position) {
             let stage = cell.stage as usize;
             let (at, load) = (stage * width + cell.microbatch as usize, &loads[stage]);
-            let again = recomputes(order, loads, rank, position);
+            let again = recomputes(&order.rows[rank], loads, position);
             let (needs, duration) = match cell.kind {
                 Kind::Forward => ((stage > 0).then_some(0), load.forward),
                 Kind::Input => ((stage < last).then_some(1), load.input),
@@ -158,8 +157,7 @@ impl Evaluator {
                 Kind::Input | Kind::Backward if stage > 0 => (1, at - width, loads[stage - 1].output),
                 _ => continue,
             };
-            self.arrivals[direction][target] =
-                self.links.send(self.links.of[stage][direction], bytes, now, link);
+            self.arrivals[direction][target] = self.links.send(self.links.of[stage][direction], bytes, now);
             let receiver = rank_of[if direction == 0 { stage + 1 } else { stage - 1 }];
             if self.waits[receiver as usize] == Some((direction, target)) {
                 self.waits[receiver as usize] = None;
@@ -174,8 +172,7 @@ impl Evaluator {
 
 /// Returns the time that the cell at `position` of a row takes to compute its forward again; `None` for other cells, and
 /// if that forward is right before it.
-fn recomputes(order: &Order, loads: &[StageLoad], rank: usize, position: usize) -> Option<f64> {
-    let row = &order.rows[rank];
+pub(super) fn recomputes(row: &[Cell], loads: &[StageLoad], position: usize) -> Option<f64> {
     let again = loads[row[position].stage as usize].again?;
     let is_backward = matches!(row[position].kind, Kind::Input | Kind::Backward);
     (is_backward && !(position > 0 && is_followed(row, position - 1))).then_some(again)

@@ -1,12 +1,13 @@
 //! The phases of the search for one shape.
 
+use crate::partition::Method;
 use crate::placement::Placement;
 use crate::plan::balance::{Layout, Numbers};
-use crate::plan::class::Class;
+use crate::plan::class::{Class, Path};
 use crate::plan::evaluate::ranks_of_stages;
 use crate::plan::greedy::Rules;
 use crate::plan::named::{climb_named, named, try_named};
-use crate::plan::pool::{Cut, pool};
+use crate::plan::pool::{Cut, cut_by, pool};
 use crate::plan::recompute::{ALL_CHOICES, every_choice, to_hold};
 use crate::plan::report::SEARCHED;
 use crate::plan::search::{Choice, GOOD_ENOUGH, Search};
@@ -36,6 +37,28 @@ pub(super) fn explore(search: &mut Search<'_>, shapes: &[Shape], at: usize, boun
         anneal(search, shapes, at, &cuts, bound, budget / 20);
     }
     climb_named(search, shapes, at, &named, bound);
+}
+
+/// Simulates one plan of a shape, with one stage a rank, and returns its time; infinity if it does not fit.
+pub(super) fn scout(search: &mut Search<'_>, shapes: &[Shape], at: usize) -> f64 {
+    let (shape, stages) = (&shapes[at], shapes[at].ranks as usize);
+    let is_limited = search.request.memory.is_some();
+    let Some(starts) = cut_by(shape, stages, &Method::Optimal).filter(|_| search.request.searched) else {
+        return f64::INFINITY;
+    };
+    for recomputes in [false, true].into_iter().take(1 + usize::from(is_limited)) {
+        if !search.goes_on(0) {
+            break;
+        }
+        let recompute = vec![recomputes; stages];
+        let choice = Choice { shape: at, starts: &starts, recompute: &recompute };
+        let rules = Rules::all(shape.ranks, shape.ranks)[0];
+        let placement = Class { ranks: shape.ranks, chunks: 1, path: Path::Loop }.placement();
+        if let Some(time) = search.search_order(shapes, &placement, choice, rules, f64::INFINITY) {
+            return time;
+        }
+    }
+    f64::INFINITY
 }
 
 /// Tries a few rules on the best cuts of each arrangement.
@@ -76,7 +99,7 @@ fn choices(search: &Search<'_>, shape: &Shape, cut: &Cut) -> Vec<Vec<bool>> {
     if stages <= ALL_CHOICES {
         return every_choice(stages).collect();
     }
-    let loads = stage_loads(&shape.layers, &cut.layout.starts, &none, shape.data_parallel);
+    let loads = stage_loads(&shape.layers, &cut.layout.starts, &none);
     let ranks = shape.ranks as usize;
     let as_1f1b = to_hold(&loads, &cut.layout.rank_of, memory, |rank| (ranks - rank) as u64);
     let twice = to_hold(&loads, &cut.layout.rank_of, memory, |rank| 2 * (ranks - rank) as u64);
@@ -162,7 +185,6 @@ fn run_episode(
     let shape = &shapes[at];
     let (step, ranks) = (shape.step(), shape.ranks as usize);
     let stages = now.recompute.len();
-    let all = Rules::all(shape.ranks, stages as u32);
     let tries = TRIES * stages;
     for attempt in 0..tries {
         if search.best_time() <= bound * (1.0 + GOOD_ENOUGH) || !search.goes_on(reserve) {
@@ -173,7 +195,7 @@ fn run_episode(
         let mut next = now.clone();
         if attempt > 0 {
             if numbers.below(6) == 0 {
-                next.rules = all[numbers.below(all.len())];
+                next.rules.shake(shape.ranks, stages as u32, numbers);
             }
             if search.request.memory.is_some() && numbers.below(4) == 0 {
                 let stage = numbers.below(stages);

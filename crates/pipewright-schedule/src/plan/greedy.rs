@@ -11,22 +11,27 @@
 //! admitted together with the room for this forward, and a weight gradient can always run and only frees memory. The
 //! room includes what the input backward of one microbatch may add; if it does not fit, weight gradients run first.
 //!
+//! **Early end.** A rank ends no earlier than its last computation so far plus the rest of its work. It also does all its
+//! forwards and input backwards before the input backwards of all earlier stages begin to follow the last one of its first
+//! stage. The run ends as soon as one of these times shows that it will be too slow.
+//!
 //! **Time.** Logarithmic in the ranks for each computation, and linear in the stages of a rank for each choice.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use crate::placement::Placement;
+use crate::plan::balance::Numbers;
 use crate::plan::evaluate::Links;
+use crate::plan::network::Network;
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::stage_load::StageLoad;
-use crate::profile::LinkProfile;
 
 /// The rules of a searched order.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Rules {
-    /// Prefer the forward of the last stage, instead of that of the oldest microbatch.
-    pub(super) deepest: bool,
+    /// The forward that is preferred.
+    pub(super) forward: Preferred,
     /// After a backward, prefer a forward.
     pub(super) alternate: bool,
     /// A weight gradient runs in a gap only if the gap has at least this share of its time.
@@ -35,20 +40,47 @@ pub(super) struct Rules {
     pub(super) in_flight: u32,
 }
 
+/// A choice among forwards.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Preferred {
+    /// That of the last stage.
+    Deepest,
+    /// That of the oldest microbatch.
+    Oldest,
+    /// That of the first stage.
+    Shallowest,
+}
+
 impl Rules {
     /// Returns the rules to try, the most promising first.
     pub(super) fn all(ranks: u32, stages: u32) -> Vec<Self> {
         let mut rules = Vec::new();
         for in_flight in [0, ranks + ranks / 2, 2 * ranks, ranks, stages + 1] {
             for filling in [0.0, 0.6] {
-                for deepest in [true, false] {
+                for forward in [Preferred::Deepest, Preferred::Oldest] {
                     for alternate in [false, true] {
-                        rules.push(Self { deepest, alternate, filling, in_flight });
+                        rules.push(Self { forward, alternate, filling, in_flight });
                     }
                 }
             }
         }
         rules
+    }
+
+    /// Changes one rule at random.
+    pub(super) fn shake(&mut self, ranks: u32, stages: u32, numbers: &mut Numbers) {
+        match numbers.below(4) {
+            0 => {
+                let all = [Preferred::Deepest, Preferred::Oldest, Preferred::Shallowest];
+                self.forward = all[numbers.below(3)];
+            }
+            1 => self.alternate = !self.alternate,
+            2 => self.filling = numbers.below(6) as f64 / 5.0,
+            _ => {
+                let most = (stages + 2 * ranks) as usize;
+                self.in_flight = if numbers.below(3) == 0 { 0 } else { ranks + numbers.below(most) as u32 };
+            }
+        }
     }
 }
 
@@ -57,7 +89,7 @@ pub(super) struct Task<'a> {
     pub(super) placement: &'a Placement,
     pub(super) microbatches: u32,
     pub(super) loads: &'a [StageLoad],
-    pub(super) link: LinkProfile,
+    pub(super) network: &'a Network,
     /// The memory of a rank, in bytes.
     pub(super) memory: Option<u64>,
 }
@@ -67,9 +99,9 @@ struct StageState {
     /// The numbers of forwards, input backwards and weight backwards that have run.
     forwards: u32,
     inputs: u32,
-    /// The arrivals of inputs and gradients that are not used yet.
-    input_at: VecDeque<f64>,
-    gradient_at: VecDeque<f64>,
+    /// The arrivals of inputs and of gradients, by microbatch. Forwards and input backwards take them in order.
+    input_at: Vec<f64>,
+    gradient_at: Vec<f64>,
     /// The bytes that must be free on the rank when a forward of this stage starts.
     room: u64,
 }
@@ -78,6 +110,12 @@ struct RankState {
     free: f64,
     held: u64,
     limit: u64,
+    /// The times of all computations, and of all forwards and input backwards, that have not run, without second
+    /// forwards.
+    work: f64,
+    critical: f64,
+    /// The shortest time from the end of the rank's last input backward to the end of the step.
+    drain: f64,
     pending: VecDeque<Cell>,
     backward_was_last: bool,
     own: Vec<usize>,
@@ -110,7 +148,7 @@ pub(super) fn greedy(task: &Task<'_>, rules: Rules, before: f64, work: &mut u64)
         if let Some(cell) = run.choose(rank as usize, now) {
             end = end.max(run.perform(rank as usize, cell));
             *work += 1;
-            if end >= before {
+            if end.max(run.earliest_end(rank as usize)) >= before {
                 return None;
             }
         }
@@ -127,29 +165,51 @@ impl<'a> Run<'a> {
         let placement = task.placement;
         let rank_of: Vec<u32> = placement.all_stages().map(|stage| placement.rank_of(stage).get()).collect();
         let mut links = Links::default();
-        links.set(&rank_of);
+        links.set(&rank_of, task.network);
         let mut stages: Vec<StageState> = rank_of
             .iter()
             .map(|&rank| StageState {
                 rank,
                 forwards: 0,
                 inputs: 0,
-                input_at: VecDeque::new(),
-                gradient_at: VecDeque::new(),
+                input_at: Vec::with_capacity(task.microbatches as usize),
+                gradient_at: Vec::with_capacity(task.microbatches as usize),
                 room: 0,
             })
             .collect();
-        stages[0].input_at.extend(std::iter::repeat_n(0.0, task.microbatches as usize));
+        stages[0].input_at.resize(task.microbatches as usize, 0.0);
+        let drains = drains(task, &rank_of);
         let ranks = placement.all_ranks().map(|rank| {
             let own: Vec<usize> = placement.stages_of(rank).iter().map(|stage| stage.index()).collect();
             let limit = rank_limit(task, &own, &mut stages)?;
             let row = Vec::with_capacity(3 * own.len() * task.microbatches as usize);
-            let pending = VecDeque::new();
-            Some(RankState { free: 0.0, held: 0, limit, pending, backward_was_last: false, own, row })
+            let loads = own.iter().map(|&stage| &task.loads[stage]);
+            let critical = loads.clone().map(|load| load.forward + load.input).sum::<f64>();
+            let weight = loads.map(|load| load.weight).sum::<f64>();
+            let microbatches = f64::from(task.microbatches);
+            Some(RankState {
+                free: 0.0,
+                held: 0,
+                limit,
+                work: microbatches * (critical + weight),
+                critical: microbatches * critical,
+                drain: drains[own[0]],
+                pending: VecDeque::new(),
+                backward_was_last: false,
+                own,
+                row,
+            })
         });
         let ranks = ranks.collect::<Option<Vec<_>>>()?;
         let left = 3 * stages.len() * task.microbatches as usize;
         Some(Self { task, rules, stages, ranks, links, wakes: BinaryHeap::from([Reverse((0, 0))]), left })
+    }
+
+    /// Returns a time that is not after the end of the step, by what the rank has left to do.
+    fn earliest_end(&self, rank: usize) -> f64 {
+        let state = &self.ranks[rank];
+        // The sums of times are not exact.
+        (state.free + state.work.max(state.critical + state.drain)) * (1.0 - 1e-9)
     }
 
     /// Returns the next computation of a free rank; `None` to wait for a message.
@@ -161,7 +221,7 @@ impl<'a> Run<'a> {
         let mut is_full = false;
         for &stage in &state.own {
             let it = &self.stages[stage];
-            if let Some(&arrival) = it.gradient_at.front() {
+            if let Some(&arrival) = it.gradient_at.get(it.inputs as usize) {
                 let key = (it.inputs, Reverse(stage));
                 if arrival > now {
                     next_arrival = next_arrival.min(arrival);
@@ -172,10 +232,15 @@ impl<'a> Run<'a> {
                     input = Some(key);
                 }
             }
-            if let Some(&arrival) = it.input_at.front()
+            if let Some(&arrival) = it.input_at.get(it.forwards as usize)
                 && self.may_forward(state, stage)
             {
-                let key = (if self.rules.deepest { 0 } else { it.forwards }, Reverse(stage));
+                let first = match self.rules.forward {
+                    Preferred::Deepest => 0,
+                    Preferred::Oldest => it.forwards,
+                    Preferred::Shallowest => stage as u32,
+                };
+                let key = (first, Reverse(stage));
                 if arrival > now {
                     next_arrival = next_arrival.min(arrival);
                 } else if forward.is_none_or(|best| key < best) {
@@ -218,29 +283,36 @@ impl<'a> Run<'a> {
         let stage = &mut self.stages[cell.stage as usize];
         let load = &self.task.loads[cell.stage as usize];
         let state = &mut self.ranks[rank];
-        let (arrival, takes) = match cell.kind {
+        let (arrival, again, takes) = match cell.kind {
             Kind::Forward => {
+                let arrival = stage.input_at.get(stage.forwards as usize).copied();
                 stage.forwards += 1;
                 state.held += load.kept;
+                state.critical -= load.forward;
+                state.work -= load.forward;
                 state.backward_was_last = false;
-                (stage.input_at.pop_front(), load.forward)
+                (arrival, 0.0, load.forward)
             }
             Kind::Input | Kind::Backward => {
+                let arrival = stage.gradient_at.get(stage.inputs as usize).copied();
                 stage.inputs += 1;
                 state.held = (state.held + load.stash).saturating_sub(load.kept);
                 state.pending.push_back(Cell { kind: Kind::Weight, ..cell });
+                state.critical -= load.input;
+                state.work -= load.input;
                 state.backward_was_last = true;
                 let forward = Cell { kind: Kind::Forward, ..cell };
                 let again = load.again.filter(|_| state.row.last() != Some(&forward)).unwrap_or(0.0);
-                (stage.gradient_at.pop_front(), again + load.input)
+                (arrival, again, load.input)
             }
             Kind::Weight => {
                 state.pending.pop_front();
                 state.held = state.held.saturating_sub(load.stash);
-                (None, load.weight)
+                state.work -= load.weight;
+                (None, 0.0, load.weight)
             }
         };
-        let end = arrival.map_or(state.free, |arrival| state.free.max(arrival)) + takes;
+        let end = arrival.map_or(state.free, |arrival| state.free.max(arrival)) + again + takes;
         state.row.push(cell);
         state.free = end;
         self.left -= 1;
@@ -253,24 +325,41 @@ impl<'a> Run<'a> {
         let (stage, last) = (cell.stage as usize, self.stages.len() - 1);
         let (direction, target, bytes) = match cell.kind {
             Kind::Forward if stage == last => {
-                self.stages[stage].gradient_at.push_back(end);
+                self.stages[stage].gradient_at.push(end);
                 return;
             }
             Kind::Forward => (0, stage + 1, self.task.loads[stage].output),
             Kind::Input if stage > 0 => (1, stage - 1, self.task.loads[stage - 1].output),
             _ => return,
         };
-        let arrival = self.links.send(self.links.of[stage][direction], bytes, end, self.task.link);
+        let arrival = self.links.send(self.links.of[stage][direction], bytes, end);
         let target = &mut self.stages[target];
         let queue = if direction == 0 { &mut target.input_at } else { &mut target.gradient_at };
-        queue.push_back(arrival);
+        queue.push(arrival);
         let rank = target.rank;
-        self.wake(arrival, rank);
+        // A busy rank looks for work when it is free.
+        if self.ranks[rank as usize].free <= arrival {
+            self.wake(arrival, rank);
+        }
     }
 
     fn wake(&mut self, at: f64, rank: u32) {
         self.wakes.push(Reverse((at.to_bits(), rank)));
     }
+}
+
+/// Returns for each stage the time from the end of its last input backward to the end of the step, if nothing is in its
+/// way: the input backwards of the stages before it with their messages, and a weight gradient of stage 0.
+fn drains(task: &Task<'_>, rank_of: &[u32]) -> Vec<f64> {
+    let mut drains = vec![task.loads[0].weight];
+    for stage in 1..rank_of.len() {
+        let (from, to) = (rank_of[stage], rank_of[stage - 1]);
+        let before = &task.loads[stage - 1];
+        let link = task.network.link(from, to);
+        let hop = if from == to { 0.0 } else { link.latency_s + before.output as f64 / link.bytes_per_s };
+        drains.push(drains[stage - 1] + hop + before.input);
+    }
+    drains
 }
 
 /// Returns the bytes that a rank has for activations, and sets the room that a forward of each of its stages needs;

@@ -1,8 +1,14 @@
-//! The layers of a profile, scaled to the microbatches of a plan, with sums over the layers before each one.
+//! The layers of a profile, scaled to the microbatches and the mesh of a plan, with sums over the layers before each one.
+//!
+//! **Tensor parallelism.** `t` tensor-parallel ranks each have a share of `1 / t` of the computations, the parameters and
+//! the activations of a layer. Only the inputs of its parts stay whole: one for each sum over these ranks, of the size of
+//! the layer's input. The sums take place in `F`, in `I`, and in a forward that is computed again. This model is assumed,
+//! not measured.
 
 use std::ops::Range;
 
-use crate::profile::{LinkProfile, Profile};
+use crate::plan::network::Network;
+use crate::profile::{LayerProfile, Profile, TENSOR_SUMS};
 
 /// The costs of one layer for one microbatch.
 #[derive(Debug, Clone, Copy)]
@@ -17,28 +23,30 @@ pub(super) struct Layer {
     pub(super) activation: u64,
     pub(super) stash: u64,
     pub(super) temporary: u64,
+    /// The part of `forward`, and that of `input`, in which tensor-parallel ranks add their results.
+    pub(super) sums: f64,
 }
 
 /// All layers of a model, for one size of microbatch.
 #[derive(Debug, Clone)]
 pub(super) struct Layers {
     pub(super) list: Vec<Layer>,
-    pub(super) link: LinkProfile,
+    pub(super) network: Network,
     forward: Vec<f64>,
     input: Vec<f64>,
     work: Vec<f64>,
 }
 
 impl Layers {
-    /// Scales `profile` to microbatches of `rows` rows. Times and sizes grow with the rows, except for the optimizer
-    /// and the parameters.
-    pub(super) fn of(profile: &Profile, rows: u32) -> Self {
+    /// Scales `profile` to microbatches of `rows` rows and to the tensor-parallel ranks of `network`. Times and sizes
+    /// grow with the rows, except for the optimizer and the parameters.
+    pub(super) fn of(profile: &Profile, rows: u32, network: Network) -> Self {
         let scale = f64::from(rows) / f64::from(profile.rows);
         let bytes = |bytes: u64| {
             let scaled = u128::from(bytes) * u128::from(rows) / u128::from(profile.rows);
             u64::try_from(scaled).unwrap_or(u64::MAX)
         };
-        let layer = |layer: &crate::profile::LayerProfile| Layer {
+        let layer = |layer: &LayerProfile| Layer {
             forward: layer.forward_s * scale,
             input: layer.input_backward_s * scale,
             weight: layer.weight_backward_s * scale,
@@ -49,12 +57,22 @@ impl Layers {
             activation: bytes(layer.activation_bytes),
             stash: bytes(layer.stash_bytes()),
             temporary: bytes(layer.temporary_bytes),
+            sums: 0.0,
         };
-        let list: Vec<Layer> = profile.each_layer().map(layer).collect();
+        let mut list: Vec<Layer> = profile.each_layer().map(layer).collect();
+        if network.mesh.tensor > 1 {
+            let counts = profile.each_layer().map(|layer| layer.tensor_sums.unwrap_or(TENSOR_SUMS));
+            let mut input = list.first().map_or(0, |layer| layer.output);
+            for (layer, sums) in list.iter_mut().zip(counts) {
+                let output = layer.output;
+                divide(layer, input, sums, &network);
+                input = output;
+            }
+        }
         let forward = sums(&list, |layer| layer.forward);
         let input = sums(&list, |layer| layer.input);
         let work = sums(&list, |layer| layer.forward + layer.input + layer.weight);
-        Self { list, link: profile.link, forward, input, work }
+        Self { list, network, forward, input, work }
     }
 
     /// Returns the number of layers.
@@ -77,12 +95,32 @@ impl Layers {
         self.work[range.end] - self.work[range.start]
     }
 
-    /// Returns the shortest time of a message between any two neighbouring layers.
-    pub(super) fn shortest_hop(&self) -> f64 {
+    /// Returns the size of the smallest message between any two neighbouring layers.
+    pub(super) fn smallest_output(&self) -> u64 {
         let inner = &self.list[..self.count().saturating_sub(1)];
-        let smallest = inner.iter().map(|layer| layer.output).min().unwrap_or(0);
-        self.link.latency_s + smallest as f64 / self.link.bytes_per_s
+        inner.iter().map(|layer| layer.output).min().unwrap_or(0)
     }
+}
+
+/// Divides a layer among the tensor-parallel ranks. `input` is the size of its input.
+fn divide(layer: &mut Layer, input: u64, sums: u32, network: &Network) {
+    let ranks = u64::from(network.mesh.tensor);
+    let share = 1.0 / ranks as f64;
+    layer.sums = f64::from(sums) * network.tensor_sum(input);
+    layer.forward = layer.forward * share + layer.sums;
+    layer.input = layer.input * share + layer.sums;
+    layer.weight *= share;
+    layer.recompute = layer.recompute * share + layer.sums;
+    layer.optimizer *= share;
+    layer.parameters = layer.parameters.div_ceil(ranks);
+    let whole = u64::from(sums).saturating_mul(input);
+    let divided = |bytes: u64| {
+        let whole = whole.min(bytes);
+        whole + (bytes - whole).div_ceil(ranks)
+    };
+    layer.activation = divided(layer.activation);
+    layer.stash = divided(layer.stash);
+    layer.temporary = layer.temporary.div_ceil(ranks);
 }
 
 fn sums(layers: &[Layer], of: impl Fn(&Layer) -> f64) -> Vec<f64> {

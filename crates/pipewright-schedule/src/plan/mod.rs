@@ -24,6 +24,7 @@
 //! ```
 
 mod request;
+mod network;
 mod report;
 mod layers;
 mod stage_load;
@@ -50,7 +51,10 @@ mod planner;
 mod tests;
 
 pub use best_cut::best_cut;
+pub use network::MeshOrder;
 pub use planner::plan;
 pub use predict::{PlanChoice, PredictError, Prediction, choice_costs, predict};
-pub use report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport, PlanSettings, SEARCHED, Shortage};
+pub use report::{
+    Collectives, Outcome, OutcomeKind, Plan, PlanError, PlanReport, PlanSettings, SEARCHED, Shortage,
+};
 pub use request::PlanRequest;

@@ -96,7 +96,7 @@ fn try_cut(
     let order = match &named.order {
         Some(order) => Rc::clone(order),
         None => {
-            let loads = stage_loads(&shape.layers, starts, &none, shape.data_parallel);
+            let loads = stage_loads(&shape.layers, starts, &none);
             match named.family.order(&engine_costs(&shape.layers, &loads)) {
                 Ok(order) => Rc::new(order),
                 Err(reason) => {
@@ -117,7 +117,7 @@ fn try_cut(
     best?;
     let choices: Vec<Vec<bool>> = match stages <= ALL_CHOICES {
         true => every_choice(stages).skip(1).filter(|choice| *choice != all).collect(),
-        false => vec![to_fit(&shape.layers, starts, &order, shape.data_parallel, memory)],
+        false => vec![to_fit(&shape.layers, starts, &order, memory)],
     };
     for recompute in choices {
         let choice = Choice { shape: at, starts, recompute: &recompute };

@@ -1,7 +1,7 @@
 //! The planner: from a profile and a request to the best plans and the proved bound.
 
-use crate::plan::bound::{lower_bound, optimizer_bound};
-use crate::plan::explore::explore;
+use crate::plan::bound::{lower_bound, optimizer_bound, reduction_bound};
+use crate::plan::explore::{explore, scout};
 use crate::plan::predict::{PlanChoice, PredictError, predict};
 use crate::plan::report::{Outcome, OutcomeKind, Plan, PlanError, PlanReport};
 use crate::plan::request::PlanRequest;
@@ -31,12 +31,11 @@ pub fn plan(
     if shapes.is_empty() {
         return Err(PlanError::NoShape { ranks, layers: profile.layer_count() as usize, microbatches });
     }
+    let shapes = with_room(shapes, request);
     let bounds: Vec<f64> = shapes.iter().map(|shape| bound_of(shape, request)).collect();
     let bound = bounds.iter().copied().fold(f64::INFINITY, f64::min);
-    let mut order: Vec<usize> = (0..shapes.len()).collect();
-    order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
     let mut search = Search::new(request, keep_going);
-    for at in order {
+    for at in by_promise(&mut search, &shapes, &bounds) {
         if bounds[at] < search.best_time() {
             explore(&mut search, &shapes, at, bound);
         }
@@ -45,7 +44,37 @@ pub fn plan(
 }
 
 fn bound_of(shape: &Shape, request: &PlanRequest) -> f64 {
-    lower_bound(shape.step(), &shape.classes, request.searched) + optimizer_bound(shape.step())
+    let step = shape.step();
+    let program = lower_bound(step, &shape.classes, request.searched).max(reduction_bound(step));
+    program + optimizer_bound(step)
+}
+
+/// Removes the shapes whose ranks together have too little memory for the parameters, gradients and optimizer state,
+/// unless that is true of all shapes.
+fn with_room(shapes: Vec<Shape>, request: &PlanRequest) -> Vec<Shape> {
+    let Some(memory) = request.memory else { return shapes };
+    let has_room = |shape: &Shape| shape.fixed_bytes() <= u128::from(memory) * u128::from(shape.ranks);
+    match shapes.iter().any(has_room) {
+        true => shapes.into_iter().filter(has_room).collect(),
+        false => shapes,
+    }
+}
+
+/// Returns the shapes in the order in which they are searched. If there are several, one plan of each that may be the
+/// best is simulated, and the fastest comes first.
+fn by_promise(search: &mut Search<'_>, shapes: &[Shape], bounds: &[f64]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..shapes.len()).collect();
+    order.sort_by(|&one, &other| bounds[one].total_cmp(&bounds[other]));
+    if shapes.len() > 1 {
+        let mut times = vec![f64::INFINITY; shapes.len()];
+        for &at in &order {
+            if bounds[at] < search.best_time() {
+                times[at] = scout(search, shapes, at);
+            }
+        }
+        order.sort_by(|&one, &other| times[one].total_cmp(&times[other]));
+    }
+    order
 }
 
 fn finish(
@@ -77,7 +106,9 @@ fn finished(profile: &Profile, shape: &Shape, candidate: &Candidate) -> Result<P
     let choice = PlanChoice {
         boundaries,
         recompute: candidate.recompute.clone(),
-        data_parallel: shape.data_parallel,
+        data_parallel: shape.mesh.replicas,
+        tensor_parallel: shape.mesh.tensor,
+        mesh_order: shape.mesh.order,
         microbatch_rows: shape.microbatch_rows,
     };
     let prediction = predict(profile, &schedule, &choice)?;
@@ -88,6 +119,9 @@ fn finished(profile: &Profile, shape: &Shape, candidate: &Candidate) -> Result<P
         boundaries: choice.boundaries,
         recompute: choice.recompute,
         data_parallel: choice.data_parallel,
+        tensor_parallel: choice.tensor_parallel,
+        mesh_order: choice.mesh_order,
+        collectives: prediction.collectives,
         microbatch_rows: choice.microbatch_rows,
         step_s: prediction.step_s(),
         bubble_fraction: prediction.run.timeline().bubble_fraction(),

@@ -19,6 +19,8 @@ const DESCENTS: usize = 150;
 const WALK_STEPS: usize = 1_500;
 /// The most steps of a walk.
 const MOST_WALK_STEPS: usize = 40_000;
+/// The number of times that a walk is longer if rounds may visit the ranks in any order.
+const FREE_WALKS: usize = 3;
 
 /// A cut of an arrangement, and the bound on its time.
 #[derive(Debug, Clone)]
@@ -42,21 +44,23 @@ pub(super) fn pool(search: &mut Search<'_>, shape: &Shape) -> Vec<Cut> {
     let mut numbers = Numbers(1);
     for &class in &shape.classes {
         let rank_of = class.ranks_of();
+        let steps = (WALK_STEPS * class.stages()).min(MOST_WALK_STEPS);
+        let even = Layout { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
+        if search.request.searched && class.chunks > 1 && class.path == Path::Loop {
+            for _ in 0..WALKS {
+                add(None, balanced(step, memory, even.clone(), true, &mut numbers, FREE_WALKS * steps));
+            }
+        }
         if count_cuts(layers, class.stages()) <= ALL_CUTS {
             for_each_cut(layers, class.stages(), &mut |starts| {
                 add(Some(class), Layout { starts: starts.to_vec(), rank_of: rank_of.clone() });
             });
             continue;
         }
-        let steps = (WALK_STEPS * class.stages()).min(MOST_WALK_STEPS);
-        let even = Layout { starts: even(layers, class.stages()), rank_of: rank_of.clone() };
         for seed in 0..WALKS {
             let starts = descended(step, class, memory, seed, DESCENTS);
             add(Some(class), Layout { starts, rank_of: rank_of.clone() });
             add(Some(class), balanced(step, memory, even.clone(), false, &mut numbers, steps));
-            if search.request.searched && class.chunks > 1 && class.path == Path::Loop {
-                add(None, balanced(step, memory, even.clone(), true, &mut numbers, steps));
-            }
         }
         add(Some(class), even);
         if let Some(starts) = cut_by(shape, class.stages(), &Method::Optimal) {
@@ -80,7 +84,7 @@ pub(super) fn usual_cuts(shape: &Shape, stages: usize) -> Vec<Vec<usize>> {
 }
 
 /// Returns the cut into `stages` stages by the work of each layer; `None` if the method finds none.
-fn cut_by(shape: &Shape, stages: usize, method: &Method) -> Option<Vec<usize>> {
+pub(super) fn cut_by(shape: &Shape, stages: usize, method: &Method) -> Option<Vec<usize>> {
     let layers = shape.layers.count();
     let all = shape.layers.work(0..layers).max(f64::MIN_POSITIVE);
     // Differences of running sums would make equal layers unequal.

@@ -5,9 +5,12 @@ use thiserror::Error;
 use crate::costs::Costs;
 use crate::lower::{LowerError, TrainingLowering, for_training};
 use crate::partition::{Method, PartitionError, partition};
-use crate::plan::evaluate::peaks;
+use crate::placement::Placement;
+use crate::plan::evaluate::{peaks, recomputes};
 use crate::plan::layers::Layers;
-use crate::plan::order::Order;
+use crate::plan::network::{Mesh, MeshOrder, Network};
+use crate::plan::order::{Cell, Kind, Order};
+use crate::plan::report::Collectives;
 use crate::plan::search::optimizer_time;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
 use crate::profile::Profile;
@@ -16,7 +19,7 @@ use crate::simulate::{SimulateError, TimedRun, timed};
 use crate::validate::ValidatedProgram;
 
 /// The choices besides the schedule.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PlanChoice {
     /// The first layer of each stage except the first.
     pub boundaries: Vec<usize>,
@@ -24,8 +27,36 @@ pub struct PlanChoice {
     pub recompute: Vec<bool>,
     /// The number of replicas.
     pub data_parallel: u32,
+    /// The number of tensor-parallel ranks of each stage.
+    pub tensor_parallel: u32,
+    /// The numbering of the other ranks.
+    pub mesh_order: MeshOrder,
     /// The number of rows of a microbatch.
     pub microbatch_rows: u32,
+}
+
+impl Default for PlanChoice {
+    /// One stage on one rank that does not recompute, for microbatches of one row.
+    fn default() -> Self {
+        Self {
+            boundaries: Vec::new(),
+            recompute: vec![false],
+            data_parallel: 1,
+            tensor_parallel: 1,
+            mesh_order: MeshOrder::default(),
+            microbatch_rows: 1,
+        }
+    }
+}
+
+impl PlanChoice {
+    /// Returns the layers of a profile for this choice, on `ranks` ranks of a pipeline.
+    pub(super) fn layers(&self, profile: &Profile, ranks: u32) -> Result<Layers, PredictError> {
+        let Self { data_parallel: replicas, tensor_parallel: tensor, mesh_order: order, .. } = *self;
+        let network = Network::of(profile, Mesh { tensor, replicas, ranks, order });
+        let network = network.ok_or(PredictError::Mesh { tensor, replicas, ranks })?;
+        Ok(Layers::of(profile, self.microbatch_rows, network))
+    }
 }
 
 /// The predicted step of a choice.
@@ -41,6 +72,8 @@ pub struct Prediction {
     pub optimizer_s: f64,
     /// The peak bytes of each rank: parameters, optimizer state, gradients and activations.
     pub peak_bytes: Vec<u64>,
+    /// The assumed times of collectives in the step.
+    pub collectives: Collectives,
 }
 
 /// The errors of a prediction.
@@ -58,6 +91,19 @@ pub enum PredictError {
         entries: usize,
         /// The number of stages.
         stages: u32,
+    },
+    /// The mesh does not fit the nodes of the profile.
+    #[error(
+        "{tensor} tensor-parallel ranks, {replicas} replicas and {ranks} ranks of a pipeline do not divide the nodes of the \
+         profile evenly; use sizes that divide the ranks of a node, or that they divide"
+    )]
+    Mesh {
+        /// The number of tensor-parallel ranks of each stage.
+        tensor: u32,
+        /// The number of replicas.
+        replicas: u32,
+        /// The number of ranks of a pipeline.
+        ranks: u32,
     },
     /// The schedule is unsound.
     #[error(transparent)]
@@ -83,7 +129,7 @@ pub fn predict(
     schedule: &Schedule,
     choice: &PlanChoice,
 ) -> Result<Prediction, PredictError> {
-    let layers = Layers::of(profile, choice.microbatch_rows);
+    let layers = choice.layers(profile, schedule.ranks())?;
     let loads = loads(&layers, schedule.placement().stages(), choice)?;
     let lowering = TrainingLowering { replicas: choice.data_parallel, ..TrainingLowering::default() };
     let program = for_training(schedule, &lowering)?;
@@ -91,16 +137,39 @@ pub fn predict(
     let run = timed(program.as_program(), &costs)?;
     let order = Order::of(schedule);
     let (optimizer_s, peak_bytes) = (optimizer_time(&order, &loads), peaks(&order, &loads));
-    Ok(Prediction { program, costs, run, optimizer_s, peak_bytes })
+    let collectives = collectives(&order, &loads);
+    Ok(Prediction { program, costs, run, optimizer_s, peak_bytes, collectives })
 }
 
-/// Returns the costs of `stages` stages at a choice, for schedules that are made to measure.
+/// Returns the costs of the stages of a placement at a choice, for schedules that are made to measure.
 ///
 /// # Errors
 /// When the choice does not fit the stages.
-pub fn choice_costs(profile: &Profile, stages: u32, choice: &PlanChoice) -> Result<Costs, PredictError> {
-    let layers = Layers::of(profile, choice.microbatch_rows);
-    Ok(engine_costs(&layers, &loads(&layers, stages, choice)?))
+pub fn choice_costs(
+    profile: &Profile,
+    placement: &Placement,
+    choice: &PlanChoice,
+) -> Result<Costs, PredictError> {
+    let layers = choice.layers(profile, placement.ranks())?;
+    Ok(engine_costs(&layers, &loads(&layers, placement.stages(), choice)?))
+}
+
+/// Returns the times of the collectives of an order.
+fn collectives(order: &Order, loads: &[StageLoad]) -> Collectives {
+    let of_cell = |row: &[Cell], position: usize| {
+        let load = &loads[row[position].stage as usize];
+        let again = if recomputes(row, loads, position).is_some() { load.sums } else { 0.0 };
+        if row[position].kind == Kind::Weight { 0.0 } else { load.sums + again }
+    };
+    let tensor = order.rows.iter().map(|row| (0..row.len()).map(|at| of_cell(row, at)).sum());
+    let of_rank = |rank| {
+        let own = order.placement.stages_of(rank).iter();
+        own.map(|stage| loads[stage.index()].replica_sums).sum()
+    };
+    Collectives {
+        tensor_s: tensor.fold(0.0, f64::max),
+        replicas_s: order.placement.all_ranks().map(of_rank).fold(0.0, f64::max),
+    }
 }
 
 fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageLoad>, PredictError> {
@@ -110,5 +179,5 @@ fn loads(layers: &Layers, stages: u32, choice: &PlanChoice) -> Result<Vec<StageL
         return Err(PredictError::Recompute { entries: choice.recompute.len(), stages });
     }
     let starts: Vec<usize> = cut.ranges().map(|range| range.start).chain([layers.count()]).collect();
-    Ok(stage_loads(layers, &starts, &choice.recompute, choice.data_parallel))
+    Ok(stage_loads(layers, &starts, &choice.recompute))
 }

@@ -1,7 +1,7 @@
 //! A lower bound on the time of a step for given layers of each rank: the basis of the cuts and of the proved bound.
 //!
 //! Rank `r` owns stage `r` and later ones. Let `first` be the first layer of stage `r`, `m` the number of microbatches,
-//! and `hop` the time of a message. Then a step takes at least as long as each of these:
+//! and `r hop` the time of the messages from rank 0 to rank `r`. Then a step takes at least as long as each of these:
 //!
 //! 1. **Fill and work.** `F(0..first) + r hop + m (F + I + W)(layers of the rank)`: the rank cannot start before the
 //!    first microbatch has passed the earlier layers, and then computes one thing at a time.
@@ -10,10 +10,13 @@
 //!    other one leads to one. It is followed by the input backwards of all earlier layers, and a weight gradient.
 //! 3. **Path.** `(F + I)(all layers) + 2 (p - 1) hop + W(layer 0)`, plus `m - 1` times the larger of `F` and `I` of the
 //!    layers of any one stage: each microbatch passes all ranks and returns, and a stage takes one after another.
-//! 4. **Starvation.** Before its first backward, at the earliest at `t`, a rank runs forwards only. The forward of
+//! 4. **Starvation.** Before its first backward, at the earliest at `t`, a rank runs forwards only. One microbatch has by
+//!    then passed all stages, and the input backwards of the stages after the rank's last one. The forward of
 //!    microbatch `n` (from 0) of a stage starts no earlier than `F(layers before) + n slowest`, where `slowest` is the
 //!    largest `F` of the stages up to this one. So the work that the rank can have done by `t` is limited, and the step
 //!    takes at least `t` and the rest of its work.
+
+use std::ops::Range;
 
 use crate::plan::layers::Layers;
 
@@ -23,20 +26,50 @@ pub(super) struct Step<'a> {
     pub(super) layers: &'a Layers,
     pub(super) ranks: u32,
     pub(super) microbatches: f64,
-    /// The shortest time of a message.
-    pub(super) hop: f64,
+    /// The shortest times of a message inside a node and between nodes.
+    hops: [f64; 2],
 }
 
 impl<'a> Step<'a> {
     /// Returns the step of `microbatches` microbatches over `ranks` ranks.
     pub(super) fn of(layers: &'a Layers, ranks: u32, microbatches: u32) -> Self {
-        Self { layers, ranks, microbatches: f64::from(microbatches), hop: layers.shortest_hop() }
+        let hops = layers.network.hop_times(layers.smallest_output());
+        Self { layers, ranks, microbatches: f64::from(microbatches), hops }
     }
 
     /// Returns the earliest start of a rank. Its first stage follows `rank` other stages and begins with the layer
     /// `first`.
     pub(super) fn fill(&self, rank: usize, first: usize) -> f64 {
-        self.layers.forward(0..first) + rank as f64 * self.hop
+        self.layers.forward(0..first) + self.hops(rank)
+    }
+
+    /// Returns the shortest time of the messages between the ranks from the first one to `rank`.
+    fn hops(&self, rank: usize) -> f64 {
+        let far = rank as u32 / self.layers.network.in_a_row;
+        f64::from(rank as u32 - far) * self.hops[0] + f64::from(far) * self.hops[1]
+    }
+
+    /// Returns the shortest time of a message from one rank to another; 0 if they are the same.
+    fn hop(&self, from: u32, to: u32) -> f64 {
+        let row = self.layers.network.in_a_row;
+        match from == to {
+            true => 0.0,
+            false => self.hops[usize::from(from / row != to / row)],
+        }
+    }
+
+    /// Returns the shortest time of `count` messages between any ranks.
+    fn shortest_hops(&self, count: usize) -> f64 {
+        let [near, far] = self.hops;
+        count as f64 * if self.layers.network.in_a_row > 1 { near.min(far) } else { far }
+    }
+
+    /// Returns the earliest start of the first backward of the rank whose last layer comes before `after`, which is also
+    /// the first layer after it. At least `behind` other ranks have layers from there on.
+    pub(super) fn first_backward(&self, after: usize, behind: usize) -> f64 {
+        let end = self.layers.count();
+        let hops = self.hops(self.ranks as usize - 1) + self.shortest_hops(behind);
+        self.layers.forward(0..end) + self.layers.input(after..end) + hops
     }
 
     /// Returns the time after the last input backward of such a rank.
@@ -44,13 +77,13 @@ impl<'a> Step<'a> {
         if rank == 0 {
             return self.layers.list[0].weight;
         }
-        self.layers.input(0..first) + rank as f64 * self.hop + self.layers.list[0].weight
+        self.layers.input(0..first) + self.hops(rank) + self.layers.list[0].weight
     }
 
     /// Returns the time of the path of one microbatch.
     pub(super) fn path(&self) -> f64 {
         let all = 0..self.layers.count();
-        let hops = 2.0 * f64::from(self.ranks - 1) * self.hop;
+        let hops = 2.0 * self.hops(self.ranks as usize - 1);
         self.layers.forward(all.clone()) + self.layers.input(all) + hops + self.layers.list[0].weight
     }
 
@@ -61,18 +94,38 @@ impl<'a> Step<'a> {
         filled.max(drained)
     }
 
+    /// Returns the shortest time of the messages from the first stage to the last one.
+    fn layout_hops(&self, rank_of: &[u32]) -> f64 {
+        rank_of.windows(2).map(|pair| self.hop(pair[0], pair[1])).sum()
+    }
+
+    /// Returns the bounds 1 and 2 of a rank, and bound 4 as if forwards arrived at once. `first` is the first layer of the
+    /// rank's first stage.
+    pub(super) fn own_time(&self, rank: usize, first: usize, sums: &OwnSums) -> f64 {
+        let backward = self.microbatches * (sums.work - sums.forward);
+        let forwards_end = self.fill(rank, first) + self.microbatches * sums.forward;
+        let starved = self.first_backward(sums.end, 0).max(forwards_end) + backward;
+        self.rank_time(rank, first, sums.work, sums.critical).max(starved)
+    }
+
     /// Returns the bounds 1, 2 and 4 of every rank for a cut. `rank_of` has the rank of each stage; the first stages
     /// are on the ranks of their number.
     pub(super) fn rank_times(&self, rank_of: &[u32], starts: &[usize]) -> Vec<f64> {
         let (ranks, end) = (self.ranks as usize, self.layers.count());
         let mut sums = vec![RankSums::default(); ranks];
+        let mut hops_before = 0.0;
+        let all_hops = self.layout_hops(rank_of);
         for (stage, &rank) in rank_of.iter().enumerate() {
             let range = starts[stage]..starts[stage + 1];
             let sum = &mut sums[rank as usize];
             let forward = self.layers.forward(range.clone());
             sum.work += self.layers.work(range.clone());
             sum.critical += forward + self.layers.input(range.clone());
-            sum.first_backward = self.layers.forward(0..end) + self.layers.input(range.end..end);
+            if stage > 0 {
+                hops_before += self.hop(rank_of[stage - 1], rank);
+            }
+            let hops = all_hops + (all_hops - hops_before);
+            sum.first_backward = self.layers.forward(0..end) + self.layers.input(range.end..end) + hops;
         }
         let mut slowest = 0.0f64;
         for (stage, &rank) in rank_of.iter().enumerate() {
@@ -98,8 +151,32 @@ impl<'a> Step<'a> {
             self.layers.forward(range.clone()).max(self.layers.input(range))
         };
         let slowest = starts.windows(2).map(of_stage).fold(0.0, f64::max);
-        let path = self.path() + (self.microbatches - 1.0) * slowest;
+        let hops = 2.0 * (self.layout_hops(rank_of) - self.hops(self.ranks as usize - 1));
+        let path = self.path() + hops.max(0.0) + (self.microbatches - 1.0) * slowest;
         self.rank_times(rank_of, starts).into_iter().fold(path, f64::max)
+    }
+}
+
+/// The sums over the layers of a rank, which are added stage by stage.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct OwnSums {
+    /// `F + I + W`.
+    work: f64,
+    /// `F + I`.
+    critical: f64,
+    forward: f64,
+    /// The first layer after those of the rank.
+    end: usize,
+}
+
+impl OwnSums {
+    /// Adds the layers of a stage.
+    pub(super) fn add(&mut self, step: &Step<'_>, range: Range<usize>) {
+        let forward = step.layers.forward(range.clone());
+        self.work += step.layers.work(range.clone());
+        self.critical += forward + step.layers.input(range.clone());
+        self.forward += forward;
+        self.end = range.end;
     }
 }
 

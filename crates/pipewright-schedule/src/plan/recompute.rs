@@ -15,16 +15,10 @@ pub(super) fn every_choice(stages: usize) -> impl Iterator<Item = Vec<bool>> {
 
 /// Returns a choice with which `order` fits into the memory: on each rank that lacks memory, the stages with the
 /// largest saving recompute, one after another. If nothing helps, all stages of the rank do.
-pub(super) fn to_fit(
-    layers: &Layers,
-    starts: &[usize],
-    order: &Order,
-    replicas: u32,
-    memory: u64,
-) -> Vec<bool> {
+pub(super) fn to_fit(layers: &Layers, starts: &[usize], order: &Order, memory: u64) -> Vec<bool> {
     let mut choice = vec![false; starts.len() - 1];
     loop {
-        let loads = stage_loads(layers, starts, &choice, replicas);
+        let loads = stage_loads(layers, starts, &choice);
         let peaks = peaks(order, &loads);
         let mut changed = false;
         for (rank, _) in order.placement.all_ranks().zip(peaks).filter(|&(_, peak)| peak > memory) {

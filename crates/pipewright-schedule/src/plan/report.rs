@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::ids::Rank;
+use crate::plan::network::MeshOrder;
 use crate::profile::ProfileProblem;
 use crate::schedule::Schedule;
 
@@ -39,6 +40,12 @@ pub struct Plan {
     pub recompute: Vec<bool>,
     /// The number of replicas.
     pub data_parallel: u32,
+    /// The number of tensor-parallel ranks of each stage.
+    pub tensor_parallel: u32,
+    /// The numbering of the other ranks.
+    pub mesh_order: MeshOrder,
+    /// The assumed times of collectives in the step.
+    pub collectives: Collectives,
     /// The number of rows of a microbatch.
     pub microbatch_rows: u32,
     /// The time of a step: the schedule, the sum of gradients over replicas, and the optimizer.
@@ -47,6 +54,15 @@ pub struct Plan {
     pub bubble_fraction: f64,
     /// The peak bytes of each rank of a replica.
     pub peak_bytes: Vec<u64>,
+}
+
+/// The times that collectives of a step are assumed to take, in seconds, each for the rank with the most.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Collectives {
+    /// Sums over tensor-parallel ranks. The rank computes nothing meanwhile.
+    pub tensor_s: f64,
+    /// Sums of gradients over replicas, which may take place during computations, and the rank's own work for them.
+    pub replicas_s: f64,
 }
 
 /// The settings of a schedule besides its size.
@@ -110,8 +126,8 @@ pub enum PlanError {
     /// No number of replicas makes pipelines of the ranks.
     #[error(
         "{ranks} ranks have no plan for {layers} layers and {microbatches} microbatches: the ranks of a pipeline are at \
-         most the layers, the replicas share the microbatches evenly, and a step has no more than about two million \
-         computations; use fewer ranks or other microbatches"
+         most the layers, the replicas share the microbatches evenly, tensor-parallel ranks divide the ranks of a node, \
+         and a step has no more than about two million computations; use fewer ranks or other microbatches"
     )]
     NoShape {
         /// The number of ranks.

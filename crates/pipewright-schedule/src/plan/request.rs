@@ -13,6 +13,8 @@ pub struct PlanRequest {
     pub memory: Option<u64>,
     /// The number of replicas; `None` to search it.
     pub data_parallel: Option<u32>,
+    /// The number of tensor-parallel ranks of each stage; `None` to search it, if the profile has nodes. They share a node.
+    pub tensor_parallel: Option<u32>,
     /// Whether larger microbatches may be tried.
     pub larger_microbatches: bool,
     /// Whether orders that no named schedule has may be tried.
@@ -37,6 +39,7 @@ impl Default for PlanRequest {
             microbatch_rows: 1,
             memory: None,
             data_parallel: None,
+            tensor_parallel: None,
             larger_microbatches: true,
             searched: true,
             effort: Self::EFFORT,

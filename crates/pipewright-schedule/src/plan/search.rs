@@ -117,14 +117,14 @@ impl<'a> Search<'a> {
         choice: Choice<'_>,
     ) -> Option<f64> {
         let shape = &shapes[choice.shape];
-        let loads = stage_loads(&shape.layers, choice.starts, choice.recompute, shape.data_parallel);
+        let loads = stage_loads(&shape.layers, choice.starts, choice.recompute);
         let peaks = peaks(order, &loads);
         if let Some(shortage) = self.shortage(order, &loads, &peaks) {
             self.keep_shortage(label.name, shortage, shape, choice);
             return None;
         }
         self.charge(order.rows.iter().map(|row| row.len() as u64).sum());
-        let time = self.evaluator.time(order, &loads, shape.layers.link)? + optimizer_time(order, &loads);
+        let time = self.evaluator.time(order, &loads, &shape.layers.network)? + optimizer_time(order, &loads);
         self.keep(label, order, None, choice, time, peaks.into_iter().max().unwrap_or(0));
         Some(time)
     }
@@ -139,7 +139,7 @@ impl<'a> Search<'a> {
         before: f64,
     ) -> Option<f64> {
         let shape = &shapes[choice.shape];
-        let loads = stage_loads(&shape.layers, choice.starts, choice.recompute, shape.data_parallel);
+        let loads = stage_loads(&shape.layers, choice.starts, choice.recompute);
         let own =
             |rank: Rank| placement.stages_of(rank).iter().map(|stage| loads[stage.index()].optimizer).sum();
         let optimizer = placement.all_ranks().map(own).fold(0.0, f64::max);
@@ -147,7 +147,7 @@ impl<'a> Search<'a> {
             placement,
             microbatches: shape.microbatches,
             loads: &loads,
-            link: shape.layers.link,
+            network: &shape.layers.network,
             memory: self.request.memory,
         };
         let mut work = 0;
@@ -161,7 +161,8 @@ impl<'a> Search<'a> {
             self.keep_shortage(SEARCHED, shortage, shape, choice);
             return None;
         }
-        let time = self.evaluator.time(&order, &loads, shape.layers.link)? + optimizer_time(&order, &loads);
+        let time =
+            self.evaluator.time(&order, &loads, &shape.layers.network)? + optimizer_time(&order, &loads);
         let label = Label { name: SEARCHED, settings: PlanSettings::default() };
         self.keep(label, &order, Some(rules), choice, time, peaks.into_iter().max().unwrap_or(0));
         (time < before).then_some(time)
@@ -215,9 +216,13 @@ impl<'a> Search<'a> {
         }
         let recomputes = choice.recompute.iter().filter(|&&recomputes| recomputes).count();
         let plan = format!(
-            "{name}, {} replicas of {} ranks, {} stages, {recomputes} of them recomputing",
-            shape.data_parallel,
+            "{name}, {} replicas of {} ranks{}, {} stages, {recomputes} of them recomputing",
+            shape.mesh.replicas,
             shape.ranks,
+            match shape.mesh.tensor {
+                1 => String::new(),
+                tensor => format!(" times {tensor} tensor-parallel ones"),
+            },
             choice.starts.len() - 1
         );
         self.shortages.insert(name, (shortage, plan));

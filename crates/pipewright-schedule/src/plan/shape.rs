@@ -1,14 +1,16 @@
-//! The division of ranks and rows: replicas, ranks of a pipeline, and microbatches of each replica.
+//! The division of ranks and rows: the mesh, and the microbatches of each replica.
 
 use crate::plan::class::Class;
 use crate::plan::layers::Layers;
+use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::rank_times::Step;
 use crate::plan::request::PlanRequest;
+use crate::plan::stage_load::STATE;
 use crate::profile::Profile;
 
 /// One division.
 pub(super) struct Shape {
-    pub(super) data_parallel: u32,
+    pub(super) mesh: Mesh,
     /// The ranks of a pipeline.
     pub(super) ranks: u32,
     /// The microbatches of a replica.
@@ -26,36 +28,64 @@ impl Shape {
     /// Returns all divisions of a request with at most [`MOST_COMPUTATIONS`].
     pub(super) fn all(profile: &Profile, request: &PlanRequest) -> Vec<Self> {
         let mut shapes = Vec::new();
+        let networks = networks(profile, request);
         let may_group = |&rows: &u32| rows == 1 || request.larger_microbatches;
         for rows in divisors(request.microbatches).into_iter().filter(may_group) {
             let microbatch_rows = request.microbatch_rows.saturating_mul(rows);
-            let layers = Layers::of(profile, microbatch_rows);
-            for data_parallel in divisors(request.ranks) {
-                let wanted = request.data_parallel.is_none_or(|wanted| wanted == data_parallel);
-                let microbatches = request.microbatches / rows;
-                let ranks = request.ranks / data_parallel;
-                let computations = 3 * u128::from(ranks) * u128::from(microbatches / data_parallel);
-                let fits = ranks as usize <= layers.count() && computations <= MOST_COMPUTATIONS;
-                if !wanted || !microbatches.is_multiple_of(data_parallel) || !fits {
+            let microbatches = request.microbatches / rows;
+            for &network in &networks {
+                let mesh = network.mesh;
+                let (ranks, count) = (mesh.ranks, profile.layer_count() as usize);
+                let computations = 3 * u128::from(ranks) * u128::from(microbatches / mesh.replicas);
+                let fits = ranks as usize <= count && computations <= MOST_COMPUTATIONS;
+                if !fits || !microbatches.is_multiple_of(mesh.replicas) {
                     continue;
                 }
                 shapes.push(Self {
-                    data_parallel,
+                    mesh,
                     ranks,
-                    microbatches: microbatches / data_parallel,
+                    microbatches: microbatches / mesh.replicas,
                     microbatch_rows,
-                    layers: layers.clone(),
-                    classes: Class::all(ranks, layers.count()),
+                    layers: Layers::of(profile, microbatch_rows, network),
+                    classes: Class::all(ranks, count),
                 });
             }
         }
         shapes
     }
 
+    /// Returns the bytes of all parameters, gradients and optimizer state of a replica, as the share of one
+    /// tensor-parallel rank.
+    pub(super) fn fixed_bytes(&self) -> u128 {
+        let parameters: u128 = self.layers.list.iter().map(|layer| u128::from(layer.parameters)).sum();
+        parameters * u128::from(2 + STATE)
+    }
+
     /// Returns the step for the bounds.
     pub(super) fn step(&self) -> Step<'_> {
         Step::of(&self.layers, self.ranks, self.microbatches)
     }
+}
+
+/// Returns the networks of all meshes of a request. Without nodes, there are no tensor-parallel ranks.
+fn networks(profile: &Profile, request: &PlanRequest) -> Vec<Network> {
+    let mut networks: Vec<Network> = Vec::new();
+    let tensors = profile.node.map_or_else(|| vec![1], |node| divisors(node.ranks));
+    let is_wanted = |wanted: Option<u32>, found: u32| wanted.is_none_or(|wanted| wanted == found);
+    for tensor in tensors.into_iter().filter(|&tensor| is_wanted(request.tensor_parallel, tensor)) {
+        if !request.ranks.is_multiple_of(tensor) {
+            continue;
+        }
+        let pipelines = request.ranks / tensor;
+        for replicas in divisors(pipelines).into_iter().filter(|&it| is_wanted(request.data_parallel, it)) {
+            for order in [MeshOrder::Replicas, MeshOrder::Pipeline] {
+                let mesh = Mesh { tensor, replicas, ranks: pipelines / replicas, order };
+                let found = Network::of(profile, mesh);
+                networks.extend(found.filter(|found| !networks.iter().any(|known| known.is_like(found))));
+            }
+        }
+    }
+    networks
 }
 
 /// Returns the divisors of a number in ascending order.

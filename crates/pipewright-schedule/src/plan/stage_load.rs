@@ -6,12 +6,13 @@
 //! from the first weight gradient of the step, and two bytes of optimizer state (the two moments of AdamW), always.
 
 use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageSizes};
-use crate::ids::StageIndex;
+use crate::ids::{Rank, StageIndex};
 use crate::plan::layers::Layers;
+use crate::profile::LinkProfile;
 use crate::recompute::Recompute;
 
 /// The bytes of optimizer state for each byte of parameters.
-const STATE: u64 = 2;
+pub(super) const STATE: u64 = 2;
 
 /// The times and sizes of a stage for one microbatch.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,6 +37,10 @@ pub(super) struct StageLoad {
     pub(super) fixed: u64,
     /// What the operations of a layer hold only while they run.
     pub(super) temporary: u64,
+    /// The part of `forward`, and that of `input`, in which tensor-parallel ranks add their results.
+    pub(super) sums: f64,
+    /// The time to sum the gradients over the replicas, with the rank's own work for it.
+    pub(super) replica_sums: f64,
 }
 
 impl StageLoad {
@@ -47,17 +52,12 @@ impl StageLoad {
 
 /// Returns the loads of all stages. `starts` has the first layer of each stage and the number of layers at the end;
 /// `recompute` tells for each stage whether it recomputes.
-pub(super) fn stage_loads(
-    layers: &Layers,
-    starts: &[usize],
-    recompute: &[bool],
-    replicas: u32,
-) -> Vec<StageLoad> {
+pub(super) fn stage_loads(layers: &Layers, starts: &[usize], recompute: &[bool]) -> Vec<StageLoad> {
     let stages = starts.windows(2).zip(recompute);
-    stages.map(|(range, &recomputes)| stage_load(layers, range[0], range[1], recomputes, replicas)).collect()
+    stages.map(|(range, &recomputes)| stage_load(layers, range[0], range[1], recomputes)).collect()
 }
 
-fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool, replicas: u32) -> StageLoad {
+fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> StageLoad {
     let mut load = StageLoad {
         forward: 0.0,
         input: 0.0,
@@ -72,6 +72,8 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool, repli
         gradient: 0,
         fixed: 0,
         temporary: 0,
+        sums: 0.0,
+        replica_sums: 0.0,
     };
     let mut again = 0.0;
     for layer in &layers.list[start..end] {
@@ -84,6 +86,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool, repli
         load.stash = load.stash.saturating_add(layer.stash);
         load.gradient = load.gradient.saturating_add(layer.parameters);
         load.temporary = load.temporary.max(layer.temporary);
+        load.sums += layer.sums;
     }
     load.fixed = load.gradient.saturating_mul(1 + STATE);
     if recomputes {
@@ -93,19 +96,14 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool, repli
         load.kept = start.checked_sub(1).map_or(0, |before| layers.list[before].output).min(whole);
         load.rebuilt = whole - load.kept;
     }
-    if replicas > 1 {
-        load.reduce = ring(layers, load.gradient, replicas, layers.link.bytes_per_s);
+    if layers.network.mesh.replicas > 1 {
+        load.reduce = layers.network.replica_sum(load.gradient);
         // The copies and additions are work of the rank itself, which is done with its program by then.
-        let work = layers.link.reduce_bytes_per_s;
-        load.optimizer += work.map_or(0.0, |bandwidth| ring(layers, load.gradient, replicas, bandwidth));
+        let work = layers.network.replica_work(load.gradient);
+        load.optimizer += work;
+        load.replica_sums = load.reduce + work;
     }
     load
-}
-
-/// Returns the time of an all-reduce on a ring: each member sends every byte but its own share twice.
-fn ring(layers: &Layers, bytes: u64, replicas: u32, bandwidth: f64) -> f64 {
-    let steps = 2.0 * f64::from(replicas - 1);
-    steps * (bytes as f64 / f64::from(replicas) / bandwidth + layers.link.latency_s)
 }
 
 /// Returns the loads as the costs of the engine.
@@ -122,13 +120,16 @@ pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
         stash: load.stash,
         gradient: load.gradient,
     });
-    let link = Link { latency: layers.link.latency_s, bandwidth: layers.link.bytes_per_s };
+    let network = &layers.network;
+    let of = |link: LinkProfile| Link { latency: link.latency_s, bandwidth: link.bytes_per_s };
+    let near = network.near_pairs().map(|(from, to)| ((Rank::new(from), Rank::new(to)), of(network.near)));
     let recomputing = (0..).zip(loads).filter(|(_, load)| load.again.is_some());
     let recomputing = Recompute::Stages(recomputing.map(|(stage, _)| StageIndex::new(stage)).collect());
     Costs {
         stages: stages.collect(),
         sizes: sizes.collect(),
-        link,
+        link: of(network.far),
+        links: near.collect(),
         recompute: recomputing,
         ..Costs::default()
     }

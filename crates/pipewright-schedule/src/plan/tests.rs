@@ -5,19 +5,22 @@ use proptest::prelude::*;
 use crate::ids::Rank;
 use crate::lower::{TrainingLowering, for_training};
 use crate::plan::balance::{Layout, Numbers, even};
-use crate::plan::bound::lower_bound;
+use crate::plan::bound::{lower_bound, reduction_bound};
 use crate::plan::class::Class;
 use crate::plan::evaluate::{Evaluator, peaks};
 use crate::plan::families::Family;
 use crate::plan::greedy::{Rules, Task, greedy};
 use crate::plan::layers::Layers;
+use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::order::Order;
 use crate::plan::rank_times::Step;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
-use crate::profile::{LayerProfile, LinkProfile, Profile};
+use crate::profile::{LayerProfile, LinkProfile, NodeProfile, Profile};
 use crate::simulate::{peak_memory, timed};
 
-fn model(seed: u64, count: usize) -> Layers {
+/// Returns random layers for a mesh with so many ranks of a pipeline; the ranks may lie on nodes, and have tensor-parallel
+/// ranks there.
+pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layers {
     let mut numbers = Numbers(seed);
     let mut number = |most: usize| numbers.below(most + 1) as f64;
     let layers = (0..count).map(|_| LayerProfile {
@@ -34,19 +37,24 @@ fn model(seed: u64, count: usize) -> Layers {
     });
     let layers = layers.collect();
     let link = LinkProfile::new(number(4) / 16.0, 100.0);
-    Layers::of(&Profile { link, layers, ..Profile::default() }, 1)
+    let node = NodeProfile { ranks: 1 << number(3) as u32, latency_s: number(4) / 64.0, bytes_per_s: 400.0 };
+    let order = [MeshOrder::Replicas, MeshOrder::Pipeline][number(1) as usize];
+    let tensor = if number(1) == 0.0 { 1 } else { node.ranks.min(2) };
+    let mut profile = Profile { link, layers, node: Some(node), ..Profile::default() };
+    let network = Network::of(&profile, Mesh { tensor, replicas, ranks, order });
+    let network = network.filter(|_| number(2) > 0.0).unwrap_or_else(|| {
+        profile.node = None;
+        Network::of(&profile, Mesh { tensor: 1, replicas, ranks, order })
+            .expect("without nodes, there is a network")
+    });
+    Layers::of(&profile, 1, network)
 }
 
 /// Checks that the evaluation of an order gives the numbers of the simulator, and that no bound is above them.
-fn check(
-    layers: &Layers,
-    order: &Order,
-    layout: &Layout,
-    recompute: &[bool],
-    replicas: u32,
-) -> Result<(), TestCaseError> {
-    let loads = stage_loads(layers, &layout.starts, recompute, replicas);
-    let found = Evaluator::default().time(order, &loads, layers.link);
+fn check(layers: &Layers, order: &Order, layout: &Layout, recompute: &[bool]) -> Result<(), TestCaseError> {
+    let loads = stage_loads(layers, &layout.starts, recompute);
+    let found = Evaluator::default().time(order, &loads, &layers.network);
+    let replicas = layers.network.mesh.replicas;
     let lowering = TrainingLowering { replicas, ..TrainingLowering::default() };
     let program = for_training(&order.schedule(), &lowering).expect("a sound order");
     let run = timed(program.as_program(), &engine_costs(layers, &loads)).expect("no deadlock");
@@ -72,7 +80,7 @@ fn check(
     prop_assert!(cut_time <= time, "the bound {cut_time} of a cut that takes {time}");
     if let Some(class) = Class::of(&order.placement) {
         for is_free in [false, true] {
-            let bound = lower_bound(step, &[class], is_free);
+            let bound = lower_bound(step, &[class], is_free).max(reduction_bound(step));
             prop_assert!(bound <= time, "the bound {bound} of {class:?}, free {is_free}, that takes {time}");
         }
     }
@@ -89,7 +97,10 @@ fn gradients_take_the_place_of_what_they_need() {
         ..LayerProfile::default()
     };
     let profile = Profile { link: LinkProfile::new(0.0, 1.0), layers: vec![layer], ..Profile::default() };
-    let loads = stage_loads(&Layers::of(&profile, 1), &[0, 1], &[false], 1);
+    let network =
+        Network::of(&profile, Mesh { tensor: 1, replicas: 1, ranks: 1, order: MeshOrder::Replicas });
+    let network = network.expect("a network");
+    let loads = stage_loads(&Layers::of(&profile, 1, network), &[0, 1], &[false]);
     let peak = |rows: &str| {
         let schedule = crate::csv::parse_schedule(rows).expect("a schedule");
         peaks(&Order::of(&schedule), &loads)[0] - loads[0].fixed
@@ -117,16 +128,16 @@ proptest! {
         seed in any::<u64>(), ranks in 1..5u32, microbatches in 1..9u32, count in 4..24usize, replicas in 1..3u32,
     ) {
         prop_assume!(ranks as usize <= count);
-        let layers = model(seed, count);
+        let layers = model(seed, count, ranks, replicas);
         let mut numbers = Numbers(seed);
         for family in Family::all(ranks, microbatches, count) {
             let stages = (ranks * family.chunks) as usize;
             let starts = cut(count, stages, &mut numbers);
-            let loads = stage_loads(&layers, &starts, &vec![false; stages], 1);
+            let loads = stage_loads(&layers, &starts, &vec![false; stages]);
             let Ok(order) = family.order(&engine_costs(&layers, &loads)) else { continue };
             let rank_of = crate::plan::evaluate::ranks_of_stages(&order);
             let recompute: Vec<bool> = (0..stages).map(|_| numbers.below(3) == 0).collect();
-            check(&layers, &order, &Layout { starts, rank_of }, &recompute, replicas)?;
+            check(&layers, &order, &Layout { starts, rank_of }, &recompute)?;
         }
     }
 
@@ -135,7 +146,7 @@ proptest! {
         seed in any::<u64>(), ranks in 1..5u32, microbatches in 1..9u32, count in 4..24usize, room in 0..3000u64,
     ) {
         prop_assume!(ranks as usize <= count);
-        let layers = model(seed, count);
+        let layers = model(seed, count, ranks, 1);
         let mut numbers = Numbers(seed);
         for class in Class::all(ranks, count) {
             let mut layout = Layout { starts: cut(count, class.stages(), &mut numbers), rank_of: class.ranks_of() };
@@ -143,23 +154,23 @@ proptest! {
             let recompute: Vec<bool> = (0..class.stages()).map(|_| numbers.below(3) == 0).collect();
             let ranks_of = layout.rank_of.iter().copied().map(Rank::new).collect();
             let placement = crate::placement::Placement::explicit(ranks_of).expect("every rank has a stage");
-            let loads: Vec<StageLoad> = stage_loads(&layers, &layout.starts, &recompute, 1);
+            let loads: Vec<StageLoad> = stage_loads(&layers, &layout.starts, &recompute);
             let all = Rules::all(ranks, class.stages() as u32);
             let rules = all[numbers.below(all.len())];
             for memory in [None, Some(room)] {
-                let task = Task { placement: &placement, microbatches, loads: &loads, link: layers.link, memory };
+                let task = Task { placement: &placement, microbatches, loads: &loads, network: &layers.network, memory };
                 let mut work = 0;
                 let Some((order, end)) = greedy(&task, rules, f64::INFINITY, &mut work) else {
                     prop_assert!(memory.is_some(), "without a limit there is always an order");
                     continue;
                 };
-                prop_assert_eq!(Evaluator::default().time(&order, &loads, layers.link), Some(end));
+                prop_assert_eq!(Evaluator::default().time(&order, &loads, &layers.network), Some(end));
                 let program = for_training(&order.schedule(), &TrainingLowering::default());
                 prop_assert!(program.is_ok(), "{:?}", program.err());
                 if let Some(memory) = memory {
                     prop_assert!(peaks(&order, &loads).iter().all(|&peak| peak <= memory));
                 }
-                check(&layers, &order, &layout, &recompute, 1)?;
+                check(&layers, &order, &layout, &recompute)?;
             }
         }
     }

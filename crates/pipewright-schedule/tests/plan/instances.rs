@@ -1,6 +1,6 @@
 //! Random profiles for the tests and the report of the planner, from a seed.
 
-use pipewright_schedule::profile::{DeviceProfile, LayerProfile, LinkProfile, Profile};
+use pipewright_schedule::profile::{DeviceProfile, LayerProfile, LinkProfile, NodeProfile, Profile};
 
 /// A generator of pseudo-random numbers: SplitMix64.
 pub(crate) struct Numbers(pub(crate) u64);
@@ -81,6 +81,37 @@ pub(crate) fn deep() -> Instance {
     Instance { what: "deep", profile, ranks: 64, microbatches: 256 }
 }
 
+/// Returns a cluster: a model of 405 billion parameters in 126 layers on 16,384 ranks in nodes of 8. A row has 8,192
+/// tokens of 16,384 channels, and a rank computes 400 TFLOP/s.
+pub(crate) fn cluster() -> Instance {
+    let layer = LayerProfile {
+        forward_s: 0.13,
+        input_backward_s: 0.13,
+        weight_backward_s: 0.13,
+        optimizer_s: 0.03,
+        output_bytes: 8192 * 16_384 * 2,
+        parameter_bytes: 3_200_000_000 * 4,
+        activation_bytes: 17 * 8192 * 16_384 * 2,
+        ..block("layer", 1.0)
+    };
+    let end = |kind: &str, weight: f64| LayerProfile {
+        kind: kind.into(),
+        forward_s: 0.086 * weight,
+        input_backward_s: 0.086 * weight,
+        weight_backward_s: 0.086 * weight,
+        parameter_bytes: 2_100_000_000 * 4,
+        tensor_sums: Some(1),
+        ..layer.clone()
+    };
+    let mut layers = vec![end("embedding", 0.01)];
+    layers.extend(std::iter::repeat_n(layer.clone(), 124));
+    layers.push(end("head", 1.0));
+    let node = Some(NodeProfile { ranks: 8, latency_s: 3e-6, bytes_per_s: 4e11 });
+    let device = Some(DeviceProfile { memory_bytes: Some(80 << 30), ..DeviceProfile::default() });
+    let profile = Profile { device, node, link: LinkProfile::new(1e-5, 4e10), layers, ..Profile::default() };
+    Instance { what: "cluster", profile, ranks: 16_384, microbatches: 2_048 }
+}
+
 fn with_link(layers: Vec<LayerProfile>, numbers: &mut Numbers) -> Profile {
     let mean = layers.iter().map(|layer| layer.forward_s).sum::<f64>() / layers.len() as f64;
     let link = LinkProfile::new(mean * 0.02 * numbers.share(), 524_288.0 / (mean * 0.05));
@@ -102,6 +133,7 @@ pub(crate) fn block(kind: &str, weight: f64) -> LayerProfile {
         activation_bytes: (6e6 * weight) as u64,
         weight_activation_bytes: None,
         temporary_bytes: 0,
+        tensor_sums: None,
     }
 }
 

@@ -41,8 +41,7 @@ fn predicted(
     boundaries: &[usize],
     recompute: Vec<bool>,
 ) -> Prediction {
-    let choice =
-        PlanChoice { boundaries: boundaries.to_vec(), recompute, data_parallel: 1, microbatch_rows: 1 };
+    let choice = PlanChoice { boundaries: boundaries.to_vec(), recompute, ..PlanChoice::default() };
     predict(profile, schedule, &choice).expect("a sound schedule")
 }
 
@@ -98,13 +97,10 @@ fn by_trying(instance: &Instance, memory: Option<u64>) -> f64 {
             let choices = if memory.is_some() { 1u32 << stages } else { 1 };
             let schedule = if is_made_to_measure {
                 let recompute = vec![false; stages];
-                let choice = PlanChoice {
-                    boundaries: boundaries.clone(),
-                    recompute,
-                    data_parallel: 1,
-                    microbatch_rows: 1,
-                };
-                let costs = choice_costs(&instance.profile, stages as u32, &choice).expect("a cut");
+                let choice =
+                    PlanChoice { boundaries: boundaries.clone(), recompute, ..PlanChoice::default() };
+                let Ok(plain) = &plain else { continue };
+                let costs = choice_costs(&instance.profile, plain.placement(), &choice).expect("a cut");
                 generate(name, &ScheduleSpec { costs: Some(costs), ..spec.clone() })
             } else {
                 plain.clone()
@@ -252,12 +248,7 @@ fn the_best_cut_of_a_schedule_is_found() {
         let spec = ScheduleSpec { ranks, microbatches: instance.microbatches, ..ScheduleSpec::default() };
         let schedule = generate("zb-h1", &spec).expect("a schedule");
         let recompute = vec![false; ranks as usize];
-        let choice = PlanChoice {
-            recompute: recompute.clone(),
-            data_parallel: 1,
-            microbatch_rows: 1,
-            ..PlanChoice::default()
-        };
+        let choice = PlanChoice { recompute: recompute.clone(), ..PlanChoice::default() };
         let found = best_cut(&instance.profile, &schedule, &choice).expect("enough layers");
         let time = |cut: &[usize]| predicted(&instance.profile, &schedule, cut, recompute.clone()).step_s();
         let best =

@@ -6,15 +6,24 @@
 //!
 //! 1. the ranks together have less time than there is work, after their fill, or between their fill and their drain for
 //!    `F` and `I`;
-//! 2. the layers, as items of a bin packing, do not fit into `p` bins of that time.
+//! 2. the ranks together have less time than there is work for `I` and `W`, after their first backwards. Sort the ranks by
+//!    the distance of their last layer from the end. At least `r` layers, on other ranks, come after that of rank `r`. So
+//!    its first backward starts no earlier than `F` of all layers, `I` of the last `r` layers, and their messages;
+//! 3. the layers, as items of a bin packing, do not fit into `p` bins of that time.
 //!
 //! For the packing, (a) among the heaviest `p k + 1` layers, some rank has `k + 1`; (b) the bound of Martello and Toth,
 //! "Lower bounds and reduction procedures for the bin packing problem", 1990; (c) the dual feasible functions of Fekete
 //! and Schepers, "New classes of fast lower bounds for bin packing problems", 2001.
 
+//!
+//! For ranks that start later, (d): whatever the size of a unit, the whole units in the layers of a rank are at most those in
+//! its time after its fill.
+
 use crate::plan::bound::bisect;
 use crate::plan::rank_times::Step;
 
+/// The largest number of parts of an item that a unit is.
+const PARTS: u32 = 3;
 /// The largest parameter of the dual feasible functions.
 const FUNCTIONS: u32 = 12;
 
@@ -29,7 +38,41 @@ pub(super) fn bound(step: Step<'_>) -> f64 {
     let low = placed.fold(path, f64::max);
     items.sort_by(|one, other| other.total_cmp(one));
     let low = low.max(several(&items, step.ranks as usize));
-    bisect(low, |time| has_time(step, time) && fits(&items, step.ranks as usize, time))
+    let units = units(&items);
+    bisect(low, |time| {
+        has_time(step, time)
+            && fits(&items, step.ranks as usize, time)
+            && units.iter().all(|unit| has_units(step, unit, time))
+    })
+}
+
+/// A size, and the number of times that it fits into each item as a whole, summed over all items.
+struct Unit {
+    size: f64,
+    needed: f64,
+}
+
+/// Returns units that divide the sizes of items. `items` descends.
+fn units(items: &[f64]) -> Vec<Unit> {
+    let mut sizes: Vec<f64> = items.to_vec();
+    sizes.dedup_by(|one, other| (*one - *other).abs() <= 1e-9 * *other);
+    let parts = sizes.iter().flat_map(|&size| (1..=PARTS).map(move |part| size / f64::from(part)));
+    // A quotient that is nearly a whole number counts as less, which only weakens the bound.
+    let needed = |size: f64| items.iter().map(|item| (item / size - 1e-9).floor().max(0.0)).sum();
+    parts
+        .filter(|&size| size > 0.0)
+        .map(|size| Unit { size: size * (1.0 - 1e-9), needed: needed(size) })
+        .collect()
+}
+
+/// Returns whether the whole units in the times of all ranks are as many as those in the items.
+fn has_units(step: Step<'_>, unit: &Unit, time: f64) -> bool {
+    let count = step.layers.count();
+    let of_rank = |rank: usize| {
+        let left = time - step.fill(rank, rank.min(count));
+        (left / unit.size + 1e-9).floor().max(0.0)
+    };
+    (0..step.ranks as usize).map(of_rank).sum::<f64>() >= unit.needed
 }
 
 /// Returns the bound from the ranks that have several of the heaviest layers. `items` descends.
@@ -52,6 +95,12 @@ fn has_time(step: Step<'_>, time: f64) -> bool {
         let left = time - step.fill(rank, rank.min(all.end));
         filled += left.max(0.0);
         drained += (left - step.drain(rank, rank.min(all.end))).max(0.0);
+    }
+    let backward: f64 = (0..step.ranks as usize)
+        .map(|behind| (time - step.first_backward(all.end - behind.min(all.end), behind)).max(0.0))
+        .sum();
+    if backward < step.microbatches * (step.layers.work(all.clone()) - step.layers.forward(all.clone())) {
+        return false;
     }
     filled >= step.microbatches * step.layers.work(all) && drained >= step.microbatches * critical
 }

@@ -2,10 +2,10 @@
 //!
 //! Each stage in turn takes as many layers as the time allows. That is best: if a stage begins later, it saves `m`
 //! times the work of the layers that it does not have, and starts at most one forward and one input backward of them
-//! later.
+//! later. Its first backward does not start later, because that depends on the layers after the stage.
 
 use crate::plan::bound::bisect;
-use crate::plan::rank_times::Step;
+use crate::plan::rank_times::{OwnSums, Step};
 
 /// Returns a time that no step with one stage a rank is below. `low` is a bound already.
 pub(super) fn bound(step: Step<'_>, low: f64) -> f64 {
@@ -24,7 +24,9 @@ fn furthest(step: Step<'_>, rank: usize, start: usize, time: f64) -> usize {
     let fits = |end: usize| {
         let range = start..end;
         let (forward, input) = (step.layers.forward(range.clone()), step.layers.input(range.clone()));
-        step.rank_time(rank, start, step.layers.work(range), forward + input) <= time
+        let mut sums = OwnSums::default();
+        sums.add(&step, range);
+        (end == start || step.own_time(rank, start, &sums) <= time)
             && path + (step.microbatches - 1.0) * forward.max(input) <= time
     };
     let (mut low, mut high) = (start, step.layers.count());

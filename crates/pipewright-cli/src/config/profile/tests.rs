@@ -1,0 +1,157 @@
+//! Tests of `profile.rs`.
+
+use super::*;
+
+const GOOD: &str = "[link]\nlatency_s = 5e-6\nbytes_per_s = 1e10\n[[layers]]\nkind = \"attention\"\ncount = 12\n\
+                    forward_s = 1e-3\ninput_backward_s = 1e-3\nweight_backward_s = 1e-3\noutput_bytes = 524288\n\
+                    parameter_bytes = 4194304\nactivation_bytes = 6291456\n";
+
+fn problems(text: &str) -> Vec<String> {
+    let mut problems = Vec::new();
+    let _ = parse(Source { name: "p.toml".into(), text: text.to_owned() }, false, &mut problems);
+    problems.iter().map(ToString::to_string).collect()
+}
+
+fn check(from: &str, to: &str, expected: &[&str]) {
+    assert!(GOOD.contains(from), "{from}");
+    assert_eq!(problems(&GOOD.replacen(from, to, 1)), expected);
+}
+
+#[test]
+fn a_profile_by_hand() {
+    assert_eq!(problems(GOOD), [""; 0]);
+    check("[link]", "rows = 2\n[device]\nname = \"x\"\nmemory_bytes = 5\n[link]", &[]);
+}
+
+#[test]
+fn every_mistake_has_its_line() {
+    let unit = "has a unit that profiles do not use; times are in seconds and sizes in bytes";
+    check("forward_s", "forward_ms", &[&format!("p.toml:7:1: `forward_ms` {unit}")]);
+    check("output_bytes", "output_mib", &[&format!("p.toml:10:1: `output_mib` {unit}")]);
+    check(
+        "forward_s = 1e-3",
+        "forward_s = -1",
+        &["p.toml:7:13: `forward_s` is -1, where a number of seconds from 0 to 1e6 is expected"],
+    );
+    check(
+        "forward_s = 1e-3",
+        "forward_s = nan",
+        &["p.toml:7:13: `forward_s` is NaN, where a number of seconds from 0 to 1e6 is expected"],
+    );
+    check("count = 12", "cuont = 12", &["p.toml:6:1: unknown key `cuont` in [[layers]]"]);
+    check(
+        "output_bytes = 524288",
+        "output_bytes = -1",
+        &["p.toml:10:16: `output_bytes` is -1, where a whole number, 0 or above is expected"],
+    );
+    check(
+        "kind = \"attention\"",
+        "kind = 3",
+        &["p.toml:5:8: `kind` is a whole number, where a text in quotes is expected"],
+    );
+    check("forward_s = 1e-3\n", "", &["p.toml:4:1: `forward_s` is missing in [[layers]]"]);
+    check(
+        "bytes_per_s = 1e10",
+        "bytes_per_s = 0",
+        &["p.toml:3:15: `bytes_per_s` is 0, where a number from 1 to 1e18 is expected"],
+    );
+    let node = "[node]\nranks = 0\nlatency_s = 1e-6\nbytes_per_s = 1e11\n[link]";
+    check("[link]", &node.replace("= 0", "= 8"), &[]);
+    check("[link]", node, &["p.toml:2:9: `ranks` is 0, where a number from 1 to 65536 is expected"]);
+    check(
+        "[link]",
+        "[node]\nlatency_s = 0\nbytes_per_s = 1\n[link]",
+        &["p.toml:1:2: `ranks` is missing in [node]"],
+    );
+    assert_eq!(
+        problems("[link]\nlatency_s = 0\nbytes_per_s = 1e9\n"),
+        ["p.toml:1:1: `layers` is missing in the profile"]
+    );
+}
+
+#[test]
+fn a_value_in_place_of_a_section_is_named() {
+    let section = |key: &str| format!("`{key}` is a value, where a section is expected");
+    for key in ["device", "node"] {
+        let expected = format!("p.toml:1:{}: {}", key.len() + 4, section(key));
+        check("[link]", &format!("{key} = 3\n[link]"), &[&expected]);
+    }
+    let layers = &GOOD[GOOD.find("[[layers]]").expect("layers")..];
+    let found = problems(&format!("link = 3\n{layers}"));
+    assert_eq!(found.first(), Some(&format!("p.toml:1:8: {}", section("link"))));
+    let link = &GOOD[..GOOD.find("[[layers]]").expect("layers")];
+    let found = problems(&format!("layers = 3\n{link}"));
+    let expected = "p.toml:1:10: `layers` is a value, where [[layers]] sections is expected";
+    assert_eq!(found.first().map(String::as_str), Some(expected));
+}
+
+/// Checks a profile for a model of 12 layers.
+fn check_for(from: &str, to: &str, expected: &[&str], assumed: &[&str]) {
+    use pipewright_schedule::{LayerDesc, ModelDesc};
+    let layer = LayerDesc {
+        path: String::new(),
+        kind: "attention".into(),
+        parameters: 1 << 20,
+        weight: 6 << 20,
+        activation_bytes: 6_291_456,
+        output_bytes: 524_288,
+    };
+    let model = ModelDesc { layers: vec![layer; 12] };
+    let run = ProfiledRun {
+        workload: Workload { model: &model, tokens: 256, rows: 1 },
+        rates: PeakRates { flops_per_s: 1e12, bytes_per_s: 1e12 },
+        device: "flex".into(),
+    };
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), GOOD.replacen(from, to, 1)).expect("a file");
+    match read_for(file.path(), &run) {
+        Ok(profile) => assert_eq!(
+            (profile.assumed, expected),
+            (assumed.iter().map(|&name| name.to_owned()).collect(), &[""; 0][..])
+        ),
+        Err(ConfigError::Problems(problems)) => {
+            let name = file.path().display().to_string();
+            let found: Vec<String> =
+                problems.iter().map(|problem| problem.to_string().replace(&name, "p.toml")).collect();
+            assert_eq!(found, expected);
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_profile_of_another_run_is_refused_where_it_differs() {
+    check_for("count", "count", &[], &[]);
+    check_for("4194304", "4200000", &[], &[]);
+    check_for(
+        "count = 12",
+        "count = 11",
+        &["p.toml:5:8: the profile has 11 layers, and the model of the configuration has 12"],
+        &[],
+    );
+    check_for(
+        "4194304",
+        "8388608",
+        &["p.toml:11:19: `parameter_bytes` is 8388608, and layer 0 of the model (attention) has 4194304"],
+        &[],
+    );
+    check_for(
+        "524288",
+        "262144",
+        &["p.toml:10:16: `output_bytes` is 262144, and layer 0 of the model (attention) has 524288"],
+        &[],
+    );
+    check_for(
+        "[link]",
+        "[device]\ndevice = \"cuda\"\n[link]",
+        &["p.toml:2:10: the profile is of the device cuda, and the configuration computes on flex"],
+        &[],
+    );
+}
+
+#[test]
+fn what_a_profile_lacks_is_estimated_if_the_model_is_known() {
+    check_for("forward_s = 1e-3\n", "", &[], &["attention.forward_s"]);
+    check_for("activation_bytes = 6291456\n", "", &[], &["attention.activation_bytes"]);
+    check_for("kind = \"attention\"\n", "", &["p.toml:4:1: `kind` is missing in [[layers]]"], &[]);
+}
