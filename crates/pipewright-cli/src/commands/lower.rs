@@ -9,7 +9,7 @@ use pipewright_schedule::lower::{Pass, PassInput, ReduceWait, apply};
 use pipewright_schedule::{Action, LowerError, Program, Rank, picture};
 
 use crate::commands::drawing::check_size;
-use crate::commands::schedule_file::{locate, read};
+use crate::commands::schedule_level::{locate, read};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 

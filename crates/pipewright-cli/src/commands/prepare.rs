@@ -20,7 +20,7 @@ use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::{Action, Level, ModelDesc, Program, ValidatedProgram, validate};
 use serde_json::{Map, Value, json};
 
-use crate::commands::schedule_file::{implied_level, locate};
+use crate::commands::schedule_level::{implied_level, locate};
 use crate::config::data::{BYTES, DataSettings};
 use crate::config::mesh::MeshSettings;
 use crate::config::model::ModelSettings;
@@ -167,13 +167,13 @@ pub(super) fn method(
     Ok(Method::Explicit { boundaries: cuts })
 }
 
-/// Returns the sound program of the schedule that was found with the settings, for one replica.
+/// Lowers the schedule of the settings and returns the validated program of one replica.
 fn sound_program(
     schedule: FoundSchedule,
     pipeline: &PipelineSettings,
     mesh: &MeshSettings,
 ) -> Result<ValidatedProgram, Failure> {
-    let place = &pipeline.schedule;
+    let choice = &pipeline.schedule;
     let program = match schedule {
         FoundSchedule::Auto => {
             return Err(Failure::input(
@@ -188,14 +188,14 @@ fn sound_program(
     };
     if mesh.is_sharded() && program.level() != Level::Full {
         return Err(Failure::input(format!(
-            "{place}: the schedule already communicates and never gathers parameters, but they are sharded \
+            "{choice}: the schedule already communicates and never gathers parameters, but they are sharded \
              (`mesh.data_parallel_mode`): give one without communication, one of level `full`, or set \
              mesh.data_parallel_mode=replicated"
         )));
     }
     if program.is_forward_only() {
         return Err(Failure::input(format!(
-            "{place}: the schedule has no backward and cannot train; use another"
+            "{choice}: the schedule has no backward and cannot train; use another"
         )));
     }
     Ok(program)
@@ -204,13 +204,13 @@ fn sound_program(
 /// Returns the program of a schedule's file. A program that already contains communication or gathers parameters is not
 /// changed. Any other program is lowered.
 fn lower_file(
-    place: &ScheduleChoice,
+    choice: &ScheduleChoice,
     text: &str,
     program: Program,
     mesh: &MeshSettings,
 ) -> Result<ValidatedProgram, Failure> {
     let unsound = |error: &(dyn Error + 'static)| {
-        Failure::new(Exit::CheckFailed, format!("{place}: {}", sentence(error)))
+        Failure::new(Exit::CheckFailed, format!("{choice}: {}", sentence(error)))
     };
     let gathers = program.rows().iter().flatten().any(|action| matches!(action, Action::Unshard { .. }));
     if implied_level(&program) > Level::Compute || gathers {
@@ -219,7 +219,7 @@ fn lower_file(
     }
     validate(program, Level::Compute).map_err(|error| unsound(&error))?;
     let schedule = parse_schedule(text).map_err(|error| {
-        Failure::input(match place {
+        Failure::input(match choice {
             ScheduleChoice::Csv(file) => locate(file, &error),
             ScheduleChoice::Named(name) => format!("{name}: {error}"),
         })
@@ -227,7 +227,7 @@ fn lower_file(
     for_training(&schedule, &lowering(mesh)).map_err(|error| unsound(&error))
 }
 
-/// Returns the configuration that lowers the program of a replica.
+/// Returns the settings of the lowering.
 pub(super) fn lowering(mesh: &MeshSettings) -> TrainingLowering {
     TrainingLowering {
         replicas: mesh.data_parallel,

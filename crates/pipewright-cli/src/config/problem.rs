@@ -9,6 +9,7 @@ use miette::{LabeledSpan, SourceCode};
 use pipewright::device::DeviceError;
 use pipewright_schedule::{GenerateError, PartitionError};
 use thiserror::Error;
+use toml::Value;
 
 use crate::config::place::Place;
 use crate::schedule_file::ScheduleFileError;
@@ -323,6 +324,20 @@ impl fmt::Display for Suggestion {
 }
 
 impl ProblemKind {
+    /// Returns the problem of a value that is not of the expected type.
+    pub(super) fn wrong_type(key: &'static str, expected: &'static str, value: &Value) -> Self {
+        let found = match value {
+            Value::String(_) => "a text",
+            Value::Integer(_) => "a whole number",
+            Value::Float(_) => "a number with a fraction",
+            Value::Boolean(_) => "true or false",
+            Value::Datetime(_) => "a date",
+            Value::Array(_) => "a list",
+            Value::Table(_) => "a table",
+        };
+        Self::WrongType { key, expected, found }
+    }
+
     /// Returns what to do about the mistake, unless the message already says so.
     fn advice(&self) -> Option<String> {
         Some(match self {

@@ -105,16 +105,7 @@ impl<'a> Keys<'a> {
     }
 
     fn wrong(&mut self, key: &'static str, place: Place, expected: &'static str, value: &Value) {
-        let found = match value {
-            Value::String(_) => "a text",
-            Value::Integer(_) => "a whole number",
-            Value::Float(_) => "a number with a fraction",
-            Value::Boolean(_) => "true or false",
-            Value::Datetime(_) => "a date",
-            Value::Array(_) => "a list",
-            Value::Table(_) => "a table",
-        };
-        self.problems.push(Problem { place, kind: ProblemKind::WrongType { key, expected, found } });
+        self.problems.push(Problem { place, kind: ProblemKind::wrong_type(key, expected, value) });
     }
 
     pub(super) fn text(&mut self, key: &'static str) -> String {
