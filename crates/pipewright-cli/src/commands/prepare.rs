@@ -3,6 +3,7 @@
 //!
 //! This module does not write files, does not create or read parameters, and does not change the settings.
 
+use std::cell::OnceCell;
 use std::error::Error;
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -10,7 +11,7 @@ use std::path::Path;
 use pipewright::device::Devices;
 use pipewright::train::Validation;
 use pipewright::train::data::{
-    DOCUMENTS, DataConfig, DataError, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
+    DOCUMENTS, DataConfig, DataError, DataIdentity, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
 };
 use pipewright::transport::Fields;
 use pipewright_models::{InitialParameters, ModelConfig, hf};
@@ -48,8 +49,18 @@ pub(super) struct Prepared {
     pub(super) rows: TokenRows,
     /// The validation data, if the run has some.
     pub(super) validation: Option<Validation>,
+    /// The identity of the validation data, once it was asked for.
+    validation_identity: OnceCell<DataIdentity>,
     /// The devices of all ranks. With several processes each one finds the device of its own rank later.
     pub(super) devices: Devices,
+}
+
+impl Prepared {
+    /// Returns the identity of the validation data. The first call reads all of it.
+    pub(super) fn validation_identity(&self) -> Option<&DataIdentity> {
+        let validation = self.validation.as_ref()?;
+        Some(self.validation_identity.get_or_init(|| validation.rows().identity()))
+    }
 }
 
 /// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ, because
@@ -58,8 +69,8 @@ pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
     let mut fields = shared_settings(&prepared.settings);
     fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
     fields.insert("files of the weights".to_owned(), weights(&prepared.initial));
-    if let Some(validation) = &prepared.validation {
-        fields.insert("validation data".to_owned(), json!(validation.rows().identity()).to_string());
+    if let Some(identity) = prepared.validation_identity() {
+        fields.insert("validation data".to_owned(), json!(identity).to_string());
     }
     fields
 }
@@ -139,7 +150,19 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
         }
         TransportChoice::Mpi => Devices::default(),
     };
-    Ok(Prepared { settings, model, initial, layers, program, partition, rows, validation, devices })
+    let validation_identity = OnceCell::new();
+    Ok(Prepared {
+        settings,
+        model,
+        initial,
+        layers,
+        program,
+        partition,
+        rows,
+        validation,
+        validation_identity,
+        devices,
+    })
 }
 
 /// Returns how layers are distributed over stages.
@@ -259,10 +282,27 @@ fn require_one_beginning(data: &DataSettings, model: &ModelConfig) -> Result<(),
 }
 
 /// Returns the training data and the validation data.
-pub(super) fn open_data(
-    settings: &Settings,
-    model: &ModelConfig,
-) -> Result<(TokenRows, Option<Validation>), Failure> {
+fn open_data(settings: &Settings, model: &ModelConfig) -> Result<(TokenRows, Option<Validation>), Failure> {
+    let data = &settings.data;
+    let (rows, mut held_out) = open_files(settings, model)?;
+    if !data.validation.is_empty() {
+        let config = DataConfig { path: data.validation.clone(), shuffle: false, ..data_config(settings) };
+        let opened = config.open(model.vocab_size(), 0).map_err(Failure::input)?;
+        held_out = Some(with_side(opened, data.validation_side.as_deref(), settings, model)?);
+    }
+    let batches = Some(settings.run.eval_batches as usize).filter(|batches| *batches > 0);
+    let validation = |rows| Validation::new(rows, settings.pipeline.rows(), batches);
+    let validation: Result<Option<Validation>, DataError> = held_out.map(validation).transpose();
+    Ok((rows, validation.map_err(Failure::input)?))
+}
+
+/// Returns the training data. Files of validation data are not read.
+pub(super) fn open_training(settings: &Settings, model: &ModelConfig) -> Result<TokenRows, Failure> {
+    open_files(settings, model).map(|(training, _)| training)
+}
+
+/// Opens the files of `data.path`. Returns the training data, and the part that is held out for validation.
+fn open_files(settings: &Settings, model: &ModelConfig) -> Result<(TokenRows, Option<TokenRows>), Failure> {
     let (data, vocab_size) = (&settings.data, model.vocab_size());
     let config = data_config(settings);
     // Which part of the data is too short is only known when a share of it is held out.
@@ -271,23 +311,11 @@ pub(super) fn open_data(
         true => config.open_text(sample::TEXT, vocab_size, batch_rows),
         false => config.open(vocab_size, batch_rows),
     };
-    let mut rows = with_side(opened.map_err(Failure::input)?, data.side.as_deref(), settings, model)?;
-    let held_out = if let Some(share) = data.validation_share {
-        let (training, held_out) = rows.hold_out(share).map_err(Failure::input)?;
-        training.require_batch(settings.pipeline.rows()).map_err(Failure::input)?;
-        rows = training;
-        Some(held_out)
-    } else if data.validation.is_empty() {
-        None
-    } else {
-        let config = DataConfig { path: data.validation.clone(), shuffle: false, ..config };
-        let opened = config.open(vocab_size, 0).map_err(Failure::input)?;
-        Some(with_side(opened, data.validation_side.as_deref(), settings, model)?)
-    };
-    let batches = Some(settings.run.eval_batches as usize).filter(|batches| *batches > 0);
-    let validation = |rows| Validation::new(rows, settings.pipeline.rows(), batches);
-    let validation: Result<Option<Validation>, DataError> = held_out.map(validation).transpose();
-    Ok((rows, validation.map_err(Failure::input)?))
+    let rows = with_side(opened.map_err(Failure::input)?, data.side.as_deref(), settings, model)?;
+    let Some(share) = data.validation_share else { return Ok((rows, None)) };
+    let (training, held_out) = rows.hold_out(share).map_err(Failure::input)?;
+    training.require_batch(settings.pipeline.rows()).map_err(Failure::input)?;
+    Ok((training, Some(held_out)))
 }
 
 fn data_config(settings: &Settings) -> DataConfig {
