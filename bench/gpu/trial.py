@@ -100,15 +100,20 @@ class Trial:
 
         Raises `Failure` with the end of its messages when it fails or takes longer than `limit` seconds.
         """
-        command = [str(self.binary), *arguments]
-        try:
-            limit = max(1.0, min(limit, self.left()))
-            output = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=limit)
-        except subprocess.TimeoutExpired as error:
-            raise Failure(f"did not end within {error.timeout:.0f} s") from error
+        output = self.finish([str(self.binary), *arguments], limit, self.environment)
         if output.returncode != 0:
             raise Failure(f"exit code {output.returncode}: " + " ".join(output.stderr.split())[-600:])
         return output.stdout
+
+    def finish(
+        self, command: list[str], limit: float, environment: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess:
+        """Runs a program to its end. Raises `Failure` when it takes longer than `limit` seconds."""
+        limit = max(1.0, min(limit, self.left()))
+        try:
+            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
+        except subprocess.TimeoutExpired as error:
+            raise Failure(f"did not end within {error.timeout:.0f} s") from error
 
     def train(self, settings: dict[str, object], limit: float) -> list[dict[str, object]]:
         """Runs `pipewright train` with `settings` and returns the lines of its metrics."""
@@ -204,25 +209,39 @@ def throughput(trial: Trial) -> None:
     for precision in ("f32", "bf16"):
         for ranks in (1, 2):
             row = {"program": "pipewright", "precision": precision, "ranks": ranks}
-            attempt(trial, row, lambda p=precision, r=ranks: ours(trial, p, r))
+            attempt(trial, row, "throughput", lambda p=precision, r=ranks: ours(trial, p, r))
         for compiled in (False, True):
             row = {"program": "pytorch, compiled" if compiled else "pytorch", "precision": precision, "ranks": 1}
-            attempt(trial, row, lambda p=precision, c=compiled: theirs(trial, p, compiled=c))
+            attempt(trial, row, "throughput", lambda p=precision, c=compiled: theirs(trial, p, compiled=c))
 
 
-def attempt(trial: Trial, row: dict[str, object], measure: Callable[[], dict[str, object]]) -> None:
-    """Adds what `measure` finds to `row`, or why it found nothing."""
+def attempt(trial: Trial, row: dict[str, object], part: str, measure: Callable[[], dict[str, object]]) -> None:
+    """Adds what `measure` finds to `row`, or why it found nothing, and adds the row to `part`."""
+    title, figures = COLUMNS[part]
     try:
         if trial.left() < 20:
             raise Failure("no time is left")
         row |= measure()
-        host = f"{row['host_ms']:>9.0f}" if row.get("host_ms") else f"{'':>9}"
-        found = f"{row['tokens_per_second']:>12.0f}{host}{row['first_loss']:>12.4f}"
+        found = figures(row)
     except Failure as failure:
         row["failure"] = str(failure)
         found = f"  FAILED: {failure}"
-    trial.say(f"{row['program']:<26}{row['precision']:>10}{row['ranks']:>6}{found}")
-    trial.record("throughput", row)
+    trial.say(title.format(**row) + found)
+    trial.record(part, row)
+
+
+def speed(row: dict[str, object]) -> str:
+    """The columns of the throughput."""
+    host = f"{row['host_ms']:>9.0f}" if row.get("host_ms") else f"{'':>9}"
+    return f"{row['tokens_per_second']:>12.0f}{host}{row['first_loss']:>12.4f}"
+
+
+def peak(row: dict[str, object]) -> str:
+    """The columns of the memory."""
+    return f"{row['peak_bytes'] / 2**20:>10.0f}{statistics.median(row['step_ms'][1:]):>12.1f}"
+
+
+COLUMNS = {"throughput": ("{program:<26}{precision:>10}{ranks:>6}", speed), "memory": ("{recompute:<12}", peak)}
 
 
 def ours(trial: Trial, precision: str, ranks: int, **more: object) -> dict[str, object]:
@@ -245,11 +264,7 @@ def theirs(trial: Trial, precision: str, *, compiled: bool) -> dict[str, object]
     size = trial.size
     sizes = [size.hidden, size.intermediate, size.layers, size.heads, size.sequence, size.microbatches, size.steps]
     command = [sys.executable, str(HERE / "peer.py"), precision, str(int(compiled)), *map(str, sizes)]
-    try:
-        limit = max(1.0, min(120.0, trial.left()))
-        output = subprocess.run(command, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired as error:
-        raise Failure(f"did not end within {error.timeout:.0f} s") from error
+    output = trial.finish(command, limit=120)
     if output.returncode == peer.NOT_INSTALLED:
         raise Failure("PyTorch is not installed")
     if output.returncode != 0:
@@ -292,17 +307,8 @@ def memory(trial: Trial) -> None:
     """Compares peak bytes and step time with and without recomputation."""
     trial.say(f"\n{'recompute':<12}{'peak MiB':>10}{'ms a step':>12}")
     for recompute in ("none", "stage", "block"):
-        row: dict[str, object] = {"recompute": recompute}
-        try:
-            if trial.left() < 20:
-                raise Failure("no time is left")
-            row |= ours(trial, "f32", 1, **{"pipeline.recompute": recompute})
-            found = f"{row['peak_bytes'] / 2**20:>10.0f}{statistics.median(row['step_ms'][1:]):>12.1f}"
-        except Failure as failure:
-            row["failure"] = str(failure)
-            found = f"  FAILED: {failure}"
-        trial.say(f"{recompute:<12}{found}")
-        trial.record("memory", row)
+        more = {"pipeline.recompute": recompute}
+        attempt(trial, {"recompute": recompute}, "memory", lambda m=more: ours(trial, "f32", 1, **m))
 
 
 def main() -> int:

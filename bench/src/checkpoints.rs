@@ -2,7 +2,8 @@
 //!
 //! There are two figures: how long the call blocks the training loop, and how much longer the steps take while the
 //! checkpoint is being written than after that. The second contains the processor time that the writing thread takes
-//! from the ranks, if no processor is idle, and the copies of the update.
+//! from the ranks, if no processor is idle, and the copies of the update. If a checkpoint is not written after `--every`
+//! steps, the bench waits for it and does not count that time. Some steps always follow the write.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -14,12 +15,15 @@ use crate::model::Bench;
 use crate::size::Size;
 use crate::statistics::Spread;
 
+/// The fewest steps that are taken after a checkpoint was written: their median is the time of a step without a write.
+const FEWEST_AFTER: usize = 3;
+
 /// Size of the measurement.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     #[command(flatten)]
     size: Size,
-    /// Steps between two checkpoints.
+    /// The fewest steps between two checkpoints.
     #[arg(long, default_value_t = 10)]
     every: usize,
     /// Checkpoints that count.
@@ -54,18 +58,24 @@ fn measure(options: &Options, folder: &Path) -> Result<(), Box<dyn Error>> {
         let call = start.elapsed().as_secs_f64();
         let (mut beside, mut after) = (Vec::new(), Vec::new());
         let mut is_written = false;
-        for _ in 0..every {
+        for taken in 0.. {
+            if taken >= every && !is_written {
+                writer.wait()?;
+                is_written = true;
+            }
+            if taken >= every && after.len() >= FEWEST_AFTER {
+                break;
+            }
             let wall = bench.step()?.wall.as_secs_f64();
             if is_written { &mut after } else { &mut beside }.push(wall);
             is_written |= writer.poll()?.is_some();
         }
-        writer.wait()?;
         let step = Spread::new(after).median();
         held_up.push(100.0 * call / step);
         cost.push(100.0 * (call + beside.iter().sum::<f64>() - step * beside.len() as f64) / step);
         written.push(beside.len() as f64);
     }
-    println!("1f1b, {ranks} ranks, {microbatches} microbatches, a checkpoint every {every} steps:");
+    println!("1f1b, {ranks} ranks, {microbatches} microbatches, a checkpoint every {every} steps or later:");
     println!("  the call blocks training for            {} % of a step", Spread::new(held_up));
     println!("  with slower steps during the write, for {} % of a step", Spread::new(cost));
     println!("  steps until it is written               {}", Spread::new(written));

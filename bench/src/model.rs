@@ -14,7 +14,7 @@ use pipewright::stage::Stage;
 use pipewright::transport::World;
 use pipewright_models::decoder::DecoderConfig;
 use pipewright_models::llama::LlamaConfig;
-use pipewright_models::{ConfigError, ModelFamily, cross_entropy};
+use pipewright_models::{ConfigError, ModelFamily, TrainingModule};
 use pipewright_schedule::lower::{TrainingLowering, UnshardConfig, for_training};
 use pipewright_schedule::{
     Level, LowerConfig, Method, Recompute, ScheduleSpec, StageIndex, ValidatedProgram, csv, generate, lower,
@@ -26,7 +26,7 @@ pub(crate) const SEQUENCE: usize = 256;
 pub(crate) const LAYERS: usize = 8;
 pub(crate) const WIDTH: usize = 512;
 pub(crate) const HEADS: usize = 8;
-const INTERMEDIATE: usize = 1376;
+pub(crate) const INTERMEDIATE: usize = 1376;
 const VOCABULARY: usize = 256;
 const SEED: u64 = 7;
 
@@ -113,7 +113,7 @@ impl Bench {
         let last = program.placement().last_stage();
         let make = move |stage: StageIndex| -> Result<Stage, ConfigError> {
             let module = model.init_stage(stages.range(stage), SEED, &Device::flex().autodiff())?;
-            Ok(if stage == last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
+            Ok(module.into_stage(stage == last))
         };
         let optimizer = AdamW { betas: (0.9, 0.95), epsilon: 1e-8, weight_decay: 0.1 }.init();
         let config = PipelineConfig {

@@ -18,7 +18,7 @@ use pipewright_schedule::plan::{PlanRequest, plan};
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::{Method, ScheduleSpec, generate};
 
-use crate::model::{HEADS, LAYERS, WIDTH, config};
+use crate::model::{INTERMEDIATE, WIDTH, config};
 use crate::predicted_run::{Figures, Run, profile};
 use crate::statistics::Spread;
 
@@ -133,15 +133,9 @@ fn compared(predicted: &Figures, measured: &Figures) -> String {
 /// Compares the plan for a model with a heavy head with an even cut under 1F1B.
 fn heavy_head(options: &Options) -> Result<(), Box<dyn Error>> {
     const MICROBATCHES: u32 = 8;
-    // A layer has four square matrices and three of WIDTH x 1376, the head one of WIDTH x vocabulary.
-    let vocabulary = 4 * (4 * WIDTH + 3 * 1376);
-    let decoder = DecoderConfig {
-        hidden_size: WIDTH,
-        intermediate_size: 1376,
-        num_hidden_layers: LAYERS,
-        ..DecoderConfig::new(vocabulary, HEADS)
-    };
-    let model = LlamaConfig::from(decoder);
+    // A layer has four square matrices and three of WIDTH x INTERMEDIATE, the head one of WIDTH x vocabulary.
+    let vocab_size = 4 * (4 * WIDTH + 3 * INTERMEDIATE);
+    let model = LlamaConfig::from(DecoderConfig { vocab_size, ..config().decoder });
     let profile = profile(&model, 2, options.seconds)?;
     let request = PlanRequest {
         ranks: 2,

@@ -11,7 +11,7 @@ use pipewright::profile::{MeasureConfig, measure};
 use pipewright::stage::Stage;
 use pipewright::transport::World;
 use pipewright_models::llama::LlamaConfig;
-use pipewright_models::{ModelFamily, cross_entropy};
+use pipewright_models::{ModelFamily, TrainingModule};
 use pipewright_schedule::analytic::{PeakRates, Workload};
 use pipewright_schedule::plan::{PlanChoice, Prediction, predict};
 use pipewright_schedule::profile::{LinkProfile, Profile};
@@ -95,7 +95,7 @@ impl Run {
             boundaries: self.boundaries.clone(),
             recompute: vec![false; self.schedule.placement().stages() as usize],
             data_parallel: self.replicas,
-            microbatch_rows: 1,
+            ..PlanChoice::default()
         };
         Ok(predict(profile, &self.schedule, &choice)?)
     }
@@ -193,6 +193,5 @@ fn stage(
     range: std::ops::Range<usize>,
 ) -> Result<Stage, pipewright_models::ConfigError> {
     let is_last = range.end == model.describe(SEQUENCE).layers.len();
-    let module = model.init_stage(range, SEED, &Device::flex().autodiff())?;
-    Ok(if is_last { Stage::with_loss(module, cross_entropy) } else { Stage::new(module) })
+    Ok(model.init_stage(range, SEED, &Device::flex().autodiff())?.into_stage(is_last))
 }

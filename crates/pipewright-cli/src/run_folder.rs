@@ -83,12 +83,12 @@ pub(crate) enum RunFolderError {
     },
 }
 
-/// Checks that a run could be written to `path`, and leaves the file system unchanged.
+/// Checks that a run could be written to `path` with these `files`, and leaves the file system unchanged.
 ///
 /// # Errors
 /// Fails if [`RunFolder::create`] would fail.
-pub(crate) fn probe(path: &Path) -> Result<(), RunFolderError> {
-    refuse_foreign_files(path)?;
+pub(crate) fn probe(path: &Path, files: &[(String, String)]) -> Result<(), RunFolderError> {
+    refuse_foreign_files(path, files)?;
     // The run's folder, or its first missing ancestor, would be created in the nearest folder that exists.
     let existing = path.ancestors().find(|folder| fs::symlink_metadata(folder).is_ok());
     let Some(existing) = existing else { return Ok(()) };
@@ -111,7 +111,7 @@ impl RunFolder {
         config: &str,
         files: &[(String, String)],
     ) -> Result<Self, RunFolderError> {
-        refuse_foreign_files(path)?;
+        refuse_foreign_files(path, files)?;
         let mut moved = Vec::new();
         if is_run(path) {
             moved.push(format!("moved the earlier run to {}", move_run_aside(path)?.display()));
@@ -302,8 +302,17 @@ fn is_run(path: &Path) -> bool {
     path.join(METRICS).exists() || checkpoints_of(path).exists()
 }
 
-fn refuse_foreign_files(path: &Path) -> Result<(), RunFolderError> {
-    let foreign = [CONFIG, TIMELINE].map(|name| path.join(name)).into_iter().find(|file| file.exists());
+/// Refuses a folder without a run if a file in it would be overwritten. One of `files` may be there with the same text.
+fn refuse_foreign_files(path: &Path, files: &[(String, String)]) -> Result<(), RunFolderError> {
+    let is_other = |file: &Path, text: &str| match fs::read(file) {
+        Ok(found) => found != text.as_bytes(),
+        Err(_) => file.exists(),
+    };
+    let own = [CONFIG, TIMELINE].map(|name| path.join(name)).into_iter().find(|file| file.exists());
+    let foreign = own.or_else(|| {
+        let mut files = files.iter().map(|(name, text)| (path.join(name), text));
+        files.find(|(file, text)| is_other(file, text)).map(|(file, _)| file)
+    });
     match foreign {
         Some(file) if !is_run(path) => Err(RunFolderError::Foreign { path: file }),
         _ => Ok(()),

@@ -15,7 +15,7 @@ const LAYERS: &[&str] = &[
     "tensorboard",
     "signal",
     // Parts that several commands share.
-    "commands::schedule_file",
+    "commands::schedule_level",
     "commands::schedule_size",
     "commands::drawing",
     "commands::plan_choice",

@@ -79,6 +79,60 @@ fn the_memory_that_a_layer_keeps_is_measured() {
 }
 
 #[test]
+fn half_precision_halves_the_messages() {
+    let run = Run::new();
+    let [whole, half] = ["f32", "bf16"].map(|precision| {
+        let precision = format!("run.precision={precision}");
+        profile(&run, &[&SIZES[..], &["pipeline.ranks=1", &precision]].concat())
+    });
+    let size = |profile: &Table, layer: usize, key: &str| layers(profile)[layer][key].as_integer();
+    for layer in [0, 1] {
+        let [whole, half] = [&whole, &half].map(|profile| size(profile, layer, "output_bytes"));
+        assert_eq!(half.map(|half| 2 * half), whole, "layer {layer}");
+    }
+    assert_eq!(size(&half, 1, "parameter_bytes"), size(&whole, 1, "parameter_bytes"));
+    assert_eq!(
+        [&whole, &half].map(|profile| profile["device"]["precision"].as_str()),
+        [Some("f32"), Some("bf16")]
+    );
+    let set = [&SIZES[..], &["run.precision=bf16"]].concat();
+    let (code, _, said) = command(&run, &["plan", "small.toml", "--profile", "p.toml"], &set);
+    assert_eq!(code, Some(0), "{said}");
+    // Estimates halve too.
+    let peaks = |precision: &str| {
+        let precision = format!("run.precision={precision}");
+        let set = [&SIZES[..], &["pipeline.microbatch_size=16", &precision]].concat();
+        let (_, printed, _) = command(&run, &["plan", "small.toml", "--format", "json"], &set);
+        let plan: serde_json::Value = serde_json::from_str(&printed).expect("JSON");
+        plan["plans"][0]["peak_bytes"][0].as_u64().expect("a size")
+    };
+    assert!(peaks("bf16") < peaks("f32"));
+}
+
+#[test]
+fn a_plan_for_larger_microbatches_estimates_the_sizes_of_the_profile_once() {
+    let run = Run::new();
+    profile(&run, &[]);
+    let text = fs::read_to_string(run.path("p.toml")).expect("the profile");
+    let is_size = |line: &&str| line.starts_with("activation_bytes") || line.starts_with("output_bytes");
+    let without: String =
+        text.lines().filter(|line| !is_size(line)).map(|line| format!("{line}\n")).collect();
+    fs::write(run.path("without.toml"), without).expect("a file");
+    let plan = |file: &str, size: &str| {
+        let size = format!("pipeline.microbatch_size={size}");
+        let (code, printed, said) =
+            command(&run, &["plan", "small.toml", "--profile", file, "--format", "json"], &[&size]);
+        assert_eq!(code, Some(0), "{said}");
+        let plan: serde_json::Value = serde_json::from_str(&printed).expect("JSON");
+        let peaks = plan["plans"][0]["peak_bytes"].as_array().expect("a list").clone();
+        peaks.iter().filter_map(serde_json::Value::as_u64).max().expect("a rank") as f64
+    };
+    let growth = |file: &str| plan(file, "16") / plan(file, "1");
+    let (measured, estimated) = (growth("p.toml"), growth("without.toml"));
+    assert!(estimated < 2.0 * measured, "{estimated} and {measured}");
+}
+
+#[test]
 fn a_plan_takes_the_profile_of_its_model_only() {
     let run = Run::new();
     profile(&run, &[]);
@@ -99,6 +153,10 @@ fn a_plan_takes_the_profile_of_its_model_only() {
     refused(
         "model.vocab_size=256",
         "`parameter_bytes` is 8192, and layer 0 of the model (embedding) has 16384",
+    );
+    refused(
+        "run.precision=bf16",
+        "the profile is of the precision f32, and the configuration computes in bf16",
     );
     refused("data.seq_len=16", "`output_bytes` is 512, and layer 0 of the model (embedding) has 1024");
 

@@ -109,6 +109,7 @@ fn a_run_ends_early_and_keeps_its_best_checkpoint() {
     let said = String::from_utf8_lossy(&resumed.stderr).into_owned();
     assert_eq!(resumed.status.code(), Some(0), "{said}");
     assert!(said.contains("the run ended early, after step 6: 2 evaluations had found no lower"), "{said}");
+    assert!(said.trim_end().ends_with("/out --set run.patience=0"), "{said}");
     run.resume(&["run.patience=3"]);
     assert_eq!(run.figures().len(), 8, "one more evaluation is no better");
 
@@ -180,7 +181,8 @@ fn data_that_is_too_short_is_named() {
         .concat(),
     );
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let line = "evaluate  every 5 steps on 2 batches of 8 rows of validation data, until 2 in a row find no lower loss";
+    let line = "evaluate  every 5 steps on 2 batches of 4 rows, from 8 rows of validation data, until 2 in a row find no \
+                lower loss";
     assert!(said.contains(line), "{said}");
 }
 

@@ -137,7 +137,8 @@ pub fn generate(
     let mut known = 0;
     let prompt = all.len();
     let mut is_ended = false;
-    while all.len() < prompt + request.tokens && !is_ended {
+    let end = prompt.saturating_add(request.tokens);
+    while all.len() < end && !is_ended {
         let logits = match &mut cached {
             Some(cached) => cached.extend(&all[known..]),
             None => model.next_token(&all),
@@ -282,6 +283,8 @@ mod tests {
         assert_eq!(found(request, 0.0), Ok((vec![1, 2, 3, 0, 1], false)));
         assert_eq!(found(Request { ends: &[0, 7], ..request }, 0.0), Ok((vec![1, 2, 3], true)));
         assert_eq!(found(Request { tokens: 0, ..request }, 0.0), Ok((vec![], false)));
+        let unlimited = Request { tokens: usize::MAX, ends: &[0], ..request };
+        assert_eq!(found(unlimited, 0.0), Ok((vec![1, 2, 3], true)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Parameters by global path: the source of their values, and the list of a stage's parameters.
 //!
-//! A global path is the parameter's name in a Hugging Face checkpoint, such as `model.layers.3.mlp.up_proj.weight`. The
+//! A global path is the parameter's name in a Hugging Face directory, such as `model.layers.3.mlp.up_proj.weight`. The
 //! modules of a stage are nested so that Burn's own parameter paths are these names, whatever the cut of the model.
 
 use burn::module::{ModuleVisitor, Param, ParamId};
@@ -50,9 +50,9 @@ pub struct ParameterSpec {
 /// The use of a parameter, which decides its initial values and its layout in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterKind {
-    /// The weight of a linear layer: `[inputs, outputs]` here, `[outputs, inputs]` in a checkpoint. Initially normal.
+    /// The weight of a linear layer: `[inputs, outputs]` here, `[outputs, inputs]` in a file. Initially normal.
     Matrix,
-    /// One row for each token id, the same in a checkpoint. Initially normal.
+    /// One row for each token id, the same in a file. Initially normal.
     Table,
     /// Elementwise factors. Initially one.
     Scale,

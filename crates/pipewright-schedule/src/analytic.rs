@@ -142,8 +142,9 @@ pub fn estimate(workload: &Workload<'_>, rates: PeakRates, link: LinkProfile) ->
 }
 
 /// Replaces the missing figures of a profile by estimates, and adds them to what the profile assumes. Its layers are
-/// those of the workload's model.
+/// those of the workload's model. Estimates are for the rows of the profile, which may differ from those of the workload.
 pub fn fill(profile: &mut Profile, missing: &[Missing], workload: &Workload<'_>, rates: PeakRates) {
+    let workload = &Workload { rows: profile.rows, ..*workload };
     let mut first = 0;
     let estimates: Vec<LayerProfile> = profile
         .layers
@@ -275,5 +276,18 @@ mod tests {
         assert_eq!(found.activation_bytes, estimate.activation_bytes);
         let assumed = ["b.forward_s", "b.input_backward_s", "b.weight_backward_s", "b.activation_bytes"];
         assert_eq!(profile.assumed, assumed);
+    }
+
+    #[test]
+    fn estimates_are_for_the_rows_of_the_profile() {
+        let model = ModelDesc { layers: vec![layer("a", 1_000, 6_000)] };
+        let one = Workload { model: &model, tokens: 1_000, rows: 1 };
+        let expected = estimate(&one, RATES, LinkProfile::new(0.0, 1e9));
+        let mut profile = Profile { assumed: Vec::new(), ..expected.clone() };
+        profile.layers[0].forward_s = 0.0;
+        profile.layers[0].activation_bytes = 0;
+        let missing = [(0, Figure::Forward), (0, Figure::Activation)];
+        fill(&mut profile, &missing, &Workload { rows: 4, ..one }, RATES);
+        assert_eq!(profile.layers, expected.layers);
     }
 }

@@ -60,6 +60,9 @@ pub struct DeviceProfile {
     /// The device as a configuration of a run names it, such as `flex` or `cuda:1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// The precision of the computation as a configuration of a run names it, such as `bf16`; `None` for `f32`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub precision: Option<String>,
     /// The number of ranks that computed at the same time while the profile was measured. They share caches and memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u32>,

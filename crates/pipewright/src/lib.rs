@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The schedule, its lowering and its validation are in [`pipewright_schedule`]; the layers are the user's. This crate
-//! never prints, keeps no global state except in the allocator of [`memory`], and never waits without a deadline.
+//! never prints and never waits without a deadline. ARCHITECTURE.md lists its global state: the allocator of [`memory`] with
+//! the handler of failed allocations, and two locks.
 //!
 //! # A model of your own
 //!

@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::csv::{parse_schedule, print_schedule};
-use pipewright_schedule::plan::{Plan, PlanReport, PlanRequest, plan};
+use pipewright_schedule::plan::{Outcome, OutcomeKind, Plan, PlanReport, PlanRequest, plan};
 use pipewright_schedule::profile::Profile;
 use pipewright_schedule::{Recompute, StageIndex};
 use serde::{Deserialize, Serialize};
 
-use crate::commands::measure::{measure_run, memory_of_rank, workload};
+use crate::commands::layer_sizes::layers_of;
+use crate::commands::measure::{all_ranks, measure_run, memory_of_rank, workload};
 use crate::commands::peak_rates::{assumed_link, assumed_rates, device_name};
 use crate::commands::plan_config::is_named;
 use crate::commands::plan_print::{refused, stages_per_rank, title_of};
@@ -79,7 +80,8 @@ impl Chosen {
 /// Measures the run, or reads its profile, and plans it. All processes call it with the same settings.
 pub(super) fn choose(loaded: Loaded, processes: &mut ProcessGroup) -> Result<Chosen, Failure> {
     let settings = loaded.settings;
-    let file = profile_file(&settings)?;
+    processes.join_for(settings.pipeline.transport)?;
+    let file = processes.all_succeed(profile_file(&settings), Exit::WrongInput)?;
     let known =
         if processes.is_leader() { read_profile(&settings, &settings.run.out.join(&file)) } else { None };
     // Every process measures, or none.
@@ -117,7 +119,7 @@ pub(super) fn choose(loaded: Loaded, processes: &mut ProcessGroup) -> Result<Cho
 /// Plans a run for estimated costs, without measuring.
 pub(super) fn choose_without_profile(loaded: Loaded) -> Result<Chosen, Failure> {
     let settings = loaded.settings;
-    let layers = read_model(&settings.model)?.describe(settings.data.seq_len as usize);
+    let layers = layers_of(&settings, &read_model(&settings.model)?);
     let (rates, link) = (assumed_rates(&settings), assumed_link(&settings));
     let profile = estimate(&workload(&settings, &layers), rates, link);
     let source = format!(
@@ -137,7 +139,7 @@ fn decide(
     mut files: Vec<(String, String)>,
 ) -> Result<Decision, Failure> {
     let request = PlanRequest {
-        ranks: settings.pipeline.ranks.saturating_mul(settings.mesh.data_parallel),
+        ranks: all_ranks(settings),
         microbatches: settings.pipeline.microbatches,
         microbatch_rows: settings.pipeline.microbatch_size,
         memory: memory_of_rank(settings),
@@ -181,10 +183,11 @@ fn sentences(report: &PlanReport, best: &Plan, source: &str) -> Vec<String> {
     let other = report.plans.iter().find(|plan| plan.name != best.name);
     let next = other.map(|next| {
         let longer = (next.step_s / best.step_s - 1.0) * 100.0;
-        let tried = report.outcomes.len();
+        let takes = |outcome: &&Outcome| matches!(outcome.result, OutcomeKind::Takes(_));
+        let tried = report.outcomes.iter().filter(takes).count();
         let compared = match longer >= 0.0 {
             true => format!("takes {longer:.1}% longer"),
-            false => format!("is {:.1}% faster, which is less than such predictions are accurate", -longer),
+            false => format!("is {:.1}% faster, which is below the accuracy of the prediction", -longer),
         };
         format!("auto: the best other of {tried} schedules, {}, {compared}", title_of(next))
     });
@@ -238,8 +241,12 @@ fn apply(mut settings: Settings, decision: Decision) -> Result<Chosen, Failure> 
 /// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change the times
 /// of a layer.
 fn profile_file(settings: &Settings) -> Result<String, Failure> {
-    const KEYS: [&str; 8] = [
+    const KEYS: [&str; 12] = [
+        "data.bos_id",
+        "data.packed",
+        "data.restart_positions",
         "data.seq_len",
+        "data.side",
         "pipeline.microbatch_size",
         "pipeline.threads_per_rank",
         "pipeline.transport",
@@ -252,7 +259,7 @@ fn profile_file(settings: &Settings) -> Result<String, Failure> {
     read_model(&settings.model)?.to_json().to_string().hash(&mut hasher);
     let by_key = settings.by_key();
     KEYS.map(|key| by_key.get(key)).hash(&mut hasher);
-    settings.pipeline.ranks.saturating_mul(settings.mesh.data_parallel).hash(&mut hasher);
+    all_ranks(settings).hash(&mut hasher);
     device_name(settings).hash(&mut hasher);
     (env!("CARGO_PKG_VERSION"), cfg!(debug_assertions)).hash(&mut hasher);
     Ok(format!("profile-{:016x}.toml", hasher.finish()))
@@ -260,27 +267,33 @@ fn profile_file(settings: &Settings) -> Result<String, Failure> {
 
 /// Reads a profile that an earlier run has left, with its text. A profile that cannot be used is measured again.
 fn read_profile(settings: &Settings, file: &Path) -> Option<(Profile, String)> {
-    let layers = read_model(&settings.model).ok()?.describe(settings.data.seq_len as usize);
+    let layers = layers_of(settings, &read_model(&settings.model).ok()?);
     let run = ProfiledRun {
         workload: workload(settings, &layers),
         rates: assumed_rates(settings),
         device: settings.run.devices.to_string(),
+        precision: settings.run.precision,
     };
     Some((read_for(file, &run).ok()?, std::fs::read_to_string(file).ok()?))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::commands::prepare::{load_settings, prepare_settings};
+    use std::collections::HashSet;
 
-    /// A schedule without a name is stored in the folder of the run, which may then be moved.
-    #[test]
-    fn a_searched_schedule_is_read_from_the_folder() {
-        let scratch = tempfile::tempdir().expect("a scratch folder");
-        let out = scratch.path().join("out");
-        let set = ["pipeline.schedule=auto".to_owned(), format!("run.out={}", out.display())];
-        let settings = load_settings(None, &set).expect("the sample").settings;
+    use pipewright_schedule::plan::{Collectives, MeshOrder, PlanSettings};
+
+    use super::*;
+    use crate::commands::prepare::{load_settings, prepare_settings, shared_settings};
+
+    /// Returns the settings of the sample, with overrides.
+    fn settings(set: &[&str]) -> Settings {
+        let set: Vec<String> = set.iter().map(|&set| set.to_owned()).collect();
+        load_settings(None, &set).expect("the sample").settings
+    }
+
+    /// Returns the settings with a schedule that has no name, and that schedule.
+    fn planned(settings: Settings) -> (Loaded, String) {
         let choice = Choice {
             name: None,
             csv: "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n".to_owned(),
@@ -293,7 +306,15 @@ mod tests {
         };
         let csv = choice.csv.clone();
         let decision = Decision { choice, sentences: Vec::new(), files: Vec::new() };
-        let planned = apply(settings, decision).expect("a schedule").loaded;
+        (apply(settings, decision).expect("a schedule").loaded, csv)
+    }
+
+    /// A schedule without a name is stored in the folder of the run, which may then be moved.
+    #[test]
+    fn a_searched_schedule_is_read_from_the_folder() {
+        let scratch = tempfile::tempdir().expect("a scratch folder");
+        let out = format!("run.out={}", scratch.path().join("out").display());
+        let (planned, csv) = planned(settings(&["pipeline.schedule=auto", &out]));
         let text = planned.settings.to_toml();
         assert!(text.contains("schedule = \"plan.csv\""), "{text}");
         let moved = scratch.path().join("moved");
@@ -305,5 +326,60 @@ mod tests {
         let [again, planned] =
             [again, planned].map(|loaded| prepare_settings(loaded).expect("a sound plan").program);
         assert_eq!(again.as_program(), planned.as_program());
+    }
+
+    /// The processes of a run may have different folders.
+    #[test]
+    fn a_searched_schedule_is_the_same_setting_in_every_folder() {
+        let of = |out: &str| shared_settings(&planned(settings(&["pipeline.schedule=auto", out])).0.settings);
+        assert_eq!(of("run.out=/here/out"), of("run.out=/elsewhere/out"));
+    }
+
+    #[test]
+    fn a_profile_is_of_the_settings_that_change_its_figures() {
+        let of = |set: &[&str]| profile_file(&settings(set)).expect("the model of the sample");
+        let plain = of(&[]);
+        assert_eq!(of(&["run.seed=7", "run.steps=5"]), plain);
+        let documents = of(&["data.bos_id=1"]);
+        let packed = of(&["data.bos_id=1", "data.packed=true"]);
+        let kept = of(&["data.bos_id=1", "data.packed=true", "data.restart_positions=true"]);
+        let side = of(&["data.side=side.safetensors"]);
+        let half = of(&["run.precision=bf16"]);
+        let names = [plain, documents, packed, kept, side, half];
+        let different: HashSet<&String> = names.iter().collect();
+        assert_eq!(different.len(), names.len(), "{names:?}");
+    }
+
+    #[test]
+    fn a_schedule_that_was_not_possible_is_not_counted() {
+        let plan = |name, step_s| Plan {
+            name,
+            settings: PlanSettings::default(),
+            schedule: parse_schedule("0F0,0B0\n").expect("a schedule"),
+            boundaries: Vec::new(),
+            recompute: vec![false],
+            data_parallel: 1,
+            tensor_parallel: 1,
+            mesh_order: MeshOrder::default(),
+            collectives: Collectives::default(),
+            microbatch_rows: 1,
+            step_s,
+            bubble_fraction: 0.0,
+            peak_bytes: vec![0],
+        };
+        let outcome = |name, result| Outcome { name, result };
+        let report = PlanReport {
+            plans: vec![plan("gpipe", 1.0), plan("1f1b", 2.0)],
+            lower_bound_s: 1.0,
+            outcomes: vec![
+                outcome("gpipe", OutcomeKind::Takes(1.0)),
+                outcome("1f1b", OutcomeKind::Takes(2.0)),
+                outcome("hanayo", OutcomeKind::Refused("it needs two ranks".to_owned())),
+            ],
+            simulated: 2,
+            stopped: false,
+        };
+        let said = sentences(&report, &report.plans[0], "by hand");
+        assert!(said[1].starts_with("auto: the best other of 2 schedules, 1f1b: "), "{said:?}");
     }
 }

@@ -12,7 +12,7 @@ use crate::commands::memory::MemoryPlan;
 use crate::commands::prepare::{Prepared, load_settings, prepare};
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::stage_memory::stage_table;
-use crate::config::run::RunSettings;
+use crate::config::Settings;
 use crate::failure::Failure;
 use crate::output;
 use crate::run_folder;
@@ -20,12 +20,12 @@ use crate::run_folder;
 /// Runs the command.
 pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     let loaded = load_settings(arguments.config.as_deref(), &arguments.set)?;
-    let Chosen { loaded, sentences, .. } = match loaded.is_auto() {
+    let Chosen { loaded, sentences, files } = match loaded.is_auto() {
         true => choose_without_profile(loaded)?,
         false => Chosen::named(loaded),
     };
     let prepared = prepare(loaded)?;
-    run_folder::probe(&prepared.settings.run.out).map_err(Failure::input)?;
+    run_folder::probe(&prepared.settings.run.out, &files).map_err(Failure::input)?;
     let stages = outlines(&prepared)?;
     let memory = MemoryPlan::new(&prepared, &stages)?;
     let chosen: String = sentences.iter().map(|sentence| format!("{sentence}\n")).collect();
@@ -76,7 +76,8 @@ fn kinds(layers: &[LayerDesc]) -> String {
 }
 
 /// Returns how the validation data is used.
-fn evaluations(validation: &Validation, run: &RunSettings) -> String {
+fn evaluations(validation: &Validation, settings: &Settings) -> String {
+    let run = &settings.run;
     let (rows, batches) = (validation.rows().rows(), validation.batches());
     let ends = match run.patience {
         0 => String::new(),
@@ -84,7 +85,10 @@ fn evaluations(validation: &Validation, run: &RunSettings) -> String {
     };
     match run.eval_every {
         0 => format!("{rows} rows of validation data, never: `run.eval_every` is 0"),
-        every => format!("every {every} steps on {batches} batches of {rows} rows of validation data{ends}"),
+        every => format!(
+            "every {every} steps on {batches} batches of {} rows, from {rows} rows of validation data{ends}",
+            settings.pipeline.rows()
+        ),
     }
 }
 
@@ -132,7 +136,7 @@ fn summary(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> String {
         ),
     );
     if let Some(validation) = validation {
-        line("evaluate", evaluations(validation, &settings.run));
+        line("evaluate", evaluations(validation, settings));
     }
     line("run", format!("{} steps, results in {}", settings.run.steps, settings.run.out.display()));
     text

@@ -24,14 +24,14 @@ pub(super) struct Evaluations {
 }
 
 impl Evaluations {
-    /// Returns the evaluations of a run that starts, or resumes from a checkpoint. Reads all validation data once.
+    /// Returns the evaluations of a run that starts, or resumes from a checkpoint.
     pub(super) fn new(prepared: &Prepared, checkpoint: Option<&Checkpoint>) -> Self {
         let RunSettings { eval_every: every, patience, .. } = prepared.settings.run;
         let Some(validation) = prepared.validation.as_ref().filter(|_| every > 0) else {
             return Self::default();
         };
         let batch_rows = prepared.settings.pipeline.rows();
-        let data = json!([validation.rows().identity(), validation.batches(), batch_rows]);
+        let data = json!([prepared.validation_identity(), validation.batches(), batch_rows]);
         let stored = checkpoint.and_then(|checkpoint| checkpoint.manifest().description.get(VALIDATION));
         let stored = stored.filter(|stored| stored["data"] == data);
         Self { every, patience, best: stored.map(best_of).unwrap_or_default(), data }

@@ -1,33 +1,37 @@
 //! The bytes of a layer's tensors in the precision of a run. A model describes its layers in single precision.
 
 use pipewright::tensor::Precision;
-use pipewright_schedule::ModelDesc;
+use pipewright_models::ModelConfig;
+use pipewright_schedule::{LayerDesc, ModelDesc};
 
-/// Returns the bytes that layer `place` keeps of one row until its backward. The first layer keeps token ids, and the
-/// loss keeps the outputs of the last one in single precision: neither depends on the precision.
-pub(super) fn activation_bytes(model: &ModelDesc, place: usize, precision: Precision) -> u64 {
-    let layer = &model.layers[place];
-    let stays = match place {
-        0 => layer.activation_bytes,
-        place if place + 1 == model.layers.len() => layer.output_bytes.min(layer.activation_bytes),
-        _ => 0,
+use crate::config::Settings;
+
+/// Returns the layers of a run's model, with their sizes in the precision of the run.
+pub(super) fn layers_of(settings: &Settings, model: &ModelConfig) -> ModelDesc {
+    in_precision(&model.describe(settings.data.seq_len as usize), settings.run.precision)
+}
+
+/// Returns the description of a model whose stages compute in `precision`. The first layer keeps token ids, and the loss
+/// keeps the outputs of the last one in single precision: neither depends on the precision.
+fn in_precision(model: &ModelDesc, precision: Precision) -> ModelDesc {
+    let scaled = |bytes: u64| bytes / Precision::F32.bytes() * precision.bytes();
+    let layer = |(place, layer): (usize, &LayerDesc)| {
+        let stays = match place {
+            0 => layer.activation_bytes,
+            place if place + 1 == model.layers.len() => layer.output_bytes.min(layer.activation_bytes),
+            _ => 0,
+        };
+        LayerDesc {
+            activation_bytes: scaled(layer.activation_bytes - stays).saturating_add(stays),
+            output_bytes: scaled(layer.output_bytes),
+            ..layer.clone()
+        }
     };
-    in_precision(layer.activation_bytes - stays, precision).saturating_add(stays)
-}
-
-/// Returns the bytes of one row that layer `place` passes on.
-pub(super) fn output_bytes(model: &ModelDesc, place: usize, precision: Precision) -> u64 {
-    in_precision(model.layers[place].output_bytes, precision)
-}
-
-fn in_precision(bytes: u64, precision: Precision) -> u64 {
-    bytes / Precision::F32.bytes() * precision.bytes()
+    ModelDesc { layers: model.layers.iter().enumerate().map(layer).collect() }
 }
 
 #[cfg(test)]
 mod tests {
-    use pipewright_schedule::LayerDesc;
-
     use super::*;
 
     #[test]
@@ -41,9 +45,11 @@ mod tests {
             output_bytes,
         };
         let model = ModelDesc { layers: vec![layer(80, 400), layer(4000, 400), layer(1200, 800)] };
-        let activations = |precision| [0, 1, 2].map(|place| activation_bytes(&model, place, precision));
-        assert_eq!(activations(Precision::F32), [80, 4000, 1200]);
-        assert_eq!(activations(Precision::Bf16), [80, 2000, 1000]);
-        assert_eq!(output_bytes(&model, 1, Precision::Bf16), 200);
+        let sizes = |precision| {
+            let layers = in_precision(&model, precision).layers;
+            layers.iter().map(|layer| (layer.activation_bytes, layer.output_bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(Precision::F32), [(80, 400), (4000, 400), (1200, 800)]);
+        assert_eq!(sizes(Precision::Bf16), [(80, 200), (2000, 200), (1000, 400)]);
     }
 }

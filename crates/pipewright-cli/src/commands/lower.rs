@@ -9,7 +9,7 @@ use pipewright_schedule::lower::{Pass, PassInput, ReduceWait, apply};
 use pipewright_schedule::{Action, LowerError, Program, Rank, picture};
 
 use crate::commands::drawing::check_size;
-use crate::commands::schedule_file::{locate, read};
+use crate::commands::schedule_level::{locate, read};
 use crate::failure::{Exit, Failure};
 use crate::output::OutputFile;
 
@@ -19,8 +19,8 @@ pub(crate) struct LowerArguments {
     /// The schedule: one row per rank, at any level
     #[arg(value_name = "FILE.csv")]
     file: PathBuf,
-    /// The passes, in the order in which they run: unshard, merge-bw, reduce-grad, send-early (before send-recv),
-    /// send-recv, defer-recv and wait-send (both after send-recv)
+    /// The passes, in the order in which they run: merge-bw, unshard, reduce-grad, send-early (before send-recv),
+    /// send-recv, wait-send and defer-recv (both after send-recv)
     #[arg(long = "pass", value_name = "PASS,..", value_delimiter = ',', required = true)]
     passes: Vec<Pass>,
     /// The rank of each stage, if it does not follow from the rows

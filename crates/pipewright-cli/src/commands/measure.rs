@@ -14,18 +14,17 @@ use pipewright_schedule::analytic::Workload;
 use pipewright_schedule::profile::{DeviceProfile, Profile};
 
 use crate::commands::launch::{failure, pipeline_config};
+use crate::commands::layer_sizes::layers_of;
 use crate::commands::memory::machine_bytes;
 use crate::commands::peak_rates::{assumed_link, assumed_rates, device_name};
-use crate::commands::prepare::{open_data, read_model};
+use crate::commands::prepare::{open_training, read_model};
 use crate::commands::process_group::ProcessGroup;
 use crate::config::Settings;
 use crate::config::pipeline::TransportChoice;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure, sentence};
 
 /// The microbatches of a measured step, for each rank.
 const MICROBATCHES: u32 = 3;
-/// The runs of the short model, each with data of its own.
-const RUNS: usize = 2;
 
 /// A profile and what it was made of.
 pub(super) struct Measurement {
@@ -34,35 +33,33 @@ pub(super) struct Measurement {
     pub(super) layers: ModelDesc,
 }
 
-/// Measures the model of a run with as many ranks at once as the run has in this process. Takes about `time`. Every
-/// process of the run calls it; only the leader measures the link.
+/// Measures the model of a run with as many ranks at once as the run has. Takes about `time`. Every process of the run
+/// calls it; only the leader measures the link.
 pub(super) fn measure_run(
     settings: &Settings,
     processes: &mut ProcessGroup,
     time: Duration,
 ) -> Result<Measurement, Failure> {
-    let model = read_model(&settings.model)?;
-    let layers = model.describe(settings.data.seq_len as usize);
-    let all = settings.pipeline.ranks.saturating_mul(settings.mesh.data_parallel);
-    let (ranks, devices) = match settings.pipeline.transport {
-        TransportChoice::Local => {
-            (all, settings.run.devices.open(all, settings.run.precision).map_err(Failure::input)?)
-        }
-        TransportChoice::Mpi => {
-            let devices = settings.run.devices.open_one(processes.rank(), settings.run.precision);
-            (1, devices.map_err(Failure::input)?)
-        }
-    };
-    let link = processes.measure_link(settings.pipeline.transport, &devices)?;
-    let measured = measure_layers(settings, &model, &layers, ranks, devices, time)?;
-    let rates = assumed_rates(settings);
+    let transport = settings.pipeline.transport;
+    processes.join_for(transport)?;
+    let subject = Subject::open(settings, processes);
+    let subject = processes.all_succeed(subject, Exit::WrongInput)?;
+    let link = processes.measure_link(&subject.devices)?;
+    let measured = measure_layers(settings, &subject, time);
+    let measured = processes.all_succeed(measured, Exit::RankFailed)?;
+    let layers = subject.layers;
     let workload = workload(settings, &layers);
-    let mut profile = measured.profile(&workload, link, assumed_link(settings), rates);
+    let mut profile = measured.profile(&workload, link, assumed_link(settings), assumed_rates(settings));
+    if transport == TransportChoice::Mpi && all_ranks(settings) > 1 {
+        // Each process measures one rank, so no gradients are summed.
+        profile.assumed.push("link.reduce_bytes_per_s".to_owned());
+    }
     profile.device = Some(DeviceProfile {
         name: device_name(settings),
         memory_bytes: memory_of_rank(settings),
         device: Some(settings.run.devices.to_string()),
-        ranks: Some(ranks),
+        precision: Some(settings.run.precision.to_string()),
+        ranks: Some(all_ranks(settings)),
         threads_per_rank: Some(settings.pipeline.threads_per_rank),
     });
     Ok(Measurement { profile, measured, layers })
@@ -73,47 +70,68 @@ pub(super) fn workload<'a>(settings: &Settings, layers: &'a ModelDesc) -> Worklo
     Workload { model: layers, tokens: settings.data.seq_len, rows: settings.pipeline.microbatch_size }
 }
 
-/// Returns the share of the machine's memory that each rank has, if the ranks compute on the processor.
-pub(super) fn memory_of_rank(settings: &Settings) -> Option<u64> {
-    let ranks = settings.pipeline.ranks.saturating_mul(settings.mesh.data_parallel);
-    let machine = machine_bytes().filter(|_| settings.run.devices.are_processor())?;
-    // Processes may be on several machines, which are not known here, or all on this one.
-    Some(machine / u64::from(ranks.max(1)))
+/// Returns the number of ranks of all replicas.
+pub(super) fn all_ranks(settings: &Settings) -> u32 {
+    settings.pipeline.ranks.saturating_mul(settings.mesh.data_parallel)
 }
 
-fn measure_layers(
-    settings: &Settings,
-    model: &ModelConfig,
-    layers: &ModelDesc,
+/// Returns the share of the machine's memory that each rank has, if the ranks compute on the processor.
+pub(super) fn memory_of_rank(settings: &Settings) -> Option<u64> {
+    let machine = machine_bytes().filter(|_| settings.run.devices.are_processor())?;
+    // Processes may be on several machines, which are not known here, or all on this one.
+    Some(machine / u64::from(all_ranks(settings).max(1)))
+}
+
+/// What a process measures, and on what.
+struct Subject {
+    model: ModelConfig,
+    layers: ModelDesc,
+    rows: TokenRows,
+    /// The ranks of this process.
     ranks: u32,
     devices: Devices,
-    time: Duration,
-) -> Result<Measured, Failure> {
-    let rows = settings.pipeline.microbatch_size;
+}
+
+impl Subject {
+    fn open(settings: &Settings, processes: &ProcessGroup) -> Result<Self, Failure> {
+        let model = read_model(&settings.model)?;
+        let layers = layers_of(settings, &model);
+        let rows = open_training(settings, &model)?;
+        let run = &settings.run;
+        let (ranks, devices) = match settings.pipeline.transport {
+            TransportChoice::Local => {
+                let all = all_ranks(settings);
+                (all, run.devices.open(all, run.precision))
+            }
+            TransportChoice::Mpi => (1, run.devices.open_one(processes.rank(), run.precision)),
+        };
+        Ok(Self { model, layers, rows, ranks, devices: devices.map_err(Failure::input)? })
+    }
+}
+
+fn measure_layers(settings: &Settings, subject: &Subject, time: Duration) -> Result<Measured, Failure> {
+    let Subject { model, layers, rows: data, ranks, devices } = subject;
+    let (ranks, rows) = (*ranks, settings.pipeline.microbatch_size);
     let config = MeasureConfig {
-        pipeline: PipelineConfig { devices, ..pipeline_config(settings, model)? },
+        pipeline: PipelineConfig { devices: devices.clone(), ..pipeline_config(settings, model)? },
         ranks,
         rows,
         time_limit: time,
-        memory: machine_bytes().filter(|_| settings.run.devices.are_processor()),
+        memory: memory_of_rank(settings).map(|of_rank| of_rank.saturating_mul(u64::from(ranks))),
         ..MeasureConfig::default()
     };
-    let open = |_| open_data(settings, model).map(|(training, _)| training);
-    let data = (0..RUNS).map(open).collect::<Result<Vec<TokenRows>, _>>()?;
-    let mut data = data.into_iter();
     let feed = |pipeline: Pipeline| {
         let rows_per_step = (MICROBATCHES * ranks * rows) as usize;
         // A rate of 0 leaves the parameters as they are, and takes the optimizer as long.
         let rate = LearningRate { peak: 0.0, decay: Decay::Constant, warmup_steps: 0, steps: u64::MAX };
-        let data = data.next().expect("there is data for each run of the short model");
-        let mut trainer = Trainer::new(pipeline, data, rows_per_step, rate);
+        let mut trainer = Trainer::new(pipeline, data.clone(), rows_per_step, rate);
         move || trainer.step().map(|(_, summary)| summary)
     };
     // The values of the parameters do not affect the times, so a model directory need not be read.
     let (maker, initial) = (model.clone(), InitialParameters::Seed(settings.run.seed));
     let make = move |range| {
         let made = maker.training_stage(range, &initial, &Device::flex().autodiff());
-        made.map_err(|error| error.to_string())
+        made.map_err(|error| sentence(&error))
     };
     measure(layers, &config, make, feed).map_err(|error| failure(&error))
 }

@@ -12,10 +12,10 @@ use pipewright::tensor::Precision;
 use pipewright_models::ParameterSpec;
 use pipewright_schedule::costs::{RecomputeSizes, StageSizes};
 use pipewright_schedule::simulate::{peak_memory, timed};
-use pipewright_schedule::{Costs, Rank, StageIndex, Timeline};
+use pipewright_schedule::{Costs, ModelDesc, Rank, StageIndex, Timeline};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
-use crate::commands::layer_sizes::{activation_bytes, output_bytes};
+use crate::commands::layer_sizes::layers_of;
 use crate::commands::prepare::Prepared;
 use crate::commands::update::state_bytes;
 use crate::config::pipeline::TransportChoice;
@@ -250,14 +250,14 @@ pub(super) fn numbers_of(specs: &[ParameterSpec]) -> u64 {
 
 /// Simulates the program. Returns its timeline, and the sizes of each stage's activations in bytes.
 pub(super) fn simulated(prepared: &Prepared) -> Result<(Timeline, Vec<StageSizes>), Failure> {
-    let Prepared { settings, program, partition, layers, .. } = prepared;
+    let Prepared { settings, program, partition, .. } = prepared;
+    let layers = layers_of(settings, &prepared.model);
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage: StageIndex| {
-        let of_layers =
-            partition.range(stage).map(|layer| activation_bytes(layers, layer, settings.run.precision));
+        let of_layers = layers.layers[partition.range(stage)].iter().map(|layer| layer.activation_bytes);
         let of_row = of_layers.fold(0, u64::saturating_add);
         let activation = of_row.saturating_mul(rows);
-        let recompute = recompute_sizes(prepared, stage);
+        let recompute = recompute_sizes(prepared, &layers, stage);
         // `I` keeps the inputs and the output gradients of the matrix products for `W`. Together they are about as
         // large as the activations.
         StageSizes { activation, stash: activation, recompute: Some(recompute), ..StageSizes::default() }
@@ -273,15 +273,13 @@ pub(super) fn simulated(prepared: &Prepared) -> Result<(Timeline, Vec<StageSizes
 }
 
 /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and those that its backward then holds.
-fn recompute_sizes(prepared: &Prepared, stage: StageIndex) -> RecomputeSizes {
-    let (settings, layers) = (&prepared.settings.pipeline, &prepared.layers);
-    let precision = prepared.settings.run.precision;
+fn recompute_sizes(prepared: &Prepared, layers: &ModelDesc, stage: StageIndex) -> RecomputeSizes {
+    let settings = &prepared.settings.pipeline;
     let rows = u64::from(settings.microbatch_size);
     // The first layer's inputs are token ids, which its activations include.
-    let input =
-        |layer: usize| layer.checked_sub(1).map_or(0, |before| output_bytes(layers, before, precision));
+    let input = |layer: usize| layer.checked_sub(1).map_or(0, |before| layers.layers[before].output_bytes);
     let range = prepared.partition.range(stage);
-    let of_layers = range.clone().map(|layer| activation_bytes(layers, layer, precision));
+    let of_layers = layers.layers[range.clone()].iter().map(|layer| layer.activation_bytes);
     let (kept, recomputed) = match settings.recompute.is_by_block() {
         true => (range.map(input).fold(0, u64::saturating_add), of_layers.max().unwrap_or(0)),
         false => (input(range.start), of_layers.fold(0, u64::saturating_add)),

@@ -37,7 +37,7 @@ pub(crate) mod resume;
 pub(crate) mod run_arguments;
 mod run_identity;
 pub(crate) mod schedule;
-mod schedule_file;
+mod schedule_level;
 mod schedule_size;
 pub(crate) mod simulate;
 mod simulation_text;

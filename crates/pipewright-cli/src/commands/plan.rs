@@ -8,7 +8,8 @@ use pipewright_schedule::analytic::estimate;
 use pipewright_schedule::plan::{PlanRequest, plan};
 use pipewright_schedule::profile::Profile;
 
-use crate::commands::measure::workload;
+use crate::commands::layer_sizes::layers_of;
+use crate::commands::measure::{all_ranks, workload};
 use crate::commands::peak_rates::{assumed_link, assumed_rates};
 use crate::commands::plan_config::write_plan;
 use crate::commands::plan_print::{json, refused, text};
@@ -101,7 +102,6 @@ fn request(
         ))
     };
     let of_settings = settings.map(|settings| &settings.pipeline);
-    let all_ranks = |settings: &Settings| settings.pipeline.ranks.saturating_mul(settings.mesh.data_parallel);
     let ranks = arguments.ranks.or(settings.map(all_ranks)).ok_or_else(|| missing("--ranks"))?;
     let microbatches = arguments.microbatches.or(of_settings.map(|pipeline| pipeline.microbatches));
     let memory = arguments.memory.or(profile.device.as_ref().and_then(|device| device.memory_bytes));
@@ -127,13 +127,13 @@ fn profile(arguments: &PlanArguments, settings: Option<&Settings>) -> Result<Pro
         })?;
         return Ok(config::profile::read(file)?);
     };
-    let layers = read_model(&settings.model)?.describe(settings.data.seq_len as usize);
+    let layers = layers_of(settings, &read_model(&settings.model)?);
     let (workload, rates) = (workload(settings, &layers), assumed_rates(settings));
     match &arguments.profile {
         None => Ok(estimate(&workload, rates, assumed_link(settings))),
         Some(file) => {
-            let device = settings.run.devices.to_string();
-            Ok(config::profile::read_for(file, &ProfiledRun { workload, rates, device })?)
+            let (device, precision) = (settings.run.devices.to_string(), settings.run.precision);
+            Ok(config::profile::read_for(file, &ProfiledRun { workload, rates, device, precision })?)
         }
     }
 }

@@ -3,6 +3,7 @@
 //!
 //! This module does not write files, does not create or read parameters, and does not change the settings.
 
+use std::cell::OnceCell;
 use std::error::Error;
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -10,7 +11,7 @@ use std::path::Path;
 use pipewright::device::Devices;
 use pipewright::train::Validation;
 use pipewright::train::data::{
-    DOCUMENTS, DataConfig, DataError, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
+    DOCUMENTS, DataConfig, DataError, DataIdentity, Documents, POSITIONS, SideRows, TokenRows, Tokenizer,
 };
 use pipewright::transport::Fields;
 use pipewright_models::{InitialParameters, ModelConfig, hf};
@@ -20,7 +21,7 @@ use pipewright_schedule::partition::{Method, Partition, partition};
 use pipewright_schedule::{Action, Level, ModelDesc, Program, ValidatedProgram, validate};
 use serde_json::{Map, Value, json};
 
-use crate::commands::schedule_file::{implied_level, locate};
+use crate::commands::schedule_level::{implied_level, locate};
 use crate::commands::update::update;
 use crate::config::data::{BYTES, DataSettings};
 use crate::config::mesh::MeshSettings;
@@ -49,8 +50,18 @@ pub(super) struct Prepared {
     pub(super) rows: TokenRows,
     /// The validation data, if the run has some.
     pub(super) validation: Option<Validation>,
+    /// The identity of the validation data, once it was asked for.
+    validation_identity: OnceCell<DataIdentity>,
     /// The devices of all ranks. With several processes each one finds the device of its own rank later.
     pub(super) devices: Devices,
+}
+
+impl Prepared {
+    /// Returns the identity of the validation data. The first call reads all of it.
+    pub(super) fn validation_identity(&self) -> Option<&DataIdentity> {
+        let validation = self.validation.as_ref()?;
+        Some(self.validation_identity.get_or_init(|| validation.rows().identity()))
+    }
 }
 
 /// Returns the fields that must be equal in all processes of a run with this `description`. Paths may differ, because
@@ -59,8 +70,8 @@ pub(super) fn identity(prepared: &Prepared, description: &Map<String, Value>) ->
     let mut fields = shared_settings(&prepared.settings);
     fields.extend(description.iter().map(|(part, content)| (part.clone(), content.to_string())));
     fields.insert("files of the weights".to_owned(), weights(&prepared.initial));
-    if let Some(validation) = &prepared.validation {
-        fields.insert("validation data".to_owned(), json!(validation.rows().identity()).to_string());
+    if let Some(identity) = prepared.validation_identity() {
+        fields.insert("validation data".to_owned(), json!(identity).to_string());
     }
     fields
 }
@@ -142,7 +153,19 @@ pub(super) fn prepare_settings(Loaded { settings, schedule }: Loaded) -> Result<
         }
         TransportChoice::Mpi => Devices::default(),
     };
-    Ok(Prepared { settings, model, initial, layers, program, partition, rows, validation, devices })
+    let validation_identity = OnceCell::new();
+    Ok(Prepared {
+        settings,
+        model,
+        initial,
+        layers,
+        program,
+        partition,
+        rows,
+        validation,
+        validation_identity,
+        devices,
+    })
 }
 
 /// Returns how layers are distributed over stages.
@@ -174,13 +197,13 @@ pub(super) fn method(
     Ok(Method::Explicit { boundaries: cuts })
 }
 
-/// Returns the sound program of the schedule that was found with the settings, for one replica.
+/// Lowers the schedule of the settings and returns the validated program of one replica.
 fn sound_program(
     schedule: FoundSchedule,
     pipeline: &PipelineSettings,
     mesh: &MeshSettings,
 ) -> Result<ValidatedProgram, Failure> {
-    let place = &pipeline.schedule;
+    let choice = &pipeline.schedule;
     let program = match schedule {
         FoundSchedule::Auto => {
             return Err(Failure::input(
@@ -195,14 +218,14 @@ fn sound_program(
     };
     if mesh.is_sharded() && program.level() != Level::Full {
         return Err(Failure::input(format!(
-            "{place}: the schedule already communicates and never gathers parameters, but they are sharded \
+            "{choice}: the schedule already communicates and never gathers parameters, but they are sharded \
              (`mesh.data_parallel_mode`): give one without communication, one of level `full`, or set \
              mesh.data_parallel_mode=replicated"
         )));
     }
     if program.is_forward_only() {
         return Err(Failure::input(format!(
-            "{place}: the schedule has no backward and cannot train; use another"
+            "{choice}: the schedule has no backward and cannot train; use another"
         )));
     }
     Ok(program)
@@ -211,13 +234,13 @@ fn sound_program(
 /// Returns the program of a schedule's file. A program that already contains communication or gathers parameters is not
 /// changed. Any other program is lowered.
 fn lower_file(
-    place: &ScheduleChoice,
+    choice: &ScheduleChoice,
     text: &str,
     program: Program,
     mesh: &MeshSettings,
 ) -> Result<ValidatedProgram, Failure> {
     let unsound = |error: &(dyn Error + 'static)| {
-        Failure::new(Exit::CheckFailed, format!("{place}: {}", sentence(error)))
+        Failure::new(Exit::CheckFailed, format!("{choice}: {}", sentence(error)))
     };
     let gathers = program.rows().iter().flatten().any(|action| matches!(action, Action::Unshard { .. }));
     if implied_level(&program) > Level::Compute || gathers {
@@ -226,7 +249,7 @@ fn lower_file(
     }
     validate(program, Level::Compute).map_err(|error| unsound(&error))?;
     let schedule = parse_schedule(text).map_err(|error| {
-        Failure::input(match place {
+        Failure::input(match choice {
             ScheduleChoice::Csv(file) => locate(file, &error),
             ScheduleChoice::Named(name) => format!("{name}: {error}"),
         })
@@ -234,7 +257,7 @@ fn lower_file(
     for_training(&schedule, &lowering(mesh)).map_err(|error| unsound(&error))
 }
 
-/// Returns the configuration that lowers the program of a replica.
+/// Returns the settings of the lowering.
 pub(super) fn lowering(mesh: &MeshSettings) -> TrainingLowering {
     TrainingLowering {
         replicas: mesh.data_parallel,
@@ -266,10 +289,27 @@ fn require_one_beginning(data: &DataSettings, model: &ModelConfig) -> Result<(),
 }
 
 /// Returns the training data and the validation data.
-pub(super) fn open_data(
-    settings: &Settings,
-    model: &ModelConfig,
-) -> Result<(TokenRows, Option<Validation>), Failure> {
+fn open_data(settings: &Settings, model: &ModelConfig) -> Result<(TokenRows, Option<Validation>), Failure> {
+    let data = &settings.data;
+    let (rows, mut held_out) = open_files(settings, model)?;
+    if !data.validation.is_empty() {
+        let config = DataConfig { path: data.validation.clone(), shuffle: false, ..data_config(settings) };
+        let opened = config.open(model.vocab_size(), 0).map_err(Failure::input)?;
+        held_out = Some(with_side(opened, data.validation_side.as_deref(), settings, model)?);
+    }
+    let batches = Some(settings.run.eval_batches as usize).filter(|batches| *batches > 0);
+    let validation = |rows| Validation::new(rows, settings.pipeline.rows(), batches);
+    let validation: Result<Option<Validation>, DataError> = held_out.map(validation).transpose();
+    Ok((rows, validation.map_err(Failure::input)?))
+}
+
+/// Returns the training data. Files of validation data are not read.
+pub(super) fn open_training(settings: &Settings, model: &ModelConfig) -> Result<TokenRows, Failure> {
+    open_files(settings, model).map(|(training, _)| training)
+}
+
+/// Opens the files of `data.path`. Returns the training data, and the part that is held out for validation.
+fn open_files(settings: &Settings, model: &ModelConfig) -> Result<(TokenRows, Option<TokenRows>), Failure> {
     let (data, vocab_size) = (&settings.data, model.vocab_size());
     let config = data_config(settings);
     // Which part of the data is too short is only known when a share of it is held out.
@@ -278,23 +318,11 @@ pub(super) fn open_data(
         true => config.open_text(sample::TEXT, vocab_size, batch_rows),
         false => config.open(vocab_size, batch_rows),
     };
-    let mut rows = with_side(opened.map_err(Failure::input)?, data.side.as_deref(), settings, model)?;
-    let held_out = if let Some(share) = data.validation_share {
-        let (training, held_out) = rows.hold_out(share).map_err(Failure::input)?;
-        training.require_batch(settings.pipeline.rows()).map_err(Failure::input)?;
-        rows = training;
-        Some(held_out)
-    } else if data.validation.is_empty() {
-        None
-    } else {
-        let config = DataConfig { path: data.validation.clone(), shuffle: false, ..config };
-        let opened = config.open(vocab_size, 0).map_err(Failure::input)?;
-        Some(with_side(opened, data.validation_side.as_deref(), settings, model)?)
-    };
-    let batches = Some(settings.run.eval_batches as usize).filter(|batches| *batches > 0);
-    let validation = |rows| Validation::new(rows, settings.pipeline.rows(), batches);
-    let validation: Result<Option<Validation>, DataError> = held_out.map(validation).transpose();
-    Ok((rows, validation.map_err(Failure::input)?))
+    let rows = with_side(opened.map_err(Failure::input)?, data.side.as_deref(), settings, model)?;
+    let Some(share) = data.validation_share else { return Ok((rows, None)) };
+    let (training, held_out) = rows.hold_out(share).map_err(Failure::input)?;
+    training.require_batch(settings.pipeline.rows()).map_err(Failure::input)?;
+    Ok((training, Some(held_out)))
 }
 
 fn data_config(settings: &Settings) -> DataConfig {

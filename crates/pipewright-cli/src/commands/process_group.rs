@@ -78,14 +78,7 @@ impl ProcessGroup {
 
     /// Measures the link between two ranks, processes or threads. All processes call it, and only the leader gets a
     /// result.
-    pub(crate) fn measure_link(
-        &mut self,
-        transport: TransportChoice,
-        devices: &Devices,
-    ) -> Result<Option<LinkSpeed>, Failure> {
-        if transport == TransportChoice::Mpi && self.world.is_none() {
-            self.join()?;
-        }
+    pub(crate) fn measure_link(&mut self, devices: &Devices) -> Result<Option<LinkSpeed>, Failure> {
         let deadline = self.deadline;
         let measured = match &mut self.world {
             Some(world) => world.measure_link(devices, deadline),
@@ -111,10 +104,16 @@ impl ProcessGroup {
 
     /// Takes the connection to all processes, for the ranks to use.
     pub(crate) fn take_world(&mut self) -> Result<World, Failure> {
-        if self.world.is_none() {
+        self.join_for(TransportChoice::Mpi)?;
+        Ok(self.world.take().expect("it was joined"))
+    }
+
+    /// Joins the other processes if the configuration selects MPI and the launcher set no variable.
+    pub(crate) fn join_for(&mut self, transport: TransportChoice) -> Result<(), Failure> {
+        if transport == TransportChoice::Mpi && self.world.is_none() {
             self.join()?;
         }
-        Ok(self.world.take().expect("it was joined"))
+        Ok(())
     }
 
     fn join(&mut self) -> Result<(), Failure> {
@@ -136,9 +135,30 @@ impl ProcessGroup {
         prepared: Result<T, Failure>,
         fields: impl FnOnce(&T) -> Fields,
     ) -> Result<T, Failure> {
+        self.agree_within(prepared, fields, self.deadline)
+    }
+
+    /// Returns the result of work that every process does by itself, after all of them have succeeded. If it failed in
+    /// another process, the failure has the exit code `exit`. The processes may take different times.
+    pub(crate) fn all_succeed<T>(&mut self, done: Result<T, Failure>, exit: Exit) -> Result<T, Failure> {
+        let is_done = done.is_ok();
+        self.agree_within(done, |_| Fields::new(), self.deadline + START).map_err(|mut failure| {
+            if is_done && failure.lost().is_none() {
+                failure.exit = exit;
+            }
+            failure
+        })
+    }
+
+    fn agree_within<T>(
+        &mut self,
+        prepared: Result<T, Failure>,
+        fields: impl FnOnce(&T) -> Fields,
+        patience: Duration,
+    ) -> Result<T, Failure> {
         let Some(world) = &mut self.world else { return prepared };
         let hello = prepared.as_ref().map(fields).map_err(Failure::text);
-        let agreed = world.agree(hello, self.deadline);
+        let agreed = world.agree(hello, patience);
         match (prepared, agreed) {
             (prepared, Ok(())) => prepared,
             // The process's own error is more detailed than the report that the others receive.

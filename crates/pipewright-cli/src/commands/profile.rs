@@ -70,16 +70,16 @@ fn summary(measurement: &Measurement) -> String {
         line(["", forward, input, weight, "", "", ""]);
     }
     let link = &profile.link;
-    // Within a process, tensors are moved and not copied, so their size may not matter.
+    let ranks = profile.device.as_ref().and_then(|device| device.ranks).unwrap_or(measured.ranks);
+    // Within a process, tensors are moved and not copied, so the size does not matter.
     let bandwidth = match link.bytes_per_s < 1e15 {
         true => format!("{:.2} GB/s", link.bytes_per_s * 1e-9),
         false => "no longer for large messages".to_owned(),
     };
     write!(
         text,
-        "link between ranks: {:.1} us, {bandwidth}; {} rank(s) at the same time",
-        link.latency_s * 1e6,
-        measured.ranks
+        "link between ranks: {:.1} us, {bandwidth}; {ranks} rank(s) at the same time",
+        link.latency_s * 1e6
     )
     .expect("a string takes all text");
     if !profile.assumed.is_empty() {

@@ -33,8 +33,10 @@ pub(super) fn profile_text(profile: &Profile, measured: &Measured, layers: &Mode
                 line(key, number.to_string());
             }
         }
-        if let Some(device) = &device.device {
-            line("device", quoted(device));
+        for (key, text) in [("device", &device.device), ("precision", &device.precision)] {
+            if let Some(text) = text {
+                line(key, quoted(text));
+            }
         }
     }
     line("\n[link]\nlatency_s", seconds(profile.link.latency_s));
@@ -159,6 +161,7 @@ mod tests {
             name: "x".into(),
             memory_bytes: Some(7),
             device: Some("flex".into()),
+            precision: Some("bf16".into()),
             ranks: Some(2),
             threads_per_rank: Some(1),
         };

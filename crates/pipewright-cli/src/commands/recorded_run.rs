@@ -15,7 +15,7 @@ use pipewright_schedule::partition::partition;
 use pipewright_schedule::picture::RecordedStep;
 use pipewright_schedule::{Costs, Program, Recompute, ScheduleSpec, Timeline, generate};
 
-use crate::commands::layer_sizes::activation_bytes;
+use crate::commands::layer_sizes::layers_of;
 use crate::commands::other_sizes::other_sizes;
 use crate::commands::prepare::{load_settings, lowering, method};
 use crate::config::Settings;
@@ -99,13 +99,13 @@ fn sizes(settings: &Settings, program: &Program) -> Option<Vec<StageSizes>> {
         ModelSettings::From { from } => ModelConfig::read(from).ok()?,
         ModelSettings::Fresh(model) => model.config(),
     };
-    let layers = model.describe(settings.data.seq_len as usize);
+    let layers = layers_of(settings, &model);
     let stages = program.placement().stages();
     let method = method(&settings.pipeline, &model, &layers, stages).ok()?;
     let cut = partition(&layers.weights(), stages, &method).ok()?;
     let rows = u64::from(settings.pipeline.microbatch_size);
     let size = |stage| {
-        let of_row = cut.range(stage).map(|layer| activation_bytes(&layers, layer, settings.run.precision));
+        let of_row = layers.layers[cut.range(stage)].iter().map(|layer| layer.activation_bytes);
         let bytes = of_row.map(|bytes| bytes.saturating_mul(rows));
         let activation = bytes.fold(0, u64::saturating_add);
         StageSizes { activation, stash: activation, ..StageSizes::default() }

@@ -146,11 +146,11 @@ impl ResumableRun {
         let out = run.out.display();
         match &self.checkpoint {
             Some(checkpoint) if checkpoint.step() < run.steps && self.is_finished() => format!(
-                "the run ended early, after step {}: {} evaluations had found no lower validation loss; to train on, ask \
-                 for more: pipewright resume {out} --set run.patience={}",
+                "the run ended early, after step {}: {} evaluations had found no lower validation loss; to train on \
+                 until step {}: pipewright resume {out} --set run.patience=0",
                 checkpoint.step(),
                 run.patience,
-                run.patience.saturating_mul(2)
+                run.steps
             ),
             Some(checkpoint) if self.is_finished() => format!(
                 "the run is finished: all {} steps are taken, and the model is saved in {}; to train on, ask for more \

@@ -9,7 +9,7 @@ use pipewright_schedule::{Costs, Recompute, Timeline, picture};
 
 use crate::commands::drawing::{Picture, PictureArguments, check_cells, check_size};
 use crate::commands::plan_choice::{Predicted, ProfileArguments};
-use crate::commands::schedule_file::{locate, read};
+use crate::commands::schedule_level::{locate, read};
 use crate::commands::schedule_size::{ScheduleSize, is_file_name};
 use crate::commands::simulation_text::{events, json, text};
 use crate::commands::timed_program::{Source, TimedProgram};

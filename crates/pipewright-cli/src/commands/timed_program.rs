@@ -9,7 +9,7 @@ use pipewright_schedule::{
 };
 use serde::{Serialize, Serializer};
 
-use crate::commands::schedule_file::{implied_level, locate, read};
+use crate::commands::schedule_level::{implied_level, locate, read};
 use crate::failure::{Exit, Failure};
 
 /// The source of a program.

@@ -39,7 +39,7 @@ fn run_with(arguments: &RunArguments, processes: &mut ProcessGroup) -> Result<()
         let prepared = prepare(loaded)?;
         processes.set_deadline(prepared.settings.run.deadline());
         if processes.is_leader() {
-            run_folder::probe(&prepared.settings.run.out).map_err(Failure::input)?;
+            run_folder::probe(&prepared.settings.run.out, &files).map_err(Failure::input)?;
         }
         let description = describe(&prepared);
         Ok((prepared, description, files))

@@ -1,5 +1,6 @@
 //! A trained model with its tokenizer: from the folder of a run, a checkpoint, or a Hugging Face directory.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use pipewright::bounded_file::{SMALL_TEXT, read_text};
@@ -132,8 +133,9 @@ fn data_of_run(checkpoint: &Checkpoint) -> Result<Option<toml::Table>, Failure> 
     let path = std::path::absolute(checkpoint.path()).unwrap_or_else(|_| checkpoint.path().to_owned());
     let config = path.parent().and_then(Path::parent).map(|run| run.join(CONFIG));
     let Some(config) = config.filter(|config| config.is_file()) else { return Ok(None) };
-    let unreadable = |error: &dyn std::error::Error| {
-        Failure::input(format!("{}: the configuration of the run cannot be read: {error}", config.display()))
+    let unreadable = |error: &(dyn Error + 'static)| {
+        let reason = sentence(error);
+        Failure::input(format!("{}: the configuration of the run cannot be read: {reason}", config.display()))
     };
     let text = read_text(&config, SMALL_TEXT).map_err(|error| unreadable(&error))?;
     let mut table: toml::Table = text.parse().map_err(|error| unreadable(&error))?;

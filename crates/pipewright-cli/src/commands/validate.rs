@@ -8,7 +8,7 @@ use pipewright_schedule::csv::{CsvError, parse_program};
 use pipewright_schedule::{Level, ValidatedProgram, Violations, picture, validate};
 
 use crate::commands::drawing::check_size;
-use crate::commands::schedule_file::{implied_level, locate, read};
+use crate::commands::schedule_level::{implied_level, locate, read};
 use crate::failure::{Exit, Failure};
 use crate::output;
 

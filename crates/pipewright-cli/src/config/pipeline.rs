@@ -172,8 +172,8 @@ impl Serialize for ScheduleChoice {
     }
 }
 
-/// Reads the section. `layers` is the model's number of layers if the configuration contains it. `replicas` is the
-/// number of replicas that share the microbatches. Returns a schedule unless there is a problem.
+/// Reads the section. `layers` describes the model's layers if the configuration contains them. `replicas` is the number
+/// of replicas that share the microbatches. Returns a schedule unless there is a problem.
 pub(super) fn read(
     document: &mut Document,
     surroundings: &Surroundings,
@@ -335,7 +335,7 @@ fn read_schedule_file(file: &Path) -> Result<(String, Program), ScheduleFileErro
     Ok((text, program))
 }
 
-/// Generates the named schedule and partitions the model, to check that both exist.
+/// Generates the schedule, and checks that the model can be cut into its stages.
 fn generate_schedule(
     section: &mut Section<'_>,
     pipeline: &mut PipelineSettings,

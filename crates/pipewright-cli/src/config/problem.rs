@@ -7,9 +7,11 @@ use std::path::PathBuf;
 
 use miette::{LabeledSpan, SourceCode};
 use pipewright::device::DeviceError;
+use pipewright::tensor::Precision;
 use pipewright_schedule::partition::LayoutError;
 use pipewright_schedule::{GenerateError, PartitionError};
 use thiserror::Error;
+use toml::Value;
 
 use crate::config::place::Place;
 use crate::schedule_file::ScheduleFileError;
@@ -144,6 +146,14 @@ pub(crate) enum ProblemKind {
         /// The device of the configuration.
         expected: String,
     },
+    /// A profile was measured in another precision.
+    #[error("the profile is of the precision {found}, and the configuration computes in {expected}")]
+    OtherPrecision {
+        /// The precision of the profile.
+        found: String,
+        /// The precision of the configuration.
+        expected: Precision,
+    },
     /// The value is of another type.
     #[error("`{key}` is {found}, where {expected} is expected")]
     WrongType {
@@ -228,8 +238,8 @@ pub(crate) enum ProblemKind {
         /// What to do.
         advice: &'static str,
     },
-    /// Two keys say the same thing.
-    #[error("`{key}` is written beside `{other}`, which says the same in another way")]
+    /// Two keys choose the validation data.
+    #[error("`{key}` and `{other}` both choose the validation data")]
     Twice {
         /// The key.
         key: &'static str,
@@ -327,6 +337,20 @@ impl fmt::Display for Suggestion {
 }
 
 impl ProblemKind {
+    /// Returns the problem of a value that is not of the expected type.
+    pub(super) fn wrong_type(key: &'static str, expected: &'static str, value: &Value) -> Self {
+        let found = match value {
+            Value::String(_) => "a text",
+            Value::Integer(_) => "a whole number",
+            Value::Float(_) => "a number with a fraction",
+            Value::Boolean(_) => "true or false",
+            Value::Datetime(_) => "a date",
+            Value::Array(_) => "a list",
+            Value::Table(_) => "a table",
+        };
+        Self::WrongType { key, expected, found }
+    }
+
     /// Returns what to do about the mistake, unless the message already says so.
     fn advice(&self) -> Option<String> {
         Some(match self {
@@ -361,6 +385,10 @@ impl ProblemKind {
             Self::OtherLayers { .. } | Self::OtherLayer { .. } | Self::OtherDevice { .. } => {
                 "use the profile of this run: `pipewright profile` with its configuration measures one".into()
             }
+            Self::OtherPrecision { expected, .. } => format!(
+                "`pipewright profile` with this configuration measures one; in a profile that is written by hand, write \
+                 `precision = \"{expected}\"` below `[device]`"
+            ),
             Self::WrongType { expected, .. } => format!("write {expected}"),
             Self::OutOfRange { range, .. } => format!("write {range}"),
             Self::NotCompiledIn { key, value, instead } => {

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use pipewright::tensor::Precision;
 use pipewright_schedule::analytic::{Figure, Missing, PeakRates, Workload, fill};
 use pipewright_schedule::profile::{
     DeviceProfile, LayerProfile, LinkProfile, NodeProfile, Profile, ProfilePart,
@@ -28,6 +29,8 @@ pub(crate) struct ProfiledRun<'a> {
     pub(crate) rates: PeakRates,
     /// The devices, as the configuration names them.
     pub(crate) device: String,
+    /// The precision.
+    pub(crate) precision: Precision,
 }
 
 /// A profile as it was read.
@@ -55,7 +58,7 @@ pub(crate) fn read(file: &Path) -> Result<Profile, ConfigError> {
 /// Reads the profile of a run in `file`, and estimates figures of layers that it lacks.
 ///
 /// # Errors
-/// As [`read`], and if the profile is of another model or device.
+/// As [`read`], and if the profile is of another model, device or precision.
 pub(crate) fn read_for(file: &Path, run: &ProfiledRun<'_>) -> Result<Profile, ConfigError> {
     let mut problems = Vec::new();
     let found = parse(read_source(file)?, true, &mut problems).filter(|_| problems.is_empty());
@@ -151,6 +154,7 @@ impl<P: Fn(Range<usize>) -> Place> Reader<'_, P> {
             name: keys.text("name"),
             memory_bytes: keys.optional("memory_bytes"),
             device: Some(keys.text("device")).filter(|text| !text.is_empty()),
+            precision: Some(keys.text("precision")).filter(|text| !text.is_empty()),
             ranks: keys.optional("ranks"),
             threads_per_rank: keys.optional("threads_per_rank"),
         };
@@ -218,7 +222,7 @@ impl Found {
     }
 }
 
-/// Reports a profile of another model or device than those of the run. Sizes may differ by a hundredth, because they may
+/// Reports a profile of another model, device or precision than those of the run. Sizes may differ by a hundredth, because they may
 /// be written by hand.
 fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) {
     let (profile, layers) = (&found.profile, &run.workload.model.layers);
@@ -226,6 +230,12 @@ fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) 
     if let Some(device) = device.filter(|device| **device != run.device) {
         let kind = ProblemKind::OtherDevice { found: device.clone(), expected: run.device.clone() };
         problems.push(Problem { place: found.place(ProfilePart::Device, "device"), kind });
+    }
+    let precision = profile.device.as_ref().and_then(|device| device.precision.clone());
+    let precision = precision.unwrap_or_else(|| Precision::F32.to_string());
+    if precision != run.precision.to_string() {
+        let kind = ProblemKind::OtherPrecision { found: precision, expected: run.precision };
+        problems.push(Problem { place: found.place(ProfilePart::Device, "precision"), kind });
     }
     if profile.layer_count() != layers.len() as u64 {
         let part = ProfilePart::Layer(profile.layers.len() - 1);

@@ -14,7 +14,7 @@ use crate::config::problem::{Problem, ProblemKind};
 /// The sections of a profile with their keys. The first has the keys outside of any section.
 pub(super) const SECTIONS: [(&str, &[&str]); 5] = [
     ("the profile", &["rows", "assumed", "device", "link", "node", "layers"]),
-    ("[device]", &["name", "memory_bytes", "device", "ranks", "threads_per_rank"]),
+    ("[device]", &["name", "memory_bytes", "device", "precision", "ranks", "threads_per_rank"]),
     ("[link]", &["latency_s", "bytes_per_s", "reduce_bytes_per_s"]),
     (
         "[[layers]]",
@@ -107,16 +107,7 @@ impl<'a> Keys<'a> {
     }
 
     fn wrong(&mut self, key: &'static str, place: Place, expected: &'static str, value: &Value) {
-        let found = match value {
-            Value::String(_) => "a text",
-            Value::Integer(_) => "a whole number",
-            Value::Float(_) => "a number with a fraction",
-            Value::Boolean(_) => "true or false",
-            Value::Datetime(_) => "a date",
-            Value::Array(_) => "a list",
-            Value::Table(_) => "a table",
-        };
-        self.problems.push(Problem { place, kind: ProblemKind::WrongType { key, expected, found } });
+        self.problems.push(Problem { place, kind: ProblemKind::wrong_type(key, expected, value) });
     }
 
     pub(super) fn text(&mut self, key: &'static str) -> String {

@@ -89,7 +89,7 @@ impl<'a> Section<'a> {
     pub(super) fn whole(&mut self, key: &'static str, default: u64, least: u64, most: u64) -> u64 {
         let Some(value) = self.value(key) else { return default };
         let Value::Integer(number) = value else {
-            self.report(key, wrong_type(key, "a whole number", &value));
+            self.report(key, ProblemKind::wrong_type(key, "a whole number", &value));
             return default;
         };
         match u64::try_from(number) {
@@ -107,13 +107,13 @@ impl<'a> Section<'a> {
         const EXPECTED: &str = "a list of whole numbers, such as [4, 8]";
         let value = self.value(key)?;
         let Value::Array(items) = &value else {
-            self.report(key, wrong_type(key, EXPECTED, &value));
+            self.report(key, ProblemKind::wrong_type(key, EXPECTED, &value));
             return None;
         };
         let mut counts = Vec::with_capacity(items.len());
         for item in items {
             let Value::Integer(number) = item else {
-                self.report(key, wrong_type(key, EXPECTED, &value));
+                self.report(key, ProblemKind::wrong_type(key, EXPECTED, &value));
                 return None;
             };
             match u32::try_from(*number) {
@@ -148,7 +148,7 @@ impl<'a> Section<'a> {
                 default
             }
             None => {
-                self.report(key, wrong_type(key, "a number", &value));
+                self.report(key, ProblemKind::wrong_type(key, "a number", &value));
                 default
             }
         }
@@ -169,7 +169,7 @@ impl<'a> Section<'a> {
                 default
             }
             None => {
-                self.report(key, wrong_type(key, "a list of two numbers", &value));
+                self.report(key, ProblemKind::wrong_type(key, "a list of two numbers", &value));
                 default
             }
         }
@@ -181,7 +181,7 @@ impl<'a> Section<'a> {
             None => default,
             Some(Value::Boolean(flag)) => flag,
             Some(value) => {
-                self.report(key, wrong_type(key, "true or false", &value));
+                self.report(key, ProblemKind::wrong_type(key, "true or false", &value));
                 default
             }
         }
@@ -192,7 +192,7 @@ impl<'a> Section<'a> {
         match self.value(key)? {
             Value::String(text) if text.is_empty() => self.report(key, ProblemKind::Empty { key }),
             Value::String(text) => return Some(text),
-            value => self.report(key, wrong_type(key, "a text", &value)),
+            value => self.report(key, ProblemKind::wrong_type(key, "a text", &value)),
         }
         None
     }
@@ -210,7 +210,7 @@ impl<'a> Section<'a> {
                 self.report(key, ProblemKind::Empty { key });
             }
             Some(texts) => return Some(texts),
-            None => self.report(key, wrong_type(key, "a text or a list of texts", &value)),
+            None => self.report(key, ProblemKind::wrong_type(key, "a text or a list of texts", &value)),
         }
         None
     }
@@ -271,7 +271,7 @@ impl<'a> Section<'a> {
                 let number = |item: &Value| u32::try_from(item.as_integer()?).ok();
                 let items = value.as_array().and_then(|items| items.iter().map(number).collect());
                 items.and_then(list).unwrap_or_else(|| {
-                    self.report(key, wrong_type(key, EXPECTED, &value));
+                    self.report(key, ProblemKind::wrong_type(key, EXPECTED, &value));
                     default
                 })
             }
@@ -331,7 +331,7 @@ impl<'a> Section<'a> {
 
     /// Records a value of another type.
     pub(super) fn report_wrong_type(&mut self, key: &'static str, expected: &'static str, value: &Value) {
-        self.report(key, wrong_type(key, expected, value));
+        self.report(key, ProblemKind::wrong_type(key, expected, value));
     }
 
     /// Records a problem of one key.
@@ -374,17 +374,4 @@ pub(super) fn as_number(value: &Value) -> Option<f64> {
         Value::Float(number) => Some(*number),
         _ => None,
     }
-}
-
-fn wrong_type(key: &'static str, expected: &'static str, value: &Value) -> ProblemKind {
-    let found = match value {
-        Value::String(_) => "a text",
-        Value::Integer(_) => "a whole number",
-        Value::Float(_) => "a number with a fraction",
-        Value::Boolean(_) => "true or false",
-        Value::Datetime(_) => "a date",
-        Value::Array(_) => "a list",
-        Value::Table(_) => "a table",
-    };
-    ProblemKind::WrongType { key, expected, found }
 }

@@ -95,9 +95,10 @@ impl Settings {
         }
     }
 
-    /// Returns the effective configuration by dotted key.
+    /// Returns the effective configuration by dotted key. A schedule in the folder of the run has its file name.
     pub(crate) fn by_key(&self) -> BTreeMap<String, String> {
-        let table = toml::Table::try_from(self).expect("settings are tables of plain values");
+        let table = toml::Table::try_from(self.with_short_schedule());
+        let table = table.expect("settings are tables of plain values");
         let mut by_key = BTreeMap::new();
         flatten("", &table, &mut by_key);
         by_key
@@ -106,14 +107,19 @@ impl Settings {
     /// Returns the effective configuration as TOML, for a file in the folder of the run. A schedule in that folder is
     /// named by its file name, so that the folder can be moved.
     pub(crate) fn to_toml(&self) -> String {
+        toml::to_string(&self.with_short_schedule())
+            .expect("settings are tables of plain values, and their paths came from UTF-8 text")
+    }
+
+    /// Returns the settings with the path of a schedule in the folder of the run relative to that folder.
+    fn with_short_schedule(&self) -> Self {
         let mut settings = self.clone();
         if let ScheduleChoice::Csv(file) = &mut settings.pipeline.schedule
             && let Ok(inside) = file.strip_prefix(&self.run.out)
         {
             *file = inside.to_owned();
         }
-        toml::to_string(&settings)
-            .expect("settings are tables of plain values, and their paths came from UTF-8 text")
+        settings
     }
 }
 

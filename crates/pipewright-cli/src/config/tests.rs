@@ -426,7 +426,7 @@ fn evaluations_that_contradict_the_data() {
     refuse(
         &["data.validation_share=0.1", "data.validation=a.txt"],
         "data.validation=a.txt",
-        "`validation` is written beside `validation_share`, which says the same in another way",
+        "`validation` and `validation_share` both choose the validation data",
     );
     refuse(
         &["data.validation_share=0.1", "data.validation_side=a"],

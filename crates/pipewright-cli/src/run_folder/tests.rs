@@ -139,18 +139,32 @@ fn checkpoints_without_metrics_are_moved_aside_too() {
 fn files_of_no_run_are_kept() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
     fs::write(scratch.path().join(CONFIG), "mine").expect("a file");
-    for result in [RunFolder::create(scratch.path(), "", &[]).map(drop), probe(scratch.path())] {
+    for result in [RunFolder::create(scratch.path(), "", &[]).map(drop), probe(scratch.path(), &[])] {
         assert!(matches!(result, Err(RunFolderError::Foreign { .. })), "{result:?}");
     }
     assert_eq!(fs::read_to_string(scratch.path().join(CONFIG)).ok().as_deref(), Some("mine"));
 }
 
 #[test]
+fn a_plan_of_the_user_is_kept() {
+    let scratch = tempfile::tempdir().expect("a scratch folder");
+    let file = scratch.path().join("plan.csv");
+    fs::write(&file, "mine").expect("a file");
+    let files = |text: &str| [("plan.csv".to_owned(), text.to_owned())];
+    let create = |text: &str| RunFolder::create(scratch.path(), "", &files(text)).map(drop);
+    for result in [create("other"), probe(scratch.path(), &files("other"))] {
+        assert!(matches!(&result, Err(RunFolderError::Foreign { path }) if *path == file), "{result:?}");
+    }
+    assert_eq!(fs::read_to_string(&file).ok().as_deref(), Some("mine"));
+    create("mine").expect("the file would not change");
+}
+
+#[test]
 fn a_probe_leaves_no_trace() {
     let scratch = tempfile::tempdir().expect("a scratch folder");
-    probe(&scratch.path().join("a/b")).expect("it could be made");
+    probe(&scratch.path().join("a/b"), &[]).expect("it could be made");
     assert_eq!(fs::read_dir(scratch.path()).expect("a folder").count(), 0);
     fs::write(scratch.path().join("c"), "").expect("a file");
-    let found = probe(&scratch.path().join("c/d"));
+    let found = probe(&scratch.path().join("c/d"), &[]);
     assert!(matches!(found, Err(RunFolderError::NotAFolder { .. })), "{found:?}");
 }

@@ -447,5 +447,24 @@ fn processes_measure_their_link_and_share_one_plan() {
         .map(|entry| entry.path())
         .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("profile-")));
     let text = fs::read_to_string(profile.expect("the profile is kept")).expect("text");
-    assert!(!text.contains("assumed") && text.contains("latency_s = "), "{text}");
+    let assumed: Vec<&str> = text.lines().filter(|line| line.contains("assumed")).collect();
+    assert_eq!(assumed, ["assumed = [\"link.reduce_bytes_per_s\"]"], "a process measures one rank");
+    assert!(text.contains("latency_s = ") && text.contains("\nranks = 2\n"), "{text}");
+}
+
+#[test]
+fn a_mistake_in_one_process_is_told_before_it_measures() {
+    let folder = folder();
+    let run = |arguments: &[&str]| {
+        let mut command = mpirun(folder.path());
+        for (separator, more) in [(None, None), (Some(":"), Some("data.path=none.txt"))] {
+            command.args(separator).args(["-n", "1"]).arg(pipewright()).args(arguments);
+            command.args(["--set", "pipeline.transport=mpi", "--set", "pipeline.ranks=2"]);
+            command.args(more.iter().flat_map(|set| ["--set", *set]));
+        }
+        command.output().expect("mpirun is installed with MPI")
+    };
+    let auto = ["train", "small.toml", "--set", "pipeline.schedule=auto"];
+    check_refused(&run(&auto), 2, &["error:", "none.txt"]);
+    check_refused(&run(&["profile", "small.toml", "--time-limit", "1s"]), 2, &["error:", "none.txt"]);
 }

@@ -1,5 +1,7 @@
 //! Tests of `plan`, `simulate --profile` and `partition --layout` through the binary.
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
 use crate::{folder, refuse, run, succeed, text, write};
@@ -185,9 +187,12 @@ fn absurd_sizes_neither_hang_nor_exhaust_the_memory() {
     write(&folder, "p.toml", PROFILE);
     for (ranks, microbatches) in [("1", "4000000000"), ("4000000000", "4000000000"), ("7", "4294967291")] {
         let size = ["--ranks", ranks, "--microbatches", microbatches, "--time-limit", "100ms"];
+        let start = Instant::now();
         let output = run(&folder, &[&["plan", "--profile", "p.toml"], &size[..]].concat());
         // A plan, nothing that can be tried in this time, or nothing that fits.
         assert!(matches!(output.status.code(), Some(0 | 2 | 3)), "{}", text(&output.stderr));
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(30), "{ranks} ranks and {microbatches} microbatches: {took:?}");
     }
 }
 

@@ -23,9 +23,9 @@ use crate::training_module::{TrainingModule, stage_of_logits};
 
 /// A contiguous range of layers.
 ///
-/// Parameters of every stage have the global paths of the checkpoint, such as `model.layers.3.mlp.up_proj.weight`. For
-/// this reason the struct has fields for the whole model. The fields of layers that belong to other stages are `None`,
-/// and so is the kind of head that the model does not have.
+/// Parameters of every stage have the global paths of a Hugging Face directory, such as
+/// `model.layers.3.mlp.up_proj.weight`. For this reason the struct has fields for the whole model. The fields of layers
+/// that belong to other stages are `None`, and so is the kind of head that the model does not have.
 #[derive(Module, Debug)]
 pub struct DecoderStage {
     model: DecoderModel,
@@ -77,7 +77,7 @@ impl DecoderStage {
         &self,
         layer: Layer,
         input: DecoderInput,
-        attention: &LayerAttention,
+        attention: &MicrobatchAttention,
         context: &StageContext,
     ) -> Tensor<3> {
         let hidden = match (layer, input) {
@@ -133,8 +133,8 @@ impl DecoderStage {
     }
 }
 
-/// The attention of the blocks for a microbatch, which the first block makes.
-type LayerAttention = OnceCell<Arc<CausalAttention>>;
+/// The attention of all blocks of a stage for a microbatch, which the first block makes.
+type MicrobatchAttention = OnceCell<Arc<CausalAttention>>;
 
 impl StageModule for DecoderStage {
     type Input = DecoderInput;
@@ -144,14 +144,14 @@ impl StageModule for DecoderStage {
     fn forward(&self, input: DecoderInput, context: &StageContext) -> Tensor<3> {
         let mut layers = self.layers().into_iter();
         let first = layers.next().expect("a stage has a layer");
-        let attention = LayerAttention::new();
+        let attention = MicrobatchAttention::new();
         let hidden = self.run_layer(first, input, &attention, context);
         layers.fold(hidden, |hidden, layer| {
             self.run_layer(layer, DecoderInput::Hidden(hidden), &attention, context)
         })
     }
 
-    /// Every layer is a block.
+    /// Returns the number of parts that can be recomputed one by one: every layer is one.
     fn blocks(&self) -> usize {
         self.layers().len()
     }
@@ -162,7 +162,7 @@ impl StageModule for DecoderStage {
         input: Values,
         context: &StageContext,
     ) -> Result<Values, BoundaryError> {
-        let attention = LayerAttention::new();
+        let attention = MicrobatchAttention::new();
         Ok(pack(self.run_layer(self.layers()[block], unpack(input)?, &attention, context)))
     }
 
@@ -174,7 +174,7 @@ impl StageModule for DecoderStage {
         }
     }
 
-    /// The routers of mixtures of experts do.
+    /// Returns true for the routers of mixtures of experts.
     fn stays_in_single_precision(&self, local: &str) -> bool {
         local.ends_with(".mlp.gate.weight")
     }

@@ -1,4 +1,4 @@
-//! The layout of parameters in a checkpoint. It differs from the layout here only for the weight of a linear layer,
+//! The layout of parameters in a Hugging Face directory. It differs from the layout here only for the weight of a linear layer,
 //! which is `[inputs, outputs]` in Burn and `[outputs, inputs]` in a file.
 
 use crate::parameter::{ParameterKind, ParameterSpec};

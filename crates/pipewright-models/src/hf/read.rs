@@ -99,7 +99,7 @@ const LARGEST_INDEX: u64 = 1 << 28;
 /// The weights of a directory. Files are opened when they are first needed.
 struct Weights {
     dir: PathBuf,
-    place: WeightFiles,
+    files: WeightFiles,
     open: HashMap<String, SafetensorsFile>,
 }
 
@@ -117,18 +117,18 @@ struct Index {
 impl Weights {
     fn open(dir: &Path) -> Result<Self, HfError> {
         let index = dir.join(INDEX);
-        let place = if dir.join(SINGLE).is_file() {
+        let files = if dir.join(SINGLE).is_file() {
             WeightFiles::Single
         } else if index.is_file() {
             WeightFiles::Indexed(parse::<Index>(&index, &read_bytes(&index, LARGEST_INDEX)?)?.weight_map)
         } else {
             return Err(HfError::NoWeights { dir: dir.to_owned() });
         };
-        Ok(Self { dir: dir.to_owned(), place, open: HashMap::new() })
+        Ok(Self { dir: dir.to_owned(), files, open: HashMap::new() })
     }
 
     fn file_of(&self, tensor: &str) -> Result<&str, HfError> {
-        let WeightFiles::Indexed(map) = &self.place else { return Ok(SINGLE) };
+        let WeightFiles::Indexed(map) = &self.files else { return Ok(SINGLE) };
         let missing = || HfError::MissingTensor { path: self.dir.join(INDEX), tensor: tensor.to_owned() };
         let file = map.get(tensor).ok_or_else(missing)?;
         self.require_plain_name(tensor, file)?;
@@ -137,7 +137,7 @@ impl Weights {
 
     /// Returns the names of all files with weights.
     fn file_names(&self) -> Result<BTreeSet<String>, HfError> {
-        let WeightFiles::Indexed(map) = &self.place else { return Ok(BTreeSet::from([SINGLE.to_owned()])) };
+        let WeightFiles::Indexed(map) = &self.files else { return Ok(BTreeSet::from([SINGLE.to_owned()])) };
         map.iter().try_for_each(|(tensor, file)| self.require_plain_name(tensor, file))?;
         Ok(map.values().cloned().collect())
     }

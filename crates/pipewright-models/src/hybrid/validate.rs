@@ -74,8 +74,7 @@ impl HybridConfig {
             let known = STRUCTURES.contains(&name.as_str());
             let names = "one of structure_ids, dep_levels, ast_depth_ids, sibling_index_ids, node_type_ids";
             require(known, "structure_vocab_sizes", name, names)?;
-            let holds = (1..=1 << 24).contains(&count);
-            require(holds, "structure_vocab_sizes", format!("{name}: {count}"), "from 1 to 16777216 each")?;
+            rows(&[("structure_vocab_sizes", count)])?;
         }
         Ok(())
     }

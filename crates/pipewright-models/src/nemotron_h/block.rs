@@ -1,4 +1,4 @@
-//! The blocks. Field names are those of the checkpoint, because parameter paths consist of them.
+//! The blocks. Field names are those of a Hugging Face directory, because parameter paths consist of them.
 
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ pub(super) struct Block {
     mixer: Mixer,
 }
 
-/// The names of the variants are in Burn's parameter paths and not in the checkpoint's; see [`crate::parameter`].
+/// The names of the variants are in Burn's parameter paths and not in those of a Hugging Face directory; see
+/// [`crate::parameter`].
 #[derive(Module, Debug)]
 enum Mixer {
     Mamba(Mamba2),

@@ -25,7 +25,7 @@ use crate::training_module::{TrainingModule, stage_of_logits};
 const EMBEDDING: &str = "backbone.embeddings";
 
 /// A contiguous range of layers. As in a [`DecoderStage`](crate::decoder::DecoderStage), parameters have the paths of
-/// the checkpoint, so the struct has fields for the whole model.
+/// a Hugging Face directory, so the struct has fields for the whole model.
 #[derive(Module, Debug)]
 pub struct NemotronHStage {
     backbone: Backbone,
@@ -99,7 +99,8 @@ impl StageModule for NemotronHStage {
         self.run_in(input, context)
     }
 
-    /// Gives parameters the paths of the checkpoint, and the table of a tied head that of the embedding's table.
+    /// Gives parameters the paths of a Hugging Face directory, and the table of a tied head that of the embedding's
+    /// table.
     fn parameter_path(&self, local: &str) -> String {
         match local {
             "tied_head.weight" => format!("{EMBEDDING}.weight"),

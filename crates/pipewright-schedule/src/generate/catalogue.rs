@@ -36,7 +36,8 @@ pub fn catalogue() -> &'static [Generator] {
     CATALOGUE
 }
 
-/// The schedule called `name`, by its name or one of its aliases. Case, hyphens, underscores and spaces do not matter.
+/// Returns the generator of the schedule `name`, which may be an alias. Case, hyphens, underscores and spaces do not
+/// matter.
 ///
 /// # Errors
 /// When there is no such schedule; the error suggests the nearest name.
@@ -46,7 +47,7 @@ pub fn find(name: &str) -> Result<&'static Generator, GenerateError> {
     CATALOGUE.iter().find(is_called).ok_or_else(|| unknown_schedule(name))
 }
 
-/// Makes the schedule called `name`, as [`find`] reads it.
+/// Generates the schedule `name`, which is looked up as in [`find`].
 ///
 /// # Errors
 /// When there is no such schedule, when it does not support this size, or when it does not have a given setting.
@@ -59,7 +60,7 @@ pub fn generate(name: &str, spec: &ScheduleSpec) -> Result<Schedule, GenerateErr
     (generator.generate)(spec)
 }
 
-/// A name without what does not matter in it.
+/// Returns a name in lower case, without hyphens, underscores and spaces.
 fn normal(name: &str) -> String {
     name.chars().filter(|letter| !matches!(letter, '-' | '_' | ' ')).flat_map(char::to_lowercase).collect()
 }

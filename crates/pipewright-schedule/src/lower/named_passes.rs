@@ -30,23 +30,23 @@ use crate::lower::{defer_recv, merge_bw, send_recv, wait_send};
 use crate::placement::Placement;
 use crate::schedule::{Program, ScheduleError, check_sizes, infer_sizes};
 
-/// A pass with its setting. The documentation of each variant begins with its text form.
+/// A pass with its setting, in the order of [`lower`](fn@crate::lower::lower). The documentation of each variant begins with its text form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// `unshard`, `unshard=W` with a window of `W` stages, or `unshard=W:L`, which looks `L` actions ahead.
-    Unshard(UnshardConfig),
     /// `merge-bw`
     MergeBw,
-    /// `send-early`, or `send-early=keep-overlaps` to leave overlaps whole.
-    SendEarly(Overlaps),
+    /// `unshard`, `unshard=W` with a window of `W` stages, or `unshard=W:L`, which looks `L` actions ahead.
+    Unshard(UnshardConfig),
     /// `reduce-grad`, or `reduce-grad=at-end` to wait at the row's end.
     ReduceGrad(ReduceWait),
+    /// `send-early`, or `send-early=keep-overlaps` to leave overlaps whole.
+    SendEarly(Overlaps),
     /// `send-recv`
     SendRecv,
-    /// `defer-recv`
-    DeferRecv,
     /// `wait-send`, or `wait-send=K` with at most `K` sends in flight.
     WaitSend(Option<NonZeroU32>),
+    /// `defer-recv`
+    DeferRecv,
 }
 
 /// A text that is not a [`Pass`].
@@ -69,7 +69,7 @@ pub enum ParsePassError {
 }
 
 const NAMES: [&str; 7] =
-    ["unshard", "merge-bw", "reduce-grad", "send-early", "send-recv", "defer-recv", "wait-send"];
+    ["merge-bw", "unshard", "reduce-grad", "send-early", "send-recv", "wait-send", "defer-recv"];
 
 /// Returns the settings of a pass, for an error message.
 fn settings(pass: &str) -> &'static str {
@@ -94,25 +94,25 @@ impl Pass {
     /// Returns the name, without the setting.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Unshard(_) => "unshard",
             Self::MergeBw => "merge-bw",
-            Self::SendEarly(_) => "send-early",
+            Self::Unshard(_) => "unshard",
             Self::ReduceGrad(_) => "reduce-grad",
+            Self::SendEarly(_) => "send-early",
             Self::SendRecv => "send-recv",
-            Self::DeferRecv => "defer-recv",
             Self::WaitSend(_) => "wait-send",
+            Self::DeferRecv => "defer-recv",
         }
     }
 
     fn run(self, program: Program) -> Result<Program, LowerError> {
         Ok(match self {
-            Self::Unshard(config) => unshard(program, config),
             Self::MergeBw => merge_bw(program),
-            Self::SendEarly(overlaps) => send_early(program, overlaps),
+            Self::Unshard(config) => unshard(program, config),
             Self::ReduceGrad(wait) => reduce_grad(program, wait),
+            Self::SendEarly(overlaps) => send_early(program, overlaps),
             Self::SendRecv => send_recv(program)?,
-            Self::DeferRecv => defer_recv(program),
             Self::WaitSend(budget) => wait_send(program, budget),
+            Self::DeferRecv => defer_recv(program),
         })
     }
 }
@@ -258,7 +258,7 @@ mod tests {
     fn mistakes_are_named() {
         check_error(
             "sendrecv",
-            "unknown pass `sendrecv`; the passes are unshard, merge-bw, reduce-grad, send-early, send-recv, defer-recv, wait-send",
+            "unknown pass `sendrecv`; the passes are merge-bw, unshard, reduce-grad, send-early, send-recv, wait-send, defer-recv",
         );
         check_error(
             "wait-send=0",

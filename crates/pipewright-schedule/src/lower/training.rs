@@ -1,9 +1,9 @@
-//! The program that trains: the one list of settings that the command line, benches, tests and users share.
+//! The settings with which a schedule is lowered for training. The command line, benches, tests and users share them.
 //!
-//! Rules: (1) input gradients leave their rank before it computes the weight gradients of the same backward
-//! ([`send_early`](super::send_early)); (2) if there are several replicas, the gradients of a stage are reduced as soon
-//! as they are complete, and waited for at the end of the row; (3) if parameters are sharded over the replicas, they
-//! are gathered before their stage computes; (4) sends and receives are added.
+//! Rules, in the order of the passes: (1) if parameters are sharded over the replicas, they are gathered before their
+//! stage computes; (2) if there are several replicas, the gradients of a stage are reduced as soon as they are complete,
+//! and waited for at the end of the row; (3) input gradients leave their rank before it computes the weight gradients of
+//! the same backward ([`send_early`](super::send_early)); (4) sends and receives are added.
 
 use std::num::NonZeroU32;
 

@@ -101,6 +101,7 @@ fn check_for(from: &str, to: &str, expected: &[&str], assumed: &[&str]) {
         workload: Workload { model: &model, tokens: 256, rows: 1 },
         rates: PeakRates { flops_per_s: 1e12, bytes_per_s: 1e12 },
         device: "flex".into(),
+        precision: Precision::F32,
     };
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), GOOD.replacen(from, to, 1)).expect("a file");
@@ -145,6 +146,13 @@ fn a_profile_of_another_run_is_refused_where_it_differs() {
         "[link]",
         "[device]\ndevice = \"cuda\"\n[link]",
         &["p.toml:2:10: the profile is of the device cuda, and the configuration computes on flex"],
+        &[],
+    );
+    check_for("[link]", "[device]\nprecision = \"f32\"\n[link]", &[], &[]);
+    check_for(
+        "[link]",
+        "[device]\nprecision = \"bf16\"\n[link]",
+        &["p.toml:2:13: the profile is of the precision bf16, and the configuration computes in f32"],
         &[],
     );
 }

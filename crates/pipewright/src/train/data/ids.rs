@@ -1,7 +1,7 @@
 //! Token ids in as few bytes as the vocabulary allows, so that the ids of a text take no more memory than the text.
 
 /// Token ids in one, two or four bytes each.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Ids {
     /// Up to 256 different ids.
     One(Vec<u8>),

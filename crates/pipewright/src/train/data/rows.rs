@@ -1,5 +1,7 @@
 //! Rows of token ids, returned in batches, epoch after epoch.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
 use crate::checkpoint::Cursor;
@@ -10,10 +12,10 @@ use crate::train::data::ids::Ids;
 use crate::train::data::order::permutation;
 use crate::train::data::side::{SideError, SideRows, SideTensor};
 
-/// All rows of a data source, and the place of the next row.
-#[derive(Debug)]
+/// All rows of a data source, and the place of the next row. A clone shares the token ids and side inputs.
+#[derive(Clone, Debug)]
 pub struct TokenRows {
-    ids: Ids,
+    ids: Arc<Ids>,
     seq_len: usize,
     stride: Stride,
     rows: u32,
@@ -23,7 +25,7 @@ pub struct TokenRows {
     /// The number of an epoch and its order, which is computed when a row of that epoch is first taken.
     order: Option<(u64, Vec<u32>)>,
     /// The side inputs of all rows.
-    side: Option<SideRows>,
+    side: Option<Arc<SideRows>>,
     documents: Option<Documents>,
 }
 
@@ -93,7 +95,7 @@ impl TokenRows {
         let seq_len = config.seq_len;
         Ok(Self {
             rows: stride.rows(ids.len(), seq_len)?,
-            ids,
+            ids: Arc::new(ids),
             seq_len,
             stride,
             shuffle: config.shuffle.then_some(config.seed),
@@ -121,12 +123,13 @@ impl TokenRows {
         };
         let units = self.ids.len() / unit;
         let held = ((units as f64 * share).round() as usize).min(units);
-        let ids = self.ids.split_off((units - held) * unit);
+        let ids = Arc::make_mut(&mut self.ids).split_off((units - held) * unit);
         self.rows = self.stride.rows(self.ids.len(), self.seq_len)?;
         let rows = self.stride.rows(ids.len(), self.seq_len)?;
-        let side = self.side.as_mut().map(|side| side.split_off(units - held));
+        let side = self.side.as_mut().map(|side| Arc::new(Arc::make_mut(side).split_off(units - held)));
         (self.cursor, self.order) = (Cursor::default(), None);
         let Self { seq_len, stride, cursor, documents, .. } = self;
+        let ids = Arc::new(ids);
         let held = Self { ids, seq_len, stride, rows, shuffle: None, cursor, order: None, side, documents };
         Ok((self, held))
     }
@@ -148,7 +151,7 @@ impl TokenRows {
     /// When a side input has fewer rows.
     pub fn with_side(mut self, side: SideRows) -> Result<Self, SideError> {
         side.check(self.rows())?;
-        self.side = Some(side);
+        self.side = Some(Arc::new(side));
         Ok(self)
     }
 

@@ -43,7 +43,7 @@ pub enum SideError {
 }
 
 /// The side inputs of all rows.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SideRows {
     path: PathBuf,
     tensors: Vec<SideTensor>,

@@ -1,4 +1,4 @@
-//! Reads schedules from files, for several commands.
+//! The text and the level of a schedule in a file, for several commands.
 
 use std::path::Path;
 
