@@ -1,0 +1,95 @@
+//! Tests of values that contradict each other.
+
+use super::{check, check_set, load};
+
+#[test]
+fn sizes_that_do_not_fit_each_other() {
+    let refuse = |arguments: &[&str], message: &str| {
+        let culprit = arguments[arguments.len() - 1];
+        check_set(arguments, &[&format!("--set {culprit}: {message}")]);
+    };
+    refuse(&["model.hidden_size=250"], "`hidden_size = 250` is not divisible by `num_attention_heads = 8`");
+    refuse(
+        &["model.hidden_size=504"],
+        "`head_dim = 63` is out of range: it must be even, because the rotary embedding rotates pairs",
+    );
+    refuse(
+        &["model.num_key_value_heads=3"],
+        "`num_attention_heads = 8` is not divisible by `num_key_value_heads = 3`",
+    );
+    refuse(
+        &["pipeline.ranks=4", "pipeline.microbatches=3"],
+        "3 microbatches cannot fill the 4 stages of `1f1b`; use at least 4",
+    );
+    refuse(&["pipeline.ranks=9"], "8 microbatches cannot fill the 9 stages of `1f1b`; use at least 9");
+    refuse(
+        &["pipeline.microbatches=16", "pipeline.ranks=11"],
+        "10 layers cannot fill 11 stages; use at most 10 stages",
+    );
+    refuse(&["pipeline.stages_per_rank=2"], "`1f1b` runs 1 stage(s) on each rank, not 2; use 1");
+}
+
+#[test]
+fn a_warm_up_that_outlasts_the_run() {
+    let long = "`warmup_steps` is 100, and the run has 20 steps: the learning rate never reaches its highest";
+    check("[optimizer]\nwarmup_steps = 100\n[run]\nsteps = 20", &[&format!("a.toml:2:16: {long}")]);
+    check_set(
+        &["optimizer.warmup_steps=100", "run.steps=20"],
+        &[&format!("--set optimizer.warmup_steps=100: {long}")],
+    );
+    let file = "[optimizer]\nwarmup_steps = 100";
+    let found = load(Some(file), &["run.steps=20"]).err().unwrap_or_default();
+    assert_eq!(found, format!("--set run.steps=20: {long}"));
+    check("[optimizer]\nwarmup_steps = 100", &[]);
+}
+
+#[test]
+fn evaluations_that_contradict_the_data() {
+    let refuse = |arguments: &[&str], place: &str, message: &str| {
+        check_set(arguments, &[&format!("--set {place}: {message}")]);
+    };
+    refuse(&["run.eval_every=5"], "run.eval_every=5", "`eval_every` has no effect without validation data");
+    for argument in ["run.patience=2", "run.eval_batches=2"] {
+        let key = &argument[4..argument.len() - 2];
+        refuse(
+            &["data.validation_share=0.5", argument],
+            argument,
+            &format!("`{key}` has no effect without evaluations (`eval_every` is 0)"),
+        );
+    }
+    refuse(
+        &["data.validation_share=0.1", "data.validation=a.txt"],
+        "data.validation=a.txt",
+        "`validation` and `validation_share` both choose the validation data",
+    );
+    refuse(
+        &["data.validation_share=0.1", "data.validation_side=a"],
+        "data.validation_side=a",
+        "`validation_side` has no effect without `validation`",
+    );
+    refuse(
+        &["data.validation=a.jsonl", "data.side=a"],
+        "data.validation=a.jsonl",
+        "`validation` has no effect without side inputs, which the training data has",
+    );
+    let range = "where a number above 0 and below 1 is expected";
+    for value in ["0", "1", "-0.1", "2", "nan"] {
+        for key in ["validation", "validation_share"] {
+            let argument = format!("data.{key}={value}");
+            refuse(&[&argument], &argument, &format!("`{key}` is {value}, {range}"));
+        }
+    }
+    let share = |argument: &str| load(None, &[argument]).map(|settings| settings.data.validation_share);
+    assert_eq!(share("data.validation=0.25"), Ok(Some(0.25)));
+    assert_eq!(share("data.validation_share=0.25"), Ok(Some(0.25)));
+}
+
+#[test]
+fn documents_need_their_beginnings() {
+    check_set(&["data.packed=true"], &["--set data.packed=true: `packed` has no effect without `bos_id`"]);
+    check_set(
+        &["data.bos_id=0", "data.restart_positions=true"],
+        &["--set data.restart_positions=true: `restart_positions` has no effect without `packed`"],
+    );
+    assert!(load(None, &["data.bos_id=0", "data.packed=true", "data.restart_positions=true"]).is_ok());
+}
