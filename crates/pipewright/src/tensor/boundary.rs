@@ -17,7 +17,7 @@
 //! # Ok::<(), pipewright::tensor::BoundaryError>(())
 //! ```
 
-use burn::tensor::{Bool, Int, Shape, Tensor, kind::Basic};
+use burn::tensor::{Bool, Int, Tensor, kind::Basic};
 
 use super::value::{Value, ValueKind, Values};
 
@@ -108,7 +108,7 @@ pub enum BoundaryError {
         /// Kind that arrived.
         found_kind: ValueKind,
         /// Shape that arrived.
-        found_shape: Shape,
+        found_shape: Vec<usize>,
     },
 }
 
@@ -141,7 +141,7 @@ impl Value {
                 expected_rank: D,
                 expected_kind: kind,
                 found_kind: self.kind(),
-                found_shape: self.shape(),
+                found_shape: self.shape().to_vec(),
             });
         }
         Ok(Tensor::from_dispatch(self.into_dispatch()))

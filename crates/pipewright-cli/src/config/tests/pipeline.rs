@@ -35,7 +35,7 @@ fn boundaries() {
 
 #[test]
 fn a_cut_by_hand() {
-    let settings = load(None, &["pipeline.layout=E A*3 | (A A)*2 A L"]).expect("a layout of the sample");
+    let settings = load(Some(""), &["pipeline.layout=E A*3 | (A A)*2 A L"]).expect("a layout of ten layers");
     let found = (settings.pipeline.partition, settings.pipeline.boundaries);
     assert_eq!(found, (PartitionChoice::Explicit, Some(vec![4])));
     let refuse = |layout: &str, column: usize, message: &str| {
