@@ -195,6 +195,9 @@ fn each_stage_has_its_bytes() {
     // A replica holds its part of the parameters and of the state, and whole gradients.
     let sharded = rows(&["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded"]);
     assert_eq!(sharded[0], "stage 0 0 12.6 KiB 25.2 KiB 25.2 KiB 25.6 KiB");
+    // In half precision a stage computes with a copy of its parameters, of half their bytes.
+    let half = rows(&["run.precision=bf16"]);
+    assert!(half[0].starts_with("stage 0 0 37.9 KiB 25.2 KiB 50.5 KiB "), "{half:?}");
 }
 
 #[test]

@@ -60,6 +60,9 @@ fn optimizers_that_use_whole_matrices_refuse_shards() {
     let sharded = ["mesh.data_parallel=2", "mesh.data_parallel_mode=sharded", "run.steps=1"];
     for name in NAMES {
         let set = name.split(',').chain(sharded).flat_map(|set| ["--set", set]);
+        let checked =
+            Run::new().command(&["check", "small.toml"].into_iter().chain(set.clone()).collect::<Vec<_>>());
+        let refusal = String::from_utf8_lossy(&checked.stderr).into_owned();
         let output = Run::new().command(&["train", "small.toml"].into_iter().chain(set).collect::<Vec<_>>());
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         match name.ends_with("muon") || name.ends_with("adafactor") {
@@ -68,6 +71,11 @@ fn optimizers_that_use_whole_matrices_refuse_shards() {
                 assert!(
                     said.contains("parameters are sharded") && said.contains("an element of `model."),
                     "{said}"
+                );
+                assert_eq!(checked.status.code(), Some(2), "{name}: {refusal}");
+                assert!(
+                    refusal.contains("updates whole matrices, and with `mesh.data_parallel_mode"),
+                    "{refusal}"
                 );
             }
             false => assert_eq!(output.status.code(), Some(0), "{name}: {said}"),
@@ -177,7 +185,7 @@ fn a_group_that_has_no_parameter_is_refused() {
         let output = Run::new().command(&[command, "small.toml", "--set", set]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{command}: {said}");
-        let words = "optimizer.groups: no parameter of the model is called `model.layer.0.*`";
+        let words = "optimizer.groups: `model.layer.0.*` matches no parameter of the model";
         assert!(said.contains(words) && said.contains("model.embed_tokens.weight"), "{command}: {said}");
     }
 }

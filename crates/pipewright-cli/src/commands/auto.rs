@@ -23,6 +23,7 @@ use crate::commands::plan_print::{refused, stages_per_rank, title_of};
 use crate::commands::prepare::read_model;
 use crate::commands::process_group::ProcessGroup;
 use crate::commands::profile_file::profile_text;
+use crate::commands::update::state_per_parameter;
 use crate::config::pipeline::{FoundSchedule, PartitionChoice, ScheduleChoice};
 use crate::config::profile::{ProfiledRun, read_for};
 use crate::config::{Loaded, Settings};
@@ -146,6 +147,7 @@ fn decide(
         data_parallel: settings.mesh.is_sharded().then_some(settings.mesh.data_parallel),
         // The cost of tensor-parallel ranks is assumed, and only plans that the user asks for rely on it.
         tensor_parallel: Some(1),
+        state_per_parameter: state_per_parameter(settings, &read_model(&settings.model)?)?,
         plans: usize::MAX,
         ..PlanRequest::default()
     };
@@ -241,7 +243,7 @@ fn apply(mut settings: Settings, decision: Decision) -> Result<Chosen, Failure> 
 /// Returns the name of the profile's file, with a hash of the model, the device, and the settings that change the times
 /// of a layer.
 fn profile_file(settings: &Settings) -> Result<String, Failure> {
-    const KEYS: [&str; 12] = [
+    const KEYS: [&str; 13] = [
         "data.bos_id",
         "data.packed",
         "data.restart_positions",
@@ -250,6 +252,7 @@ fn profile_file(settings: &Settings) -> Result<String, Failure> {
         "pipeline.microbatch_size",
         "pipeline.threads_per_rank",
         "pipeline.transport",
+        "optimizer.momentum",
         "optimizer.name",
         "run.device",
         "run.devices",

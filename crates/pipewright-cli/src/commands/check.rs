@@ -8,10 +8,11 @@ use pipewright_models::ParameterSpec;
 use pipewright_schedule::{LayerDesc, StageIndex};
 
 use crate::commands::auto::{Chosen, choose_without_profile};
-use crate::commands::memory::MemoryPlan;
+use crate::commands::memory::{MemoryPlan, simulated};
 use crate::commands::prepare::{Prepared, load_settings, prepare};
 use crate::commands::run_arguments::RunArguments;
 use crate::commands::stage_memory::stage_table;
+use crate::commands::update::require_whole;
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::output;
@@ -26,10 +27,12 @@ pub(crate) fn run(arguments: &RunArguments) -> Result<(), Failure> {
     };
     let prepared = prepare(loaded)?;
     run_folder::probe(&prepared.settings.run.out, &files).map_err(Failure::input)?;
+    require_whole(&prepared.settings)?;
     let stages = outlines(&prepared)?;
-    let memory = MemoryPlan::new(&prepared, &stages)?;
+    let simulation = simulated(&prepared)?;
+    let memory = MemoryPlan::new(&prepared, &stages, &simulation);
     let chosen: String = sentences.iter().map(|sentence| format!("{sentence}\n")).collect();
-    let by_stage = stage_table(&prepared, &stages)?;
+    let by_stage = stage_table(&prepared, &stages, &simulation);
     output::write(None, &(chosen + &summary(&prepared, &stages) + &by_stage + &memory.table()))?;
     memory.require_fit()
 }

@@ -58,7 +58,7 @@ pub(super) struct MemoryPlan {
 
 impl MemoryPlan {
     /// Plans the memory of a run whose stages have these parameters.
-    pub(super) fn new(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> Result<Self, Failure> {
+    pub(super) fn new(prepared: &Prepared, stages: &[Vec<ParameterSpec>], simulation: &Simulation) -> Self {
         let Prepared { settings, program, .. } = prepared;
         let sharding = settings.mesh.is_sharded().then_some(Sharding {
             replicas: u64::from(settings.mesh.data_parallel),
@@ -76,18 +76,18 @@ impl MemoryPlan {
             held_always(&own.collect::<Vec<_>>(), sharding, settings.run.precision)
         };
         let mut ranks: Vec<RankMemory> = placement.all_ranks().map(of_rank).collect();
-        let (timeline, sizes) = simulated(prepared)?;
-        for (rank, peak) in ranks.iter_mut().zip(peak_memory(&timeline, &sizes)) {
+        let Simulation { timeline, sizes } = simulation;
+        for (rank, peak) in ranks.iter_mut().zip(peak_memory(timeline, sizes)) {
             rank.activations = peak;
         }
         let is_local = settings.pipeline.transport == TransportChoice::Local;
-        Ok(Self {
+        Self {
             ranks,
             replicas: settings.mesh.data_parallel,
             is_local,
             is_on_processor: settings.run.devices.are_processor(),
             machine: machine_bytes(),
-        })
+        }
     }
 
     /// Returns the memory of all ranks together.
@@ -210,8 +210,8 @@ struct Sharding {
     window: usize,
 }
 
-/// Returns the memory of a rank with these stages, without activations. Gradients are not sharded until they are reduced after a stage's last microbatch, so sharding does not
-/// lower their peak.
+/// Returns the memory of a rank with these stages, without activations. Gradients are whole until a stage's last
+/// microbatch, so sharding does not lower their peak.
 ///
 /// In half precision a stage computes with a rounded copy of its parameters, which it has as long as the parameters.
 fn held_always(stages: &[StageNumbers], sharding: Option<Sharding>, precision: Precision) -> RankMemory {
@@ -228,15 +228,20 @@ fn held_always(stages: &[StageNumbers], sharding: Option<Sharding>, precision: P
             (whole.div_ceil(replicas), gathered, gathered)
         }
     };
-    let copy = match precision {
-        Precision::F32 => 0,
-        half => computing.saturating_mul(half.bytes()),
-    };
+    let copy = copy_bytes(computing, precision);
     RankMemory {
         parameters: part.saturating_add(gathered).saturating_mul(NUMBER).saturating_add(copy),
         gradients: whole.saturating_mul(NUMBER),
         optimizer: state_bytes.div_ceil(sharding.map_or(1, |sharding| sharding.replicas)),
         activations: 0,
+    }
+}
+
+/// Returns the bytes of the copy of these parameters with which a stage computes in half precision.
+pub(super) fn copy_bytes(parameters: u64, precision: Precision) -> u64 {
+    match precision {
+        Precision::F32 => 0,
+        half => parameters.saturating_mul(half.bytes()),
     }
 }
 
@@ -248,8 +253,15 @@ pub(super) fn numbers_of(specs: &[ParameterSpec]) -> u64 {
     specs.iter().map(numbers).fold(0, u64::saturating_add)
 }
 
-/// Simulates the program. Returns its timeline, and the sizes of each stage's activations in bytes.
-pub(super) fn simulated(prepared: &Prepared) -> Result<(Timeline, Vec<StageSizes>), Failure> {
+/// A simulation of the program.
+pub(super) struct Simulation {
+    pub(super) timeline: Timeline,
+    /// The sizes of each stage's activations in bytes.
+    pub(super) sizes: Vec<StageSizes>,
+}
+
+/// Simulates the program.
+pub(super) fn simulated(prepared: &Prepared) -> Result<Simulation, Failure> {
     let Prepared { settings, program, partition, .. } = prepared;
     let layers = layers_of(settings, &prepared.model);
     let rows = u64::from(settings.pipeline.microbatch_size);
@@ -269,7 +281,7 @@ pub(super) fn simulated(prepared: &Prepared) -> Result<(Timeline, Vec<StageSizes
         ..Costs::default()
     };
     let run = timed(program.as_program(), &costs).map_err(|error| Failure::new(Exit::Bug, error))?;
-    Ok((run.timeline().clone(), costs.sizes))
+    Ok(Simulation { timeline: run.timeline().clone(), sizes: costs.sizes })
 }
 
 /// Returns the bytes of a microbatch that a stage keeps if it is recomputed, and those that its backward then holds.

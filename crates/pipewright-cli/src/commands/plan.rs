@@ -15,6 +15,7 @@ use crate::commands::plan_config::write_plan;
 use crate::commands::plan_print::{json, refused, text};
 use crate::commands::prepare::{load_settings, read_model};
 use crate::commands::run_arguments::parse_time;
+use crate::commands::update::state_per_parameter;
 use crate::config::profile::ProfiledRun;
 use crate::config::{self, Settings};
 use crate::failure::Failure;
@@ -105,11 +106,16 @@ fn request(
     let ranks = arguments.ranks.or(settings.map(all_ranks)).ok_or_else(|| missing("--ranks"))?;
     let microbatches = arguments.microbatches.or(of_settings.map(|pipeline| pipeline.microbatches));
     let memory = arguments.memory.or(profile.device.as_ref().and_then(|device| device.memory_bytes));
+    let state_per_parameter = match settings {
+        Some(settings) => state_per_parameter(settings, &read_model(&settings.model)?)?,
+        None => PlanRequest::default().state_per_parameter,
+    };
     Ok(PlanRequest {
         ranks,
         microbatches: microbatches.ok_or_else(|| missing("--microbatches"))?,
         microbatch_rows: of_settings.map_or(profile.rows, |pipeline| pipeline.microbatch_size),
         memory,
+        state_per_parameter,
         data_parallel: arguments.data_parallel,
         tensor_parallel: arguments.tensor_parallel,
         ..PlanRequest::default()

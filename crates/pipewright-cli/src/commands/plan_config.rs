@@ -8,12 +8,12 @@ use toml::{Table, Value};
 
 use crate::commands::plan_print::{Recompute, stages_per_rank};
 use crate::config::Settings;
+use crate::config::generator;
 use crate::failure::Failure;
 use crate::output;
 
 /// Writes the configuration of `plan` to `file`: the settings with the choices of the plan, or without settings the
-/// choices alone. A schedule that has no name, or whose settings a configuration does not have, is written to a CSV
-/// file beside it.
+/// choices alone. A schedule without a name, or with settings, is written to a CSV file beside it.
 pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) -> Result<(), Failure> {
     let mut config = match settings {
         Some(settings) => Table::try_from(settings).expect("settings are tables of plain values"),
@@ -58,7 +58,7 @@ pub(super) fn write_plan(file: &Path, plan: &Plan, settings: Option<&Settings>) 
     output::write(Some(file), &text)
 }
 
-/// Returns whether a configuration can name the schedule of a plan: it has a name, and it depends on its size alone.
+/// Returns whether the configuration of a plan names its schedule: it has a name, and it depends on its size alone.
 pub(super) fn is_named(plan: &Plan) -> bool {
     plan.name != SEARCHED && plan.name != "zb-greedy" && plan.settings == PlanSettings::default()
 }
@@ -68,7 +68,10 @@ fn set(config: &mut Table, section: &str, keys: Vec<(&str, Value)>) {
     let section = config.entry(section).or_insert_with(|| Value::Table(Table::new()));
     if let Value::Table(table) = section {
         if keys.iter().any(|(key, _)| *key == "partition") {
-            table.remove("boundaries");
+            // The plan has chosen these.
+            for key in ["boundaries", "layout"].into_iter().chain(generator::KEYS.map(|(key, _)| key)) {
+                table.remove(key);
+            }
         }
         table.extend(keys.into_iter().map(|(key, value)| (key.to_owned(), value)));
     }

@@ -108,7 +108,7 @@ impl ProcessGroup {
         Ok(self.world.take().expect("it was joined"))
     }
 
-    /// Joins the other processes if the configuration selects MPI and the launcher set no variable.
+    /// Joins the other processes if the configuration selects MPI and they are not joined yet.
     pub(crate) fn join_for(&mut self, transport: TransportChoice) -> Result<(), Failure> {
         if transport == TransportChoice::Mpi && self.world.is_none() {
             self.join()?;

@@ -10,16 +10,20 @@ use pipewright_schedule::StageIndex;
 use pipewright_schedule::costs::StageSizes;
 use pipewright_schedule::simulate::memory_curve;
 
-use crate::commands::memory::{NUMBER, numbers_of, simulated};
+use crate::commands::memory::{NUMBER, Simulation, copy_bytes, numbers_of};
 use crate::commands::prepare::Prepared;
 use crate::commands::update::state_bytes;
 use crate::display::bytes;
-use crate::failure::Failure;
 
 /// Returns a table with a row for each stage. If parameters are sharded, a replica holds its part of them and of the
-/// optimizer's state; the parameters of a stage that computes are whole.
-pub(super) fn stage_table(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) -> Result<String, Failure> {
-    let (timeline, sizes) = simulated(prepared)?;
+/// optimizer's state; the parameters of a stage that computes are whole. In half precision, the copy with which a stage
+/// computes counts as parameters.
+pub(super) fn stage_table(
+    prepared: &Prepared,
+    stages: &[Vec<ParameterSpec>],
+    simulation: &Simulation,
+) -> String {
+    let Simulation { timeline, sizes } = simulation;
     let (settings, placement) = (&prepared.settings, prepared.program.placement());
     let replicas = if settings.mesh.is_sharded() { u64::from(settings.mesh.data_parallel) } else { 1 };
     let mut text = String::new();
@@ -37,13 +41,16 @@ pub(super) fn stage_table(prepared: &Prepared, stages: &[Vec<ParameterSpec>]) ->
         let own =
             |other: StageIndex| if other == stage { sizes[other.index()] } else { StageSizes::default() };
         let only: Vec<StageSizes> = placement.all_stages().map(own).collect();
-        let peak = memory_curve(&timeline, rank, &only).iter().map(|step| step.held).max().unwrap_or(0);
-        let whole = numbers_of(specs).saturating_mul(NUMBER);
+        let peak = memory_curve(timeline, rank, &only).iter().map(|step| step.held).max().unwrap_or(0);
+        let numbers = numbers_of(specs);
+        let whole = numbers.saturating_mul(NUMBER);
+        let copy = copy_bytes(numbers, settings.run.precision);
         let state =
             specs.iter().map(|spec| state_bytes(&settings.optimizer, spec)).fold(0, u64::saturating_add);
-        let cells = [whole.div_ceil(replicas), whole, state.div_ceil(replicas), peak].map(bytes);
+        let cells =
+            [whole.div_ceil(replicas).saturating_add(copy), whole, state.div_ceil(replicas), peak].map(bytes);
         let [parameters, gradients, optimizer, activations] = &cells;
         line(&format!("stage {stage}"), [&rank.to_string(), parameters, gradients, optimizer, activations]);
     }
-    Ok(text)
+    text
 }

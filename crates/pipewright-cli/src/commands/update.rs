@@ -14,6 +14,8 @@ use globset::{Glob, GlobSet, GlobSetBuilder};
 use pipewright::optimizer::{AdamW, ClipGroup, OptimizerGroup};
 use pipewright_models::{ModelConfig, ParameterGroup, ParameterKind, ParameterSpec};
 
+use crate::commands::memory::{copy_bytes, numbers_of};
+use crate::config::Settings;
 use crate::config::optimizer::{OptimizerName, OptimizerSettings};
 use crate::config::optimizer_groups::{GroupSettings, named_group};
 use crate::failure::{Exit, Failure};
@@ -109,6 +111,34 @@ pub(super) fn state_bytes(settings: &OptimizerSettings, spec: &ParameterSpec) ->
     held.saturating_mul(NUMBER)
 }
 
+/// Returns the bytes that a run holds for each byte of parameters besides these and their gradients: the optimizer's state,
+/// and the copy of half precision.
+pub(super) fn state_per_parameter(settings: &Settings, model: &ModelConfig) -> Result<f64, Failure> {
+    let layers = model.describe(1).layers.len();
+    let specs = model.outline(0..layers).map_err(Failure::input)?;
+    let state = |spec: &ParameterSpec| state_bytes(&settings.optimizer, spec);
+    let held = specs.iter().map(state).fold(0, u64::saturating_add);
+    let copy = copy_bytes(numbers_of(&specs), settings.run.precision);
+    let parameters = numbers_of(&specs).saturating_mul(NUMBER).max(1);
+    Ok(held.saturating_add(copy) as f64 / parameters as f64)
+}
+
+/// Refuses an algorithm that updates whole matrices where each replica has only some rows.
+pub(super) fn require_whole(settings: &Settings) -> Result<(), Failure> {
+    let name = match settings.optimizer.name {
+        OptimizerName::Muon => "muon",
+        OptimizerName::Adafactor => "adafactor",
+        OptimizerName::AdamW | OptimizerName::Adam | OptimizerName::Sgd => return Ok(()),
+    };
+    match settings.mesh.is_sharded() {
+        false => Ok(()),
+        true => Err(Failure::input(format!(
+            "`optimizer.name = \"{name}\"` updates whole matrices, and with `mesh.data_parallel_mode = \"sharded\"` each \
+             replica has only some rows; use adamw, adam or sgd, or write `data_parallel_mode = \"replicated\"`"
+        ))),
+    }
+}
+
 /// Returns the algorithm of a parameter. Muon is for the matrices between embedding and head.
 fn algorithm_of(name: OptimizerName, spec: &ParameterSpec) -> OptimizerName {
     let is_hidden_matrix =
@@ -142,7 +172,7 @@ fn members(
         if found.is_empty() {
             let example = specs.first().map_or("", |spec| spec.path.as_str());
             return Err(Failure::input(format!(
-                "optimizer.groups: no parameter of the model is called `{text}`; parameters have paths such as `{example}`"
+                "optimizer.groups: `{text}` matches no parameter of the model; parameters have paths such as `{example}`"
             )));
         }
         members.extend(found);

@@ -119,7 +119,10 @@ fn read_validation(section: &mut Section<'_>) -> (Vec<String>, Option<f64>) {
         false => Vec::new(),
     };
     if section.is_written("validation") && of_share.is_some() && section.is_sound() {
-        section.report("validation", ProblemKind::Twice { key: "validation", other: "validation_share" });
+        section.report(
+            "validation",
+            ProblemKind::Twice { what: "the validation data", key: "validation", other: "validation_share" },
+        );
     }
     (files, of_share.or(of_validation))
 }

@@ -25,7 +25,7 @@ pub(crate) struct GeneratorSettings {
 }
 
 /// The settings by key.
-const KEYS: [(&str, Setting); 4] = [
+pub(crate) const KEYS: [(&str, Setting); 4] = [
     ("group_size", Setting::Group),
     ("wide_warmup", Setting::WideWarmup),
     ("memory_limit", Setting::MemoryLimit),

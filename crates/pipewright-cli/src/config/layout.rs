@@ -10,7 +10,7 @@ use crate::config::section::Section;
 pub(super) fn read_layout(section: &mut Section<'_>, pipeline: &mut PipelineSettings) {
     let Some(text) = section.text("layout") else { return };
     if let Some(&other) = ["partition", "boundaries"].iter().find(|key| section.is_written(key)) {
-        section.report("layout", ProblemKind::Twice { key: "layout", other });
+        section.report("layout", ProblemKind::Twice { what: "the cut", key: "layout", other });
         return;
     }
     match text.parse::<Layout>() {

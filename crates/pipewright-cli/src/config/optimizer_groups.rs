@@ -54,14 +54,22 @@ pub(super) fn read(section: &mut Section<'_>) -> Vec<GroupSettings> {
         section.report_wrong_type(GROUPS, EXPECTED, &value);
         return Vec::new();
     };
-    tables.into_iter().filter_map(|table| group(section, table)).collect()
+    match tables.as_slice() {
+        [table] => group(section, table).into_iter().collect(),
+        tables => {
+            let numbered = (1..).zip(tables);
+            numbered
+                .filter_map(|(number, table)| section.in_table(number, |section| group(section, table)))
+                .collect()
+        }
+    }
 }
 
 fn group(section: &mut Section<'_>, table: &Table) -> Option<GroupSettings> {
     for key in table.keys().filter(|key| !KEYS.contains(&key.as_str())) {
         let suggestion = nearest(key, KEYS.into_iter());
         let suggestion = KEYS.into_iter().find(|known| Some(*known) == suggestion);
-        let kind = ProblemKind::UnknownProfileKey {
+        let kind = ProblemKind::UnknownKeyOf {
             key: key.clone(),
             section: SECTION,
             known: KEYS.to_vec(),

@@ -202,10 +202,10 @@ pub(super) fn read(
         recompute: read_recompute(&mut section),
         generator: generator::read(&mut section),
     };
+    read_layout(&mut section, &mut pipeline);
     if section.is_sound() {
         check_boundaries(&mut section, &pipeline);
     }
-    read_layout(&mut section, &mut pipeline);
     if section.is_sound() {
         check_file_sizes(&mut section, &pipeline, replicas);
     }
@@ -311,6 +311,10 @@ fn find_schedule(
     match pipeline.schedule.clone() {
         ScheduleChoice::Named(name) if name == AUTO => {
             generator::refuse_all(section);
+            if section.is_written("layout") {
+                let (key, other, advice) = ("layout", "a schedule by name or from a file", "remove it");
+                section.report(key, ProblemKind::Without { key, other, advice });
+            }
             Some(FoundSchedule::Auto)
         }
         ScheduleChoice::Named(name) => {
@@ -369,6 +373,12 @@ fn generate_schedule(
     }
     let stages = schedule.placement().stages();
     pipeline.stages_per_rank = stages / pipeline.ranks;
+    if let Some(found) = pipeline.layout.as_ref().map(|layout| layout.boundaries.len() + 1)
+        && found != stages as usize
+    {
+        section.report("layout", ProblemKind::LayoutStages { found, stages });
+        return None;
+    }
     if let (Some(layers), Some(layout)) = (layers, &pipeline.layout)
         && let Err(error) = layout.check(layers)
     {

@@ -98,7 +98,7 @@ pub(crate) enum ProblemKind {
     },
     /// A key of a profile or of a list of tables does not exist.
     #[error("unknown key `{key}` in {section}")]
-    UnknownProfileKey {
+    UnknownKeyOf {
         /// The key as written.
         key: String,
         /// The section, with its brackets.
@@ -238,9 +238,27 @@ pub(crate) enum ProblemKind {
         /// What to do.
         advice: &'static str,
     },
-    /// Two keys choose the validation data.
-    #[error("`{key}` and `{other}` both choose the validation data")]
+    /// A problem of one table of a list of several.
+    #[error("table {number}: {problem}")]
+    InTable {
+        /// The number of the table, from 1.
+        number: usize,
+        /// The problem.
+        problem: Box<ProblemKind>,
+    },
+    /// A cut by hand has more or fewer stages than the schedule.
+    #[error("the layout has {found} stages, and the schedule {stages}")]
+    LayoutStages {
+        /// The stages of the layout.
+        found: usize,
+        /// The stages of the schedule.
+        stages: u32,
+    },
+    /// Two keys choose the same thing.
+    #[error("`{key}` and `{other}` both choose {what}")]
     Twice {
+        /// The thing.
+        what: &'static str,
         /// The key.
         key: &'static str,
         /// The other key.
@@ -354,6 +372,7 @@ impl ProblemKind {
     /// Returns what to do about the mistake, unless the message already says so.
     fn advice(&self) -> Option<String> {
         Some(match self {
+            Self::InTable { problem, .. } => return problem.advice(),
             Self::Schedule(GenerateError::StagesPerRank { supported, .. }) => {
                 format!("add --set pipeline.stages_per_rank={supported}")
             }
@@ -379,8 +398,8 @@ impl ProblemKind {
             Self::UnknownKey { section, .. } => format!("the keys of [{section}] are {}", keys(section)),
             Self::UnknownValue { .. } => "write one of these".into(),
             Self::Missing { key, .. } => format!("write `{key} = ...`"),
-            Self::UnknownProfileKey { suggestion: Some(meant), .. } => format!("did you mean `{meant}`?"),
-            Self::UnknownProfileKey { known, .. } => format!("the keys are {}", known.join(", ")),
+            Self::UnknownKeyOf { suggestion: Some(meant), .. } => format!("did you mean `{meant}`?"),
+            Self::UnknownKeyOf { known, .. } => format!("the keys are {}", known.join(", ")),
             Self::Unit { meant, .. } => format!("write `{meant}`, and convert the value"),
             Self::OtherLayers { .. } | Self::OtherLayer { .. } | Self::OtherDevice { .. } => {
                 "use the profile of this run: `pipewright profile` with its configuration measures one".into()
@@ -402,7 +421,8 @@ impl ProblemKind {
                 "lower `warmup_steps` in [optimizer], or raise `steps` in [run]".into()
             }
             Self::Without { advice, .. } => (*advice).into(),
-            Self::Twice { key, other } => format!("remove `{key}` or `{other}`"),
+            Self::LayoutStages { stages, .. } => format!("separate {stages} stages with bars"),
+            Self::Twice { key, other, .. } => format!("remove `{key}` or `{other}`"),
             Self::UnevenShare { replicas, .. } => format!("write a multiple of {replicas}"),
             Self::Empty { key } => format!("give `{key}` a value, or leave it out"),
             Self::BesideFrom { key } => format!("remove `{key}`, or remove `from`"),

@@ -222,8 +222,8 @@ impl Found {
     }
 }
 
-/// Reports a profile of another model, device or precision than those of the run. Sizes may differ by a hundredth, because they may
-/// be written by hand.
+/// Reports a profile of another model, device or precision than those of the run. Sizes may differ by a hundredth,
+/// because they may be written by hand.
 fn check_run(found: &Found, run: &ProfiledRun<'_>, problems: &mut Vec<Problem>) {
     let (profile, layers) = (&found.profile, &run.workload.model.layers);
     let device = profile.device.as_ref().and_then(|device| device.device.as_ref());

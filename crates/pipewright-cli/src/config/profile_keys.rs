@@ -201,5 +201,5 @@ fn unknown(key: String, section: &'static str, known: &'static [&'static str]) -
         return ProblemKind::Unit { key, meant };
     }
     let suggestion = nearest(&key, known.iter().copied());
-    ProblemKind::UnknownProfileKey { key, section, known: known.to_vec(), suggestion }
+    ProblemKind::UnknownKeyOf { key, section, known: known.to_vec(), suggestion }
 }

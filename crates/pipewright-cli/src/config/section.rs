@@ -132,6 +132,10 @@ impl<'a> Section<'a> {
     pub(super) fn count_or_counts(&mut self, key: &'static str) -> Vec<u32> {
         match self.value(key) {
             None => Vec::new(),
+            Some(Value::Array(items)) if items.is_empty() => {
+                self.report(key, ProblemKind::Empty { key });
+                Vec::new()
+            }
             Some(Value::Array(_)) => self.counts(key).unwrap_or_default(),
             Some(_) => vec![self.count(key, 1)],
         }
@@ -332,6 +336,18 @@ impl<'a> Section<'a> {
     /// Records a value of another type.
     pub(super) fn report_wrong_type(&mut self, key: &'static str, expected: &'static str, value: &Value) {
         self.report(key, ProblemKind::wrong_type(key, expected, value));
+    }
+
+    /// Reads the table with this number, and says in each of its problems which one it is.
+    pub(super) fn in_table<T>(&mut self, number: usize, read: impl FnOnce(&mut Self) -> T) -> T {
+        let known = self.document.problems.len();
+        let value = read(self);
+        let problems = self.document.problems.drain(known..).collect::<Vec<_>>();
+        self.document.problems.extend(problems.into_iter().map(|Problem { place, kind }| Problem {
+            place,
+            kind: ProblemKind::InTable { number, problem: Box::new(kind) },
+        }));
+        value
     }
 
     /// Records a problem of one key.

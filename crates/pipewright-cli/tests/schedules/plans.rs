@@ -107,7 +107,7 @@ fn a_plan_for_a_cluster_has_a_mesh() {
         json(&succeed(&folder, &[&size[..], &mesh, &["--format", "json", "-o", "best.toml"]].concat()));
     let best = &report["plans"][0];
     assert_eq!([&best["ranks"], &best["data_parallel"], &best["tensor_parallel"]], [2, 2, 4]);
-    assert_eq!(best["rank_order"], serde_json::json!(["tensor", "data", "pipeline"]));
+    assert_eq!(best["rank_order"], serde_json::json!(["tensor", "pipeline", "data"]));
     let collectives = &best["assumed_collectives"];
     // Each rank sums half a mebibyte in at least four layers, twice forwards and twice backwards, for each of four
     // microbatches: three quarters twice over the link inside a node.
@@ -171,13 +171,23 @@ fn a_plan_is_written_for_train() {
 #[test]
 fn a_plan_replaces_the_choices_of_the_configuration() {
     let folder = folder();
-    let set = ["--set", "model.num_hidden_layers=8", "--set", "pipeline.recompute=stage"];
+    let of_schedule = ["--set", "pipeline.schedule=group-interleaved", "--set", "pipeline.group_size=2"];
+    let set = [
+        "--set",
+        "model.num_hidden_layers=8",
+        "--set",
+        "pipeline.recompute=stage",
+        "--set",
+        "pipeline.ranks=3",
+    ];
+    let set = [&set[..], &of_schedule].concat();
     let arguments = ["plan", "--time-limit", "2s", "-o", "best.toml"];
     let printed = succeed(&folder, &[&arguments[..], &set].concat());
     assert!(!printed.contains("recompute"), "{printed}");
     let config = std::fs::read_to_string(folder.path().join("best.toml")).expect("the configuration");
     assert!(config.contains("recompute = \"none\""), "{config}");
     assert!(config.contains("num_hidden_layers = 8"), "{config}");
+    assert!(!config.contains("group_size"), "a setting of another schedule: {config}");
     succeed(&folder, &["check", "best.toml"]);
 }
 

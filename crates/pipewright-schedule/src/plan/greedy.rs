@@ -287,7 +287,7 @@ impl<'a> Run<'a> {
             Kind::Forward => {
                 let arrival = stage.input_at.get(stage.forwards as usize).copied();
                 stage.forwards += 1;
-                state.held += load.kept;
+                state.held = state.held.saturating_add(load.kept);
                 state.critical -= load.forward;
                 state.work -= load.forward;
                 state.backward_was_last = false;
@@ -296,7 +296,7 @@ impl<'a> Run<'a> {
             Kind::Input | Kind::Backward => {
                 let arrival = stage.gradient_at.get(stage.inputs as usize).copied();
                 stage.inputs += 1;
-                state.held = (state.held + load.stash).saturating_sub(load.kept);
+                state.held = state.held.saturating_add(load.stash).saturating_sub(load.kept);
                 state.pending.push_back(Cell { kind: Kind::Weight, ..cell });
                 state.critical -= load.input;
                 state.work -= load.input;

@@ -32,6 +32,8 @@ pub(super) struct Layer {
 pub(super) struct Layers {
     pub(super) list: Vec<Layer>,
     pub(super) network: Network,
+    /// [`PlanRequest::state_per_parameter`](crate::plan::PlanRequest::state_per_parameter).
+    state_per_parameter: f64,
     forward: Vec<f64>,
     input: Vec<f64>,
     work: Vec<f64>,
@@ -40,7 +42,7 @@ pub(super) struct Layers {
 impl Layers {
     /// Scales `profile` to microbatches of `rows` rows and to the tensor-parallel ranks of `network`. Times and sizes
     /// grow with the rows, except for the optimizer and the parameters.
-    pub(super) fn of(profile: &Profile, rows: u32, network: Network) -> Self {
+    pub(super) fn of(profile: &Profile, rows: u32, network: Network, state_per_parameter: f64) -> Self {
         let scale = f64::from(rows) / f64::from(profile.rows);
         let bytes = |bytes: u64| {
             let scaled = u128::from(bytes) * u128::from(rows) / u128::from(profile.rows);
@@ -62,6 +64,7 @@ impl Layers {
         let mut list: Vec<Layer> = profile.each_layer().map(layer).collect();
         if network.mesh.tensor > 1 {
             let counts = profile.each_layer().map(|layer| layer.tensor_sums.unwrap_or(TENSOR_SUMS));
+            // The input of the first layer is not known. Its output has the size of hidden states, as other inputs have.
             let mut input = list.first().map_or(0, |layer| layer.output);
             for (layer, sums) in list.iter_mut().zip(counts) {
                 let output = layer.output;
@@ -72,7 +75,12 @@ impl Layers {
         let forward = sums(&list, |layer| layer.forward);
         let input = sums(&list, |layer| layer.input);
         let work = sums(&list, |layer| layer.forward + layer.input + layer.weight);
-        Self { list, network, forward, input, work }
+        Self { list, network, state_per_parameter, forward, input, work }
+    }
+
+    /// Returns the bytes that a rank always holds for parameters of this size: these, and the state for them.
+    pub(super) fn fixed_bytes(&self, parameters: u64) -> u64 {
+        parameters.saturating_add((parameters as f64 * self.state_per_parameter).ceil() as u64)
     }
 
     /// Returns the number of layers.

@@ -14,9 +14,9 @@ use crate::profile::{LinkProfile, Profile};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MeshOrder {
     /// The replicas of a stage have consecutive numbers.
-    #[default]
     Replicas,
-    /// The ranks of a pipeline have consecutive numbers.
+    /// The ranks of a pipeline have consecutive numbers, as the runtime numbers them.
+    #[default]
     Pipeline,
 }
 
@@ -89,14 +89,19 @@ impl Network {
         if from / self.in_a_row == to / self.in_a_row { self.near } else { self.far }
     }
 
-    /// Returns the pairs of ranks of a pipeline whose link is not [`Network::far`].
+    /// Returns the link of most pairs of ranks of a pipeline. The others are those of [`Network::near_pairs`].
+    pub(super) fn usual_link(&self) -> LinkProfile {
+        if self.in_a_row >= self.mesh.ranks { self.near } else { self.far }
+    }
+
+    /// Returns the pairs of ranks of a pipeline whose link is not [`Network::usual_link`], but [`Network::near`].
     pub(super) fn near_pairs(&self) -> impl Iterator<Item = (u32, u32)> {
         let (ranks, row) = (self.mesh.ranks, self.in_a_row.min(self.mesh.ranks));
         let of_rank = move |from: u32| {
             let first = from / row * row;
             (first..(first + row).min(ranks)).filter(move |&to| to != from).map(move |to| (from, to))
         };
-        let differs = self.near != self.far;
+        let differs = self.near != self.usual_link();
         (0..if differs { ranks } else { 0 }).flat_map(of_rank)
     }
 
@@ -116,10 +121,12 @@ impl Network {
         ring(self.near, bytes as f64, inside) + ring(self.far, bytes as f64 / f64::from(inside), between)
     }
 
-    /// Returns the time in which a rank copies and adds the gradients for a sum over replicas, if the profile has it.
+    /// Returns the time in which a rank copies and adds the gradients for a sum over replicas, if the profile has it. It has
+    /// no latency of the link.
     pub(super) fn replica_work(&self, bytes: u64) -> f64 {
-        let of =
-            |bytes_per_s| ring(LinkProfile { bytes_per_s, ..self.far }, bytes as f64, self.mesh.replicas);
+        let of = |bytes_per_s| {
+            ring(LinkProfile { bytes_per_s, latency_s: 0.0, ..self.far }, bytes as f64, self.mesh.replicas)
+        };
         self.far.reduce_bytes_per_s.map_or(0.0, of)
     }
 }
@@ -176,7 +183,10 @@ mod tests {
         assert_eq!(spread.replica_sum(100), 6.0 * 25.0 / 1e2);
         assert_eq!(spread.hop_times(100), [1.0, 10.0]);
         assert_eq!(spread.near_pairs().count(), 0);
-        let pairs: Vec<(u32, u32)> = network.near_pairs().collect();
-        assert_eq!((pairs.len(), pairs[0]), (12, (0, 1)));
+        // The four ranks of a pipeline share a node.
+        assert_eq!((network.near_pairs().count(), network.usual_link()), (0, network.near));
+        let longer = self::network(8, 2, 2, MeshOrder::Pipeline).expect("a mesh");
+        let pairs: Vec<(u32, u32)> = longer.near_pairs().collect();
+        assert_eq!((pairs.len(), pairs[0], longer.usual_link()), (24, (0, 1), longer.far));
     }
 }

@@ -29,7 +29,7 @@ pub fn plan(
     }
     let shapes = Shape::all(profile, request);
     if shapes.is_empty() {
-        return Err(PlanError::NoShape { ranks, layers: profile.layer_count() as usize, microbatches });
+        return Err(no_shape(profile, request));
     }
     let shapes = with_room(shapes, request);
     let bounds: Vec<f64> = shapes.iter().map(|shape| bound_of(shape, request)).collect();
@@ -41,6 +41,19 @@ pub fn plan(
         }
     }
     finish(profile, request, &search, &shapes, bound)
+}
+
+/// Returns why a request has no shape.
+fn no_shape(profile: &Profile, request: &PlanRequest) -> PlanError {
+    let PlanRequest { ranks, microbatches, .. } = *request;
+    let (replicas, tensor) = (request.data_parallel.unwrap_or(1), request.tensor_parallel.unwrap_or(1));
+    match replicas.saturating_mul(tensor) {
+        _ if tensor > 1 && profile.node.is_none() => PlanError::NoNode { wanted: tensor },
+        wanted if wanted == 0 || !ranks.is_multiple_of(wanted) => {
+            PlanError::Indivisible { ranks, replicas, tensor }
+        }
+        _ => PlanError::NoShape { ranks, layers: profile.layer_count() as usize, microbatches },
+    }
 }
 
 fn bound_of(shape: &Shape, request: &PlanRequest) -> f64 {
@@ -86,7 +99,7 @@ fn finish(
 ) -> Result<PlanReport, PlanError> {
     let mut plans = Vec::new();
     for candidate in search.best.values() {
-        let made = finished(profile, &shapes[candidate.shape], candidate);
+        let made = finished(profile, request, &shapes[candidate.shape], candidate);
         plans.push(made.map_err(|error| PlanError::NothingTried { reason: error.to_string() })?);
     }
     plans.sort_by(|one, other| one.step_s.total_cmp(&other.step_s));
@@ -100,7 +113,12 @@ fn finish(
 }
 
 /// Returns the plan of a candidate. Its numbers are those of [`predict`].
-fn finished(profile: &Profile, shape: &Shape, candidate: &Candidate) -> Result<Plan, PredictError> {
+fn finished(
+    profile: &Profile,
+    request: &PlanRequest,
+    shape: &Shape,
+    candidate: &Candidate,
+) -> Result<Plan, PredictError> {
     let schedule = candidate.order.schedule();
     let boundaries = candidate.starts[1..candidate.starts.len() - 1].to_vec();
     let choice = PlanChoice {
@@ -110,6 +128,7 @@ fn finished(profile: &Profile, shape: &Shape, candidate: &Candidate) -> Result<P
         tensor_parallel: shape.mesh.tensor,
         mesh_order: shape.mesh.order,
         microbatch_rows: shape.microbatch_rows,
+        state_per_parameter: request.state_per_parameter,
     };
     let prediction = predict(profile, &schedule, &choice)?;
     Ok(Plan {

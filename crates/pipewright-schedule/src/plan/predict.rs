@@ -11,6 +11,7 @@ use crate::plan::layers::Layers;
 use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::order::{Cell, Kind, Order};
 use crate::plan::report::Collectives;
+use crate::plan::request::ADAMW_STATE;
 use crate::plan::search::optimizer_time;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
 use crate::profile::Profile;
@@ -33,6 +34,8 @@ pub struct PlanChoice {
     pub mesh_order: MeshOrder,
     /// The number of rows of a microbatch.
     pub microbatch_rows: u32,
+    /// [`PlanRequest::state_per_parameter`](crate::plan::PlanRequest::state_per_parameter).
+    pub state_per_parameter: f64,
 }
 
 impl Default for PlanChoice {
@@ -45,6 +48,7 @@ impl Default for PlanChoice {
             tensor_parallel: 1,
             mesh_order: MeshOrder::default(),
             microbatch_rows: 1,
+            state_per_parameter: ADAMW_STATE,
         }
     }
 }
@@ -55,7 +59,7 @@ impl PlanChoice {
         let Self { data_parallel: replicas, tensor_parallel: tensor, mesh_order: order, .. } = *self;
         let network = Network::of(profile, Mesh { tensor, replicas, ranks, order });
         let network = network.ok_or(PredictError::Mesh { tensor, replicas, ranks })?;
-        Ok(Layers::of(profile, self.microbatch_rows, network))
+        Ok(Layers::of(profile, self.microbatch_rows, network, self.state_per_parameter))
     }
 }
 

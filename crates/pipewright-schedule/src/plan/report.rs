@@ -123,6 +123,27 @@ pub enum PlanError {
         /// The number of microbatches.
         microbatches: u32,
     },
+    /// Tensor-parallel ranks are asked for without a node that they could share.
+    #[error(
+        "{wanted} tensor-parallel ranks were asked for, and the profile has no [node] that they could share; add one, or ask \
+         for 1"
+    )]
+    NoNode {
+        /// The number of tensor-parallel ranks.
+        wanted: u32,
+    },
+    /// The sizes of the mesh that are asked for do not divide the ranks.
+    #[error(
+        "{replicas} replicas of {tensor} tensor-parallel ranks do not divide {ranks} ranks; use sizes that do"
+    )]
+    Indivisible {
+        /// The number of ranks.
+        ranks: u32,
+        /// The number of replicas that is asked for, or 1.
+        replicas: u32,
+        /// The number of tensor-parallel ranks that is asked for, or 1.
+        tensor: u32,
+    },
     /// No number of replicas makes pipelines of the ranks.
     #[error(
         "{ranks} ranks have no plan for {layers} layers and {microbatches} microbatches: the ranks of a pipeline are at \

@@ -1,5 +1,8 @@
 //! The input of a plan.
 
+/// The bytes of the two moments of AdamW for each byte of parameters.
+pub(super) const ADAMW_STATE: f64 = 2.0;
+
 /// The sizes and limits of a plan. The costs are in the profile.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanRequest {
@@ -11,6 +14,9 @@ pub struct PlanRequest {
     pub microbatch_rows: u32,
     /// The memory of each rank in bytes; `None` for any amount.
     pub memory: Option<u64>,
+    /// The bytes that a rank holds for each byte of its parameters, besides these and their gradients: the state of the
+    /// optimizer, and the copy of the parameters with which stages compute in half precision. 2 for AdamW in single precision.
+    pub state_per_parameter: f64,
     /// The number of replicas; `None` to search it.
     pub data_parallel: Option<u32>,
     /// The number of tensor-parallel ranks of each stage; `None` to search it, if the profile has nodes. They share a node.
@@ -38,6 +44,7 @@ impl Default for PlanRequest {
             microbatches: 8,
             microbatch_rows: 1,
             memory: None,
+            state_per_parameter: ADAMW_STATE,
             data_parallel: None,
             tensor_parallel: None,
             larger_microbatches: true,

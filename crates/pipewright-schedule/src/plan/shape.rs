@@ -1,11 +1,10 @@
 //! The division of ranks and rows: the mesh, and the microbatches of each replica.
 
 use crate::plan::class::Class;
-use crate::plan::layers::Layers;
+use crate::plan::layers::{Layer, Layers};
 use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::rank_times::Step;
 use crate::plan::request::PlanRequest;
-use crate::plan::stage_load::STATE;
 use crate::profile::Profile;
 
 /// One division.
@@ -46,7 +45,7 @@ impl Shape {
                     ranks,
                     microbatches: microbatches / mesh.replicas,
                     microbatch_rows,
-                    layers: Layers::of(profile, microbatch_rows, network),
+                    layers: Layers::of(profile, microbatch_rows, network, request.state_per_parameter),
                     classes: Class::all(ranks, count),
                 });
             }
@@ -57,8 +56,10 @@ impl Shape {
     /// Returns the bytes of all parameters, gradients and optimizer state of a replica, as the share of one
     /// tensor-parallel rank.
     pub(super) fn fixed_bytes(&self) -> u128 {
-        let parameters: u128 = self.layers.list.iter().map(|layer| u128::from(layer.parameters)).sum();
-        parameters * u128::from(2 + STATE)
+        let bytes = |layer: &Layer| {
+            u128::from(layer.parameters) + u128::from(self.layers.fixed_bytes(layer.parameters))
+        };
+        self.layers.list.iter().map(bytes).sum()
     }
 
     /// Returns the step for the bounds.
@@ -78,7 +79,7 @@ fn networks(profile: &Profile, request: &PlanRequest) -> Vec<Network> {
         }
         let pipelines = request.ranks / tensor;
         for replicas in divisors(pipelines).into_iter().filter(|&it| is_wanted(request.data_parallel, it)) {
-            for order in [MeshOrder::Replicas, MeshOrder::Pipeline] {
+            for order in [MeshOrder::Pipeline, MeshOrder::Replicas] {
                 let mesh = Mesh { tensor, replicas, ranks: pipelines / replicas, order };
                 let found = Network::of(profile, mesh);
                 networks.extend(found.filter(|found| !networks.iter().any(|known| known.is_like(found))));

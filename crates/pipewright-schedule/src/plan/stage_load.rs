@@ -3,16 +3,13 @@
 //! A stage that recomputes keeps its input instead of its activations. Before `I` (or `B`) it computes its forward once
 //! more, and its activations exist until the end of `I`. A forward that its own backward follows at once keeps its
 //! activations and is not computed again ([`mod@crate::recompute`]). Each byte of parameters needs a byte of gradients,
-//! from the first weight gradient of the step, and two bytes of optimizer state (the two moments of AdamW), always.
+//! from the first weight gradient of the step, and, always, the optimizer's state for it.
 
 use crate::costs::{Costs, Link, RecomputeSizes, StageCosts, StageSizes};
 use crate::ids::{Rank, StageIndex};
 use crate::plan::layers::Layers;
 use crate::profile::LinkProfile;
 use crate::recompute::Recompute;
-
-/// The bytes of optimizer state for each byte of parameters.
-pub(super) const STATE: u64 = 2;
 
 /// The times and sizes of a stage for one microbatch.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -88,7 +85,7 @@ fn stage_load(layers: &Layers, start: usize, end: usize, recomputes: bool) -> St
         load.temporary = load.temporary.max(layer.temporary);
         load.sums += layer.sums;
     }
-    load.fixed = load.gradient.saturating_mul(1 + STATE);
+    load.fixed = layers.fixed_bytes(load.gradient);
     if recomputes {
         let whole = load.kept;
         load.again = Some(again);
@@ -128,7 +125,7 @@ pub(super) fn engine_costs(layers: &Layers, loads: &[StageLoad]) -> Costs {
     Costs {
         stages: stages.collect(),
         sizes: sizes.collect(),
-        link: of(network.far),
+        link: of(network.usual_link()),
         links: near.collect(),
         recompute: recomputing,
         ..Costs::default()

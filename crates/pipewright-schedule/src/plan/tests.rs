@@ -14,6 +14,7 @@ use crate::plan::layers::Layers;
 use crate::plan::network::{Mesh, MeshOrder, Network};
 use crate::plan::order::Order;
 use crate::plan::rank_times::Step;
+use crate::plan::request::ADAMW_STATE;
 use crate::plan::stage_load::{StageLoad, engine_costs, stage_loads};
 use crate::profile::{LayerProfile, LinkProfile, NodeProfile, Profile};
 use crate::simulate::{peak_memory, timed};
@@ -47,7 +48,7 @@ pub(super) fn model(seed: u64, count: usize, ranks: u32, replicas: u32) -> Layer
         Network::of(&profile, Mesh { tensor: 1, replicas, ranks, order })
             .expect("without nodes, there is a network")
     });
-    Layers::of(&profile, 1, network)
+    Layers::of(&profile, 1, network, ADAMW_STATE)
 }
 
 /// Checks that the evaluation of an order gives the numbers of the simulator, and that no bound is above them.
@@ -100,7 +101,7 @@ fn gradients_take_the_place_of_what_they_need() {
     let network =
         Network::of(&profile, Mesh { tensor: 1, replicas: 1, ranks: 1, order: MeshOrder::Replicas });
     let network = network.expect("a network");
-    let loads = stage_loads(&Layers::of(&profile, 1, network), &[0, 1], &[false]);
+    let loads = stage_loads(&Layers::of(&profile, 1, network, ADAMW_STATE), &[0, 1], &[false]);
     let peak = |rows: &str| {
         let schedule = crate::csv::parse_schedule(rows).expect("a schedule");
         peaks(&Order::of(&schedule), &loads)[0] - loads[0].fixed

@@ -7,9 +7,9 @@ use instances::{Instance, Numbers, block};
 use pipewright_schedule::generate::{PerStage, Setting, catalogue};
 use pipewright_schedule::partition::{Method, partition};
 use pipewright_schedule::plan::{
-    Plan, PlanChoice, PlanError, PlanRequest, Prediction, best_cut, choice_costs, plan, predict,
+    Plan, PlanChoice, PlanError, PlanReport, PlanRequest, Prediction, best_cut, choice_costs, plan, predict,
 };
-use pipewright_schedule::profile::{LinkProfile, Profile};
+use pipewright_schedule::profile::{LinkProfile, NodeProfile, Profile};
 use pipewright_schedule::{ActionKind, Rank, Schedule, ScheduleSpec, generate};
 
 fn request(instance: &Instance, memory: Option<u64>, searched: bool) -> PlanRequest {
@@ -304,6 +304,68 @@ fn recomputation_costs_what_it_costs_in_training() {
     assert_eq!((second_forwards(&all, 0), second_forwards(&all, 1)), (4, 0));
 }
 
+/// Returns an instance whose ranks lie on nodes.
+fn on_nodes(seed: u64) -> Instance {
+    let mut instance = small(seed);
+    let mut numbers = Numbers(seed ^ 0x5eed);
+    for layer in &mut instance.profile.layers {
+        layer.optimizer_s = 0.1 * numbers.share();
+    }
+    instance.ranks = 4 * numbers.between(1, 2) as u32;
+    instance.microbatches = 8;
+    let node = NodeProfile {
+        ranks: [2, 4][numbers.between(0, 1) as usize],
+        latency_s: 1e-6,
+        bytes_per_s: 1e10 + 1e11 * numbers.share(),
+    };
+    instance.profile.node = Some(node);
+    instance
+}
+
+#[test]
+fn plans_on_nodes_keep_the_bound_and_the_memory() {
+    for seed in 0..6 {
+        let instance = on_nodes(seed);
+        let request = PlanRequest {
+            data_parallel: None,
+            larger_microbatches: true,
+            effort: 200_000,
+            plans: usize::MAX,
+            ..request(&instance, None, true)
+        };
+        let free = plan(&instance.profile, &request, &mut || true).expect("a plan");
+        let of_best = free.plans[0].peak_bytes.iter().max().copied();
+        let memory = of_best.map(|peak| peak - peak / 8);
+        let limited = plan(&instance.profile, &PlanRequest { memory, ..request }, &mut || true);
+        let bounded = |report: &PlanReport| {
+            let fastest = report.plans.iter().map(|plan| plan.step_s).fold(f64::INFINITY, f64::min);
+            assert!(
+                report.lower_bound_s <= fastest * (1.0 + 1e-9),
+                "seed {seed}: {} {fastest}",
+                report.lower_bound_s
+            );
+        };
+        bounded(&free);
+        let Ok(limited) = limited else { continue };
+        bounded(&limited);
+        let mut peaks = limited.plans.iter().flat_map(|plan| &plan.peak_bytes);
+        assert!(peaks.all(|&peak| Some(peak) <= memory), "seed {seed}");
+    }
+}
+
+#[test]
+fn the_state_of_the_optimizer_takes_memory() {
+    let profile = Profile { layers: vec![block("layer", 1.0); 4], ..Profile::default() };
+    let parameters: u64 = profile.each_layer().map(|layer| layer.parameter_bytes).sum();
+    let peak = |state_per_parameter| {
+        let request =
+            PlanRequest { ranks: 1, microbatches: 1, state_per_parameter, ..PlanRequest::default() };
+        plan(&profile, &request, &mut || true).expect("a plan").plans[0].peak_bytes[0]
+    };
+    assert_eq!(peak(2.0) - peak(0.0), 2 * parameters);
+    assert_eq!(peak(2.5) - peak(2.0), parameters / 2);
+}
+
 #[test]
 fn impossible_requests_are_refused() {
     let instance = small(1);
@@ -314,6 +376,13 @@ fn impossible_requests_are_refused() {
     };
     assert!(of(&|request| request.ranks = 0).starts_with("0 ranks and "));
     assert!(of(&|request| request.ranks = 40).starts_with("40 ranks have no plan for "));
+    assert!(
+        of(&|request| request.data_parallel = Some(7)).starts_with("7 replicas of 1 tensor-parallel ranks")
+    );
+    assert!(
+        of(&|request| request.tensor_parallel = Some(2))
+            .starts_with("2 tensor-parallel ranks were asked for")
+    );
     let empty = Profile::default();
     let error = plan(&empty, &PlanRequest::default(), &mut || true).expect_err("no layers").to_string();
     assert!(

@@ -53,13 +53,21 @@ fn a_cut_by_hand() {
     );
     check_set(
         &["pipeline.partition=even", "pipeline.layout=E A*4 | A*4 L"],
+        &["--set pipeline.layout=E A*4 | A*4 L: `layout` and `partition` both choose the cut"],
+    );
+    check_set(
+        &["pipeline.partition=explicit", "pipeline.layout=E A*4 | A*4 L"],
+        &["--set pipeline.layout=E A*4 | A*4 L: `layout` and `partition` both choose the cut"],
+    );
+    check_set(
+        &["pipeline.schedule=auto", "pipeline.layout=E A*4 | A*4 L"],
         &[
-            "--set pipeline.layout=E A*4 | A*4 L: `layout` is written beside `partition`, which says the same in another way",
+            "--set pipeline.layout=E A*4 | A*4 L: `layout` has no effect without a schedule by name or from a file",
         ],
     );
     check_set(
         &["pipeline.layout=E A*4 | A*3 | A L"],
-        &["--set pipeline.layout=E A*4 | A*3 | A L: 2 boundaries do not make 2 stages; give 1 boundaries"],
+        &["--set pipeline.layout=E A*4 | A*3 | A L: the layout has 3 stages, and the schedule 2"],
     );
 }
 
@@ -102,6 +110,10 @@ fn sizes_beside_a_schedule_from_a_file() {
 
 #[test]
 fn settings_of_generators_are_for_schedules_that_have_them() {
+    check_set(
+        &["pipeline.schedule=group-interleaved", "pipeline.memory_limit=[]"],
+        &["--set pipeline.memory_limit=[]: `memory_limit` is empty"],
+    );
     let refuse = |arguments: &[&str], place: &str, message: &str| {
         let found = load(None, arguments).expect_err("it is refused");
         assert!(found.starts_with(&format!("--set {place}: {message}")), "{found}");

@@ -197,6 +197,10 @@ fn groups_of_parameters_are_checked() {
         "[{ parameters = [\"a.[\"] }]",
         "`parameters` is a.[, where a path, in which * means any letters is expected",
     );
+    refuse(
+        "[{ parameters = [\"norm\"] }, { parameters = [\"norm\"], lr = 1 }]",
+        "table 2: unknown key `lr` in [[optimizer.groups]]",
+    );
     let file = "[optimizer]\nweight_decay = 0.2\n[[optimizer.groups]]\nparameters = [\"norm\", \"a.b.*\"]\nweight_decay = 0\n";
     let groups = load(Some(file), &[]).expect("a sound file").optimizer.groups;
     assert_eq!(groups[0].parameters, ["norm", "a.b.*"]);

@@ -13,11 +13,8 @@
 //!
 //! For the packing, (a) among the heaviest `p k + 1` layers, some rank has `k + 1`; (b) the bound of Martello and Toth,
 //! "Lower bounds and reduction procedures for the bin packing problem", 1990; (c) the dual feasible functions of Fekete
-//! and Schepers, "New classes of fast lower bounds for bin packing problems", 2001.
-
-//!
-//! For ranks that start later, (d): whatever the size of a unit, the whole units in the layers of a rank are at most those in
-//! its time after its fill.
+//! and Schepers, "New classes of fast lower bounds for bin packing problems", 2001; (d) whole units: for any size of a unit,
+//! the whole units in the layers of a rank are at most those in its time after its fill.
 
 use crate::plan::bound::bisect;
 use crate::plan::rank_times::Step;
@@ -57,12 +54,14 @@ fn units(items: &[f64]) -> Vec<Unit> {
     let mut sizes: Vec<f64> = items.to_vec();
     sizes.dedup_by(|one, other| (*one - *other).abs() <= 1e-9 * *other);
     let parts = sizes.iter().flat_map(|&size| (1..=PARTS).map(move |part| size / f64::from(part)));
-    // A quotient that is nearly a whole number counts as less, which only weakens the bound.
-    let needed = |size: f64| items.iter().map(|item| (item / size - 1e-9).floor().max(0.0)).sum();
-    parts
-        .filter(|&size| size > 0.0)
-        .map(|size| Unit { size: size * (1.0 - 1e-9), needed: needed(size) })
-        .collect()
+    let unit = |size: f64| {
+        // Slightly less, so that an item has as many units of its own size as it has parts. Any size is valid. A quotient
+        // that rounding has made too large would break the bound.
+        let size = size * (1.0 - 1e-9);
+        let whole = |item: &f64| (item / size * (1.0 - 1e-12)).floor();
+        Unit { size, needed: items.iter().map(whole).sum() }
+    };
+    parts.filter(|&size| size > 0.0).map(unit).collect()
 }
 
 /// Returns whether the whole units in the times of all ranks are as many as those in the items.
@@ -138,6 +137,34 @@ fn fits(items: &[f64], bins: usize, size: f64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::layers::Layers;
+    use crate::plan::network::{Mesh, MeshOrder, Network};
+    use crate::profile::{LayerProfile, LinkProfile, Profile};
+
+    fn check(layers: usize, ranks: u32, microbatches: u32, expected: f64) {
+        let layer = LayerProfile {
+            forward_s: 1.0,
+            input_backward_s: 1.0,
+            weight_backward_s: 1.0,
+            ..LayerProfile::default()
+        };
+        let link = LinkProfile::new(0.0, f64::INFINITY);
+        let profile = Profile { link, layers: vec![layer; layers], ..Profile::default() };
+        let mesh = Mesh { tensor: 1, replicas: 1, ranks, order: MeshOrder::default() };
+        let network = Network::of(&profile, mesh).expect("a mesh");
+        let layers = Layers::of(&profile, 1, network, 2.0);
+        let found = bound(Step::of(&layers, ranks, microbatches));
+        // The bisection ends below the bound.
+        assert!((expected * 0.999..=expected).contains(&found), "{found} {expected}");
+    }
+
+    /// Layers are whole: a rank that starts late has time for fewer of them. The packing alone proves 144, 72 and 384.
+    #[test]
+    fn whole_layers_do_not_fill_the_time_of_late_ranks() {
+        check(40, 16, 16, 151.0);
+        check(24, 8, 8, 79.0);
+        check(64, 16, 32, 399.0);
+    }
 
     #[test]
     fn equal_items_need_whole_bins() {
