@@ -286,15 +286,16 @@ fn a_freeze_that_fails_on_one_rank_ends_the_pipeline() {
     assert!(error.starts_with("a module was changed on some ranks only"), "{error}");
 }
 
+fn halved(mut block: Block) -> Block {
+    block.linear.weight = block.linear.weight.map(|weight| (weight * 0.5).detach().require_grad());
+    block
+}
+
 #[test]
 fn a_replaced_head_and_changed_values_are_trained_on() {
     let mut plain = PlainRun::new();
     (0..2).for_each(|_| plain.step(MICROBATCHES, |_| true));
     plain.module.layers[LAYERS - 1] = Block::new(77);
-    let halved = |mut block: Block| {
-        block.linear.weight = block.linear.weight.map(|weight| (weight * 0.5).detach().require_grad());
-        block
-    };
     plain.module.layers[1] = halved(plain.module.layers[1].clone());
     (0..2).for_each(|_| plain.step(MICROBATCHES, |_| true));
     for (what, mut pipeline) in variants() {
