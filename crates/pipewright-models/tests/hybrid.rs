@@ -529,10 +529,10 @@ fn models_that_cannot_be_are_refused_where_they_are_wrong() {
     );
     // Tables of the text's structure have as many rows as other tables.
     let rows = |count: u64| json!({"structure_vocab_sizes": {"structure_ids": count}});
-    check(rows(0), "`structure_vocab_sizes = 0` is out of range: it must be at least 1");
+    check(rows(0), "`structure_vocab_sizes.structure_ids = 0` is out of range: it must be at least 1");
     check(
         rows((1 << 31) + 1),
-        "`structure_vocab_sizes = 2147483649` is out of range: it must be at most 2147483648",
+        "`structure_vocab_sizes.structure_ids = 2147483649` is out of range: it must be at most 2147483648",
     );
 }
 

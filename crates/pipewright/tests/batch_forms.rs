@@ -177,6 +177,39 @@ fn inputs_may_be_split_along_another_dimension_and_unevenly() {
 }
 
 #[test]
+fn a_batch_without_targets_is_evaluated_and_trains_a_loss_that_takes_none() {
+    let rows = SplitSpec::Along(0);
+    let batches = || {
+        let inputs = || data(0, 9);
+        [
+            Batch::split_by(inputs(), rows, (), (), MICROBATCHES - 1).expect("it splits"),
+            Batch::tensor_split(inputs(), (), MICROBATCHES - 1).expect("it splits"),
+            Batch::tensor_split_by(inputs(), rows, (), (), MICROBATCHES - 1).expect("it splits"),
+        ]
+    };
+    let program = || program("gpipe", 2, MICROBATCHES - 1);
+    let launch = |last: fn(Mlp) -> Stage| {
+        let make = move |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
+            let module = Mlp::of_stage(index, 2);
+            Ok(if index.get() == 1 { last(module) } else { Stage::new(module) })
+        };
+        Pipeline::launch(program(), World::local(2), &sgd(), make).expect("it starts")
+    };
+    let mut takes_targets = launch(|module| Stage::with_loss(module, loss));
+    let mut takes_none =
+        launch(|module| Stage::with_loss(module, |output: Tensor<2>, (): ()| output.square().mean()));
+    for batch in batches() {
+        let found = takes_targets.eval_batch(batch.clone()).expect("an evaluation without losses");
+        assert_eq!((found.losses.len(), found.outputs.len()), (0, MICROBATCHES as usize - 1));
+        let error = takes_targets.step_batch(batch.clone(), RATE).map(drop).expect_err("it needs targets");
+        assert!(error.to_string().contains("the loss cannot take its targets"), "{error}");
+        let losses = takes_none.eval_batch(batch.clone()).expect("an evaluation").losses;
+        assert_eq!(losses.len(), MICROBATCHES as usize - 1);
+        assert_eq!(takes_none.step_batch(batch, RATE).expect("a step").losses, losses);
+    }
+}
+
+#[test]
 fn side_inputs_that_do_not_fit_are_named() {
     let batch = || Batch::tensor_split(data(0, 9), data(1, 9), MICROBATCHES).expect("it splits");
     let check = |outcome: Result<Batch, SplitError>, words: &str| {

@@ -105,7 +105,11 @@ impl ActionHook for Functions {
     }
 
     fn overlap(&self, run: &mut OverlapRun<'_>) -> Result<(), StageError> {
-        run.backward().run_block()
+        while run.backward().next_block().is_some() {
+            run.backward().run_block()?;
+            run.forward().run_block()?;
+        }
+        run.forward().run_all()
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use burn::optim::SgdConfig;
@@ -11,9 +12,10 @@ use pipewright::failure::Cause;
 use pipewright::hook::{ActionHook, BackwardRun, ForwardRun, OverlapRun};
 use pipewright::ids::WorldRank;
 use pipewright::mesh::DataParallelMode::Sharded;
-use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineError};
-use pipewright::stage::{StageContext, StageError, StageModule, WeightWork};
+use pipewright::pipeline::{Layers, Pipeline, PipelineBuilder, PipelineConfig, PipelineError};
+use pipewright::stage::{Stage, StageContext, StageError, StageModule, WeightWork};
 use pipewright::tensor::{Metadata, OptionalTensors, TensorSpec, Values, pack, unpack};
+use pipewright::transport::World;
 use pipewright_schedule::{Action, Microbatch, Recompute, StageIndex};
 use support::{LAYERS, Mlp, ROWS, Step, WIDTH, batch, loss, optimizer, split};
 
@@ -65,15 +67,25 @@ fn tensor(values: &Values) -> Tensor<2> {
 /// Runs every block by itself, and the blocks of an overlap alternately.
 #[derive(Default)]
 struct ByBlock {
-    forwards: Mutex<Vec<(Action, usize)>>,
-    backwards: Mutex<Vec<(Action, usize)>>,
+    /// The blocks in the order in which they ran.
+    order: Mutex<Vec<(Action, usize)>>,
 }
 
 impl ByBlock {
+    fn note(&self, action: Action, block: usize) {
+        self.order.lock().expect("no panic").push((action, block));
+    }
+
+    /// Returns the number of blocks that ran in forwards, or in backwards.
+    fn count(&self, forwards: bool) -> usize {
+        let order = self.order.lock().expect("no panic");
+        order.iter().filter(|(action, _)| matches!(action, Action::Forward { .. }) == forwards).count()
+    }
+
     fn forward_block(&self, mut run: ForwardRun<'_>) -> Result<(), StageError> {
         let Some(block) = run.next_block() else { return Ok(()) };
         run.run_block()?;
-        self.forwards.lock().expect("no panic").push((run.action(), block));
+        self.note(run.action(), block);
         Ok(())
     }
 
@@ -83,7 +95,7 @@ impl ByBlock {
         if matches!(run.action(), Action::Backward { .. }) {
             run.run_weights()?;
         }
-        self.backwards.lock().expect("no panic").push((run.action(), block));
+        self.note(run.action(), block);
         Ok(())
     }
 }
@@ -96,7 +108,7 @@ impl ActionHook for ByBlock {
     fn forward(&self, run: &mut ForwardRun<'_>) -> Result<(), StageError> {
         while let Some(block) = run.next_block() {
             run.run_block()?;
-            self.forwards.lock().expect("no panic").push((run.action(), block));
+            self.note(run.action(), block);
         }
         Ok(())
     }
@@ -104,7 +116,7 @@ impl ActionHook for ByBlock {
     fn backward(&self, run: &mut BackwardRun<'_>) -> Result<(), StageError> {
         while let Some(block) = run.next_block() {
             run.run_block()?;
-            self.backwards.lock().expect("no panic").push((run.action(), block));
+            self.note(run.action(), block);
         }
         Ok(())
     }
@@ -125,13 +137,14 @@ fn blocks_that_run_one_by_one_change_no_bit() {
         assert_eq!(run(builder(schedule).hook(hook.clone())), run(builder(schedule)), "{schedule}");
         // Three steps and the forwards of an evaluation.
         let microbatches = MICROBATCHES as usize;
-        assert_eq!(hook.forwards.lock().expect("no panic").len(), 4 * LAYERS * microbatches, "{schedule}");
-        assert_eq!(hook.backwards.lock().expect("no panic").len(), 3 * LAYERS * microbatches, "{schedule}");
+        assert_eq!(hook.count(true), 4 * LAYERS * microbatches, "{schedule}");
+        assert_eq!(hook.count(false), 3 * LAYERS * microbatches, "{schedule}");
     }
 }
 
 #[test]
 fn the_blocks_of_an_overlap_alternate() {
+    /// Records the blocks of each overlap in the order in which they run.
     #[derive(Default)]
     struct Order(ByBlock, Mutex<Vec<String>>);
     impl ActionHook for Order {
@@ -142,10 +155,12 @@ fn the_blocks_of_an_overlap_alternate() {
             self.0.forward(run)
         }
         fn overlap(&self, run: &mut OverlapRun<'_>) -> Result<(), StageError> {
-            let (forward, backward) = (run.forward().action(), run.backward().action());
-            let blocks = [run.forward().blocks() - 1, run.backward().next_block().expect("one is left")];
-            self.0.overlap(run)?;
-            self.1.lock().expect("no panic").push(format!("{forward} {backward} {blocks:?}"));
+            let own = ByBlock::default();
+            own.overlap(run)?;
+            let parts = own.order.into_inner().expect("no panic").into_iter();
+            let kind = |action| if matches!(action, Action::Forward { .. }) { 'F' } else { 'B' };
+            let parts = parts.map(|(action, block)| format!("{}{block}", kind(action)));
+            self.1.lock().expect("no panic").push(parts.collect::<Vec<_>>().join(" "));
             Ok(())
         }
     }
@@ -154,7 +169,7 @@ fn the_blocks_of_an_overlap_alternate() {
     pipeline.step_batch(brought(0), 1e-2).expect("a step");
     let seen = hook.1.lock().expect("no panic");
     // Four stages of two layers: the backward has the blocks of its forward.
-    assert!(!seen.is_empty() && seen.iter().all(|line| line.ends_with("[1, 1]")), "{seen:?}");
+    assert!(!seen.is_empty() && seen.iter().all(|line| line == "B1 F0 B0 F1"), "{seen:?}");
 }
 
 #[test]
@@ -541,9 +556,121 @@ fn blocks_that_a_function_leaves_out_are_an_error() {
         let mut pipeline = builder("1f1b").hook(hook).launch().expect("it starts");
         let error = pipeline.step_batch(brought(0), 1e-2).map(drop).expect_err("a block is missing");
         let PipelineError::Step(error) = error else { panic!("{error}") };
-        let Cause::LeftOut { action } = error.cause else { panic!("{error}") };
-        action.to_string()
+        let Cause::BlocksLeft { action, block } = error.cause else { panic!("{error}") };
+        let text = format!("the function that runs {action} left out block {block} and those behind it: ");
+        assert!(error.to_string().contains(&text), "{error}");
+        format!("{action} {block}")
     };
-    assert_eq!(error(Arc::new(Forwards(|run| run.run_block()))), "0F0");
-    assert_eq!(error(Arc::new(Backwards(|run| run.run_block()))), "1I0");
+    assert_eq!(error(Arc::new(Forwards(|run| run.run_block()))), "0F0 1");
+    assert_eq!(error(Arc::new(Backwards(|run| run.run_block()))), "1I0 2");
+}
+
+#[test]
+fn gradients_that_a_function_leaves_out_are_an_error_in_every_step() {
+    /// Leaves no gradients in one of the steps.
+    struct LeavesNone {
+        step: usize,
+        seen: AtomicUsize,
+    }
+    impl ActionHook for LeavesNone {
+        fn backward(&self, run: &mut BackwardRun<'_>) -> Result<(), StageError> {
+            run.run_all()?;
+            let earlier = MICROBATCHES as usize * self.step;
+            if run.stage().get() == 1 && self.seen.fetch_add(1, Ordering::SeqCst) == earlier {
+                run.set_gradients(OptionalTensors::new());
+            }
+            Ok(())
+        }
+    }
+    for step in 0..2 {
+        let hook = Arc::new(LeavesNone { step, seen: AtomicUsize::new(0) });
+        let mut pipeline = builder("1f1b").hook(hook).launch().expect("it starts");
+        for _ in 0..step {
+            pipeline.step_batch(brought(0), 1e-2).expect("a step");
+        }
+        let error = pipeline.step_batch(brought(0), 1e-2).map(drop).expect_err("a gradient is missing");
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "step {}: rank 1, stage 1, microbatch 0, action 1I0: the function left 0 gradient(s), and the backward \
+                 returned 1: replace gradients one by one",
+                step + 1
+            )
+        );
+    }
+}
+
+/// Computes the weight gradients of an `I` at once.
+struct AtOnce;
+
+impl ActionHook for AtOnce {
+    fn backward(&self, run: &mut BackwardRun<'_>) -> Result<(), StageError> {
+        run.run_all()?;
+        run.run_weights()
+    }
+}
+
+#[test]
+fn weight_gradients_of_a_function_go_to_the_runner_of_the_stage() {
+    let program = || support::program("zbvzerobubble", 2, MICROBATCHES);
+    let train = |hook: Option<Arc<dyn ActionHook>>| {
+        let (counted, stages) = (Arc::new(AtomicUsize::new(0)), program().placement().stages());
+        let count = counted.clone();
+        let make = move |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
+            let count = count.clone();
+            Ok(support::stage(index, stages)?.with_weight_runner(move |_, work| {
+                count.fetch_add(work.len(), Ordering::SeqCst);
+            }))
+        };
+        let config = PipelineConfig { hook, ..support::config() };
+        let mut pipeline = Pipeline::launch(program(), World::local(2), &config, make).expect("it starts");
+        let steps = (0..3).map(|step| {
+            let report = pipeline.step_batch(brought(step), 1e-2).expect("a step");
+            (report.losses, report.gradient_norm)
+        });
+        (steps.collect::<Vec<Step>>(), counted.load(Ordering::SeqCst))
+    };
+    let (steps, counted) = train(Some(Arc::new(AtOnce)));
+    assert_eq!(counted, 3 * LAYERS * MICROBATCHES as usize);
+    assert_eq!((steps, counted), train(None));
+}
+
+/// A layer that cannot defer its weight gradients.
+#[derive(burn::module::Module, Debug)]
+struct Undeferred {
+    linear: burn::nn::Linear,
+}
+
+impl StageModule for Undeferred {
+    type Input = Tensor<2>;
+    type Output = Tensor<2>;
+
+    fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
+        self.linear.forward(input)
+    }
+}
+
+#[test]
+fn only_a_stage_that_cannot_defer_is_in_the_log() {
+    support::collect_log();
+    let found = || support::logged(|text| text.contains("has no layer that defers its weight gradients"));
+    run(builder("zb-h1").hook(Arc::new(AtOnce)));
+    let mut frozen = builder("zb-h1").launch().expect("it starts");
+    frozen.freeze(|_| true).expect("every rank answers");
+    frozen.step_batch(brought(0), 1e-2).expect("a step");
+    assert_eq!(found(), Vec::<String>::new());
+    let layer =
+        |_| Undeferred { linear: burn::nn::LinearConfig::new(WIDTH, WIDTH).init(&Device::flex().autodiff()) };
+    let mut plain = Pipeline::builder(Layers::new(2, layer))
+        .ranks(2)
+        .schedule("zb-h1")
+        .microbatches(MICROBATCHES)
+        .loss(loss)
+        .optimizer(optimizer())
+        .launch()
+        .expect("it starts");
+    for step in 0..2 {
+        plain.step_batch(brought(step), 1e-2).expect("a step");
+    }
+    assert_eq!(found().len(), 2, "each stage once: {:?}", found());
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
@@ -186,39 +186,9 @@ fn metadata_may_be_given_for_some_boundaries() {
     }
 }
 
-/// The warnings of this test program's pipelines.
-static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// Collects warnings of all threads.
-struct Collects;
-
-impl tracing::Subscriber for Collects {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Message<'a>(&'a mut String);
-        impl tracing::field::Visit for Message<'_> {
-            fn record_debug(&mut self, _field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                self.0.push_str(&format!("{value:?}"));
-            }
-        }
-        let mut text = String::new();
-        event.record(&mut Message(&mut text));
-        WARNINGS.lock().expect("no panic").push(text);
-    }
-    fn enter(&self, _span: &tracing::span::Id) {}
-    fn exit(&self, _span: &tracing::span::Id) {}
-}
-
 #[test]
 fn a_mismatch_may_be_a_warning() {
-    tracing::subscriber::set_global_default(Collects).expect("no other test sets it");
+    support::collect_log();
     let warns =
         PipelineConfig { on_mismatch: OnMismatch::Warn, check_metadata: CheckMetadata::Always, ..config() };
     let mut pipeline = launch("1f1b", &warns).expect("it starts");
@@ -226,8 +196,7 @@ fn a_mismatch_may_be_a_warning() {
     pipeline.step_batch(brought([1, 1, 1, 2]), 1e-2).expect("stage 1 takes any width");
     let plain = launch("1f1b", &config()).expect("it starts").step_batch(brought([1; 4]), 1e-2);
     assert_eq!(warned.losses, plain.expect("all alike").losses, "stage 1 uses the first features");
-    let mut found = WARNINGS.lock().expect("no panic").clone();
-    found.retain(|text| text.starts_with("microbatch"));
+    let found = support::logged(|text| text.starts_with("microbatch"));
     // Both sides of the boundary find the mismatch.
     let sent = "microbatch 1: tensor 0 differs: stage 0 on rank 0 sent F32 [3, 12], stage 1 on rank 1 expects F32 [_, 6]";
     assert_eq!(found.iter().filter(|text| text.starts_with(sent)).count(), 2, "{found:#?}");
@@ -251,21 +220,24 @@ fn gradients_have_the_metadata_of_their_tensors() {
     let some = |gradient: Tensor<2>| pack(gradient).into_iter().map(Some).collect();
     let narrow: fn(Tensor<2>) -> OptionalTensors =
         |gradient| pack(gradient.narrow(1, 0, 5)).into_iter().map(Some).collect();
-    let none: fn(Tensor<2>) -> OptionalTensors = |_| OptionalTensors::new();
-    let cases = [
-        (narrow, Mismatch::Gradient(0), "F32 [3, 5]", "F32 [3, 6]"),
-        (none, Mismatch::GradientCount, "0 tensor(s)", "1 tensor(s)"),
-    ];
-    for (replace, expected, sent, received) in cases {
-        for metadata in [Metadata::default(), given(2)] {
-            let config = with(metadata, CheckMetadata::FirstStep);
-            let config = PipelineConfig { hook: Some(Arc::new(Replaces(replace))), ..config };
-            let error =
-                mismatch(launch("1f1b", &config).expect("it starts").step_batch(brought([1; 4]), 1e-2));
-            assert_eq!((error.microbatch.get(), error.mismatch), (0, expected));
-            assert_eq!((error.from.stage.get(), error.to.stage.get()), (1, 0));
-            assert_eq!((error.sent.as_str(), error.expected.as_str()), (sent, received));
+    for (metadata, evaluates) in
+        [Metadata::default(), given(2)].into_iter().flat_map(|given| [(given.clone(), false), (given, true)])
+    {
+        let config = with(metadata, CheckMetadata::FirstStep);
+        let config = PipelineConfig { hook: Some(Arc::new(Replaces(narrow))), ..config };
+        let mut pipeline = launch("1f1b", &config).expect("it starts");
+        if evaluates {
+            // An evaluation has no gradients: those of the first step are checked all the same.
+            pipeline.eval_batch(brought([1; 4])).expect("an evaluation");
         }
+        let error = mismatch(pipeline.step_batch(brought([1; 4]), 1e-2));
+        assert_eq!((error.from.stage.get(), error.to.stage.get()), (1, 0));
+        assert_eq!(error.mismatch, Mismatch::Gradient(0));
+        assert_eq!(
+            error.to_string(),
+            "microbatch 0: the gradient of tensor 0 differs: stage 1 on rank 1 sent F32 [3, 5], stage 0 on rank 0 expects \
+             F32 [3, 6]; return a gradient of the shape and type of each input, or `None`"
+        );
     }
     let same = PipelineConfig { hook: Some(Arc::new(Replaces(some))), ..config() };
     launch("1f1b", &same).expect("it starts").step_batch(brought([1; 4]), 1e-2).expect("the same gradients");

@@ -15,7 +15,7 @@ use burn::tensor::{Gradients, Tensor};
 use pipewright::mesh::DataParallelMode;
 use pipewright::optimizer::{ClipGroup, OptimizerGroup, ParameterGradient};
 use pipewright::pipeline::{Pipeline, PipelineConfig};
-use pipewright::stage::StageContext;
+use pipewright::stage::{Stage, StageContext};
 use pipewright::transport::World;
 use pipewright_schedule::{StageIndex, ValidatedProgram};
 use support::{LAYERS, Mlp, WIDTH, batch, config, loss, program, stage};
@@ -297,6 +297,25 @@ fn a_hook_that_fails_changes_no_parameter() {
     );
     check(
         |gradient| assert_ne!(gradient.path(), "layers.2.weight", "a parameter that is not liked"),
-        &["panicked", "not liked"],
+        &["the gradient hook panicked at `layers.2.weight`: ", "not liked"],
     );
+}
+
+#[test]
+fn a_hook_does_not_hide_that_a_gradient_is_not_finite() {
+    // The slope of the root at 0 is infinite, and the loss is 0.
+    let steep = |output: Tensor<2>, _: Tensor<2>| (output.clone() - output.detach()).sqrt().mean();
+    let make = move |index: StageIndex| -> Result<Stage, std::convert::Infallible> {
+        let module = Mlp::of_stage(index, 2);
+        Ok(if index.get() == 1 { Stage::with_loss(module, steep) } else { Stage::new(module) })
+    };
+    let zero = |gradient: &mut ParameterGradient<'_>| gradient.map(|flat| flat.zeros_like());
+    let config = PipelineConfig { gradient_hook: Some(Arc::new(zero)), ..sgd() };
+    let program = program("1f1b", 2, MICROBATCHES);
+    let mut pipeline = Pipeline::launch(program, World::local(2), &config, make).expect("it starts");
+    let before = values(&mut pipeline);
+    let error = pipeline.step(batch(0, MICROBATCHES), batch(100, MICROBATCHES), RATE);
+    let error = error.expect_err("gradients are infinite").to_string();
+    assert!(error.contains("the gradient of `layers.0.bias` is not finite"), "{error}");
+    assert_eq!(values(&mut pipeline), before);
 }

@@ -6,6 +6,15 @@ use super::side_inputs::STRUCTURES;
 use crate::error::ConfigError;
 use crate::key_check::{above_zero, divisible, not_below_zero, require, rows, sizes, width};
 
+/// The keys of the sizes of [`STRUCTURES`].
+const STRUCTURE_SIZES: [&str; STRUCTURES.len()] = [
+    "structure_vocab_sizes.structure_ids",
+    "structure_vocab_sizes.dep_levels",
+    "structure_vocab_sizes.ast_depth_ids",
+    "structure_vocab_sizes.sibling_index_ids",
+    "structure_vocab_sizes.node_type_ids",
+];
+
 impl HybridConfig {
     /// Checks that the keys make a model.
     ///
@@ -71,10 +80,10 @@ impl HybridConfig {
             ])?;
         }
         for (name, &count) in &self.structure_vocab_sizes {
-            let known = STRUCTURES.contains(&name.as_str());
+            let place = STRUCTURES.iter().position(|known| known == name);
             let names = "one of structure_ids, dep_levels, ast_depth_ids, sibling_index_ids, node_type_ids";
-            require(known, "structure_vocab_sizes", name, names)?;
-            rows(&[("structure_vocab_sizes", count)])?;
+            require(place.is_some(), "structure_vocab_sizes", name, names)?;
+            place.map_or(Ok(()), |place| rows(&[(STRUCTURE_SIZES[place], count)]))?;
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! Splits a batch into microbatches along dimension 0, and joins microbatches.
 
 use super::error::SplitError;
-use crate::batch::{Merge, SplitSpec, common_size, merge_by, split_by};
+use super::split_spec::by_rows;
+use crate::batch::{Merge, common_size, merge_by, split_by};
 use crate::tensor::{Value, Values};
 
 /// Splits every tensor of a batch into equal runs of rows: microbatch `k` of `m` holds rows `k * n / m` up to
@@ -29,10 +30,6 @@ pub fn split_uneven(batch: &[Value], microbatches: u32) -> Result<Vec<Values>, S
         true => Err(SplitError::Empty),
         false => split_by(batch, by_rows(batch), microbatches),
     }
-}
-
-fn by_rows(batch: &[Value]) -> Vec<SplitSpec> {
-    vec![SplitSpec::Along(0); batch.len()]
 }
 
 /// Joins the outputs of all microbatches along dimension 0; the inverse of [`split`].

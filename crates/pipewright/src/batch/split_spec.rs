@@ -97,6 +97,12 @@ nested_tuple!(A, B, C, D);
 nested_tuple!(A, B, C, D, E);
 nested_tuple!(A, B, C, D, E, F);
 
+/// Returns the specs that split tensors along dimension 0.
+pub(super) fn by_rows(tensors: &[Value]) -> Vec<SplitSpec> {
+    vec![SplitSpec::Along(0); tensors.len()]
+}
+
+/// Returns the specs of this number of tensors, first to last.
 pub(super) fn flat<S>(specs: impl Nested<S>, tensors: usize) -> Result<Vec<S>, SplitError> {
     let mut flat = Vec::new();
     specs.flatten(&mut flat);

@@ -23,7 +23,7 @@ use pipewright_schedule::StageIndex;
 
 use super::reduction::Reduction;
 use super::side_inputs::{Side, SideInputs};
-use super::split_spec::{cut, flat};
+use super::split_spec::{by_rows, cut, flat};
 use crate::batch::{Nested, SplitError, SplitSpec, split, split_by, split_uneven, tensor_split};
 use crate::tensor::{Boundary, Values, pack};
 
@@ -75,7 +75,8 @@ impl Batch {
         Ok(Self::new(split_uneven(&pack(inputs), microbatches)?, split_uneven(&pack(targets), microbatches)?))
     }
 
-    /// Splits each tensor as its [`SplitSpec`] says; the specs have the nesting of the inputs and of the targets.
+    /// Splits each tensor as its [`SplitSpec`] says; the specs have the nesting of the inputs and of the targets. The
+    /// targets may be `()`: for a loss that takes none, or for an evaluation without losses.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor};
@@ -100,7 +101,8 @@ impl Batch {
         target_specs: impl Nested<SplitSpec>,
         microbatches: u32,
     ) -> Result<Self, SplitError> {
-        let (inputs, specs) = (pack(inputs), flattened(input_specs));
+        let inputs = pack(inputs);
+        let specs = flat(input_specs, inputs.len())?;
         let parts = split_by(&inputs, specs.clone(), microbatches)?;
         let targets = split_by(&pack(targets), target_specs, microbatches)?;
         Ok(Self { sizes: sizes_of(&parts, &specs), inputs: parts, targets, ..Self::default() })
@@ -116,7 +118,6 @@ impl Batch {
         targets: impl Boundary,
         microbatches: u32,
     ) -> Result<Self, SplitError> {
-        let by_rows = |values: &Values| vec![SplitSpec::Along(0); values.len()];
         let (inputs, targets) = (pack(inputs), pack(targets));
         if inputs.is_empty() {
             return Err(SplitError::Empty);
@@ -136,7 +137,8 @@ impl Batch {
         target_specs: impl Nested<SplitSpec>,
         microbatches: u32,
     ) -> Result<Self, SplitError> {
-        let (inputs, specs) = (pack(inputs), flattened(input_specs));
+        let inputs = pack(inputs);
+        let specs = flat(input_specs, inputs.len())?;
         let parts = tensor_split(&inputs, specs.clone(), microbatches)?;
         let targets = tensor_split(&pack(targets), target_specs, microbatches)?;
         Ok(Self { sizes: sizes_of(&parts, &specs), inputs: parts, targets, ..Self::default() })
@@ -148,8 +150,7 @@ impl Batch {
     /// As [`Batch::with_split_by`].
     pub fn with_split(self, name: &str, tensors: impl Boundary) -> Result<Self, SplitError> {
         let tensors = pack(tensors);
-        let specs = vec![SplitSpec::Along(0); tensors.len()];
-        self.with_cut(name, &tensors, specs)
+        self.with_cut(name, &tensors, by_rows(&tensors))
     }
 
     /// As [`Batch::with_split`], with a [`SplitSpec`] for each tensor, in the nesting of the tensors. Microbatches have the
@@ -164,10 +165,15 @@ impl Batch {
         tensors: impl Boundary,
         specs: impl Nested<SplitSpec>,
     ) -> Result<Self, SplitError> {
-        self.with_cut(name, &pack(tensors), flattened(specs))
+        self.with_cut(name, &pack(tensors), specs)
     }
 
-    fn with_cut(mut self, name: &str, tensors: &Values, specs: Vec<SplitSpec>) -> Result<Self, SplitError> {
+    fn with_cut(
+        mut self,
+        name: &str,
+        tensors: &Values,
+        specs: impl Nested<SplitSpec>,
+    ) -> Result<Self, SplitError> {
         let (specs, sizes) = (flat(specs, tensors.len())?, self.sizes());
         let expected: usize = sizes.iter().sum();
         for (tensor, (value, spec)) in tensors.iter().zip(&specs).enumerate() {
@@ -239,12 +245,6 @@ impl Batch {
             false => self.sizes.clone(),
         }
     }
-}
-
-fn flattened<S>(specs: impl Nested<S>) -> Vec<S> {
-    let mut flat = Vec::new();
-    specs.flatten(&mut flat);
-    flat
 }
 
 /// Returns the size of each microbatch along the first dimension in which a tensor is split; 1 if none is split.

@@ -103,8 +103,8 @@ impl Executor {
         (stage, microbatch): At,
         forward: ForwardState,
     ) -> Result<(), Cause> {
-        if forward.next_block().is_some() {
-            return Err(Cause::LeftOut { action });
+        if let Some(block) = forward.next_block() {
+            return Err(Cause::BlocksLeft { action, block });
         }
         let local_stage = self.local_stage(stage);
         let forwarded = local_stage.runner.finish_forward(forward)?;
@@ -140,10 +140,10 @@ impl Executor {
         backward: BackwardState,
         start: Instant,
     ) -> Result<(), Cause> {
-        if backward.next_block().is_some() {
-            return Err(Cause::LeftOut { action });
+        if let Some(block) = backward.next_block() {
+            return Err(Cause::BlocksLeft { action, block });
         }
-        let InputGradients { mut gradients, recomputed } = backward.into_input_gradients();
+        let InputGradients { mut gradients, recomputed } = backward.into_input_gradients()?;
         if !recomputed.is_zero() {
             self.note_recomputed(Action::Forward { stage, microbatch }, start, recomputed);
         }
@@ -166,9 +166,16 @@ impl Executor {
     fn split_weights(&mut self, action: Action, at: At) -> Result<(), Cause> {
         let tasks = self.backward_weights(action, at)?;
         let (stage, _) = at;
+        // A function of a hook's may have computed the weight gradients in `I`.
+        let is_empty = tasks == 0 && self.hook.is_none();
         let local_stage = self.local_stage(stage);
         local_stage.undeferred.found();
-        if tasks == 0 && !std::mem::replace(&mut local_stage.logged_empty_weight_backward, true) {
+        // A stage whose parameters are frozen has no weight gradients.
+        if is_empty
+            && !local_stage.logged_empty_weight_backward
+            && !local_stage.runner.undeferred().is_empty()
+        {
+            local_stage.logged_empty_weight_backward = true;
             tracing::info!(
                 "stage {stage} has no layer that defers its weight gradients: `I` computes them, and `W` does nothing; \
                  layers of `pipewright::nn` defer theirs, and so do your own with `SplitBackward`"

@@ -20,7 +20,7 @@ use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::loss_scale::LossScaling;
 use crate::message::{MessageError, Payload, Tag, encoded};
-use crate::optimizer::{Factors, group_of};
+use crate::optimizer::Factors;
 
 /// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -157,26 +157,26 @@ impl Executor {
         }
         let norm = |sum: f64| sum.sqrt() / self.divisor() / loss_scale;
         let whole = norm(order.iter().map(|(_, place)| gathered[*place]).sum());
-        let parts = self.sums_of_parts(order.iter().map(|(path, place)| (&**path, gathered[*place])));
+        let parts = self.sums_of_parts(order.iter().map(|(_, place)| gathered[*place]));
         Ok(Norms { whole, parts: parts.into_iter().map(norm).collect() })
     }
 
-    /// Adds the squares of the parameters that no group contains, and those of each group. Returns an empty list if there
-    /// are no groups.
-    fn sums_of_parts<'a>(&self, squares: impl Iterator<Item = (&'a str, f64)>) -> Vec<f64> {
-        let groups = &*self.clip_groups;
-        if groups.is_empty() {
+    /// Adds the squares of the parameters that no group contains, and those of each group. `squares` has the order of the
+    /// norm. Returns an empty list if there are no groups.
+    fn sums_of_parts(&self, squares: impl Iterator<Item = f64>) -> Vec<f64> {
+        if self.clip_groups.is_empty() {
             return Vec::new();
         }
-        let mut sums = vec![0.0; groups.len() + 1];
-        for (path, square) in squares {
-            sums[group_of(groups, path).map_or(0, |group| group + 1)] += square;
+        let groups = self.parameters.as_ref().map_or(&[][..], |known| &known.clipped_with);
+        let mut sums = vec![0.0; self.clip_groups.len() + 1];
+        for (square, group) in squares.zip(groups) {
+            sums[group.map_or(0, |group| group + 1)] += square;
         }
         sums
     }
 
-    /// Returns what makes the gradient of the loss of the step from the sums: usually the number of microbatches whose
-    /// gradients are in them, those of this step and of the preceding steps without an update, on all replicas.
+    /// Returns the divisor of the gradient sums: usually the number of microbatches whose gradients are in them, those of
+    /// this step and of the preceding steps without an update, on all replicas.
     fn divisor(&self) -> f64 {
         match self.step.input.is_sum {
             true => 1.0,

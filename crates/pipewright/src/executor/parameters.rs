@@ -17,6 +17,7 @@ use super::step::Phase;
 use crate::collective::Exchange;
 use crate::failure::Cause;
 use crate::message::{MessageError, Payload, Tag, decoded, encoded};
+use crate::optimizer::group_of;
 
 /// One parameter of a rank, in the form that is sent to the root of the pipeline's tree.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -62,6 +63,8 @@ pub(super) struct KnownParameters {
     /// Copies on this rank that do not count for the norm and checkpoints, because another owner's copy does.
     copies: HashSet<(StageIndex, usize)>,
     pub(super) order: NormOrder,
+    /// The group by whose norm each parameter of `order` is clipped.
+    pub(super) clipped_with: Vec<Option<usize>>,
 }
 
 impl Executor {
@@ -93,7 +96,8 @@ impl Executor {
         let is_own = |owners: &Owners| owners.iter().any(|owner| owner.rank == self.rank);
         let shared: Vec<(u32, Owners)> = (0..).zip(shared).filter(|(_, owners)| is_own(owners)).collect();
         let copies = shared.iter().flat_map(|(_, owners)| copies(owners)).collect();
-        self.parameters = Some(KnownParameters { shared, copies, order });
+        let clipped_with = order.iter().map(|(path, _)| group_of(&self.clip_groups, path)).collect();
+        self.parameters = Some(KnownParameters { shared, copies, order, clipped_with });
         Ok(())
     }
 

@@ -33,7 +33,7 @@ pub(crate) struct RankReport {
     pub outputs: Vec<Values>,
     /// The outputs of each microbatch, of the stages that were asked for.
     pub stage_outputs: Vec<(StageIndex, Vec<Values>)>,
-    /// Global norm of the mean gradient before clipping; `None` for forward-only programs. It is infinite if the update was
+    /// Global norm of the gradient before clipping; `None` for forward-only programs. It is infinite if the update was
     /// skipped.
     pub gradient_norm: Option<f64>,
     pub events: Vec<Event>,

@@ -8,7 +8,7 @@ use pipewright_schedule::{Action, Microbatch, StageIndex};
 use crate::checkpoint::CheckpointError;
 use crate::ids::{StepNumber, WorldRank};
 use crate::message::MessageError;
-use crate::stage::StageError;
+use crate::stage::{StageError, panic_message};
 use crate::tensor::MetadataError;
 
 /// A step that failed: where, and why.
@@ -69,6 +69,16 @@ pub enum Cause {
     LeftOut {
         /// The action.
         action: Action,
+    },
+    /// A function that runs an action left out blocks.
+    #[error(
+        "the function that runs {action} left out block {block} and those behind it: run all blocks, or call `run_all`"
+    )]
+    BlocksLeft {
+        /// The action.
+        action: Action,
+        /// The block that was to run next. A backward begins with the last block.
+        block: usize,
     },
     /// The optimizer panicked.
     #[error("the optimizer panicked: {message}")]
@@ -230,11 +240,7 @@ pub enum Cause {
 impl Cause {
     /// Returns the cause for a panic's payload.
     pub(crate) fn from_panic(payload: &(dyn std::any::Any + Send)) -> Self {
-        let message = payload
-            .downcast_ref::<&str>()
-            .map(|message| (*message).to_owned())
-            .or_else(|| payload.downcast_ref::<String>().cloned())
-            .unwrap_or_else(|| "(no message)".to_owned());
+        let message = panic_message(payload);
         match device_memory(&message) {
             Some(bytes) => Self::DeviceMemory { bytes },
             None => Self::Panic { message },

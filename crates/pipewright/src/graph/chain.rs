@@ -75,11 +75,11 @@ impl<L: StageModule + ModuleDisplay> StageBody for TypedChain<L> {
     }
 
     fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {
-        self.layers.get(self.places.layer(place)?).map(any)
+        self.places.part(&self.layers, place)
     }
 
     fn part_mut(&mut self, place: &ModulePlace) -> Option<(&mut dyn Any, &'static str)> {
-        self.layers.get_mut(self.places.layer(place)?).map(any_mut)
+        self.places.part_mut(&mut self.layers, place)
     }
 
     fn parts_changed(&mut self) {
@@ -132,11 +132,11 @@ impl<L: GraphLayer> StageBody for MixedChain<L> {
     }
 
     fn part(&self, place: &ModulePlace) -> Option<(&dyn Any, &'static str)> {
-        self.layers.get(self.places.layer(place)?).map(any)
+        self.places.part(&self.layers, place)
     }
 
     fn part_mut(&mut self, place: &ModulePlace) -> Option<(&mut dyn Any, &'static str)> {
-        self.layers.get_mut(self.places.layer(place)?).map(any_mut)
+        self.places.part_mut(&mut self.layers, place)
     }
 
     fn parts_changed(&mut self) {
@@ -171,6 +171,20 @@ impl Places {
     fn of<L: Module>(first: usize, layers: &[L]) -> Self {
         let names = (first..first + layers.len()).map(|place| format!("layers.{place}").into());
         Self { first, names: names.collect(), variants: variants_of(layers) }
+    }
+
+    /// Returns the layer of the stage at a place in the model, and the name of its type.
+    fn part<'a, L: Any>(&self, layers: &'a [L], place: &ModulePlace) -> Option<(&'a dyn Any, &'static str)> {
+        layers.get(self.layer(place)?).map(any)
+    }
+
+    /// As [`Places::part`], for a layer that is changed.
+    fn part_mut<'a, L: Any>(
+        &self,
+        layers: &'a mut [L],
+        place: &ModulePlace,
+    ) -> Option<(&'a mut dyn Any, &'static str)> {
+        layers.get_mut(self.layer(place)?).map(any_mut)
     }
 
     /// Returns the place in the stage of a layer of the model. It may be behind the last one.

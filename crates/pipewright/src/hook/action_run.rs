@@ -238,20 +238,18 @@ impl<'a> BackwardRun<'a> {
     /// As [`BackwardRun::run_block`].
     pub fn run_all(&mut self) -> Result<(), StageError> {
         let stage = self.stage();
-        while self.next_block().is_some() {
-            self.stages.stage_mut(stage).backward_block(self.state)?;
-        }
-        Ok(())
+        self.stages.stage_mut(stage).backward_all(self.state)
     }
 
-    /// Computes the weight gradients of the blocks that have run. The `W` of an `I` then has less to do.
+    /// Computes the weight gradients of the blocks that have run, with the stage's own runner if it has one
+    /// ([`Stage::with_weight_runner`](crate::stage::Stage::with_weight_runner)). The `W` of an `I` then has less to do.
     ///
     /// # Errors
     /// When a layer returns a gradient of another shape than its weight.
     pub fn run_weights(&mut self) -> Result<(), StageError> {
         let (stage, microbatch) = (self.stage(), self.microbatch());
         let stage = self.stages.stage_mut(stage);
-        stage.backward_weights(microbatch, &mut |work| work.run_all()).map(drop)
+        stage.backward_weights(microbatch, &mut |_| ()).map(drop)
     }
 
     /// As [`ForwardRun::scope`].

@@ -28,8 +28,9 @@
 //! [`ActionHook::forward`], [`backward`](ActionHook::backward), [`weights`](ActionHook::weights) and
 //! [`overlap`](ActionHook::overlap) run the action themselves. They see the module of the stage, the values or gradients
 //! of the microbatch, its targets and side inputs, and run the module block by block. Between two blocks they may do
-//! anything, such as exchange values with another rank, or run a block of another microbatch. Each function gets all
-//! stages of a rank, and looks at the stage or the action if it is meant for some of them.
+//! anything, such as exchange values with another rank, or run a block of another microbatch. The runtime cannot interrupt
+//! a function: one that waits for another rank needs a time limit of its own, below the pipeline's deadline. Each function
+//! gets all stages of a rank, and looks at the stage or the action if it is meant for some of them.
 //!
 //! ```
 //! use pipewright::hook::{ActionHook, OverlapRun};
@@ -121,7 +122,8 @@ pub trait ActionHook: Send + Sync {
 
     /// Called with the tensors of a message between two stages: in a send before they leave, and in a receive when the
     /// message is taken. It may replace them, for example by compressed ones that the receiver expands again. Stages on
-    /// the same rank send no message to each other.
+    /// the same rank send no message to each other. Messages of skip connections are not shown, because they are not actions
+    /// of the program.
     ///
     /// # Errors
     /// As [`ActionHook::forward`].

@@ -19,11 +19,12 @@ use pipewright_schedule::StageIndex;
 
 use crate::tensor::{BoundaryError, Value, unpack};
 
-/// Called once for each parameter with a gradient, in each step that updates.
+/// Called in each step that updates: on each rank, once for each of its parameters that has a gradient.
 ///
 /// At that point gradients are summed over microbatches, accumulated batches, replicas and copies of shared parameters.
 /// The norm is computed after it, and clipping follows. The copies of a parameter must stay equal: what a hook makes of a
-/// gradient may depend only on the gradient and its path. A panic in a hook fails the step, and no rank updates.
+/// gradient may depend only on the gradient and its path. A panic in a hook fails the step, and no rank updates. An element
+/// that is infinite or not a number stays so, whatever a hook makes of it: the step fails, or in f16 is skipped.
 ///
 /// A function that takes a [`ParameterGradient`] is a hook.
 pub trait GradientHook: Send + Sync {

@@ -27,7 +27,7 @@ pub struct PipelineConfig {
     pub clip_norm: Option<f64>,
     /// Groups of parameters with a largest norm of their own.
     pub clip_groups: Vec<ClipGroup>,
-    /// Called for each gradient before the norm is computed.
+    /// Called for each gradient before the norm is computed; the same on all ranks.
     pub gradient_hook: Option<Arc<dyn GradientHook>>,
     /// Threads for the tensor operations of one rank.
     pub threads_per_rank: usize,
@@ -64,7 +64,7 @@ pub struct PipelineConfig {
     /// differ in the second forward, so a module draws from
     /// [`StageContext::random`](crate::stage::StageContext::random).
     pub recompute: Recompute,
-    /// Called around every action.
+    /// Runs around actions, or in their place.
     pub hook: Option<Arc<dyn ActionHook>>,
     /// A flag that the caller raises to end training. Each rank reads it at the end of a step, and the step's report
     /// says whether any rank found it raised. So the processes of a run agree on their last step.
@@ -123,6 +123,7 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("clip norm", format!("{:?}", config.clip_norm)),
         ("clip groups", format!("{:?}", config.clip_groups)),
         ("optimizer groups", format!("{:?}", config.optimizer_groups)),
+        ("gradient hook", config.gradient_hook.is_some().to_string()),
         ("seed", config.seed.to_string()),
         ("precision", config.precision.to_string()),
         ("loss scaling", config.loss_scaling.to_string()),
@@ -132,4 +133,25 @@ pub(super) fn identity(program: &ValidatedProgram, config: &PipelineConfig) -> F
         ("trains", config.optimizer.is_some().to_string()),
     ];
     fields.map(|(name, value)| (name.to_owned(), value)).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use pipewright_schedule::{Level, LowerConfig, ScheduleSpec, generate, lower, validate};
+
+    use super::*;
+    use crate::optimizer::ParameterGradient;
+
+    #[test]
+    fn processes_agree_on_whether_a_hook_changes_gradients() {
+        let spec = ScheduleSpec { ranks: 2, microbatches: 2, ..ScheduleSpec::default() };
+        let schedule = generate("gpipe", &spec).expect("a schedule");
+        let program = lower(&schedule, &LowerConfig::from(Level::Comms)).expect("it lowers");
+        let program = validate(program, Level::Comms).expect("it is sound");
+        let hook = Arc::new(|_: &mut ParameterGradient<'_>| ());
+        let with = PipelineConfig { gradient_hook: Some(hook), ..PipelineConfig::default() };
+        let fields = [with, PipelineConfig::default()].map(|config| identity(&program, &config));
+        let differ = fields[0].iter().filter(|(name, value)| fields[1][*name] != **value);
+        assert_eq!(differ.map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["gradient hook"]);
+    }
 }

@@ -157,7 +157,8 @@ pub enum PipelineError {
     HalfRestored,
     /// The pipeline has no module at a place.
     #[error(
-        "the pipeline has no {place}: name a stage, a layer of `Layers` by its number, or a node of a graph"
+        "the pipeline has no module at {place}: name a stage if you made it with `Stage::new`, a layer of `Layers` by its \
+         number, or a node of a graph by its name"
     )]
     NoModule {
         /// The place.
@@ -189,7 +190,7 @@ pub enum PipelineError {
         "gradients of the module as it is wait for an update: take the step that updates before you change it"
     )]
     ChangeBeforeUpdate,
-    /// An earlier change of a module failed after some ranks had changed theirs.
+    /// An earlier change of a module failed after some ranks had changed theirs. Freezing parameters is a change.
     #[error(
         "a module was changed on some ranks only: the parameters no longer belong together; launch the pipeline again"
     )]

@@ -23,8 +23,9 @@ impl Pipeline {
     /// [`Layers`](super::Layers) by its number, or a node of a graph by its name. If parameters are sharded, it has the
     /// whole of them.
     ///
-    /// With several processes, all must call it, and all but the one that has the module get `None`. Of several replicas,
-    /// the first one reads.
+    /// With several processes, all must call it, and all but the one that has the module get `None`. A process does not know
+    /// the modules of the others: a place that does not exist is `None` in all of them. Of several replicas, the first one
+    /// reads.
     ///
     /// ```
     /// # use burn::module::Module;
@@ -54,7 +55,8 @@ impl Pipeline {
     /// ```
     ///
     /// # Errors
-    /// When there is no module at this place, it has another type, or a rank fails.
+    /// When no module is at this place, it has another type, or a rank fails. If a rank fails, accumulated gradients are
+    /// dropped.
     pub fn module<M: Module + 'static, R: Send + 'static>(
         &mut self,
         place: impl Into<ModulePlace>,
@@ -83,9 +85,10 @@ impl Pipeline {
     /// call this method. It must return the same values everywhere: draw no random numbers in it, or seed them.
     ///
     /// # Errors
-    /// When there is no module at this place, it has another type, two places of the stage would hold one parameter, or
-    /// accumulated gradients wait for an update; nothing is changed then. When the parameters that stages share no longer
-    /// agree, or `change` panics, the pipeline takes no further step.
+    /// When no module is at this place, it has another type, two places of the stage would hold one parameter, a layer does
+    /// not compute in the pipeline's precision, or accumulated gradients wait for an update; nothing is changed then, and with
+    /// several processes only those that have the module report it. When the parameters that stages share no longer agree, or
+    /// `change` panics, the pipeline takes no further step.
     pub fn change_module<M: Module + 'static>(
         &mut self,
         place: impl Into<ModulePlace>,
@@ -108,12 +111,12 @@ impl Pipeline {
                     false
                 }
             });
-        let visited = self.visit(Visit::Change { place: place.clone(), change });
-        let visited = visited.inspect_err(|_| self.end = self.end.or(Some(End::HalfChanged)))?;
-        self.check_found::<M>(place, &visited, &other)?;
+        let visited = self.visit_to_change(Visit::Change { place: place.clone(), change })?;
+        let outcome = self.check_found::<M>(place, &visited, &other);
+        // Other processes do not know the outcome, so this one takes part before it reports an error.
         self.attempt = self.attempt.next();
-        let end = self.end;
-        self.find_shared().inspect_err(|_| self.end = end.or(Some(End::HalfChanged)))
+        self.find_shared().inspect_err(|_| self.end = self.end.or(Some(End::HalfChanged)))?;
+        outcome
     }
 
     /// Stops training the parameters for whose global path `contains` returns true. They keep their values and the state of
@@ -125,13 +128,12 @@ impl Pipeline {
     /// frozen.
     ///
     /// # Errors
-    /// When a rank fails.
+    /// When a rank fails. The pipeline then takes no further step.
     pub fn freeze(
         &mut self,
         contains: impl Fn(&str) -> bool + Send + Sync + 'static,
     ) -> Result<usize, PipelineError> {
-        let visited = self.visit(Visit::Freeze { contains: Arc::new(contains), freeze: true })?;
-        Ok(visited.found)
+        Ok(self.visit_to_change(Visit::Freeze { contains: Arc::new(contains), freeze: true })?.found)
     }
 
     /// Trains frozen parameters again: those that [`Pipeline::freeze`] has frozen, and for whose global path `contains`
@@ -143,8 +145,18 @@ impl Pipeline {
         &mut self,
         contains: impl Fn(&str) -> bool + Send + Sync + 'static,
     ) -> Result<usize, PipelineError> {
-        let visited = self.visit(Visit::Freeze { contains: Arc::new(contains), freeze: false })?;
-        Ok(visited.found)
+        Ok(self.visit_to_change(Visit::Freeze { contains: Arc::new(contains), freeze: false })?.found)
+    }
+
+    /// As [`Pipeline::visit`], for a visit that changes modules. If a rank fails, others may have changed theirs, and the
+    /// pipeline takes no further step.
+    fn visit_to_change(&mut self, visit: Visit) -> Result<Visited, PipelineError> {
+        let is_refused = self.assembly.abort.diverged().is_some();
+        let visited = self.visit(visit);
+        if visited.is_err() && !is_refused {
+            self.end = self.end.or(Some(End::HalfChanged));
+        }
+        visited
     }
 
     /// Lets all ranks visit the modules of their stages.

@@ -20,7 +20,7 @@ pub(super) enum End {
     Lost(WorldRank),
     /// A restore failed after some ranks had restored their state.
     HalfRestored,
-    /// A change of a module failed after some ranks had changed theirs.
+    /// A change of a module, such as freezing its parameters, failed after some ranks had changed theirs.
     HalfChanged,
 }
 
@@ -149,12 +149,15 @@ impl Pipeline {
 #[cfg(test)]
 mod tests {
     use std::sync::{Arc, Mutex, OnceLock};
+    use std::time::Duration;
 
     use burn::module::Module;
     use burn::nn::{Linear, LinearConfig};
     use burn::optim::AdamWConfig;
     use burn::tensor::{Device, Tensor};
-    use pipewright_schedule::{Action, Level, LowerConfig, ScheduleSpec, generate, lower, validate};
+    use pipewright_schedule::{
+        Action, Level, LowerConfig, ScheduleSpec, StageIndex, generate, lower, validate,
+    };
 
     use super::*;
     use crate::failure::{Abort, FailureNotice};
@@ -199,21 +202,28 @@ mod tests {
         }
     }
 
+    /// Starts a pipeline of `ranks` ranks, those of `world` in this process.
+    fn launch_in(world: World, ranks: u32, hook: Option<Arc<dyn ActionHook>>) -> Pipeline {
+        let (optimizer, deadline) = (Some(AdamWConfig::new().init()), Duration::from_secs(5));
+        let config = PipelineConfig { hook, optimizer, deadline, ..PipelineConfig::default() };
+        let spec = ScheduleSpec { ranks, microbatches: 2, ..ScheduleSpec::default() };
+        let program = lower(&generate("gpipe", &spec).expect("a schedule"), &LowerConfig::from(Level::Comms));
+        let program = validate(program.expect("it lowers"), Level::Comms).expect("it is sound");
+        let make = move |stage: StageIndex| -> Result<Stage, std::convert::Infallible> {
+            let linear = LinearConfig::new(3, 3).init(&Device::flex().autodiff());
+            let loss = |output: Tensor<2>, target: Tensor<2>| (output - target).square().mean();
+            let is_last = stage.get() + 1 == ranks;
+            let made =
+                if is_last { Stage::with_loss(Layer { linear }, loss) } else { Stage::new(Layer { linear }) };
+            Ok(made.with_prefix(&format!("stages.{stage}")))
+        };
+        Pipeline::launch(program, world, &config, make).expect("it starts")
+    }
+
     /// Starts a pipeline of one rank, and another process that fails with `cause`.
     fn launch(cause: Cause) -> (Pipeline, Arc<Other>) {
         let other = Arc::new(Other { cause, abort: OnceLock::new(), diverged: Mutex::default() });
-        let optimizer = Some(AdamWConfig::new().init());
-        let config = PipelineConfig { hook: Some(other.clone()), optimizer, ..PipelineConfig::default() };
-        let spec = ScheduleSpec { ranks: 1, microbatches: 2, ..ScheduleSpec::default() };
-        let program = lower(&generate("gpipe", &spec).expect("a schedule"), &LowerConfig::from(Level::Comms));
-        let program = validate(program.expect("it lowers"), Level::Comms).expect("it is sound");
-        let make = |_| -> Result<Stage, std::convert::Infallible> {
-            let linear = LinearConfig::new(3, 3).init(&Device::flex().autodiff());
-            Ok(Stage::with_loss(Layer { linear }, |output: Tensor<2>, target: Tensor<2>| {
-                (output - target).square().mean()
-            }))
-        };
-        let pipeline = Pipeline::launch(program, World::local(1), &config, make).expect("it starts");
+        let pipeline = launch_in(World::local(1), 1, Some(other.clone()));
         let _ = other.abort.set(pipeline.assembly.abort.clone());
         (pipeline, other)
     }
@@ -231,7 +241,31 @@ mod tests {
         let expected = PipelineError::Diverged { step: StepNumber::new(1) }.to_string();
         assert_eq!(failed_step(&mut pipeline), expected, "it had begun");
         assert_eq!(failed_step(&mut pipeline), expected, "it does not begin");
+        let frozen = pipeline.freeze(|_| true).expect_err("no command begins").to_string();
+        let changed = pipeline.change_module(StageIndex::new(0), |layer: Layer| layer);
+        assert_eq!(
+            [frozen, changed.expect_err("no command begins").to_string()],
+            [(); 2].map(|()| expected.clone())
+        );
         assert_eq!(pipeline.parameters().expect_err("they are not usable").to_string(), expected);
+    }
+
+    #[test]
+    fn a_change_that_one_process_refuses_does_not_keep_the_others_waiting() {
+        let in_process = |world| {
+            let mut pipeline = launch_in(world, 2, None);
+            let changed = pipeline.change_module(StageIndex::new(1), |linear: Linear| linear);
+            let batch = || Tensor::<2>::ones([4, 3], &Device::flex());
+            pipeline.step(batch(), batch(), 1e-2).expect("nothing has changed");
+            changed.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        let processes = World::local(2).apart().into_iter();
+        let processes = processes.map(|world| std::thread::spawn(move || in_process(world)));
+        let processes: Vec<_> = processes.collect();
+        let outcomes = processes.into_iter().map(|process| process.join().expect("no panic"));
+        let [first, second] = <[String; 2]>::try_from(outcomes.collect::<Vec<_>>()).expect("two processes");
+        assert_eq!(first, "", "it does not have the module");
+        assert!(second.starts_with("the module of stage 1 is a `"), "{second}");
     }
 
     #[test]

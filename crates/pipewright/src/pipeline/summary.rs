@@ -33,7 +33,7 @@ pub struct StepSummary {
     /// ([`Batch::keep_outputs_of`](crate::batch::Batch::keep_outputs_of)), of each microbatch in order. A process has those
     /// of its own stages. Tensors of skip connections follow those of the next stage.
     pub stage_outputs: BTreeMap<StageIndex, Vec<Values>>,
-    /// Global norm of the gradient of the mean loss, before clipping; infinite if the update was skipped.
+    /// Global norm of the gradient of the loss, before clipping; infinite if the update was skipped.
     pub gradient_norm: f64,
     /// The factor of the losses in the backwards of this step; `None` if losses are not scaled, as in any precision but f16.
     pub loss_scale: Option<f64>,
@@ -71,9 +71,10 @@ pub struct StepSummary {
 pub struct EvalSummary {
     /// Loss of each microbatch, in microbatch order; empty without targets.
     pub losses: Vec<f64>,
-    /// The weight of each microbatch's loss, times their number: 1 unless microbatches differ in rows.
+    /// The weight of each microbatch's loss, times their number: 1 unless microbatches differ in rows, or the batch says
+    /// otherwise ([`Batch::weighted`](crate::batch::Batch::weighted), [`Batch::summed`](crate::batch::Batch::summed)).
     pub loss_weights: Vec<f64>,
-    /// Auxiliary losses by name, each the mean over the microbatches, without its weight.
+    /// Auxiliary losses by name, without their weights. The microbatches count as for the loss.
     pub auxiliary: BTreeMap<Arc<str>, f64>,
     /// The sum of all auxiliary losses, each with its weight.
     pub weighted_auxiliary: f64,

@@ -1,4 +1,4 @@
-//! The settings of a [`PipelineBuilder`] for what happens between the gradients and the parameters.
+//! The builder's settings of the update: optimizer, groups, clipping, gradient hook.
 
 use std::sync::Arc;
 

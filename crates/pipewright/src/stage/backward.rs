@@ -38,6 +38,8 @@ pub(crate) struct BackwardState {
     in_flight: InFlight,
     /// The gradients of the outputs of the next part; after the last part, those of the inputs of the stage.
     gradients: OptionalTensors,
+    /// The number of gradients that the last part returned.
+    returned: usize,
     /// The time in which parts were computed again.
     recomputed: Duration,
 }
@@ -45,7 +47,7 @@ pub(crate) struct BackwardState {
 impl BackwardState {
     /// Begins a backward with the gradients of the outputs.
     pub(super) fn new(microbatch: Microbatch, in_flight: InFlight, gradients: OptionalTensors) -> Self {
-        Self { microbatch, in_flight, gradients, recomputed: Duration::ZERO }
+        Self { microbatch, in_flight, gradients, returned: 0, recomputed: Duration::ZERO }
     }
 
     pub(crate) fn microbatch(&self) -> Microbatch {
@@ -69,29 +71,48 @@ impl BackwardState {
     }
 
     /// Returns the results of a backward that has run to its end.
-    pub(crate) fn into_input_gradients(self) -> InputGradients {
-        InputGradients { gradients: self.gradients, recomputed: self.recomputed }
+    ///
+    /// # Errors
+    /// When a function of the caller's has left another number of gradients than the backward returned.
+    pub(crate) fn into_input_gradients(self) -> Result<InputGradients, StageError> {
+        let (found, expected) = (self.gradients.len(), self.returned);
+        match found == expected {
+            true => Ok(InputGradients { gradients: self.gradients, recomputed: self.recomputed }),
+            false => Err(StageError::GradientsLeft { found, expected }),
+        }
     }
 }
 
 impl<M: StageBody> TrainingStage<M> {
+    /// Runs the backward of at most `count` parts. Running statistics then have the values from before.
+    pub(super) fn run_back(&mut self, backward: &mut BackwardState, count: usize) -> Result<(), StageError> {
+        let count = count.min(backward.in_flight.parts.len());
+        let mut next = backward.in_flight.parts.iter().rev().take(count);
+        let buffers = match next.any(|part| matches!(part.kept, Kept::Inputs(_))) {
+            true => self.buffers(),
+            false => OptionalTensors::new(),
+        };
+        (0..count).try_for_each(|_| self.run_part(backward))?;
+        self.restore_buffers(buffers);
+        Ok(())
+    }
+
     /// Runs the backward of the next part.
-    pub(super) fn run_back(&mut self, backward: &mut BackwardState) -> Result<(), StageError> {
+    fn run_part(&mut self, backward: &mut BackwardState) -> Result<(), StageError> {
         let Some(Part { segment, kept }) = backward.in_flight.parts.pop() else { return Ok(()) };
         let gradients = std::mem::take(&mut backward.gradients);
-        backward.gradients = match (kept, &backward.in_flight.pass) {
-            (Kept::Recorded(tape), _) => self.run_backward(backward.microbatch, *tape, gradients)?,
+        let tape = match (kept, &backward.in_flight.pass) {
+            (Kept::Recorded(tape), _) => *tape,
             (Kept::Inputs(inputs), Some(pass)) => {
-                let buffers = self.buffers();
                 let start = Instant::now();
                 let tape = self.record_again(segment, inputs, pass)?;
                 backward.recomputed += start.elapsed();
-                let gradients = self.run_backward(backward.microbatch, tape, gradients)?;
-                self.restore_buffers(buffers);
-                gradients
+                tape
             }
             (Kept::Inputs(_), None) => unreachable!("a microbatch that is computed again keeps its context"),
         };
+        backward.gradients = self.run_backward(backward.microbatch, tape, gradients)?;
+        backward.returned = backward.gradients.len();
         Ok(())
     }
 }

@@ -46,7 +46,11 @@ impl<M: StageBody> StageCompute for TrainingStage<M> {
     }
 
     fn backward_block(&mut self, backward: &mut BackwardState) -> Result<(), StageError> {
-        self.run_back(backward)
+        self.run_back(backward, 1)
+    }
+
+    fn backward_all(&mut self, backward: &mut BackwardState) -> Result<(), StageError> {
+        self.run_back(backward, usize::MAX)
     }
 
     fn backward_weights(

@@ -1,5 +1,6 @@
 //! The errors of a stage.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use burn::tensor::DType;
@@ -154,6 +155,14 @@ pub enum StageError {
         /// The shape that the hook returned.
         found: Vec<usize>,
     },
+    /// A gradient hook panicked.
+    #[error("the gradient hook panicked at `{parameter}`: {message}")]
+    HookPanicked {
+        /// The parameter's path.
+        parameter: Arc<str>,
+        /// The message.
+        message: String,
+    },
     /// A gradient has another element type than its output.
     #[error("the gradient of output {index} has the type {gradient:?}, the output had {output:?}")]
     GradientType {
@@ -182,6 +191,16 @@ pub enum StageError {
         /// The number of outputs that the function left.
         found: usize,
         /// The number of outputs that the stage returned.
+        expected: usize,
+    },
+    /// A function that runs a backward left another number of gradients than the backward returns.
+    #[error(
+        "the function left {found} gradient(s), and the backward returned {expected}: replace gradients one by one"
+    )]
+    GradientsLeft {
+        /// The number of gradients that the function left.
+        found: usize,
+        /// The number of gradients that the backward returned.
         expected: usize,
     },
     /// A function that runs an action failed ([`StageError::function`]).
@@ -240,4 +259,10 @@ impl StageError {
     pub fn function(message: impl std::fmt::Display) -> Self {
         Self::Function { message: message.to_string() }
     }
+}
+
+/// Returns the message of a panic.
+pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|message| (*message).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
 }

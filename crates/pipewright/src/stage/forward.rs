@@ -170,7 +170,13 @@ impl<M: StageBody> TrainingStage<M> {
             false => outputs.map(|output| self.precision.rounded(output)).collect(),
         };
         let loss = match target {
-            Some(target) if ends_in_loss => self.loss_of(outputs.clone(), Some(target.clone()), context)?,
+            Some(target) if ends_in_loss => {
+                match self.loss_of(outputs.clone(), Some(target.clone()), context) {
+                    // Targets `()` are those of an evaluation without a loss, or of a loss that takes no targets.
+                    Err(StageError::Target(_)) if target.is_empty() => None,
+                    loss => loss?,
+                }
+            }
             _ => None,
         };
         let (auxiliary, _) = split_auxiliary(context.take_auxiliary(), 1.0)?;

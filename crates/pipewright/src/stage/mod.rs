@@ -42,6 +42,7 @@ mod visit;
 pub(crate) use backward::BackwardState;
 pub(crate) use body::{NO_SKIPS, Skip, Skips, StageBody};
 pub use error::StageError;
+pub(crate) use error::panic_message;
 pub(crate) use forward::ForwardState;
 pub(crate) use module::Auxiliary;
 pub use module::{StageContext, StageModule};

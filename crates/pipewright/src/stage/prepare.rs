@@ -55,9 +55,10 @@ impl Stage {
     }
 
     /// Passes the weight gradients that wait for `W` to `runner` instead of computing them in order, for example to
-    /// interleave them with other work, to time them, or to compute some in another way. `runner` is called once per
-    /// microbatch, in `W` or at the end of `B`, and also when a hook's function computes weight gradients
-    /// ([`BackwardRun::run_weights`](crate::hook::BackwardRun::run_weights)). The stage then computes the weight gradients
+    /// interleave them with other work, to time them, or to compute some in another way. `runner` is called in `W` or
+    /// at the end of `B`, and also when a hook's function computes weight gradients
+    /// ([`BackwardRun::run_weights`](crate::hook::BackwardRun::run_weights)): once or more per microbatch, and perhaps with
+    /// no work left. The stage then computes the weight gradients
     /// that `runner` has not computed or skipped.
     pub fn with_weight_runner(
         mut self,

@@ -85,6 +85,9 @@ pub(crate) trait StageCompute: Send {
     /// [`StageCompute::backward_weights`] where possible, and adds the others to the sums.
     fn backward_block(&mut self, backward: &mut BackwardState) -> Result<(), StageError>;
 
+    /// Runs the backwards of all blocks that are left, as [`StageCompute::backward_block`] does.
+    fn backward_all(&mut self, backward: &mut BackwardState) -> Result<(), StageError>;
+
     /// Adds the weight gradients that the microbatch's backward has deferred so far to the sums. `first` may run some of
     /// them itself. Returns the number of tasks.
     fn backward_weights(
@@ -118,7 +121,7 @@ pub(crate) trait StageParameters: Send {
     /// boolean parameters.
     fn held(&self) -> Vec<Held>;
 
-    /// Returns the parameters whose gradients [`StageCompute::backward_inputs`] has computed, each with the number of
+    /// Returns the parameters whose gradients [`StageCompute::backward_block`] has computed, each with the number of
     /// its elements.
     fn undeferred(&self) -> Vec<(Arc<str>, usize)>;
 

@@ -1,16 +1,19 @@
 //! From a stage's gradient sums to its parameters: the hook, the groups of the optimizer, the update.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
+use burn::tensor::Tensor;
 use pipewright_schedule::StageIndex;
 
 use super::body::StageBody;
-use super::error::StageError;
+use super::error::{StageError, panic_message};
 use super::module_parameters::parameters_of;
 use super::training::TrainingStage;
 use crate::optimizer::{ClipGroup, Factors, GradientHook, OptimizerGroup, ParameterGradient, group_of};
+use crate::tensor::Value;
 
 /// The optimizer of a stage as its pipeline configures it, without state.
 #[derive(Clone, Default)]
@@ -50,7 +53,8 @@ impl<M: StageBody> TrainingStage<M> {
         configured.optimizer.clone().map(|whole| groups.iter().enumerate().fold(whole, add))
     }
 
-    /// Calls the hook for each gradient. `factor` makes the mean of the sums.
+    /// Calls the hook for each gradient. `factor` makes the mean of the sums. The norm is checked after the hook, so an
+    /// element that is not finite before it is not a number after it.
     pub(super) fn show_gradients(
         &mut self,
         stage: StageIndex,
@@ -60,13 +64,16 @@ impl<M: StageBody> TrainingStage<M> {
         for place in 0..self.sums.paths().len() {
             let Some(sum) = self.sums.get(place) else { continue };
             let (path, shape) = (self.sums.paths()[place].clone(), sum.shape().to_vec());
-            let mut gradient = ParameterGradient::new(stage, &path, sum.scaled(factor));
-            hook.change(&mut gradient);
+            let mut gradient = ParameterGradient::new(stage, &path, sum.clone().scaled(factor));
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| hook.change(&mut gradient))) {
+                return Err(StageError::HookPanicked { parameter: path, message: panic_message(&*panic) });
+            }
             let Some(changed) = gradient.changed() else { continue };
             let (found, expected) = (changed.shape().to_vec(), shape.iter().product());
             if found != [expected] {
                 return Err(StageError::HookShape { parameter: path, expected, found });
             }
+            let changed = not_finite_where(sum.reshaped(&[expected]), changed);
             self.sums.set(place, Some(changed.reshaped(&shape).scaled(factor.recip())));
         }
         Ok(())
@@ -82,4 +89,12 @@ impl<M: StageBody> TrainingStage<M> {
         self.module = Some(optimizer.step(learning_rate, module, gradients));
         self.optimizer = Some(optimizer);
     }
+}
+
+/// Returns `changed` with elements that are not a number where those of `before` are infinite or not a number. Both have
+/// one dimension. Nothing is read from the device.
+fn not_finite_where(before: Value, changed: Value) -> Value {
+    let is_finite = Tensor::<1>::from_dispatch(before.into_dispatch()).is_finite();
+    let changed = Tensor::<1>::from_dispatch(changed.into_dispatch());
+    Value::of(changed.mask_fill(is_finite.bool_not(), f32::NAN))
 }

@@ -27,7 +27,7 @@ pub(crate) enum Visit {
     Freeze { contains: Arc<dyn Fn(&str) -> bool + Send + Sync>, freeze: bool },
 }
 
-/// Gets the module, or an enum's or a list's part, and the name of its type.
+/// Gets the module at the place and the name of its type.
 pub(crate) type ReadModule = dyn Fn(&dyn Any, &'static str) + Send + Sync;
 
 /// Gets the module, the name of its type, and the device of its stage. Returns whether it has changed it.
@@ -63,6 +63,7 @@ impl<M: StageBody> TrainingStage<M> {
     /// optimizer's state.
     fn adopt(&mut self, module: M) -> Result<(), StageError> {
         let mut fresh = Self::new(module, None);
+        fresh.compute_in(self.precision)?;
         std::mem::take(&mut self.prefixes).iter().for_each(|prefix| fresh.add_prefix(prefix));
         self.prefixes = std::mem::take(&mut fresh.prefixes);
         fresh.check_paths()?;

@@ -31,7 +31,8 @@ impl<'a> WeightWork<'a> {
         Self { tasks: tasks.into(), sums, module, failed: None }
     }
 
-    /// Returns the stage's module, as [`ForwardRun::module`](crate::hook::ForwardRun::module) does.
+    /// Returns the stage's module if it is an `M`, as [`ForwardRun::module`](crate::hook::ForwardRun::module) does. If
+    /// parameters are sharded, it may have only this replica's rows of them, in single precision.
     pub fn module<M: 'static>(&self) -> Option<&'a M> {
         self.module.downcast_ref()
     }

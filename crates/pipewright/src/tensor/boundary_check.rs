@@ -27,8 +27,7 @@ impl fmt::Display for Side {
 /// The two sides of a boundary disagree.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "microbatch {microbatch}: {mismatch}: {from} sent {sent}, {to} expects {expected}; if a dimension may differ between \
-     microbatches, name it in `PipelineConfig::metadata`"
+    "microbatch {microbatch}: {mismatch}: {from} sent {sent}, {to} expects {expected}; {}", .mismatch.hint()
 )]
 pub struct MetadataError {
     /// The microbatch that crosses it.
@@ -52,10 +51,20 @@ pub enum Mismatch {
     Count,
     /// The tensor at this index.
     Tensor(usize),
-    /// The number of gradients.
-    GradientCount,
     /// The gradient of the tensor at this index.
     Gradient(usize),
+}
+
+impl Mismatch {
+    /// Returns what to do about it.
+    fn hint(self) -> &'static str {
+        match self {
+            Self::Count | Self::Tensor(_) => {
+                "if a dimension may differ between microbatches, name it in `PipelineConfig::metadata`"
+            }
+            Self::Gradient(_) => "return a gradient of the shape and type of each input, or `None`",
+        }
+    }
 }
 
 impl fmt::Display for Mismatch {
@@ -63,7 +72,6 @@ impl fmt::Display for Mismatch {
         match self {
             Self::Count => f.write_str("the numbers of tensors differ"),
             Self::Tensor(place) => write!(f, "tensor {place} differs"),
-            Self::GradientCount => f.write_str("the numbers of gradients differ"),
             Self::Gradient(place) => write!(f, "the gradient of tensor {place} differs"),
         }
     }
@@ -79,8 +87,10 @@ pub(crate) struct Boundaries {
     microbatches: usize,
     takes: Known,
     gives: Known,
-    /// The inputs of the microbatches of this step that were checked, until their gradients are checked.
-    checked: HashMap<Microbatch, Vec<TensorSpec>>,
+    /// The inputs of the microbatches of this step whose gradients are to be checked.
+    inputs: HashMap<Microbatch, Vec<TensorSpec>>,
+    /// Microbatches whose gradients were checked. An evaluation has none.
+    gradients_seen: usize,
     /// The mismatches that were logged.
     warned: HashSet<Flow>,
 }
@@ -112,13 +122,13 @@ impl Boundaries {
         let takes = Known { specs: metadata.of_stage(stage), seen: 0 };
         let gives = Known { specs: of_next, seen: 0 };
         let (metadata, microbatches) = (metadata.clone(), microbatches as usize);
-        let (checked, warned) = (HashMap::new(), HashSet::new());
-        Self { metadata, check, stage, microbatches, takes, gives, checked, warned }
+        let (inputs, warned) = (HashMap::new(), HashSet::new());
+        Self { metadata, check, stage, microbatches, takes, gives, inputs, gradients_seen: 0, warned }
     }
 
     /// Begins a step or an evaluation.
     pub(crate) fn begin_step(&mut self) {
-        self.checked.clear();
+        self.inputs.clear();
     }
 
     /// Forgets metadata that a failed step has provided.
@@ -139,28 +149,30 @@ impl Boundaries {
         microbatch: Microbatch,
         values: &[Value],
     ) -> Result<(), TensorMismatch> {
+        if self.check == CheckMetadata::Always || self.gradients_seen < self.microbatches {
+            let specs = values.iter().map(|value| TensorSpec::of(value, &[]));
+            self.inputs.insert(microbatch, specs.collect());
+        }
         let Some(specs) = self.takes.specs_to_check(values, &self.metadata, self.check, self.microbatches)
         else {
             return Ok(());
         };
         if values.len() != specs.len() {
-            return Err(TensorMismatch::of_counts(Mismatch::Count, [values.len(), specs.len()]));
+            let [sent, expected] = [values.len(), specs.len()].map(|count| format!("{count} tensor(s)"));
+            return Err(TensorMismatch { mismatch: Mismatch::Count, sent, expected });
         }
-        self.checked.insert(microbatch, values.iter().map(|value| TensorSpec::of(value, &[])).collect());
         compare(values.iter().map(Some), specs, Mismatch::Tensor)
     }
 
-    /// Checks the gradients of the inputs of a microbatch if its inputs were checked. They have the shapes and types of the
-    /// inputs. An input may have none.
+    /// Checks the gradients of the inputs of a microbatch, unless as many were checked as a step has. They have the shapes
+    /// and types of the inputs. An input may have none.
     pub(crate) fn check_input_gradients(
         &mut self,
         microbatch: Microbatch,
         gradients: &[OptionalTensor],
     ) -> Result<(), TensorMismatch> {
-        let Some(specs) = self.checked.remove(&microbatch) else { return Ok(()) };
-        if gradients.len() != specs.len() {
-            return Err(TensorMismatch::of_counts(Mismatch::GradientCount, [gradients.len(), specs.len()]));
-        }
+        let Some(specs) = self.inputs.remove(&microbatch) else { return Ok(()) };
+        self.gradients_seen = (self.gradients_seen + 1).min(self.microbatches);
         compare(gradients.iter().map(Option::as_ref), &specs, Mismatch::Gradient)
     }
 
@@ -196,13 +208,6 @@ pub(crate) struct TensorMismatch {
     pub(crate) mismatch: Mismatch,
     pub(crate) sent: String,
     pub(crate) expected: String,
-}
-
-impl TensorMismatch {
-    fn of_counts(mismatch: Mismatch, [sent, expected]: [usize; 2]) -> Self {
-        let count = |count: usize| format!("{count} tensor(s)");
-        Self { mismatch, sent: count(sent), expected: count(expected) }
-    }
 }
 
 fn compare<'a>(

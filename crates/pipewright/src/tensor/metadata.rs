@@ -55,7 +55,7 @@ pub enum Metadata {
     },
 }
 
-/// What a process knows before the ranks start, by what it is about.
+/// The metadata that a process has before the start, by the name of the entry.
 pub(crate) type Votes = BTreeMap<String, Vote>;
 
 /// An entry of [`Votes`].

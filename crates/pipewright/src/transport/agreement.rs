@@ -174,8 +174,8 @@ pub(super) fn claim(
     agree_by(endpoint, device, deadline, |devices| (find_shared(devices), ()))
 }
 
-/// Sends what each process says to the first one. Returns in every process what the first one makes of it with
-/// `compare`, unless there are differences.
+/// Sends the value of each process to the first one. Returns in every process the result of `compare` there, unless it
+/// finds differences.
 pub(super) fn agree_by<T, R>(
     endpoint: &mut Endpoint,
     hello: &T,

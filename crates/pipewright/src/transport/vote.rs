@@ -1,4 +1,4 @@
-//! The vote on metadata before the start: every process says what it knows, and all get what any of them knows.
+//! The vote on metadata: before the start every process sends its metadata, and all get the union.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::agreement::{AgreementError, Difference, Differences, agree_by};
 use crate::ids::WorldRank;
 use crate::tensor::{Vote, Votes};
 
-/// Returns what any process knows, when all have sent what they know.
+/// Returns the union of the metadata of all processes, when all have sent theirs.
 pub(super) fn vote(
     endpoint: &mut Endpoint,
     own: &Votes,
@@ -17,7 +17,7 @@ pub(super) fn vote(
     agree_by(endpoint, own, deadline, union)
 }
 
-/// Returns what any rank knows, and what two ranks know differently.
+/// Returns the union of all entries, and the differences between the ranks.
 fn union(votes: &[(WorldRank, Votes)]) -> (Differences, Votes) {
     let mut known: BTreeMap<&String, (WorldRank, &Vote)> = BTreeMap::new();
     let mut differences = Vec::new();

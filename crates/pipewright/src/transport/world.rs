@@ -176,6 +176,13 @@ impl World {
         (Self::new(endpoints, ProgressBoard::new(ranks)), in_flight)
     }
 
+    /// Returns a world for each rank, as if each rank were a process.
+    #[cfg(test)]
+    pub(crate) fn apart(self) -> Vec<Self> {
+        let Self { endpoints, board, .. } = self;
+        endpoints.into_iter().map(|endpoint| Self::new(vec![endpoint], board.clone())).collect()
+    }
+
     /// Returns one endpoint per rank of this process, in rank order.
     pub fn into_endpoints(self) -> Vec<Endpoint> {
         self.endpoints

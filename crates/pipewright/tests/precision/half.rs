@@ -215,7 +215,13 @@ fn weights_are_rounded_once_a_step_and_what_the_module_names_is_not() {
 
 #[derive(Module, Debug)]
 struct Normalised {
-    norm: BatchNorm,
+    norm: Option<BatchNorm>,
+}
+
+impl Normalised {
+    fn new() -> Self {
+        Self { norm: Some(BatchNormConfig::new(WIDTH).init(&Device::flex().autodiff())) }
+    }
 }
 
 impl StageModule for Normalised {
@@ -223,17 +229,28 @@ impl StageModule for Normalised {
     type Output = Tensor<2>;
 
     fn forward(&self, input: Tensor<2>, _context: &StageContext) -> Tensor<2> {
-        self.norm.forward(input.unsqueeze_dim::<3>(2)).squeeze_dim::<2>(2)
+        match &self.norm {
+            Some(norm) => norm.forward(input.unsqueeze_dim::<3>(2)).squeeze_dim::<2>(2),
+            None => input,
+        }
     }
 }
 
 #[test]
 fn running_statistics_are_refused() {
-    let layer = |_| Normalised { norm: BatchNormConfig::new(WIDTH).init(&Device::flex().autodiff()) };
-    let builder = Pipeline::builder(Layers::new(1, layer))
-        .microbatches(1)
-        .loss(loss)
-        .config(in_precision(Precision::Bf16));
-    let error = builder.launch().err().expect("they would not be updated").to_string();
+    let launch = |layer: fn(usize) -> Normalised| {
+        let builder = Pipeline::builder(Layers::new(1, layer)).microbatches(1).loss(loss);
+        builder.config(in_precision(Precision::Bf16)).launch()
+    };
+    let error = launch(|_| Normalised::new()).err().expect("they would not be updated").to_string();
     assert!(error.contains("the layer `layers.0.norm` keeps running statistics"), "{error}");
+    // A module of a running pipeline does not get them either.
+    let mut pipeline = launch(|_| Normalised { norm: None }).expect("it starts");
+    let changed = pipeline.change_module(0, |_: Normalised| Normalised::new());
+    let error = changed.expect_err("they would not be updated").to_string();
+    let expected = "the module of layer 0 is not changed: the layer `layers.0.norm` keeps running statistics";
+    assert!(error.starts_with(expected), "{error}");
+    assert!(
+        pipeline.module(0, |module: &Normalised| module.norm.is_none()).expect("it is there") == Some(true)
+    );
 }

@@ -1,9 +1,12 @@
 //! The loss scale in f16: updates that are skipped, the scale's way down and up, and its place in checkpoints.
 
+use std::sync::Arc;
+
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use pipewright::loss_scale::LossScaling;
 use pipewright::mesh::DataParallelMode;
+use pipewright::optimizer::ParameterGradient;
 use pipewright::pipeline::{Layers, Pipeline, PipelineConfig};
 use pipewright::stage::{StageContext, StageModule};
 use pipewright::tensor::Precision;
@@ -85,6 +88,20 @@ fn the_scale_does_not_change_the_norm() {
     // Only gradients that are too small for a full mantissa differ.
     let (small, large) = (small.norms[0], large.norms[0]);
     assert!((small - large).abs() <= 1e-3 * large, "{small} {large}");
+}
+
+#[test]
+fn a_gradient_hook_does_not_hide_an_overflow() {
+    let skipped = |gradient_hook| {
+        run("1f1b", 2, &PipelineConfig { gradient_hook, ..too_large() }, STEPS).expect("two stages").skipped
+    };
+    let zero = |gradient: &mut ParameterGradient<'_>| gradient.map(|flat| flat.zeros_like());
+    let found = skipped(Some(Arc::new(zero)));
+    let expected = skipped(None);
+    // With gradients of zero the parameters stay, so that later overflows may differ.
+    let first_update = expected.iter().position(|skipped| !skipped).expect("the scale becomes small enough");
+    assert_eq!(found[..=first_update], expected[..=first_update]);
+    assert!(first_update > 0 && found[first_update..].contains(&true), "{found:?}");
 }
 
 #[test]

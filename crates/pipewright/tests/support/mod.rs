@@ -2,6 +2,8 @@
 
 #![expect(dead_code, reason = "each test file uses its own part")]
 
+use std::sync::Mutex;
+
 use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
@@ -191,4 +193,45 @@ pub(crate) fn unpipelined(steps: u64, microbatches: u32) -> Vec<Vec<f64>> {
         all.push(losses);
     }
     all
+}
+
+/// What the pipelines of a test program log.
+static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Collects warnings and notes of all threads.
+struct Collects;
+
+impl tracing::Subscriber for Collects {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO
+    }
+    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Message<'a>(&'a mut String);
+        impl tracing::field::Visit for Message<'_> {
+            fn record_debug(&mut self, _field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0.push_str(&format!("{value:?}"));
+            }
+        }
+        let mut text = String::new();
+        event.record(&mut Message(&mut text));
+        LOG.lock().expect("no panic").push(text);
+    }
+    fn enter(&self, _span: &tracing::span::Id) {}
+    fn exit(&self, _span: &tracing::span::Id) {}
+}
+
+/// Collects what pipelines log from this call on. One test of a program calls it.
+pub(crate) fn collect_log() {
+    tracing::subscriber::set_global_default(Collects).expect("no other test sets it");
+}
+
+/// Returns the collected messages that `is_meant` chooses.
+pub(crate) fn logged(is_meant: fn(&str) -> bool) -> Vec<String> {
+    let all = LOG.lock().expect("no panic");
+    all.iter().filter(|text| is_meant(text)).cloned().collect()
 }
